@@ -8,8 +8,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile([PROTO], ["proto"])?;
     tonic_prost_build::configure()
         .build_server(std::env::var_os("CARGO_FEATURE_NODE").is_some())
-        // It contains private keys; `v1` has a Debug without them.
-        .skip_debug(["nodekeel.control.v1.CreateGoldenTicketResponse"])
+        // They contain secrets; `v1` has a Debug without them.
+        .skip_debug([
+            "nodekeel.control.v1.CreateGoldenTicketResponse",
+            "nodekeel.control.v1.RecoveryPassphrase",
+        ])
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod storage;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -10,8 +12,10 @@ use nodekeel_node::client::DEFAULT_SOCKET;
 
 use crate::completion::complete_dn;
 
+pub(crate) use storage::{PassphraseArgs, PermitArgs, RecoveryArgs, StorageCommand};
+
 const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the output closed the pipe), 1 failure, 2 usage \
-    error, 3 node can't be reached, 4 unknown DN, 5 permission denied, 6 not healthy (health, status, cluster status).";
+    error, 3 node can't be reached, 4 unknown DN, 5 permission denied, 6 not healthy (health, status, cluster status, storage status).";
 
 /// Inspect and control a node that noded runs
 #[derive(Debug, Parser)]
@@ -138,6 +142,11 @@ pub(crate) enum NodectlCommand {
     Cluster {
         #[command(subcommand)]
         command: ClusterCommand,
+    },
+    /// Show the data volume, and manage its keys
+    Storage {
+        #[command(subcommand)]
+        command: StorageCommand,
     },
     /// List images of containerd, or import an archive
     Images(ImagesArgs),

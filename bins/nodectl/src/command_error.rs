@@ -28,6 +28,8 @@ pub(crate) enum CommandError {
         #[source]
         source: io::Error,
     },
+    #[error("can't read the recovery passphrase from the terminal or the standard input")]
+    Passphrase(#[source] io::Error),
     #[error("can't write the output")]
     Write(#[source] io::Error),
     #[error("{dn} {reason}; see `nodectl status {dn}`")]
@@ -90,7 +92,11 @@ impl CommandError {
                 _ => 1,
             },
             Self::NotHealthy => 6,
-            Self::Entry(_) | Self::File { .. } | Self::Write(_) | Self::ActionFailed { .. } => 1,
+            Self::Entry(_)
+            | Self::File { .. }
+            | Self::Passphrase(_)
+            | Self::Write(_)
+            | Self::ActionFailed { .. } => 1,
         })
     }
 }

@@ -13,9 +13,11 @@ mod log_level;
 mod logs;
 mod model;
 mod output;
+mod passphrase;
 mod process_command;
 mod reload;
 mod status;
+mod storage;
 mod time;
 mod tree;
 mod tree_table;
@@ -100,6 +102,7 @@ async fn call_node(
         }
         NodectlCommand::Reload(args) => reload::run_reload(api, args, printer).await?,
         NodectlCommand::Cluster { command } => cluster::run_cluster(api, command, printer).await?,
+        NodectlCommand::Storage { command } => storage::run_storage(api, command, printer).await?,
         NodectlCommand::Images(args) => images::show_images(api, args, printer).await?,
         NodectlCommand::Version => show_version(api, printer).await?,
         NodectlCommand::Completion { .. } | NodectlCommand::Man { .. } => {}

@@ -43,7 +43,8 @@ pub use section::ConfigSection;
 use section::PartSections;
 pub(crate) use source::LOG_LEVELS;
 use source::SourceTables;
-pub use storage::{StorageConfig, VolumeKind};
+pub(crate) use storage::{DeviceConfig, DeviceLocation, EncryptionConfig, EspLocation, SealConfig};
+pub use storage::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
 pub use user_service::{LivenessConfig, ReloadConfig, ServiceLimits, ServicePrivileges, UserService};
 pub use value::{BackoffConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy};
 

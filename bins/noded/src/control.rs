@@ -1,5 +1,6 @@
 //! The control API, served on a unix socket to the node's user and to root.
 
+mod admission;
 mod caller;
 mod cluster;
 mod config;
@@ -9,15 +10,16 @@ mod log_levels;
 mod log_query;
 mod process;
 mod socket;
+mod storage;
 mod streams;
 mod suggestions;
 
+pub use admission::ControlServices;
 pub use caller::Caller;
 pub(crate) use log_levels::set_configured_levels;
 pub(crate) use process::ServiceHandles;
 pub(crate) use socket::{BindError, ConnectionStream, NodeSocket, SocketPath, check_socket};
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,17 +28,13 @@ use futures_util::Stream;
 use nodekeel_logtree::{Dn, LogQuery};
 use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor};
 use tokio_util::sync::CancellationToken;
-use tonic::body::Body;
-use tonic::codegen::{Service, http};
-use tonic::server::NamedService;
-use tonic::service::interceptor::InterceptedService;
-use tonic::service::{Interceptor, Routes};
 use tonic::{Request, Response, Status};
 
+use self::admission::require_admission;
 use self::caller::CallerNames;
 use crate::node::NodeState;
-use crate::part::PrepareError;
-use crate::v1::control_server::{Control, ControlServer, SERVICE_NAME};
+use crate::parts::STORAGE_DN;
+use crate::v1::control_server::{Control, ControlServer};
 use crate::{v1, wire};
 
 /// The DNs of requests about the cluster and about images.
@@ -57,66 +55,12 @@ pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<NodeSocket>) -> 
     };
     let callers = CallerNames::look_up();
     let router = move |ctx: &Context| {
-        let (callers, stop) = (callers.clone(), ctx.cancellation_token());
-        let api = ControlService { shared: Arc::clone(&shared), callers, stop };
+        let (callers, stop, generation) = (callers.clone(), ctx.cancellation_token(), ctx.generation());
+        let api = ControlService { shared: Arc::clone(&shared), callers, stop, generation };
         let routes = shared.control_services().routes.add_service(require_admission(ControlServer::new(api)));
         tonic::transport::Server::builder().add_routes(routes)
     };
     nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
-}
-
-/// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
-/// runs the node, and from root.
-#[derive(Debug, Clone, Default)]
-pub struct ControlServices {
-    routes: Routes,
-    /// The names of the services.
-    names: Vec<&'static str>,
-}
-
-impl ControlServices {
-    /// Adds a service, as tonic generates it.
-    ///
-    /// # Errors
-    /// Another service has its name.
-    pub fn add_service<S>(&mut self, service: S) -> Result<(), PrepareError>
-    where
-        S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
-            + NamedService
-            + Clone
-            + Send
-            + Sync
-            + 'static,
-        S::Future: Send + 'static,
-    {
-        if S::NAME == SERVICE_NAME || self.names.contains(&S::NAME) {
-            return Err(format!("duplicate gRPC service {}: only one part can add it", S::NAME).into());
-        }
-        self.names.push(S::NAME);
-        self.routes = std::mem::take(&mut self.routes).add_service(require_admission(service));
-        Ok(())
-    }
-}
-
-/// A service whose calls are admitted by [`authorize_peer`].
-fn require_admission<S>(service: S) -> InterceptedService<S, impl Interceptor + Clone> {
-    let noded_uid = nix::unistd::geteuid().as_raw();
-    InterceptedService::new(service, move |request| authorize_peer(noded_uid, request))
-}
-
-/// Admits the user that runs noded, and root.
-#[allow(clippy::result_large_err, reason = "tonic's interceptors return its status")]
-fn authorize_peer(noded_uid: u32, request: Request<()>) -> Result<Request<()>, Status> {
-    use tonic::transport::server::UdsConnectInfo;
-    let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|peer| peer.peer_cred);
-    match credentials {
-        Some(peer) if peer.uid() == noded_uid || peer.uid() == 0 => Ok(request),
-        Some(peer) => Err(Status::permission_denied(format!(
-            "permission denied for uid {}: only uid {noded_uid}, which runs noded, and root may use this socket",
-            peer.uid()
-        ))),
-        None => Err(Status::permission_denied("unknown uid of the caller")),
-    }
 }
 
 struct ControlService {
@@ -124,6 +68,8 @@ struct ControlService {
     callers: CallerNames,
     /// Ends the streams; otherwise a graceful stop would wait for their clients.
     stop: CancellationToken,
+    /// Of `root.control`.
+    generation: u64,
 }
 
 impl ControlService {
@@ -279,8 +225,8 @@ impl Control for ControlService {
         request: Request<v1::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
         let v1::EventsRequest { backlog, follow } = request.into_inner();
-        let events = streams::event_stream(self.shared.history.read_events(backlog), follow);
-        Ok(Response::new(streams::until_stopped(&self.stop, events)))
+        let events = self.shared.history.read_events(backlog);
+        Ok(Response::new(Box::pin(streams::event_stream(events, follow, self.generation))))
     }
 
     async fn start(&self, request: Request<v1::StartRequest>) -> Result<Response<v1::StartResponse>, Status> {
@@ -382,6 +328,64 @@ impl Control for ControlService {
         request: Request<v1::ImagesRequest>,
     ) -> Result<Response<v1::ImagesResponse>, Status> {
         Ok(Response::new(images::list_images(&self.shared, &request.into_inner()).await?))
+    }
+
+    async fn storage(&self, _: Request<v1::StorageRequest>) -> Result<Response<v1::StorageResponse>, Status> {
+        Ok(Response::new(storage::storage_status(&self.shared).await))
+    }
+
+    async fn unlock_storage(
+        &self,
+        request: Request<v1::UnlockStorageRequest>,
+    ) -> Result<Response<v1::UnlockStorageResponse>, Status> {
+        let request = self.record_action(request, |_| (STORAGE_DN, "unlock".into()));
+        storage::unlock(&self.shared, request.passphrase).await?;
+        Ok(Response::new(v1::UnlockStorageResponse {}))
+    }
+
+    async fn rotate_storage_keys(
+        &self,
+        request: Request<v1::RotateStorageKeysRequest>,
+    ) -> Result<Response<v1::RotateStorageKeysResponse>, Status> {
+        let request = self.record_action(request, |_| (STORAGE_DN, "rotation of its keys".into()));
+        storage::rotate(&self.shared, request.passphrase).await?;
+        Ok(Response::new(v1::RotateStorageKeysResponse {}))
+    }
+
+    async fn add_recovery_passphrase(
+        &self,
+        request: Request<v1::AddRecoveryPassphraseRequest>,
+    ) -> Result<Response<v1::AddRecoveryPassphraseResponse>, Status> {
+        let request = self.record_action(request, |_| (STORAGE_DN, "new recovery passphrase".into()));
+        Ok(Response::new(storage::add_recovery(&self.shared, request.passphrase).await?))
+    }
+
+    async fn confirm_recovery_passphrase(
+        &self,
+        request: Request<v1::ConfirmRecoveryPassphraseRequest>,
+    ) -> Result<Response<v1::ConfirmRecoveryPassphraseResponse>, Status> {
+        let request =
+            self.record_action(request, |_| (STORAGE_DN, "confirmation of the recovery passphrase".into()));
+        storage::confirm_recovery(&self.shared, request.passphrase).await?;
+        Ok(Response::new(v1::ConfirmRecoveryPassphraseResponse {}))
+    }
+
+    async fn trim_storage(
+        &self,
+        request: Request<v1::TrimStorageRequest>,
+    ) -> Result<Response<v1::TrimStorageResponse>, Status> {
+        self.record_action(request, |_| (STORAGE_DN, "trim".into()));
+        Ok(Response::new(v1::TrimStorageResponse { trimmed_bytes: storage::trim(&self.shared).await? }))
+    }
+
+    async fn erase_storage(
+        &self,
+        request: Request<v1::EraseStorageRequest>,
+    ) -> Result<Response<v1::EraseStorageResponse>, Status> {
+        let request =
+            self.record_action(request, |request| (STORAGE_DN, format!("erasure of {}", request.token)));
+        storage::erase(&self.shared, &request.token)?;
+        Ok(Response::new(v1::EraseStorageResponse {}))
     }
 
     async fn import_images(

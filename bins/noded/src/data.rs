@@ -3,15 +3,13 @@
 mod error;
 mod migration;
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, openat};
+use nix::fcntl::{AtFlags, FcntlArg, fcntl};
 use nix::libc;
-use nix::sys::stat::Mode as CreationMode;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, PROC_SUPER_MAGIC, SYSFS_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
 use nix::unistd::{AccessFlags, faccessat};
@@ -170,18 +168,9 @@ fn create_directory(path: &Path) -> Result<Dir, DataError> {
 fn acquire_lock(dir: &Dir) -> Result<File, DataError> {
     let path = dir.path().join(LOCK_FILE);
     let failed = |source| DataError::Lock { path: path.clone(), source };
-    // One name in an open directory, no link: as `Dir` would, which can't open or create in one call.
-    let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
     // A user that can open the file can lock it, and so keep the node from starting: hence mode 0600.
-    let opened = openat(dir, LOCK_FILE, flags, CreationMode::S_IRUSR | CreationMode::S_IWUSR);
-    let mut lock: File = match opened {
-        Ok(fd) => fd.into(),
-        Err(Errno::ELOOP) => return Err(DataError::Symlink { path }),
-        Err(Errno::EISDIR) => return Err(DataError::NotAFile { path }),
-        Err(Errno::EACCES) => return Err(DataError::Permission { path }),
-        Err(errno) => return Err(failed(errno.into())),
-    };
-    lock.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
+    let mut lock = dir.open_or_create_file(LOCK_FILE, FileMode::PRIVATE_FILE)?;
+    // Not the lock of the directory: a check finds out the holder of this one without locking.
     match fcntl(&lock, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_WRLCK))) {
         Ok(_) => {}
         Err(Errno::EAGAIN | Errno::EACCES) => {
@@ -220,6 +209,7 @@ fn lock_holder(lock: &mut File) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;

@@ -18,6 +18,7 @@ mod clock;
 mod condition;
 mod disk;
 mod probe;
+mod records;
 mod runnable;
 
 use std::fmt;
@@ -36,9 +37,10 @@ use crate::v1;
 
 pub use certificate::{CertificateValidity, InvalidCertificate};
 pub use condition::{ConditionSeverity, HealthCondition};
-pub(crate) use disk::DiskSpace;
+pub(crate) use disk::{DiskSpace, format_bytes};
 use disk::{DiskWatch, MeasureLock};
 pub use probe::HealthProbe;
+pub(crate) use records::record_conditions;
 
 /// Timeout of one source: together with the call it stays below five seconds.
 const SOURCE_TIMEOUT: Duration = Duration::from_millis(4500);
@@ -115,6 +117,11 @@ impl NodeSnapshot {
     ) -> Option<HealthCondition> {
         let days = u64::from(self.config.warn_certificate_days);
         validity.condition(object, self.now, Duration::from_secs(days * 24 * 60 * 60))
+    }
+
+    /// How bad it is that this many bytes are left of so many, as for disks; `None` if that is enough.
+    pub(crate) fn space_severity(&self, free: u64, total: u64) -> Option<ConditionSeverity> {
+        disk::severity(free, total, &self.config)
     }
 
     /// Whether something of this part is in the tree: a reload may have removed it.

@@ -4,8 +4,11 @@
 //! <node.data>/lock                0600
 //!             run/                0700  control.sock 0600
 //!                 containerd/     0700  state/ 0711, tmp/ 0700, runsc/ 0700
+//!                 storage/        0700  copies of the headers of an encrypted volume, while cryptsetup reads them
 //!                 processes/      0700  records of child processes, and the output of kept ones
-//!             esp/                0700  with [cluster]: enrolment.pb 0600, and the step journal of the enrolment
+//!             esp/                0700  with [cluster]: enrolment.pb 0600, and the step journal of the enrolment;
+//!                                       with a volume on a disk: UUID.N.key 0600, data-volume.record 0600, and the step
+//!                                       journal of its creation
 //!             names/              0755  with [cluster]: hosts 0644, machine-id 0644
 //!             data/               0755  the mount point of the data volume
 //!             data.mounted        0600  if a file system was mounted there
@@ -16,19 +19,23 @@
 //!             volumes/            0700
 //! ```
 //!
-//! `esp` and `data` are those of every nodekeel node ([`NodeRoot`](nodekeel_localstorage::tree::NodeRoot)): what a node
-//! needs before its volume is open, and the volume. What lies outside of the volume is placed before anything runs;
-//! what lies on it, when root.storage has opened it. The plan places the same layouts in memory, and so knows their
-//! paths before anything is created.
+//! This is the only layout of a node. A crate declares the directories in which it keeps files ([`EtcdLayout`],
+//! [`LocalNamesDir`], [`ContainerdDataDir`]), and this layout is composed of them. What lies outside of the volume is
+//! placed before anything runs; what lies on it, when root.storage has opened it. The plan places the same layouts in
+//! memory, and so knows their paths before anything is created.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use nodekeel_cluster::node::LocalNamesDir;
+use nodekeel_containerd_svc::{ContainerdDataDir, ContainerdRunDir};
 use nodekeel_localstorage::mem::MemFileStore;
 use nodekeel_localstorage::tree::{
-    EntryShape, EtcdDir, LayoutDir, LayoutEntry, LayoutError, LayoutFile, LayoutSocket, LayoutTarget,
+    EntryShape, LayoutDir, LayoutEntry, LayoutError, LayoutFile, LayoutSocket, LayoutTarget,
 };
-use nodekeel_localstorage::{Dir, DirEntry, Error, FileMode, FileStore, OsFileStore};
+use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
+
+pub(crate) use nodekeel_cluster::consensus::etcd::EtcdLayout;
 
 nodekeel_localstorage::layout! {
     /// The data directory of every node.
@@ -49,10 +56,16 @@ nodekeel_localstorage::layout! {
         pub(crate) mounted: LayoutFile = "data.mounted", 0o600;
     }
 
+    /// In `run`: the part of storage.
+    pub(crate) struct StorageRunLayout {
+        /// Copies of the headers of encrypted volumes, while cryptsetup reads them.
+        pub(crate) storage: LayoutDir = "storage", 0o700;
+    }
+
     /// In the data directory: the part of the cluster.
     pub(crate) struct NamesLayout {
         /// Names of this machine: links to them work before the volume is open.
-        pub(crate) names: ClusterNames = "names", 0o755;
+        pub(crate) names: LocalNamesDir = "names", 0o755;
     }
 
     /// In `run`: the part of the control API, unless `control.socket` is set.
@@ -65,12 +78,6 @@ nodekeel_localstorage::layout! {
     pub(crate) struct ProcessesLayout {
         /// The records of its child processes.
         pub(crate) processes: LayoutDir = "processes", 0o700;
-    }
-
-    /// On the volume: the part of etcd.
-    pub(crate) struct EtcdLayout {
-        /// etcd's directory, as in every nodekeel node.
-        pub(crate) etcd: EtcdDir = "etcd", 0o700;
     }
 
     /// On the volume: the part of the cluster.
@@ -92,47 +99,19 @@ nodekeel_localstorage::layout! {
         /// Its data volume.
         pub(crate) volume: LayoutDir = "volume", 0o700;
         /// Names of this machine.
-        pub(crate) names: ClusterNames = "names", 0o755;
-    }
-
-    /// Names of hosts and of the machine, as targets of symbolic links.
-    pub(crate) struct ClusterNames {
-        /// As `/etc/hosts`.
-        pub(crate) hosts: LayoutFile = "hosts", 0o644;
-        /// As `/etc/machine-id`.
-        pub(crate) machine_id: LayoutFile = "machine-id", 0o644;
+        pub(crate) names: LocalNamesDir = "names", 0o755;
     }
 
     /// On the volume: the part of containerd.
     pub(crate) struct ContainerdLayout {
         /// containerd's directory.
-        pub(crate) containerd: ContainerdDir = "containerd", 0o700;
-    }
-
-    /// The persistent directory of containerd.
-    pub(crate) struct ContainerdDir {
-        /// Its configuration, written at each start.
-        pub(crate) config: LayoutFile = "config.toml", 0o600;
-        /// Images and containers.
-        pub(crate) root: LayoutDir = "root", 0o700;
-        /// containerd's `opt` plugin installs software from images here.
-        pub(crate) opt: LayoutDir = "opt", 0o711;
+        pub(crate) containerd: ContainerdDataDir = "containerd", 0o700;
     }
 
     /// In `run`: the part of containerd.
     pub(crate) struct ContainerdRunLayout {
-        /// Its sockets, which it creates itself.
+        /// containerd's runtime directory.
         pub(crate) containerd: ContainerdRunDir = "containerd", 0o700;
-    }
-
-    /// The runtime directory of containerd.
-    pub(crate) struct ContainerdRunDir {
-        /// Its tasks. Processes of containers access their files in it, hence 0711.
-        pub(crate) state: LayoutDir = "state", 0o711;
-        /// Its `TMPDIR`.
-        pub(crate) tmp: LayoutDir = "tmp", 0o700;
-        /// gVisor's state and log.
-        pub(crate) runsc: LayoutDir = "runsc", 0o700;
     }
 
     /// On the volume: the part of the provisioner.
@@ -141,6 +120,9 @@ nodekeel_localstorage::layout! {
         pub(crate) volumes: LayoutDir = "volumes", 0o700;
     }
 }
+
+/// The name of the directory of what the node needs before its volume is open, as the layout declares it.
+pub(crate) const ESP_DIR: &str = "esp";
 
 /// The name of the data volume's mount point, as the layout declares it.
 pub(crate) const VOLUME_DIR: &str = "data";
@@ -193,47 +175,16 @@ pub(crate) fn layout_in_memory(data: &Path) -> Result<DataLayout, LayoutError> {
 /// Places the root in an existing directory.
 pub(crate) fn place_layout(data: Dir) -> Result<DataLayout, LayoutError> {
     let path = data.path().to_owned();
-    LayoutTarget::new(Arc::new(DataPlacement(OsFileStore::new(data))), path).create_layout()
-}
-
-/// Places everything below the data directory. The directory itself keeps its mode, which is its owner's
-/// decision.
-#[derive(Debug)]
-struct DataPlacement(OsFileStore);
-
-impl FileStore for DataPlacement {
-    fn read(&self, path: &Path) -> Result<Vec<u8>, Error> {
-        self.0.read(path)
-    }
-
-    fn write(&self, path: &Path, content: &[u8], mode: FileMode) -> Result<(), Error> {
-        self.0.write(path, content, mode)
-    }
-
-    fn create_dir(&self, path: &Path, mode: FileMode) -> Result<(), Error> {
-        if path.as_os_str().is_empty() {
-            return self.0.dir().remove_stale_files().map(drop);
-        }
-        self.0.create_dir(path, mode)
-    }
-
-    fn list(&self, path: &Path) -> Result<Vec<DirEntry>, Error> {
-        self.0.list(path)
-    }
-
-    fn remove(&self, path: &Path) -> Result<bool, Error> {
-        self.0.remove(path)
-    }
-
-    fn set_mode(&self, path: &Path, mode: FileMode) -> Result<bool, Error> {
-        self.0.set_mode(path, mode)
-    }
+    // The mode of the data directory itself is its owner's decision.
+    LayoutTarget::new(Arc::new(OsFileStore::new(data).keep_root_mode()), path).create_layout()
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+
+    use nodekeel_localstorage::tree::BrandNames;
 
     use super::*;
     use crate::config::NodedConfig;
@@ -273,6 +224,28 @@ mod tests {
         }
         let provided = volume_in_memory(scratch.path(), true).expect("planned");
         assert!(provided.path().starts_with("/<volume>"), "{provided:?}");
+    }
+
+    /// Names and modes that are on disks. A change needs a migration (`data/migration.rs`).
+    #[test]
+    fn every_name_and_mode_is_that_of_the_first_release() {
+        fn outline<L: LayoutEntry>() -> String {
+            L::SHAPE.render_outline(&BrandNames::default())
+        }
+        let data = [outline::<DataLayout>(), outline::<StorageLayout>(), outline::<NamesLayout>()].concat();
+        let names = "0755 names/\n0644   hosts\n0644   machine-id\n";
+        assert_eq!(data, format!("0600 lock\n0700 run/\n0700 esp/\n0755 data/\n0600 data.mounted\n{names}"));
+        let run =
+            [outline::<ControlLayout>(), outline::<ProcessesLayout>(), outline::<ContainerdRunLayout>()];
+        let containerd = "0700 containerd/\n0711   state/\n0700   tmp/\n0700   runsc/\n";
+        assert_eq!(run.concat(), format!("0600 control.sock=\n0700 processes/\n{containerd}"));
+        let volume = [outline::<ClusterLayout>(), outline::<ContainerdLayout>(), outline::<VolumesLayout>()];
+        let containerd = "0700 containerd/\n0600   config.toml\n0700   root/\n0711   opt/\n";
+        assert_eq!(volume.concat(), format!("0700 cluster/\n{containerd}0700 volumes/\n"));
+        let pki = "0700   peer_pki/\n0600     ca.pem\n0600     cert.pem\n0600     cert-key.pem\n";
+        assert_eq!(outline::<EtcdLayout>(), format!("0700 etcd/\n{pki}0400   peer_crl\n0700   data/\n"));
+        let memory = "0700 cluster/\n0700   state/\n0700   volume/\n0755   names/\n0644     hosts\n0644     machine-id\n";
+        assert_eq!(outline::<MemoryClusterLayout>(), memory);
     }
 
     #[test]

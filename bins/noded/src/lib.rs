@@ -113,7 +113,11 @@ mod service;
 #[cfg(feature = "node")]
 mod sys;
 #[cfg(feature = "node")]
+pub mod unlock;
+#[cfg(feature = "node")]
 mod volume;
+#[cfg(feature = "node")]
+mod volume_keys;
 #[cfg(feature = "node")]
 mod wire;
 
@@ -131,8 +135,21 @@ pub mod v1 {
         }
     }
 
+    impl std::fmt::Debug for RecoveryPassphrase {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("RecoveryPassphrase")
+        }
+    }
+
     #[cfg(test)]
     mod tests {
+        #[test]
+        fn a_recovery_passphrase_is_not_printed() {
+            let passphrase = Some(super::RecoveryPassphrase { text: "00000".into() });
+            let shown = format!("{:?}", super::UnlockStorageRequest { passphrase });
+            assert_eq!(shown, "UnlockStorageRequest { passphrase: Some(RecoveryPassphrase) }");
+        }
+
         #[test]
         fn the_keys_of_a_ticket_are_not_printed() {
             let ticket =

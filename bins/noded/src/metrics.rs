@@ -18,9 +18,9 @@ pub(crate) use node::NodeFigures;
 pub struct MetricsRegistries(Vec<(String, Arc<Registry>)>);
 
 impl MetricsRegistries {
-    /// Adds the metrics of a part, with the part's name. It replaces those of the same name: a part whose configuration
-    /// is changed is prepared again. They are served while the part is in the tree: a reload may remove it. The names of
-    /// metrics must differ from those of all other parts.
+    /// Adds the metrics of a part, with the part's name, or that of a runnable below it, as `fan.blade`. It replaces those
+    /// of the same name: a part whose configuration is changed is prepared again. They are served while `root.<name>` is
+    /// in the tree: a reload may remove it. The names of metrics must differ from those of all other parts.
     pub fn add(&mut self, name: impl Into<String>, registry: Registry) {
         let name = name.into();
         self.0.retain(|(known, _)| *known != name);
@@ -32,8 +32,8 @@ impl MetricsRegistries {
         let mut text = String::new();
         let node = figures.to_registry();
         let is_in_tree =
-            |part: &str| figures.nodes.iter().any(|node| node.dn.strip_prefix("root.") == Some(part));
-        let of_parts = self.0.iter().filter(|(part, _)| is_in_tree(part));
+            |name: &str| figures.nodes.iter().any(|node| node.dn.strip_prefix("root.") == Some(name));
+        let of_parts = self.0.iter().filter(|(name, _)| is_in_tree(name));
         let registries = std::iter::once(&node).chain(of_parts.map(|(_, registry)| registry.as_ref()));
         for registry in registries {
             // Writing into a string can't fail; a part's own collector may, and then loses its metrics only.

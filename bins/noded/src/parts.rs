@@ -19,8 +19,9 @@ use nodekeel_cluster::enrolment::ConsensusFactory;
 use nodekeel_cluster::network::Network;
 use nodekeel_localstorage::volume::DataVolume;
 
-use crate::config::{ConfigSection, ConfigViolation, is_valid_runnable_name};
+use crate::config::{ConfigSection, ConfigViolation, NodedConfig, VolumeKind, is_valid_runnable_name};
 use crate::part::Part;
+use crate::unlock::ClusterKeySource;
 
 pub(crate) use containerd::ImageAccess;
 pub(crate) use control::DN as CONTROL_DN;
@@ -39,6 +40,8 @@ pub struct PartDeps {
     pub network: Option<Arc<dyn Network>>,
     /// The consensus of the cluster. Default: etcd.
     pub consensus: Option<ConsensusFactory>,
+    /// Where a node that starts cold gets its cluster unlock key: for `storage.cold_start = "peers"`. Default: none.
+    pub cluster_keys: Option<Arc<dyn ClusterKeySource>>,
 }
 
 /// The parts of a node, in the order of their start.
@@ -116,6 +119,11 @@ impl Parts {
             self.unknown.push(name.to_owned());
         }
         self
+    }
+
+    /// Whether the data volume can be looked at before root.storage has opened it: it is a directory.
+    pub(crate) fn is_volume_known(&self, config: &NodedConfig) -> bool {
+        !self.provides_volume && config.storage.kind == VolumeKind::Directory
     }
 
     /// Whether the program provides the data volume.

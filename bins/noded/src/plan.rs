@@ -1,6 +1,7 @@
 //! The plan of a node: its configuration applied to this machine, without changing anything.
 
 mod difference;
+mod listen_address;
 mod planner;
 
 use std::fmt;
@@ -21,6 +22,7 @@ use crate::search_path::SearchPath;
 pub(crate) use crate::error_chain::error_chain;
 pub use difference::{ChangeEffect, PlanChange, PlanDifference};
 pub(crate) use difference::{compare_plans, merge_plans, stop_waves};
+pub(crate) use listen_address::ListenAddress;
 pub use planner::PartPlanner;
 pub(crate) use planner::{PLACED_IN_MEMORY, check_socket_path};
 
@@ -43,8 +45,8 @@ pub struct NodePlan {
     pub search: SearchPath,
     /// What it was planned from, to plan it again.
     pub(crate) source: PlanSource,
-    /// The TCP ports that its runnables use.
-    ports: Vec<(IpAddr, u16)>,
+    /// Where its runnables listen, with the keys that set it.
+    addresses: Vec<(ListenAddress, String)>,
 }
 
 /// What a node is planned from, beside its configuration.
@@ -142,7 +144,7 @@ impl NodePlan {
         (planner.dev, planner.running) = (source.dev, running);
         parts.iter().for_each(|part| planner.plan_part(part));
         planner.resolve_dependencies();
-        let PartPlanner { planned: mut services, mut problems, ports, .. } = planner;
+        let PartPlanner { planned: mut services, mut problems, addresses, .. } = planner;
         problems.extend(find_invalid_dn(&services));
         skip_dependents(&mut services);
         let services = sort_services(services).unwrap_or_else(|cycle| {
@@ -151,7 +153,10 @@ impl NodePlan {
         });
 
         // A node that runs holds its data directory.
-        match running.map_or_else(|| check_data(&config.node.data, &services, parts), |_| Ok(())) {
+        match running.map_or_else(
+            || check_data(&config.node.data, &services, parts.is_volume_known(&config)),
+            |_| Ok(()),
+        ) {
             Ok(()) => {}
             Err(error @ DataError::InUse { .. }) => {
                 return Err(PlanError { lines: vec![error.to_string()], in_use: true });
@@ -163,7 +168,7 @@ impl NodePlan {
             return Err(PlanError { lines: problems, in_use: false });
         }
         let search = search.clone();
-        Ok(Self { config, socket, services, search, source, ports })
+        Ok(Self { config, socket, services, search, source, addresses })
     }
 
     /// The runnables that are not skipped, in the order of their start.
@@ -187,7 +192,7 @@ impl NodePlan {
 
     /// Whether a runnable of it uses the port at this address.
     fn uses_port(&self, address: IpAddr, port: u16) -> bool {
-        self.ports.contains(&(address, port))
+        self.addresses.iter().any(|(known, _)| *known == ListenAddress::Tcp(address, port))
     }
 }
 
@@ -243,14 +248,13 @@ fn sort_services(services: Vec<PlannedService>) -> Result<Vec<PlannedService>, S
     }
 }
 
-/// Checks whether the data directory can hold what will run. A volume that the program provides is checked when it is
-/// opened.
-fn check_data(data: &Path, services: &[PlannedService], parts: &Parts) -> Result<(), DataError> {
+/// Checks whether the data directory can hold what will run. A volume that is not there yet is checked when it is opened.
+fn check_data(data: &Path, services: &[PlannedService], is_volume_known: bool) -> Result<(), DataError> {
     let mut directories = layout::directories_of::<DataLayout>("");
     let mut bytes = MIN_NODE_BYTES;
     for planned in services.iter().filter(|planned| planned.skip_reason.is_none()) {
         directories.extend(planned.directories.iter().cloned());
-        if !parts.provide_volume() {
+        if is_volume_known {
             let on_volume = planned.volume_directories.iter();
             directories.extend(on_volume.map(|directory| format!("{}/{directory}", layout::VOLUME_DIR)));
             bytes += planned.disk_bytes;

@@ -77,7 +77,7 @@ async fn reload(node: &NodeHandle) {
     notify_manager(&reloading_message());
     let status = match node.reload().await {
         Ok(_) => String::new(),
-        Err(error) => format!("{error:#}").replace('\n', "; "),
+        Err(error) => error.describe(),
     };
     notify_manager(&format!("READY=1\nSTATUS={status}"));
 }

@@ -1,8 +1,11 @@
 //! The only unsafe code of the crate.
-#![allow(unsafe_code, reason = "tokio asks for a promise about the descriptor, and no library has adjtimex")]
+#![allow(
+    unsafe_code,
+    reason = "tokio asks for a promise about the descriptor, and no library has adjtimex and FITRIM"
+)]
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 
 use nix::libc;
 use tokio::io::Interest;
@@ -20,6 +23,30 @@ pub(crate) fn read_clock_status() -> io::Result<i32> {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(timex.status),
     }
+}
+
+/// `struct fstrim_range`. *Source:* `linux/fs.h`.
+#[repr(C)]
+struct TrimRange {
+    start: u64,
+    length: u64,
+    least_length: u64,
+}
+
+nix::ioctl_readwrite!(
+    /// `FITRIM`. *Source:* `linux/fs.h`.
+    trim_range, b'X', 121, TrimRange
+);
+
+/// Discards the free blocks of the file system with this directory, and returns how many bytes it has discarded.
+///
+/// # Errors
+/// Those of the ioctl: `EOPNOTSUPP` if the device takes no discards.
+pub(crate) fn trim_file_system(directory: &impl AsFd) -> io::Result<u64> {
+    let mut range = TrimRange { start: 0, length: u64::MAX, least_length: 0 };
+    // SAFETY: the descriptor is open, and the kernel reads and writes one `fstrim_range`, which lives through the call.
+    unsafe { trim_range(directory.as_fd().as_raw_fd(), &raw mut range) }?;
+    Ok(range.length)
 }
 
 /// Registers a descriptor with the runtime.

@@ -85,10 +85,12 @@ fn waiting_to_wire(reason: &WaitReason) -> (String, Vec<String>) {
 
 fn exit_to_wire(record: &ExitRecord) -> v1::Exit {
     let process = match &record.exit {
-        ExitReason::Failed { process, .. } => process.as_deref(),
+        ExitReason::Failed { process, .. } | ExitReason::Canceled { process } => process.as_deref(),
         ExitReason::Killed { process, .. } => Some(&**process),
         _ => None,
     };
+    // The last lines explain a failure; of a planned stop, the log has them.
+    let explained = process.filter(|_| !matches!(record.exit, ExitReason::Canceled { .. }));
     v1::Exit {
         at: timestamp(record.at),
         generation: record.generation,
@@ -96,7 +98,7 @@ fn exit_to_wire(record: &ExitRecord) -> v1::Exit {
         reason: record.exit.to_string(),
         code: process.and_then(|exit| exit.code),
         signal: process.and_then(|exit| exit.signal).map(Signal::as_number),
-        output: process.map(|exit| exit.tail.clone()).unwrap_or_default(),
+        output: explained.map(|exit| exit.tail.clone()).unwrap_or_default(),
         out_of_memory: process.is_some_and(|exit| exit.oom_kill.is_some()),
     }
 }

@@ -17,8 +17,9 @@ pub struct ContainerdConfig {
     pub binary: Option<PathBuf>,
     /// A directory of images, `NAMESPACE/NAME.tar`, that are present when `root.containerd.preseed` is done.
     pub preseed: Option<PathBuf>,
-    /// Bytes that those images and `nodectl images --import` leave free on the disk; `None` is 5 % of the disk
-    /// or 1 GiB, whichever is larger, but at most 20 % of the disk.
+    /// Bytes that images leave free on the disk, by a project limit of containerd's root on an XFS with project quotas,
+    /// elsewhere by a check before those images and `nodectl images --import` are written; `None` is 5 % of the disk or
+    /// 1 GiB, whichever is larger, but at most 20 % of the disk. 0: without a reserve.
     pub reserve: Option<u64>,
     /// Whether to unpack the layers of those images at import, so that the first container starts without
     /// that delay.

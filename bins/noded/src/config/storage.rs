@@ -1,6 +1,14 @@
 //! `[storage]`: the data volume of the node.
 
+mod device;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use nodekeel_localstorage::volume::{ColdStart, KeyPolicy};
 use serde::Deserialize;
+
+pub(crate) use device::{DeviceConfig, DeviceLocation, EncryptionConfig, EspLocation, SealConfig};
 
 /// `[storage]`
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -9,6 +17,30 @@ use serde::Deserialize;
 pub struct StorageConfig {
     /// What holds the node's data.
     pub kind: VolumeKind,
+    /// The disk; with `kind = "partition"`, the disk on which the partition is, if there are several.
+    pub device: Option<PathBuf>,
+    /// The GPT type of the partition. Default: nodekeel's.
+    pub partition_type: Option<String>,
+    /// The GPT label of the partition. Default: any.
+    pub partition_label: Option<String>,
+    /// How the blocks of the disk are encrypted. A volume keeps what it was created with.
+    pub encryption: Option<EncryptionMode>,
+    /// Which keys open it.
+    pub keys: Option<KeyPolicy>,
+    /// How a node with split keys opens its volume when its cluster does not run yet.
+    pub cold_start: Option<ColdStart>,
+    /// What keeps the node's half of the key.
+    pub seal: Option<SealKind>,
+    /// The platform configuration registers to which a TPM binds the node's half. Default: 7.
+    pub tpm_pcrs: Option<Vec<u32>>,
+    /// Where `esp/` of the data directory is.
+    pub esp: EspKind,
+    /// The EFI system partition.
+    pub esp_device: Option<PathBuf>,
+    /// Whether discards reach an encrypted disk. Default: no.
+    pub discards: Option<bool>,
+    /// Whether an authenticated volume is wiped when it is created. Default: yes.
+    pub wipe: Option<bool>,
 }
 
 /// What holds the node's data.
@@ -19,4 +51,55 @@ pub enum VolumeKind {
     /// `"directory"`: the directory `data` below the data directory, or the file system that is mounted there.
     #[default]
     Directory,
+    /// `"disk"`: a whole disk, or whatever block device `device` is.
+    Disk,
+    /// `"partition"`: a partition, by its GPT type and label.
+    Partition,
+}
+
+impl fmt::Display for VolumeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Directory => "directory",
+            Self::Disk => "disk",
+            Self::Partition => "partition",
+        })
+    }
+}
+
+/// How the blocks of a disk are encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum EncryptionMode {
+    /// `"encrypted-and-authenticated"`: who has the disk can't read it, and who changes it is found out.
+    EncryptedAndAuthenticated,
+    /// `"encrypted"`: who has the disk can't read it.
+    Encrypted,
+    /// `"none"`
+    None,
+}
+
+/// What keeps the node's half of the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum SealKind {
+    /// `"file"`: a file in `esp/`.
+    #[default]
+    File,
+    /// `"tpm"`: a file in `esp/` that only the TPM of this machine can read.
+    Tpm,
+}
+
+/// Where `esp/` of the data directory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum EspKind {
+    /// `"directory"`: the directory itself.
+    #[default]
+    Directory,
+    /// `"partition"`: an EFI system partition, which noded mounts there.
+    Partition,
 }

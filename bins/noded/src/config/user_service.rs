@@ -98,7 +98,8 @@ pub struct ServiceLimits {
     pub pids_max: Option<u64>,
     /// Share of disk time beside other services, 1 to 10000; the kernel's default is 100.
     pub io_weight: Option<u16>,
-    /// Which process the kernel kills first when memory runs out, -1000 to 1000.
+    /// Which process the kernel kills first when memory runs out, -1000 to 1000. `None` is noded's, or 0 if that is
+    /// negative.
     pub oom_score_adj: Option<i16>,
     /// Limits of each process by itself, by the name in setrlimit(2).
     #[serde(deserialize_with = "deserialize_rlimits")]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tonic::Status;
 
 use super::{ControlService, stopping_status};
-use crate::error_chain::error_chain;
 use crate::node::{self, ReloadError};
 use crate::plan::{ChangeEffect, PlanChange, PlanDifference};
 use crate::v1;
@@ -33,7 +32,7 @@ fn reload_status(error: &ReloadError) -> Status {
         ReloadError::Config(error) => Status::invalid_argument(error.to_string()),
         // One line for each problem.
         ReloadError::Plan(error) => Status::failed_precondition(error.to_string()),
-        other => Status::failed_precondition(error_chain(other)),
+        other => Status::failed_precondition(other.describe()),
     }
 }
 

@@ -10,8 +10,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::Stream;
-use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
-use nodekeel_localstorage::{Dir, Error as DirError, FileKind, SocketState};
+use nodekeel_localstorage::{Dir, Error as DirError, FileKind, FileMode, SocketState};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
 use tokio::time::{Sleep, sleep};
@@ -234,9 +233,7 @@ fn bind_socket(dir: &Dir, socket: &SocketPath) -> Result<UnixListener, BindError
         .map_err(|source| BindError::Inspect { socket: socket.clone(), source })?;
     // The kernel binds by path alone.
     let listener = UnixListener::bind(&socket.path).map_err(failed)?;
-    let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-    fchmodat(dir, socket.file_name(), mode, FchmodatFlags::FollowSymlink)
-        .map_err(|errno| failed(errno.into()))?;
+    dir.set_mode(socket.file_name(), FileMode::PRIVATE_FILE).map_err(|error| failed(error.into_cause()))?;
     Ok(listener)
 }
 

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use nodekeel_logtree::LogReader;
-use nodekeel_supervisor::Supervisor;
+use nodekeel_supervisor::{RunnableChange, Supervisor};
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{ResponseStream, stopping_status};
-use crate::event_history::EventHistoryReader;
+use crate::event_history::{EventHistoryReader, NodeEvent, NodeEventKind};
 use crate::node::NodeState;
+use crate::parts::CONTROL_DN;
 use crate::{v1, wire};
 
 /// Maximum number of entries in one message.
@@ -22,16 +23,20 @@ const MAX_ENTRIES: usize = 2000;
 /// A message is sent when it reaches this size; a client accepts four times as much by default.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Ends a stream with `UNAVAILABLE` when the node stops.
+/// Ends a stream with `UNAVAILABLE` when the node stops, after the items that are available then.
 pub(super) fn until_stopped<T: Send + 'static>(
     stop: &CancellationToken,
     items: impl Stream<Item = T> + Send + 'static,
 ) -> ResponseStream<T> {
-    let stopped = stop.clone();
-    let last = stop.clone();
-    let end = stream::once(async move { last.is_cancelled().then(|| Err(stopping_status())) });
-    let items = items.map(Ok::<T, Status>).take_until(stopped.cancelled_owned());
-    Box::pin(items.chain(end.filter_map(|end| async move { end })))
+    let stopped = Box::pin(stop.clone().cancelled_owned());
+    Box::pin(stream::unfold(Some((Box::pin(items), stopped)), |state| async move {
+        let (mut items, mut stopped) = state?;
+        tokio::select! {
+            biased;
+            item = items.next() => Some((Ok(item?), Some((items, stopped)))),
+            () = &mut stopped => Some((Err(stopping_status()), None)),
+        }
+    }))
 }
 
 /// Streams the tree: now, after each change, and when readiness clears failures, which is not a change of the tree.
@@ -77,12 +82,18 @@ pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsRespon
     })
 }
 
-/// Streams the kept events, then, with `follow`, new ones.
+/// Streams the kept events, then, with `follow`, new ones, until the control API of this generation stops: at a stop of the
+/// node, that is the last runnable, so that the events of all others come before. Then it ends with `UNAVAILABLE`.
 pub(super) fn event_stream(
     reader: EventHistoryReader,
     follow: bool,
-) -> impl Stream<Item = v1::EventsResponse> + Send {
-    stream::unfold(reader, move |mut reader| async move {
+    generation: u64,
+) -> impl Stream<Item = Result<v1::EventsResponse, Status>> + Send {
+    stream::unfold(Some((reader, false)), move |state| async move {
+        let (mut reader, is_stopping) = state?;
+        if is_stopping {
+            return Some((Err(stopping_status()), None));
+        }
         let mut batch = reader.take_unread(MAX_ENTRIES);
         while batch.is_empty() {
             if !follow {
@@ -91,6 +102,76 @@ pub(super) fn event_stream(
             reader.wait_for_unread().await;
             batch = reader.take_unread(MAX_ENTRIES);
         }
-        Some((v1::EventsResponse { events: batch.iter().map(wire::event_to_wire).collect() }, reader))
+        let is_stopping = follow && batch.iter().any(|event| stops_control_api(event, generation));
+        let events = batch.iter().map(wire::event_to_wire).collect();
+        Some((Ok(v1::EventsResponse { events }), Some((reader, is_stopping))))
     })
+}
+
+fn stops_control_api(event: &NodeEvent, generation: u64) -> bool {
+    let is_canceling = matches!(&event.kind, NodeEventKind::Change(RunnableChange::Canceling { .. }));
+    is_canceling && *event.dn == *CONTROL_DN && event.generation == generation
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::time::SystemTime;
+
+    use nodekeel_supervisor::{CancelCause, ChildSpec, Context};
+
+    use super::*;
+    use crate::event_history::EventHistory;
+
+    fn stopping_event(dn: &str, generation: u64) -> NodeEvent {
+        let kind = NodeEventKind::Change(RunnableChange::Canceling { cause: CancelCause::Shutdown });
+        NodeEvent { seq: 1, at: SystemTime::UNIX_EPOCH, dn: dn.into(), generation, kind }
+    }
+
+    #[test]
+    fn only_the_stop_of_this_incarnation_of_the_control_api_ends_its_streams() {
+        assert!(stops_control_api(&stopping_event("root.control", 2), 2));
+        assert!(!stops_control_api(&stopping_event("root.control", 1), 2));
+        assert!(!stops_control_api(&stopping_event("root.service.a", 2), 2));
+    }
+
+    #[tokio::test]
+    async fn what_is_available_at_a_stop_is_sent_before_the_end() {
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let items = stream::iter([1, 2, 3]).chain(stream::pending());
+        let sent: Vec<_> = until_stopped(&stop, items).collect().await;
+        let (last, items) = sent.split_last().expect("an end");
+        assert_eq!(items.iter().flatten().collect::<Vec<_>>(), [&1, &2, &3]);
+        assert_eq!(last.as_ref().expect_err("the node stops").code(), tonic::Code::Unavailable);
+        let complete: Vec<_> = until_stopped(&stop, stream::iter([1])).collect().await;
+        assert!(matches!(complete[..], [Ok(1)]), "{complete:?}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_follows_gets_every_event_until_the_control_api_stops() {
+        let history = EventHistory::new(NonZeroUsize::new(100).expect("not zero"));
+        let run = |ctx: Context| async move {
+            ctx.signal_ready()?;
+            ctx.until_canceled().await
+        };
+        let root = move |ctx: Context| async move {
+            ctx.run_child("control", run)?;
+            ctx.run_group([ChildSpec::new("a", run).stop_before([CONTROL_DN])])?;
+            ctx.signal_ready()?;
+            ctx.until_canceled().await
+        };
+        let supervisor = Supervisor::builder().event_hook(history.clone()).start(root);
+        supervisor.wait_ready("root.a").await.expect("it runs");
+        supervisor.wait_ready("root.control").await.expect("it runs");
+        let events = tokio::spawn(event_stream(history.read_events(None), true, 1).collect::<Vec<_>>());
+        supervisor.shutdown().await;
+        let sent = events.await.expect("it ends");
+        let (last, batches) = sent.split_last().expect("an end");
+        assert_eq!(last.as_ref().expect_err("the node stops").code(), tonic::Code::Unavailable);
+        let events = batches.iter().flatten().flat_map(|batch| &batch.events);
+        let seen: Vec<_> = events.map(|event| format!("{} {}", event.dn, event.change)).collect();
+        assert!(seen.contains(&"root.a exited".to_owned()), "{seen:?}");
+        assert!(seen.contains(&"root.control cancelling".to_owned()), "{seen:?}");
+    }
 }

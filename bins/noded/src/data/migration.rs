@@ -9,8 +9,6 @@
 
 use std::fmt;
 
-use nix::errno::Errno;
-use nix::unistd::{UnlinkatFlags, unlinkat};
 use nodekeel_localstorage::volume::{DataVolume as _, DirectoryVolume, ErasePolicy, VolumeError};
 use nodekeel_localstorage::{Dir, RenameMode};
 
@@ -143,12 +141,15 @@ impl LayoutMigration {
             data.rename(from, data, to, RenameMode::Replace)?;
             tracing::info!(dn = "root.storage", "moved {from} to {to}, where this release keeps it");
         }
-        match unlinkat(data, FORMER_CLUSTER, UnlinkatFlags::RemoveDir) {
-            // Something else is in it, or it is gone.
-            Ok(())
-            | Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR | Errno::EBUSY) => Ok(()),
-            Err(errno) => {
-                Err(DataError::RemoveFormer { path: data.path().join(FORMER_CLUSTER), source: errno.into() })
+        match data.remove_empty_dir(FORMER_CLUSTER) {
+            Ok(_) => Ok(()),
+            // It is in use.
+            Err(error) if error.is_not_empty() || error.is_not_a_directory() || error.is_mount_point() => {
+                Ok(())
+            }
+            Err(error) => {
+                let path = data.path().join(FORMER_CLUSTER);
+                Err(DataError::RemoveFormer { path, source: error.into_cause() })
             }
         }
     }

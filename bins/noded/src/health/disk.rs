@@ -126,7 +126,7 @@ fn disk_conditions(disk: &DiskSpace, config: &HealthConfig) -> Vec<HealthConditi
 }
 
 /// How bad this little room is; `None` if there is enough.
-fn severity(free: u64, total: u64, config: &HealthConfig) -> Option<ConditionSeverity> {
+pub(super) fn severity(free: u64, total: u64, config: &HealthConfig) -> Option<ConditionSeverity> {
     let is_below = |percent: u8| u128::from(free) * 100 < u128::from(total) * u128::from(percent);
     if is_below(config.min_free_percent) {
         Some(ConditionSeverity::Problem)
@@ -136,7 +136,7 @@ fn severity(free: u64, total: u64, config: &HealthConfig) -> Option<ConditionSev
 }
 
 /// A number of bytes in the largest binary unit that it has at least one of, cut to one digit.
-fn format_bytes(bytes: u64) -> String {
+pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match UNITS.into_iter().find(|(_, shift)| bytes >> shift > 0) {
         Some((unit, shift)) => {

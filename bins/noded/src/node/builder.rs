@@ -15,6 +15,7 @@ use crate::part::Part;
 use crate::parts::{PartDeps, Parts};
 use crate::plan::{NodePlan, PlanError, PlanSource, SourceError};
 use crate::search_path::SearchPath;
+use crate::unlock::ClusterKeySource;
 
 /// Builds a node: [`NodeHandle::builder`].
 ///
@@ -150,6 +151,13 @@ impl NodeBuilder {
     #[must_use]
     pub fn consensus(mut self, consensus: ConsensusFactory) -> Self {
         self.deps.consensus = Some(consensus);
+        self
+    }
+
+    /// Asks this source for the cluster unlock key: see [`PartDeps::cluster_keys`].
+    #[must_use]
+    pub fn cluster_keys(mut self, source: impl ClusterKeySource) -> Self {
+        self.deps.cluster_keys = Some(Arc::new(source));
         self
     }
 

@@ -16,6 +16,7 @@ use super::{NodeHandle, log_skipped, prepare_services};
 use crate::config::{ConfigError, read_text};
 use crate::control::set_configured_levels;
 use crate::dependency::is_descendant;
+use crate::error_chain::error_chain;
 use crate::health::{HealthCondition, NODE_PART};
 use crate::part::{PlannedService, PrepareError, PreparedRunnable};
 use crate::parts::CONTROL_DN;
@@ -50,6 +51,17 @@ pub enum ReloadError {
     /// The node is stopping.
     #[error("can't reload the configuration: the node is stopping")]
     Stopping,
+}
+
+impl ReloadError {
+    /// The error with its causes, in one line.
+    pub fn describe(&self) -> String {
+        match self {
+            // One line for each problem.
+            Self::Plan(error) => error.to_string().replace('\n', "; "),
+            other => error_chain(other),
+        }
+    }
 }
 
 fn keys_of(difference: &PlanDifference) -> String {
@@ -268,7 +280,7 @@ fn ignore_absent(result: Result<(), ControlError>) -> Result<(), ReloadError> {
 fn refusal_condition(state: &NodeState, error: &ReloadError) -> Option<HealthCondition> {
     let plan = state.plan();
     let file = plan.source.file.as_ref().filter(|_| !matches!(error, ReloadError::Stopping))?;
-    let problem = format!("is not what the node runs: {}", error.to_string().replace('\n', "; "));
+    let problem = format!("is not what the node runs: {}", error.describe());
     let mut condition = HealthCondition::warning(file.display().to_string(), problem);
     condition.part = NODE_PART.to_owned();
     Some(condition.since(Some(SystemTime::now())).hint("correct the file, then `nodectl reload`"))
@@ -286,6 +298,9 @@ fn log_result(state: &NodeState, result: &Result<PlanDifference, ReloadError>) {
                 log(Level::Info, format!("configuration reloaded: {change}"));
             }
         }
-        Err(error) => log(Level::Error, format!("configuration not reloaded, the former one stays: {error}")),
+        Err(error) => {
+            let why = error.describe();
+            log(Level::Error, format!("configuration not reloaded, the former one stays: {why}"));
+        }
     }
 }

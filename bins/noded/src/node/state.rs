@@ -11,11 +11,13 @@ use super::tree::NodeTree;
 use crate::control::{ControlServices, ServiceHandles};
 use crate::data::DataDir;
 use crate::event_history::EventHistory;
-use crate::health::{HealthCondition, HealthSources, NODE_PART, NodeSnapshot};
+use crate::health::{HealthCondition, HealthSources, NODE_PART, NodeSnapshot, record_conditions};
 use crate::log_sink::LogStoreSink;
 use crate::metrics::{MetricsRegistries, NodeFigures};
 use crate::plan::NodePlan;
+use crate::unlock::VolumeUnlock;
 use crate::volume::NodeVolume;
+use crate::volume_keys::VolumeKeys;
 use crate::{v1, wire};
 
 /// The state that the tree, the control API and a reload share. The data directory is locked as long as it exists.
@@ -25,6 +27,10 @@ pub(crate) struct NodeState {
     pub(crate) data: DataDir,
     /// The data volume, while root.storage has it open.
     pub(crate) volume: NodeVolume,
+    /// Its keys.
+    pub(crate) unlock: Arc<VolumeUnlock>,
+    /// Changes them.
+    pub(crate) keys: Arc<VolumeKeys>,
     pub(crate) log_store: LogStore,
     pub(super) log_sink: LogStoreSink,
     pub(crate) history: EventHistory,
@@ -51,12 +57,15 @@ pub(crate) struct PartAdditions {
 
 impl NodeState {
     pub(super) fn new(plan: NodePlan, data: DataDir, log_store: LogStore) -> Self {
+        let unlock = Arc::<VolumeUnlock>::default();
         Self {
             history: EventHistory::new(plan.config.events.keep),
             log_sink: LogStoreSink::new(log_store.clone(), plan.log_formats()),
             plan: RwLock::new(Arc::new(plan)),
             data,
             volume: NodeVolume::default(),
+            keys: Arc::new(VolumeKeys::new(Arc::clone(&unlock))),
+            unlock,
             log_store,
             started_at: SystemTime::now(),
             tree: NodeTree::default(),
@@ -118,6 +127,8 @@ impl NodeState {
         let node = NodeSnapshot::new(SystemTime::now(), self.tree_nodes());
         let health = node.with_config(self.plan().config.health.clone());
         let mut conditions = self.health_sources().assess(&health).await;
+        conditions
+            .extend(record_conditions(self.with_supervisor(Supervisor::record_problems).unwrap_or_default()));
         conditions.extend(self.refused_reload.lock().unwrap_or_else(PoisonError::into_inner).clone());
         conditions
     }

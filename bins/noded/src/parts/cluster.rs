@@ -13,7 +13,7 @@ use nodekeel_cluster::consensus::etcd::EtcdConfig as MemberConfig;
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
 use nodekeel_cluster::enrolment::{BootstrapRecord, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
 use nodekeel_cluster::network::{Network, NodeAddress, StaticNetwork};
-use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
+use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames, LocalNamesDir};
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
@@ -24,9 +24,7 @@ use super::PartDeps;
 use super::etcd::{check_ports, required_etcd_bytes};
 use super::network::check_reachable;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_cluster};
-use crate::layout::{
-    CLUSTER_DIR, ClusterLayout, ClusterNames, MemoryClusterLayout, NamesLayout, StorageLayout,
-};
+use crate::layout::{CLUSTER_DIR, ClusterLayout, MemoryClusterLayout, NamesLayout, StorageLayout};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
@@ -213,14 +211,16 @@ impl PlannedRunnable for ClusterPlan {
 
 impl ClusterPlan {
     fn prepare_on_volume(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let state = node.create_node_layout::<StorageLayout>()?.esp;
+        let esp = node.create_node_layout::<StorageLayout>()?.esp;
         let names = node.create_node_layout::<NamesLayout>()?.names;
         let volume = Arc::<ClusterVolume>::default();
-        let cluster = self.new_cluster(node, (&state, names), Arc::clone(&volume) as _)?;
+        let cluster = self.new_cluster(node, (&esp, names), Arc::clone(&volume) as _)?;
+        let state = Arc::clone(node.state);
         Ok(node.on_volume(move |data| {
             data.create_layout::<ClusterLayout>()?;
             volume.attach(data.dir().open_dir(CLUSTER_DIR)?);
-            Ok(ClusterOnVolume { cluster: cluster.clone(), volume: Arc::clone(&volume) })
+            let keys = state.unlock.encrypted_volume().map(|_| Arc::clone(&state.keys));
+            Ok(ClusterOnVolume { cluster: cluster.clone(), volume: Arc::clone(&volume), keys })
         }))
     }
 
@@ -236,7 +236,7 @@ impl ClusterPlan {
     fn new_cluster(
         &self,
         node: &mut NodePreparation<'_>,
-        (state, names): (&LayoutDir, ClusterNames),
+        (state, names): (&LayoutDir, LocalNamesDir),
         volume: Arc<dyn DataVolume>,
     ) -> Result<ClusterNode, PrepareError> {
         let deps = Deps {

@@ -1,5 +1,8 @@
 //! containerd with private root, state and socket, and the import of preseeded images.
 
+mod preseed;
+mod reserve;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,14 +13,9 @@ use nodekeel_containerd_svc::{
     daemon_version,
 };
 use nodekeel_logtree::parse::LogFormat;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
 
 use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig, check_containerd};
-use crate::health::{HealthProbe, NodeSnapshot};
+use crate::health::HealthProbe;
 use crate::layout::{ContainerdLayout, ContainerdRunLayout};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
@@ -25,10 +23,10 @@ use crate::part::{
 };
 use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 
-const DN: &str = "root.containerd";
+use super::etcd::MIN_ETCD_BYTES;
+use reserve::{ImageReserve, ReserveEnforcement, ReserveHealth};
 
-/// The DN of the import.
-const PRESEED_DN: &str = "root.containerd.preseed";
+const DN: &str = "root.containerd";
 
 /// The part of the node's containerd.
 pub(super) struct ContainerdPart;
@@ -52,11 +50,9 @@ impl Part for ContainerdPart {
         let containerd = &config.services.containerd;
         let disabled =
             (!containerd.enable).then_some("which is disabled; set services.containerd.enable = true");
-        let no_images =
-            containerd.preseed.is_none().then_some("which is disabled; set services.containerd.preseed");
-        let entry = DependencyEntry::of_part(self, config);
-        let preseed = entry.child("preseed").unavailable(disabled.or(no_images));
-        vec![entry.unavailable(disabled), preseed]
+        let entry = DependencyEntry::of_part(self, config).unavailable(disabled);
+        let preseed = preseed::dependency_entry(&entry, containerd);
+        vec![entry, preseed]
     }
 
     fn plan(&self, planner: &mut PartPlanner<'_>) {
@@ -86,7 +82,14 @@ impl Part for ContainerdPart {
             Err(_) if skipped.is_some() => return,
             Err(error) => return planner.report(format!("{error}; use a shorter --data")),
         };
-        let plan = ContainerdPlan { binary, directories, config: containerd.clone(), daemon_config };
+        let reserve = match planner.is_volume_known() {
+            false => ReserveEnforcement::Unknown,
+            true => {
+                let existing = directories.data_dir().ancestors().find(|path| path.is_dir());
+                ReserveEnforcement::detect(existing.unwrap_or(Path::new("/")), disk_reserve(containerd))
+            }
+        };
+        let plan = ContainerdPlan { binary, directories, config: containerd.clone(), daemon_config, reserve };
         let service = PlannedService::new(DN, plan).layout::<ContainerdLayout>();
         let service = service.run_layout::<ContainerdRunLayout>().log_format(DN, LogFormat::Logfmt);
         planner.add(service.skip(skipped));
@@ -102,6 +105,8 @@ struct ContainerdPlan {
     config: ContainerdConfig,
     /// The configuration of the daemon.
     daemon_config: DaemonConfig,
+    /// What keeps the reserve of the disk free.
+    reserve: ReserveEnforcement,
 }
 
 impl fmt::Display for ContainerdPlan {
@@ -120,10 +125,11 @@ impl fmt::Display for ContainerdPlan {
         write_path("configured by", config.config.as_ref())?;
         write_path("images from", config.preseed.as_ref())?;
         match &config.cri {
-            None => Ok(()),
-            Some(cri) if cri.runsc.is_some() => f.write_str(", for a kubelet, with runc and runsc"),
-            Some(_) => f.write_str(", for a kubelet, with runc"),
+            None => {}
+            Some(cri) if cri.runsc.is_some() => f.write_str(", for a kubelet, with runc and runsc")?,
+            Some(_) => f.write_str(", for a kubelet, with runc")?,
         }
+        write!(f, "; {}", self.reserve)
     }
 }
 
@@ -143,25 +149,16 @@ impl PlannedRunnable for ContainerdPlan {
             async move { Ok(daemon_version(&socket).await.map(drop)?) }
         };
         node.health_sources().add("containerd", HealthProbe::new(DN, probe));
-        let preseed = self
-            .config
-            .preseed
-            .as_ref()
-            .map(|images| Preseed::new(images).with_unpacking(self.config.unpack));
-        if let Some(preseed) = &preseed {
-            let mut registry = Registry::default();
-            registry.register_collector(Box::new(BundleCollector(preseed.clone())));
-            node.metrics().add("containerd", registry);
-            let images = preseed.bundle_dir().to_owned();
-            node.health_sources().add("containerd.preseed", move |node: &NodeSnapshot| {
-                let found = node.condition_of(PRESEED_DN);
-                found.map(|found| found.hint(preseed_hint(&images))).into_iter().collect()
-            });
-        }
+        let has_etcd = node.config().services.etcd.enable || node.config().cluster.is_some();
+        let min_others = if has_etcd { MIN_ETCD_BYTES } else { 0 };
+        let reserve = Arc::new(ImageReserve::new(Arc::clone(&images), min_others));
+        node.health_sources().add("containerd.reserve", ReserveHealth(Arc::clone(&reserve)));
+        let preseed = preseed::prepare_preseed(&self.config, node);
         let (plan, grace) = (self.clone(), node.config().node.grace);
         Ok(node.on_volume(move |volume| {
             let placed: ContainerdLayout = volume.create_layout()?;
             let directories = DirectoryLayout::new(placed.containerd.path(), &run)?;
+            reserve.apply(&directories.root_dir());
             images.set_root_dir(directories.root_dir());
             let containerd = Containerd::new(&plan.binary, directories, path.clone(), log_store.clone());
             Ok(plan.configure(containerd, grace, preseed.clone()))
@@ -182,32 +179,6 @@ impl ContainerdPlan {
         containerd.preseed = preseed;
         containerd
     }
-}
-
-/// Reads at each scrape how many bundles are imported.
-#[derive(Debug)]
-struct BundleCollector(Preseed);
-
-impl Collector for BundleCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(counts) = self.0.bundle_counts() else { return Ok(()) };
-        let help = "Bundles of images, by whether they are imported";
-        let mut bundles =
-            encoder.encode_descriptor("nodekeel_image_bundles", help, None, MetricType::Gauge)?;
-        for (state, count) in [("imported", counts.imported), ("failed", counts.failed)] {
-            let count = i64::try_from(count).unwrap_or(i64::MAX);
-            ConstGauge::new(count).encode(bundles.encode_family(&[("state", state)])?)?;
-        }
-        Ok(())
-    }
-}
-
-/// What to do about bundles that are not imported.
-fn preseed_hint(images: &Path) -> String {
-    let images = images.display();
-    format!(
-        "repair or delete the named bundles in {images}, or free space; then `nodectl restart {PRESEED_DN}` imports at once"
-    )
 }
 
 /// How the control API reaches the images.

@@ -9,7 +9,7 @@ use crate::control::{self, NodeSocket, SocketPath};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
-use crate::plan::{PartPlanner, check_socket_path};
+use crate::plan::{ListenAddress, PartPlanner, check_socket_path};
 
 /// Its DN.
 pub(crate) const DN: &str = "root.control";
@@ -33,6 +33,7 @@ impl Part for ControlPart {
         if let Some(problem) = check_socket_path(socket, hint) {
             planner.report(problem);
         }
+        planner.claim_address(ListenAddress::Unix(socket.to_owned()), "control.socket");
         if !planner.serves_socket(socket)
             && let Err(error) =
                 control::check_socket(&SocketPath::control(socket), &planner.config().node.data)

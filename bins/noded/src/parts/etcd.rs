@@ -20,7 +20,7 @@ use crate::part::{
 use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 
 /// Free disk space that a new etcd requires: it allocates its first two WAL segments of 64 MB at its start.
-const MIN_ETCD_BYTES: u64 = 128 << 20;
+pub(super) const MIN_ETCD_BYTES: u64 = 128 << 20;
 
 /// The member's name. etcd stores it in its data, so it does not follow the node's.
 const MEMBER_NAME: &str = "node";

@@ -18,10 +18,11 @@ use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::plan::{PartPlanner, check_socket_path};
+use crate::plan::{ListenAddress, PartPlanner, check_socket_path};
 
 const NAME: &str = "metrics";
 const DN: &str = "root.metrics";
+const ADDRESS_KEY: &str = "metrics.address";
 
 /// The part of `[metrics]`.
 pub(super) struct MetricsPart;
@@ -99,13 +100,15 @@ impl Part for MetricsPart {
         match &config.address {
             // The server that runs releases its port before the new one listens.
             MetricsAddress::Tcp(address)
-                if running.is_some_and(|running| running.has_port(address.port())) => {}
-            MetricsAddress::Tcp(address) => {
-                planner.check_port(address.ip(), address.port(), "metrics.address")
+                if running.is_some_and(|running| running.has_port(address.port())) =>
+            {
+                planner.claim_address(ListenAddress::Tcp(address.ip(), address.port()), ADDRESS_KEY);
             }
+            MetricsAddress::Tcp(address) => planner.check_port(address.ip(), address.port(), ADDRESS_KEY),
             MetricsAddress::Unix(path) => {
                 let hint = "set metrics.address to a shorter path";
                 check_socket_path(path, hint).into_iter().for_each(|problem| planner.report(problem));
+                planner.claim_address(ListenAddress::Unix(path.clone()), ADDRESS_KEY);
                 if running != Some(&config)
                     && let Err(error) =
                         control::check_socket(&SocketPath::metrics(path), &planner.config().node.data)

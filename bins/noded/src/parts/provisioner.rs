@@ -147,7 +147,7 @@ fn check_requirements(
     is_on_volume: bool,
 ) -> (Option<LimitEnforcement>, Option<String>) {
     let mut skipped = None;
-    let is_volume_provided = planner.is_volume_provided();
+    let is_volume_known = planner.is_volume_known();
     let mut report = |reason: Option<String>| {
         if let Some(reason) = reason {
             let reason = planner.skip_or_report("provisioner", reason);
@@ -160,7 +160,7 @@ fn check_requirements(
     let limits = match (&existing, config.quota) {
         (_, QuotaMode::None) => Some(LimitEnforcement::None),
         // Known when it is open.
-        (_, QuotaMode::Require) if is_on_volume && is_volume_provided => {
+        (_, QuotaMode::Require) if is_on_volume && !is_volume_known => {
             Some(LimitEnforcement::Enforced { by: "project quotas of the data volume".to_owned() })
         }
         (Ok(existing), QuotaMode::Require) => match detect_enforcement(existing) {

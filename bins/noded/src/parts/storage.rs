@@ -1,42 +1,71 @@
 //! The data volume of the node.
+//!
+//! ```text
+//!  location ──▶ inspect ──▶ decide ──▶ open or create ──▶ grow ──▶ record
+//!  disk, GPT    no writes   pure       localstorage       XFS      esp/data-volume.record
+//! ```
+
+mod decision;
+mod device;
+mod error;
+mod esp;
+mod health;
+mod location;
+mod opener;
+mod record;
+mod service;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::tree::LayoutFile;
-use nodekeel_localstorage::volume::{
-    DataVolume, DirectoryVolume, ErasePolicy, MountState, VOLUME_MARK, VOLUME_MARK_FILE, VolumeError,
-};
-use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
-use thiserror::Error;
-use tokio::task::spawn_blocking;
+use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
+use nodekeel_localstorage::volume::{ColdStart, DataVolume, KeyPolicy};
 
+use self::device::{DeviceOpener, VolumePrograms, describe_device};
+use self::esp::mount_esp;
+use self::opener::VolumeOpener;
+use self::service::StorageService;
 use super::PartDeps;
-use crate::config::{ConfigSection, NodedConfig};
+use crate::config::{ConfigSection, ConfigViolation, DeviceConfig, NodedConfig, SealConfig};
 use crate::data::{LayoutMigration, MigrationScope};
-use crate::layout::{StorageLayout, VOLUME_DIR, VOLUME_MODE};
-use crate::node::NodeState;
+use crate::layout::{ESP_DIR, StorageLayout, StorageRunLayout, VOLUME_DIR};
 use crate::part::{NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable};
-use crate::plan::{PartPlanner, error_chain};
-use crate::volume::{CloseOnDrop, storage_stop_timeout};
+use crate::plan::{PLACED_IN_MEMORY, PartPlanner, error_chain};
+use crate::unlock::ClusterKeySource;
+use crate::volume_keys::key_health;
+
+/// In memory: on the system's disk, the copy of a header could be found again after its slots were removed.
+const HEADER_COPIES: MountSpec = MountSpec { options: &["mode=700"], ..MountSpec::RUN };
 
 /// Its DN.
 pub(crate) const DN: &str = "root.storage";
 
-/// The content of the file that records that a file system was mounted on the directory of the volume.
-const MOUNTED_RECORD: &[u8] = b"nodekeel mounted data volume, format 1\n";
-
 /// The part that opens the data volume.
 pub(super) struct StoragePart {
     provided: Option<Arc<dyn DataVolume>>,
+    cluster_keys: Option<Arc<dyn ClusterKeySource>>,
 }
 
 impl StoragePart {
     pub(super) fn new(deps: &PartDeps) -> Self {
-        Self { provided: deps.volume.clone() }
+        Self { provided: deps.volume.clone(), cluster_keys: deps.cluster_keys.clone() }
+    }
+
+    fn plan_source(&self, planner: &mut PartPlanner<'_>) -> VolumeSource {
+        let config = planner.config();
+        if let Some(volume) = &self.provided {
+            return VolumeSource::Provided(Arc::clone(volume));
+        }
+        match config.storage.device_config() {
+            Ok(Some(device)) => VolumeSource::Device(plan_device(planner, device)),
+            Ok(None) => VolumeSource::Directory(config.node.data.join(VOLUME_DIR)),
+            Err(violation) => {
+                planner.report(violation.to_string());
+                VolumeSource::Directory(config.node.data.join(VOLUME_DIR))
+            }
+        }
     }
 }
 
@@ -49,10 +78,29 @@ impl Part for StoragePart {
         vec![ConfigSection::field("storage")]
     }
 
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        let Some(device) = config.storage.device_config()? else { return Ok(()) };
+        if self.provided.is_some() {
+            return Err(ConfigViolation::new(
+                "storage.kind",
+                "the program provides the data volume; remove this key",
+            ));
+        }
+        let cold_start = device.encryption.and_then(|encryption| encryption.cold_start);
+        match (cold_start, &self.cluster_keys) {
+            (Some(ColdStart::Peers), None) => Err(ConfigViolation::new(
+                "storage.cold_start",
+                "this program has no way to ask the node's peers; choose \"operator\" or \"local\"",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn plan(&self, planner: &mut PartPlanner<'_>) {
         let config = planner.config();
+        let volume = self.plan_source(planner);
         let scope = MigrationScope {
-            is_other_volume: self.provided.is_some(),
+            is_other_volume: !matches!(volume, VolumeSource::Directory(_)),
             keeps_volumes: keeps_former_volumes(config),
         };
         // A data directory that does not exist has nothing to move, and one that can't be opened is reported by itself.
@@ -61,13 +109,26 @@ impl Part for StoragePart {
             planner.report(error_chain(&error));
             LayoutMigration::default()
         });
-        let volume = match &self.provided {
-            Some(volume) => VolumeSource::Provided(Arc::clone(volume)),
-            None => VolumeSource::Directory(config.node.data.join(VOLUME_DIR)),
+        let is_on_device = matches!(volume, VolumeSource::Device(_));
+        let missing_mount = match volume {
+            VolumeSource::Directory(_) => find_missing_mount(planner),
+            _ => None,
         };
-        let plan = StoragePlan { volume, scope, migration };
-        planner.add(PlannedService::new(DN, plan).node_layout::<StorageLayout>());
+        let cluster_keys = self.cluster_keys.clone();
+        let plan = StoragePlan { volume, missing_mount, cluster_keys, scope, migration };
+        let service = PlannedService::new(DN, plan).node_layout::<StorageLayout>();
+        planner.add(if is_on_device { service.run_layout::<StorageRunLayout>() } else { service });
     }
+}
+
+/// The record of the file system that was mounted on the directory of the volume, if it is not: the node starts, and
+/// root.storage waits for it.
+fn find_missing_mount(planner: &PartPlanner<'_>) -> Option<PathBuf> {
+    let placed: StorageLayout = planner.root().add_layout().expect(PLACED_IN_MEMORY);
+    let record = placed.mounted.path();
+    let data = Dir::open(&planner.config().node.data).ok()?;
+    let is_missing = record.exists() && !data.is_mount_point(VOLUME_DIR).ok()?;
+    is_missing.then(|| record.to_owned())
 }
 
 /// Whether the operator has configured the directory where an earlier release kept the volumes.
@@ -79,19 +140,91 @@ fn keeps_former_volumes(config: &NodedConfig) -> bool {
     configured.is_some_and(|directory| real_path(directory).starts_with(former))
 }
 
+/// Finds the programs of a volume on a device, and looks at the device. A disk that does not open is reported by
+/// root.storage: the node starts without it, to be asked why.
+fn plan_device(planner: &mut PartPlanner<'_>, config: DeviceConfig) -> DevicePlan {
+    if !nix::unistd::geteuid().is_root() {
+        planner.report(
+            "storage: opening a disk needs root: run noded as root, or set storage.kind = \"directory\"",
+        );
+    }
+    let mut find = |program: &str, package: &str| match planner.search_path().find_program(Path::new(program))
+    {
+        Ok(path) => path,
+        Err(not_found) => {
+            planner.report(format!("storage: {not_found}; Debian: apt-get install {package}"));
+            program.into()
+        }
+    };
+    let mkfs = find("mkfs.xfs", "xfsprogs");
+    let cryptsetup = match config.encryption {
+        Some(_) => find("cryptsetup", "cryptsetup-bin"),
+        None => PathBuf::new(),
+    };
+    let found = match planner.running_config() {
+        // The node has it open, or says itself why not.
+        Some(_) => config.location.to_string(),
+        None => describe_device(&config, &planner.config().node.data),
+    };
+    let node = planner.config().node.name.clone();
+    DevicePlan { config, programs: VolumePrograms { mkfs, cryptsetup }, node, found }
+}
+
 /// Where the data volume comes from.
 #[derive(Debug, Clone)]
 enum VolumeSource {
     /// This directory, or what is mounted on it.
     Directory(PathBuf),
+    /// A disk or partition.
+    Device(DevicePlan),
     /// The program.
     Provided(Arc<dyn DataVolume>),
+}
+
+/// A data volume on a disk or partition.
+#[derive(Debug, Clone)]
+struct DevicePlan {
+    config: DeviceConfig,
+    programs: VolumePrograms,
+    node: String,
+    /// Where it is, and what is there, for people.
+    found: String,
+}
+
+impl fmt::Display for DevicePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.config.encryption {
+            None => f.write_str("the data volume, not encrypted")?,
+            Some(encryption) => {
+                write!(f, "the data volume, {}", encryption.encryption)?;
+                match (encryption.keys, encryption.cold_start) {
+                    (KeyPolicy::Split, Some(ColdStart::Local)) => {
+                        f.write_str(", opened by node and cluster, or by the node alone")?;
+                    }
+                    (KeyPolicy::Split, Some(ColdStart::Peers)) => {
+                        f.write_str(", opened by node and cluster, which its peers give it")?;
+                    }
+                    (KeyPolicy::Split, _) => {
+                        f.write_str(", opened by node and cluster, or by an operator")?
+                    }
+                    _ => f.write_str(", opened by the node alone")?,
+                }
+                if let SealConfig::Tpm(_) = encryption.seal {
+                    f.write_str(" with its TPM")?;
+                }
+            }
+        }
+        write!(f, ", {}", self.found)
+    }
 }
 
 /// The data volume of the node.
 #[derive(Debug)]
 struct StoragePlan {
     volume: VolumeSource,
+    /// The record of a file system that is not mounted.
+    missing_mount: Option<PathBuf>,
+    cluster_keys: Option<Arc<dyn ClusterKeySource>>,
     scope: MigrationScope,
     migration: LayoutMigration,
 }
@@ -100,7 +233,15 @@ impl fmt::Display for StoragePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.volume {
             VolumeSource::Directory(path) => write!(f, "the data volume, directory {}", path.display())?,
+            VolumeSource::Device(device) => device.fmt(f)?,
             VolumeSource::Provided(_) => f.write_str("the data volume that the program provides")?,
+        }
+        if let Some(record) = &self.missing_mount {
+            let record = record.display();
+            write!(
+                f,
+                ", whose file system is not mounted: mount it, or, to keep the data in the directory itself, type: rm {record}"
+            )?;
         }
         write!(f, "{}", self.migration)
     }
@@ -112,128 +253,54 @@ impl PlannedRunnable for StoragePlan {
         let data = Dir::open(node.data().path())?;
         LayoutMigration::plan(&data, self.scope)?.apply(&data)?;
         let mounted = node.create_node_layout::<StorageLayout>()?.mounted;
-        let opener = VolumeOpener { source: self.volume.clone(), mounted, mounted_at: Arc::default() };
-        Ok(PreparedRunnable::new(StorageService { opener, state: Arc::clone(node.state) }))
-    }
-}
-
-/// Opens the volume, and closes it when what lies on it has stopped.
-struct StorageService {
-    opener: VolumeOpener,
-    state: Arc<NodeState>,
-}
-
-impl Runnable for StorageService {
-    fn run(&self, ctx: Context) -> RunFuture {
-        Box::pin(run_storage(self.opener.clone(), Arc::clone(&self.state), ctx))
-    }
-
-    fn stop_timeout(&self) -> Option<Duration> {
-        Some(storage_stop_timeout(&self.state))
-    }
-}
-
-async fn run_storage(opener: VolumeOpener, state: Arc<NodeState>, ctx: Context) -> Result<(), Failure> {
-    let (volume, dir) = spawn_blocking(move || opener.open()).await??;
-    tracing::info!("opened the data volume in {}", dir.path().display());
-    state.volume.open(dir);
-    let open = CloseOnDrop(&state);
-    ctx.signal_ready()?;
-    let canceled = ctx.canceled().await;
-    open.close().await;
-    if let Err(error) = spawn_blocking(move || volume.unmount()).await? {
-        // Containers outlive containerd. The next incarnation uses it as it is mounted.
-        tracing::warn!("the data volume stays mounted: {}", error_chain(&error));
-    }
-    Err(canceled.into())
-}
-
-/// The data volume can't be opened.
-#[derive(Debug, Error)]
-enum StorageError {
-    #[error("can't open the data volume")]
-    Open(#[source] VolumeError),
-    #[error(
-        "can't open the data volume: {} has files, but not the file {VOLUME_MARK_FILE}, which marks a data volume; move \
-         them away, or, if they are this node's, type: echo '{}' > {}",
-        path.display(), VOLUME_MARK.trim_end(), path.join(VOLUME_MARK_FILE).display()
-    )]
-    Unmarked { path: PathBuf },
-    #[error(
-        "can't open the data volume: the file system that was mounted on {} is not mounted; mount it, or, if the node is \
-         to keep its data in the directory itself, type: rm {}",
-        path.display(), record.display()
-    )]
-    NotMounted { path: PathBuf, record: PathBuf },
-    #[error("can't open the directory of the data volume")]
-    Directory(#[source] nodekeel_localstorage::Error),
-}
-
-/// Opens the data volume, again and again.
-#[derive(Clone)]
-struct VolumeOpener {
-    source: VolumeSource,
-    /// Exists once a file system was mounted on the directory.
-    mounted: LayoutFile,
-    /// Where a provided volume was mounted last.
-    mounted_at: Arc<Mutex<Option<PathBuf>>>,
-}
-
-impl VolumeOpener {
-    /// Opens the volume, and creates it if it is blank. It blocks.
-    fn open(&self) -> Result<(Arc<dyn DataVolume>, Dir), StorageError> {
-        match &self.source {
+        let opener = match &self.volume {
+            VolumeSource::Directory(path) => VolumeOpener::Directory { path: path.clone(), mounted },
+            VolumeSource::Device(plan) => plan.prepare(node)?,
             VolumeSource::Provided(volume) => {
-                let mut mounted_at = self.mounted_at.lock().unwrap_or_else(PoisonError::into_inner);
-                let dir = open_provided(&**volume, mounted_at.as_deref()).map_err(StorageError::Open)?;
-                *mounted_at = Some(dir.path().to_owned());
-                Ok((Arc::clone(volume), dir))
+                VolumeOpener::Provided { volume: Arc::clone(volume), mounted_at: Arc::default() }
             }
-            VolumeSource::Directory(path) => self.open_directory(path),
-        }
-    }
-
-    /// At each start: a file system may be mounted there meanwhile.
-    fn open_directory(&self, path: &Path) -> Result<(Arc<dyn DataVolume>, Dir), StorageError> {
-        let data = Dir::open(path.parent().unwrap_or(path)).map_err(StorageError::Directory)?;
-        let is_mounted = data.is_mount_point(VOLUME_DIR).map_err(StorageError::Directory)?;
-        let was_mounted = self.mounted.exists().map_err(StorageError::Directory)?;
-        if was_mounted && !is_mounted {
-            let record = self.mounted.path().to_owned();
-            return Err(StorageError::NotMounted { path: path.to_owned(), record });
-        }
-        let dir = data.ensure_dir(VOLUME_DIR, VOLUME_MODE).map_err(StorageError::Directory)?;
-        let volume = DirectoryVolume::new(dir);
-        let dir = open_or_create(&volume).map_err(|error| match error {
-            VolumeError::ForeignData { path, .. } => StorageError::Unmarked { path },
-            error => StorageError::Open(error),
-        })?;
-        if is_mounted && !was_mounted {
-            self.mounted.write(MOUNTED_RECORD).map_err(StorageError::Directory)?;
-        }
-        Ok((Arc::new(volume), dir))
+        };
+        let unlock = Arc::clone(&node.state.unlock);
+        node.health_sources().add("storage", health::health_source(unlock, opener.clone()));
+        let keys = key_health(Arc::clone(&node.state.keys));
+        node.health_sources().add("storage.keys", keys);
+        let (cluster_keys, state) = (self.asked_peers(), Arc::clone(node.state));
+        Ok(PreparedRunnable::new(StorageService { opener, cluster_keys, state }))
     }
 }
 
-/// Opens a volume that the last incarnation may have left mounted, because it did not end in time, or because something
-/// uses the volume that noded does not stop.
-fn open_provided(volume: &dyn DataVolume, mounted_at: Option<&Path>) -> Result<Dir, VolumeError> {
-    match (volume.unmount(), mounted_at) {
-        (Ok(()), _) => open_or_create(volume),
-        (Err(_), Some(path)) if volume.state() == MountState::Mounted => {
-            Dir::open(path).map_err(VolumeError::Finish)
-        }
-        (Err(error), _) => Err(error),
+impl StoragePlan {
+    /// Who is asked for the cluster's key, if that is configured.
+    fn asked_peers(&self) -> Option<Arc<dyn ClusterKeySource>> {
+        let VolumeSource::Device(plan) = &self.volume else { return None };
+        let cold_start = plan.config.encryption.as_ref()?.cold_start;
+        self.cluster_keys.clone().filter(|_| cold_start == Some(ColdStart::Peers))
     }
 }
 
-/// Opens a volume, and creates it if it is blank.
-fn open_or_create(volume: &dyn DataVolume) -> Result<Dir, VolumeError> {
-    match volume.mount_existing() {
-        Err(VolumeError::Absent { .. } | VolumeError::Unfinished { .. }) => {
-            volume.mount_new(ErasePolicy::Nothing)
+impl DevicePlan {
+    /// Mounts the ESP, which the parts after this one use, too, and the directory for copies of headers. Both stay mounted.
+    fn prepare(&self, node: &NodePreparation<'_>) -> Result<VolumeOpener, PrepareError> {
+        // Nothing is mounted through a link.
+        let data = Dir::open(node.data().path().canonicalize()?)?;
+        let runtime = node.create_run_layout::<StorageRunLayout>()?.storage.path().canonicalize()?;
+        if self.config.encryption.is_some() {
+            OsMounter.mount(&HEADER_COPIES, None, &runtime)?;
         }
-        opened => opened,
+        if let Err(error) = mount_esp(&data, &self.config) {
+            return Ok(VolumeOpener::Device(Err(Arc::new(error))));
+        }
+        Ok(VolumeOpener::Device(Ok(Arc::new(DeviceOpener {
+            config: self.config.clone(),
+            programs: self.programs.clone(),
+            node: self.node.clone(),
+            esp: data.open_dir(ESP_DIR)?,
+            data,
+            runtime: Dir::open(runtime)?,
+            unlock: Arc::clone(&node.state.unlock),
+            last: Mutex::default(),
+            size_problem: Mutex::default(),
+        }))))
     }
 }
 

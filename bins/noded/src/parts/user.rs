@@ -89,7 +89,9 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
         }),
         Some(_) => None,
     };
-    let plan = UserServicePlan { binary, config: service.clone(), programs, account, groups };
+    let oom_score_adj = choose_oom_score(service.limits.oom_score_adj, own_oom_score());
+    let config = service.clone();
+    let plan = UserServicePlan { binary, config, programs, account, groups, oom_score_adj };
     let dn = format!("root.{NAME}.{name}");
     let planned = PlannedService::new(dn.clone(), plan).log_format(dn, service.log).keep(service.keep);
     planner.add(planned.skip(skipped));
@@ -111,6 +113,18 @@ fn find_account(
     Err(planner.skip_or_report(service, reason))
 }
 
+/// The `oom_score_adj` of a service: the configured one, or 0 where noded itself is protected by a negative one, which
+/// is not for what it runs. `None` is noded's.
+fn choose_oom_score(configured: Option<i16>, own: i16) -> Option<i16> {
+    configured.or((own < 0).then_some(0))
+}
+
+/// noded's `oom_score_adj`; 0, the kernel's default, if it is not readable.
+fn own_oom_score() -> i16 {
+    let text = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
+    text.trim().parse().unwrap_or_default()
+}
+
 /// A program of the operator.
 #[derive(Debug, PartialEq)]
 pub(crate) struct UserServicePlan {
@@ -124,6 +138,8 @@ pub(crate) struct UserServicePlan {
     pub(crate) account: Option<(u32, u32)>,
     /// Its supplementary groups; `None` are noded's, or none for another user.
     pub(crate) groups: Option<Vec<u32>>,
+    /// Which process the kernel kills first when memory runs out; `None` is noded's.
+    pub(crate) oom_score_adj: Option<i16>,
 }
 
 impl fmt::Display for UserServicePlan {
@@ -143,5 +159,19 @@ impl PlannedRunnable for UserServicePlan {
 
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
         is_equal(self, new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_protection_of_noded_is_not_that_of_its_services() {
+        assert_eq!(choose_oom_score(None, -900), Some(0));
+        assert_eq!(choose_oom_score(None, 0), None);
+        assert_eq!(choose_oom_score(None, 300), None, "a less protected noded protects none");
+        assert_eq!(choose_oom_score(Some(-500), -900), Some(-500));
+        assert_eq!(choose_oom_score(Some(700), 0), Some(700));
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::tree::LayoutEntry;
 
+use super::listen_address::ListenAddress;
 use super::{MAX_SOCKET_PATH_BYTES, NodePlan};
 use crate::config::NodedConfig;
 use crate::data::{self, DataError};
@@ -30,15 +31,15 @@ pub struct PartPlanner<'a> {
     root: DataLayout,
     /// That of the data volume.
     volume: VolumeLayout,
-    is_volume_provided: bool,
+    is_volume_known: bool,
     /// The names of all parts and services.
     dependencies: Vec<DependencyEntry>,
     /// The plan of the node that runs, which plans again; what it uses is free.
     pub(super) running: Option<&'a NodePlan>,
     pub(super) problems: Vec<String>,
     pub(super) planned: Vec<PlannedService>,
-    /// The TCP ports that were checked.
-    pub(super) ports: Vec<(IpAddr, u16)>,
+    /// Where the runnables listen, with the keys that set it.
+    pub(super) addresses: Vec<(ListenAddress, String)>,
 }
 
 impl<'a> PartPlanner<'a> {
@@ -49,10 +50,9 @@ impl<'a> PartPlanner<'a> {
         (search, socket): (&'a SearchPath, &'a Path),
     ) -> Self {
         let dependencies = parts.iter().flat_map(|part| part.dependencies(config)).collect();
-        let is_volume_provided = parts.provide_volume();
-        let volume = layout::volume_in_memory(&config.node.data, is_volume_provided);
+        let volume = layout::volume_in_memory(&config.node.data, parts.provide_volume());
         let volume = volume.expect(PLACED_IN_MEMORY);
-        let (problems, planned, ports) = (Vec::new(), Vec::new(), Vec::new());
+        let (problems, planned, addresses) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             config,
             search,
@@ -60,12 +60,12 @@ impl<'a> PartPlanner<'a> {
             dev: false,
             root,
             volume,
-            is_volume_provided,
+            is_volume_known: parts.is_volume_known(config),
             dependencies,
             running: None,
             problems,
             planned,
-            ports,
+            addresses,
         }
     }
 
@@ -94,9 +94,14 @@ impl<'a> PartPlanner<'a> {
         &self.root
     }
 
-    /// Whether the program provides the data volume, which is unknown until it is open.
-    pub(crate) fn is_volume_provided(&self) -> bool {
-        self.is_volume_provided
+    /// The directories of programs.
+    pub(crate) fn search_path(&self) -> &'a SearchPath {
+        self.search
+    }
+
+    /// Whether the data volume can be looked at before root.storage has opened it.
+    pub(crate) fn is_volume_known(&self) -> bool {
+        self.is_volume_known
     }
 
     /// The data volume, in memory.
@@ -157,15 +162,29 @@ impl<'a> PartPlanner<'a> {
         }
     }
 
-    /// Records a problem if a TCP port is in use at this address; `field` is the key that sets it.
+    /// Records a problem if a TCP port is in use at this address, or another key sets it too; `field` is the key that sets
+    /// it.
     pub fn check_port(&mut self, address: IpAddr, port: u16, field: &str) {
-        self.ports.push((address, port));
-        if self.running.is_some_and(|running| running.uses_port(address, port)) {
+        let is_free = self.claim_address(ListenAddress::Tcp(address, port), field);
+        if !is_free || self.running.is_some_and(|running| running.uses_port(address, port)) {
             return;
         }
         if let Some(holder) = ports::lasting_holder(address, port) {
             self.problems.push(format!("port {port} is in use by {}: set {field} to another port", holder.0));
         }
+    }
+
+    /// Reserves an address for the runnable of a key. Records a problem, and returns false, if it is that of another key.
+    pub(crate) fn claim_address(&mut self, address: ListenAddress, field: &str) -> bool {
+        let mut others = self.addresses.iter().filter(|(_, other)| other != field);
+        let conflict =
+            others.find(|(other, _)| other.conflicts_with(&address)).map(|(_, field)| field.clone());
+        if let Some(other) = &conflict {
+            self.problems
+                .push(format!("{address} is set by {other} and by {field}: set one of them to another"));
+        }
+        self.addresses.push((address, field.to_owned()));
+        conflict.is_none()
     }
 
     /// The DNs that a runnable waits for: those of its name, and of the names above it.

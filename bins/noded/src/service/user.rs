@@ -32,7 +32,7 @@ fn service_process(user: &UserServicePlan, grace: Duration) -> Process {
         .max_grace_period(config.grace_max.unwrap_or_default())
         .stop_signal(config.stop_signal.unwrap_or(Signal::TERM))
         .keep(config.keep)
-        .limits(process_limits(&config.limits));
+        .limits(service_limits(user));
     if let Some(interval) = config.watchdog {
         process = process.watchdog(interval);
     }
@@ -46,6 +46,13 @@ fn service_process(user: &UserServicePlan, grace: Duration) -> Process {
         (_, Some(program)) => process.reload(ReloadAction::Command(Arc::new(helper_process(program, user)))),
         _ => process,
     }
+}
+
+/// The limits of the service's own processes.
+fn service_limits(user: &UserServicePlan) -> ProcessLimits {
+    let mut limits = process_limits(&user.config.limits);
+    limits.oom_score_adj = user.oom_score_adj;
+    limits
 }
 
 /// The limits as the supervisor takes them.
@@ -85,9 +92,12 @@ fn service_readiness(user: &UserServicePlan) -> process::Readiness {
     }
 }
 
-/// A program that probes or reloads the service, with its user, privileges, directory and environment.
+/// A program that probes or reloads the service, with its user, privileges, directory and environment, and its place
+/// among the processes that the kernel kills when memory runs out.
 fn helper_process((program, args): &(PathBuf, Vec<String>), user: &UserServicePlan) -> Process {
-    with_environment(Process::new(program).args(args), user)
+    let mut limits = ProcessLimits::default();
+    limits.oom_score_adj = user.oom_score_adj;
+    with_environment(Process::new(program).args(args).limits(limits), user)
 }
 
 /// Sets user, privileges, directory and environment of the service and its helpers.

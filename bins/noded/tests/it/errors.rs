@@ -109,6 +109,34 @@ fn a_port_in_use_is_named_with_its_holder_and_its_key() {
 }
 
 #[test]
+fn an_address_of_two_keys_is_rejected_with_both() {
+    let [port, peer] = [(); 2].map(|()| reserve_port().unwrap());
+    let etcd = format!(
+        "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\nclient_port = {}\npeer_port = {}\n",
+        port.number(),
+        peer.number()
+    );
+    let (text, code) =
+        run_rejected(&format!("{etcd}[metrics]\naddress = \"0.0.0.0:{}\"\n", port.number()), &[]);
+    assert_eq!(code, Some(4), "{text}");
+    let both = format!(
+        "port {} is set by metrics.address and by services.etcd.client_port: set one of them to another",
+        port.number()
+    );
+    assert!(text.contains(&both), "{text}");
+    // Nothing is there before the check, nor after it.
+    let socket = std::env::temp_dir().join("nodekeel-test-of-two-keys.sock");
+    let sockets = format!(
+        "{NO_DAEMONS}[control]\nsocket = {socket:?}\n[metrics]\naddress = {:?}\n",
+        socket.display().to_string()
+    );
+    let (text, code) = run_rejected(&sockets, &[]);
+    assert_eq!(code, Some(4), "{text}");
+    let both = format!("socket {} is set by control.socket and by metrics.address", socket.display());
+    assert!(text.contains(&both), "{text}");
+}
+
+#[test]
 fn a_socket_path_that_is_too_long_is_rejected() {
     let long = format!("/tmp/{}/s", "x".repeat(110));
     let (text, code) = run_rejected(&format!("{NO_DAEMONS}control.socket = \"{long}\"\n"), &[]);

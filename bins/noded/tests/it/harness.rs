@@ -303,6 +303,15 @@ fn spawn_line_reader(stream: impl std::io::Read + Send + 'static) -> Receiver<St
     lines
 }
 
+/// What an HTTP server answers to a GET: the status line, and the body.
+pub(crate) fn http_get(mut stream: impl std::io::Read + std::io::Write, path: &str) -> (String, String) {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
 /// A node in this process, with a log store that the test can write to.
 pub(crate) struct LocalNode {
     pub(crate) node: NodeHandle,

@@ -1,11 +1,12 @@
 //! noded killed by SIGKILL: what its services leave behind ends at the next start, or is adopted.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use testbed::ScratchDir;
@@ -169,6 +170,62 @@ fn a_kept_service_of_a_plain_user_is_adopted_by_the_next_noded() {
 #[ignore = "needs root: it makes cgroups"]
 fn a_kept_service_in_its_cgroup_is_adopted_by_the_next_noded() {
     check_adoption(false);
+}
+
+/// Blocks of output of [`a_kept_service_that_fills_its_output_waits_and_loses_nothing`]: more than the kernel keeps.
+const BLOCKS: usize = 24;
+const LINES_PER_BLOCK: usize = 64;
+const BYTES_PER_BLOCK: usize = LINES_PER_BLOCK * 1024;
+
+#[test]
+fn a_kept_service_that_fills_its_output_waits_and_loses_nothing() {
+    let dn = "root.service.kept";
+    let mut plan =
+        KilledNode::new(true, format!("log = {{ bytes = 33554432, bytes_per_dn = 16777216 }}\n{NO_DAEMONS}"));
+    let scratch = plan.create_scratch();
+    let (gate, progress) = (scratch.path().join("gate"), scratch.path().join("progress"));
+    let script = format!(
+        "echo up; until [ -e {gate} ]; do sleep 0.1; done; line=$(head -c 1023 /dev/zero | tr '\\0' x); \
+         for block in $(seq {BLOCKS}); do \
+           for line_of_block in $(seq {LINES_PER_BLOCK}); do echo $line; done; echo $block >{progress}; \
+         done; echo end; exec sleep 1000",
+        gate = gate.display(),
+        progress = progress.display()
+    );
+    plan.config += &service_config("kept", &script, &format!("{}\nkeep = true", keys(scratch.path())));
+    let node = plan.start(scratch);
+    let pid = service_pid(&node, dn);
+    node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "up");
+    let scratch = kill_node(node);
+    let mut fifos =
+        fs::read_dir(scratch.path().join("data/run/processes")).unwrap().map(|entry| entry.unwrap().path());
+    let stdout = fifos.find(|path| path.extension().is_some_and(|suffix| suffix == "stdout")).unwrap();
+    // Neither blocks nor reads.
+    let stdout = File::options().read(true).write(true).open(stdout).unwrap();
+    let capacity = usize::try_from(fcntl(&stdout, FcntlArg::F_GETPIPE_SZ).unwrap()).unwrap();
+    let written =
+        || fs::read_to_string(&progress).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0_usize);
+    fs::write(&gate, "").unwrap();
+    testbed::wait_until(TEST_TIMEOUT, "a full pipe", || {
+        let bytes = written() * BYTES_PER_BLOCK;
+        anyhow::ensure!(bytes + BYTES_PER_BLOCK > capacity, "{bytes} of {capacity}");
+        Ok(())
+    })
+    .unwrap();
+    drop(stdout);
+    let (kept, before) = (capacity.div_ceil(BYTES_PER_BLOCK), written());
+    assert!(before <= kept && kept < BLOCKS, "{before} blocks are written, and the pipe holds {kept}");
+
+    let node = plan.start(scratch);
+    assert_eq!(service_pid(&node, dn), pid);
+    let mut lines = 0;
+    node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| {
+        assert_ne!(entry["kind"], "dropped", "{entry}");
+        lines += usize::from(entry["text"].as_str().is_some_and(|text| text.starts_with("xxx")));
+        entry["text"] == "end"
+    });
+    assert_eq!(lines, BLOCKS * LINES_PER_BLOCK);
+    node.stop();
 }
 
 /// How many services restart again and again, how many have forked and run, and how many are kept.

@@ -100,7 +100,6 @@ fn services_stop_before_what_they_depend_on() {
     println!("a chain of 10, grace 100 ms: exit after {:?}", started.elapsed());
     assert_eq!(status.code(), Some(0), "{lines:#?}");
     assert!(started.elapsed() >= 10 * Duration::from_millis(100), "{:?}", started.elapsed());
-    // The last of them is on stderr too; a stream of the control API may end before it.
     let killed = lines.iter().filter(|line| line.contains("killed by SIGKILL"));
     let order: Vec<&str> = killed.filter_map(|line| line.split_whitespace().next()).collect();
     let expected: Vec<String> = (0..10).rev().map(|n| format!("root.service.s{n}")).collect();

@@ -1,6 +1,7 @@
 //! nodectl as its user sees it.
 
-use std::io::Read as _;
+use std::fs;
+use std::io::{Read as _, Write as _};
 use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::Signal;
@@ -319,4 +320,56 @@ fn a_watched_tree_fits_its_terminal_and_counts_down() {
     });
     drop(terminal);
     node.stop();
+}
+
+#[test]
+fn storage_says_what_the_volume_is_and_reads_passphrases_from_files_and_pipes_alone() {
+    let node = NodedProcess::start(NO_DAEMONS);
+    node.ask(&["start", "--wait", "root.storage"]);
+    assert_eq!(
+        node.ask(&["storage", "status"]),
+        format!("open at {}: not encrypted by noded\n", volume_path(&node))
+    );
+    let status = node.ask_json(&["storage", "status"]);
+    assert_eq!((&status["state"], &status["encryption"]), (&"open".into(), &serde_json::Value::Null));
+
+    let fails = |args: &[&str]| {
+        let (text, code) = stderr_and_code(&node.nodectl(&[&["storage"], args].concat()));
+        assert_eq!(code, Some(1), "{args:?}: {text}");
+        text
+    };
+    for args in [&["rotate"][..], &["recovery"]] {
+        let text = fails(args);
+        assert!(text.starts_with("nodectl: the data volume is not encrypted"), "{args:?}: {text}");
+    }
+    assert!(fails(&["trim"]).contains("it is a directory"), "a directory is not trimmed");
+    assert!(fails(&["erase", "ext-1"]).contains("nodectl storage status"), "nothing is to be erased");
+    // The standard input is empty.
+    assert!(fails(&["unlock"]).contains("0 symbols"));
+    let file = node.scratch.path().join("passphrase");
+    fs::write(&file, "00000-00000-00000-00000-00000-00000-00gkg\nmore\n").unwrap();
+    let by_file = ["--passphrase-file", file.to_str().unwrap()];
+    let text = fails(&[&["unlock"], &by_file[..]].concat());
+    assert!(text.contains("does not wait for a key"), "{text}");
+    let text = fails(&[&["rotate"], &by_file[..]].concat());
+    assert!(text.contains("not encrypted"), "{text}");
+    fs::write(&file, "00000-00000-00000-00000-00000-00000-00gkk\n").unwrap();
+    let text = fails(&[&["recovery", "--confirm"], &by_file[..]].concat());
+    assert!(text.contains("wrong checksum"), "{text}");
+
+    let mut command = node.nodectl_command(&["storage", "unlock"]);
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"00000-00000-00000-00000-00000-00000-00GKG\n").unwrap();
+    let (text, code) = stderr_and_code(&child.wait_with_output().unwrap());
+    assert!(code == Some(1) && text.contains("does not wait for a key"), "{code:?} {text}");
+    let (_, code) = stderr_and_code(&node.nodectl(&["storage", "unlock", "00000"]));
+    assert_eq!(code, Some(2), "a passphrase is no argument");
+
+    let events = node.ask(&["events"]);
+    assert!(events.contains("unlock") && !events.contains("00000-00000"), "{events}");
+    node.stop();
+}
+
+fn volume_path(node: &NodedProcess) -> String {
+    node.data().join("data").display().to_string()
 }

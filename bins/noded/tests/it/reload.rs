@@ -6,11 +6,14 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::Signal;
+use nodekeel_logtree::{LogQuery, LogStore, render};
+use nodekeel_node::client;
 use nodekeel_node::node::{NodeBuilder, NodeHandle, ReloadError};
 use nodekeel_node::part::{
     NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
 use nodekeel_node::plan::PartPlanner;
+use nodekeel_node::v1::HealthRequest;
 use nodekeel_supervisor::Context;
 use testbed::ScratchDir;
 use tokio::sync::mpsc;
@@ -282,6 +285,67 @@ async fn a_reload_that_ends_after_its_node_leaves_the_data_directory_free() {
     assert!(matches!(refused, ReloadError::Stopping), "{refused}");
     let next = NodeHandle::builder("test.toml", NO_DAEMONS).data(&data).start().unwrap();
     next.shutdown().await;
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("can't prepare the fan")]
+struct SpentError(#[source] std::io::Error);
+
+/// A part that can be prepared once.
+#[derive(Debug, Clone, Default)]
+struct SpentPart(Arc<Mutex<bool>>);
+
+impl Part for SpentPart {
+    fn name(&self) -> &str {
+        "spent"
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        planner.add(PlannedService::new("root.spent", self.clone()));
+    }
+}
+
+impl fmt::Display for SpentPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("once")
+    }
+}
+
+impl PlannedRunnable for SpentPart {
+    fn prepare(&self, _: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        if std::mem::replace(&mut *self.0.lock().unwrap(), true) {
+            return Err(SpentError(std::io::Error::other("the fan is stuck")).into());
+        }
+        Ok(PreparedRunnable::new(|ctx: Context| async move {
+            ctx.signal_ready()?;
+            ctx.until_canceled().await
+        }))
+    }
+
+    fn is_same(&self, _: &dyn PlannedRunnable) -> Option<bool> {
+        Some(false)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_can_not_be_prepared_again_is_logged_with_its_causes() {
+    let scratch = ScratchDir::new().unwrap();
+    let (file, data) = (scratch.path().join("noded.toml"), scratch.path().join("data"));
+    fs::write(&file, NO_DAEMONS).unwrap();
+    let log_store = LogStore::default();
+    let builder = NodeBuilder::from_file(&file).unwrap().data(&data).log_store(log_store.clone());
+    let node = builder.with(SpentPart::default()).start().unwrap();
+    node.wait_ready("root.spent").await;
+    let refused = node.reload().await.unwrap_err();
+    let says = "can't prepare the fan: the fan is stuck";
+    assert_eq!(refused.describe(), says);
+    let mut log = log_store.open_reader(LogQuery::of_dn("noded".parse().unwrap())).unwrap();
+    let logged: Vec<_> = log.read_backlog().iter().map(render::full_text).collect();
+    assert!(logged.iter().any(|line| line.contains(says)), "{logged:#?}");
+    let mut client = client::connect(node.control_socket()).await.unwrap();
+    let health = client.health(HealthRequest {}).await.unwrap().into_inner();
+    assert!(health.conditions.iter().any(|found| found.problem.contains(says)), "{health:#?}");
+    node.shutdown().await;
 }
 
 #[test]

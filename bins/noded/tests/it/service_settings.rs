@@ -1,8 +1,12 @@
 //! What a service may do and use, how it is watched and reloaded, and how its log is read.
 
+use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, service_config};
+use testbed::{ScratchDir, wait_until};
+
+use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, service_config};
 
 /// Restarts at once.
 const NO_BACKOFF: &str = "backoff = { initial = \"1ms\", max = \"1ms\" }";
@@ -116,5 +120,41 @@ fn a_service_of_another_user_keeps_its_groups_and_capabilities() {
     for part in ["Groups: 1 65534", "CapEff: 0000000000000400", "CapBnd: 0000000000000400", "NoNewPrivs: 1"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn a_noded_that_the_kernel_spares_does_not_spare_its_services() {
+    let scratch = ScratchDir::new().unwrap();
+    let score = |name: &str| scratch.path().join(name);
+    let write_score = |name: &str| {
+        let to = score(name).display().to_string();
+        format!("cat /proc/self/oom_score_adj >{to}.new; mv {to}.new {to}")
+    };
+    let script = |name: &str| format!("{}; exec sleep 1000", write_score(name));
+    let probe = format!("readiness = {{ probe = [\"/bin/sh\", \"-c\", {:?}] }}", write_score("probe"));
+    let path = "environment = { PATH = \"/usr/bin:/bin\" }";
+    let config = format!(
+        "{NO_DAEMONS}{}{}",
+        service_config("default", &script("default"), &format!("{path}\n{probe}")),
+        service_config("set", &script("set"), &format!("{path}\nlimits = {{ oom_score_adj = -300 }}"))
+    );
+    let file = scratch.path().join("noded.toml");
+    fs::write(&file, config).unwrap();
+    let data = scratch.path().join("data");
+    let noded = noded_command(&["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()]);
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "echo -900 >/proc/self/oom_score_adj && exec \"$@\"", "sh"]);
+    command.arg(noded.get_program()).args(noded.get_args()).stderr(Stdio::piped());
+    let (default, probe, set) = (score("default"), score("probe"), score("set"));
+    let mut noded = NodedProcess::spawn_command(scratch, command);
+    noded.wait_for_line("control socket at");
+    for (path, expected) in [(default, "0"), (probe, "0"), (set, "-300")] {
+        let found = wait_until(TEST_TIMEOUT, "the score", || Ok(fs::read_to_string(&path)?)).unwrap();
+        assert_eq!(found.trim(), expected, "{}", path.display());
+    }
+    let own = fs::read_to_string(format!("/proc/{}/oom_score_adj", noded.pid())).unwrap();
+    assert_eq!(own.trim(), "-900");
     noded.stop();
 }

@@ -10,7 +10,7 @@ use testbed::{FakeNode, Kube, KubeUser, ScratchDir, wait_until};
 use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, stderr_and_code};
 
 /// A kubeconfig of an API server that does not answer.
-const UNREACHABLE_KUBECONFIG: &str = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
+pub(crate) const UNREACHABLE_KUBECONFIG: &str = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
     clusters: [{name: k, cluster: {server: \"https://127.0.0.1:1\"}}]\nusers: [{name: u, user: {}}]\n";
 
 /// A file system without quotas on every test machine.

@@ -7,6 +7,8 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_supervisor::{Context, RunFuture, Runnable};
 
+use crate::volume_keys::{KeyService, VolumeKeys};
+
 /// The volume of the cluster: its directory on the data volume of the node, while that is open.
 #[derive(Debug, Default)]
 pub(super) struct ClusterVolume(Mutex<Option<Arc<DirectoryVolume>>>);
@@ -48,13 +50,19 @@ impl DataVolume for ClusterVolume {
 pub(super) struct ClusterOnVolume {
     pub(super) cluster: ClusterNode,
     pub(super) volume: Arc<ClusterVolume>,
+    /// Of an encrypted data volume.
+    pub(super) keys: Option<Arc<VolumeKeys>>,
 }
 
 impl Runnable for ClusterOnVolume {
     fn run(&self, ctx: Context) -> RunFuture {
         let (cluster, release) =
             (self.cluster.clone(), ReleaseOnDrop(self.cluster.clone(), Arc::clone(&self.volume)));
+        let keys = self.keys.clone().map(|keys| KeyService::new(keys, self.cluster.clone()));
         Box::pin(async move {
+            if let Some(keys) = keys {
+                ctx.run_child("keys", keys)?;
+            }
             let ended = cluster.run(ctx).await;
             drop(release);
             ended

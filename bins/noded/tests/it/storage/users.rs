@@ -1,13 +1,10 @@
-//! The data volume: what lies on it waits for it, follows it, and is gone before it is closed.
+//! What lies on a volume, while it opens and closes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::signal::Signal;
-use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_localstorage::{Dir, FileMode};
 use nodekeel_node::client::{self, NodeClient};
@@ -20,22 +17,14 @@ use testbed::ScratchDir;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::harness::{
-    NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, service_config, stderr_and_code,
-};
-
-nodekeel_localstorage::layout! {
-    /// On the volume: the part of the notes.
-    struct NotesLayout {
-        /// The notes.
-        notes: LayoutDir = "notes", 0o700;
-    }
-}
+use super::NotesLayout;
+use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, service_config};
+use crate::volumes::UNREACHABLE_KUBECONFIG;
 
 /// A volume that opens when the test lets it, and counts its users when it is closed.
 #[derive(Debug)]
 struct GatedVolume {
-    volume: DirectoryVolume,
+    volume: Arc<DirectoryVolume>,
     is_open: Arc<AtomicBool>,
     users: Arc<AtomicUsize>,
 }
@@ -113,9 +102,10 @@ impl Part for NotesPart {
 }
 
 async fn take_notes(user: VolumeUser, ctx: Context) -> Result<(), Failure> {
-    let users = Arc::clone(&user.0);
+    // The runnable itself has a file of the volume open, as that of a member of a cluster has.
+    let kept = VolumeUser::new(&user.0);
     ctx.run_child("slow", move |ctx: Context| {
-        let user = VolumeUser::new(&users);
+        let user = VolumeUser::new(&kept.0);
         async move {
             ctx.signal_ready()?;
             let canceled = ctx.canceled().await;
@@ -131,6 +121,7 @@ async fn take_notes(user: VolumeUser, ctx: Context) -> Result<(), Failure> {
 
 struct GatedNode {
     scratch: ScratchDir,
+    volume: Arc<DirectoryVolume>,
     node: NodeHandle,
     client: NodeClient,
     is_open: Arc<AtomicBool>,
@@ -147,8 +138,9 @@ impl GatedNode {
         let scratch = ScratchDir::new().unwrap();
         let disk = Dir::open(scratch.path()).unwrap().ensure_dir("disk", FileMode::PRIVATE_DIR).unwrap();
         let (is_open, users) = (Arc::new(AtomicBool::new(is_open)), Arc::<AtomicUsize>::default());
+        let disk = Arc::new(DirectoryVolume::new(disk));
         let volume = GatedVolume {
-            volume: DirectoryVolume::new(disk),
+            volume: Arc::clone(&disk),
             is_open: Arc::clone(&is_open),
             users: Arc::clone(&users),
         };
@@ -157,7 +149,7 @@ impl GatedNode {
         let node = change(builder.volume(volume).with(NotesPart(Arc::clone(&users)))).start().unwrap();
         timeout(TEST_TIMEOUT, node.wait_ready("root")).await.unwrap();
         let client = client::connect(node.control_socket()).await.unwrap();
-        Self { scratch, node, client, is_open, users }
+        Self { scratch, volume: disk, node, client, is_open, users }
     }
 
     async fn status(&mut self, dn: &str) -> Node {
@@ -230,6 +222,7 @@ async fn what_lies_on_a_volume_stops_before_it_closes_and_starts_when_it_is_open
     gated.wait_for("root.notes", |node| node.generation == 3 && node.state() == State::Ready).await;
     let report = gated.node.shutdown().await;
     assert!(report.stragglers.is_empty(), "{report:?}");
+    assert_eq!(gated.volume.state(), MountState::Unmounted, "a shutdown closes it, too");
 }
 
 /// A part on the volume that stops when the test lets it.
@@ -291,149 +284,61 @@ async fn a_volume_that_containers_keep_busy_is_used_on_when_root_storage_restart
     gated.node.shutdown().await;
 }
 
-/// A directory that is mounted on another one, as long as it exists.
-struct BindMount(PathBuf);
+/// A volume that notes what the provisioner has open on it when it is closed.
+#[derive(Debug)]
+struct WatchedVolume {
+    volume: DirectoryVolume,
+    volumes: PathBuf,
+    open: Arc<Mutex<Vec<Vec<PathBuf>>>>,
+}
 
-impl BindMount {
-    fn new(source: &Path, target: &Path) -> Self {
-        mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-        Self(target.to_owned())
+impl DataVolume for WatchedVolume {
+    fn mount_new(&self, erase: ErasePolicy) -> Result<Dir, VolumeError> {
+        self.volume.mount_new(erase)
+    }
+
+    fn mount_existing(&self) -> Result<Dir, VolumeError> {
+        self.volume.mount_existing()
+    }
+
+    fn unmount(&self) -> Result<(), VolumeError> {
+        let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let files = files.filter_map(|file| fs::read_link(file.path()).ok());
+        self.open.lock().unwrap().push(files.filter(|file| file.starts_with(&self.volumes)).collect());
+        self.volume.unmount()
+    }
+
+    fn state(&self) -> MountState {
+        self.volume.state()
     }
 }
 
-impl Drop for BindMount {
-    fn drop(&mut self) {
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
-    }
-}
-
-#[test]
-#[ignore = "needs root: it mounts a directory"]
-fn a_volume_whose_file_system_is_not_mounted_is_named_and_none_is_created_in_its_place() {
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provisioner_has_nothing_open_on_the_volume_when_it_is_closed() {
     let scratch = ScratchDir::new().unwrap();
-    let (disk, volume) = (scratch.path().join("disk"), scratch.path().join("data/data"));
-    fs::create_dir(&disk).unwrap();
-    fs::create_dir_all(&volume).unwrap();
-    let mounted = BindMount::new(&disk, &volume);
-    let mut node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
-    node.ask(&["--timeout=60", "start", "--wait", "root.storage"]);
-    assert!(disk.join(".data-volume").exists());
-    node.signal(Signal::SIGKILL);
-    node.wait();
-    let scratch = std::mem::replace(&mut node.scratch, ScratchDir::new().unwrap());
-    drop((node, mounted));
-
-    let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
-    node.wait_for_event("root.storage", 1, "exited");
-    let text = String::from_utf8(node.nodectl(&["status", "root.storage"]).stdout).unwrap();
-    let says = format!("the file system that was mounted on {} is not mounted; mount it", volume.display());
-    assert!(text.contains(&says), "{text}");
-    assert_eq!(fs::read_dir(&volume).unwrap().count(), 0, "a volume was created");
-    let mounted = BindMount::new(&disk, &volume);
-    node.ask(&["--timeout=60", "start", "--wait", "root.storage"]);
-    node.stop();
-    drop(mounted);
-}
-
-#[test]
-fn a_node_whose_volume_does_not_open_answers_and_says_what_to_do() {
-    let scratch = ScratchDir::new().unwrap();
-    let volume = scratch.path().join("data/data");
-    fs::create_dir_all(&volume).unwrap();
-    fs::write(volume.join("letter"), "dear").unwrap();
-    let needs = "depends_on = [\"storage\"]";
-    let config = format!("{NO_DAEMONS}{}", service_config("a", "sleep 1000", needs));
-    let node = NodedProcess::start_in(scratch, &config, &[]);
-    node.wait_for_event("root.storage", 1, "exited");
-    let output = node.nodectl(&["status", "root.storage"]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(6), "{text}");
-    let command = text.split("type: ").nth(1).and_then(|rest| rest.lines().next()).expect(&text).to_owned();
-    assert!(
-        text.contains("has files, but not the file .data-volume") && text.contains("can't open"),
-        "{text}"
-    );
-    assert_eq!(node.ask_json(&["status", "root.service.a"])["node"]["waiting_on"][0], "root.storage");
-    assert_eq!(fs::read_dir(&volume).unwrap().count(), 1, "nothing was written");
-
-    let typed = std::process::Command::new("/bin/sh").args(["-c", &command]).status().unwrap();
-    assert!(typed.success(), "{command}");
-    node.ask(&["--timeout=60", "start", "--wait", "root.service.a"]);
-    assert_eq!(fs::read_to_string(volume.join("letter")).unwrap(), "dear");
-    node.stop();
-}
-
-/// The data directory of an earlier release, with a file in each directory.
-fn former_directory() -> ScratchDir {
-    let scratch = ScratchDir::new().unwrap();
-    for (directory, name) in [
-        ("etcd/data", "member"),
-        ("cluster/state", "enrolment.pb"),
-        ("cluster/volume", ".data-volume"),
-        ("volumes", "v"),
-    ] {
-        let directory = scratch.path().join("data").join(directory);
-        fs::create_dir_all(&directory).unwrap();
-        fs::write(directory.join(name), "kept").unwrap();
-    }
-    scratch
-}
-
-#[test]
-fn a_directory_of_an_earlier_release_is_moved_at_the_start_and_only_announced_by_a_check() {
-    let scratch = former_directory();
-    let (file, data) = (scratch.path().join("check.toml"), scratch.path().join("data"));
-    fs::write(&file, NO_DAEMONS).unwrap();
-    let args = ["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-    let output = noded_command(&args).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let says = "; moves cluster/state to esp, cluster/volume to data/cluster, etcd to data/etcd, volumes to data/volumes";
-    assert!(output.status.success() && text.contains(says), "{text}");
-    assert!(data.join("etcd/data/member").exists() && !data.join("data").exists(), "a check changes nothing");
-
-    let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
-    node.ask(&["--timeout=60", "start", "--wait", "root.storage"]);
-    for path in ["data/etcd/data/member", "esp/enrolment.pb", "data/cluster/.data-volume", "data/volumes/v"] {
-        assert_eq!(fs::read_to_string(data.join(path)).unwrap(), "kept", "{path}");
-    }
-    assert!(!data.join("etcd").exists() && !data.join("cluster").exists());
-    let log = node.ask(&["logs", "root.storage"]);
-    assert!(log.contains("moved etcd to data/etcd"), "{log}");
-    node.stop();
-}
-
-#[test]
-fn a_directory_that_is_at_both_places_is_named_and_nothing_is_moved() {
-    let scratch = former_directory();
-    let (file, data) = (scratch.path().join("noded.toml"), scratch.path().join("data"));
-    fs::create_dir_all(data.join("data/etcd/data/member")).unwrap();
-    fs::write(data.join("data/.data-volume"), "nodekeel data volume, format 1\n").unwrap();
-    fs::write(&file, NO_DAEMONS).unwrap();
-    for command in ["check", "run"] {
-        let args = [command, "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-        let (text, code) = stderr_and_code(&noded_command(&args).output().unwrap());
-        assert_eq!(code, Some(4), "{text}");
-        let says = format!(
-            "noded: can't move {0}/etcd to {0}/data/etcd, where this release keeps it: both exist; remove or rename",
-            data.display()
-        );
-        assert!(text.starts_with(&says) && text.lines().count() == 1, "{text}");
-        assert!(data.join("cluster/state/enrolment.pb").exists() && !data.join("esp").exists());
-    }
-}
-
-#[test]
-fn an_unknown_kind_of_storage_is_answered_with_the_known_ones() {
-    let scratch = ScratchDir::new().unwrap();
-    let file = scratch.path().join("noded.toml");
-    fs::write(&file, "[storage]\nkind = \"floppy\"\n").unwrap();
-    let (text, code) = stderr_and_code(
-        &noded_command(&["check", "--dev", "--config", file.to_str().unwrap()]).output().unwrap(),
-    );
-    assert_eq!(code, Some(3), "{text}");
-    assert!(
-        text.contains("noded.toml:2:8: storage.kind: ")
-            && text.contains("unknown variant `floppy`, expected `directory`"),
-        "{text}"
-    );
+    let disk = Dir::open(scratch.path()).unwrap().ensure_dir("disk", FileMode::PRIVATE_DIR).unwrap();
+    let (volumes, open) = (disk.path().canonicalize().unwrap().join("volumes"), Arc::<Mutex<_>>::default());
+    let volume = WatchedVolume { volume: DirectoryVolume::new(disk), volumes, open: Arc::clone(&open) };
+    let kubeconfig = scratch.path().join("kubeconfig");
+    fs::write(&kubeconfig, UNREACHABLE_KUBECONFIG).unwrap();
+    let keys = format!("kubeconfig = {kubeconfig:?}\ncsi = false\nquota = \"none\"\n");
+    let config = format!("{NO_DAEMONS}[provisioner]\n{keys}");
+    let builder = NodeHandle::builder("test.toml", config).data(scratch.path().join("data"));
+    let node = builder.volume(volume).start().unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root")).await.unwrap();
+    let mut client = client::connect(node.control_socket()).await.unwrap();
+    let mut changes = client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
+    let runs = async {
+        while let Some(tree) = changes.message().await.unwrap() {
+            if tree.nodes.iter().any(|node| node.dn == "root.provisioner.controller") {
+                return;
+            }
+        }
+        panic!("the node has stopped");
+    };
+    timeout(TEST_TIMEOUT, runs).await.unwrap();
+    drop((changes, client));
+    open.lock().unwrap().clear();
+    node.shutdown().await;
+    assert_eq!(*open.lock().unwrap(), [Vec::<PathBuf>::new()]);
 }

@@ -1,0 +1,318 @@
+//! `storage`: the data volume, and the keys that open it.
+
+mod view;
+
+use std::time::Duration;
+
+use nodekeel_node::v1;
+
+use self::view::{EncryptionView, SlotView, StorageChangeView, StorageView};
+use crate::api_client::ApiClient;
+use crate::cli::{PassphraseArgs, PermitArgs, RecoveryArgs, StorageCommand};
+use crate::command_error::CommandError;
+use crate::output::{Printer, TextStyle, escape_control};
+use crate::passphrase::read_passphrase;
+use crate::time::format_age;
+
+/// Timeout of changes: each runs cryptsetup several times, and asks the cluster.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Timeout of a trim: some terabytes.
+const TRIM_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+pub(crate) async fn run_storage(
+    api: &mut ApiClient,
+    command: StorageCommand,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    api.raise_timeout(CHANGE_TIMEOUT);
+    match command {
+        StorageCommand::Status => show_status(api, printer).await,
+        StorageCommand::Unlock(args) => unlock(api, &args, printer).await,
+        StorageCommand::Rotate(args) => rotate(api, &args, printer).await,
+        StorageCommand::Recovery(args) if args.confirm => confirm_recovery(api, &args, printer).await,
+        StorageCommand::Recovery(args) => add_recovery(api, &args.permit, printer).await,
+        StorageCommand::Trim => trim(api, printer).await,
+        StorageCommand::Erase { token } => erase(api, token, printer).await,
+    }
+}
+
+async fn show_status(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let answer = api.call(async |client| client.storage(v1::StorageRequest {}).await).await?;
+    let storage = StorageView::from(answer);
+    if printer.is_json {
+        printer.print_json(&storage)?;
+    } else {
+        let style = match &*storage.state {
+            "open" => TextStyle::Good,
+            "opening" => TextStyle::Pending,
+            _ => TextStyle::Bad,
+        };
+        let state = printer.style_text(style, &escape_control(&storage.state));
+        printer.print_line(&format!("{state}{}", describe_storage(&storage)))?;
+        for line in detail_lines(&storage) {
+            printer.print_line(&format!("  {line}"))?;
+        }
+        if let Some(encryption) = &storage.encryption {
+            print_slots(&encryption.slots, printer)?;
+        }
+    }
+    match &*storage.state {
+        "open" => Ok(()),
+        _ => Err(CommandError::NotHealthy),
+    }
+}
+
+/// What it is, behind its state.
+fn describe_storage(storage: &StorageView) -> String {
+    let at = storage.path.as_deref().map(|path| format!(" at {path}")).unwrap_or_default();
+    let what = match &storage.encryption {
+        Some(encryption) => format!(": {}", encryption.encryption),
+        None if storage.state == "open" && storage.encryption_error.is_none() => {
+            ": not encrypted by noded".to_owned()
+        }
+        None => String::new(),
+    };
+    escape_control(&format!("{at}{what}"))
+}
+
+fn detail_lines(storage: &StorageView) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.extend(storage.detail.clone());
+    lines.extend(storage.since_time.map(|since| format!("since {}", format_age(since))));
+    if let (Some(done), Some(total)) = (storage.wiped_bytes, storage.wipe_bytes) {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        lines.push(format!("wipes the new volume: {:.1} of {:.1} GiB", gib(done), gib(total)));
+    }
+    if storage.state == "locked" {
+        lines.push("to open it: `nodectl storage unlock`".to_owned());
+    }
+    if let Some(token) = &storage.erase_token {
+        lines.push(format!("to erase what the disk has: `nodectl storage erase {token}`"));
+    }
+    lines.extend(storage.encryption_error.as_ref().map(|error| format!("its header: {error}")));
+    if let Some(encryption) = &storage.encryption {
+        let EncryptionView { device, volume, .. } = encryption;
+        lines.push(format!("device       {device}, volume {volume}"));
+        lines.push(format!("opened by    {}", describe_keys(encryption)));
+        lines.extend(describe_cluster_key(encryption).map(|text| format!("cluster      {text}")));
+        if !encryption.both_headers {
+            lines.push("header       one copy is damaged: the next change of a key repairs it".to_owned());
+        }
+    }
+    lines.iter().map(|line| escape_control(line)).collect()
+}
+
+fn describe_keys(encryption: &EncryptionView) -> String {
+    let cold_start = match encryption.cold_start.as_deref() {
+        None => return "the node alone".to_owned(),
+        Some("local") => "the node alone",
+        Some("operator") => "an operator",
+        Some("peers") => "the node, with the key from its peers",
+        Some(other) => other,
+    };
+    format!("node and cluster together; after a power cut, by {cold_start}")
+}
+
+fn describe_cluster_key(encryption: &EncryptionView) -> Option<String> {
+    Some(match encryption.cluster_key.as_deref()? {
+        "stored" => "has its half of the key".to_owned(),
+        "lost" => "has lost its half of the key: `nodectl storage rotate --recovery`".to_owned(),
+        "pending" => format!(
+            "does not have its half of the key yet: {}",
+            encryption.cluster_key_detail.as_deref().unwrap_or_default()
+        ),
+        _ => "the node is not in it yet".to_owned(),
+    })
+}
+
+fn print_slots(slots: &[SlotView], printer: &mut Printer) -> Result<(), CommandError> {
+    let header = format!("{:4}  {:27}  {:10}", "SLOT", "OPENED BY", "GENERATION");
+    let header = printer.style_text(TextStyle::Strong, header.trim_end());
+    printer.print_line(&header)?;
+    for slot in slots {
+        let by = match slot.kind.as_deref() {
+            Some("local") => "node unlock key".to_owned(),
+            Some("split") => "node and cluster unlock key".to_owned(),
+            Some("recovery") => "recovery passphrase".to_owned(),
+            Some(other) => escape_control(other),
+            None => "(no name)".to_owned(),
+        };
+        let generation = if slot.kind.is_some() { slot.generation.to_string() } else { "-".to_owned() };
+        let marks = [("has opened it", slot.opened), ("stale", slot.stale)];
+        let marks: Vec<_> = marks.iter().filter(|mark| mark.1).map(|mark| mark.0).collect();
+        let line = format!("{:<4}  {by:27}  {generation:10}  {}", slot.slot, marks.join(", "));
+        printer.print_line(line.trim_end())?;
+    }
+    Ok(())
+}
+
+async fn unlock(
+    api: &mut ApiClient,
+    args: &PassphraseArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let passphrase = Some(read_passphrase(args)?);
+    let request = v1::UnlockStorageRequest { passphrase };
+    api.call(async |client| client.unlock_storage(request).await).await?;
+    print_change(printer, "unlocked", "the data volume is open")
+}
+
+async fn rotate(api: &mut ApiClient, args: &PermitArgs, printer: &mut Printer) -> Result<(), CommandError> {
+    let request = v1::RotateStorageKeysRequest { passphrase: read_permit(args)? };
+    api.call(async |client| client.rotate_storage_keys(request).await).await?;
+    print_change(printer, "rotated", "the data volume has new keys; its recovery passphrase is the same")
+}
+
+async fn add_recovery(
+    api: &mut ApiClient,
+    args: &PermitArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let request = v1::AddRecoveryPassphraseRequest { passphrase: read_permit(args)? };
+    let answer = api.call(async |client| client.add_recovery_passphrase(request).await).await?;
+    let passphrase = answer.passphrase.unwrap_or_default().text;
+    if printer.is_json {
+        let done = StorageChangeView { done: "added", passphrase: Some(&passphrase), trimmed_bytes: None };
+        return Ok(printer.print_json(&done)?);
+    }
+    printer.print_line(&escape_control(&passphrase))?;
+    let hint = "keep it away from this node: it is not shown again. Then type it: `nodectl storage recovery --confirm`";
+    Ok(printer.print_line(hint)?)
+}
+
+async fn confirm_recovery(
+    api: &mut ApiClient,
+    args: &RecoveryArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let passphrase = Some(read_passphrase(&args.permit.passphrase)?);
+    let request = v1::ConfirmRecoveryPassphraseRequest { passphrase };
+    api.call(async |client| client.confirm_recovery_passphrase(request).await).await?;
+    print_change(printer, "confirmed", "this is the recovery passphrase; an older one is void")
+}
+
+async fn trim(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    api.raise_timeout(TRIM_TIMEOUT);
+    let answer = api.call(async |client| client.trim_storage(v1::TrimStorageRequest {}).await).await?;
+    if printer.is_json {
+        let trimmed_bytes = Some(answer.trimmed_bytes);
+        let done = StorageChangeView { done: "trimmed", passphrase: None, trimmed_bytes };
+        return Ok(printer.print_json(&done)?);
+    }
+    Ok(printer.print_line(&format!("trimmed {} bytes of the data volume", answer.trimmed_bytes))?)
+}
+
+async fn erase(api: &mut ApiClient, token: String, printer: &mut Printer) -> Result<(), CommandError> {
+    let request = v1::EraseStorageRequest { token };
+    api.call(async |client| client.erase_storage(request).await).await?;
+    print_change(
+        printer,
+        "erasing",
+        "root.storage erases the disk, and creates the data volume: `nodectl storage status`",
+    )
+}
+
+fn print_change(printer: &mut Printer, done: &str, text: &str) -> Result<(), CommandError> {
+    match printer.is_json {
+        true => Ok(printer.print_json(&StorageChangeView { done, passphrase: None, trimmed_bytes: None })?),
+        false => Ok(printer.print_line(text)?),
+    }
+}
+
+/// The passphrase that permits a change, if the operator wants to type it.
+fn read_permit(args: &PermitArgs) -> Result<Option<v1::RecoveryPassphrase>, CommandError> {
+    let is_given = args.recovery || args.passphrase.passphrase_file.is_some();
+    is_given.then(|| read_passphrase(&args.passphrase)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    fn encrypted() -> v1::StorageEncryption {
+        v1::StorageEncryption {
+            device: "/dev/vdb".into(),
+            volume: "8f0f".into(),
+            encryption: "encrypted".into(),
+            keys: "split".into(),
+            cold_start: "operator".into(),
+            has_both_headers: true,
+            cluster_key: "stored".into(),
+            ..Default::default()
+        }
+    }
+
+    fn lines(answer: v1::StorageResponse) -> Vec<String> {
+        let view = StorageView::from(answer);
+        let first = format!("{}{}", view.state, describe_storage(&view));
+        [first].into_iter().chain(detail_lines(&view)).collect()
+    }
+
+    #[test]
+    fn a_volume_says_what_opens_it_and_who_has_the_key() {
+        let open = v1::StorageResponse {
+            state: "open".into(),
+            path: "/data".into(),
+            encryption: Some(encrypted()),
+            ..Default::default()
+        };
+        assert_eq!(
+            lines(open),
+            [
+                "open at /data: encrypted",
+                "device       /dev/vdb, volume 8f0f",
+                "opened by    node and cluster together; after a power cut, by an operator",
+                "cluster      has its half of the key",
+            ]
+        );
+        let plain = v1::StorageResponse { state: "open".into(), path: "/data".into(), ..Default::default() };
+        assert_eq!(lines(plain), ["open at /data: not encrypted by noded"]);
+    }
+
+    #[test]
+    fn a_volume_that_is_not_open_says_why_and_what_to_type() {
+        let locked = v1::StorageResponse {
+            state: "locked".into(),
+            detail: "no key\u{1b}".into(),
+            since: Some(UNIX_EPOCH.into()),
+            ..Default::default()
+        };
+        let shown = lines(locked);
+        assert_eq!(shown[1], "no key\\u{1b}", "a terminal is controlled");
+        assert!(
+            shown[2].starts_with("since ") && shown[3].ends_with("`nodectl storage unlock`"),
+            "{shown:?}"
+        );
+        let closed = v1::StorageResponse {
+            state: "closed".into(),
+            detail: "the disk has an ext4".into(),
+            erase_token: "ext4-1".into(),
+            ..Default::default()
+        };
+        assert!(lines(closed)[2].ends_with("`nodectl storage erase ext4-1`"));
+        let wiping = v1::StorageResponse {
+            state: "opening".into(),
+            wiped_bytes: Some(1 << 29),
+            wipe_bytes: Some(1 << 31),
+            ..Default::default()
+        };
+        assert_eq!(lines(wiping)[1], "wipes the new volume: 0.5 of 2.0 GiB");
+    }
+
+    #[test]
+    fn the_clusters_half_is_stored_pending_or_lost() {
+        let shown = |state: &str| {
+            let cluster_key_detail = "no leader".into();
+            let encryption =
+                v1::StorageEncryption { cluster_key: state.into(), cluster_key_detail, ..encrypted() };
+            describe_cluster_key(&encryption.into())
+        };
+        assert!(shown("pending").unwrap().ends_with("yet: no leader"));
+        assert!(shown("lost").unwrap().contains("`nodectl storage rotate --recovery`"));
+        assert_eq!(shown("unknown").unwrap(), "the node is not in it yet");
+        assert_eq!(shown(""), None);
+    }
+}

@@ -1,0 +1,310 @@
+//! A data volume on a disk or partition: the rules between the keys of `[storage]`, and what they say together.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use nodekeel_localstorage::volume::{
+    ColdStart, KeyPolicy, PartitionQuery, PartitionType, PcrSelection, VolumeEncryption,
+};
+
+use super::super::check::{ConfigViolation, check_absolute_path, check_no_nul};
+use super::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
+
+/// The data volume on a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DeviceConfig {
+    pub(crate) location: DeviceLocation,
+    /// `None` if it is not encrypted.
+    pub(crate) encryption: Option<EncryptionConfig>,
+    pub(crate) esp: EspLocation,
+}
+
+/// Where the device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DeviceLocation {
+    Disk(PathBuf),
+    Partition(PartitionQuery),
+}
+
+/// How a volume is encrypted, and what opens it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EncryptionConfig {
+    pub(crate) encryption: VolumeEncryption,
+    pub(crate) keys: KeyPolicy,
+    /// With split keys.
+    pub(crate) cold_start: Option<ColdStart>,
+    pub(crate) seal: SealConfig,
+    pub(crate) discards: bool,
+    pub(crate) wipe: bool,
+}
+
+/// What keeps the node's half of the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SealConfig {
+    File,
+    Tpm(PcrSelection),
+}
+
+/// Where `esp/` of the data directory is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EspLocation {
+    Directory,
+    Device(PathBuf),
+    /// The EFI system partition of the disk on which the data partition is.
+    SameDisk,
+}
+
+/// The register that has what the firmware knows of Secure Boot. *Source:* TCG PC Client Platform Firmware Profile, PCR 7.
+const DEFAULT_PCR: u32 = 7;
+
+impl StorageConfig {
+    /// The data volume on a device; `None` for a directory.
+    ///
+    /// # Errors
+    /// The first rule that the keys violate.
+    pub(crate) fn device_config(&self) -> Result<Option<DeviceConfig>, ConfigViolation> {
+        if self.kind == VolumeKind::Directory {
+            let why = "is for kind = \"disk\" and \"partition\" only; remove it";
+            return self.given_keys().first().map_or(Ok(None), |key| Err(violation(key, why)));
+        }
+        for path in [("device", &self.device), ("esp_device", &self.esp_device)] {
+            let (key, Some(path)) = path else { continue };
+            check_absolute_path(&format!("storage.{key}"), path)?;
+        }
+        let location = self.location()?;
+        let encryption = self.encryption()?;
+        let esp = self.esp_location()?;
+        Ok(Some(DeviceConfig { location, encryption, esp }))
+    }
+
+    fn location(&self) -> Result<DeviceLocation, ConfigViolation> {
+        if self.kind == VolumeKind::Disk {
+            self.check_absent(&["partition_type", "partition_label"], "is for kind = \"partition\" only")?;
+            let hint = "is required by kind = \"disk\"; use a name that stays, as those in /dev/disk/by-id";
+            return Ok(DeviceLocation::Disk(self.device.clone().ok_or_else(|| violation("device", hint))?));
+        }
+        check_no_nul("storage.partition_label", self.partition_label.as_deref())?;
+        let parse = |text: &String| {
+            text.parse().map_err(|error| {
+                violation("partition_type", format!("{error}; lsblk -o PATH,PARTTYPE lists them"))
+            })
+        };
+        let partition_type = self.partition_type.as_ref().map_or(Ok(PartitionType::NODEKEEL_DATA), parse)?;
+        let (label, disk) = (self.partition_label.clone(), self.device.clone());
+        Ok(DeviceLocation::Partition(PartitionQuery { partition_type, label, disk }))
+    }
+
+    fn encryption(&self) -> Result<Option<EncryptionConfig>, ConfigViolation> {
+        let modes =
+            "choose \"encrypted-and-authenticated\", \"encrypted\" or \"none\", since a volume keeps it";
+        let encryption = match self.encryption.ok_or_else(|| {
+            violation("encryption", format!("is required by kind = \"{}\"; {modes}", self.kind))
+        })? {
+            EncryptionMode::EncryptedAndAuthenticated => VolumeEncryption::EncryptedAndAuthenticated,
+            EncryptionMode::Encrypted => VolumeEncryption::Encrypted,
+            EncryptionMode::None => {
+                return self.check_absent(KEY_KEYS, "is for an encrypted volume only").map(|()| None);
+            }
+        };
+        match encryption {
+            VolumeEncryption::EncryptedAndAuthenticated => self.check_absent(
+                &["discards"],
+                "is for encryption = \"encrypted\" only, as dm-integrity passes none",
+            )?,
+            _ => self.check_absent(&["wipe"], "is for encryption = \"encrypted-and-authenticated\" only")?,
+        }
+        let keys = self.keys.ok_or_else(|| {
+            violation("keys", "is required by an encrypted volume; choose \"split\" or \"local\"")
+        })?;
+        let cold_start = match keys {
+            KeyPolicy::Split => Some(self.cold_start.ok_or_else(|| {
+                violation(
+                    "cold_start",
+                    "is required by keys = \"split\"; choose \"operator\", \"local\" or \"peers\"",
+                )
+            })?),
+            KeyPolicy::Local => {
+                self.check_absent(&["cold_start"], "is for keys = \"split\" only").map(|()| None)?
+            }
+            _ => return Err(violation("keys", "is unknown; choose \"split\" or \"local\"")),
+        };
+        let (discards, wipe) = (self.discards.unwrap_or(false), self.wipe.unwrap_or(true));
+        Ok(Some(EncryptionConfig { encryption, keys, cold_start, seal: self.seal_config()?, discards, wipe }))
+    }
+
+    fn seal_config(&self) -> Result<SealConfig, ConfigViolation> {
+        if self.seal != Some(SealKind::Tpm) {
+            return self.check_absent(&["tpm_pcrs"], "is for seal = \"tpm\" only").map(|()| SealConfig::File);
+        }
+        let registers = self.tpm_pcrs.as_deref().unwrap_or(&[DEFAULT_PCR]);
+        let selection = PcrSelection::try_new(registers.iter().copied());
+        selection.map(SealConfig::Tpm).map_err(|error| violation("tpm_pcrs", error.to_string()))
+    }
+
+    fn esp_location(&self) -> Result<EspLocation, ConfigViolation> {
+        match (self.esp, &self.esp_device) {
+            (EspKind::Directory, _) => self
+                .check_absent(&["esp_device"], "is for esp = \"partition\" only")
+                .map(|()| EspLocation::Directory),
+            (EspKind::Partition, Some(device)) => Ok(EspLocation::Device(device.clone())),
+            (EspKind::Partition, None) if self.kind == VolumeKind::Partition => Ok(EspLocation::SameDisk),
+            (EspKind::Partition, None) => Err(violation(
+                "esp_device",
+                "is required by esp = \"partition\" with kind = \"disk\"; name the partition",
+            )),
+        }
+    }
+
+    /// Rejects keys that have no effect, since the operator expects one.
+    fn check_absent(&self, keys: &[&str], why: &str) -> Result<(), ConfigViolation> {
+        match self.given_keys().into_iter().find(|given| keys.contains(given)) {
+            Some(key) => Err(violation(key, format!("{why}; remove it"))),
+            None => Ok(()),
+        }
+    }
+
+    fn given_keys(&self) -> Vec<&'static str> {
+        let all = [
+            ("device", self.device.is_some()),
+            ("partition_type", self.partition_type.is_some()),
+            ("partition_label", self.partition_label.is_some()),
+            ("encryption", self.encryption.is_some()),
+            ("keys", self.keys.is_some()),
+            ("cold_start", self.cold_start.is_some()),
+            ("seal", self.seal.is_some()),
+            ("tpm_pcrs", self.tpm_pcrs.is_some()),
+            ("esp", self.esp != EspKind::default()),
+            ("esp_device", self.esp_device.is_some()),
+            ("discards", self.discards.is_some()),
+            ("wipe", self.wipe.is_some()),
+        ];
+        all.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key).collect()
+    }
+}
+
+const KEY_KEYS: &[&str] = &["keys", "cold_start", "seal", "tpm_pcrs", "discards", "wipe"];
+
+fn violation(key: &str, message: impl Into<String>) -> ConfigViolation {
+    ConfigViolation::new(format!("storage.{key}"), message)
+}
+
+/// As the end of a sentence about the volume.
+impl fmt::Display for DeviceLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disk(disk) => write!(f, "on disk {}", disk.display()),
+            Self::Partition(query) => {
+                write!(f, "on the partition with type {}", query.partition_type)?;
+                query.label.as_ref().map_or(Ok(()), |label| write!(f, " and label {label:?}"))?;
+                query.disk.as_ref().map_or(Ok(()), |disk| write!(f, " of disk {}", disk.display()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(keys: &str) -> Result<Option<DeviceConfig>, String> {
+        let config: StorageConfig = toml::from_str(keys).map_err(|error| error.to_string())?;
+        config.device_config().map_err(|violation| violation.to_string())
+    }
+
+    #[test]
+    fn each_kind_has_its_keys_and_its_defaults() {
+        assert_eq!(parse(""), Ok(None));
+        let none = parse("kind = \"disk\"\ndevice = \"/dev/sdb\"\nencryption = \"none\"").expect("valid");
+        let expected = DeviceConfig {
+            location: DeviceLocation::Disk("/dev/sdb".into()),
+            encryption: None,
+            esp: EspLocation::Directory,
+        };
+        assert_eq!(none, Some(expected));
+        let split =
+            "encryption = \"encrypted-and-authenticated\"\nkeys = \"split\"\ncold_start = \"operator\"\n";
+        let partition = parse(&format!("kind = \"partition\"\nesp = \"partition\"\n{split}")).expect("valid");
+        let partition = partition.expect("a device");
+        let query = PartitionQuery { partition_type: PartitionType::NODEKEEL_DATA, label: None, disk: None };
+        let location = DeviceLocation::Partition(query);
+        assert_eq!((partition.location, partition.esp), (location, EspLocation::SameDisk));
+        let encryption = EncryptionConfig {
+            encryption: VolumeEncryption::EncryptedAndAuthenticated,
+            keys: KeyPolicy::Split,
+            cold_start: Some(ColdStart::Operator),
+            seal: SealConfig::File,
+            discards: false,
+            wipe: true,
+        };
+        assert_eq!(partition.encryption, Some(encryption));
+    }
+
+    #[test]
+    fn a_key_that_is_missing_or_has_no_effect_is_named_with_what_to_do() {
+        let disk = "kind = \"disk\"\ndevice = \"/dev/sdb\"\n";
+        let none = "encryption = \"none\"\n";
+        let encrypted = "encryption = \"encrypted\"\n";
+        let authenticated = "encryption = \"encrypted-and-authenticated\"\n";
+        for (keys, says) in [
+            (
+                "device = \"/dev/sdb\"".to_owned(),
+                "storage.device: is for kind = \"disk\" and \"partition\" only; remove it",
+            ),
+            ("wipe = true".to_owned(), "storage.wipe: is for kind = \"disk\""),
+            (
+                "kind = \"disk\"".to_owned(),
+                "storage.device: is required by kind = \"disk\"; use a name that stays",
+            ),
+            ("kind = \"disk\"\ndevice = \"sdb\"".to_owned(), "storage.device: \"sdb\" is not absolute"),
+            (
+                format!("{disk}partition_label = \"a\"\n{none}"),
+                "storage.partition_label: is for kind = \"partition\" only",
+            ),
+            (
+                "kind = \"partition\"\npartition_type = \"esp\"".to_owned(),
+                "storage.partition_type: can't parse partition",
+            ),
+            (disk.to_owned(), "storage.encryption: is required by kind = \"disk\"; choose"),
+            (
+                format!("{disk}{none}keys = \"local\""),
+                "storage.keys: is for an encrypted volume only; remove it",
+            ),
+            (format!("{disk}{encrypted}"), "storage.keys: is required by an encrypted volume; choose"),
+            (
+                format!("{disk}{encrypted}keys = \"split\""),
+                "storage.cold_start: is required by keys = \"split\"; choose",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"local\"\ncold_start = \"local\""),
+                "storage.cold_start: is for keys = \"split\"",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"local\"\nwipe = false"),
+                "storage.wipe: is for encryption = \"encrypted-and-",
+            ),
+            (
+                format!("{disk}{authenticated}keys = \"local\"\ndiscards = true"),
+                "storage.discards: is for encryption = \"encrypted\"",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"local\"\ntpm_pcrs = [7]"),
+                "storage.tpm_pcrs: is for seal = \"tpm\" only",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"local\"\nseal = \"tpm\"\ntpm_pcrs = [99]"),
+                "storage.tpm_pcrs: ",
+            ),
+            (
+                format!("{disk}{none}esp_device = \"/dev/sda1\""),
+                "storage.esp_device: is for esp = \"partition\" only",
+            ),
+            (
+                format!("{disk}{none}esp = \"partition\""),
+                "storage.esp_device: is required by esp = \"partition\" with kind",
+            ),
+        ] {
+            let error = parse(&keys).expect_err("a violation");
+            assert!(error.starts_with(says), "{keys}\n is: {error}\nnot: {says}");
+        }
+    }
+}

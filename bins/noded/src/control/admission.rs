@@ -1,0 +1,67 @@
+//! Who may call the services on the control socket.
+
+use std::convert::Infallible;
+
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::service::interceptor::InterceptedService;
+use tonic::service::{Interceptor, Routes};
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
+
+use crate::part::PrepareError;
+use crate::v1::control_server::SERVICE_NAME;
+
+/// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
+/// runs the node, and from root.
+#[derive(Debug, Clone, Default)]
+pub struct ControlServices {
+    pub(super) routes: Routes,
+    /// The names of the services.
+    names: Vec<&'static str>,
+}
+
+impl ControlServices {
+    /// Adds a service, as tonic generates it.
+    ///
+    /// # Errors
+    /// Another service has its name.
+    pub fn add_service<S>(&mut self, service: S) -> Result<(), PrepareError>
+    where
+        S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        if S::NAME == SERVICE_NAME || self.names.contains(&S::NAME) {
+            return Err(format!("duplicate gRPC service {}: only one part can add it", S::NAME).into());
+        }
+        self.names.push(S::NAME);
+        self.routes = std::mem::take(&mut self.routes).add_service(require_admission(service));
+        Ok(())
+    }
+}
+
+/// A service whose calls are admitted by [`authorize_peer`].
+pub(super) fn require_admission<S>(service: S) -> InterceptedService<S, impl Interceptor + Clone> {
+    let noded_uid = nix::unistd::geteuid().as_raw();
+    InterceptedService::new(service, move |request| authorize_peer(noded_uid, request))
+}
+
+/// Admits the user that runs noded, and root.
+#[allow(clippy::result_large_err, reason = "tonic's interceptors return its status")]
+fn authorize_peer(noded_uid: u32, request: Request<()>) -> Result<Request<()>, Status> {
+    let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|peer| peer.peer_cred);
+    match credentials {
+        Some(peer) if peer.uid() == noded_uid || peer.uid() == 0 => Ok(request),
+        Some(peer) => Err(Status::permission_denied(format!(
+            "permission denied for uid {}: only uid {noded_uid}, which runs noded, and root may use this socket",
+            peer.uid()
+        ))),
+        None => Err(Status::permission_denied("unknown uid of the caller")),
+    }
+}

@@ -1,0 +1,214 @@
+//! Calls of the control API about the data volume and its keys.
+
+#![allow(clippy::result_large_err, reason = "tonic's services return its status")]
+
+use std::sync::Arc;
+
+use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::volume::{
+    EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, UnlockSecret, VolumeError,
+};
+use tokio::task::spawn_blocking;
+use tonic::{Code, Status};
+
+use super::stopping_status;
+use crate::config::{EncryptionMode, VolumeKind};
+use crate::error_chain::error_chain;
+use crate::node::NodeState;
+use crate::parts::STORAGE_DN;
+use crate::unlock::{UnlockError, UnlockStatus};
+use crate::volume_keys::{ClusterKeyState, VolumeKeyError};
+use crate::{sys, v1, wire};
+
+/// What root.storage does with the data volume, and what opens it.
+pub(super) async fn storage_status(shared: &NodeState) -> v1::StorageResponse {
+    let mut response = describe_state(shared.unlock.status());
+    response.path = shared.volume.path().map(|path| path.display().to_string()).unwrap_or_default();
+    // The disk is locked while it is being opened or created.
+    if response.state != "opening" {
+        match shared.keys.encryption_status().await {
+            Ok(status) => response.encryption = status.map(|status| describe_encryption(shared, status)),
+            Err(error) => response.encryption_error = error_chain(&error),
+        }
+    }
+    response
+}
+
+fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
+    let of_state = |state: &str| v1::StorageResponse { state: state.to_owned(), ..Default::default() };
+    match status {
+        UnlockStatus::Closed { error, erase_token } => v1::StorageResponse {
+            detail: error.unwrap_or_default(),
+            erase_token: erase_token.unwrap_or_default(),
+            ..of_state("closed")
+        },
+        UnlockStatus::Opening { wipe } => v1::StorageResponse {
+            wiped_bytes: wipe.map(|wipe| wipe.done_bytes),
+            wipe_bytes: wipe.map(|wipe| wipe.total_bytes),
+            ..of_state("opening")
+        },
+        UnlockStatus::Locked { since, reason } => {
+            v1::StorageResponse { detail: reason, since: wire::timestamp(since), ..of_state("locked") }
+        }
+        UnlockStatus::Open { .. } => of_state("open"),
+    }
+}
+
+fn describe_encryption(shared: &NodeState, status: EncryptionStatus) -> v1::StorageEncryption {
+    let volume = shared.unlock.encrypted_volume();
+    let device = volume.map(|volume| volume.device_path().display().to_string());
+    let (cluster_key, cluster_key_detail) = match (status.keys, shared.keys.cluster_key_state()) {
+        (KeyPolicy::Local, _) => ("", String::new()),
+        (_, ClusterKeyState::Unknown) => ("unknown", String::new()),
+        (_, ClusterKeyState::Stored) => ("stored", String::new()),
+        (_, ClusterKeyState::Pending(why)) => ("pending", why),
+        (_, ClusterKeyState::Lost) => ("lost", String::new()),
+    };
+    v1::StorageEncryption {
+        device: device.unwrap_or_default(),
+        volume: status.volume,
+        encryption: status.encryption.to_string(),
+        keys: if status.keys == KeyPolicy::Local { "local" } else { "split" }.to_owned(),
+        cold_start: status.cold_start.map(|cold_start| cold_start.to_string()).unwrap_or_default(),
+        node: status.node.unwrap_or_default(),
+        has_both_headers: status.has_both_headers,
+        slots: status.slots.into_iter().map(describe_slot).collect(),
+        cluster_key: cluster_key.to_owned(),
+        cluster_key_detail,
+    }
+}
+
+fn describe_slot(slot: KeySlotStatus) -> v1::StorageKeySlot {
+    v1::StorageKeySlot {
+        slot: slot.slot,
+        kind: slot.name.map(|(kind, _)| kind.to_string()).unwrap_or_default(),
+        generation: slot.name.map_or(0, |(_, generation)| generation),
+        is_opened: slot.is_opened,
+        is_stale: slot.is_stale,
+    }
+}
+
+pub(super) async fn unlock(
+    shared: &NodeState,
+    passphrase: Option<v1::RecoveryPassphrase>,
+) -> Result<(), Status> {
+    let secret = UnlockSecret::Recovery(require_passphrase(passphrase)?);
+    shared.unlock.unlock(secret).await.map_err(|error| {
+        let code = match error {
+            UnlockError::NotLocked => Code::FailedPrecondition,
+            UnlockError::Rejected(_) | UnlockError::WrongToken { .. } => Code::InvalidArgument,
+        };
+        Status::new(code, error_chain(&error))
+    })
+}
+
+/// A client that disconnects does not end it.
+pub(super) async fn rotate(
+    shared: &Arc<NodeState>,
+    passphrase: Option<v1::RecoveryPassphrase>,
+) -> Result<(), Status> {
+    let passphrase = passphrase.map(parse_passphrase).transpose()?;
+    let shared = Arc::clone(shared);
+    detached(async move { shared.keys.rotate(shared.extension::<ClusterNode>().as_ref(), passphrase).await })
+        .await
+}
+
+pub(super) async fn add_recovery(
+    shared: &Arc<NodeState>,
+    passphrase: Option<v1::RecoveryPassphrase>,
+) -> Result<v1::AddRecoveryPassphraseResponse, Status> {
+    let passphrase = passphrase.map(parse_passphrase).transpose()?;
+    let shared = Arc::clone(shared);
+    let added = detached(async move {
+        shared.keys.add_recovery_passphrase(shared.extension::<ClusterNode>().as_ref(), passphrase).await
+    });
+    let text = added.await?.reveal().to_owned();
+    Ok(v1::AddRecoveryPassphraseResponse { passphrase: Some(v1::RecoveryPassphrase { text }) })
+}
+
+pub(super) async fn confirm_recovery(
+    shared: &Arc<NodeState>,
+    passphrase: Option<v1::RecoveryPassphrase>,
+) -> Result<(), Status> {
+    let passphrase = require_passphrase(passphrase)?;
+    let shared = Arc::clone(shared);
+    detached(async move { shared.keys.confirm_recovery_passphrase(passphrase).await }).await
+}
+
+/// Erases what root.storage has found, by its next attempt.
+pub(super) fn erase(shared: &NodeState, token: &str) -> Result<(), Status> {
+    shared.unlock.permit_erase(token).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+    let restarted = shared.with_supervisor(|supervisor| supervisor.restart_runnable(STORAGE_DN));
+    restarted.ok_or_else(stopping_status)?.map_err(|error| Status::failed_precondition(error.to_string()))
+}
+
+/// Discards the free blocks of the volume.
+pub(super) async fn trim(shared: &NodeState) -> Result<u64, Status> {
+    let plan = shared.plan();
+    let storage = &plan.config.storage;
+    let refused = match (storage.kind, storage.encryption) {
+        (VolumeKind::Directory, _) => Some("it is a directory; use fstrim on its file system"),
+        (_, Some(EncryptionMode::EncryptedAndAuthenticated)) => {
+            Some("it is encrypted and authenticated, and dm-integrity passes no discards")
+        }
+        (_, Some(EncryptionMode::Encrypted)) if storage.discards != Some(true) => Some(
+            "discards show who reads the disk which blocks are free; set storage.discards = true and restart noded",
+        ),
+        _ => None,
+    };
+    if let Some(why) = refused {
+        return Err(Status::failed_precondition(format!("can't trim the data volume: {why}")));
+    }
+    let path = shared.volume.path();
+    let path =
+        path.ok_or_else(|| Status::failed_precondition("can't trim the data volume: it is not open"))?;
+    let trimmed = spawn_blocking(move || {
+        let root = Dir::open(&path).map_err(|error| error_chain(&error))?;
+        sys::trim_file_system(&root).map_err(|error| error.to_string())
+    });
+    let trimmed = trimmed.await.map_err(|error| Status::internal(error_chain(&error)))?;
+    trimmed.map_err(|why| Status::failed_precondition(format!("can't trim the data volume: {why}")))
+}
+
+/// Runs a change of keys to its end, whatever the client does.
+async fn detached<T: Send + 'static>(
+    change: impl Future<Output = Result<T, VolumeKeyError>> + Send + 'static,
+) -> Result<T, Status> {
+    match tokio::spawn(change).await {
+        Ok(done) => done.map_err(|error| Status::new(error_code(&error), error_chain(&error))),
+        Err(error) => Err(Status::internal(error_chain(&error))),
+    }
+}
+
+fn require_passphrase(passphrase: Option<v1::RecoveryPassphrase>) -> Result<RecoveryPassphrase, Status> {
+    parse_passphrase(
+        passphrase.ok_or_else(|| Status::invalid_argument("the request has no recovery passphrase"))?,
+    )
+}
+
+fn parse_passphrase(passphrase: v1::RecoveryPassphrase) -> Result<RecoveryPassphrase, Status> {
+    RecoveryPassphrase::parse(&passphrase.text).map_err(|error| Status::invalid_argument(error_chain(&error)))
+}
+
+fn error_code(error: &VolumeKeyError) -> Code {
+    match error {
+        VolumeKeyError::Volume(VolumeError::Encryption { source, .. }) => match **source {
+            LuksError::NoSlot { .. }
+            | LuksError::SlotClosed { .. }
+            | LuksError::WrongClusterKey { .. }
+            | LuksError::NotNewest { .. } => Code::InvalidArgument,
+            LuksError::NodeKeyMissing { .. } | LuksError::WrongNodeKey { .. } => Code::FailedPrecondition,
+            _ => Code::Internal,
+        },
+        VolumeKeyError::Volume(_) => Code::Internal,
+        VolumeKeyError::Store(error) if error.is_retryable() => Code::Aborted,
+        VolumeKeyError::Store(_) => Code::Internal,
+        VolumeKeyError::NotEncrypted
+        | VolumeKeyError::NoCluster
+        | VolumeKeyError::Cluster(_)
+        | VolumeKeyError::Identity(_)
+        | VolumeKeyError::NeedsPassphrase
+        | VolumeKeyError::LacksPassphrase => Code::FailedPrecondition,
+    }
+}

@@ -1,0 +1,102 @@
+//! What a part finds and adds while its runnables are prepared.
+
+use std::sync::Arc;
+
+use nodekeel_localstorage::tree::LayoutEntry;
+use nodekeel_logtree::LogStore;
+use nodekeel_supervisor::Runnable;
+use tonic::Extensions;
+
+use super::{ControlServices, PrepareError, PreparedRunnable};
+use crate::config::NodedConfig;
+use crate::data::{self, DataError};
+use crate::health::HealthSources;
+use crate::layout::DataLayout;
+use crate::metrics::MetricsRegistries;
+use crate::node::{NodeState, PartAdditions};
+use crate::parts::STORAGE_DN;
+use crate::plan::NodePlan;
+use crate::search_path::SearchPath;
+use crate::volume::{self, BuildOnVolume, VolumeHandle, VolumeRunnable};
+
+/// What a runnable finds while it is prepared, and what it adds to the node.
+#[derive(Debug)]
+pub struct NodePreparation<'a> {
+    pub(crate) state: &'a Arc<NodeState>,
+    pub(crate) plan: &'a NodePlan,
+    pub(crate) additions: &'a mut PartAdditions,
+}
+
+impl NodePreparation<'_> {
+    /// The data directory.
+    pub(crate) fn data(&self) -> &DataLayout {
+        self.state.data.root()
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &NodedConfig {
+        &self.plan.config
+    }
+
+    /// The directories of programs.
+    pub fn search_path(&self) -> &SearchPath {
+        &self.plan.search
+    }
+
+    /// The log of the node.
+    pub fn log_store(&self) -> &LogStore {
+        &self.state.log_store
+    }
+
+    /// A runnable on the data volume: `build` creates its layout and builds it at each start, when the volume is open. It
+    /// may block, and its error is one of the runnable, which the supervisor restarts. When `root.storage` closes the
+    /// volume, the runnable stops, and starts again with the open one. It may take `node.grace` and 30 seconds to stop.
+    pub fn on_volume<R: Runnable>(
+        &self,
+        build: impl Fn(&VolumeHandle) -> Result<R, PrepareError> + Send + Sync + 'static,
+    ) -> PreparedRunnable {
+        self.prepare_on_volume(volume::share_build(build))
+    }
+
+    pub(crate) fn prepare_on_volume(&self, build: BuildOnVolume) -> PreparedRunnable {
+        let runnable = VolumeRunnable { build, state: Arc::clone(self.state) };
+        PreparedRunnable::new(runnable).start_after(&[STORAGE_DN.to_owned()])
+    }
+
+    /// Creates a layout in the data directory, outside of the volume, durably.
+    ///
+    /// # Errors
+    /// See [`DataError`].
+    pub(crate) fn create_node_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
+        self.data().add_layout().map_err(|error| data::placement_error(self.data().path(), error))
+    }
+
+    /// Creates a layout in `run` below the data directory.
+    ///
+    /// # Errors
+    /// See [`DataError`].
+    pub fn create_run_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
+        self.data().run.add_layout().map_err(|error| data::placement_error(self.data().path(), error))
+    }
+
+    /// Values of the parts, by their type: what a part puts here is found by the parts after it, and by
+    /// [`NodeHandle::extension`](crate::node::NodeHandle::extension).
+    pub fn extensions(&mut self) -> &mut Extensions {
+        &mut self.additions.extensions
+    }
+
+    /// What answers `nodectl health`.
+    pub fn health_sources(&mut self) -> &mut HealthSources {
+        &mut self.additions.health
+    }
+
+    /// What `[metrics]` serves.
+    pub fn metrics(&mut self) -> &mut MetricsRegistries {
+        &mut self.additions.metrics
+    }
+
+    /// The gRPC services on the control socket.
+    pub fn control_services(&mut self) -> &mut ControlServices {
+        &mut self.additions.services
+    }
+}

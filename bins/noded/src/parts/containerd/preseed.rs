@@ -1,0 +1,68 @@
+//! The import of images from files. It runs below containerd, and restarts with it.
+
+use std::fmt;
+use std::path::Path;
+
+use nodekeel_containerd_svc::Preseed;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::config::ContainerdConfig;
+use crate::health::NodeSnapshot;
+use crate::part::{DependencyEntry, NodePreparation};
+
+/// Its DN.
+const DN: &str = "root.containerd.preseed";
+/// Its name below `root`, in `depends_on`, health and metrics.
+const NAME: &str = "containerd.preseed";
+
+/// What depends on it waits until the images are there.
+pub(super) fn dependency_entry(containerd: &DependencyEntry, config: &ContainerdConfig) -> DependencyEntry {
+    let unset =
+        config.preseed.is_none().then(|| "which is disabled; set services.containerd.preseed".to_owned());
+    let why = containerd.unavailable.clone().or(unset);
+    containerd.child("preseed").unavailable(why)
+}
+
+/// The import for containerd, with its health and its metrics; `None` if none is configured.
+pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparation<'_>) -> Option<Preseed> {
+    let images = config.preseed.clone()?;
+    let preseed = Preseed::new(&images).with_unpacking(config.unpack);
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(BundleCollector(preseed.clone())));
+    node.metrics().add(NAME, registry);
+    node.health_sources().add(NAME, move |node: &NodeSnapshot| {
+        let found = node.condition_of(DN);
+        found.map(|found| found.hint(preseed_hint(&images))).into_iter().collect()
+    });
+    Some(preseed)
+}
+
+/// Reads at each scrape how many bundles are imported.
+#[derive(Debug)]
+struct BundleCollector(Preseed);
+
+impl Collector for BundleCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(counts) = self.0.bundle_counts() else { return Ok(()) };
+        let help = "Bundles of images, by whether they are imported";
+        let mut bundles =
+            encoder.encode_descriptor("nodekeel_image_bundles", help, None, MetricType::Gauge)?;
+        for (state, count) in [("imported", counts.imported), ("failed", counts.failed)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            ConstGauge::new(count).encode(bundles.encode_family(&[("state", state)])?)?;
+        }
+        Ok(())
+    }
+}
+
+/// What to do about bundles that are not imported.
+fn preseed_hint(images: &Path) -> String {
+    let images = images.display();
+    format!(
+        "repair or delete the named bundles in {images}, or free space; then `nodectl restart {DN}` imports at once"
+    )
+}

@@ -1,0 +1,186 @@
+//! What to do with a disk, by what it has and what this node has had.
+
+use std::path::Path;
+
+use nodekeel_localstorage::volume::{DiskFinding, DiskReport, VolumeEncryption};
+
+use super::error::StorageError;
+use super::record::VolumeRecord;
+
+/// What the configuration and the node say of the disk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expectation<'a> {
+    pub(super) device: &'a Path,
+    /// `None` if the volume is not to be encrypted.
+    pub(super) encryption: Option<VolumeEncryption>,
+    /// The record of the volume that this node has had, and where it is.
+    pub(super) record: Option<(VolumeRecord, &'a Path)>,
+    /// The token of the contents that an operator has agreed to erase.
+    pub(super) erase_permit: Option<&'a str>,
+}
+
+/// What to do with a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DiskStep {
+    /// Open the volume.
+    Open,
+    /// Create a volume, or complete one. Only a blank disk is written to, and what an interrupted creation has left.
+    Create,
+    /// Create a volume in the place of the contents.
+    Erase,
+}
+
+/// Decides what to do with a disk. Only what was seen is ever erased, and only if its token was given.
+pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Result<DiskStep, StorageError> {
+    let token = report.contents.erase_token();
+    if token.is_some() && token.as_deref() == expected.erase_permit {
+        return Ok(DiskStep::Erase);
+    }
+    if expected.record.is_some_and(|(record, _)| record.gives_up(report)) {
+        let (device, found) = (expected.device.to_owned(), report.contents.clone());
+        return Err(StorageError::Occupied { device, found });
+    }
+    let record = expected.record.filter(|(record, _)| record.given_up.is_none());
+    let lost = |record: &Path| {
+        let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
+        Err(StorageError::Lost { device, report, record: record.to_owned() })
+    };
+    let is_expected = match &report.volume {
+        DiskFinding::Plain => expected.encryption.is_none(),
+        DiskFinding::Encrypted { encryption, .. } => expected.encryption == Some(*encryption),
+        // What an interrupted creation has left may have no name yet: the creation knows it, by its journal.
+        _ => return record.map_or(Ok(DiskStep::Create), |(_, record)| lost(record)),
+    };
+    match record {
+        _ if !is_expected => {
+            let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
+            let configured = describe_mode(expected.encryption);
+            Err(StorageError::OtherEncryption { device, report, configured })
+        }
+        Some((record, path)) if !record.is_of(report) => lost(path),
+        _ => Ok(DiskStep::Open),
+    }
+}
+
+/// The value of `storage.encryption`.
+fn describe_mode(encryption: Option<VolumeEncryption>) -> &'static str {
+    match encryption {
+        Some(VolumeEncryption::EncryptedAndAuthenticated) => "\"encrypted-and-authenticated\"",
+        Some(_) => "\"encrypted\"",
+        None => "\"none\"",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt as _;
+
+    use nodekeel_localstorage::volume::{KeyPolicy, inspect_disk};
+
+    use super::*;
+
+    const MODES: [Option<VolumeEncryption>; 3] =
+        [None, Some(VolumeEncryption::Encrypted), Some(VolumeEncryption::EncryptedAndAuthenticated)];
+
+    /// The report of an image with these bytes at its start.
+    fn report_of(start: &[u8]) -> DiskReport {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("disk");
+        let disk = File::create(&path).expect("created");
+        disk.set_len(4 << 20).expect("grown");
+        disk.write_all_at(start, 0).expect("written");
+        inspect_disk(&path).expect("read")
+    }
+
+    fn with_volume(volume: DiskFinding) -> DiskReport {
+        let mut report = report_of(b"LUKS\xba\xbe");
+        report.volume = volume;
+        report
+    }
+
+    fn expect(encryption: Option<VolumeEncryption>) -> Expectation<'static> {
+        Expectation { device: Path::new("/dev/sdb"), encryption, record: None, erase_permit: None }
+    }
+
+    #[test]
+    fn a_volume_is_opened_only_as_it_is_encrypted() {
+        let encrypted =
+            |encryption| DiskFinding::Encrypted { encryption, keys: KeyPolicy::Local, node: None };
+        for (volume, right) in [
+            (DiskFinding::Plain, MODES[0]),
+            (encrypted(VolumeEncryption::Encrypted), MODES[1]),
+            (encrypted(VolumeEncryption::EncryptedAndAuthenticated), MODES[2]),
+        ] {
+            let report = with_volume(volume);
+            for mode in MODES {
+                let step = decide_step(&report, expect(mode));
+                match mode == right {
+                    true => assert!(matches!(step, Ok(DiskStep::Open)), "{step:?}"),
+                    false => assert!(matches!(step, Err(StorageError::OtherEncryption { .. })), "{step:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_that_has_had_a_volume_creates_no_other_one() {
+        let record = Some((VolumeRecord::default(), Path::new("/esp/data-volume.record")));
+        for volume in [DiskFinding::Blank, DiskFinding::Unfinished, DiskFinding::Foreign] {
+            let report = with_volume(volume);
+            assert!(matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)), "{report:?}");
+            let lost = decide_step(&report, Expectation { record, ..expect(None) }).expect_err("lost");
+            assert!(matches!(lost, StorageError::Lost { .. }), "{lost:?}");
+            assert!(lost.to_string().ends_with("type: rm /esp/data-volume.record"), "{lost}");
+        }
+    }
+
+    #[test]
+    fn the_volume_of_another_node_is_not_opened_in_the_place_of_the_own_one() {
+        let mut superblock = [0; 512];
+        superblock[..4].copy_from_slice(b"XFSB");
+        superblock[108..116].copy_from_slice(b"nodekeel");
+        let own = report_of(&superblock);
+        superblock[32] = 1;
+        let other = report_of(&superblock);
+        let path = Path::new("/esp/data-volume.record");
+        let expected = Expectation { record: Some((VolumeRecord::of_disk(&own), path)), ..expect(None) };
+        assert!(matches!(decide_step(&own, expected), Ok(DiskStep::Open)));
+        assert!(matches!(decide_step(&other, expected), Err(StorageError::Lost { .. })));
+        assert!(matches!(decide_step(&other, expect(None)), Ok(DiskStep::Open)), "it has had no volume yet");
+    }
+
+    #[test]
+    fn a_volume_that_was_given_up_and_not_erased_is_not_opened_in_the_place_of_the_own_one() {
+        let mut superblock = [0; 512];
+        superblock[..4].copy_from_slice(b"XFSB");
+        superblock[108..116].copy_from_slice(b"nodekeel");
+        let other = report_of(&superblock);
+        superblock[32] = 1;
+        let new = report_of(&superblock);
+        let token = other.contents.erase_token();
+        let record = Some((VolumeRecord::of_given_up(&other), Path::new("/esp/data-volume.record")));
+        let expected = Expectation { record, ..expect(None) };
+        assert!(matches!(decide_step(&other, expected), Err(StorageError::Occupied { .. })));
+        let again = Expectation { erase_permit: token.as_deref(), ..expected };
+        assert!(matches!(decide_step(&other, again), Ok(DiskStep::Erase)));
+        // What the erasure has left resumes.
+        assert!(matches!(decide_step(&new, expected), Ok(DiskStep::Open)));
+        assert!(matches!(decide_step(&report_of(b""), expected), Ok(DiskStep::Create)));
+    }
+
+    #[test]
+    fn only_the_contents_whose_token_was_given_are_erased() {
+        let (report, other) = (report_of(b"LUKS\xba\xbe"), report_of(b"LUKS\xba\xbe\0\x01"));
+        let token = report.contents.erase_token();
+        let permitted = Expectation { erase_permit: token.as_deref(), ..expect(None) };
+        assert!(matches!(decide_step(&report, permitted), Ok(DiskStep::Erase)));
+        assert!(
+            matches!(decide_step(&other, permitted), Ok(DiskStep::Create)),
+            "which then finds it occupied"
+        );
+        assert!(matches!(decide_step(&report_of(b""), permitted), Ok(DiskStep::Create)), "it is blank");
+        let empty = Expectation { erase_permit: Some(""), ..expect(None) };
+        assert!(matches!(decide_step(&report, empty), Ok(DiskStep::Create)));
+    }
+}

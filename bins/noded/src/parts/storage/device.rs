@@ -1,0 +1,314 @@
+//! The data volume on a disk or partition: found, decided upon, opened or created, and grown.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::mount::OsMounter;
+use nodekeel_localstorage::volume::{
+    CryptsetupProgram, DataVolume, DiskFinding, DiskReport, DiskVolume, EncryptedVolume as _, ErasePolicy,
+    FileSeal, KeySeal, LuksVolume, LuksVolumeConfig, MountState, SlotKind, TpmSeal, UnlockSecret,
+    VolumeEncryption, VolumeError, inspect_disk,
+};
+
+use super::decision::{DiskStep, Expectation, decide_step};
+use super::error::StorageError;
+use super::location::{FoundDevice, find_device, resume_growth};
+use super::record::{RECORD_FILE, VolumeRecord};
+use crate::config::{DeviceConfig, EncryptionConfig, SealConfig};
+use crate::error_chain::error_chain;
+use crate::layout::{ESP_DIR, VOLUME_DIR};
+use crate::unlock::VolumeUnlock;
+
+/// The programs that format and open a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct VolumePrograms {
+    pub(super) mkfs: PathBuf,
+    pub(super) cryptsetup: PathBuf,
+}
+
+/// A volume on a device.
+#[derive(Debug, Clone)]
+pub(super) enum DeviceVolume {
+    Plain(Arc<DiskVolume>),
+    Encrypted(Arc<LuksVolume>),
+}
+
+impl DeviceVolume {
+    fn as_volume(&self) -> Arc<dyn DataVolume> {
+        match self {
+            Self::Plain(volume) => Arc::clone(volume) as _,
+            Self::Encrypted(volume) => Arc::clone(volume) as _,
+        }
+    }
+}
+
+/// The open volume.
+#[derive(Debug)]
+pub(super) struct OpenedVolume {
+    pub(super) volume: Arc<dyn DataVolume>,
+    pub(super) dir: Dir,
+    /// The kind of key slot that opened it; `None` if it is not encrypted, or was open.
+    pub(super) slot: Option<SlotKind>,
+}
+
+/// Opens the volume on a device, again and again.
+#[derive(Debug)]
+pub(super) struct DeviceOpener {
+    pub(super) config: DeviceConfig,
+    pub(super) programs: VolumePrograms,
+    /// The name of the node.
+    pub(super) node: String,
+    /// The data directory, by its real path.
+    pub(super) data: Dir,
+    pub(super) esp: Dir,
+    /// A directory for root alone, for copies of headers.
+    pub(super) runtime: Dir,
+    pub(super) unlock: Arc<VolumeUnlock>,
+    /// The volume of the last attempt, and what opened it. It is still mounted if it could not be unmounted.
+    pub(super) last: Mutex<Option<(DeviceVolume, Option<SlotKind>)>>,
+    /// What is not well with the size of the open volume.
+    pub(super) size_problem: Mutex<Option<String>>,
+}
+
+impl DeviceOpener {
+    /// Opens the volume with a secret, if it is encrypted, and creates it on a blank disk. It blocks.
+    pub(super) fn open(
+        &self,
+        secret: &UnlockSecret,
+        erase_permit: Option<&str>,
+    ) -> Result<OpenedVolume, StorageError> {
+        if let Some(opened) = self.reopen_mounted()? {
+            return Ok(opened);
+        }
+        resume_growth(&self.config.location).map_err(StorageError::Find)?;
+        let found = find_device(&self.config.location)?;
+        self.check_mount_point()?;
+        let record = VolumeRecord::read_from(&self.esp)?;
+        let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        let record_path = self.esp.path().join(RECORD_FILE);
+        let expected = expect_device(&self.config, &found.path, record, &record_path);
+        let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
+        let volume = self.new_volume(&found.path)?;
+        *lock(&self.last) = Some((volume.clone(), None));
+        if report.volume == DiskFinding::Blank {
+            found.grow_partition();
+        }
+        let opened = self.open_by_step(&volume, step, &report, secret)?;
+        *lock(&self.last) = Some((volume.clone(), opened.slot));
+        if step == DiskStep::Open && !self.is_authenticated() {
+            found.grow_partition();
+        }
+        let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        let known = record.filter(|_| step == DiskStep::Open).and_then(|record| record.disk_bytes);
+        if self.adapt_size(&volume, (known, report.size_bytes), secret) {
+            VolumeRecord::of_disk(&report).write_to(&self.esp)?;
+        }
+        Ok(opened)
+    }
+
+    fn is_authenticated(&self) -> bool {
+        let encryption = self.config.encryption.as_ref().map(|config| config.encryption);
+        encryption == Some(VolumeEncryption::EncryptedAndAuthenticated)
+    }
+
+    /// Uses a volume that is still mounted, since something uses it that noded does not stop.
+    fn reopen_mounted(&self) -> Result<Option<OpenedVolume>, StorageError> {
+        let Some((last, slot)) = lock(&self.last).clone() else { return Ok(None) };
+        let volume = last.as_volume();
+        match (volume.unmount(), volume.state()) {
+            // With an error: its mapping is in use, and is used as it is open.
+            (_, MountState::Unmounted) => Ok(None),
+            (Err(_), MountState::Mounted) => {
+                let dir = Dir::open(self.target()).map_err(StorageError::Directory)?;
+                Ok(Some(OpenedVolume { volume, dir, slot }))
+            }
+            (Err(error), _) => Err(StorageError::Open(error)),
+            (Ok(()), _) => Ok(None),
+        }
+    }
+
+    /// Where the volume is mounted.
+    fn target(&self) -> PathBuf {
+        self.data.path().join(VOLUME_DIR)
+    }
+
+    /// A file system that is mounted on files would hide them.
+    fn check_mount_point(&self) -> Result<(), StorageError> {
+        if self.data.is_mount_point(VOLUME_DIR).map_err(StorageError::Directory)? {
+            return Ok(());
+        }
+        let dir = self.data.open_dir(VOLUME_DIR).map_err(StorageError::Directory)?;
+        match dir.list().map_err(StorageError::Directory)?.is_empty() {
+            true => Ok(()),
+            false => Err(StorageError::Hidden { path: self.target() }),
+        }
+    }
+
+    fn open_by_step(
+        &self,
+        volume: &DeviceVolume,
+        step: DiskStep,
+        report: &DiskReport,
+        secret: &UnlockSecret,
+    ) -> Result<OpenedVolume, StorageError> {
+        match step {
+            DiskStep::Open => match self.mount_existing(volume, secret) {
+                // It was cut off before its last step, and has no data.
+                Err(VolumeError::Unfinished { .. }) => self.create(volume, ErasePolicy::Nothing),
+                opened => opened.map_err(StorageError::Open),
+            },
+            DiskStep::Create => self.create(volume, ErasePolicy::Nothing),
+            DiskStep::Erase => {
+                VolumeRecord::of_given_up(report).write_to(&self.esp)?;
+                self.create(volume, ErasePolicy::Exactly(report.contents.clone()))
+            }
+        }
+    }
+
+    fn mount_existing(
+        &self,
+        volume: &DeviceVolume,
+        secret: &UnlockSecret,
+    ) -> Result<OpenedVolume, VolumeError> {
+        let (dir, slot) = match volume {
+            DeviceVolume::Plain(volume) => (volume.mount_existing()?, None),
+            // A noded that was killed, or could not unmount it, has left it open.
+            DeviceVolume::Encrypted(volume) => match volume.mount_active()? {
+                Some(dir) => (dir, None),
+                None => (volume.mount_existing_with(secret)?, Some(secret.slot_kind())),
+            },
+        };
+        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
+    }
+
+    fn create(&self, volume: &DeviceVolume, erase: ErasePolicy) -> Result<OpenedVolume, StorageError> {
+        let created = match volume {
+            DeviceVolume::Plain(volume) => volume.mount_new(erase).map(|dir| (dir, None)),
+            DeviceVolume::Encrypted(volume) => volume.mount_new_with_key(erase).map(|(dir, cluster_key)| {
+                cluster_key.into_iter().for_each(|key| self.unlock.keep_cluster_key(key));
+                (dir, Some(SlotKind::Local))
+            }),
+        };
+        let (dir, slot) = created.map_err(|error| match error {
+            VolumeError::Occupied { path, found } => StorageError::Occupied { device: path, found },
+            error => StorageError::Open(error),
+        })?;
+        tracing::info!("created the data volume");
+        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
+    }
+
+    /// Grows the file system when the disk has grown. Returns whether the size is to be recorded: until then, each start
+    /// tries again. The node runs also on a volume that is smaller than its disk.
+    fn adapt_size(
+        &self,
+        volume: &DeviceVolume,
+        (known, found): (Option<u64>, u64),
+        secret: &UnlockSecret,
+    ) -> bool {
+        let has_grown = known.is_some_and(|known| known < found);
+        let problem = has_grown.then(|| self.grow(volume, secret).err()).flatten();
+        if let Some(problem) = &problem {
+            tracing::warn!("the data volume is smaller than its disk: {problem}");
+        }
+        *lock(&self.size_problem) = problem.clone();
+        problem.is_none() && known != Some(found)
+    }
+
+    fn grow(&self, volume: &DeviceVolume, secret: &UnlockSecret) -> Result<(), String> {
+        let grown = match volume {
+            DeviceVolume::Plain(volume) => volume.grow_volume(),
+            DeviceVolume::Encrypted(volume) => volume.grow_volume(secret),
+        };
+        grown.map_err(|error| error_chain(&error))?;
+        tracing::info!("grew the data volume to the size of its disk");
+        Ok(())
+    }
+
+    /// What is not well with the size of the open volume.
+    pub(super) fn size_problem(&self) -> Option<String> {
+        lock(&self.size_problem).clone()
+    }
+
+    fn new_volume(&self, device: &Path) -> Result<DeviceVolume, StorageError> {
+        let volume = match &self.config.encryption {
+            None => {
+                let volume = DiskVolume::new(device, self.target(), Arc::new(OsMounter));
+                DeviceVolume::Plain(Arc::new(volume.with_mkfs(&self.programs.mkfs)))
+            }
+            Some(config) => DeviceVolume::Encrypted(Arc::new(self.new_luks_volume(device, config)?)),
+        };
+        self.unlock.set_encrypted_volume(match &volume {
+            DeviceVolume::Plain(_) => None,
+            DeviceVolume::Encrypted(volume) => Some(Arc::clone(volume)),
+        });
+        Ok(volume)
+    }
+
+    fn new_luks_volume(&self, device: &Path, config: &EncryptionConfig) -> Result<LuksVolume, StorageError> {
+        let clone = |dir: &Dir| dir.try_clone().map_err(StorageError::Directory);
+        let seal: Arc<dyn KeySeal> = match config.seal {
+            SealConfig::File => Arc::new(FileSeal::new(clone(&self.esp)?)),
+            SealConfig::Tpm(pcrs) => Arc::new(TpmSeal::new(clone(&self.esp)?, pcrs)),
+        };
+        let volume = LuksVolume::new(LuksVolumeConfig {
+            device: device.to_owned(),
+            target: self.target(),
+            encryption: config.encryption,
+            keys: config.keys,
+            journal: clone(&self.esp)?,
+            runtime: clone(&self.runtime)?,
+            seal,
+            mounter: Arc::new(OsMounter),
+            cryptsetup: Arc::new(CryptsetupProgram::new(&self.programs.cryptsetup)),
+        });
+        // It has the volume, too: neither would ever be dropped, nor what they have open on the ESP.
+        let unlock = Arc::downgrade(&self.unlock);
+        let report = move |wipe| {
+            if let Some(unlock) = unlock.upgrade() {
+                unlock.report_wipe(wipe);
+            }
+        };
+        let volume = volume.with_mkfs(&self.programs.mkfs).with_node(&self.node).with_progress(report);
+        let volume = config.cold_start.into_iter().fold(volume, LuksVolume::with_cold_start);
+        let volume = if config.discards { volume.with_discards() } else { volume };
+        Ok(if config.wipe { volume } else { volume.without_wipe() })
+    }
+}
+
+/// What the configuration and the node say of a disk.
+fn expect_device<'a>(
+    config: &DeviceConfig,
+    device: &'a Path,
+    record: Option<VolumeRecord>,
+    record_path: &'a Path,
+) -> Expectation<'a> {
+    let encryption = config.encryption.as_ref().map(|config| config.encryption);
+    let record = record.map(|record| (record, record_path));
+    Expectation { device, encryption, record, erase_permit: None }
+}
+
+/// Describes what noded would do with the disk, for people: the end of a sentence about the volume. Changes nothing.
+pub(super) fn describe_device(config: &DeviceConfig, data: &Path) -> String {
+    let esp = data.join(ESP_DIR);
+    let record = Dir::open(&esp).ok().and_then(|esp| VolumeRecord::read_from(&esp).ok().flatten());
+    let record_path = esp.join(RECORD_FILE);
+    let inspect = |found: FoundDevice| {
+        let device = found.path;
+        let report = inspect_disk(&device).map_err(StorageError::Open)?;
+        let is_blank = report.contents.erase_token().is_none();
+        let next = match decide_step(&report, expect_device(config, &device, record, &record_path))? {
+            DiskStep::Open => "",
+            DiskStep::Create if is_blank => ", and noded creates the volume",
+            DiskStep::Create | DiskStep::Erase => ", and noded creates no volume there",
+        };
+        Ok(format!("on {}, which {report}{next}", device.display()))
+    };
+    find_device(&config.location)
+        .and_then(inspect)
+        .unwrap_or_else(|error| format!("{}, which does not open: {}", config.location, error_chain(&error)))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

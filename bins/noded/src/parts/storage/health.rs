@@ -1,0 +1,42 @@
+//! What is not well with the data volume, and what to type.
+
+use std::sync::Arc;
+
+use super::DN;
+use super::opener::VolumeOpener;
+use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
+use crate::unlock::{UnlockStatus, VolumeUnlock};
+
+/// Answers for the data volume.
+pub(super) fn health_source(unlock: Arc<VolumeUnlock>, opener: VolumeOpener) -> impl HealthSource {
+    move |node: &NodeSnapshot| {
+        let size = opener.size_problem().map(|problem| {
+            let problem = format!("is smaller than its disk: {problem}");
+            HealthCondition::warning(DN, problem).hint("see docs/noded.md, \"Grow the disk\"")
+        });
+        volume_condition(&unlock.status(), node).or(size).into_iter().collect()
+    }
+}
+
+fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<HealthCondition> {
+    match status {
+        UnlockStatus::Locked { since, reason } => {
+            let condition = HealthCondition::problem(DN, format!("is locked: {reason}")).since(Some(*since));
+            Some(condition.waiting_for("a key").hint("`nodectl storage unlock`"))
+        }
+        UnlockStatus::Opening { wipe: Some(wipe) } => {
+            let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+            let (done, total) = (gib(wipe.done_bytes), gib(wipe.total_bytes));
+            let problem = format!("wipes the new data volume: {done:.1} of {total:.1} GiB");
+            Some(HealthCondition { problem, ..node.condition_of(DN)? })
+        }
+        UnlockStatus::Closed { erase_token: Some(token), .. } => {
+            let condition = node.condition_of(DN)?;
+            let hint = format!(
+                "attach the node's disk, or see docs/noded.md, \"Erase a disk\", and `nodectl storage erase {token}`"
+            );
+            Some(condition.hint(hint))
+        }
+        _ => node.condition_of(DN),
+    }
+}

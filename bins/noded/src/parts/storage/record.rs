@@ -1,0 +1,128 @@
+//! The record that this node has a data volume on a device: a blank disk is then not the node's first one, but a wrong one.
+
+use nodekeel_localstorage::volume::{DiskFinding, DiskReport, VolumeContents};
+use nodekeel_localstorage::{Dir, FileMode};
+
+use super::error::StorageError;
+
+/// Its name, in `esp/`.
+pub(super) const RECORD_FILE: &str = "data-volume.record";
+
+const HEADER: &str = "nodekeel data volume on a device, format 1";
+const DISK_BYTES: &str = "disk_bytes = ";
+const FILE_SYSTEM: &str = "xfs = ";
+const GIVEN_UP: &str = "given_up = ";
+
+/// What the node knows of its volume. A power cut may have damaged either line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct VolumeRecord {
+    /// The size of the disk that the volume uses, in bytes.
+    pub(super) disk_bytes: Option<u64>,
+    /// What distinguishes the file system of a volume that is not encrypted from that of another node. The keys of an
+    /// encrypted one do.
+    pub(super) file_system: Option<u32>,
+    /// What distinguishes the contents in whose place a volume is being created: the node has none meanwhile.
+    pub(super) given_up: Option<u32>,
+}
+
+impl VolumeRecord {
+    /// The record of a disk with the node's volume.
+    pub(super) fn of_disk(report: &DiskReport) -> Self {
+        let (disk_bytes, file_system) = (Some(report.size_bytes), file_system_mark(report));
+        Self { disk_bytes, file_system, given_up: None }
+    }
+
+    /// The record of a node whose operator gave up what a disk has.
+    pub(super) fn of_given_up(report: &DiskReport) -> Self {
+        Self { given_up: contents_mark(report), ..Self::default() }
+    }
+
+    /// Whether the disk has what the operator gave up: its erasure has failed before it wrote anything.
+    pub(super) fn gives_up(self, report: &DiskReport) -> bool {
+        self.given_up.is_some() && self.given_up == contents_mark(report)
+    }
+
+    /// Whether the disk may be that of the record.
+    pub(super) fn is_of(self, report: &DiskReport) -> bool {
+        let (known, found) = (self.file_system, file_system_mark(report));
+        known.is_none() || found.is_none() || known == found
+    }
+
+    /// Reads the record of `esp/`; `None` if the node has had no volume.
+    pub(super) fn read_from(esp: &Dir) -> Result<Option<Self>, StorageError> {
+        match esp.read_at_most(RECORD_FILE, 4096) {
+            Ok(text) => Ok(Some(Self::parse(&String::from_utf8_lossy(&text)))),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(StorageError::Record(error)),
+        }
+    }
+
+    /// Replaces the record, durably.
+    pub(super) fn write_to(self, esp: &Dir) -> Result<(), StorageError> {
+        let mut text = format!("{HEADER}\n");
+        text.extend(self.disk_bytes.map(|bytes| format!("{DISK_BYTES}{bytes}\n")));
+        text.extend(self.file_system.map(|mark| format!("{FILE_SYSTEM}{mark:08x}\n")));
+        text.extend(self.given_up.map(|mark| format!("{GIVEN_UP}{mark:08x}\n")));
+        esp.write(RECORD_FILE, text.as_bytes(), FileMode::PRIVATE_FILE).map_err(StorageError::Record)
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+        if lines.next() != Some(HEADER) {
+            return Self::default();
+        }
+        let rest: Vec<_> = lines.collect();
+        let value = |key: &str| rest.iter().find_map(|line| line.strip_prefix(key));
+        Self {
+            disk_bytes: value(DISK_BYTES).and_then(|bytes| bytes.parse().ok()),
+            file_system: value(FILE_SYSTEM).and_then(parse_mark),
+            given_up: value(GIVEN_UP).and_then(parse_mark),
+        }
+    }
+}
+
+fn parse_mark(text: &str) -> Option<u32> {
+    u32::from_str_radix(text, 16).ok()
+}
+
+/// The number in the token of the contents.
+fn contents_mark(report: &DiskReport) -> Option<u32> {
+    parse_mark(report.contents.erase_token()?.rsplit('-').next()?)
+}
+
+/// What distinguishes the file system of a volume that is not encrypted.
+fn file_system_mark(report: &DiskReport) -> Option<u32> {
+    match (&report.volume, &report.contents) {
+        (DiskFinding::Plain, VolumeContents::Xfs { found, .. }) => Some(found.first()?.fingerprint),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_back_and_a_damaged_one_still_says_that_there_was_a_volume() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let esp = Dir::open(scratch.path()).expect("there");
+        assert_eq!(VolumeRecord::read_from(&esp).expect("absent"), None);
+        let given_up = VolumeRecord { given_up: Some(0x2b), ..VolumeRecord::default() };
+        given_up.write_to(&esp).expect("written");
+        assert_eq!(VolumeRecord::read_from(&esp).expect("read"), Some(given_up));
+        let record = VolumeRecord { disk_bytes: Some(1 << 30), file_system: Some(0x1a2b), given_up: None };
+        record.write_to(&esp).expect("written");
+        assert_eq!(VolumeRecord::read_from(&esp).expect("read"), Some(record));
+        let text = std::fs::read_to_string(scratch.path().join(RECORD_FILE)).expect("there");
+        assert_eq!(
+            text,
+            "nodekeel data volume on a device, format 1\ndisk_bytes = 1073741824\nxfs = 00001a2b\n"
+        );
+        for end in 0..text.len() {
+            std::fs::write(scratch.path().join(RECORD_FILE), &text[..end]).expect("written");
+            let found = VolumeRecord::read_from(&esp).expect("read").expect("there was a volume");
+            assert!(found.disk_bytes.is_none_or(|bytes| bytes == 1 << 30), "cut at {end}: {found:?}");
+            assert!(found.file_system.is_none(), "cut at {end}: {found:?}");
+        }
+    }
+}

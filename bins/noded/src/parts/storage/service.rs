@@ -1,0 +1,196 @@
+//! root.storage: opens the volume, waits for a key where it has to, and closes it when what lies on it has stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_localstorage::volume::{DataVolume, MountState, UnlockKey, UnlockSecret, VolumeError};
+use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::{Instant, sleep};
+
+use super::device::OpenedVolume;
+use super::error::StorageError;
+use super::opener::VolumeOpener;
+use crate::error_chain::error_chain;
+use crate::node::NodeState;
+use crate::unlock::{ClusterKeySource, ClusterKeysFuture, UnlockStatus, VolumeUnlock};
+use crate::volume::{CloseOnDrop, storage_stop_timeout};
+
+/// How long a busy volume is given to become free.
+const BUSY_TIME: Duration = Duration::from_secs(1);
+/// The pause between two attempts to unmount it.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Opens the volume, and closes it when what lies on it has stopped.
+#[derive(Clone)]
+pub(super) struct StorageService {
+    pub(super) opener: VolumeOpener,
+    /// Who is asked for the cluster's key while the volume is locked.
+    pub(super) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
+    pub(super) state: Arc<NodeState>,
+}
+
+impl Runnable for StorageService {
+    fn run(&self, ctx: Context) -> RunFuture {
+        let service = self.clone();
+        Box::pin(async move { service.run_storage(ctx).await })
+    }
+
+    fn stop_timeout(&self) -> Option<Duration> {
+        Some(storage_stop_timeout(&self.state))
+    }
+}
+
+impl StorageService {
+    async fn run_storage(self, ctx: Context) -> Result<(), Failure> {
+        let unlock = &*self.state.unlock;
+        let mut closed = ClosedOnDrop { unlock, status: UnlockStatus::default() };
+        // Why the attempt before has failed, and what erases the disk, is known until this one ends.
+        if !matches!(unlock.status(), UnlockStatus::Closed { error: Some(_), .. }) {
+            unlock.set_status(UnlockStatus::Opening { wipe: None });
+        }
+        let OpenedVolume { volume, dir, slot } = match self.open_volume(&ctx).await? {
+            Ok(opened) => opened,
+            Err(error) => {
+                closed.status = UnlockStatus::Closed {
+                    error: Some(error_chain(&error)),
+                    erase_token: error.erase_token(),
+                };
+                return Err(error.into());
+            }
+        };
+        tracing::info!("opened the data volume in {}", dir.path().display());
+        self.state.volume.open(dir);
+        let open = CloseOnDrop(&self.state);
+        unlock.set_status(UnlockStatus::Open { slot });
+        ctx.signal_ready()?;
+        let canceled = ctx.canceled().await;
+        open.close().await;
+        if let Err(error) = unmount(volume).await? {
+            // Containers outlive containerd. The next incarnation uses it as it is.
+            tracing::warn!("the data volume stays open: {}", error_chain(&error));
+        }
+        Err(canceled.into())
+    }
+
+    /// Opens the volume with what the node has, or else waits for a key.
+    async fn open_volume(&self, ctx: &Context) -> Result<Result<OpenedVolume, StorageError>, Failure> {
+        let unlock = &self.state.unlock;
+        let erase_permit = unlock.take_erase_permit();
+        let mut locked = None;
+        for secret in self.opener.own_secrets(unlock.secret()) {
+            match self.try_secret(ctx, secret, erase_permit.clone()).await? {
+                Err(error) if error.needs_key() => locked = locked.or(Some(error)),
+                opened => return Ok(opened),
+            }
+        }
+        match locked {
+            Some(error) => self.wait_for_key(ctx, error).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Tries a secret. The volume is not left half-open: a stop waits for the attempt, but not for the wipe of a new disk,
+    /// which starts over.
+    async fn try_secret(
+        &self,
+        ctx: &Context,
+        secret: UnlockSecret,
+        erase_permit: Option<String>,
+    ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
+        let (opener, kept, span) = (self.opener.clone(), secret.clone(), tracing::Span::current());
+        let mut attempt =
+            spawn_blocking(move || span.in_scope(|| opener.open(&secret, erase_permit.as_deref())));
+        let opened = tokio::select! {
+            opened = &mut attempt => opened?,
+            canceled = ctx.canceled() => match self.state.unlock.status() {
+                UnlockStatus::Opening { wipe: Some(_) } => return Err(canceled.into()),
+                _ => attempt.await?,
+            },
+        };
+        if matches!(&opened, Ok(OpenedVolume { slot: Some(_), .. })) {
+            self.state.unlock.keep_secret(kept);
+        }
+        Ok(opened)
+    }
+
+    /// Waits until an operator, or the cluster's peers, give a key that opens the volume.
+    async fn wait_for_key(
+        &self,
+        ctx: &Context,
+        error: StorageError,
+    ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
+        let unlock = &self.state.unlock;
+        let reason = error_chain(&error);
+        tracing::warn!("the data volume is locked: {reason}");
+        let mut offers = unlock.wait_for_secrets(reason);
+        let asked = self.ask_peers();
+        tokio::pin!(asked);
+        loop {
+            tokio::select! {
+                Some(offer) = offers.recv() => match self.try_secret(ctx, offer.secret, None).await? {
+                    Err(error) if error.needs_key() => {
+                        // The client that has offered it may have gone.
+                        let _ = offer.result.send(Err(error_chain(&error)));
+                    }
+                    opened => {
+                        let result = opened.as_ref().map(drop).map_err(|error| error_chain(error));
+                        let _ = offer.result.send(result);
+                        return Ok(opened);
+                    }
+                },
+                keys = &mut asked => return self.try_keys(ctx, keys?, error).await,
+                canceled = ctx.canceled() => return Err(canceled.into()),
+            }
+        }
+    }
+
+    /// Tries the keys that the cluster's peers have given. If they have none, the volume is as locked as before.
+    async fn try_keys(
+        &self,
+        ctx: &Context,
+        keys: Vec<UnlockKey>,
+        mut locked: StorageError,
+    ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
+        for key in keys {
+            match self.try_secret(ctx, UnlockSecret::Cluster(key), None).await? {
+                Err(error) if error.needs_key() => locked = error,
+                opened => return Ok(opened),
+            }
+        }
+        Ok(Err(locked))
+    }
+
+    fn ask_peers(&self) -> ClusterKeysFuture<'_> {
+        match &self.cluster_keys {
+            Some(source) => source.cluster_keys(),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+/// Unmounts the volume, again and again for a moment: a measurement of its free space keeps it busy, or a thread that
+/// completes a write.
+async fn unmount(volume: Arc<dyn DataVolume>) -> Result<Result<(), VolumeError>, JoinError> {
+    let until = Instant::now() + BUSY_TIME;
+    loop {
+        let attempt = Arc::clone(&volume);
+        let unmounted = spawn_blocking(move || attempt.unmount()).await?;
+        if unmounted.is_ok() || volume.state() != MountState::Mounted || Instant::now() >= until {
+            return Ok(unmounted);
+        }
+        sleep(BUSY_PAUSE).await;
+    }
+}
+
+/// Says that the volume is not open, and why, however root.storage ends.
+struct ClosedOnDrop<'a> {
+    unlock: &'a VolumeUnlock,
+    status: UnlockStatus,
+}
+
+impl Drop for ClosedOnDrop<'_> {
+    fn drop(&mut self) {
+        self.unlock.set_status(std::mem::take(&mut self.status));
+    }
+}

@@ -1,0 +1,276 @@
+//! Where the keys of the data volume meet: root.storage opens it, the cluster keeps its half of the key, an operator
+//! types a passphrase, and the control API shows it all.
+//!
+//! ```text
+//!  root.storage   opening ──▶ open ◀── a secret that opens it ─┐
+//!                    │          └─ a new volume: the cluster's half of its key, until the cluster has it
+//!                    └──────▶ locked ── nodectl storage unlock, the cluster's peers ─┘
+//! ```
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use nodekeel_localstorage::volume::{LuksVolume, SlotKind, UnlockKey, UnlockSecret, WipeProgress};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+
+/// The answer of a [`ClusterKeySource`].
+pub type ClusterKeysFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Vec<UnlockKey>, Box<dyn Error + Send + Sync>>> + Send + 'a>>;
+
+/// Gets the cluster unlock key of a node that starts cold, from its peers: `storage.cold_start = "peers"`.
+///
+/// # Contract
+/// - It waits until a peer has answered, however long that takes. Its future may be dropped at any time.
+/// - After an error, root.storage ends, and asks again when its supervisor restarts it.
+pub trait ClusterKeySource: fmt::Debug + Send + Sync + 'static {
+    /// The cluster unlock keys of this node, one of which opens its volume: during a rotation the cluster has two.
+    fn cluster_keys(&self) -> ClusterKeysFuture<'_>;
+}
+
+/// What root.storage does with the data volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum UnlockStatus {
+    /// Nothing: it is stopped, or between two attempts. Why the last one failed, and what erases the disk that it found.
+    Closed { error: Option<String>, erase_token: Option<String> },
+    /// It opens or creates the volume. A new authenticated volume is wiped first.
+    Opening { wipe: Option<WipeProgress> },
+    /// No key at hand opens the volume: it waits for one.
+    Locked { since: SystemTime, reason: String },
+    /// It is open, by this kind of key slot; `None` if it is not encrypted, or if an earlier noded has left it open.
+    Open { slot: Option<SlotKind> },
+}
+
+impl Default for UnlockStatus {
+    fn default() -> Self {
+        Self::Closed { error: None, erase_token: None }
+    }
+}
+
+/// Why a secret was not tried, or an erasure was not permitted, or why it did not help.
+#[derive(Debug, Error)]
+pub(crate) enum UnlockError {
+    #[error("the data volume does not wait for a key: see nodectl storage status")]
+    NotLocked,
+    #[error("can't open the data volume with this key: {0}")]
+    Rejected(String),
+    #[error(
+        "token {given:?} is not that of the disk: see nodectl storage status, and use the token that it shows"
+    )]
+    WrongToken { given: String },
+}
+
+/// A secret for a locked volume, and who waits for the result.
+pub(crate) struct UnlockOffer {
+    pub(crate) secret: UnlockSecret,
+    pub(crate) result: oneshot::Sender<Result<(), String>>,
+}
+
+/// The secrets for a locked volume. Dropping it ends the wait.
+pub(crate) type UnlockOffers = mpsc::Receiver<UnlockOffer>;
+
+/// The keys of the data volume, shared by root.storage, the cluster and the control API.
+#[derive(Default)]
+pub(crate) struct VolumeUnlock(Mutex<UnlockSlots>);
+
+#[derive(Default)]
+struct UnlockSlots {
+    status: UnlockStatus,
+    /// Set by the preparation of root.storage.
+    volume: Option<Arc<LuksVolume>>,
+    /// The cluster unlock key of a new volume, which nobody else has.
+    cluster_key: Option<UnlockKey>,
+    /// What opens the volume again in this process.
+    secret: Option<UnlockSecret>,
+    /// Takes secrets while the volume is locked.
+    offers: Option<mpsc::Sender<UnlockOffer>>,
+    /// The next attempt may erase the disk whose contents have this token.
+    erase_permit: Option<String>,
+}
+
+impl fmt::Debug for VolumeUnlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VolumeUnlock").field("status", &self.status()).finish_non_exhaustive()
+    }
+}
+
+impl VolumeUnlock {
+    /// What root.storage does.
+    pub(crate) fn status(&self) -> UnlockStatus {
+        self.lock().status.clone()
+    }
+
+    /// The encrypted volume, to read and change its key slots; `None` if the volume is not encrypted. Its calls block.
+    pub(crate) fn encrypted_volume(&self) -> Option<Arc<LuksVolume>> {
+        self.lock().volume.clone()
+    }
+
+    /// The cluster unlock key that only this process has. It stays here until [`keep_stored_key`]: the caller may be
+    /// killed before the cluster has it.
+    ///
+    /// [`keep_stored_key`]: Self::keep_stored_key
+    pub(crate) fn cluster_key(&self) -> Option<UnlockKey> {
+        self.lock().cluster_key.clone()
+    }
+
+    /// The cluster has this key: it was read back from there. It opens the volume again, if root.storage restarts: the slot
+    /// that has opened it may be gone.
+    pub(crate) fn keep_stored_key(&self, key: UnlockKey) {
+        let mut slots = self.lock();
+        slots.cluster_key = None;
+        slots.secret = Some(UnlockSecret::Cluster(key));
+    }
+
+    /// Keeps the cluster unlock key of a new volume, or of a rotation.
+    pub(crate) fn keep_cluster_key(&self, key: UnlockKey) {
+        self.lock().cluster_key = Some(key);
+    }
+
+    /// Opens a locked volume with a secret. It stays locked if the secret does not open it.
+    ///
+    /// # Errors
+    /// [`UnlockError::NotLocked`], [`UnlockError::Rejected`].
+    pub(crate) async fn unlock(&self, secret: UnlockSecret) -> Result<(), UnlockError> {
+        let offers = self.lock().offers.clone().ok_or(UnlockError::NotLocked)?;
+        let (result, is_open) = oneshot::channel();
+        offers.send(UnlockOffer { secret, result }).await.map_err(|_| UnlockError::NotLocked)?;
+        // root.storage drops the sender if it is stopped meanwhile.
+        is_open.await.map_err(|_| UnlockError::NotLocked)?.map_err(UnlockError::Rejected)
+    }
+
+    /// Permits the next attempt of root.storage, which the caller restarts, to erase the disk that the last one found:
+    /// the token is that of the contents, which must still be the same.
+    ///
+    /// # Errors
+    /// [`UnlockError::WrongToken`].
+    pub(crate) fn permit_erase(&self, token: &str) -> Result<(), UnlockError> {
+        let mut slots = self.lock();
+        let is_found = matches!(
+            &slots.status,
+            UnlockStatus::Closed { erase_token: Some(found), .. } if found == token
+        );
+        match is_found {
+            true => slots.erase_permit = Some(token.to_owned()),
+            false => return Err(UnlockError::WrongToken { given: token.to_owned() }),
+        }
+        Ok(())
+    }
+
+    /// The token of the contents that this attempt may erase.
+    pub(crate) fn take_erase_permit(&self) -> Option<String> {
+        self.lock().erase_permit.take()
+    }
+
+    /// What opens the volume again in this process: a restart of root.storage alone needs no operator.
+    pub(crate) fn secret(&self) -> Option<UnlockSecret> {
+        self.lock().secret.clone()
+    }
+
+    /// Keeps what has opened the volume, until noded exits.
+    pub(crate) fn keep_secret(&self, secret: UnlockSecret) {
+        self.lock().secret = Some(secret);
+    }
+
+    /// Sets the encrypted volume of the node.
+    pub(crate) fn set_encrypted_volume(&self, volume: Option<Arc<LuksVolume>>) {
+        self.lock().volume = volume;
+    }
+
+    /// Sets what root.storage does. Secrets are taken only while the volume is locked.
+    pub(crate) fn set_status(&self, status: UnlockStatus) {
+        let mut slots = self.lock();
+        slots.offers = None;
+        slots.status = status;
+    }
+
+    /// A wipe makes progress. One that root.storage has left behind when it was stopped is no status of it.
+    pub(crate) fn report_wipe(&self, wipe: WipeProgress) {
+        let mut slots = self.lock();
+        if slots.status != UnlockStatus::default() {
+            slots.status = UnlockStatus::Opening { wipe: Some(wipe) };
+        }
+    }
+
+    /// The volume is locked: takes secrets from now on.
+    pub(crate) fn wait_for_secrets(&self, reason: String) -> UnlockOffers {
+        let (sender, offers) = mpsc::channel(1);
+        let mut slots = self.lock();
+        slots.offers = Some(sender);
+        slots.status = UnlockStatus::Locked { since: SystemTime::now(), reason };
+        offers
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UnlockSlots> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret() -> UnlockSecret {
+        UnlockSecret::Cluster(UnlockKey::from_bytes(&[1; 32]).expect("32 bytes"))
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_taken_only_while_the_volume_is_locked() {
+        let unlock = VolumeUnlock::default();
+        assert!(matches!(unlock.unlock(secret()).await, Err(UnlockError::NotLocked)));
+        let mut offers = unlock.wait_for_secrets("no key".into());
+        let storage = async {
+            for result in [Err("wrong".to_owned()), Ok(())] {
+                let offer = offers.recv().await.expect("offered");
+                offer.result.send(result).expect("awaited");
+            }
+            unlock.set_status(UnlockStatus::Open { slot: Some(SlotKind::Recovery) });
+        };
+        let operator = async {
+            let rejected = unlock.unlock(secret()).await;
+            assert!(matches!(rejected, Err(UnlockError::Rejected(why)) if why == "wrong"));
+            unlock.unlock(secret()).await.expect("opened");
+        };
+        tokio::join!(storage, operator);
+        assert!(matches!(unlock.unlock(secret()).await, Err(UnlockError::NotLocked)));
+    }
+
+    #[tokio::test]
+    async fn who_has_offered_a_secret_learns_that_storage_has_stopped() {
+        let unlock = VolumeUnlock::default();
+        let mut offers = unlock.wait_for_secrets("no key".into());
+        let stopping = async { drop(offers.recv().await) };
+        let (_, result) = tokio::join!(stopping, unlock.unlock(secret()));
+        assert!(matches!(result, Err(UnlockError::NotLocked)));
+    }
+
+    #[test]
+    fn a_wipe_is_reported_until_root_storage_has_ended() {
+        let (unlock, wipe) = (VolumeUnlock::default(), WipeProgress { done_bytes: 1, total_bytes: 2 });
+        for before in [
+            UnlockStatus::Opening { wipe: None },
+            UnlockStatus::Closed { error: Some("the disk is absent".into()), erase_token: None },
+        ] {
+            unlock.set_status(before);
+            unlock.report_wipe(wipe);
+            assert_eq!(unlock.status(), UnlockStatus::Opening { wipe: Some(wipe) });
+        }
+        unlock.set_status(UnlockStatus::default());
+        unlock.report_wipe(wipe);
+        assert_eq!(unlock.status(), UnlockStatus::default());
+    }
+
+    #[test]
+    fn only_the_disk_that_was_found_is_erased_and_once() {
+        let unlock = VolumeUnlock::default();
+        assert!(matches!(unlock.permit_erase("ext4-1"), Err(UnlockError::WrongToken { .. })));
+        let erase_token = Some("ext4-1".to_owned());
+        unlock.set_status(UnlockStatus::Closed { error: Some("ext4".into()), erase_token });
+        assert!(matches!(unlock.permit_erase("ext4-2"), Err(UnlockError::WrongToken { .. })));
+        unlock.permit_erase("ext4-1").expect("that of the disk");
+        assert_eq!(unlock.take_erase_permit().as_deref(), Some("ext4-1"));
+        assert_eq!(unlock.take_erase_permit(), None);
+    }
+}

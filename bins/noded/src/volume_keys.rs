@@ -1,0 +1,224 @@
+//! The unlock keys of an encrypted data volume: the cluster keeps its half, and nothing opens the volume but what is to.
+//!
+//! ```text
+//!  a new volume ─┐                         etcd: /unlock-keys/NODE            the header
+//!  a rotation ───┴▶ key in this process ──▶ deposit ──▶ read back ──▶ confirm ──▶ older slots removed
+//! ```
+//!
+//! [`plan`] decides each step from what the header, the cluster and this process have. So a kill at any point leaves a
+//! volume that opens, and the next run resumes.
+
+mod cluster_keys;
+mod error;
+mod health;
+mod plan;
+mod service;
+mod settle;
+#[cfg(test)]
+mod settle_test;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_localstorage::volume::{
+    EncryptionStatus, KeyPolicy, LuksVolume, RecoveryPassphrase, UnlockSecret, VolumeError,
+};
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+
+use self::cluster_keys::NodeKeyStore;
+use self::plan::SlotFacts;
+use self::settle::{KeyOutcome, settle_keys};
+use crate::error_chain::error_chain;
+use crate::unlock::VolumeUnlock;
+
+pub(crate) use self::error::VolumeKeyError;
+pub(crate) use self::health::key_health;
+pub(crate) use self::service::KeyService;
+
+/// Where the cluster unlock key is, as far as this process knows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum ClusterKeyState {
+    /// The volume has none, or the node is not in its cluster yet.
+    #[default]
+    Unknown,
+    /// The cluster has it, and each step is done.
+    Stored,
+    /// Why a step could not be done; it is repeated.
+    Pending(String),
+    /// No key of the cluster opens the volume.
+    Lost,
+}
+
+/// Changes the keys of the data volume, one change at a time.
+#[derive(Debug, Default)]
+pub(crate) struct VolumeKeys {
+    unlock: Arc<VolumeUnlock>,
+    busy: tokio::sync::Mutex<()>,
+    state: Mutex<ClusterKeyState>,
+    /// A change has left something to do.
+    unsettled: Notify,
+}
+
+impl VolumeKeys {
+    pub(crate) fn new(unlock: Arc<VolumeUnlock>) -> Self {
+        Self { unlock, ..Self::default() }
+    }
+
+    /// Where the cluster unlock key is.
+    pub(crate) fn cluster_key_state(&self) -> ClusterKeyState {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the header of the volume says; `None` if the volume is not encrypted.
+    ///
+    /// # Errors
+    /// [`VolumeKeyError::Volume`].
+    pub(crate) async fn encryption_status(&self) -> Result<Option<EncryptionStatus>, VolumeKeyError> {
+        match self.unlock.encrypted_volume() {
+            Some(volume) => run_blocking(move || volume.encryption_status()).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Does what is left to do with the cluster unlock key: stores it in the cluster, and removes what it supersedes.
+    ///
+    /// # Errors
+    /// The step that failed: it is to be repeated.
+    pub(crate) async fn settle(&self, cluster: &ClusterNode) -> Result<(), VolumeKeyError> {
+        let _busy = self.busy.lock().await;
+        self.settle_locked(cluster).await.map(drop)
+    }
+
+    /// Waits until a change has left something to do.
+    pub(crate) async fn wait_unsettled(&self) {
+        self.unsettled.notified().await;
+    }
+
+    /// Gives the volume new keys, permitted by a passphrase or by the keys at hand. Returns when nothing else than the
+    /// new keys, and the recovery passphrase, opens the volume.
+    ///
+    /// # Errors
+    /// See [`VolumeKeyError`]. The volume opens with the keys before or with the new ones, and what is left to do is done
+    /// once the node is in its cluster.
+    pub(crate) async fn rotate(
+        &self,
+        cluster: Option<&ClusterNode>,
+        passphrase: Option<RecoveryPassphrase>,
+    ) -> Result<(), VolumeKeyError> {
+        let _busy = self.busy.lock().await;
+        let volume = self.require_volume()?;
+        let secret = match passphrase {
+            Some(passphrase) => UnlockSecret::Recovery(passphrase),
+            None => self.key_at_hand(cluster).await?,
+        };
+        let facts = self.slot_facts(&volume).await?;
+        let cluster = match facts.keys {
+            KeyPolicy::Split if facts.needs_temporary_slot() => return Err(VolumeKeyError::LacksPassphrase),
+            KeyPolicy::Split => {
+                let cluster = cluster.ok_or(VolumeKeyError::NoCluster)?;
+                // Nobody could keep the new key otherwise.
+                NodeKeyStore::open(cluster)?;
+                Some(cluster)
+            }
+            _ => None,
+        };
+        let key = run_blocking(move || volume.rotate_keys(&secret)).await?;
+        if let (Some(key), Some(cluster)) = (key, cluster) {
+            self.unlock.keep_cluster_key(key);
+            let settled = self.settle_locked(cluster).await;
+            self.unsettled.notify_one();
+            settled?;
+        }
+        Ok(())
+    }
+
+    /// Adds a recovery passphrase, permitted by another one or by the keys at hand.
+    ///
+    /// # Errors
+    /// See [`VolumeKeyError`].
+    pub(crate) async fn add_recovery_passphrase(
+        &self,
+        cluster: Option<&ClusterNode>,
+        passphrase: Option<RecoveryPassphrase>,
+    ) -> Result<RecoveryPassphrase, VolumeKeyError> {
+        let _busy = self.busy.lock().await;
+        let volume = self.require_volume()?;
+        let secret = match passphrase {
+            Some(passphrase) => UnlockSecret::Recovery(passphrase),
+            None => self.key_at_hand(cluster).await?,
+        };
+        let added = run_blocking(move || volume.add_recovery_passphrase(&secret)).await?;
+        // It may be what the temporary slot has waited for.
+        self.unsettled.notify_one();
+        Ok(added)
+    }
+
+    /// The operator has the newest recovery passphrase: the one before is removed.
+    ///
+    /// # Errors
+    /// [`VolumeKeyError::Volume`], [`VolumeKeyError::NotEncrypted`].
+    pub(crate) async fn confirm_recovery_passphrase(
+        &self,
+        passphrase: RecoveryPassphrase,
+    ) -> Result<(), VolumeKeyError> {
+        let _busy = self.busy.lock().await;
+        let volume = self.require_volume()?;
+        run_blocking(move || volume.confirm_secret(&UnlockSecret::Recovery(passphrase))).await
+    }
+
+    /// The key that the node has without an operator: its own, or the cluster's.
+    async fn key_at_hand(&self, cluster: Option<&ClusterNode>) -> Result<UnlockSecret, VolumeKeyError> {
+        let facts = self.slot_facts(&self.require_volume()?).await?;
+        if let (KeyPolicy::Split, Some(cluster)) = (facts.keys, cluster)
+            && let KeyOutcome::Stored(key) = self.settle_locked(cluster).await?
+        {
+            return Ok(UnlockSecret::Cluster(key));
+        }
+        match facts.has_local {
+            true => Ok(UnlockSecret::Node),
+            false => Err(VolumeKeyError::NeedsPassphrase),
+        }
+    }
+
+    async fn settle_locked(&self, cluster: &ClusterNode) -> Result<KeyOutcome, VolumeKeyError> {
+        let volume = self.require_volume()?;
+        let settled = match self.slot_facts(&volume).await?.keys {
+            KeyPolicy::Split => match NodeKeyStore::open(cluster) {
+                Ok(store) => settle_keys(&volume, &store, &*self.unlock).await,
+                Err(error) => Err(error),
+            },
+            _ => Ok(KeyOutcome::NotSplit),
+        };
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = match &settled {
+            Ok(KeyOutcome::NotSplit) => ClusterKeyState::Unknown,
+            Ok(KeyOutcome::Stored(_)) => ClusterKeyState::Stored,
+            Ok(KeyOutcome::Lost) => ClusterKeyState::Lost,
+            Err(error) => ClusterKeyState::Pending(error_chain(error)),
+        };
+        settled
+    }
+
+    fn require_volume(&self) -> Result<Arc<LuksVolume>, VolumeKeyError> {
+        self.unlock.encrypted_volume().ok_or(VolumeKeyError::NotEncrypted)
+    }
+
+    async fn slot_facts(&self, volume: &Arc<LuksVolume>) -> Result<SlotFacts, VolumeKeyError> {
+        let volume = Arc::clone(volume);
+        run_blocking(move || volume.encryption_status().map(|status| SlotFacts::of(&status))).await
+    }
+}
+
+/// Runs what blocks on a thread.
+async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
+) -> Result<T, VolumeKeyError> {
+    match spawn_blocking(work).await {
+        Ok(done) => done.map_err(VolumeKeyError::Volume),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down, and this future with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

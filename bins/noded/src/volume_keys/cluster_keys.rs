@@ -1,0 +1,57 @@
+//! The cluster unlock keys of this node, in its cluster.
+
+use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_cluster::node::{NodeId, NodeStore, SecretBytes, StoredUnlockKeys};
+use nodekeel_localstorage::volume::UnlockKey;
+
+use super::VolumeKeyError;
+
+/// Keeps the cluster unlock keys of a volume.
+pub(super) trait ClusterKeyStore: Sync {
+    /// The version in which keys were read.
+    type Version: Send + Sync;
+
+    /// Reads the keys of the volume with this UUID, the oldest first.
+    fn load_keys(
+        &self,
+        volume: &str,
+    ) -> impl Future<Output = Result<(Vec<UnlockKey>, Self::Version), VolumeKeyError>> + Send;
+
+    /// Replaces the keys, if nothing else has changed them since they were read.
+    fn replace_keys(
+        &self,
+        read: Self::Version,
+        keys: &[UnlockKey],
+    ) -> impl Future<Output = Result<(), VolumeKeyError>> + Send;
+}
+
+/// The keys of this node, in the cluster's etcd.
+pub(super) struct NodeKeyStore {
+    nodes: NodeStore,
+    id: NodeId,
+}
+
+impl NodeKeyStore {
+    /// The keys of this node.
+    pub(super) fn open(cluster: &ClusterNode) -> Result<Self, VolumeKeyError> {
+        let nodes = cluster.node_store().map_err(VolumeKeyError::Cluster)?;
+        let id = cluster.cluster_identity().map_err(VolumeKeyError::Identity)?.node_id;
+        Ok(Self { nodes, id })
+    }
+}
+
+impl ClusterKeyStore for NodeKeyStore {
+    type Version = StoredUnlockKeys;
+
+    async fn load_keys(&self, volume: &str) -> Result<(Vec<UnlockKey>, StoredUnlockKeys), VolumeKeyError> {
+        let read = self.nodes.load_unlock_keys(&self.id, volume).await.map_err(VolumeKeyError::Store)?;
+        // Bytes of another length open no volume.
+        let keys = read.keys().iter().filter_map(|key| UnlockKey::from_bytes(key.expose_bytes()).ok());
+        Ok((keys.collect(), read))
+    }
+
+    async fn replace_keys(&self, read: StoredUnlockKeys, keys: &[UnlockKey]) -> Result<(), VolumeKeyError> {
+        let keys: Vec<_> = keys.iter().map(|key| SecretBytes::new(key.expose_bytes().to_vec())).collect();
+        self.nodes.replace_unlock_keys(&read, &keys).await.map(drop).map_err(VolumeKeyError::Store)
+    }
+}

@@ -1,0 +1,42 @@
+//! Why the keys of the data volume could not be changed.
+
+use nodekeel_cluster::enrolment::{KvAccessError, NodeUnavailable};
+use nodekeel_cluster::node::NodeStoreError;
+use nodekeel_localstorage::volume::VolumeError;
+use thiserror::Error;
+
+/// Why the keys of the data volume could not be changed. Keys that opened it still do.
+#[derive(Debug, Error)]
+pub(crate) enum VolumeKeyError {
+    /// The volume has no keys.
+    #[error("the data volume is not encrypted: its storage.encryption was chosen when it was created")]
+    NotEncrypted,
+    /// Its header can't be read or changed.
+    #[error("can't read or change the keys of the data volume")]
+    Volume(#[source] VolumeError),
+    /// The node is in no cluster, by its configuration.
+    #[error(
+        "half of the data volume's key belongs into the node's cluster, but [cluster] is missing in the configuration"
+    )]
+    NoCluster,
+    /// The node is not in its cluster at present.
+    #[error("half of the data volume's key is in the node's cluster: wait until root.cluster is ready")]
+    Cluster(#[source] KvAccessError),
+    /// The same.
+    #[error("half of the data volume's key is in the node's cluster: wait until root.cluster is ready")]
+    Identity(#[source] NodeUnavailable),
+    /// The cluster does not answer, or has another version of the keys.
+    #[error("can't read or change the cluster's half of the data volume's key")]
+    Store(#[source] NodeStoreError),
+    /// Neither the node nor its cluster has a key that opens the volume.
+    #[error(
+        "neither the node nor its cluster has a key that opens the data volume: type the recovery passphrase, with --recovery"
+    )]
+    NeedsPassphrase,
+    /// The volume has to keep the slot that a rotation would remove.
+    #[error(
+        "the data volume has no recovery passphrase, without which nobody would open it after a power cut: type nodectl \
+         storage recovery, and then try again"
+    )]
+    LacksPassphrase,
+}

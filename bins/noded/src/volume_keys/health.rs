@@ -1,0 +1,214 @@
+//! What is not well with the keys of the data volume, and what to type.
+
+use std::sync::Arc;
+
+use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, SlotKind};
+
+use super::{ClusterKeyState, VolumeKeys};
+use crate::error_chain::error_chain;
+use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
+use crate::unlock::UnlockStatus;
+
+/// What the conditions are about.
+const OBJECT: &str = "data volume";
+
+/// The conditions of the keys of the open volume. One that is not open is a condition of root.storage.
+pub(crate) fn key_health(keys: Arc<VolumeKeys>) -> impl HealthSource {
+    KeyHealth(keys)
+}
+
+struct KeyHealth(Arc<VolumeKeys>);
+
+impl HealthSource for KeyHealth {
+    fn conditions<'a>(&'a self, _: &'a NodeSnapshot) -> ConditionsFuture<'a> {
+        Box::pin(async move {
+            if !matches!(self.0.unlock.status(), UnlockStatus::Open { .. }) {
+                return Vec::new();
+            }
+            match self.0.encryption_status().await {
+                Ok(Some(status)) => KeyReport::of(&status).conditions(&self.0.cluster_key_state()),
+                Ok(None) => Vec::new(),
+                Err(error) => {
+                    let problem = format!("has a header that can't be checked: {}", error_chain(&error));
+                    vec![HealthCondition::warning(OBJECT, problem).hint("`nodectl storage status`")]
+                }
+            }
+        })
+    }
+}
+
+/// What the conditions depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct KeyReport {
+    /// The cluster keeps half of the key.
+    is_split: bool,
+    /// The node unlock key alone opens it, only until the cluster has its half.
+    has_temporary_slot: bool,
+    has_recovery: bool,
+    /// It has none, and an operator is to open it after a power cut.
+    lacks_passphrase: bool,
+    /// A recovery passphrase was shown, and nobody has typed it.
+    has_unconfirmed_recovery: bool,
+    /// Slots that an interrupted change of the unlock keys has left.
+    stale_slots: usize,
+    has_both_headers: bool,
+}
+
+impl KeyReport {
+    fn of(status: &EncryptionStatus) -> Self {
+        let named =
+            |kind| status.slots.iter().filter(move |slot| slot.name.is_some_and(|name| name.0 == kind));
+        let is_split = status.keys == KeyPolicy::Split;
+        let keeps_local = !is_split || status.cold_start == Some(ColdStart::Local);
+        let stale = status.slots.iter().filter(|slot| {
+            slot.is_stale
+                && match slot.name {
+                    Some((SlotKind::Recovery, _)) => false,
+                    Some((SlotKind::Local, _)) => keeps_local,
+                    _ => true,
+                }
+        });
+        let has_recovery = named(SlotKind::Recovery).next().is_some();
+        Self {
+            is_split,
+            has_temporary_slot: !keeps_local && named(SlotKind::Local).next().is_some(),
+            has_recovery,
+            lacks_passphrase: !has_recovery && status.cold_start == Some(ColdStart::Operator),
+            has_unconfirmed_recovery: named(SlotKind::Recovery).count() > 1,
+            stale_slots: stale.count(),
+            has_both_headers: status.has_both_headers,
+        }
+    }
+
+    fn conditions(self, cluster_key: &ClusterKeyState) -> Vec<HealthCondition> {
+        let warning = |problem: &str| HealthCondition::warning(OBJECT, problem);
+        let mut found = Vec::new();
+        if let (true, ClusterKeyState::Lost) = (self.is_split, cluster_key) {
+            found.push(
+                warning(
+                    "will open by its recovery passphrase alone: the cluster has lost its half of the key",
+                )
+                .hint("`nodectl storage rotate --recovery`"),
+            );
+        }
+        let waits_for_passphrase =
+            self.has_temporary_slot && self.lacks_passphrase && *cluster_key == ClusterKeyState::Stored;
+        if waits_for_passphrase {
+            found.push(
+                warning("opens by the node unlock key alone until it has a recovery passphrase")
+                    .hint("`nodectl storage recovery`"),
+            );
+        } else if self.has_temporary_slot {
+            let problem = match cluster_key {
+                ClusterKeyState::Pending(why) => {
+                    format!("opens without the cluster, which can't store its half of the key: {why}")
+                }
+                _ => "opens without the cluster, which does not have its half of the key yet".to_owned(),
+            };
+            found.push(
+                warning(&problem)
+                    .waiting_for("root.cluster.keys")
+                    .hint("`nodectl cluster status`; `nodectl logs root.cluster.keys`"),
+            );
+        } else if self.stale_slots > 0 && *cluster_key != ClusterKeyState::Lost {
+            let hint =
+                if self.is_split { "`nodectl logs root.cluster.keys`" } else { "`nodectl storage rotate`" };
+            found.push(warning("still opens by older keys: a change of its keys was interrupted").hint(hint));
+        }
+        if !self.has_recovery && !waits_for_passphrase {
+            let problem = match self.lacks_passphrase && !self.has_temporary_slot {
+                true => "has no recovery passphrase: nobody would open it after a power cut",
+                false => "has no recovery passphrase",
+            };
+            found.push(warning(problem).hint("`nodectl storage recovery`"));
+        }
+        if self.has_unconfirmed_recovery {
+            found.push(
+                warning(
+                    "has a new recovery passphrase that nobody has confirmed: the one before is valid, too",
+                )
+                .hint("`nodectl storage recovery --confirm`"),
+            );
+        }
+        if !self.has_both_headers {
+            found.push(
+                warning("has one damaged copy of its header; the next change of a key repairs it")
+                    .hint("`nodectl storage rotate`; check the disk"),
+            );
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTLED: KeyReport = KeyReport {
+        is_split: true,
+        has_temporary_slot: false,
+        has_recovery: true,
+        lacks_passphrase: false,
+        has_unconfirmed_recovery: false,
+        stale_slots: 0,
+        has_both_headers: true,
+    };
+
+    fn shown(report: KeyReport, state: &ClusterKeyState) -> Vec<(String, String)> {
+        let shown = |condition: HealthCondition| (condition.problem, condition.hint);
+        report.conditions(state).into_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn each_key_that_is_not_as_it_should_be_is_a_warning_with_what_to_type() {
+        assert_eq!(shown(SETTLED, &ClusterKeyState::Stored), []);
+        assert_eq!(shown(SETTLED, &ClusterKeyState::Unknown), []);
+        let cases = [
+            (KeyReport { has_recovery: false, ..SETTLED }, "recovery passphrase", "storage recovery`"),
+            (KeyReport { has_unconfirmed_recovery: true, ..SETTLED }, "nobody has confirmed", "--confirm"),
+            (KeyReport { has_both_headers: false, ..SETTLED }, "damaged copy", "storage rotate"),
+            (KeyReport { stale_slots: 1, ..SETTLED }, "by older keys", "root.cluster.keys"),
+            (KeyReport { stale_slots: 1, is_split: false, ..SETTLED }, "by older keys", "storage rotate"),
+        ];
+        for (report, problem, hint) in cases {
+            let found = shown(report, &ClusterKeyState::Stored);
+            let [(found, found_hint)] = &found[..] else { panic!("{found:?}") };
+            assert!(found.contains(problem) && found_hint.contains(hint), "{found}; {found_hint}");
+        }
+    }
+
+    #[test]
+    fn a_temporary_slot_says_why_it_is_still_there() {
+        let temporary = KeyReport { has_temporary_slot: true, stale_slots: 1, ..SETTLED };
+        let why = |state| {
+            let found = temporary.conditions(&state);
+            let [found] = &found[..] else { panic!("{found:?}") };
+            assert_eq!(found.waiting_for, "root.cluster.keys");
+            found.problem.clone()
+        };
+        assert!(why(ClusterKeyState::Unknown).ends_with("yet"));
+        assert!(
+            why(ClusterKeyState::Pending("no leader".into())).ends_with("its half of the key: no leader")
+        );
+    }
+
+    #[test]
+    fn a_volume_that_nobody_could_open_says_so_or_keeps_its_temporary_slot() {
+        let lacking = KeyReport { has_recovery: false, lacks_passphrase: true, ..SETTLED };
+        let temporary = KeyReport { has_temporary_slot: true, stale_slots: 1, ..lacking };
+        for (report, says) in
+            [(lacking, "nobody would open it"), (temporary, "alone until it has a recovery")]
+        {
+            let found = shown(report, &ClusterKeyState::Stored);
+            let [(problem, hint)] = &found[..] else { panic!("{found:?}") };
+            assert!(problem.contains(says) && hint.contains("storage recovery`"), "{problem}; {hint}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_the_cluster_has_lost_is_one_warning() {
+        let found = shown(KeyReport { stale_slots: 1, ..SETTLED }, &ClusterKeyState::Lost);
+        let [(problem, hint)] = &found[..] else { panic!("{found:?}") };
+        assert!(problem.contains("recovery passphrase alone") && hint.contains("rotate --recovery"));
+    }
+}

@@ -1,0 +1,73 @@
+//! Metrics and health for programs.
+
+use std::fs;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use testbed::{ScratchDir, reserve_port};
+
+use super::{ENVIRONMENT, NO_DISKS, wait_healthy};
+use crate::harness::{NO_DAEMONS, NodedProcess, http_get, service_config};
+
+#[test]
+fn metrics_and_health_are_served_on_a_port_or_a_socket_and_not_by_default() {
+    let scratch = ScratchDir::new().unwrap();
+    let port = reserve_port().unwrap();
+    let socket = scratch.path().join("metrics.sock");
+    let tcp = format!("127.0.0.1:{}", port.number());
+    for address in [tcp.clone(), socket.display().to_string()] {
+        let service = service_config("a", "exec sleep 1000", ENVIRONMENT);
+        let config = format!("{NO_DAEMONS}{NO_DISKS}[metrics]\naddress = {address:?}\n{service}");
+        let noded = NodedProcess::start(&config);
+        wait_healthy(&noded);
+        let get = |path: &str| match address.starts_with('/') {
+            true => http_get(UnixStream::connect(&address).unwrap(), path),
+            false => http_get(TcpStream::connect(&address).unwrap(), path),
+        };
+        let (status, text) = get("/metrics");
+        assert_eq!(status, "HTTP/1.1 200 OK");
+        for line in [
+            "nodekeel_healthy 1".to_owned(),
+            "nodekeel_runnables{state=\"dead\"} 0".to_owned(),
+            "nodekeel_restarts_total{dn=\"root.service.a\"} 0".to_owned(),
+            "nodekeel_crash_loops 0".to_owned(),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        assert!(
+            text.contains(&format!("nodekeel_disk_size_bytes{{path=\"{}\"}}", noded.data().display())),
+            "{text}"
+        );
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        assert_eq!(get("/healthz"), ("HTTP/1.1 200 OK".into(), "ok\n".into()));
+        let (status, text) = get("/readyz");
+        assert!(status == "HTTP/1.1 200 OK" && text.starts_with("ready\n"), "{status} {text}");
+        noded.ask(&["stop", "--wait", "root.service.a"]);
+        let (status, text) = get("/readyz");
+        assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+        assert!(text.contains("problem: root.service.a: was stopped by an operator\n"), "{text}");
+        assert!(get("/metrics").1.contains("\nnodekeel_healthy 0\n"));
+        noded.ask(&["restart", "--wait", "root.metrics"]);
+        assert_eq!(get("/healthz").0, "HTTP/1.1 200 OK");
+        noded.stop();
+    }
+    assert!(!socket.exists());
+    let noded = NodedProcess::start(NO_DAEMONS);
+    assert!(!noded.ask(&["tree"]).contains("metrics"));
+    assert!(TcpStream::connect(tcp).is_err());
+    noded.stop();
+}
+
+#[test]
+fn a_reload_moves_the_metrics_to_another_address_with_their_port() {
+    let port = reserve_port().unwrap();
+    let config = |ip: &str| format!("{NO_DAEMONS}[metrics]\naddress = \"{ip}:{}\"\n", port.number());
+    let noded = NodedProcess::start(&config("127.0.0.1"));
+    noded.ask(&["start", "--wait", "root.metrics"]);
+    fs::write(noded.scratch.path().join("noded.toml"), config("0.0.0.0")).unwrap();
+    assert_eq!(noded.ask(&["reload"]), "reloaded:\n  restart root.metrics: metrics.address\n");
+    noded.ask(&["start", "--wait", "root.metrics"]);
+    let (status, _) = http_get(TcpStream::connect(("127.0.0.1", port.number())).unwrap(), "/healthz");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    noded.stop();
+}

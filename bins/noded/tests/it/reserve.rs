@@ -1,0 +1,145 @@
+//! The reserve of the data volume, in a guest whose kernel enforces limits.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::mount::{MsFlags, mount};
+use nodekeel_node::client;
+use nodekeel_node::v1::{HealthRequest, HealthResponse, Node, StatusRequest};
+use testbed::guest::disk::{FileSystem, GuestDisk};
+use testbed::{ContainerImage, ScratchDir, command_output, tools, wait_until};
+
+use crate::harness::{NodedProcess, TEST_TIMEOUT, noded_command};
+
+const CONFIG: &str = "[services.etcd]\nclient_port = 2379\npeer_port = 2380\n[services.containerd]\n";
+
+/// An archive of `localhost/NAME:1`, with a layer of this many bytes.
+fn write_image(directory: &Path, name: &str, bytes: u64) -> PathBuf {
+    let (content, archive) =
+        (directory.join(format!("{name}.content")), directory.join(format!("{name}.tar")));
+    fs::File::create(&content).unwrap().set_len(bytes).unwrap();
+    let image = ContainerImage::new(format!("localhost/{name}:1"));
+    image.add_file(format!("{name}-content"), &content).write_archive(&archive).unwrap();
+    fs::remove_file(content).unwrap();
+    archive
+}
+
+/// A node whose etcd and containerd run in the guest.
+struct GuestNode {
+    noded: NodedProcess,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl GuestNode {
+    fn start(scratch: ScratchDir) -> Self {
+        let noded = NodedProcess::start_in(scratch, CONFIG, &[]);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let this = Self { noded, runtime };
+        for dn in ["root.etcd", "root.containerd"] {
+            wait_until(TEST_TIMEOUT, dn, || {
+                let node = this.status(dn);
+                anyhow::ensure!(node.state == i32::from(nodekeel_node::v1::State::Ready), "{node:?}");
+                Ok(())
+            })
+            .unwrap();
+        }
+        this
+    }
+
+    fn status(&self, dn: &str) -> Node {
+        let request = StatusRequest { dn: dn.into(), ..StatusRequest::default() };
+        self.runtime
+            .block_on(async {
+                client::connect(&self.noded.socket()).await.unwrap().status(request).await.unwrap()
+            })
+            .into_inner()
+            .node
+            .unwrap()
+    }
+
+    fn health(&self) -> HealthResponse {
+        let request = HealthRequest::default();
+        self.runtime
+            .block_on(async {
+                client::connect(&self.noded.socket()).await.unwrap().health(request).await.unwrap()
+            })
+            .into_inner()
+    }
+
+    /// As a kubelet's pull, without the check of noded's imports. The error is containerd's.
+    fn pull(&self, archive: &Path) -> anyhow::Result<String> {
+        self.run_ctr(&["images", "import", "--no-unpack", archive.to_str().unwrap()])
+    }
+
+    fn run_ctr(&self, args: &[&str]) -> anyhow::Result<String> {
+        let mut ctr = Command::new(tools::find_tool(tools::CTR).unwrap());
+        ctr.arg("-a").arg(self.noded.data().join("run/containerd/containerd.sock"));
+        command_output(ctr.args(["-n", "k8s.io"]).args(args))
+    }
+}
+
+fn put_values(count: usize) {
+    let value = "x".repeat(100_000);
+    for key in 0..count {
+        let mut put = Command::new(tools::find_tool(tools::ETCDCTL).unwrap());
+        put.env("ETCDCTL_API", "3").args(["--endpoints", "127.0.0.1:2379"]);
+        command_output(put.args(["put", &key.to_string(), &value])).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs kernel with a disk of 700 MiB, etcd, containerd and 2 GiB of memory"]
+fn pulls_that_fill_an_xfs_leave_etcd_its_reserve_and_health_says_what_is_full() {
+    let mounted = GuestDisk::acquire().unwrap().format_and_mount(FileSystem::Xfs, "prjquota").unwrap();
+    let (scratch, images) = (ScratchDir::new().unwrap(), ScratchDir::new().unwrap());
+    let data = scratch.path().join("data");
+    fs::create_dir(&data).unwrap();
+    mount(Some(mounted.mount_point()), &data, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    let file = scratch.path().join("check.toml");
+    fs::write(&file, CONFIG).unwrap();
+    let args = ["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
+    let checked = String::from_utf8(noded_command(&args).output().unwrap().stdout).unwrap();
+    assert!(checked.contains("a project limit keeps the reserve of the disk free"), "{checked}");
+
+    let node = GuestNode::start(scratch);
+    put_values(10);
+    let root = node.noded.data().join("data/containerd/root").display().to_string();
+    let is_full = |health: &HealthResponse| {
+        health.conditions.iter().find(|found| found.object == root).map(|found| found.problem.clone())
+    };
+    assert_eq!(is_full(&node.health()), None);
+    let mut pulled = Vec::new();
+    let refused = loop {
+        let name = format!("image-{}", pulled.len());
+        let archive = write_image(images.path(), &name, 60_000_000 + pulled.len() as u64);
+        let imported = node.pull(&archive);
+        fs::remove_file(archive).unwrap();
+        match imported {
+            Ok(_) => pulled.push(name),
+            Err(error) => break format!("{error:#}"),
+        }
+        assert!(pulled.len() < 12, "{pulled:?} are on a disk of 700 MiB");
+    };
+    println!("{} images of 60 MB; then: {refused}", pulled.len());
+    assert!(refused.contains("no space left on device") && pulled.len() >= 4, "{pulled:?}: {refused}");
+    put_values(40);
+    let disk = nix::sys::statvfs::statvfs(&data).unwrap();
+    let free = disk.blocks_free() * disk.fragment_size();
+    println!("{} MB are free", free / 1_000_000);
+    assert!(free > 60_000_000, "{free} bytes are free");
+    for dn in ["root.etcd", "root.containerd"] {
+        let status = node.status(dn);
+        assert_eq!((status.generation, status.restarts), (1, 0), "{status:?}");
+    }
+    let problem = is_full(&node.health()).unwrap_or_else(|| panic!("{:?}", node.health()));
+    println!("{root}: {problem}");
+    assert!(problem.contains("have almost used their share of the disk"), "{problem}");
+    // Deleting images makes room, although nothing more can be written.
+    for name in &pulled[..2] {
+        node.run_ctr(&["images", "rm", "--sync", &format!("localhost/{name}:1")]).unwrap();
+    }
+    node.pull(&write_image(images.path(), "later", 30_000_000)).unwrap();
+    assert_eq!(is_full(&node.health()), None);
+    node.noded.stop();
+}
