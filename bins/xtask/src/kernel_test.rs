@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use testbed::{Guest, bench, gotool, guest};
+use testbed::{Guest, bench, gotool, guest, tools};
 
 use crate::report::Report;
 use crate::run::{self, CommandOutcome, LineFilter, Log};
@@ -84,7 +84,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     Ok(report.finish())
 }
 
-/// Runs each test that the filter means in a separate guest with a variable set, within its own time: a test
+/// Runs each test that the filter means in a separate guest with a variable set, unless its name is empty, within its own time: a test
 /// that hangs or fails says nothing of the others. A count that the caller has set wins.
 ///
 /// # Errors
@@ -99,15 +99,34 @@ pub(crate) fn run_counted(
     for job in build_jobs(Some(filter), report)? {
         for test in &job.tests {
             let name = format!("{} {test}", job.name());
-            report.log.headline(&format!("{name} ({variable}={count})"));
+            let counted = if variable.is_empty() { String::new() } else { format!(" ({variable}={count})") };
+            report.log.headline(&format!("{name}{counted}"));
             let selection = TestSelection::Exactly(vec![test.clone()]);
             let mut command = job.command(&selection);
-            command.arg("--nocapture").env(variable, &count);
+            command.arg("--nocapture");
+            if !variable.is_empty() {
+                command.env(variable, &count);
+            }
             let guest = job.boot()?;
             run_tests(&guest, &name, &command, (&selection, deadline), report);
         }
     }
     Ok(())
+}
+
+/// Runs one test of a binary in a guest, and gives what the harness has written.
+///
+/// # Errors
+/// The test needs no guest, or one that this command doesn't know; no guest boots.
+pub(crate) fn run_one(binary: Executable, test: &str, deadline: Duration) -> Result<CommandOutcome> {
+    let name = format!("{} {test}", binary.name());
+    let mut report = Report::new(Log::default());
+    let job =
+        find_job(binary, Some(&name), &mut report)?.with_context(|| format!("find {name} for a guest"))?;
+    let guest = job.boot()?;
+    let command = job.command(&TestSelection::Exactly(job.tests.clone()));
+    let (outcome, _) = run_in_guest(&guest, &command, (&report.log, run::hide_line), deadline);
+    Ok(outcome)
 }
 
 fn build_jobs(filter: Option<&str>, report: &mut Report) -> Result<Vec<GuestJob>> {
@@ -167,17 +186,28 @@ fn guest_builder(need: GuestNeed) -> Result<guest::GuestBuilder> {
     for _ in 0..need.disks {
         builder = builder.with_disk(need.disk_size);
     }
+    for _ in 0..need.disks_4kn {
+        builder = builder.with_4kn_disk(need.disk_size_4kn);
+    }
     if need.csi_sanity {
         builder = builder.add_file("/usr/bin/csi-sanity", gotool::CSI_SANITY.program_path("csi-sanity")?);
     }
+    if need.tpm {
+        builder = builder.with_tpm();
+    }
     if need.gvisor {
-        for tools in [gotool::CONTAINERD, gotool::GVISOR] {
-            let directory = tools.program_directory()?;
-            for program in tools.programs {
+        for gotools in [gotool::CONTAINERD, gotool::GVISOR] {
+            let directory = gotools.program_directory()?;
+            for program in gotools.programs {
                 builder =
                     builder.add_file(Path::new("/usr/bin").join(program.file), directory.join(program.file));
             }
         }
+    }
+    let daemons =
+        [(need.etcd, [tools::ETCD, tools::ETCDCTL]), (need.containerd, [tools::CONTAINERD, tools::CTR])];
+    for tool in daemons.into_iter().filter(|(is_needed, _)| *is_needed).flat_map(|(_, tools)| tools) {
+        builder = builder.add_program(Path::new("/usr/bin").join(tool.name), tools::find_tool(tool)?);
     }
     Ok(if need.network { builder.with_network() } else { builder })
 }
@@ -221,7 +251,9 @@ fn find_job(binary: Executable, filter: Option<&str>, report: &mut Report) -> Re
     for (test, why) in unmet {
         report.could_not_run(&format!("{} {test}", binary.name()), &why);
     }
-    let selected = groups.guest.into_iter().filter(|(_, test)| is_selected(test)).collect();
+    // Without a filter, as in a test run, those of `cargo xtask soak` are left out.
+    let soaks = if filter.is_some() { groups.guest_soak } else { Vec::new() };
+    let selected = groups.guest.into_iter().chain(soaks).filter(|(_, test)| is_selected(test)).collect();
     Ok(GuestJob::new(binary, selected))
 }
 

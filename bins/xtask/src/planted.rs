@@ -4,13 +4,17 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
+use crate::kernel_test;
 use crate::report::Report;
 use crate::run::{self, run_command};
+use crate::test::binaries;
+use crate::test::events::TestRun;
 use crate::workspace::{cargo, root, target_directory};
 
 /// A crate that gets the bugs of a list.
@@ -26,6 +30,14 @@ struct TestedCrate {
     test: Option<&'static str>,
     /// The crate, and the members that its tests are built of.
     members: &'static [&'static str],
+    place: TestPlace,
+}
+
+/// Where a test runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TestPlace {
+    Host,
+    Guest,
 }
 
 impl TestedCrate {
@@ -35,7 +47,7 @@ impl TestedCrate {
     }
 }
 
-const CRATES: [TestedCrate; 7] = [
+const CRATES: [TestedCrate; 8] = [
     TestedCrate {
         directory: "supervisor",
         list: "testdata/planted.toml",
@@ -44,6 +56,7 @@ const CRATES: [TestedCrate; 7] = [
         target: &["--lib"],
         test: Some("random_operations_keep_the_invariants"),
         members: &["supervisor", "bins/testbed"],
+        place: TestPlace::Host,
     },
     TestedCrate {
         directory: "cluster",
@@ -54,6 +67,7 @@ const CRATES: [TestedCrate; 7] = [
         target: &["--lib"],
         test: Some("random_runs_keep_the_invariants"),
         members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+        place: TestPlace::Host,
     },
     // The history of three real voters has to find what the state machine can't.
     TestedCrate {
@@ -64,6 +78,7 @@ const CRATES: [TestedCrate; 7] = [
         target: &["--test", "it"],
         test: Some("voters::debian::no_acknowledged_write_is_lost_whatever_happens_to_three_voters"),
         members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+        place: TestPlace::Host,
     },
     // Real members have to find what a review of them has found.
     TestedCrate {
@@ -74,6 +89,7 @@ const CRATES: [TestedCrate; 7] = [
         target: &["--test", "it"],
         test: None,
         members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+        place: TestPlace::Host,
     },
     TestedCrate {
         directory: "localstorage",
@@ -83,6 +99,18 @@ const CRATES: [TestedCrate; 7] = [
         target: &["--lib"],
         test: None,
         members: &["localstorage", "bins/testbed"],
+        place: TestPlace::Host,
+    },
+    // Power cuts have to find a missing sync.
+    TestedCrate {
+        directory: "localstorage",
+        list: "testdata/planted-power-cuts.toml",
+        package: "nodekeel-localstorage",
+        features: &["--all-features"],
+        target: &["--test", "it"],
+        test: None,
+        members: &["localstorage", "bins/testbed"],
+        place: TestPlace::Guest,
     },
     TestedCrate {
         directory: "containerd-svc",
@@ -92,6 +120,7 @@ const CRATES: [TestedCrate; 7] = [
         target: &["--test", "it"],
         test: None,
         members: &["containerd-svc", "supervisor", "logtree", "localstorage", "bins/testbed"],
+        place: TestPlace::Host,
     },
     // Real daemons have to find what a kubelet would.
     TestedCrate {
@@ -102,6 +131,7 @@ const CRATES: [TestedCrate; 7] = [
         target: &["--test", "daemon"],
         test: None,
         members: &["containerd-svc", "supervisor", "logtree", "localstorage", "bins/testbed"],
+        place: TestPlace::Host,
     },
 ];
 const WITHIN: Duration = Duration::from_secs(600);
@@ -128,9 +158,11 @@ struct PlantedBug {
     new: String,
 }
 
-/// Plants all bugs; one that the tests don't find is a failure.
-pub(crate) fn run_all(report: &mut Report) -> Result<()> {
-    CRATES.iter().try_for_each(|tested| plant_bugs(tested, (0, 1), report))
+/// Plants all bugs of the lists whose paths contain this text; one that the tests don't find is a failure.
+pub(crate) fn run_all(text: &str, report: &mut Report) -> Result<()> {
+    let path = |tested: &TestedCrate| format!("{}/{}", tested.directory, tested.list);
+    let mut chosen = CRATES.iter().filter(|tested| path(tested).contains(text));
+    chosen.try_for_each(|tested| plant_bugs(tested, (0, 1), report))
 }
 
 /// Whether a chosen package has bugs to plant.
@@ -150,9 +182,7 @@ pub(crate) fn run_sample(is_chosen: impl Fn(&str) -> bool, report: &mut Report) 
 
 /// A number that changes with the commit; 0 without git.
 fn commit_number() -> usize {
-    let head = testbed::command_output(
-        std::process::Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()),
-    );
+    let head = testbed::command_output(Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()));
     head.ok().and_then(|commit| usize::from_str_radix(commit.get(..4)?, 16).ok()).unwrap_or_default()
 }
 
@@ -191,22 +221,47 @@ fn plant(tested: &TestedCrate, copy: &Path, bug: &PlantedBug, report: &mut Repor
     let file = copy.join(tested.directory).join(&bug.file);
     let sound = read_sound(&file, bug)?;
     fs::write(&file, sound.replacen(&bug.old, &bug.new, 1))?;
-    let mut command = cargo(&["test", "-p", tested.package]);
     let test = tested.test.or(bug.test.as_deref()).context("no test has to find it")?;
-    command.args(tested.target).args(tested.features).args(["--", "--include-ignored", test]);
-    command.current_dir(copy).env("CARGO_TARGET_DIR", target_directory()).env("RUST_BACKTRACE", "0");
-    let outcome = run_command(command, &report.log, run::hide_line, WITHIN);
-    fs::write(&file, sound)?;
-    let outcome = outcome?;
-    let found = outcome.lines.iter().any(|line| line.starts_with("test result: FAILED"));
-    let problem = match found {
-        true => None,
-        false if outcome.problem.is_none() => Some("the tests do not find it".to_owned()),
-        false => Some("it does not compile".to_owned()),
+    let started = Instant::now();
+    let searched = match tested.place {
+        TestPlace::Host => search_on_host(tested, copy, test, report),
+        TestPlace::Guest => search_in_guest(tested, copy, test),
     };
-    report.log.line(&format!("{}  {}", if found { "found " } else { "MISSED" }, bug.invariant));
-    report.add_check(&format!("planted bug: {}", bug.invariant), outcome.elapsed, problem);
+    fs::write(&file, sound)?;
+    let problem = searched?;
+    let verdict = if problem.is_none() { "found " } else { "MISSED" };
+    report.log.line(&format!("{verdict}  {}", bug.invariant));
+    report.add_check(&format!("planted bug: {}", bug.invariant), started.elapsed(), problem);
     Ok(())
+}
+
+/// Runs the test that has to find the bug; says why it was not found.
+fn search_on_host(tested: &TestedCrate, copy: &Path, test: &str, report: &Report) -> Result<Option<String>> {
+    let mut command = test_command(tested, copy);
+    command.args(["--", "--include-ignored", test]);
+    let outcome = run_command(command, &report.log, run::hide_line, WITHIN)?;
+    let is_found = outcome.lines.iter().any(|line| line.starts_with("test result: FAILED"));
+    Ok(match (is_found, outcome.problem) {
+        (true, _) => None,
+        (false, None) => Some("the tests do not find it".to_owned()),
+        (false, Some(_)) => Some("it does not compile".to_owned()),
+    })
+}
+
+/// Runs the test in a guest, where it has to run to its end and fail.
+fn search_in_guest(tested: &TestedCrate, copy: &Path, test: &str) -> Result<Option<String>> {
+    let binary = binaries::build_by(test_command(tested, copy), WITHIN).context("it does not compile")?;
+    let outcome = kernel_test::run_one(binary, test, WITHIN)?;
+    let run = TestRun::from_lines(outcome.lines.iter().map(String::as_str));
+    let is_found = run.is_complete && run.failures().any(|failed| failed.name == test);
+    Ok((!is_found).then(|| "the test does not find it".to_owned()))
+}
+
+fn test_command(tested: &TestedCrate, copy: &Path) -> Command {
+    let mut command = cargo(&["test", "-p", tested.package]);
+    command.args(tested.target).args(tested.features);
+    command.current_dir(copy).env("CARGO_TARGET_DIR", target_directory()).env("RUST_BACKTRACE", "0");
+    command
 }
 
 /// A separate workspace with the crate and the members that it is tested with, which shares the target

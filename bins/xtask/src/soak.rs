@@ -29,8 +29,8 @@ struct Soak {
 enum Work {
     /// Tests of a package's target with this text in their names.
     Tests(&'static str, &'static str, &'static str),
-    /// Tests in a guest, by the filter of `cargo xtask kernel-test`.
-    GuestTests(&'static str),
+    /// Tests in a guest, by filters of `cargo xtask kernel-test`.
+    GuestTests(&'static [&'static str]),
     /// The rounds of child processes, as every user.
     ProcessRounds,
     /// The bugs that the random tests of the state machines have to find.
@@ -43,8 +43,9 @@ enum Work {
     Newcomer,
 }
 
-const SOAKS: [Soak; 14] = [
-    Soak { name: "planted-bugs", work: Work::PlantedBugs, count: None },
+const SOAKS: [Soak; 17] = [
+    // Of all lists, or of those whose paths contain `NODEKEEL_PLANTED`, as `power-cuts`.
+    Soak { name: "planted-bugs", work: Work::PlantedBugs, count: Some(("NODEKEEL_PLANTED", "")) },
     Soak { name: "fuzz", work: Work::Fuzz, count: None },
     Soak { name: "examples", work: Work::Examples, count: None },
     // Up to the command `cargo xtask test`; up to the demo with `NODEKEEL_NEWCOMER=demo`.
@@ -105,12 +106,30 @@ const SOAKS: [Soak; 14] = [
         count: Some(("NODEKEEL_NODE_KILLS", "100")),
     },
     Soak { name: "supervisor-process", work: Work::ProcessRounds, count: Some(("NODEKEEL_ROUNDS", "1000")) },
+    // Disks of every format, with their heads zeroed; `cargo xtask test` takes a sample.
+    Soak {
+        name: "fifty-disks",
+        work: Work::Tests("nodekeel-localstorage", "it", "fifty_disks::"),
+        count: Some(("NODEKEEL_FIFTY_DISKS", "all")),
+    },
     // Every system call of the code that writes a node's files, on each file system that a node has, and the
-    // whole counts of power cuts and of kills of mkfs.xfs.
+    // whole count of kills of mkfs.xfs.
     Soak {
         name: "storage-kills",
-        work: Work::GuestTests("nodekeel-localstorage it "),
+        work: Work::GuestTests(&["nodekeel-localstorage it "]),
         count: Some(("NODEKEEL_KILLS", "all")),
+    },
+    // A node's volume on disks and partitions: encrypted by both modes, grown, found again, its keys changed.
+    Soak { name: "node-storage", work: Work::GuestTests(&["nodekeel-node it storage_"]), count: None },
+    // The power cut between the writes of volumes, key slots, journals, files, credentials and limits. Each test
+    // prints its count, and the seed that repeats it.
+    Soak {
+        name: "power-cuts",
+        work: Work::GuestTests(&[
+            "nodekeel-localstorage it power_cut",
+            "nodekeel-fsquota it kernel::power_cut",
+        ]),
+        count: Some(("NODEKEEL_POWER_CUTS", "all")),
     },
 ];
 
@@ -132,12 +151,14 @@ impl Soak {
     fn run(&self, report: &mut Report) -> Result<()> {
         let count = self.count.unwrap_or_default();
         match self.work {
-            Work::PlantedBugs => planted::run_all(report),
+            Work::PlantedBugs => planted::run_all(&env::var(count.0).unwrap_or_default(), report),
             Work::Fuzz => fuzz::run(report),
             Work::Examples => newcomer::examples::run(report),
             Work::Newcomer => newcomer::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report),
             Work::ProcessRounds => test::run_process_rounds(count, WITHIN, report),
-            Work::GuestTests(filter) => kernel_test::run_counted(filter, count, STORAGE_WITHIN, report),
+            Work::GuestTests(filters) => filters
+                .iter()
+                .try_for_each(|filter| kernel_test::run_counted(filter, count, STORAGE_WITHIN, report)),
             Work::Tests(package, target, text) => self.run_tests(&["-p", package], target, text, report),
         }
     }

@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
 /// Installs what is missing, builds once, then runs every test, example and doctest that the plan has.
 ///
 /// A test marked `#[ignore = "needs …"]` runs where its need is met; a need that can't be met is a failure.
-/// `#[ignore = "soak…"]` leaves a test to `cargo xtask soak`.
+/// `#[ignore = "soak…"]` leaves a test to `cargo xtask soak`; one for a guest is `#[ignore = "soak: needs kernel …"]`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let packages = workspace::read_metadata()?.packages;
     let mut report = Report::new(Log::default());

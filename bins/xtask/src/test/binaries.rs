@@ -99,15 +99,18 @@ pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Build> {
 
 /// Builds the test or bench that these arguments of cargo select.
 pub(crate) fn build_one(arguments: &[&str], deadline: Duration) -> Result<Executable> {
-    let mut command = cargo(arguments);
+    build_by(cargo(arguments), deadline).with_context(|| format!("cargo {}", arguments.join(" ")))
+}
+
+/// Builds the test or bench that this command of cargo would run.
+pub(crate) fn build_by(mut command: Command, deadline: Duration) -> Result<Executable> {
     command.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let outcome = run::run_command(command, &Log::default(), run::hide_line, deadline)?;
     if let Some(problem) = outcome.problem {
-        bail!("cargo {}: {problem}", arguments.join(" "));
+        bail!("{problem}");
     }
     let mut built = outcome.lines.iter().filter_map(|line| parse_artifact(line));
-    let test = built.find(|executable| executable.kind == Kind::Test);
-    test.with_context(|| format!("cargo {} built no executable", arguments.join(" ")))
+    built.find(|executable| executable.kind == Kind::Test).context("no executable was built")
 }
 
 /// The executable in a message of cargo, if it is about one.

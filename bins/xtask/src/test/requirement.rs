@@ -16,6 +16,8 @@ pub(crate) struct TestGroups {
     /// On this machine.
     pub(crate) host: BTreeMap<(RunAs, Lane), Vec<String>>,
     pub(crate) guest: Vec<(GuestNeed, String)>,
+    /// In a guest, by `cargo xtask kernel-test` and `cargo xtask soak` alone.
+    pub(crate) guest_soak: Vec<(GuestNeed, String)>,
     /// Nowhere: the test, and why.
     pub(crate) unmet: Vec<(String, String)>,
 }
@@ -35,6 +37,7 @@ pub(crate) fn group_tests(
                 groups.host.entry((run_as, lane)).or_default().push(name);
             }
             Ok(Location::Guest(need)) => groups.guest.push((need, name)),
+            Ok(Location::GuestSoak(need)) => groups.guest_soak.push((need, name)),
             Ok(Location::Soak) => {}
             Err(why) => groups.unmet.push((name, why)),
         }
@@ -46,20 +49,24 @@ pub(crate) fn group_tests(
 enum Location {
     Host(RunAs, Lane),
     Guest(GuestNeed),
+    GuestSoak(GuestNeed),
     Soak,
 }
 
-/// Reads `needs A, B and C: why`.
+/// Reads `needs A, B and C: why`, `soak: why`, or `soak: needs kernel with A: why`.
 fn parse_reason(reason: &str, is_root: bool) -> Result<Location, String> {
-    if reason == "soak" || reason.starts_with("soak:") {
-        return Ok(Location::Soak);
+    if let Some(reason) = reason.strip_prefix("soak") {
+        return match reason.strip_prefix(": needs ") {
+            Some(needs) => parse_guest_need(needs).map(Location::GuestSoak),
+            None => Ok(Location::Soak),
+        };
     }
     let needs =
         reason.strip_prefix("needs ").ok_or(format!("is ignored for an unknown need ({reason:?})"))?;
-    let needs = needs.split(':').next().unwrap_or_default();
     if needs.starts_with("kernel") {
-        return GuestNeed::parse(needs).map(Location::Guest);
+        return parse_guest_need(needs).map(Location::Guest);
     }
+    let needs = needs.split(':').next().unwrap_or_default();
     let (mut run_as, mut lane) = (RunAs::Caller, Lane::Computing);
     for need in needs.replace(" and ", ", ").split(", ") {
         match need.trim() {
@@ -76,6 +83,10 @@ fn parse_reason(reason: &str, is_root: bool) -> Result<Location, String> {
         }
     }
     Ok(Location::Host(run_as, lane))
+}
+
+fn parse_guest_need(text: &str) -> Result<GuestNeed, String> {
+    GuestNeed::parse(text.split(':').next().unwrap_or_default())
 }
 
 fn is_known(tool: &str) -> bool {
@@ -103,11 +114,13 @@ mod tests {
         assert_eq!(parse_reason("soak: 1,000 rounds", true), Ok(Location::Soak));
         let need = GuestNeed { network: true, ..GuestNeed::default() };
         assert_eq!(parse_reason("needs kernel with network: it probes", true), Ok(Location::Guest(need)));
+        assert_eq!(parse_reason("soak: needs kernel with network", true), Ok(Location::GuestSoak(need)));
     }
 
     #[test]
     fn a_need_that_cannot_be_met_or_is_not_stated_is_an_error() {
         assert!(parse_reason("needs root", false).is_err());
+        assert!(parse_reason("soak: needs a moon rocket", true).is_err());
         assert!(parse_reason("flaky", true).is_err());
         assert!(parse_reason("", true).is_err());
         assert!(parse_reason("needs a moon rocket", true).unwrap_err().contains("a moon rocket"));
