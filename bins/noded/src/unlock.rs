@@ -186,7 +186,7 @@ impl VolumeUnlock {
         slots.status = status;
     }
 
-    /// A wipe makes progress. One that root.storage has left behind when it was stopped is no status of it.
+    /// A wipe makes progress. One that root.storage has left behind when it was stopped does not count.
     pub(crate) fn report_wipe(&self, wipe: WipeProgress) {
         let mut slots = self.lock();
         if slots.status != UnlockStatus::default() {

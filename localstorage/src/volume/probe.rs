@@ -20,7 +20,7 @@ pub struct DiskSignature {
     /// Distinguishes it from other signatures of its type: a CRC-32C of the 4 KiB that contain it; for an
     /// XFS, whose superblock changes with each mount, of its UUID and its label.
     pub fingerprint: u32,
-    /// The CRC-32C of its own sector of 512 bytes, which a disk writes completely or not at all; for an XFS, the
+    /// The CRC-32C of the sector where it lies, of 512 bytes, which a disk writes completely or not at all; for an XFS, the
     /// fingerprint.
     pub(super) sector: u32,
 }
