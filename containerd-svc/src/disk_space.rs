@@ -52,7 +52,7 @@ impl DiskSpace {
 
     /// What may be written of it in a directory in which less is available, because of a separate limit.
     #[must_use]
-    pub(crate) fn limited_to(self, available: u64) -> Self {
+    pub fn limited_to(self, available: u64) -> Self {
         Self { available: self.available.min(available), ..self }
     }
 
