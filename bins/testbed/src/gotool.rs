@@ -41,12 +41,18 @@ pub struct GoTools {
 pub struct GoProgram {
     /// The name of its file.
     pub file: &'static str,
-    /// The Go package of its `main`.
+    /// The Go package of its `main`, or of its tests.
     pub package: &'static str,
+    /// Whether it is the package's tests, as a program.
+    is_test: bool,
 }
 
 const fn go_program(file: &'static str, package: &'static str) -> GoProgram {
-    GoProgram { file, package }
+    GoProgram { file, package, is_test: false }
+}
+
+const fn go_test_program(file: &'static str, package: &'static str) -> GoProgram {
+    GoProgram { file, package, is_test: true }
 }
 
 /// The control plane, the kubelet and kubectl. Without the linker flags they report v0.0.0.
@@ -66,6 +72,22 @@ pub const KUBERNETES: GoTools = GoTools {
     tags: "",
     ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
               -X k8s.io/component-base/version.gitMinor=36",
+};
+
+/// Kubernetes' end-to-end tests, and the program of their pods. They run for hours, so they are not one of
+/// [`ALL`], which each test run has.
+pub const KUBERNETES_E2E: GoTools = GoTools {
+    name: "kubernetes-e2e",
+    version: KUBERNETES.version,
+    programs: &[
+        go_program("agnhost", "k8s.io/kubernetes/test/images/agnhost"),
+        go_test_program("e2e.test", "k8s.io/kubernetes/test/e2e"),
+    ],
+    first_build: "10 minutes",
+    go_mod: include_str!("../tools/kubernetes-e2e/go.mod"),
+    go_sum: include_str!("../tools/kubernetes-e2e/go.sum"),
+    tags: "",
+    ldflags: KUBERNETES.ldflags,
 };
 
 /// An etcd that has what an API server of that age requests: with Debian's 3.4 a streamed list (WatchList)
@@ -131,8 +153,43 @@ pub const CSI_SANITY: GoTools = GoTools {
     ldflags: "",
 };
 
-/// All of them.
-pub const ALL: [GoTools; 5] = [ETCD, KUBERNETES, CONTAINERD, GVISOR, CSI_SANITY];
+/// Renders and checks the chart of `deploy/helm`.
+pub const HELM: GoTools = GoTools {
+    name: "helm",
+    version: "4.3.1",
+    programs: &[go_program("helm", "helm.sh/helm/v4/cmd/helm")],
+    first_build: "3 minutes",
+    go_mod: include_str!("../tools/helm/go.mod"),
+    go_sum: include_str!("../tools/helm/go.sum"),
+    tags: "",
+    ldflags: "",
+};
+
+/// The controller of the snapshot API, of which a cluster has one; its CustomResourceDefinitions are in
+/// [`SNAPSHOT_CRDS`].
+pub const SNAPSHOT_CONTROLLER: GoTools = GoTools {
+    name: "snapshot-controller",
+    version: "8.7.0",
+    programs: &[go_program(
+        "snapshot-controller",
+        "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+    )],
+    first_build: "a minute",
+    go_mod: include_str!("../tools/snapshot-controller/go.mod"),
+    go_sum: include_str!("../tools/snapshot-controller/go.sum"),
+    tags: "",
+    ldflags: "",
+};
+
+/// The kinds of the snapshot API, as manifests. *Source:* external-snapshotter, `client/config/crd`.
+pub const SNAPSHOT_CRDS: [&str; 3] = [
+    include_str!("../tools/snapshot-controller/crds/volumesnapshotclasses.yaml"),
+    include_str!("../tools/snapshot-controller/crds/volumesnapshotcontents.yaml"),
+    include_str!("../tools/snapshot-controller/crds/volumesnapshots.yaml"),
+];
+
+/// Those that a test run needs.
+pub const ALL: [GoTools; 7] = [ETCD, KUBERNETES, CONTAINERD, GVISOR, CSI_SANITY, HELM, SNAPSHOT_CONTROLLER];
 
 impl GoTools {
     /// The directory with the programs, which are built first where they don't exist yet. Progress goes to
@@ -214,7 +271,7 @@ mod tests {
 
     #[test]
     fn every_module_pins_the_version_that_it_says_and_lists_its_programs_as_tools() {
-        for tools in ALL {
+        for tools in ALL.into_iter().chain([KUBERNETES_E2E]) {
             let pin = format!(" v{}", tools.version);
             assert!(tools.go_mod.contains(&pin), "{} does not pin {pin}", tools.name);
             for program in tools.programs {

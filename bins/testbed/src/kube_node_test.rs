@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+
 use super::*;
 use crate::{command_output, wait_until};
 
@@ -14,14 +16,35 @@ spec:
     args: [sh, -c, "echo hello from $(uname -r); exec sleep 1000000"]
 "#;
 
+/// It asks the API server who it is.
+const WHOAMI_POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: whoami, namespace: default}
+spec:
+  restartPolicy: Never
+  containers: [{name: c, image: "localhost/kubectl:1", imagePullPolicy: Never}]
+"#;
+
+fn archive_kubectl(kube: &Kube, directory: &ScratchDir) -> PathBuf {
+    let archive = directory.path().join("kubectl.tar");
+    let asks = ["/bin/kubectl", "auth", "whoami", "--output=jsonpath={.status.userInfo.username}"];
+    let image = ContainerImage::new("localhost/kubectl:1")
+        .add_file("bin/kubectl", kube.programs().program_path("kubectl"));
+    image.with_entrypoint(asks).write_archive(&archive).unwrap();
+    archive
+}
+
 #[test]
 #[ignore = "needs kube and a node"]
-fn a_pod_in_the_guest_is_reached_by_logs_and_exec() {
-    let kube = Kube::start().unwrap();
+fn pods_in_the_guest_are_reached_by_logs_and_exec_and_reach_the_api_as_their_account() {
+    let kube = Kube::builder().with_service_accounts().start().unwrap();
+    let directory = ScratchDir::new().unwrap();
     let start = std::time::Instant::now();
-    let mut node = GuestNode::builder().join(&kube).unwrap();
+    let mut node = GuestNode::builder().with_image(archive_kubectl(&kube, &directory)).join(&kube).unwrap();
     println!("the node is ready after {:?}", start.elapsed());
     kube.apply_manifests(POD).unwrap();
+    kube.apply_manifests(WHOAMI_POD).unwrap();
     wait_for_pod(&kube, &node, "hello", |pod| pod["status"]["containerStatuses"][0]["ready"] == true);
     let release = node.run_shell("uname -r").unwrap();
     let said = command_output(kube.kubectl_command().args(["logs", "hello"])).unwrap();
@@ -34,6 +57,9 @@ fn a_pod_in_the_guest_is_reached_by_logs_and_exec() {
         mounts.lines().any(|line| line.contains(" /var/lib xfs ") && line.contains("prjquota")),
         "{mounts}"
     );
+    wait_for_pod(&kube, &node, "whoami", |pod| pod["status"]["phase"] == "Succeeded");
+    let said = command_output(kube.kubectl_command().args(["logs", "whoami"])).unwrap();
+    assert_eq!(said, "system:serviceaccount:default:default");
     // A restarted kubelet finds its pod again.
     node.kill_kubelet().unwrap();
     node.start_kubelet().unwrap();
@@ -49,32 +75,6 @@ fn a_pod_in_the_guest_is_reached_by_logs_and_exec() {
     );
     kube.delete_object("pod", "default/hello").unwrap();
     kube.wait_until_gone("pod", "default/hello").unwrap();
-}
-
-const WHOAMI_POD: &str = r#"
-apiVersion: v1
-kind: Pod
-metadata: {name: whoami, namespace: default}
-spec:
-  restartPolicy: Never
-  containers: [{name: c, image: "localhost/kubectl:1", imagePullPolicy: Never}]
-"#;
-
-#[test]
-#[ignore = "needs kube and a node"]
-fn a_pod_of_a_given_image_reaches_the_api_as_its_account() {
-    let kube = Kube::builder().with_service_accounts().start().unwrap();
-    let directory = ScratchDir::new().unwrap();
-    let archive = directory.path().join("kubectl.tar");
-    let asks = ["/bin/kubectl", "auth", "whoami", "--output=jsonpath={.status.userInfo.username}"];
-    let image = ContainerImage::new("localhost/kubectl:1")
-        .add_file("bin/kubectl", kube.programs().program_path("kubectl"));
-    image.with_entrypoint(asks).write_archive(&archive).unwrap();
-    let node = GuestNode::builder().with_image(archive).join(&kube).unwrap();
-    kube.apply_manifests(WHOAMI_POD).unwrap();
-    wait_for_pod(&kube, &node, "whoami", |pod| pod["status"]["phase"] == "Succeeded");
-    let said = command_output(kube.kubectl_command().args(["logs", "whoami"])).unwrap();
-    assert_eq!(said, "system:serviceaccount:default:default");
 }
 
 /// Waits for a pod; a timeout reports the kubelet's log.

@@ -27,7 +27,8 @@ pub(super) fn build_tools(tools: &GoTools, partial: &Path) -> Result<()> {
     let mut progress = BuildProgress::new(tools, &go);
     for (index, program) in tools.programs.iter().enumerate() {
         progress.program = format!("{} ({} of {})", program.file, index + 1, tools.programs.len());
-        let mut command = go_command(tools, &go, &module);
+        let mut command = go_command(&go, &module);
+        command.args(if program.is_test { ["test", "-c"] } else { ["build", "-v"] }).args(build_flags(tools));
         command.arg("-o").arg(partial.join(program.file)).arg(program.package);
         run_build(command, &mut progress)
             .with_context(|| format!("build {} {}", program.file, tools.version))?;
@@ -36,19 +37,24 @@ pub(super) fn build_tools(tools: &GoTools, partial: &Path) -> Result<()> {
     Ok(())
 }
 
-fn go_command(tools: &GoTools, go: &go::GoToolchain, module: &Path) -> Command {
+fn go_command(go: &go::GoToolchain, module: &Path) -> Command {
     let mut command = Command::new(&go.path);
-    command.current_dir(module).args(["build", "-v", "-trimpath", "-buildvcs=false"]);
-    if !tools.tags.is_empty() {
-        command.args(["-tags", tools.tags]);
-    }
-    command.arg(format!("-ldflags=-s -w {}", tools.ldflags));
+    command.current_dir(module);
     // The machine's proxies and caches stay as they are set; variables that change the result don't.
     command.env("CGO_ENABLED", "0").env("GOWORK", "off").env_remove("GOFLAGS").env_remove("GOEXPERIMENT");
     if let Some(toolchain) = go.toolchain {
         command.env("GOTOOLCHAIN", toolchain);
     }
     command
+}
+
+fn build_flags(tools: &GoTools) -> Vec<String> {
+    let mut flags = vec!["-trimpath".to_owned(), "-buildvcs=false".to_owned()];
+    if !tools.tags.is_empty() {
+        flags.push(format!("-tags={}", tools.tags));
+    }
+    flags.push(format!("-ldflags=-s -w {}", tools.ldflags));
+    flags
 }
 
 fn run_build(mut command: Command, progress: &mut BuildProgress) -> Result<()> {

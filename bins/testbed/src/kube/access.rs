@@ -72,10 +72,18 @@ impl Kube {
                 "server": self.api_url(), "certificate-authority": self.pki().join("apiserver.crt"),
             }}],
             "users": [{"name": user, "user": {"token": token}}],
-            "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": user}}],
+            "contexts": [{"name": "testbed", "context": {
+                "cluster": "testbed", "user": user, "namespace": default_namespace(user),
+            }}],
         });
         fs::write(&path, config.to_string()).with_context(|| format!("write {}", path.display()))
     }
+}
+
+/// The namespace of a service account, as in its pod.
+fn default_namespace(user: &str) -> &str {
+    let account = user.strip_prefix("system:serviceaccount:").and_then(|account| account.split_once(':'));
+    account.map_or("default", |(namespace, _)| namespace)
 }
 
 fn kubeconfig_path(home: &Path, user: &str) -> PathBuf {
@@ -109,6 +117,12 @@ mod tests {
         let name = "system:serviceaccount:a:b";
         assert_eq!(line, format!("t,{name},{name},\"system:serviceaccounts,system:serviceaccounts:a\"\n"));
         assert_eq!(token_line("t", &KubeUser::new("u")), "t,u,u\n");
+    }
+
+    #[test]
+    fn a_service_account_works_in_its_namespace() {
+        assert_eq!(default_namespace("system:serviceaccount:nodekeel:provisionerd"), "nodekeel");
+        assert_eq!(default_namespace("admin"), "default");
     }
 
     #[test]

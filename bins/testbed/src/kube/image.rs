@@ -17,10 +17,15 @@ use crate::{command_output, tools};
 /// where a pod gives no command.
 pub const BUSYBOX_IMAGE: &str = "localhost/busybox:1";
 
+const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+
 /// An image of one layer. The same files always give the same bytes: times and owners are left out.
 #[derive(Clone, Debug)]
 pub struct ContainerImage {
     name: String,
+    /// The processor that its programs run on, as Go and OCI call it.
+    architecture: &'static str,
     entries: Vec<(PathBuf, LayerEntry)>,
     entrypoint_words: Vec<String>,
     /// Stands behind the entrypoint unless the pod gives arguments.
@@ -35,9 +40,25 @@ enum LayerEntry {
 }
 
 impl ContainerImage {
-    /// An empty image. A node finds it by its whole name, such as `localhost/tool:1`.
+    /// An empty image for this machine's processor. A node finds it by its whole name, such as
+    /// `localhost/tool:1`.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), entries: Vec::new(), entrypoint_words: Vec::new(), command: Vec::new() }
+        Self {
+            name: name.into(),
+            architecture: go_architecture(),
+            entries: Vec::new(),
+            entrypoint_words: Vec::new(),
+            command: Vec::new(),
+        }
+    }
+
+    /// Sets the processor that its programs run on, such as `arm64`.
+    ///
+    /// *Source:* the OCI image specification 1.1, image index: the names are those of Go's `GOARCH`.
+    #[must_use]
+    pub fn for_architecture(mut self, architecture: &'static str) -> Self {
+        self.architecture = architecture;
+        self
     }
 
     /// Adds a file of this machine. A program should be static: the image has no libraries.
@@ -58,6 +79,20 @@ impl ContainerImage {
     #[must_use]
     pub fn with_entrypoint(mut self, words: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.entrypoint_words = words.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets the arguments that follow the entrypoint where the pod gives none.
+    #[must_use]
+    pub fn with_command(mut self, words: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.command = words.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Changes its name.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
         self
     }
 
@@ -84,37 +119,53 @@ impl ContainerImage {
     /// *Source:* the OCI image specification 1.1, image layout, manifest and configuration; the annotation
     /// with the whole name is containerd's.
     pub fn write_archive(&self, archive: &Path) -> Result<String> {
+        let (manifest, blobs) = self.manifest()?;
+        write_layout(&self.name, manifest, &blobs, archive)
+    }
+
+    /// Writes one image for several processors, each of `images` for one, and gives the digest of its index.
+    ///
+    /// # Errors
+    /// As [`write_archive`](Self::write_archive).
+    ///
+    /// # Panics
+    /// Without an image.
+    ///
+    /// *Source:* the OCI image specification 1.1, image index. It is a blob that the layout's `index.json`
+    /// names: containerd imports each entry of that file as an image, so that two with one name would replace
+    /// each other.
+    pub fn write_multi_platform(images: &[Self], archive: &Path) -> Result<String> {
+        let (mut manifests, mut blobs) = (Vec::new(), Vec::new());
+        for image in images {
+            let (manifest, parts) = image.manifest()?;
+            manifests.push(manifest);
+            blobs.extend(parts);
+        }
+        let index = json!({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests});
+        let index = index.to_string().into_bytes();
+        let entry = descriptor(INDEX_TYPE, &index);
+        blobs.push(index);
+        write_layout(&images[0].name, entry, &blobs, archive)
+    }
+
+    /// The descriptor of its manifest, and its blobs.
+    fn manifest(&self) -> Result<(Value, Vec<Vec<u8>>)> {
         let layer = self.layer().with_context(|| format!("make the layer of {}", self.name))?;
         let config = self.config(&layer).to_string().into_bytes();
         let manifest = json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "schemaVersion": 2, "mediaType": MANIFEST_TYPE,
             "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
             "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
         });
         let manifest = manifest.to_string().into_bytes();
-        let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
-        entry["platform"] = json!({"architecture": go_architecture(), "os": "linux"});
-        entry["annotations"] = json!({
-            "io.containerd.image.name": self.name,
-            "org.opencontainers.image.ref.name": self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
-        });
-        let index = json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry],
-        });
-        let file = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
-        let mut tar = tar::Builder::new(file);
-        add_file(&mut tar, Path::new("oci-layout"), 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        add_file(&mut tar, Path::new("index.json"), 0o644, index.to_string().as_bytes())?;
-        for blob in [&layer, &config, &manifest] {
-            add_file(&mut tar, &Path::new("blobs/sha256").join(hex_digest(blob)), 0o644, blob)?;
-        }
-        tar.finish().with_context(|| format!("write {}", archive.display()))?;
-        Ok(sha256_digest(&manifest))
+        let mut entry = descriptor(MANIFEST_TYPE, &manifest);
+        entry["platform"] = json!({"architecture": self.architecture, "os": "linux"});
+        Ok((entry, vec![layer, config, manifest]))
     }
 
     fn config(&self, layer: &[u8]) -> Value {
         json!({
-            "architecture": go_architecture(), "os": "linux",
+            "architecture": self.architecture, "os": "linux",
             "config": {
                 "Entrypoint": self.entrypoint_words, "Cmd": self.command, "WorkingDir": "/", "User": "0:0",
                 "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
@@ -144,6 +195,24 @@ impl ContainerImage {
         }
         tar.into_inner().context("finish the layer")
     }
+}
+
+/// Writes a layout whose only entry has this name, and gives the entry's digest.
+fn write_layout(name: &str, mut entry: Value, blobs: &[Vec<u8>], archive: &Path) -> Result<String> {
+    entry["annotations"] = json!({
+        "io.containerd.image.name": name,
+        "org.opencontainers.image.ref.name": name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
+    });
+    let index = json!({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]});
+    let file = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
+    let mut tar = tar::Builder::new(file);
+    add_file(&mut tar, Path::new("oci-layout"), 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    add_file(&mut tar, Path::new("index.json"), 0o644, index.to_string().as_bytes())?;
+    for blob in blobs {
+        add_file(&mut tar, &Path::new("blobs/sha256").join(hex_digest(blob)), 0o644, blob)?;
+    }
+    tar.finish().with_context(|| format!("write {}", archive.display()))?;
+    Ok(entry["digest"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Puts a directory with an OCI layout into one archive.
@@ -237,6 +306,37 @@ mod tests {
         let modes: Vec<u32> =
             archive.entries().unwrap().map(|entry| entry.unwrap().header().mode().unwrap()).collect();
         assert_eq!(modes, [0o644, 0o755]);
+    }
+
+    #[test]
+    fn an_image_for_two_processors_is_one_name_that_leads_to_both() {
+        let directory = tempfile::tempdir().unwrap();
+        let archive = directory.path().join("tool.tar");
+        let images = ["amd64", "arm64"].map(|architecture| {
+            let program = directory.path().join(architecture);
+            fs::write(&program, architecture).unwrap();
+            ContainerImage::new("localhost/tool:1").for_architecture(architecture).add_file("tool", program)
+        });
+        let digest = ContainerImage::write_multi_platform(&images, &archive).unwrap();
+        let layout = entries(&fs::read(archive).unwrap());
+        let read = |descriptor: &Value| -> Value {
+            let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+            serde_json::from_slice(&layout[&format!("blobs/sha256/{digest}")]).unwrap()
+        };
+        let outer: Value = serde_json::from_slice(&layout["index.json"]).unwrap();
+        let named = outer["manifests"].as_array().unwrap();
+        assert_eq!((named.len(), named[0]["digest"].as_str()), (1, Some(&*digest)));
+        assert_eq!(named[0]["annotations"]["io.containerd.image.name"], "localhost/tool:1");
+        let index = read(&named[0]);
+        for (manifest, architecture) in index["manifests"].as_array().unwrap().iter().zip(["amd64", "arm64"])
+        {
+            assert_eq!(manifest["platform"], json!({"architecture": architecture, "os": "linux"}));
+            let manifest = read(manifest);
+            assert_eq!(read(&manifest["config"])["architecture"], architecture);
+            let digest = manifest["layers"][0]["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+            let layer = entries(&layout[&format!("blobs/sha256/{digest}")]);
+            assert_eq!(layer["tool"], architecture.as_bytes());
+        }
     }
 
     #[test]
