@@ -326,12 +326,7 @@ impl Context {
     }
 
     pub(crate) fn report_exit(&self, outcome: RunOutcome) {
-        self.0.driver.apply(|fsm, now| fsm.handle_exit(now, self.0.key, outcome));
-    }
-
-    /// Drops the runnable, if its run is ending and it will not start again.
-    pub(crate) fn release_runnable(&self) {
-        self.0.driver.release_runnable(self.0.key);
+        self.0.driver.report_exit(self.0.key, outcome);
     }
 
     pub(crate) fn run_key(&self) -> RunKey {

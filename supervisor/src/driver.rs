@@ -18,7 +18,9 @@ use crate::context::Context;
 use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
 use crate::event_log::log_event;
-use crate::fsm::{AddChildError, ControlError, RunKey, RunnableSettings, TreeAction, TreeFsm, TreeTime};
+use crate::fsm::{
+    AddChildError, ControlError, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime,
+};
 use crate::output::OutputSink;
 use crate::policy::GroupPolicy;
 use crate::process::{HostSettings, ProcessHost, RecordProblem};
@@ -58,7 +60,7 @@ struct DriverState {
 }
 
 struct SlotRun {
-    /// Taken once its last run has ended.
+    /// Taken in a shutdown, once it is not running.
     runnable: Contained<Arc<dyn Runnable>>,
     /// Of the latest start.
     cancellation: Arc<RunCancellation>,
@@ -131,12 +133,46 @@ impl TreeDriver {
 
     /// Calls the state machine, and performs its actions.
     pub(crate) fn apply<R>(self: &Arc<Self>, call: impl FnOnce(&mut TreeFsm, TreeTime) -> R) -> R {
-        let mut state = self.lock();
+        self.apply_locked(self.lock(), call)
+    }
+
+    fn apply_locked<R>(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, DriverState>,
+        call: impl FnOnce(&mut TreeFsm, TreeTime) -> R,
+    ) -> R {
         let result = call(&mut state.fsm, self.started_at.elapsed());
         let outcome = self.perform_actions(&mut state);
         drop(state);
         outcome.apply_deferred();
         result
+    }
+
+    /// Starts the shutdown. The runnables that are not running are dropped before anything is canceled: what stops may
+    /// wait for what they hold, such as an open directory.
+    pub(crate) fn shut_down(self: &Arc<Self>) {
+        if !self.apply(TreeFsm::begin_shutdown) {
+            return;
+        }
+        let mut state = self.lock();
+        let idle: Vec<u32> = state.fsm.idle_slots().collect();
+        let released: Vec<_> = idle.into_iter().map(|slot| state.take_runnable(slot)).collect();
+        drop(state);
+        drop(released);
+        self.apply(TreeFsm::stop_all);
+    }
+
+    /// Reports the exit of a run. In a shutdown, its runnable is dropped before anything else is canceled, as in
+    /// [`shut_down`](Self::shut_down).
+    pub(crate) fn report_exit(self: &Arc<Self>, key: RunKey, outcome: RunOutcome) {
+        let mut state = self.lock();
+        if let Some(slot) = state.fsm.slot_of_last_run(key) {
+            let released = state.take_runnable(slot);
+            drop(state);
+            drop(released);
+            state = self.lock();
+        }
+        self.apply_locked(state, |fsm, now| fsm.handle_exit(now, key, outcome));
     }
 
     /// Adds a group of children.
@@ -288,15 +324,6 @@ impl TreeDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops the runnable of a run that is ending in a shutdown: what stops after it may wait for what it holds.
-    pub(crate) fn release_runnable(&self, key: RunKey) {
-        let mut state = self.lock();
-        let last = state.fsm.slot_of_last_run(key);
-        let released = last.map(|slot| state.run_mut(slot).runnable.take());
-        drop(state);
-        drop(released);
-    }
-
     /// Performs the state machine's actions in order, except those that must wait for the release of the
     /// lock.
     fn perform_actions(self: &Arc<Self>, state: &mut DriverState) -> DeferredEffects {
@@ -380,6 +407,11 @@ impl TreeDriver {
 impl DriverState {
     fn run_mut(&mut self, slot: u32) -> &mut SlotRun {
         self.runs[slot as usize].as_mut().expect("a slot that is referred to has a runnable")
+    }
+
+    /// Takes the runnable of a slot that never starts again; `None` when the shutdown is complete.
+    fn take_runnable(&mut self, slot: u32) -> Option<Contained<Arc<dyn Runnable>>> {
+        Some(self.runs.get_mut(slot as usize)?.as_mut()?.runnable.take())
     }
 }
 

@@ -78,7 +78,6 @@ async fn run_reporting_exit(runnable: Contained<Arc<dyn Runnable>>, mut report: 
         None => RunOutcome::Failed(ExitReason::Aborted),
     };
     drop(runnable);
-    context.release_runnable();
     context.join_helpers(&outcome).await;
     report.outcome = Some(outcome);
 }

@@ -13,7 +13,7 @@ use crate::context::WaitReadyError;
 use crate::driver::TreeDriver;
 use crate::event::EventHook;
 use crate::event_buffer::EventQueue;
-use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings, TreeFsm};
+use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings};
 use crate::name::ROOT;
 use crate::output::{DiscardOutput, OutputSink};
 use crate::policy::ChildPolicy;
@@ -189,7 +189,7 @@ impl Supervisor {
     /// # Cancel safety
     /// The shutdown continues when this future is dropped; call it again to wait for its end.
     pub async fn shutdown(&self) -> ShutdownReport {
-        self.driver.apply(TreeFsm::shut_down);
+        self.driver.shut_down();
         self.driver.finished().await;
         let mut hook = self.hook.lock().await;
         if let Some(delivery) = hook.as_mut() {
@@ -228,7 +228,7 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.driver.apply(TreeFsm::shut_down);
+        self.driver.shut_down();
     }
 }
 

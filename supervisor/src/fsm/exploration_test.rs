@@ -71,7 +71,8 @@ enum Operation {
     Stop(u32),
     Start(u32),
     Restart(u32),
-    ShutDown,
+    BeginShutdown,
+    StopAll,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -143,8 +144,10 @@ impl ExploredTree {
             let aborts = self.fsm.entry(*slot).state.is_running();
             operations.extend((!aborts || is_shutting_down).then_some(Operation::FireTimer(*slot)));
         }
-        if !is_shutting_down {
-            operations.push(Operation::ShutDown);
+        match (is_shutting_down, self.is_stopping_all()) {
+            (false, _) => operations.push(Operation::BeginShutdown),
+            (true, false) => operations.push(Operation::StopAll),
+            (true, true) => {}
         }
         if bounds.with_operator && !is_shutting_down {
             for (slot, _) in self.entries() {
@@ -197,10 +200,15 @@ impl ExploredTree {
             Operation::Stop(slot) => drop(self.fsm.stop_runnable(NOW, &self.dn(slot))),
             Operation::Start(slot) => drop(self.fsm.start_runnable(NOW, &self.dn(slot))),
             Operation::Restart(slot) => drop(self.fsm.restart_runnable(NOW, &self.dn(slot))),
-            Operation::ShutDown => self.fsm.shut_down(NOW),
+            Operation::BeginShutdown => assert!(self.fsm.begin_shutdown(NOW), "it is the first"),
+            Operation::StopAll => self.fsm.stop_all(NOW),
         }
         self.perform_actions();
         self.check();
+    }
+
+    fn is_stopping_all(&self) -> bool {
+        self.fsm.entry(ROOT_SLOT).stop_requested
     }
 
     fn dn(&self, slot: u32) -> Arc<str> {
@@ -240,6 +248,12 @@ impl ExploredTree {
                     RunnableChange::Exited { state: RunnableState::Dead, .. } => self.add_barrier(&dn),
                     RunnableChange::Canceling { cause: CancelCause::Operator } => {
                         self.canceled_by_operator.insert(dn);
+                    }
+                    RunnableChange::Canceling { cause: CancelCause::Shutdown } => {
+                        assert!(
+                            self.is_stopping_all(),
+                            "{dn} was canceled before idle runnables were dropped"
+                        );
                     }
                     _ => {}
                 },
@@ -316,6 +330,9 @@ impl ExploredTree {
     /// Checks that the tree comes to rest, with everything running that should be, once what was canceled has
     /// ended and all timers have fired.
     fn check_comes_to_rest(mut self) {
+        if self.fsm.is_shutting_down() && !self.is_stopping_all() {
+            self.perform(Operation::StopAll);
+        }
         for _ in 0..100 {
             let canceled = self.tasks.iter().find(|(_, task)| task.is_canceled).map(|(key, _)| *key);
             let timer = self.fsm.timers.first().map(|(_, slot)| *slot);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::entry::TreeEntry;
 use super::{ROOT_SLOT, RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::state::{ExitReason, RunnableState};
@@ -21,11 +22,11 @@ pub(super) struct ShutdownProgress {
 }
 
 impl TreeFsm {
-    /// Starts to stop everything, and starts nothing any more. Emits [`TreeAction::ShutdownComplete`] at the
-    /// end.
-    pub(crate) fn shut_down(&mut self, now: TreeTime) {
+    /// Starts nothing any more, from now on. [`stop_all`](Self::stop_all) follows. Returns false if a shutdown has
+    /// started before.
+    pub(crate) fn begin_shutdown(&mut self, now: TreeTime) -> bool {
         if self.shutdown.is_some() {
-            return;
+            return false;
         }
         self.shutdown = Some(ShutdownProgress::default());
         for slot in 0..u32::try_from(self.slots.len()).expect("a tree has less than 2^32 entries") {
@@ -39,8 +40,20 @@ impl TreeFsm {
             }
         }
         self.shutdown = Some(self.collect_stop_order());
+        true
+    }
+
+    /// Starts to stop everything, in its order. Emits [`TreeAction::ShutdownComplete`] at the end.
+    pub(crate) fn stop_all(&mut self, now: TreeTime) {
         self.stop_subtree(ROOT_SLOT, now);
         self.finish_shutdown(now);
+    }
+
+    /// The slots that are not running: in a shutdown, they never start again.
+    pub(crate) fn idle_slots(&self) -> impl Iterator<Item = u32> + '_ {
+        let is_idle = |entry: &TreeEntry| !entry.state.is_running();
+        let slots = (0..).zip(&self.slots);
+        slots.filter_map(move |(slot, entry)| entry.as_ref().is_some_and(is_idle).then_some(slot))
     }
 
     /// Whether a shutdown has started.
@@ -48,9 +61,9 @@ impl TreeFsm {
         self.shutdown.is_some()
     }
 
-    /// The slot of a run that will not start again: it is ending, and a shutdown has started.
+    /// The slot of a run that is ending, or that the shutdown has given up, if it will not start again.
     pub(crate) fn slot_of_last_run(&self, key: RunKey) -> Option<u32> {
-        self.running_slot(key).filter(|_| self.is_shutting_down())
+        self.resolve_key(key).filter(|_| self.is_shutting_down())
     }
 
     /// The runnables that did not stop in time, in the order of their timeouts.
@@ -140,15 +153,13 @@ impl TreeFsm {
     /// Completes the shutdown when nothing is running. When nothing is stopping either, the dependencies are
     /// circular, and the rest stops without them.
     fn finish_shutdown(&mut self, now: TreeTime) {
-        let Some(progress) = &mut self.shutdown else { return };
-        if progress.finished {
-            return;
-        }
-        let has_ended = self.slots[ROOT_SLOT as usize].as_ref().is_some_and(|root| root.live_tasks == 0);
+        let root = self.entry(ROOT_SLOT);
+        let (has_ended, is_stopping) = (root.live_tasks == 0, root.stop_requested);
+        let Some(progress) = self.shutdown.as_mut().filter(|progress| !progress.finished) else { return };
         if has_ended {
             progress.finished = true;
             self.actions.push(TreeAction::ShutdownComplete);
-        } else if self.timers.is_empty() {
+        } else if is_stopping && self.timers.is_empty() {
             // Each run that is stopping has a timer.
             progress.dependents.clear();
             self.stop_subtree(ROOT_SLOT, now);

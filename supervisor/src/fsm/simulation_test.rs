@@ -304,7 +304,9 @@ impl SimulatedDriver {
     /// Shuts down; canceled tasks end, or don't.
     fn shut_down(&mut self) {
         self.shutting_down = true;
-        self.fsm.shut_down(self.now);
+        assert!(self.fsm.begin_shutdown(self.now), "it is the first");
+        self.apply_actions();
+        self.fsm.stop_all(self.now);
         self.apply_actions();
         self.check_invariants();
         for _ in 0..100_000 {

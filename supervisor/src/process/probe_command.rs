@@ -31,7 +31,11 @@ async fn run_command(
     given_up: CancellationToken,
 ) -> Result<(), Failure> {
     let nowhere: [StreamSink; 2] = [Box::new(io::sink()), Box::new(io::sink())];
-    let mut running = RunningProcess::start(host, &command, nowhere, None).await?;
+    let turn = tokio::select! {
+        turn = host.spawner.wait_turn() => turn,
+        () = given_up.cancelled() => return Ok(()),
+    };
+    let mut running = RunningProcess::start(Arc::clone(&host), (&command, turn), nowhere, None).await?;
     tokio::select! {
         ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
         () = given_up.cancelled() => {}

@@ -67,8 +67,13 @@ impl Process {
             Some(running) => running,
             None => {
                 ctx.wait_deferred_dependencies().await.map_err(ProcessError::Canceled)?;
+                let turn = tokio::select! {
+                    biased;
+                    canceled = ctx.canceled() => return Err(ProcessError::Canceled(canceled)),
+                    turn = host.spawner.wait_turn() => turn,
+                };
                 let keep_for = self.keep.then(|| ctx.dn());
-                RunningProcess::start(Arc::clone(&host), &self, open_sinks(ctx), keep_for).await?
+                RunningProcess::start(Arc::clone(&host), (&self, turn), open_sinks(ctx), keep_for).await?
             }
         };
         let _attached = self.handle.as_ref().map(|handle| handle.attach(&host, running.target(&self)));

@@ -18,7 +18,7 @@ use super::host::ProcessHost;
 use super::kept::KeptProcess;
 use super::notify::{NotifyListener, NotifySocket, NotifyState, SenderFilter};
 use super::output::{OutputReaders, StreamSink};
-use super::spawn::{self, KillScope, MainProcess};
+use super::spawn::{self, KillScope, MainProcess, StartTurn};
 use super::status::{ExitStatus, ProcessExit, Signal};
 use super::{KillMode, Process};
 use crate::sys::{ReadableFd, StartStep};
@@ -97,7 +97,7 @@ impl RunningProcess {
     /// [`ProcessError::Start`] with a hint, or [`ProcessError::Watch`].
     pub(super) async fn start(
         host: Arc<ProcessHost>,
-        process: &Process,
+        (process, turn): (&Process, StartTurn<'_>),
         sinks: [StreamSink; 2],
         keep_for: Option<&str>,
     ) -> Result<Self, ProcessError> {
@@ -120,7 +120,7 @@ impl RunningProcess {
         let mut image = spawn::build_image(process, mark, &notify_env, writers).map_err(prepare)?;
         image.cgroup = kill_scope.open_cgroup_dir().map_err(prepare)?;
         image.dies_with_parent = kept.is_none();
-        let started = host.spawner.spawn(image, mark, kill_scope, &host.shared).await;
+        let started = host.spawner.spawn(turn, (image, mark, kill_scope), &host.shared).await;
         let main = started.map_err(|(step, error)| child_setup::start_error(process, step, error))?;
         if let Some(kept) = &kept {
             kept.record_start(main.pid).map_err(ProcessError::Keep)?;

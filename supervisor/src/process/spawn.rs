@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::pipe::PipeFlags;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::timeout;
 
 use super::cgroup::{HostCgroup, RunCgroup};
@@ -26,8 +26,13 @@ use crate::sys::{self, ExecImage, StartStep};
 /// The search path for a program without a slash when the process has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// How long a start waits for a thread before it gets a new one.
+/// How long the next start waits for a thread before it gets a new one.
 const SPAWN_QUEUE_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How many starts are prepared, or wait for a thread, at the same time: enough to keep a thread busy. If a thousand did
+/// at once, every other task of the runtime, such as an answer to a client, would wait for all of them at each of its
+/// awaits.
+const MAX_QUEUED_STARTS: usize = 4;
 
 /// The threads that start all processes of a host.
 ///
@@ -37,6 +42,8 @@ const SPAWN_QUEUE_TIMEOUT: Duration = Duration::from_millis(100);
 /// other starts do not wait.
 #[derive(Debug)]
 pub(super) struct ProcessSpawner {
+    /// A start has one of these until a thread works on it.
+    turns: Semaphore,
     jobs: mpsc::Sender<SpawnJob>,
     waiting: Arc<Mutex<mpsc::Receiver<SpawnJob>>>,
     first_thread: i32,
@@ -56,8 +63,14 @@ impl ProcessSpawner {
     pub(super) fn start() -> io::Result<Self> {
         let (jobs, waiting) = mpsc::channel();
         let waiting = Arc::new(Mutex::new(waiting));
-        let thread = add_spawner_thread(&waiting)?;
-        Ok(Self { jobs, waiting, first_thread: thread })
+        let thread = add_spawner_thread(&waiting)?.recv().map_err(io::Error::other)?;
+        let turns = Semaphore::new(MAX_QUEUED_STARTS);
+        Ok(Self { turns, jobs, waiting, first_thread: thread.as_raw_nonzero().get() })
+    }
+
+    /// Waits until a start may be prepared. Starts get their turns in the order of their calls.
+    pub(super) async fn wait_turn(&self) -> StartTurn<'_> {
+        StartTurn { _permit: self.turns.acquire().await.expect("nothing closes the semaphore") }
     }
 
     /// The id of the first thread.
@@ -71,9 +84,8 @@ impl ProcessSpawner {
     /// The step that failed, with the kernel's error.
     pub(super) async fn spawn(
         &self,
-        image: ExecImage,
-        mark: ProcessMark,
-        kill_scope: KillScope,
+        turn: StartTurn<'_>,
+        (image, mark, kill_scope): (ExecImage, ProcessMark, KillScope),
         shared: &Arc<HostState>,
     ) -> Result<MainProcess, (StartStep, io::Error)> {
         let ((started, has_started), (reply, result)) = (oneshot::channel(), oneshot::channel());
@@ -85,22 +97,31 @@ impl ProcessSpawner {
         {
             tracing::warn!(%error, "can't add a thread to start a process: it waits for another slow start");
         }
+        drop(turn);
         result.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
-/// Adds a thread that runs jobs until the sender is dropped. Returns its thread id.
-fn add_spawner_thread(waiting: &Arc<Mutex<mpsc::Receiver<SpawnJob>>>) -> io::Result<i32> {
+/// A start's turn to be prepared, see [`ProcessSpawner::wait_turn`].
+#[derive(Debug)]
+pub(super) struct StartTurn<'a> {
+    _permit: SemaphorePermit<'a>,
+}
+
+/// Adds a thread that runs jobs until the sender is dropped. Its id follows when it runs.
+fn add_spawner_thread(
+    waiting: &Arc<Mutex<mpsc::Receiver<SpawnJob>>>,
+) -> io::Result<mpsc::Receiver<rustix::process::Pid>> {
     let (started, thread) = mpsc::sync_channel(1);
     let waiting = Arc::clone(waiting);
     let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
     let run = move || {
-        // The receiver waits below.
+        // Only the caller that adds the first thread waits for it.
         let _ = started.send(rustix::thread::gettid());
         std::iter::from_fn(next).for_each(SpawnJob::run_job);
     };
     thread::Builder::new().name("process-spawner".to_owned()).spawn(run)?;
-    Ok(thread.recv().map_err(io::Error::other)?.as_raw_nonzero().get())
+    Ok(thread)
 }
 
 impl SpawnJob {

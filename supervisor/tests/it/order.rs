@@ -1,6 +1,6 @@
 //! Order: what starts after what is ready, and what stops before what.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
@@ -101,6 +101,57 @@ async fn a_dependent_stops_before_the_whole_subtree_that_it_depends_on() {
     settle().await;
     assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 2);
     assert_eq!(written.names(), ["dependent", "child"]);
+}
+
+/// Opens a file, which runnables below it keep: one that runs, one that waits for its next start, and one that is done.
+async fn open_file(ctx: Context, opened: Arc<Mutex<Weak<()>>>) -> Result<(), Failure> {
+    let file = Arc::new(());
+    *opened.lock().expect("no panic holds it") = Arc::downgrade(&file);
+    let (running, waiting) = (Arc::clone(&file), Arc::clone(&file));
+    ctx.run_child("running", move |ctx: Context| {
+        let _kept = &running;
+        steady(ctx)
+    })?;
+    ctx.run_child("waiting", move |_: Context| {
+        let _kept = &waiting;
+        std::future::ready(Err::<(), Failure>(Failure::new("the disk is full")))
+    })?;
+    ctx.run_child("done", move |ctx: Context| {
+        let _kept = &file;
+        async move {
+            ctx.signal_ready()?;
+            ctx.signal_done()?;
+            Ok::<(), Failure>(())
+        }
+    })?;
+    steady(ctx).await
+}
+
+// Otherwise, an unmount would find the file in use.
+#[tokio::test(start_paused = true)]
+async fn what_runnables_keep_is_dropped_before_what_stops_after_them_is_canceled() {
+    let (opened, users) = (Arc::<Mutex<Weak<()>>>::default(), Arc::<Mutex<Vec<usize>>>::default());
+    let (file, counted) = (Arc::clone(&opened), Arc::clone(&users));
+    let tree = tree_of(move || {
+        let opened = Arc::clone(&opened);
+        let dependent = move |ctx: Context| open_file(ctx, Arc::clone(&opened));
+        let (file, counted) = (Arc::clone(&file), Arc::clone(&counted));
+        let volume = move |ctx: Context| {
+            let (file, counted) = (Arc::clone(&file), Arc::clone(&counted));
+            async move {
+                ctx.signal_ready()?;
+                let canceled = ctx.canceled().await;
+                let users = file.lock().expect("no panic holds it").strong_count();
+                counted.lock().expect("no panic holds it").push(users);
+                Err::<(), Failure>(canceled.into())
+            }
+        };
+        let dependent = ChildSpec::new("dependent", dependent).depends_on(["root.volume"]);
+        vec![dependent, ChildSpec::new("volume", volume)]
+    });
+    tree.recorder.wait_for_state("root.dependent.waiting", RunnableState::Waiting).await;
+    assert!(tree.supervisor.shutdown().await.stragglers.is_empty());
+    assert_eq!(*users.lock().expect("no panic holds it"), [0]);
 }
 
 #[tokio::test(start_paused = true)]

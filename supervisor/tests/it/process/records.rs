@@ -232,7 +232,10 @@ fn a_kept_process_that_was_ready_need_not_report_it_again() {
             send($s, $_[0], 0, pack_sockaddr_un($to)) or print "no listener: $!\n" }
         $SIG{USR1} = sub { report("STOPPING=1") };
         report("READY=1"); print "p $$\n"; sleep 1 while 1"#;
-    let process = || super::perl(script).ready_when(Readiness::on_notify()).keep(true);
+    let process = || {
+        let process = super::perl(script).ready_when(Readiness::on_notify()).keep(true);
+        process.grace_period(Duration::from_millis(500))
+    };
     let records_dir = records_of_killed();
     if let Some(records) = records_dir {
         return run_until_ready(Path::new(&records), cgroups, process());

@@ -4,11 +4,11 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 
-use nodekeel_supervisor::process::{Process, StdinSource};
+use nodekeel_supervisor::process::{Process, ProcessRecords, StdinSource};
 use nodekeel_supervisor::testing::EventRecorder;
 use nodekeel_supervisor::{Context, ExitReason, Failure, RunnableState, Supervisor};
 
-use super::{ProcessFixture, mark_of, perl, sh, wait_gone};
+use super::{ProcessFixture, configured_cgroups, mark_of, perl, sh, wait_gone};
 
 /// The error of a process that can't be started.
 pub(super) async fn start_failure(process: Process) -> String {
@@ -173,6 +173,40 @@ async fn a_program_that_blocks_in_exec_delays_no_other() {
     assert_eq!(state_of_slow(), Some((RunnableState::Ready, 1)), "its spawner thread still exists");
     let report = supervisor.shutdown().await;
     assert!(report.stragglers.is_empty(), "{report:?}");
+}
+
+// Otherwise, an answer of this program would wait for all starts at each of its awaits.
+#[tokio::test]
+async fn a_burst_of_starts_delays_no_other_task() {
+    const STARTS: usize = 300;
+    let dir = tempfile::tempdir().expect("a directory");
+    let records = dir.path().to_owned();
+    // Each start is recorded when it is prepared.
+    let is_record = |name: &str| name.starts_with("kept-") && !name.contains('.');
+    let count_prepared = move || {
+        let entries = fs::read_dir(&records).expect("it exists");
+        entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_record)).count()
+    };
+    let (report, mut reported) = tokio::sync::mpsc::unbounded_channel();
+    let builder = Supervisor::builder().cgroup_parent(configured_cgroups());
+    let supervisor = builder.process_records(ProcessRecords::new(dir.path())).start(move |ctx: Context| {
+        let (count_prepared, report) = (count_prepared.clone(), report.clone());
+        async move {
+            for number in 0..STARTS {
+                let process = Process::new("/bin/sleep").arg("20").keep(true);
+                ctx.run_child(format!("p{number}"), process)?;
+            }
+            // The runtime has one thread: this task follows the first step of all of those.
+            tokio::spawn(async {}).await?;
+            report.send(count_prepared())?;
+            ctx.signal_ready()?;
+            Err::<(), Failure>(ctx.canceled().await.into())
+        }
+    });
+    let prepared = reported.recv().await.expect("the root reports");
+    let report = supervisor.shutdown().await;
+    assert!(report.stragglers.is_empty(), "{report:?}");
+    assert!((1..STARTS / 3).contains(&prepared), "{prepared} of {STARTS} starts were prepared before it");
 }
 
 const IS_KILLED: &str = "NODEKEEL_TEST_IS_KILLED";
