@@ -14,12 +14,14 @@ use crate::file_name;
 use crate::metadata::{FileKind, Metadata};
 use crate::syscalls;
 
+mod clone;
 mod create;
 mod entries;
 mod lock;
 mod remove;
 mod replace;
 
+pub use clone::{CloneSummary, FileCloner, Reflink};
 pub use entries::RenameMode;
 pub use lock::DirLock;
 pub use remove::RemovalProgress;

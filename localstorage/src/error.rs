@@ -39,6 +39,8 @@ pub enum FileOperation {
     Sync,
     /// Remove the temporary files of killed writers.
     RemoveStale,
+    /// Clone a file or a tree.
+    Clone,
 }
 
 impl fmt::Display for FileOperation {
@@ -57,6 +59,7 @@ impl fmt::Display for FileOperation {
             Self::Remove => "remove",
             Self::Sync => "sync",
             Self::RemoveStale => "remove stale files in",
+            Self::Clone => "clone",
         })
     }
 }
@@ -94,6 +97,12 @@ pub(crate) enum RejectReason {
         "another process adds files to the directory during its removal: stop that process, then try again"
     )]
     Changing,
+    #[error("the caller stopped the clone before it was complete")]
+    CloneStopped,
+    #[error("another process moved a directory while its tree was cloned: try again")]
+    Moved,
+    #[error("the file system can't share blocks between files (reflink): use XFS made with reflink=1")]
+    NoReflink,
     #[error("the kernel does not support openat2: use Linux 5.6 or newer")]
     NoOpenat2,
 }
@@ -102,11 +111,11 @@ impl RejectReason {
     fn kind(self) -> io::ErrorKind {
         match self {
             Self::Symlink | Self::NotAFile => io::ErrorKind::InvalidInput,
-            Self::MountPoint | Self::Changing => io::ErrorKind::ResourceBusy,
+            Self::MountPoint | Self::Changing | Self::Moved => io::ErrorKind::ResourceBusy,
             Self::TooLarge { .. } => io::ErrorKind::FileTooLarge,
             Self::DamagedCommit | Self::Incomplete => io::ErrorKind::InvalidData,
-            Self::Stopped => io::ErrorKind::Interrupted,
-            Self::NoOpenat2 => io::ErrorKind::Unsupported,
+            Self::Stopped | Self::CloneStopped => io::ErrorKind::Interrupted,
+            Self::NoReflink | Self::NoOpenat2 => io::ErrorKind::Unsupported,
         }
     }
 }
@@ -218,7 +227,12 @@ impl Error {
 
     /// The caller's hook stopped the operation. Earlier changes remain.
     pub fn is_stopped(&self) -> bool {
-        self.reject_reason() == Some(RejectReason::Stopped)
+        matches!(self.reject_reason(), Some(RejectReason::Stopped | RejectReason::CloneStopped))
+    }
+
+    /// The file system can't share blocks between files. A retry does not help.
+    pub fn is_clone_unsupported(&self) -> bool {
+        self.reject_reason() == Some(RejectReason::NoReflink)
     }
 
     /// The path is not a relative path of plain names. The file system was not accessed.

@@ -67,6 +67,7 @@
 //! - `volume::KeySeal` (feature `luks`): what keeps a node's half of the keys, a file or a TPM 2.0;
 //!   `testing::key_seal_conformance` checks it.
 //! - [`mount::Mounter`]: what mounts it.
+//! - [`FileCloner`]: how [`Dir::clone_tree`] copies a file; [`Reflink`] shares its blocks.
 //!
 //! # Features
 //! - `luks`: encrypted volumes, by the cryptsetup program.
@@ -99,7 +100,9 @@ pub mod volume;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use dir::{Dir, DirLock, FileReplacement, READ_LIMIT, RemovalProgress, RenameMode};
+pub use dir::{
+    CloneSummary, Dir, DirLock, FileCloner, FileReplacement, READ_LIMIT, Reflink, RemovalProgress, RenameMode,
+};
 pub use error::{Error, FileOperation};
 pub use file_name::{FileName, InvalidName};
 pub use file_store::{FileStore, OsFileStore};

@@ -14,6 +14,8 @@ use rustix::io::{self, Result, retry_on_intr};
 use crate::failpoints;
 use crate::metadata::FileOwner;
 
+pub(crate) mod clone;
+
 /// The resolution of every relative path: beneath the descriptor, through no link of any kind.
 const BENEATH: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);

@@ -1,6 +1,7 @@
 //! For tests: failpoints before every system call, and the checks that every implementation of a trait must
 //! pass.
 
+mod data_cloner;
 mod file_store;
 mod parsers;
 
@@ -20,5 +21,6 @@ pub use crate::volume::luks::{
 };
 pub use crate::volume::partition::{fuzz_partition_table, fuzz_sysfs_attributes};
 pub use crate::volume::probe::fuzz_disk_image;
+pub use data_cloner::DataCloner;
 pub use file_store::file_store_conformance;
 pub use parsers::fuzz_journal_record;

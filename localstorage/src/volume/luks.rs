@@ -233,8 +233,9 @@ impl LuksVolume {
         self.with_header(|slots, _, token| slots.rotate(secret, token))
     }
 
-    /// Adds a key slot with a new recovery passphrase, to be shown once. The one before remains until it is
-    /// [confirmed](Self::confirm_secret): typed by the person that has it. Without that, the next call replaces it.
+    /// Adds a key slot with a new recovery passphrase, to be shown once. It opens the volume from now on, but is marked as
+    /// [unconfirmed](KeySlotStatus::is_unconfirmed) until it is [confirmed](Self::confirm_secret): typed by the person that
+    /// has it. Until then, the one before remains, and the next call replaces it, unless it is what permits that call.
     ///
     /// # Errors
     /// [`VolumeError::Encryption`], with nothing changed or an unnamed slot that the next call removes.

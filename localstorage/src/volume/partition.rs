@@ -27,9 +27,9 @@ use super::disk::{Disk, DiskAccess};
 use crate::dir::Dir;
 use crate::sys;
 use gpt::{DiskGeometry, PartitionTable, TableEntry, TableHeader};
-use growth::{DiskSurroundings, TAIL_BYTES, TableWrite, plan_growth, plan_resumption};
+use growth::{DiskSurroundings, GrowthPlan, TAIL_BYTES, TableWrite, plan_growth, plan_resumption};
 use select::{ScannedDisk, TableProblem, Wanted, kernel_partition, select_partition};
-use sysfs::{DeviceNumber, KernelDisk, read_disks};
+use sysfs::{DeviceNumber, KernelDisk, KernelPartition, read_disks};
 
 pub use error::{GrowthRefusal, PartitionError};
 #[cfg(any(test, feature = "testing"))]
@@ -165,7 +165,37 @@ impl BlockDevices {
     /// write it; [`PartitionError::Device`].
     pub fn grow_partition(&self, partition: &Partition) -> Result<PartitionGrowth, PartitionError> {
         let path = &partition.disk_path;
-        let disk = self.open_disk(path)?;
+        let disk = self.open_disk(path, DiskAccess::Write)?;
+        let (plan, known) = self.plan_growth(&disk, partition)?;
+        write_in_order(&disk, &plan.writes).map_err(device_error("write the partition table of", path))?;
+        if known.size_bytes >= plan.size_bytes {
+            return Ok(PartitionGrowth::Unchanged);
+        }
+        if !disk.is_image() {
+            let range = (known.start_bytes, plan.size_bytes);
+            sys::resize_partition(disk.file(), partition.number, range)
+                .map_err(|errno| device_error("resize a partition in the kernel on", path)(errno.into()))?;
+        }
+        Ok(PartitionGrowth::Grown { from_bytes: known.size_bytes, to_bytes: plan.size_bytes })
+    }
+
+    /// By how many bytes [`grow_partition`](Self::grow_partition) would grow a partition now. Writes nothing.
+    ///
+    /// # Errors
+    /// Those of [`grow_partition`](Self::grow_partition).
+    pub fn growable_bytes(&self, partition: &Partition) -> Result<u64, PartitionError> {
+        let disk = self.open_disk(&partition.disk_path, DiskAccess::Read)?;
+        let (plan, known) = self.plan_growth(&disk, partition)?;
+        Ok(plan.size_bytes.saturating_sub(known.size_bytes))
+    }
+
+    /// Plans the growth of a partition, and returns how the kernel knows it.
+    fn plan_growth(
+        &self,
+        disk: &Disk,
+        partition: &Partition,
+    ) -> Result<(GrowthPlan, KernelPartition), PartitionError> {
+        let path = &partition.disk_path;
         let scanned = self.read_named_disk(path)?;
         let table = self.read_table(&scanned).map_err(|problem| table_error(path, problem))?;
         let refused =
@@ -185,18 +215,9 @@ impl BlockDevices {
         if let Some(behind) = others.find(|other| other.start_bytes > known.start_bytes) {
             return Err(refused(GrowthRefusal::NotLast { last: behind.index }));
         }
-        let surroundings = read_surroundings(&disk, table.geometry).map_err(device_error("read", path))?;
+        let surroundings = read_surroundings(disk, table.geometry).map_err(device_error("read", path))?;
         let plan = plan_growth(&table, &surroundings, partition.number).map_err(refused)?;
-        write_in_order(&disk, &plan.writes).map_err(device_error("write the partition table of", path))?;
-        if known.size_bytes >= plan.size_bytes {
-            return Ok(PartitionGrowth::Unchanged);
-        }
-        if !disk.is_image() {
-            let range = (known.start_bytes, plan.size_bytes);
-            sys::resize_partition(disk.file(), partition.number, range)
-                .map_err(|errno| device_error("resize a partition in the kernel on", path)(errno.into()))?;
-        }
-        Ok(PartitionGrowth::Grown { from_bytes: known.size_bytes, to_bytes: plan.size_bytes })
+        Ok((plan, known.clone()))
     }
 
     /// Completes the growths that were interrupted right before their last write, on the named disk or on all. The
@@ -211,7 +232,7 @@ impl BlockDevices {
                 continue;
             }
             let path = scanned.disk.name.device_path(&self.dev);
-            let disk = self.open_disk(&path)?;
+            let disk = self.open_disk(&path, DiskAccess::Write)?;
             // Another program may have been at work, without the lock that this one has now.
             let Ok(table) = self.read_table(&scanned.disk) else { continue };
             write_in_order(&disk, &plan_resumption(&table))
@@ -225,8 +246,8 @@ impl BlockDevices {
         Ok(())
     }
 
-    fn open_disk(&self, path: &Path) -> Result<Disk, PartitionError> {
-        Disk::try_open(path, DiskAccess::Write).map_err(|(step, source)| PartitionError::Device {
+    fn open_disk(&self, path: &Path, access: DiskAccess) -> Result<Disk, PartitionError> {
+        Disk::try_open(path, access).map_err(|(step, source)| PartitionError::Device {
             step,
             path: path.to_owned(),
             source,

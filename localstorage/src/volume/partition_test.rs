@@ -147,6 +147,8 @@ fn the_last_partition_grows_with_its_disk_and_an_interrupted_growth_is_resumed()
         let esp = host.devices().find_esp(&found.disk_path).unwrap();
         let refused = host.devices().grow_partition(&esp).unwrap_err();
         assert!(matches!(refused, PartitionError::Growth { number: 1, .. }), "{refused:?}");
+        let growable = host.devices().growable_bytes(&found).unwrap();
+        assert_eq!(growable, plan.size_bytes - MIB, "nothing is written");
         let growth = host.devices().grow_partition(&found).unwrap();
         // The kernel of this host never learns of it.
         assert_eq!(growth, PartitionGrowth::Grown { from_bytes: MIB, to_bytes: plan.size_bytes });

@@ -7,7 +7,7 @@ use crate::fixture::{in_child_process, raw_names};
 use crate::matrix::{self, CallSelection};
 
 /// The number of selected calls at which each scenario is killed, and fails in each of four ways.
-const KILLS: usize = 3;
+const KILLS: usize = 1;
 const FAILURES: usize = 1;
 
 /// Checks all guarantees on a file system.

@@ -175,7 +175,8 @@ fn slots_of(volume: &LuksVolume) -> String {
     let describe = |slot: &nodekeel_localstorage::volume::KeySlotStatus| {
         let name = slot.name.map_or("unnamed".into(), |(kind, generation)| format!("{kind} {generation}"));
         format!(
-            "{name}{}{}",
+            "{name}{}{}{}",
+            if slot.is_unconfirmed { " unconfirmed" } else { "" },
             if slot.is_stale { " stale" } else { "" },
             if slot.is_opened { " opened" } else { "" }
         )
@@ -351,8 +352,9 @@ fn a_recovery_passphrase_opens_the_volume_without_the_esp() {
     let volume = fixture.volume(KeyPolicy::Split);
     let cluster = UnlockSecret::Cluster(key.unwrap());
     let first = UnlockSecret::Recovery(volume.add_recovery_passphrase(&cluster).unwrap());
+    volume.confirm_secret(&first).unwrap();
     let second = volume.add_recovery_passphrase(&cluster).unwrap();
-    assert_eq!(slots_of(&volume), "local 1 stale, split 1, recovery 1 stale, recovery 2");
+    assert_eq!(slots_of(&volume), "local 1 stale, split 1, recovery 1 stale, recovery 2 unconfirmed");
     let second = UnlockSecret::Recovery(second);
     assert!(matches!(luks_error(volume.confirm_secret(&first)), LuksError::NotNewest { .. }));
     volume.confirm_secret(&second).unwrap();

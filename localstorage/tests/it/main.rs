@@ -1,6 +1,7 @@
 //! Tests of the public API.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod clone;
 mod commit;
 mod dir;
 mod disks;

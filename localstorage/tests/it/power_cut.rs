@@ -11,6 +11,8 @@ use tempfile::TempDir;
 use testbed::PowerCut;
 use testbed::power_cut::{CutMoments, CutPlan};
 
+use crate::fixture::write_mkfs;
+
 mod disk_volume;
 mod files;
 mod luks;
@@ -59,12 +61,8 @@ impl Memory {
             fs::create_dir(temporary.path().join(name))?;
         }
         // It counts the formats.
-        let mkfs = temporary.path().join("mkfs");
-        let script = format!(
-            "#!/bin/sh\necho >>{}\nexec mkfs.xfs \"$@\"\n",
-            temporary.path().join("formats").display()
-        );
-        testbed::write_program(&mkfs, &script)?;
+        let formats = temporary.path().join("formats");
+        write_mkfs(temporary.path(), &format!("echo >>{}", formats.display()));
         Ok(Self { temporary })
     }
 

@@ -6,7 +6,7 @@ use zeroize::Zeroizing;
 
 use super::super::uuid::Uuid;
 use super::key::{KEY_BYTES, UnlockKey};
-use super::tpm::TpmError;
+use super::tpm::{self, TpmError};
 use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::FileMode;
@@ -140,8 +140,16 @@ impl KeySeal for FileSeal {
     }
 
     fn remove_key(&self, id: SealId) -> Result<(), SealError> {
-        self.dir.remove_file(file_name(id)).map(|_| ()).map_err(store_error(id))
+        remove_key_files(&self.dir, id)
     }
+}
+
+/// Removes the files of a key, also that of the other seal: the directory may have one from before the seal was changed.
+pub(super) fn remove_key_files(dir: &Dir, id: SealId) -> Result<(), SealError> {
+    for name in [file_name(id), tpm::file_name(id)] {
+        dir.remove_file(name).map_err(store_error(id))?;
+    }
+    Ok(())
 }
 
 pub(super) fn store_error(id: SealId) -> impl FnOnce(Error) -> SealError {
@@ -227,6 +235,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         key_seal_conformance(&FileSeal::new(Dir::open(directory.path()).unwrap()));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    // Rotations remove the keys that no slot needs any more, also after the configured seal has changed.
+    #[test]
+    fn a_removed_key_leaves_no_file_of_another_seal_and_no_other_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || Dir::open(directory.path()).unwrap();
+        let [old, new] = [1, 2].map(|generation| SealId::new([1; 16], generation));
+        let seals: [Box<dyn KeySeal>; 2] =
+            [Box::new(FileSeal::new(open())), Box::new(tpm::TpmSeal::new(open(), Default::default()))];
+        for seal in seals {
+            for name in [old, new].iter().flat_map(|id| [file_name(*id), tpm::file_name(*id)]) {
+                fs::write(directory.path().join(name), "sealed").unwrap();
+            }
+            seal.remove_key(old).unwrap();
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "{seal:?}");
+            assert!(directory.path().join(file_name(new)).exists());
+            assert!(directory.path().join(tpm::file_name(new)).exists());
+        }
     }
 
     #[test]

@@ -11,8 +11,11 @@
 //!  split 2                    has nothing left to do
 //! ```
 //!
-//! A passphrase does not say which keys somebody has. So a rotation or an addition with one keeps the oldest slots, which
-//! were confirmed last, and replaces the newer ones: at most two generations of a kind are in the header.
+//! A passphrase does not say which keys somebody has. So a rotation with one keeps the oldest slots, which were confirmed
+//! last, and replaces the newer ones: at most two generations of a kind are in the header.
+//!
+//! The slot of a recovery passphrase is marked as unconfirmed until somebody has typed it: its answer may be lost. The next
+//! addition replaces it.
 //!
 //! A split volume with a [local cold start](super::ColdStart::Local) keeps a slot of the node unlock key alone. Its
 //! generation is that of the confirmed split slot: a confirmation adds it before it removes the older ones.
@@ -69,6 +72,9 @@ pub struct KeySlotStatus {
     pub name: Option<(SlotKind, u32)>,
     /// Whether the volume was opened with it, by this process.
     pub is_opened: bool,
+    /// Whether it is of a recovery passphrase that nobody has [confirmed](super::LuksVolume::confirm_secret): nobody may
+    /// know it.
+    pub is_unconfirmed: bool,
     /// Whether the next confirmation of the newest key removes it: it is of an older generation, unnamed, or the
     /// temporary slot of the node unlock key alone.
     pub is_stale: bool,
@@ -100,12 +106,14 @@ pub(super) fn describe_slots(
     opened: Option<u32>,
 ) -> Vec<KeySlotStatus> {
     let describe = |slot: &u32| {
-        let name = slot_token(summary, *slot).map(|token| (token.kind, token.generation));
+        let token = slot_token(summary, *slot);
+        let name = token.map(|token| (token.kind, token.generation));
+        let is_unconfirmed = token.is_some_and(|token| token.unconfirmed);
         let is_temporary = |kind| kind == SlotKind::Local && !volume.keeps_local_slot();
         let is_stale = name.is_none_or(|(kind, generation)| {
             is_temporary(kind) || newest_generation(summary, kind) > Some(generation)
         });
-        KeySlotStatus { slot: *slot, name, is_opened: opened == Some(*slot), is_stale }
+        KeySlotStatus { slot: *slot, name, is_opened: opened == Some(*slot), is_unconfirmed, is_stale }
     };
     summary.slots.iter().map(describe).collect()
 }
@@ -166,16 +174,14 @@ fn needs_local_slot(summary: &HeaderSummary, volume: &VolumeToken, generation: u
     volume.keeps_local_slot() && newest_generation(summary, SlotKind::Local) != Some(generation)
 }
 
-/// The newest generation of these kinds that somebody may rely on: keys of newer ones were never confirmed.
-fn confirmed_generation(summary: &HeaderSummary, kinds: &[SlotKind], opened: &OpenedSlot) -> u32 {
-    let says_nothing = opened.kind == SlotKind::Recovery && !kinds.contains(&SlotKind::Recovery)
-        || opened.kind != SlotKind::Recovery && kinds.contains(&SlotKind::Recovery);
-    match says_nothing {
-        true => {
-            let slots = kinds.iter().flat_map(|kind| slots_of(summary, *kind));
+/// The newest generation of unlock keys that somebody may rely on: those of newer ones were never confirmed.
+fn confirmed_generation(summary: &HeaderSummary, opened: &OpenedSlot) -> u32 {
+    match opened.kind {
+        SlotKind::Recovery => {
+            let slots = KEY_KINDS.iter().flat_map(|kind| slots_of(summary, *kind));
             slots.map(|(_, token)| token.generation).min().unwrap_or(0)
         }
-        false => opened.generation,
+        SlotKind::Local | SlotKind::Split => opened.generation,
     }
 }
 
@@ -257,7 +263,8 @@ impl KeySlots<'_> {
     ) -> Result<Option<UnlockKey>, LuksError> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
-        self.remove_unconfirmed(&header, &KEY_KINDS, &opened)?;
+        let confirmed = confirmed_generation(&header.summary, &opened);
+        self.remove_slots(&header, &opened, &KEY_KINDS, |token| token.generation > confirmed)?;
         let generation = next_generation(&header.summary, &KEY_KINDS);
         let id = SealId { volume: header.uuid, generation };
         let node_key = self.seal_new_key(id)?;
@@ -291,7 +298,9 @@ impl KeySlots<'_> {
     pub(super) fn add_recovery(&self, secret: &UnlockSecret) -> Result<RecoveryPassphrase, LuksError> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
-        self.remove_unconfirmed(&header, &[SlotKind::Recovery], &opened)?;
+        // The passphrase that permits this was typed, and stays.
+        let is_unknown = |token: &SlotToken| token.unconfirmed && token.slot() != Some(opened.slot);
+        self.remove_slots(&header, &opened, &[SlotKind::Recovery], is_unknown)?;
         let passphrase = RecoveryPassphrase::generate().map_err(LuksError::Random)?;
         let generation = next_generation(&header.summary, &[SlotKind::Recovery]);
         self.device.add_slot(&opened.passphrase, &passphrase_bytes(&passphrase), |slot| {
@@ -311,6 +320,9 @@ impl KeySlots<'_> {
         if opened.kind == SlotKind::Split && needs_local_slot(&header.summary, volume, generation) {
             let id = SealId { volume: header.uuid, generation };
             self.add_key_slot(&opened.passphrase, id, &self.node_key(id)?, None)?;
+        }
+        if let Some(token) = slot_token(&header.summary, opened.slot).filter(|token| token.unconfirmed) {
+            self.device.write_slot_token(opened.slot, &token.to_confirmed())?;
         }
         let summary = self.device.check_header()?.summary;
         for slot in superseded_slots(&summary, volume, (opened.kind, generation)) {
@@ -334,19 +346,18 @@ impl KeySlots<'_> {
         Ok(())
     }
 
-    /// Removes what interrupted rotations and unconfirmed additions have left: slots of these kinds that nobody relies
-    /// on, and unnamed ones.
-    fn remove_unconfirmed(
+    /// Removes what interrupted rotations and unconfirmed additions have left: these slots, on which nobody relies, and
+    /// unnamed ones.
+    fn remove_slots(
         &self,
         header: &CheckedHeader,
-        kinds: &[SlotKind],
         opened: &OpenedSlot,
+        kinds: &[SlotKind],
+        is_void: impl Fn(&SlotToken) -> bool,
     ) -> Result<(), LuksError> {
-        let confirmed = confirmed_generation(&header.summary, kinds, opened);
-        for (slot, token) in kinds.iter().flat_map(|kind| slots_of(&header.summary, *kind)) {
-            if token.generation > confirmed {
-                self.device.remove_slot(slot)?;
-            }
+        let slots = kinds.iter().flat_map(|kind| slots_of(&header.summary, *kind));
+        for (slot, _) in slots.filter(|(_, token)| is_void(token)) {
+            self.device.remove_slot(slot)?;
         }
         self.remove_unnamed(header, opened.slot)
     }

@@ -175,6 +175,9 @@ pub(super) struct SlotToken {
     /// The check value of the node unlock key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) node_check: Option<String>,
+    /// Of a recovery passphrase: nobody has typed it yet. Those of a release before this field count as typed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) unconfirmed: bool,
 }
 
 impl SlotToken {
@@ -185,7 +188,13 @@ impl SlotToken {
             kind,
             generation,
             node_check,
+            unconfirmed: kind == SlotKind::Recovery,
         }
+    }
+
+    /// The same, of a recovery passphrase that somebody has typed.
+    pub(super) fn to_confirmed(&self) -> SlotToken {
+        SlotToken { unconfirmed: false, ..self.clone() }
     }
 
     /// Whether a token with this identifier may name its slot.

@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::key::UnlockKey;
-use super::seal::{KeySeal, SealError, SealId, store_error};
+use super::seal::{KeySeal, SealError, SealId, remove_key_files, store_error};
 use crate::dir::Dir;
 use crate::metadata::FileMode;
 use client::TpmClient;
@@ -121,11 +121,11 @@ impl KeySeal for TpmSeal {
     }
 
     fn remove_key(&self, id: SealId) -> Result<(), SealError> {
-        self.dir.remove_file(file_name(id)).map(|_| ()).map_err(store_error(id))
+        remove_key_files(&self.dir, id)
     }
 }
 
-fn file_name(id: SealId) -> String {
+pub(super) fn file_name(id: SealId) -> String {
     format!("{id}.tpm")
 }
 

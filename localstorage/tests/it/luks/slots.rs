@@ -23,15 +23,15 @@ fn rotations_by_a_recovery_passphrase_whose_keys_are_lost_replace_each_other() {
             volume.rotate_keys(&recovery).unwrap();
         }
         let Some(key) = key else {
-            assert_eq!(slots_of(&volume), "local 5, recovery 1");
+            assert_eq!(slots_of(&volume), "local 5, recovery 1 unconfirmed");
             continue;
         };
         // The key that was confirmed before is still valid, as long as no other one is.
-        assert_eq!(slots_of(&volume), "split 5, split 1 stale, recovery 1");
+        assert_eq!(slots_of(&volume), "split 5, split 1 stale, recovery 1 unconfirmed");
         assert_eq!(volume.test_secret(&UnlockSecret::Cluster(key)).unwrap(), Some(1));
         let new = UnlockSecret::Cluster(volume.rotate_keys(&recovery).unwrap().unwrap());
         volume.confirm_secret(&new).unwrap();
-        assert_eq!(slots_of(&volume), "split 6, recovery 1");
+        assert_eq!(slots_of(&volume), "split 6, recovery 1 unconfirmed");
     }
 }
 
@@ -40,16 +40,30 @@ fn rotations_by_a_recovery_passphrase_whose_keys_are_lost_replace_each_other() {
 fn recovery_passphrases_that_nobody_confirms_replace_each_other() {
     let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
     let volume = fixture.volume(KeyPolicy::Local);
-    let first = UnlockSecret::Recovery(volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap());
-    for secret in [&UnlockSecret::Node, &first, &UnlockSecret::Node] {
-        volume.add_recovery_passphrase(secret).unwrap();
+    let add = |permit: &UnlockSecret| UnlockSecret::Recovery(volume.add_recovery_passphrase(permit).unwrap());
+    // The answer with the first one is lost: nobody knows it.
+    let lost = add(&UnlockSecret::Node);
+    let first = add(&UnlockSecret::Node);
+    assert_eq!(slots_of(&volume), "local 1, recovery 2 unconfirmed");
+    assert_eq!(volume.test_secret(&lost).unwrap(), None);
+    for secret in [&first, &UnlockSecret::Recovery(volume.add_recovery_passphrase(&first).unwrap())] {
+        // The passphrase that permits another was typed, and stays until that one is confirmed.
+        assert!(volume.test_secret(secret).unwrap().is_some());
     }
-    assert_eq!(slots_of(&volume), "local 1, recovery 1 stale, recovery 4");
-    // The passphrase that adds another was typed, and stays until that one is confirmed.
-    let newest = UnlockSecret::Recovery(volume.add_recovery_passphrase(&first).unwrap());
-    assert_eq!(slots_of(&volume), "local 1, recovery 1 stale, recovery 5");
+    assert_eq!(slots_of(&volume), "local 1, recovery 2 unconfirmed stale, recovery 3 unconfirmed");
+    assert!(matches!(luks_error(volume.confirm_secret(&first)), LuksError::NotNewest { .. }));
+    let confirmed = add(&UnlockSecret::Node);
+    volume.confirm_secret(&confirmed).unwrap();
+    assert_eq!(slots_of(&volume), "local 1, recovery 4");
+    // A confirmed one stays, whatever permits the next.
+    for permit in [&UnlockSecret::Node, &confirmed, &UnlockSecret::Node] {
+        add(permit);
+    }
+    let newest = add(&confirmed);
+    assert_eq!(slots_of(&volume), "local 1, recovery 4 stale, recovery 8 unconfirmed");
     volume.confirm_secret(&newest).unwrap();
-    assert_eq!(slots_of(&volume), "local 1, recovery 5");
+    assert_eq!(slots_of(&volume), "local 1, recovery 8");
+    volume.confirm_secret(&newest).unwrap();
 }
 
 #[test]

@@ -1,0 +1,357 @@
+//! Clones of directory trees: the files of both share their blocks until one of them is written.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode as RawMode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::{Dir, OPEN_DIR_FLAGS};
+use crate::error::{Error, FileOperation, RejectReason, resolve_error};
+use crate::metadata::{FileOwner, Metadata};
+use crate::syscalls::clone::{self as calls, entry_at};
+use crate::syscalls::{self, DirListing};
+
+/// Maximum size of an extended attribute, and of the list of their names. *Source:* `linux/limits.h`,
+/// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`.
+const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
+
+/// Extended attributes that a clone keeps, by the beginning of their names: those of users, access control lists,
+/// and the capabilities of programs. Others belong to the file system or to its tools, as project quotas do.
+const KEPT_ATTRIBUTES: [&[u8]; 3] = [b"user.", b"system.posix_acl_", b"security.capability"];
+
+/// Copies the content of files.
+///
+/// # Contract
+/// - [`clone_file`](Self::clone_file): `to` is an empty, new regular file, open for writing. After the call it has the
+///   size and the content that `from` had at one moment of the call, with its holes. It changes nothing else.
+/// - What it has written is as durable as the metadata of `to`: a sync of its directory makes both durable.
+pub trait FileCloner: Send + Sync + fmt::Debug {
+    /// Copies the content of a file.
+    ///
+    /// # Errors
+    /// The kernel's; `to` may then have any content.
+    fn clone_file(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()>;
+}
+
+/// Shares the blocks of the files, in a time that does not depend on their size: XFS made with `reflink=1`, or btrfs.
+/// It never copies data.
+///
+/// *Source:* ioctl_ficlone(2).
+#[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "it has no state")]
+pub struct Reflink;
+
+impl FileCloner for Reflink {
+    fn clone_file(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        calls::share_blocks(from, to).map_err(|errno| match errno {
+            Errno::OPNOTSUPP | Errno::NOTTY => RejectReason::NoReflink.into(),
+            errno => errno.into(),
+        })
+    }
+}
+
+/// What a clone contains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CloneSummary {
+    /// Files, links and directories.
+    pub entries: u64,
+    /// Device nodes, which are left out.
+    pub devices: u64,
+}
+
+impl Dir {
+    /// Checks that files in this directory can be cloned. It leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`FileOperation::Clone`]; [`is_clone_unsupported`](Error::is_clone_unsupported) if the file system can't.
+    pub fn check_cloner(&self, cloner: &dyn FileCloner) -> Result<(), Error> {
+        let check = || {
+            let [from, to] = [calls::create_unnamed_file(self)?, calls::create_unnamed_file(self)?];
+            cloner.clone_file(from.as_fd(), to.as_fd())
+        };
+        check().map_err(|source| Error::new(FileOperation::Clone, &self.path, source))
+    }
+
+    /// Clones everything in this directory, and its own attributes, into an empty directory on the same file system
+    /// that nobody else uses.
+    ///
+    /// Kept are names, contents, owners, modes, times, links, hard links among the entries, FIFOs, sockets, the
+    /// whiteouts of overlayfs, access control lists, capabilities, and attributes of users. Device nodes are left out.
+    /// Nothing is followed out of the tree, and only `to` is changed.
+    ///
+    /// Other processes may change this tree meanwhile: each file then has the content of one moment, but two files may
+    /// have those of different ones, as after a crash without a journal that orders them.
+    ///
+    /// It takes a bounded number of descriptors and no stack, however deep the tree is. It is durable when it returns;
+    /// what an interrupted call has made is to be removed. Once `is_canceled` returns true, it fails.
+    ///
+    /// # Errors
+    /// [`FileOperation::Clone`], with the path of the entry. [`is_clone_unsupported`](Error::is_clone_unsupported);
+    /// [`is_mount_point`](Error::is_mount_point); [`is_full`](Error::is_full), also if a limit of `to` is reached;
+    /// [`is_stopped`](Error::is_stopped) if it was canceled.
+    pub fn clone_tree(
+        &self,
+        to: &Self,
+        cloner: &dyn FileCloner,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<CloneSummary, Error> {
+        let mut tree = TreeClone {
+            cloner,
+            is_canceled,
+            top: to.as_fd(),
+            links: HashMap::new(),
+            levels: Vec::new(),
+            entry: OsString::new(),
+            buffers: [vec![0; MAX_ATTRIBUTE_BYTES], vec![0; MAX_ATTRIBUTE_BYTES]],
+            summary: CloneSummary::default(),
+        };
+        let cloned = tree.run(self.as_fd()).and_then(|()| Ok(syscalls::sync(to)?));
+        match cloned {
+            Ok(()) => Ok(tree.summary),
+            Err(source) => Err(Error::new(FileOperation::Clone, self.path.join(tree.entry_path()), source)),
+        }
+    }
+}
+
+/// A directory and its clone.
+struct DirPair {
+    source: OwnedFd,
+    target: OwnedFd,
+}
+
+impl DirPair {
+    fn open_top(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<Self> {
+        let open = |dir| syscalls::open_beneath(dir, Path::new("."), OPEN_DIR_FLAGS);
+        Ok(Self { source: open(source)?, target: open(target)? })
+    }
+
+    /// The directories above, if they are still where they were.
+    fn open_parents(&self, level: &CloneLevel) -> io::Result<Self> {
+        let above = Self {
+            source: syscalls::open_parent(&self.source)?,
+            target: syscalls::open_parent(&self.target)?,
+        };
+        let found = Metadata::from_stat(&syscalls::stat(&above.source)?);
+        if found.is_same_file(&level.source) { Ok(above) } else { Err(RejectReason::Moved.into()) }
+    }
+}
+
+/// A directory on the way down.
+struct CloneLevel {
+    name: OsString,
+    /// The directory, to recognize it.
+    source: Metadata,
+    /// Its subdirectories that are still to be cloned.
+    pending: Vec<OsString>,
+}
+
+struct TreeClone<'a> {
+    cloner: &'a dyn FileCloner,
+    is_canceled: &'a dyn Fn() -> bool,
+    top: BorrowedFd<'a>,
+    /// Files with several names: the path of the first one in the clone.
+    links: HashMap<(u64, i128), PathBuf>,
+    levels: Vec<CloneLevel>,
+    /// The entry of the lowest directory that is being cloned.
+    entry: OsString,
+    /// The names of attributes, and the value of one.
+    buffers: [Vec<u8>; 2],
+    summary: CloneSummary,
+}
+
+impl TreeClone<'_> {
+    fn run(&mut self, source: BorrowedFd<'_>) -> io::Result<()> {
+        let mut at = DirPair::open_top(source, self.top)?;
+        self.enter(OsString::new(), &at)?;
+        while let Some(level) = self.levels.last_mut() {
+            if let Some(name) = level.pending.pop() {
+                if let Some(below) = self.open_below(&at, name.clone())? {
+                    at = below;
+                    self.enter(name, &at)?;
+                }
+                continue;
+            }
+            self.levels.pop();
+            // Before the mode may forbid it.
+            let above = self.levels.last().map(|level| at.open_parents(level)).transpose()?;
+            self.copy_attributes(at.source.as_fd(), at.target.as_fd())?;
+            self.summary.entries += 1;
+            if let Some(above) = above {
+                at = above;
+            }
+        }
+        Ok(())
+    }
+
+    /// Clones the entries of a directory that are not directories, and collects the others.
+    fn enter(&mut self, name: OsString, at: &DirPair) -> io::Result<()> {
+        let source = Metadata::from_stat(&syscalls::stat(&at.source)?);
+        self.levels.push(CloneLevel { name, source, pending: Vec::new() });
+        let mut pending = Vec::new();
+        for entry in DirListing::reopen(&at.source)? {
+            let entry = match entry {
+                // The directory has been removed.
+                Err(Errno::NOENT) => break,
+                entry => entry?,
+            };
+            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            if (self.is_canceled)() {
+                return Err(RejectReason::CloneStopped.into());
+            }
+            self.entry = OsString::from_vec(entry.file_name().to_bytes().to_vec());
+            let name = self.entry.clone();
+            if self.clone_entry(at, &name)? {
+                pending.push(name);
+            }
+        }
+        self.entry.clear();
+        if let Some(level) = self.levels.last_mut() {
+            level.pending = pending;
+        }
+        Ok(())
+    }
+
+    /// Clones an entry, unless it is a directory; returns whether it is one. One that has just been removed is left
+    /// out, and one that is listed twice, because it was renamed, is cloned once.
+    fn clone_entry(&mut self, at: &DirPair, name: &OsStr) -> io::Result<bool> {
+        let stat = match syscalls::stat_at(&at.source, name) {
+            Err(Errno::NOENT) => return Ok(false),
+            stat => stat?,
+        };
+        let cloned = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => return Ok(true),
+            FileType::RegularFile => self.clone_file(at, name),
+            FileType::Symlink => clone_symlink(at, name, &stat),
+            FileType::CharacterDevice | FileType::BlockDevice if stat.st_rdev != 0 => {
+                self.summary.devices += 1;
+                return Ok(false);
+            }
+            kind => clone_node(at, name, kind, &stat),
+        };
+        match cloned {
+            Ok(()) => self.summary.entries += 1,
+            Err(error) if is_vanished(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(false)
+    }
+
+    fn clone_file(&mut self, at: &DirPair, name: &OsStr) -> io::Result<()> {
+        // If a link or a FIFO has replaced the file meanwhile, the link is not followed and the FIFO does not block.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let from = syscalls::open_on_same_mount(&at.source, name, flags).map_err(open_error)?;
+        let stat = syscalls::stat(&from)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Errno::NOENT.into());
+        }
+        let identity = if stat.st_nlink > 1 { Some(calls::inode_and_birth(&from)?) } else { None };
+        if let Some(path) = identity.as_ref().and_then(|identity| self.links.get(identity)) {
+            return Ok(calls::link(self.top, path, entry_at(at.target.as_fd(), name))?);
+        }
+        let to = syscalls::create_new_file(&at.target, name)?;
+        self.cloner.clone_file(from.as_fd(), to.as_fd())?;
+        self.copy_attributes(from.as_fd(), to.as_fd())?;
+        if let Some(identity) = identity {
+            self.links.insert(identity, self.entry_path());
+        }
+        Ok(())
+    }
+
+    /// Creates and opens the clone of a directory; `None` if it has just been removed.
+    fn open_below(&mut self, at: &DirPair, name: OsString) -> io::Result<Option<DirPair>> {
+        self.entry = name;
+        let source = match syscalls::open_on_same_mount(&at.source, &self.entry, OPEN_DIR_FLAGS) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            source => source.map_err(open_error)?,
+        };
+        match syscalls::make_dir(&at.target, &self.entry, RawMode::RWXU) {
+            Err(Errno::EXIST) => return Ok(None),
+            made => made?,
+        }
+        let target = syscalls::open_on_same_mount(&at.target, &self.entry, OPEN_DIR_FLAGS)?;
+        self.entry.clear();
+        Ok(Some(DirPair { source, target }))
+    }
+
+    /// Copies what a file or a directory has beside its content. The times come last, since all else changes them; the
+    /// owner first, since that removes capabilities.
+    fn copy_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        let stat = syscalls::stat(from)?;
+        syscalls::set_owner(to, owner_of(&stat))?;
+        self.copy_extended_attributes(from, to)?;
+        syscalls::set_mode(to, RawMode::from_raw_mode(stat.st_mode))?;
+        Ok(calls::set_times(to, &calls::times_of(&stat))?)
+    }
+
+    fn copy_extended_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        let [names, value] = &mut self.buffers;
+        let length = match calls::list_attributes(from, names) {
+            Err(Errno::OPNOTSUPP) => 0,
+            length => length?,
+        };
+        for name in names[..length].split_inclusive(|byte| *byte == 0) {
+            if !KEPT_ATTRIBUTES.iter().any(|kept| name.starts_with(kept)) {
+                continue;
+            }
+            let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
+            match calls::read_attribute(from, name, value) {
+                // It has just been removed.
+                Err(Errno::NODATA) => {}
+                length => calls::write_attribute(to, name, &value[..length?])?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The path of the entry that is being cloned, relative to the tree.
+    fn entry_path(&self) -> PathBuf {
+        let names = self.levels.iter().skip(1).map(|level| &level.name);
+        names.chain(Some(&self.entry).filter(|entry| !entry.is_empty())).collect()
+    }
+}
+
+fn clone_symlink(at: &DirPair, name: &OsStr, stat: &Stat) -> io::Result<()> {
+    let target: CString = syscalls::read_link(&at.source, name)?;
+    let to = entry_at(at.target.as_fd(), name);
+    calls::create_symlink(&target, to)?;
+    calls::set_owner_at(to, owner_of(stat))?;
+    Ok(calls::set_times_at(to, &calls::times_of(stat))?)
+}
+
+/// Clones a FIFO, a socket or a whiteout.
+fn clone_node(at: &DirPair, name: &OsStr, kind: FileType, stat: &Stat) -> io::Result<()> {
+    let to = entry_at(at.target.as_fd(), name);
+    calls::create_node(to, kind, stat.st_rdev)?;
+    calls::set_owner_at(to, owner_of(stat))?;
+    let node = syscalls::open_beneath(to.dir, Path::new(name), OFlags::PATH)?;
+    syscalls::set_mode_by_proc_path(&node, RawMode::from_raw_mode(stat.st_mode))?;
+    Ok(calls::set_times_at(to, &calls::times_of(stat))?)
+}
+
+fn owner_of(stat: &Stat) -> FileOwner {
+    FileOwner { uid: stat.st_uid, gid: stat.st_gid }
+}
+
+/// Whether an entry was removed or replaced after it was listed, or was cloned before.
+fn is_vanished(error: &io::Error) -> bool {
+    [Errno::NOENT, Errno::EXIST].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Translates the error number of opening an entry of the tree.
+fn open_error(errno: Errno) -> io::Error {
+    match errno {
+        Errno::XDEV => RejectReason::MountPoint.into(),
+        // A link has replaced it.
+        Errno::LOOP => Errno::NOENT.into(),
+        errno => resolve_error(errno),
+    }
+}
