@@ -197,6 +197,14 @@ impl QuotaSetter for ProjectQuota {
         self.engine.clear_limits(dir)
     }
 
+    fn limit_tree(
+        &self,
+        dir: BorrowedFd<'_>,
+        change: QuotaChange,
+    ) -> Result<(QuotaStatus, TreeSummary), Error> {
+        self.set_limits_recursive(dir, change)
+    }
+
     fn release_project(&self, project: ProjectId) -> Result<(), Error> {
         self.engine.release_project(project)
     }

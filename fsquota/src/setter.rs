@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
-use crate::{AuditOptions, AuditSummary, Error, ProjectId, QuotaChange, QuotaStatus};
+use crate::{AuditOptions, AuditSummary, Error, ProjectId, QuotaChange, QuotaStatus, TreeSummary};
 
 /// Sets, reads and clears the limits of directories.
 ///
@@ -58,6 +58,23 @@ pub trait QuotaSetter: Send + Sync + Debug {
     /// As the contract says, and [`Error::Kernel`]: the directory is then limited, or unlimited with its
     /// project. Repeat the call to resume.
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error>;
+
+    /// As [`set_limits`](Self::set_limits), for a directory that may have entries: they count from then on. What
+    /// could not be changed is in the summary. Repeat the call if it was killed.
+    ///
+    /// The default is [`set_limits`](Self::set_limits), which suits implementations that count all that lies
+    /// in a directory.
+    ///
+    /// # Errors
+    /// As [`set_limits`](Self::set_limits), and [`Error::ChangeTree`]; the limits then apply to the entries
+    /// that were reached.
+    fn limit_tree(
+        &self,
+        dir: BorrowedFd<'_>,
+        change: QuotaChange,
+    ) -> Result<(QuotaStatus, TreeSummary), Error> {
+        Ok((self.set_limits(dir, change)?, TreeSummary::default()))
+    }
 
     /// Releases the limits of a project whose directory has been removed, also if it has none.
     ///

@@ -16,7 +16,7 @@ pub use raw_calls::RawQuotaCalls;
 
 use crate::engine::{NonEmptyPolicy, QuotaEngine};
 use crate::error::KernelOperation;
-use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus};
+use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus, TreeSummary};
 use memory::MemoryKernel;
 
 /// Quotas in memory that are not enforced: for tests of code that uses a [`QuotaSetter`], as any user, on any
@@ -75,6 +75,15 @@ impl QuotaSetter for MemQuota {
 
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         self.0.clear_limits(dir)
+    }
+
+    fn limit_tree(
+        &self,
+        dir: BorrowedFd<'_>,
+        change: QuotaChange,
+    ) -> Result<(QuotaStatus, TreeSummary), Error> {
+        // Its usage is that of the tree, whatever was there before.
+        Ok((self.0.set_limits(dir, change, NonEmptyPolicy::Accept)?, TreeSummary::default()))
     }
 
     fn release_project(&self, project: ProjectId) -> Result<(), Error> {
