@@ -24,7 +24,7 @@ use crate::member_run::MemberRun;
 /// The initial address of all members.
 pub(crate) const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EtcdVersion {
     Debian,
     Newest,

@@ -10,8 +10,8 @@ use super::{NodeHost, esp_enrolment};
 
 /// At how many of the kill points a test kills: every n-th, or `all`.
 const KILLS_ENV: &str = "NODEKEEL_CLUSTER_KILLS";
-/// The default distance of the kills: 18 kills.
-const DEFAULT_STRIDE: usize = 8;
+/// The default distance of the kills: 9 kills.
+const DEFAULT_STRIDE: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EnrolmentFlow {
@@ -129,7 +129,7 @@ struct RecoveryTimes {
     until_running: u64,
 }
 
-/// With every eighth kill point, two releases of etcd, shifted by 0 and 1, together cover every second point once.
+/// The flows, the victims and the two releases of etcd, shifted by 0 and 1, kill at different points.
 pub(super) async fn kill_at_each_point(test: &str, binary: &Path, shift: usize) {
     if run_if_requested().await {
         return;
