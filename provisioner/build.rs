@@ -12,6 +12,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{
+    DescriptorProto, EnumDescriptorProto, EnumValueDescriptorProto, FieldDescriptorProto, FileDescriptorSet,
+};
 use protox::prost_reflect::{DescriptorPool, FieldDescriptor};
 
 /// The option with which csi.proto marks fields that must not be logged.
@@ -28,13 +32,54 @@ fn main() -> Result<(), Box<dyn Error>> {
     let secret_messages = find_secret_messages(&compiler.descriptor_pool())?;
     let out = env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?;
     fs::write(Path::new(&out).join("debug.rs"), generate_debug(&secret_messages)?)?;
+    let mut files = compiler.file_descriptor_set();
+    restore_volume_condition(&mut files)
+        .ok_or("csi.proto has another shape: look at restore_volume_condition")?;
     // Only tests need clients: they act as the kubelet.
     let has_client = env::var_os("CARGO_FEATURE_TESTING").is_some();
     tonic_prost_build::configure()
         .build_client(has_client)
         .skip_debug(secret_messages.keys().map(|name| format!(".{name}")))
-        .compile_fds(compiler.file_descriptor_set())?;
+        .compile_fds(files)?;
     Ok(())
+}
+
+/// Adds the condition of a volume, which release 1.13 of the specification has removed and kubelets still read: with the
+/// feature gate CSIVolumeHealth they export it as `kubelet_volume_stats_health_status_abnormal`.
+///
+/// *Source:* csi.proto of release 1.12; Kubernetes 1.36, `pkg/volume/csi/csi_client.go`.
+fn restore_volume_condition(files: &mut FileDescriptorSet) -> Option<()> {
+    let csi = files.file.iter_mut().find(|file| file.package() == "csi.v1")?;
+    // The generator would look for what is added in the text of the file.
+    csi.source_code_info = None;
+    let field = |name: &str, number, (kind, type_name): (Type, Option<&str>)| FieldDescriptorProto {
+        name: Some(name.to_owned()),
+        number: Some(number),
+        label: Some(Label::Optional.into()),
+        r#type: Some(kind.into()),
+        type_name: type_name.map(str::to_owned),
+        ..FieldDescriptorProto::default()
+    };
+    csi.message_type.push(DescriptorProto {
+        name: Some("VolumeCondition".to_owned()),
+        field: vec![field("abnormal", 1, (Type::Bool, None)), field("message", 2, (Type::String, None))],
+        ..DescriptorProto::default()
+    });
+    let messages = &mut csi.message_type;
+    let response = messages.iter_mut().find(|message| message.name() == "NodeGetVolumeStatsResponse")?;
+    response.reserved_range.clear();
+    let condition = (Type::Message, Some(".csi.v1.VolumeCondition"));
+    response.field.push(field("volume_condition", 2, condition));
+    let capability = messages.iter_mut().find(|message| message.name() == "NodeServiceCapability")?;
+    let call = capability.nested_type.iter_mut().find(|message| message.name() == "RPC")?;
+    let kinds: &mut EnumDescriptorProto = call.enum_type.first_mut()?;
+    kinds.reserved_range.clear();
+    kinds.value.push(EnumValueDescriptorProto {
+        name: Some("VOLUME_CONDITION".to_owned()),
+        number: Some(4),
+        ..EnumValueDescriptorProto::default()
+    });
+    Some(())
 }
 
 /// The messages with a secret field, and the fields of each that may be printed.

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, Persis
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
+use nodekeel_fsquota::Bytes;
 use serde_json::{Value, json};
 
 use crate::api_timeout::with_timeout;
@@ -18,16 +19,27 @@ use crate::id::VolumeId;
 use crate::manifest::build_persistent_volume;
 use crate::metrics::VolumeMetrics;
 use crate::plan::{
-    ClaimAction, ClaimRejection, ObservedClaim, ProvisionerIdentity, SELECTED_NODE, VolumeAction, VolumeSpec,
-    has_finalizer, named_store, ownership_mismatch, plan_claim, plan_volume, taint_against_volumes,
+    AttributesRejection, ClaimAction, ClaimRejection, ObservedClaim, ProvisionerIdentity, SELECTED_NODE,
+    VolumeAction, VolumeSpec, has_finalizer, is_marked_lost, named_store, ownership_mismatch, plan_claim,
+    plan_volume, taint_against_volumes,
 };
+use crate::snapshot::{SnapshotStore, SnapshotStoreError};
 use crate::step::{StepRunner, VolumeStep};
 use crate::store::{VolumeStore, VolumeStoreError};
 use crate::store_id::StoreId;
 use crate::volume_locks::VolumeLocks;
 
+mod bound_claim;
+mod capacity;
+mod data_source;
+mod expansion;
+mod foreign_store;
+mod modification;
+mod snapshot;
 mod sweep;
 
+use data_source::VolumeContent;
+pub(crate) use snapshot::content_reference;
 pub(crate) use sweep::{ClaimState, SweepOutcome};
 
 /// Why an action could not be applied now.
@@ -37,6 +49,15 @@ pub(crate) enum ApplyError {
     /// The store failed.
     #[error(transparent)]
     Store(VolumeStoreError),
+    /// The store of snapshots failed.
+    #[error(transparent)]
+    Snapshot(SnapshotStoreError),
+    /// The data source of a claim does not exist yet, or is not ready.
+    #[error("can't copy the claim's data source: {reason}")]
+    SourceNotReady {
+        /// What is missing.
+        reason: String,
+    },
     /// The API server failed, or rejected the call.
     #[error("can't {call}{}", error_hint(source))]
     Api {
@@ -68,6 +89,21 @@ pub(crate) enum ApplyError {
     /// The volume is in use on this node, or checking it failed.
     #[error(transparent)]
     Guard(GuardError),
+    /// The claim requests a size that no volume can have.
+    #[error(transparent)]
+    Rejected(ClaimRejection),
+    /// The API server accepted a patch and dropped a field of it, so that no further step would be the last.
+    #[error(
+        "the API server dropped a field of a patch that resizes volume {id}: use Kubernetes 1.33 or newer, with the \
+         feature gates RecoverVolumeExpansionFailure and, if claims name classes, VolumeAttributesClass"
+    )]
+    FieldDropped {
+        /// The volume.
+        id: VolumeId,
+    },
+    /// The claim's VolumeAttributesClass does not apply to the volume now.
+    #[error(transparent)]
+    Attributes(AttributesRejection),
     /// A panic, which is a bug in this crate or a dependency. The object is retried.
     #[error("internal error (panic): {text}")]
     Panicked {
@@ -81,25 +117,45 @@ pub(crate) enum ApplyError {
 pub(crate) enum ApiCall {
     ReadClaim,
     ListClaims,
+    ListVolumes,
     ReadVolume,
     CreateVolume,
     DeleteVolume,
     PatchVolume,
     PatchClaim,
+    PatchClaimStatus,
+    ReadAttributesClass,
     ReadNode,
+    ReadCapacity,
+    CreateCapacity,
+    PatchCapacity,
+    DeleteCapacity,
+    ReadSnapshot,
+    ReadSnapshotContent,
+    PatchSnapshotContent,
 }
 
 impl fmt::Display for ApiCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::ReadSnapshot => "read the VolumeSnapshot",
+            Self::ReadSnapshotContent => "read the VolumeSnapshotContent",
+            Self::PatchSnapshotContent => "patch the VolumeSnapshotContent",
             Self::ReadClaim => "read the claim",
             Self::ListClaims => "list the claims",
+            Self::ListVolumes => "list the PersistentVolumes",
             Self::ReadVolume => "read the PersistentVolume",
             Self::CreateVolume => "create the PersistentVolume",
             Self::DeleteVolume => "delete the PersistentVolume",
             Self::PatchVolume => "patch the PersistentVolume",
             Self::PatchClaim => "patch the claim's selected node",
+            Self::PatchClaimStatus => "patch the claim's status",
+            Self::ReadAttributesClass => "read the VolumeAttributesClass",
             Self::ReadNode => "read this node",
+            Self::ReadCapacity => "read a CSIStorageCapacity of this node",
+            Self::CreateCapacity => "create a CSIStorageCapacity of this node",
+            Self::PatchCapacity => "patch a CSIStorageCapacity of this node",
+            Self::DeleteCapacity => "delete a CSIStorageCapacity of this node",
         })
     }
 }
@@ -108,14 +164,24 @@ impl ApiCall {
     /// The name in metrics.
     pub(crate) fn metric_label(self) -> &'static str {
         match self {
+            Self::ReadSnapshot => "get_volumesnapshot",
+            Self::ReadSnapshotContent => "get_volumesnapshotcontent",
+            Self::PatchSnapshotContent => "patch_volumesnapshotcontent",
             Self::ReadClaim => "get_persistentvolumeclaim",
             Self::ListClaims => "list_persistentvolumeclaims",
+            Self::ListVolumes => "list_persistentvolumes",
             Self::ReadVolume => "get_persistentvolume",
             Self::CreateVolume => "create_persistentvolume",
             Self::DeleteVolume => "delete_persistentvolume",
             Self::PatchVolume => "patch_persistentvolume",
             Self::PatchClaim => "patch_persistentvolumeclaim",
+            Self::PatchClaimStatus => "patch_persistentvolumeclaim_status",
+            Self::ReadAttributesClass => "get_volumeattributesclass",
             Self::ReadNode => "get_node",
+            Self::ReadCapacity => "get_csistoragecapacity",
+            Self::CreateCapacity => "create_csistoragecapacity",
+            Self::PatchCapacity => "patch_csistoragecapacity",
+            Self::DeleteCapacity => "delete_csistoragecapacity",
         }
     }
 
@@ -143,7 +209,7 @@ pub(crate) fn status_code(error: &kube::Error) -> Option<u16> {
 }
 
 /// Turns "not found" into `None`.
-fn none_if_not_found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
+pub(crate) fn none_if_not_found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
     match result {
         Ok(found) => Ok(Some(found)),
         Err(error) if status_code(&error) == Some(404) => Ok(None),
@@ -152,12 +218,15 @@ fn none_if_not_found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kub
 }
 
 /// How an action ended without an error.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ApplyOutcome {
     /// Successfully.
     Done,
-    /// The node has no free space for the volume; the scheduler may select another node.
-    Rescheduled,
+    /// A volume of this size does not fit on the node. Once the scheduler knows, it may select another one for this
+    /// version of the claim.
+    Exhausted { claim: Box<PersistentVolumeClaim>, size: Bytes },
+    /// The data source of the claim is on another node, which was selected for it.
+    HandedOver,
     /// The live object must be rejected, unlike the cached one.
     Rejected(ClaimRejection),
 }
@@ -180,6 +249,7 @@ pub(crate) struct ActionApplier {
     pub(crate) identity: ProvisionerIdentity,
     pub(crate) client: ClientHandle,
     pub(crate) store: Arc<dyn VolumeStore>,
+    pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
     pub(crate) guard: Option<Arc<dyn VolumeGuard>>,
     pub(crate) metrics: Arc<dyn VolumeMetrics>,
     pub(crate) recorder: EventRecorder,
@@ -206,8 +276,8 @@ impl ActionApplier {
         Api::all(self.client.0.clone())
     }
 
-    /// Creates a claim's volume and its PersistentVolume. If `may_reschedule` and the node has no free space,
-    /// deselects this node.
+    /// Creates a claim's volume and its PersistentVolume. If `may_reschedule` and the node has no free space for it,
+    /// that is not an error: another node may be selected.
     pub(crate) async fn provision_claim(
         &self,
         seen: &VolumeSpec,
@@ -224,7 +294,14 @@ impl ActionApplier {
             ClaimAction::Reject(rejection) => return Ok(ApplyOutcome::Rejected(rejection)),
             _ => return Ok(ApplyOutcome::Done),
         };
-        match self.create_volume(store, &spec).await {
+        let spec = self.apply_attributes_class(*spec).await?;
+        let content = match self.find_content(&claim, &spec).await? {
+            VolumeContent::Unavailable(outcome) => return Ok(outcome),
+            content => content,
+        };
+        // No other node has the data.
+        let may_reschedule = may_reschedule && spec.source.is_none();
+        match self.create_volume(store, &spec, &content).await {
             Ok(CreateOutcome::Created) => {
                 self.metrics.record_provision(&spec.storage_class, started.elapsed(), true);
                 let (namespace, name) = (&spec.claim_ref.namespace, &spec.claim_ref.name);
@@ -251,8 +328,7 @@ impl ActionApplier {
                 self.recorder
                     .record_event(&spec.claim_ref, EventReason::ProvisioningFailed, &format_chain(&error))
                     .await;
-                self.deselect_node(&claim).await?;
-                Ok(ApplyOutcome::Rescheduled)
+                Ok(ApplyOutcome::Exhausted { claim: Box::new(claim), size: spec.capacity })
             }
             Err(error) => Err(error),
         }
@@ -262,8 +338,15 @@ impl ActionApplier {
         &self,
         store: Option<&StoreId>,
         spec: &VolumeSpec,
+        content: &VolumeContent<'_>,
     ) -> Result<CreateOutcome, ApplyError> {
-        self.store.create(&spec.id, spec.limits).await.map_err(ApplyError::Store)?;
+        match content {
+            VolumeContent::Copy(snapshots, from) => {
+                snapshots.create_volume_from(&spec.id, from, spec.limits).await
+            }
+            _ => self.store.create(&spec.id, spec.limits).await,
+        }
+        .map_err(ApplyError::Store)?;
         let volume = build_persistent_volume(&self.identity, store, spec);
         let (api, params) = (self.volumes_api(), PostParams::default());
         match self
@@ -314,7 +397,7 @@ impl ActionApplier {
     }
 
     /// Removes this node from a claim, so that the scheduler selects another.
-    async fn deselect_node(&self, claim: &PersistentVolumeClaim) -> Result<(), ApplyError> {
+    pub(crate) async fn deselect_node(&self, claim: &PersistentVolumeClaim) -> Result<(), ApplyError> {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
         tracing::info!(
             claim = name,
@@ -390,6 +473,7 @@ impl ActionApplier {
             return Err(ApplyError::ClaimExists { claim: claim.metadata.name.unwrap_or_default() });
         }
         if let Some(named) = named_store(&live).filter(|named| store.is_some_and(|store| store != named))
+            && !is_marked_lost(&self.identity, &live)
             && !self.volume_exists(id).await
         {
             return Err(ApplyError::OtherStore { id: id.clone(), named });
@@ -506,7 +590,7 @@ fn is_on_node(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool
 }
 
 /// Whether a claim is bound to another volume, so that it does not need this one.
-fn is_bound_elsewhere(claim: &PersistentVolumeClaim, id: &VolumeId) -> bool {
+pub(crate) fn is_bound_elsewhere(claim: &PersistentVolumeClaim, id: &VolumeId) -> bool {
     let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     !volume.is_empty() && volume != id.as_str()
 }

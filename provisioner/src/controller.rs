@@ -1,5 +1,6 @@
 //! The control loop: watches, plans, applies, and schedules retries.
 
+use std::collections::BTreeSet;
 use std::future::ready;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -18,22 +19,29 @@ use tokio_util::sync::CancellationToken;
 use crate::apply::{ApplyError, ApplyOutcome, status_code, volume_reference};
 use crate::error_chain::format_chain;
 use crate::event::EventReason;
+use crate::id::VolumeId;
 use crate::plan::{
-    ClaimAction, ClaimIgnoreReason, ClaimRejection, ObservedClaim, VolumeAction, claim_reference, class_name,
-    plan_claim, plan_volume,
+    ClaimAction, ClaimIgnoreReason, ClaimRejection, ObservedClaim, VolumeAction, bound_volume_name,
+    claim_reference, class_name, plan_claim, plan_volume,
 };
 use crate::provisioner::{Provisioner, RunError};
-use crate::store_id::StoreIdentity;
+use crate::store_status::StoreStatus;
 
 pub(crate) mod api_health;
+mod bound_claims;
+mod capacity_publisher;
+mod condition_reporter;
 mod event_filter;
 mod limit_auditor;
 mod live_claims;
+pub(crate) mod node_observer;
 mod orphan_sweeper;
 mod retry_tracker;
+mod snapshots;
 mod store_guard;
 pub(crate) mod watch_errors;
 
+use capacity_publisher::CapacityPublisher;
 use event_filter::{EventFilter, WatchSignals};
 use live_claims::LiveClaims;
 use retry_tracker::RetryTracker;
@@ -41,9 +49,6 @@ use watch_errors::{WatchErrors, with_backoff};
 
 /// How long to wait for an object that may not be in the cache yet, before it is reported as missing.
 const CACHE_GRACE_PERIOD: Duration = Duration::from_secs(1);
-
-/// After this time a node that was cordoned or tainted looks again whether a claim is still without a node.
-const RESELECT_AFTER: Duration = Duration::from_secs(60);
 
 /// Everything that reconciling an object needs.
 struct ReconcileContext {
@@ -53,8 +58,14 @@ struct ReconcileContext {
     classes: Store<StorageClass>,
     retries: Arc<RetryTracker>,
     live_claims: Arc<LiveClaims>,
-    /// The store that is served; `None` until it is known to be the one of this node's volumes.
-    store: watch::Sender<Option<StoreIdentity>>,
+    signals: WatchSignals,
+    capacity: Arc<CapacityPublisher>,
+    /// The errors of watches without which volumes are served all the same.
+    optional_watches: WatchErrors,
+    /// Signals that the cached volumes have changed.
+    volumes_changed: watch::Sender<()>,
+    /// The volumes with a PersistentVolume that the served store does not have, as of the last sweep.
+    missing_volumes: watch::Sender<BTreeSet<VolumeId>>,
 }
 
 /// Runs the controller until the token is canceled, a watch ends, or the store cannot be served.
@@ -68,6 +79,7 @@ pub(crate) async fn run_controller(
     let (classes, classes_writer) = reflector::store();
     let retries = Arc::new(RetryTracker::new(provisioner.config.backoff));
     let (live_claims, (signals, receivers)) = (Arc::new(LiveClaims::default()), WatchSignals::new());
+    let capacity = Arc::<CapacityPublisher>::default();
     let context = Arc::new(ReconcileContext {
         provisioner: provisioner.clone(),
         claims: claims.clone(),
@@ -75,13 +87,19 @@ pub(crate) async fn run_controller(
         classes,
         retries: Arc::clone(&retries),
         live_claims: Arc::clone(&live_claims),
-        store: watch::Sender::new(None),
+        signals: signals.clone(),
+        capacity: Arc::clone(&capacity),
+        optional_watches: provisioner.watch_errors.of_optional_apis(),
+        volumes_changed: watch::Sender::new(()),
+        missing_volumes: watch::Sender::default(),
     });
+    provisioner.store_status.send_replace(StoreStatus::Unknown);
     let filter = EventFilter {
         identity: provisioner.config.identity.clone(),
         retries,
         live_claims,
         signals,
+        capacity,
         claims: claims.clone(),
         volumes: volumes.clone(),
     };
@@ -98,6 +116,10 @@ pub(crate) async fn run_controller(
         watch_resource(context.resource_api(), watch_errors)
             .filter_map(move |event| ready(filter.filter_volume(event)))
             .reflect(volumes_writer)
+            .inspect({
+                let context = Arc::clone(&context);
+                move |_| context.volumes_changed.send_replace(())
+            })
     };
     let class_events = watch_resource(context.resource_api(), watch_errors)
         .filter_map(move |event| ready(filter.filter_class(event)))
@@ -132,16 +154,18 @@ pub(crate) async fn run_controller(
         context.served_store().await;
         orphan_sweeper::run_sweeper(&context, receivers.sweeps).await;
     };
-    let auditing = async {
-        context.served_store().await;
-        limit_auditor::run_auditor(provisioner).await;
-    };
+    let auditing = context.while_served(|| limit_auditor::run_auditor(provisioner));
+    let publishing = context.while_served(|| capacity_publisher::run_publisher(&context));
     tokio::select! {
         ((), ()) = future::join(drain_outcomes(claim_loop), drain_outcomes(volume_loop)) => {}
         () = class_events => {}
         () = readiness => {}
         () = sweeping => {}
         () = auditing => {}
+        () = publishing => {}
+        () = node_observer::watch_node(&context) => {}
+        () = snapshots::run_snapshots(&context) => {}
+        () = condition_reporter::run_reporter(&context) => {}
         error = context.guard_store() => return Err(error),
         () = context.canceled_before_serving(token) => {}
     }
@@ -184,12 +208,10 @@ impl ReconcileContext {
         std::future::pending().await
     }
 
-    /// Waits for a cancellation before the store is served: then the loops wait for it and would never end.
+    /// Waits for a cancellation while the store is not served: then the loops wait for it and would never end.
     async fn canceled_before_serving(&self, token: &CancellationToken) {
         token.cancelled().await;
-        if self.served_store().now_or_never().is_some() {
-            std::future::pending().await
-        }
+        self.unserved_store().await;
     }
 
     async fn report_ready(&self, on_ready: impl FnOnce() + Send) {
@@ -238,10 +260,13 @@ impl ReconcileContext {
                 {
                     Some(time) => return Ok(Action::requeue(time)),
                     // Earlier failures are kept: whether the claim can be provisioned here is not known yet.
-                    None => match applier.select_node(claim).await? {
-                        true => return Ok(Action::await_change()),
-                        false => return Ok(Action::requeue(RESELECT_AFTER)),
-                    },
+                    None => {
+                        // Otherwise a change of the node or of the capacity brings the claim back.
+                        if self.has_space_for(claim).await? {
+                            applier.select_node(claim).await?;
+                        }
+                        return Ok(Action::await_change());
+                    }
                 }
             }
             ClaimAction::Wait(rejection) => match self.retries.remaining_wait(&uid, || CACHE_GRACE_PERIOD) {
@@ -257,8 +282,14 @@ impl ReconcileContext {
                 self.retries.record_success(&uid);
                 Ok(Action::await_change())
             }
-            ApplyOutcome::Rescheduled => {
+            ApplyOutcome::Exhausted { claim: live, size } => {
+                self.publish_shortage(size).await?;
+                applier.deselect_node(&live).await?;
                 self.record_failed_provision(claim);
+                self.retries.record_reschedule(&uid);
+                Ok(Action::await_change())
+            }
+            ApplyOutcome::HandedOver => {
                 self.retries.record_reschedule(&uid);
                 Ok(Action::await_change())
             }
@@ -308,6 +339,7 @@ impl ReconcileContext {
         let store = self.served_store().await;
         let applier = &self.provisioner.applier;
         let uid = volume.metadata.uid.clone().unwrap_or_default();
+        applier.confirm_publication(volume).await?;
         match plan_volume(&applier.identity, volume) {
             VolumeAction::Delete(id) => {
                 let is_claim_cached = self.live_claims.contains_uid(id.claim_uid());
@@ -349,6 +381,9 @@ async fn reconcile_claim(
     claim: Arc<PersistentVolumeClaim>,
     context: Arc<ReconcileContext>,
 ) -> Result<Action, ApplyError> {
+    if bound_volume_name(&claim).is_some() {
+        return bound_claims::reconcile_bound_claim(&claim, &context).await;
+    }
     let done = catch_panic(context.try_reconcile_claim(&claim)).await;
     if let Err(error) = &done {
         context.record_failed_provision(&claim);
@@ -397,7 +432,8 @@ fn claim_error_policy(
 ) -> Action {
     let time = context.retries.record_failure(claim.metadata.uid.as_deref().unwrap_or_default());
     let name = claim.metadata.name.as_deref().unwrap_or_default();
-    tracing::warn!(claim = name, "provision claim: {}; retrying in {time:?}", format_chain(error));
+    let act = if bound_volume_name(&claim).is_some() { "resize the volume of" } else { "provision" };
+    tracing::warn!(claim = name, "{act} claim: {}; retrying in {time:?}", format_chain(error));
     Action::requeue(time)
 }
 

@@ -29,6 +29,7 @@
 //! `pluginregistration` v1.
 
 mod bind_mounter;
+mod condition;
 mod guard;
 mod identity;
 mod in_flight;

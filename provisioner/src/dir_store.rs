@@ -1,37 +1,61 @@
 //! Volumes as directories with quotas.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{AuditOptions, AuditSummary, ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
-use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileKind, FileMode, RenameMode};
-use tokio::sync::Notify;
+use futures_util::future::BoxFuture;
+use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
+use nodekeel_localstorage::{
+    Dir, DirLock, Error as DirError, FileCloner, FileKind, FileMode, Reflink, RenameMode,
+};
+use tokio::sync::{Notify, mpsc};
 
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
+use crate::plan::{CapacityPolicy, StoreCapacity};
+use crate::snapshot::StoredId;
 use crate::step::{StepHook, StepRunner, VolumeStep};
-use crate::store::{VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+use crate::store::{ErrorSource, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 use crate::store_id::{StoreId, StoreIdentity};
 
 mod audit_threads;
+mod capacity;
+mod copies;
+mod erase_schedule;
+mod eraser;
 mod error;
+mod import;
+mod inventory;
+mod limits;
 mod location;
 mod mount_table;
+mod slot;
+mod snapshots;
+mod staging;
 mod trash;
 
+pub use eraser::PendingErasures;
 pub use error::DirStoreError;
+pub use import::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
+pub use inventory::StoredVolume;
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use trash::read_trash_name;
 
 use audit_threads::AuditThreads;
-use error::store_error;
+use capacity::CapacityLedger;
+use copies::CopyState;
+use eraser::EraseQueue;
+use error::{lost_error, store_error};
 use mount_table::MountTable;
-use trash::{EraseQueue, TrashEntry, VolumeEraser};
+use slot::StoreSlot;
+use trash::TrashEntry;
 
 /// Directory of volumes, by id.
 const VOLUMES_DIR: &str = "volumes";
@@ -50,12 +74,15 @@ const LOCK_COUNT: usize = 64;
 /// ```text
 /// <base>/store-id                   its identity: a UUID and a newline
 ///        volumes/pvc-<uid>          a volume with its limits
+///        snapshots/snap-<uid>       a snapshot, with the limits of its volume
+///        .unpublished/pvc-<uid>     a mark: the volume is a copy, and may have no PersistentVolume yet
 ///        .new/pvc-<uid>             staging: a directory that is not a volume yet and not listed
+///        .import/                   directories that a `VolumeImporter` turns into volumes; never read here
 ///        .trash/pvc-<uid>.7.0/      a trash entry: a removed volume whose quota has project 7
 ///               └─ volume           its remaining data
 /// ```
 ///
-/// The three directories have mode `0700`, so that other users reach a volume only through its mount; a
+/// These directories have mode `0700`, so that other users reach a volume only through its mount; a
 /// volume itself has the [mode](DirStoreOptions::mode) that pods need.
 ///
 /// # Crash recovery
@@ -75,16 +102,20 @@ const LOCK_COUNT: usize = 64;
 /// [`Provisioner`](crate::Provisioner) creates it where no PersistentVolume of the node names a store yet.
 /// Each call checks that the path still leads to the directory that was opened, through the same mount, and
 /// that it has the same identity; so does [`wait_until_lost`](VolumeStore::wait_until_lost) when the kernel
-/// reports a changed mount, or a call has failed so.
+/// reports a changed mount, or a call has failed so. With an [opener](DirStoreOptions::opener), a lost store is
+/// [opened again](VolumeStore::reopen), and nothing of it stays open before, so that its disk can be unmounted.
 ///
 /// # Erasing
-/// A dedicated thread erases one trash entry after the other, so that removing a large volume does not delay
-/// other calls. Dropping the store stops the thread between two files; the next store resumes.
+/// A dedicated thread erases trash entries in slices: in turn the entry that has had the fewest, and the oldest
+/// one. So a large volume delays neither other calls nor the release of a small one's space. Dropping the store
+/// stops the thread between two files; the next store resumes.
 pub struct DirStore {
-    inner: Arc<StoreInner>,
-    eraser: VolumeEraser,
+    slot: StoreSlot,
     audits: AuditThreads,
 }
+
+/// Opens the directory of a store, and the quota of its file system.
+pub type DirectoryOpener = Arc<dyn Fn() -> Result<(Dir, Arc<dyn QuotaSetter>), ErrorSource> + Send + Sync>;
 
 /// Options of a [`DirStore`]; the defaults are what pods need.
 #[derive(Clone)]
@@ -93,13 +124,26 @@ pub struct DirStoreOptions {
     /// The mode of a volume's directory. Default `0777`: containers run as any user, and without fsGroup
     /// support they could not write otherwise. Its parent has mode `0700`, so other users cannot enter it.
     pub mode: FileMode,
+    /// How much of the file system may be promised to volumes. Default: each byte once, apart from what other
+    /// data occupy.
+    pub capacity: CapacityPolicy,
+    /// Copies the files of snapshots and of volumes created from a source. Default: [`Reflink`].
+    pub cloner: Arc<dyn FileCloner>,
     /// Is called at each step; for tests.
     pub hook: Option<Arc<dyn StepHook>>,
+    /// Opens the directory again after it was lost. Default `None`: the caller creates another store.
+    pub opener: Option<DirectoryOpener>,
 }
 
 impl Default for DirStoreOptions {
     fn default() -> Self {
-        Self { mode: FileMode::new(0o777), hook: None }
+        Self {
+            mode: FileMode::new(0o777),
+            capacity: CapacityPolicy::default(),
+            cloner: Arc::new(Reflink),
+            hook: None,
+            opener: None,
+        }
     }
 }
 
@@ -111,13 +155,18 @@ struct StoreInner {
     trash: Dir,
     quota: Arc<dyn QuotaSetter>,
     mode: FileMode,
+    ledger: CapacityLedger,
     steps: StepRunner,
     locks: [Mutex<()>; LOCK_COUNT],
     hasher: RandomState,
+    erasures: EraseQueue,
+    copies: CopyState,
     /// A call found that the directory is not the store.
     missed: Notify,
     /// Keeps other stores out, until the last action in progress is complete.
     _lock: DirLock,
+    /// Disconnected when nothing of the directory is open, and it is unlocked.
+    _is_open: mpsc::Sender<Infallible>,
 }
 
 /// Sets the flag when it is dropped.
@@ -148,31 +197,13 @@ impl DirStore {
         quota: Arc<dyn QuotaSetter>,
         options: DirStoreOptions,
     ) -> Result<Self, DirStoreError> {
-        let ensure = |name| base.ensure_dir(name, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory);
-        let identity = location::read_identity(&base)?;
-        let (volumes, staging, trash) = (ensure(VOLUMES_DIR)?, ensure(STAGING_DIR)?, ensure(TRASH_DIR)?);
-        let in_use = || DirStoreError::InUse { path: volumes.path().to_owned() };
-        let lock = try_lock(&volumes)?.ok_or_else(in_use)?;
-        let inner = Arc::new(StoreInner {
-            base,
-            identity: identity.map(OnceLock::from).unwrap_or_default(),
-            volumes,
-            staging,
-            trash,
-            quota,
-            mode: options.mode,
-            steps: StepRunner::new(options.hook),
-            locks: [const { Mutex::new(()) }; LOCK_COUNT],
-            hasher: RandomState::new(),
-            missed: Notify::new(),
-            _lock: lock,
-        });
-        inner.base.remove_stale_files().map_err(DirStoreError::Directory)?;
-        inner.sweep_staging()?;
-        let trash_entries = inner.list_trash()?;
-        inner.release_leaked_projects(&trash_entries);
-        let eraser = VolumeEraser::start(&inner, trash_entries).map_err(DirStoreError::StartEraser)?;
-        Ok(Self { inner, eraser, audits: AuditThreads::default() })
+        Ok(Self { slot: StoreSlot::open(base, quota, options)?, audits: AuditThreads::default() })
+    }
+
+    /// A store whose directory, at this path, can't be opened now: each call fails until
+    /// [`reopen`](VolumeStore::reopen) has opened it by the [opener](DirStoreOptions::opener).
+    pub fn closed(path: &Path, options: DirStoreOptions) -> Self {
+        Self { slot: StoreSlot::closed(path, options), audits: AuditThreads::default() }
     }
 
     /// Whether a store currently uses this directory. Changes nothing, but a store that is opened at the same
@@ -202,12 +233,15 @@ impl DirStore {
     /// # Cancel safety
     /// Has no side effects.
     pub async fn wait_until_erased(&self) {
-        self.eraser.wait_until_idle().await;
+        let erasures = self.slot.inner().map(|inner| inner.erasures.clone());
+        if let Ok(erasures) = erasures {
+            erasures.wait_until_idle().await;
+        }
     }
 
-    /// The number of removed volumes that are not erased yet.
-    pub fn pending_erasures(&self) -> usize {
-        self.eraser.pending_count()
+    /// The removed volumes that are not erased yet; none while the store is lost.
+    pub fn pending_erasures(&self) -> PendingErasures {
+        self.slot.inner().map(|inner| inner.erasures.pending()).unwrap_or_default()
     }
 
     /// Runs blocking work on a blocking thread, with the lock of a volume, if any.
@@ -216,7 +250,7 @@ impl DirStore {
         id: Option<&VolumeId>,
         work: impl FnOnce(&StoreInner) -> Result<T, DirStoreError> + Send + 'static,
     ) -> Result<T, DirStoreError> {
-        let (inner, id) = (Arc::clone(&self.inner), id.cloned());
+        let (inner, id) = (self.slot.inner()?, id.cloned());
         let work = move || {
             let _held = id.map(|id| inner.lock_volume(&id));
             inner.check_location()?;
@@ -229,6 +263,11 @@ impl DirStore {
 impl StoreInner {
     /// Locks a volume.
     fn lock_volume(&self, id: &VolumeId) -> MutexGuard<'_, ()> {
+        self.lock_id(id.as_str())
+    }
+
+    /// Locks a volume or a snapshot.
+    fn lock_id(&self, id: &str) -> MutexGuard<'_, ()> {
         let lock = usize::try_from(self.hasher.hash_one(id) % LOCK_COUNT as u64).unwrap_or_default();
         self.locks[lock].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -245,26 +284,23 @@ impl StoreInner {
     fn create_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), DirStoreError> {
         self.require_identity()?;
         if let Some(dir) = self.find_volume(id)? {
-            self.raise_limits(&dir, limits)?;
+            self.raise_limits(id, &dir, limits)?;
             return self.sync_volumes();
         }
-        let created = self.create_directory(id, limits);
+        let created = self.with_promise(id.as_str(), limits.bytes, || self.create_directory(id, limits));
         if created.is_err() {
             // The claim may be rescheduled to another node and never retried here. What stays is removed at
             // the next start.
-            if let Err(error) = self.discard_staged(id) {
-                let staging = self.staging.path().display();
-                tracing::warn!(handle = %id, "remove staged volume from {staging}: {}", format_chain(&error));
-            }
+            self.discard_failed(&id.clone().into());
         }
         created
     }
 
-    /// Confirms that a missing volume was removed: that it is missing from the store, and not from another
+    /// Confirms that a missing volume or snapshot was removed: that it is missing from the store, and not from another
     /// directory, or from a disk that can no longer be read.
-    fn confirm_removed(&self) -> Result<(), DirStoreError> {
+    fn confirm_removed(&self, id: &StoredId) -> Result<(), DirStoreError> {
         self.check_location()?;
-        self.sync_volumes()
+        self.sync_dir_of(id)
     }
 
     /// Makes renames and removals of a killed instance durable.
@@ -284,13 +320,17 @@ impl StoreInner {
     }
 
     /// Raises those limits of an existing volume that are lower.
-    fn raise_limits(&self, dir: &Dir, limits: QuotaLimits) -> Result<(), DirStoreError> {
+    fn raise_limits(&self, id: &VolumeId, dir: &Dir, limits: QuotaLimits) -> Result<(), DirStoreError> {
         let old = self.read_status(dir)?.limits;
         let raised = QuotaLimits {
             bytes: larger_limit(old.bytes, limits.bytes),
             inodes: larger_limit(old.inodes, limits.inodes),
         };
-        if raised != old { self.set_limits(dir, raised) } else { Ok(()) }
+        self.ledger.set_limit(id.as_str(), old.bytes);
+        match raised == old {
+            true => Ok(()),
+            false => self.with_promise(id.as_str(), raised.bytes, || self.resize_limits(dir, raised)),
+        }
     }
 
     fn set_limits(&self, dir: &Dir, limits: QuotaLimits) -> Result<(), DirStoreError> {
@@ -321,27 +361,38 @@ impl StoreInner {
         project.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
     }
 
-    /// Renames a volume, if it exists, into a trash entry, and queues that for erasing.
-    fn move_to_trash(&self, id: &VolumeId, queue: &EraseQueue) -> Result<(), DirStoreError> {
+    /// Renames a volume or a snapshot, if it exists, into a trash entry, and queues that for erasing.
+    fn move_to_trash(&self, id: &StoredId) -> Result<(), DirStoreError> {
         self.require_identity()?;
-        let Some(dir) = self.find_volume(id)? else { return self.confirm_removed() };
-        let project = self.find_project(&dir)?;
+        let (Some(from), Some(dir)) = (self.dir_of(id), self.find_stored(id)?) else {
+            return self.confirm_removed(id);
+        };
+        let (project, bytes) = (self.find_project(&dir)?, self.used_bytes(&dir));
         let create = || TrashEntry::create_entry(&self.trash, id, project);
         let entry =
             self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)?;
-        let move_in = || entry.move_volume_in(&self.volumes, id, &self.trash);
+        let move_in = || entry.move_in(from, &self.trash);
         let moved = self.steps.run_step(VolumeStep::MoveToTrash, move_in).map_err(DirStoreError::Directory);
         // If the rename succeeded but its sync failed, no later call would erase the entry.
-        if moved.is_ok() || matches!(self.find_volume(id), Ok(None)) {
-            queue.enqueue_entry(entry);
+        if moved.is_ok() || matches!(self.find_stored(id), Ok(None)) {
+            self.ledger.move_to_trash(id.as_str(), &entry, Bytes(bytes));
+            self.erasures.enqueue_entry(entry, bytes);
         }
-        moved
+        moved?;
+        match id {
+            StoredId::Volume(id) => self.mark_published(id),
+            StoredId::Snapshot(_) => Ok(()),
+        }
     }
 
     /// Removes an empty volume, whatever the quota counts: the kernel removes only empty directories.
-    fn remove_empty(&self, id: &VolumeId, queue: &EraseQueue) -> Result<bool, DirStoreError> {
+    fn remove_empty(&self, id: &VolumeId) -> Result<bool, DirStoreError> {
         self.require_identity()?;
-        let Some(dir) = self.find_volume(id)? else { return self.confirm_removed().map(|()| true) };
+        let stored = StoredId::from(id.clone());
+        let Some(dir) = self.find_volume(id)? else { return self.confirm_removed(&stored).map(|()| true) };
+        if self.copies.is_unpublished(id) {
+            return self.move_to_trash(&stored).map(|()| true);
+        }
         let failed = |error: DirError| DirStoreError::RemoveEmpty {
             path: dir.path().to_owned(),
             source: error.into_cause(),
@@ -350,58 +401,26 @@ impl StoreInner {
             return Ok(false);
         }
         let project = self.find_project(&dir)?;
-        let create = || TrashEntry::create_entry(&self.trash, id, project);
+        let create = || TrashEntry::create_entry(&self.trash, &stored, project);
         let entry =
             self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)?;
         // The entry stays empty; its name holds the project number, which is released after the volume is
         // removed.
         let remove = || self.volumes.remove_empty_dir(id.as_str());
         let removed = self.steps.run_step(VolumeStep::MoveToTrash, remove);
-        queue.enqueue_entry(entry);
+        self.erasures.enqueue_entry(entry, 0);
         match removed {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.ledger.set_limit(id.as_str(), None);
+                Ok(true)
+            }
             Err(error) if error.is_not_empty() => Ok(false),
             Err(error) => Err(failed(error)),
         }
     }
 
     fn list_volumes(&self) -> Result<Vec<VolumeId>, DirStoreError> {
-        let entries = self.volumes.list().map_err(DirStoreError::Directory)?;
-        let dirs = entries.iter().filter(|entry| entry.kind == FileKind::Dir);
-        // Other files are not volumes.
-        Ok(dirs.filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
-    }
-
-    /// Removes directories whose creation a crash interrupted.
-    fn sweep_staging(&self) -> Result<(), DirStoreError> {
-        for entry in self.staging.list().map_err(DirStoreError::Directory)? {
-            match entry.name.as_os_str().to_str().and_then(|name| name.parse().ok()) {
-                Some(id) => self.discard_staged(&id)?,
-                None => tracing::warn!(
-                    "{} is not a volume: skipped",
-                    self.staging.path().join(entry.name.as_os_str()).display()
-                ),
-            }
-        }
-        Ok(())
-    }
-
-    /// Removes a directory from staging: it was never published.
-    fn discard_staged(&self, id: &VolumeId) -> Result<(), DirStoreError> {
-        let name = id.as_str();
-        if self.staging.exists(name).map_err(DirStoreError::Directory)? {
-            tracing::info!(handle = %id, claim_uid = id.claim_uid(), "removing an incomplete volume");
-        }
-        match self.staging.open_dir(name) {
-            Ok(dir) => self
-                .quota
-                .clear_limits(dir.as_fd())
-                .map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })?,
-            Err(error) if error.is_not_found() => return Ok(()),
-            Err(error) if error.is_not_a_directory() => {}
-            Err(error) => return Err(DirStoreError::Directory(error)),
-        }
-        self.staging.remove_tree(name).map(drop).map_err(DirStoreError::Directory)
+        list_volume_ids(&self.volumes)
     }
 
     /// Releases project numbers that a killed instance leaked, which no directory has any more; those of
@@ -419,10 +438,22 @@ impl StoreInner {
         }
     }
 
+    /// The bytes that count against a directory; zero if they are unknown.
+    fn used_bytes(&self, dir: &Dir) -> u64 {
+        self.read_status(dir).map_or(0, |status| status.usage.bytes.0)
+    }
+
     fn list_trash(&self) -> Result<Vec<TrashEntry>, DirStoreError> {
         let entries = self.trash.list().map_err(DirStoreError::Directory)?;
         Ok(entries.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
     }
+}
+
+/// The volumes in a directory; other files are none.
+fn list_volume_ids(volumes: &Dir) -> Result<Vec<VolumeId>, DirStoreError> {
+    let entries = volumes.list().map_err(DirStoreError::Directory)?;
+    let dirs = entries.iter().filter(|entry| entry.kind == FileKind::Dir);
+    Ok(dirs.filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
 }
 
 /// Locks `volumes` against other stores; `None` if another one has the lock. Its parent stays unlocked: it may be the
@@ -447,7 +478,9 @@ impl VolumeStore for DirStore {
         let resize = move |inner: &StoreInner| {
             inner.require_identity()?;
             let dir = inner.find_volume(&owned)?;
-            dir.map(|dir| inner.set_limits(&dir, limits)).transpose()
+            let name = owned.as_str();
+            let set = |dir: Dir| inner.with_promise(name, limits.bytes, || inner.resize_limits(&dir, limits));
+            dir.map(set).transpose()
         };
         let resized = self.run_blocking(Some(id), resize).await;
         let resized = resized
@@ -469,28 +502,41 @@ impl VolumeStore for DirStore {
     }
 
     async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
-        let owned = id.clone();
-        let queue = self.eraser.queue();
-        let moved = self.run_blocking(Some(id), move |inner| inner.move_to_trash(&owned, &queue)).await;
+        let owned = StoredId::from(id.clone());
+        let moved = self.run_blocking(Some(id), move |inner| inner.move_to_trash(&owned)).await;
         moved.map_err(|source| VolumeStoreError::Remove { id: id.clone(), source: Box::new(source) })
     }
 
     async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
         let owned = id.clone();
-        let queue = self.eraser.queue();
-        let removed = self.run_blocking(Some(id), move |inner| inner.remove_empty(&owned, &queue)).await;
+        let removed = self.run_blocking(Some(id), move |inner| inner.remove_empty(&owned)).await;
         removed.map_err(|source| VolumeStoreError::Remove { id: id.clone(), source: Box::new(source) })
     }
 
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
-        let listed = self.run_blocking(None, StoreInner::list_volumes).await;
+        let listed = self.run_blocking(None, StoreInner::list_and_count).await;
         listed.map_err(|source| VolumeStoreError::List { source: Box::new(source) })
+    }
+
+    async fn capacity(&self) -> Result<Option<StoreCapacity>, VolumeStoreError> {
+        let measured = self.run_blocking(None, StoreInner::capacity).await;
+        measured.map(Some).map_err(|source| VolumeStoreError::Capacity { source: Box::new(source) })
+    }
+
+    async fn wait_for_capacity_change(&self, seen: &StoreCapacity) {
+        // The store itself is not kept open meanwhile; a store that is closed has changed.
+        let totals = self.slot.inner().map(|inner| inner.ledger.watch_totals());
+        if let Ok(mut totals) = totals {
+            let _ = totals.wait_for(|totals| !totals.are_in(seen)).await;
+        }
     }
 
     async fn audit_limits(&self, options: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
         let is_canceled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&is_canceled));
-        let (inner, thread) = (Arc::clone(&self.inner), self.audits.add_thread());
+        let inner =
+            self.slot.inner().map_err(|source| VolumeStoreError::Audit { source: Box::new(source) })?;
+        let thread = self.audits.add_thread();
         let audit = move || {
             let audited = inner.check_location().and_then(|()| inner.audit_limits(options, &is_canceled));
             // The thread is the last: a store that is dropped waits for it, and then nothing is open.
@@ -504,7 +550,7 @@ impl VolumeStore for DirStore {
 
     async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
         let found = self.run_blocking(None, |inner| Ok(inner.identity.get().cloned())).await;
-        let found = found.map_err(|source| VolumeStoreError::Lost { source: Box::new(source) })?;
+        let found = found.map_err(lost_error)?;
         Ok(found.map_or(StoreIdentity::Absent, StoreIdentity::Present))
     }
 
@@ -512,24 +558,35 @@ impl VolumeStore for DirStore {
         loop {
             // Before the check, so that no change is missed.
             let mounts = MountTable::open();
-            if let Err(error) = self.identity().await {
-                return error;
-            }
+            let inner = match self.identity().await.and_then(|_| self.slot.inner().map_err(lost_error)) {
+                Ok(inner) => inner,
+                Err(error) => return error,
+            };
             let changed = tokio::select! {
                 changed = async { mounts?.wait_for_change().await } => changed,
-                () = self.inner.missed.notified() => Ok(()),
+                () = inner.missed.notified() => Ok(()),
             };
             if let Err(error) = changed {
-                return VolumeStoreError::Lost { source: Box::new(DirStoreError::WatchMounts(error)) };
+                return lost_error(DirStoreError::WatchMounts(error));
             }
         }
     }
 
+    fn watch_changes(&self) -> Option<BoxFuture<'static, Result<(), VolumeStoreError>>> {
+        self.slot.has_opener().then(|| {
+            let mounts = MountTable::open();
+            let wait = async move { mounts?.wait_for_change().await };
+            Box::pin(async { wait.await.map_err(|error| lost_error(DirStoreError::WatchMounts(error))) }) as _
+        })
+    }
+
+    async fn reopen(&self) -> Result<(), VolumeStoreError> {
+        self.slot.reopen().await.map_err(lost_error)
+    }
+
     async fn create_identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
         let created = self.run_blocking(None, StoreInner::create_identity).await;
-        created
-            .map(StoreIdentity::Present)
-            .map_err(|source| VolumeStoreError::Lost { source: Box::new(source) })
+        created.map(StoreIdentity::Present).map_err(lost_error)
     }
 }
 
@@ -537,9 +594,12 @@ impl VolumeOpener for DirStore {
     fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
         let failed = |source| VolumeStoreError::Open { id: id.clone(), source };
         let find = || {
-            self.inner.require_identity()?;
-            self.inner.check_location()?;
-            self.inner.find_volume(id)
+            let inner = self.slot.inner()?;
+            inner.require_identity()?;
+            inner.check_location()?;
+            // A pod may write into it from now on.
+            inner.mark_published(id)?;
+            inner.find_volume(id)
         };
         match find().map_err(|error| failed(error.into()))? {
             Some(dir) => dir.as_fd().try_clone_to_owned().map_err(|error| failed(error.into())),
@@ -550,7 +610,7 @@ impl VolumeOpener for DirStore {
 
 impl fmt::Debug for DirStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirStore").field("volumes", &self.inner.volumes.path()).finish_non_exhaustive()
+        f.debug_struct("DirStore").field("path", &self.slot.path()).finish_non_exhaustive()
     }
 }
 
@@ -575,8 +635,8 @@ mod tests {
         let base = tempfile::tempdir().expect("a directory");
         let dir = Dir::open(base.path()).expect("the base");
         let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
-        store.inner.create_identity().expect("an identity");
-        let (inner, queue) = (&store.inner, store.eraser.queue());
+        let inner = store.slot.inner().expect("it is open");
+        inner.create_identity().expect("an identity");
         let id = VolumeId::from_uid("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f").expect("a UUID");
         let limits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
         let no_sync = |call: &'static str| match call {
@@ -587,11 +647,10 @@ mod tests {
         with_failpoint_hook(no_sync, || inner.create_volume(&id, limits))
             .expect_err("its rename may not be durable");
         inner.create_volume(&id, limits).expect("create again");
-        inner.move_to_trash(&id, &queue).expect("remove");
-        with_failpoint_hook(no_sync, || inner.move_to_trash(&id, &queue))
+        inner.move_to_trash(&id.clone().into()).expect("remove");
+        with_failpoint_hook(no_sync, || inner.move_to_trash(&id.clone().into()))
             .expect_err("its rename may not be durable");
-        with_failpoint_hook(no_sync, || inner.remove_empty(&id, &queue))
-            .expect_err("its removal may not be durable");
-        inner.move_to_trash(&id, &queue).expect("remove again");
+        with_failpoint_hook(no_sync, || inner.remove_empty(&id)).expect_err("its removal may not be durable");
+        inner.move_to_trash(&id.clone().into()).expect("remove again");
     }
 }

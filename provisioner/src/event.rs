@@ -13,7 +13,7 @@ use kube::{Api, Client};
 
 use crate::api_timeout::with_timeout;
 use crate::error_chain::format_chain;
-use crate::plan::ProvisionerIdentity;
+use crate::name::DriverName;
 use crate::step::{StepRunner, VolumeStep};
 
 /// Maximum length of an event's note in bytes. *Source:* the API's validation of `events.k8s.io/v1`.
@@ -36,31 +36,78 @@ const DEFAULT_NAMESPACE: &str = "default";
 /// The reason of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum EventReason {
+    Provisioning,
     ProvisioningSucceeded,
     ProvisioningFailed,
+    SnapshotCreationFailed,
+    SnapshotDeleteError,
     VolumeFailedDelete,
+    VolumeConditionAbnormal,
+    VolumeConditionNormal,
+    Resizing,
+    VolumeResizeSuccessful,
+    VolumeResizeFailed,
+    VolumeModify,
+    VolumeModifySuccessful,
+    VolumeModifyFailed,
+    #[cfg(feature = "agent")]
+    ReferencedNodeDeleted,
 }
 
 impl EventReason {
     fn as_str(self) -> &'static str {
         match self {
+            Self::Provisioning => "Provisioning",
+            Self::SnapshotCreationFailed => "SnapshotCreationFailed",
+            Self::SnapshotDeleteError => "SnapshotDeleteError",
             Self::ProvisioningSucceeded => "ProvisioningSucceeded",
             Self::ProvisioningFailed => "ProvisioningFailed",
             Self::VolumeFailedDelete => "VolumeFailedDelete",
+            Self::VolumeConditionAbnormal => "VolumeConditionAbnormal",
+            Self::VolumeConditionNormal => "VolumeConditionNormal",
+            Self::Resizing => "Resizing",
+            Self::VolumeResizeSuccessful => "VolumeResizeSuccessful",
+            Self::VolumeResizeFailed => "VolumeResizeFailed",
+            Self::VolumeModify => "VolumeModify",
+            Self::VolumeModifySuccessful => "VolumeModifySuccessful",
+            Self::VolumeModifyFailed => "VolumeModifyFailed",
+            #[cfg(feature = "agent")]
+            Self::ReferencedNodeDeleted => "ReferencedNodeDeleted",
         }
     }
 
     fn event_action(self) -> &'static str {
         match self {
-            Self::ProvisioningSucceeded | Self::ProvisioningFailed => "Provision",
+            Self::Provisioning | Self::ProvisioningSucceeded | Self::ProvisioningFailed => "Provision",
+            Self::SnapshotCreationFailed => "CreateSnapshot",
+            Self::SnapshotDeleteError => "DeleteSnapshot",
             Self::VolumeFailedDelete => "Delete",
+            Self::VolumeConditionAbnormal | Self::VolumeConditionNormal => "CheckCondition",
+            Self::Resizing | Self::VolumeResizeSuccessful | Self::VolumeResizeFailed => "Resize",
+            Self::VolumeModify | Self::VolumeModifySuccessful | Self::VolumeModifyFailed => "Modify",
+            #[cfg(feature = "agent")]
+            Self::ReferencedNodeDeleted => "Inspect",
         }
     }
 
     fn event_type(self) -> &'static str {
         match self {
-            Self::ProvisioningSucceeded => "Normal",
-            Self::ProvisioningFailed | Self::VolumeFailedDelete => "Warning",
+            Self::Provisioning
+            | Self::ProvisioningSucceeded
+            | Self::VolumeConditionNormal
+            | Self::Resizing
+            | Self::VolumeResizeSuccessful
+            | Self::VolumeModify
+            | Self::VolumeModifySuccessful => "Normal",
+            Self::ProvisioningFailed
+            | Self::SnapshotCreationFailed
+            | Self::SnapshotDeleteError
+            | Self::VolumeFailedDelete
+            | Self::VolumeConditionAbnormal
+            | Self::VolumeResizeFailed
+            | Self::VolumeModifyFailed => "Warning",
+            #[cfg(feature = "agent")]
+            Self::ReferencedNodeDeleted => "Warning",
         }
     }
 }
@@ -84,11 +131,12 @@ struct RecentEvent {
 }
 
 impl EventRecorder {
-    pub(crate) fn new(client: Client, identity: &ProvisionerIdentity, steps: StepRunner) -> Self {
+    /// `instance` is the reporter: a node, or an agent.
+    pub(crate) fn new(client: Client, (driver, instance): (&DriverName, &str), steps: StepRunner) -> Self {
         Self {
             client,
-            controller: identity.driver.to_string(),
-            instance: truncate_bytes(identity.node.as_str(), MAX_INSTANCE_BYTES).to_owned(),
+            controller: driver.to_string(),
+            instance: truncate_bytes(instance, MAX_INSTANCE_BYTES).to_owned(),
             steps,
             recent_events: Mutex::default(),
         }
@@ -96,13 +144,24 @@ impl EventRecorder {
 
     /// Records an event. Events are informational: a failure to write one is logged, and nothing else fails.
     pub(crate) async fn record_event(&self, about: &ObjectReference, reason: EventReason, note: &str) {
+        self.try_record_event(about, reason, note).await;
+    }
+
+    /// Records an event. A failure is logged; returns whether there was none.
+    pub(crate) async fn try_record_event(
+        &self,
+        about: &ObjectReference,
+        reason: EventReason,
+        note: &str,
+    ) -> bool {
         let note = truncate_bytes(note, MAX_NOTE_BYTES);
-        if let Err(error) =
-            self.steps.run_async(VolumeStep::CreateEvent, self.write_event(about, reason, note)).await
-        {
+        let written =
+            self.steps.run_async(VolumeStep::CreateEvent, self.write_event(about, reason, note)).await;
+        if let Err(error) = &written {
             let object = about.name.as_deref().unwrap_or_default();
-            tracing::warn!(object, reason = reason.as_str(), note, "record event: {}", format_chain(&error));
+            tracing::warn!(object, reason = reason.as_str(), note, "record event: {}", format_chain(error));
         }
+        written.is_ok()
     }
 
     async fn write_event(
@@ -137,12 +196,49 @@ impl EventRecorder {
         note: &str,
     ) -> Result<RecentEvent, kube::Error> {
         let now = Timestamp::now();
-        let object = truncate_bytes(about.name.as_deref().unwrap_or_default(), MAX_NAME_BYTES);
-        let name = format!("{object}.{:x}", now.as_nanosecond());
-        let event = Event {
+        let name = event_name(about, now.as_nanosecond());
+        let event = self.build_event(name.clone(), now, about, (reason, note));
+        with_timeout(events.create(&PostParams::default(), &event)).await?;
+        Ok(RecentEvent { name, count: 1, last: now })
+    }
+
+    /// Records an event that nothing repeats, whichever instance records it: its name follows from what it
+    /// says. The API server deletes events after an hour, and then it may be recorded again.
+    #[cfg(feature = "agent")]
+    pub(crate) async fn record_once(
+        &self,
+        about: &ObjectReference,
+        reason: EventReason,
+        note: &str,
+    ) -> Result<(), kube::Error> {
+        use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+        let note = truncate_bytes(note, MAX_NOTE_BYTES);
+        let mut hasher = DefaultHasher::new();
+        (&about.uid, &self.controller, reason.as_str(), note).hash(&mut hasher);
+        let name = event_name(about, hasher.finish());
+        let event = self.build_event(name, Timestamp::now(), about, (reason, note));
+        let namespace = about.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let params = PostParams::default();
+        let call = with_timeout(events.create(&params, &event));
+        match self.steps.run_async(VolumeStep::CreateEvent, call).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+            created => created.map(drop),
+        }
+    }
+
+    fn build_event(
+        &self,
+        name: String,
+        now: Timestamp,
+        about: &ObjectReference,
+        (reason, note): (EventReason, &str),
+    ) -> Event {
+        Event {
             action: Some(reason.event_action().to_owned()),
             event_time: Some(MicroTime(now)),
-            metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
+            metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
             note: Some(note.to_owned()),
             reason: Some(reason.as_str().to_owned()),
             regarding: Some(about.clone()),
@@ -150,9 +246,7 @@ impl EventRecorder {
             reporting_instance: Some(self.instance.clone()),
             type_: Some(reason.event_type().to_owned()),
             ..Event::default()
-        };
-        with_timeout(events.create(&PostParams::default(), &event)).await?;
-        Ok(RecentEvent { name, count: 1, last: now })
+        }
     }
 
     fn remember_event(&self, key: EventKey, event: RecentEvent) {
@@ -167,6 +261,12 @@ impl EventRecorder {
     fn recent_events(&self) -> std::sync::MutexGuard<'_, HashMap<EventKey, RecentEvent>> {
         self.recent_events.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The name of an event about an object; the number makes it unique.
+fn event_name(about: &ObjectReference, number: impl fmt::LowerHex) -> String {
+    let object = truncate_bytes(about.name.as_deref().unwrap_or_default(), MAX_NAME_BYTES);
+    format!("{object}.{number:x}")
 }
 
 /// Increments the series of an existing event.

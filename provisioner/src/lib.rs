@@ -1,9 +1,9 @@
 //! A Kubernetes volume provisioner that runs on each node: it creates a directory with a project quota and a
 //! PersistentVolume for each claim scheduled to the node, and deletes both after the claim is deleted.
 //!
-//! It has no central controller and no leader election: each node serves the claims scheduled to it. It does
-//! not support block volumes, snapshots or clones, and rejects claims that ask for them; it never creates an
-//! empty volume for a restore.
+//! Each node serves the claims scheduled to it, without a central controller. What no node can do for itself,
+//! such as to give up a claim whose node is gone, an optional agent does. Block volumes are not supported:
+//! claims that ask for them are rejected. It never creates an empty volume for a restore.
 //!
 //! ```text
 //!  claims ─┐                      ┌─ VolumeStore: a directory, created with its limits
@@ -44,7 +44,15 @@
 //!     let store = Arc::new(DirStore::new(Dir::open(path)?, quota)?);
 //!     // From $KUBECONFIG, ~/.kube/config, or the pod's service account.
 //!     let client = kube::Client::try_default().await?;
-//!     let deps = Deps { client, store, metrics: Arc::new(()), guard: None, registered: None, hook: None };
+//!     let deps = Deps {
+//!         client,
+//!         snapshots: Some(store.clone()),
+//!         store,
+//!         metrics: Arc::new(()),
+//!         guard: None,
+//!         registered: None,
+//!         hook: None,
+//!     };
 //!
 //!     // Or give it to a supervisor: it is a `Runnable`.
 //!     let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
@@ -67,19 +75,28 @@
 //! - The node affinity of volumes refers to a label of this driver ([`DriverName::topology_key`]), which the
 //!   kubelet sets when it registers the plugin.
 //! - Before it creates a volume, it reads the claim again: a stale cache causes no second volume.
+//! - A bound claim that requests more gets it at once, with and without a running pod; what the node can't
+//!   promise is reported as infeasible, and the request can be lowered. A VolumeAttributesClass sets the inode
+//!   limit.
 //! - A failure is retried after 1 s, doubled up to 5 min, for each object separately. A rejection emits one
 //!   event and is not retried until the object changes.
 //! - A volume mounted on this node is not deleted, whatever the API says of its pod and its claim.
+//! - An existing directory becomes the volume of a claim by [`import_directory`], also while a provisioner runs.
+//! - Limits are promised up to a ceiling ([`CapacityPolicy`]). What is left is published as CSIStorageCapacity objects, which
+//!   belong to the Node; where a volume does not fit, they are written before the node is deselected.
 //! - The process can be killed at any point. Volumes whose claim was deleted before they were published are
 //!   swept, if the store finds them empty.
 //!
 //! # Bring your own
 //! - [`VolumeStore`]: where volumes are stored. `testing::conformance` checks an implementation; [`DirStore`]
 //!   ships with it.
+//! - [`SnapshotStore`]: how snapshots are taken and volumes copied. `testing::snapshot_conformance` checks an
+//!   implementation; [`DirStore`] does it by reflinks.
 //! - [`VolumeGuard`]: which volumes are in use. The CSI node plugin implements it by looking at mounts.
 //! - [`VolumeMetrics`]: receives counts and durations.
 //!
 //! # Features
+//! - `agent`: the agent of a cluster, for what no node can do for itself.
 //! - `csi`: the CSI node plugin.
 //! - `metrics`: [`VolumeMetrics`] in a Prometheus registry.
 //! - `testing`: a store and an API server in memory, sample objects, and the conformance suite for stores.
@@ -89,6 +106,8 @@
 //! handles, unchecked dereferences, no backoff, deletion that blocks everything. Annotations, finalizer,
 //! event reasons and metrics are those of the external-provisioner.
 
+#[cfg(feature = "agent")]
+pub mod agent;
 mod api_timeout;
 mod apply;
 mod controller;
@@ -99,36 +118,59 @@ mod error_chain;
 mod event;
 mod guard;
 mod id;
+mod import;
 mod manifest;
 mod metrics;
 mod name;
 mod plan;
 mod provisioner;
 mod quantity;
+mod recovery;
+mod snapshot;
 mod step;
 mod store;
 mod store_id;
+mod store_status;
 mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod volume_locks;
 
-pub use dir_store::{DirStore, DirStoreError, DirStoreOptions};
+pub use dir_store::{
+    DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, PendingErasures, StoredVolume,
+};
+pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use guard::{GuardError, VolumeGuard, VolumeReservation};
 pub use id::{VolumeId, VolumeIdError};
+pub use import::{ImportDeps, ImportError, ImportRequest, import_directory};
 pub use manifest::build_persistent_volume;
 #[cfg(feature = "metrics")]
 pub use metrics::PrometheusMetrics;
 pub use metrics::VolumeMetrics;
 pub use name::{DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NodeName};
 pub use plan::{
-    BETA_STORAGE_PROVISIONER, ClaimAction, ClaimIgnoreReason, ClaimRejection, FINALIZER, HOSTNAME,
-    ObservedClaim, PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER,
-    STORE_ATTRIBUTE, SizeError, StoreAction, StoreRejection, VolumeAction, VolumeIgnoreReason,
-    VolumeRejection, VolumeSpec, plan_claim, plan_store, plan_volume,
+    AttributesRejection, BoundClaim, ExpansionAction, ModificationAction, plan_expansion, plan_modification,
 };
+pub use plan::{
+    BETA_STORAGE_PROVISIONER, CapacityPolicy, CapacityShortage, ClaimAction, ClaimIgnoreReason,
+    ClaimRejection, FINALIZER, HOSTNAME, InvalidRatio, ObservedClaim, PROVISIONED_BY, ProvisionerIdentity,
+    ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER, STORE_ATTRIBUTE, SizeError, StoreAction,
+    StoreCapacity, StoreRejection, VolumeAction, VolumeIgnoreReason, VolumeRejection, VolumeSpec, plan_claim,
+    plan_store, plan_volume,
+};
+pub use plan::{DataSource, SnapshotAction, SnapshotRejection, plan_snapshot};
+pub use plan::{ImportAction, ImportRejection, plan_import};
+pub use plan::{OrphanState, plan_orphan, required_volume};
 pub use provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
 pub use quantity::QuantityError;
+pub use recovery::{RecoveryError, VolumeOwners, VolumeRecovery};
+pub use snapshot::{
+    BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotContentError,
+    SnapshotContentSource, SnapshotId, SnapshotIdError, SnapshotInfo, SnapshotStore, SnapshotStoreError,
+    StoredId, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec, VolumeSnapshotContentStatus,
+    VolumeSnapshotStatus,
+};
 pub use step::{StepHook, StepMoment, VolumeStep};
 pub use store::{ErrorSource, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
 pub use store_id::{StoreId, StoreIdError, StoreIdentity};
+pub use store_status::{StoreFault, StoreStatus};

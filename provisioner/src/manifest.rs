@@ -50,6 +50,7 @@ pub fn build_persistent_volume(
             node_affinity: Some(node_affinity(identity)),
             persistent_volume_reclaim_policy: Some(volume.reclaim_policy.as_str().to_owned()),
             storage_class_name: Some(volume.storage_class.clone()),
+            volume_attributes_class_name: volume.attributes_class.clone(),
             volume_mode: Some("Filesystem".to_owned()),
             ..PersistentVolumeSpec::default()
         }),

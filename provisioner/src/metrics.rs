@@ -24,6 +24,16 @@ pub trait VolumeMetrics: Send + Sync + fmt::Debug {
     /// An attempt to delete a volume of this class succeeded or failed after this time.
     fn record_delete(&self, class: &str, took: Duration, succeeded: bool);
 
+    /// An attempt to expand a volume of this class succeeded or failed after this time.
+    fn record_resize(&self, class: &str, took: Duration, succeeded: bool) {
+        let _ = (class, took, succeeded);
+    }
+
+    /// An attempt to give a volume of this class its VolumeAttributesClass succeeded or failed after this time.
+    fn record_modification(&self, class: &str, took: Duration, succeeded: bool) {
+        let _ = (class, took, succeeded);
+    }
+
     /// The number of volumes that may hold data and have no PersistentVolume, and of PersistentVolumes that
     /// have no volume. The search runs at start, after a watch has listed again, and after a claim or a
     /// PersistentVolume was deleted; the log names each orphan.
@@ -34,6 +44,12 @@ pub trait VolumeMetrics: Send + Sync + fmt::Debug {
     /// The totals of an audit of the volumes' limits, when it has ended.
     fn set_audit(&self, summary: &AuditSummary) {
         let _ = summary;
+    }
+
+    /// The CSIStorageCapacity objects of this node: how many it should have, how many of them are up to date, and how
+    /// many others are still to be deleted. Set before each publication.
+    fn set_capacity_objects(&self, desired: usize, current: usize, obsolete: usize) {
+        let _ = (desired, current, obsolete);
     }
 
     /// A call of the API server failed: it was not answered, or rejected. `call` is a verb and a kind, such as

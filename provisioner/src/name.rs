@@ -64,10 +64,21 @@ impl DriverName {
         format!("topology.{}/node", self.0)
     }
 
+    /// The annotation of a PersistentVolume with the path of the directory that was imported into it.
+    pub fn import_annotation(&self) -> String {
+        format!("{}/imported-from", self.0)
+    }
+
     /// The annotation of a PersistentVolume with the UID of the claim that it is bound to, if that is not the
     /// one that it was created for.
     pub fn claim_annotation(&self) -> String {
         format!("{}/claim-uid", self.0)
+    }
+
+    /// The annotation of a PersistentVolume whose disk was declared lost for good, with the id of its store: the volume
+    /// may be deleted although it is in no store that is served.
+    pub fn lost_annotation(&self) -> String {
+        format!("{}/lost-store", self.0)
     }
 }
 

@@ -1,14 +1,34 @@
 //! Plans the action for a claim or a volume: pure functions of the observed objects.
 
+mod capacity;
 mod claim;
+pub(crate) mod claim_status;
+mod condition;
+mod data_source;
+mod expansion;
+mod import;
+mod modification;
 mod mount_option;
 mod node;
+mod orphan;
 mod size;
+mod snapshot;
+mod storage_capacity;
 mod store;
 mod volume;
 
 #[cfg(test)]
+mod capacity_test;
+#[cfg(test)]
 mod claim_test;
+#[cfg(test)]
+mod expansion_test;
+#[cfg(test)]
+mod modification_test;
+#[cfg(test)]
+mod resize_test;
+#[cfg(test)]
+mod storage_capacity_test;
 #[cfg(test)]
 mod store_test;
 #[cfg(test)]
@@ -21,12 +41,31 @@ use crate::id::VolumeId;
 use crate::name::{DriverName, NodeName};
 use crate::quantity::QuantityError;
 
+pub use capacity::{CapacityPolicy, CapacityShortage, InvalidRatio, StoreCapacity};
+#[cfg(feature = "agent")]
+pub(crate) use claim::allows_node;
 pub use claim::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
 pub(crate) use claim::{claim_ignore_reason, claim_reference, class_name};
+pub(crate) use claim::{nonempty_annotation, waits_for_consumer};
+pub use condition::required_volume;
+pub(crate) use condition::{VolumeCondition, plan_conditions};
+pub use data_source::DataSource;
+pub(crate) use data_source::{SourceAction, plan_clone, plan_restore, waits_for_snapshot};
+pub use expansion::{BoundClaim, ExpansionAction, plan_expansion};
+pub(crate) use expansion::{bound_volume, bound_volume_name, may_resize, needs_expansion};
+pub use import::{ImportAction, ImportRejection, plan_import};
+pub use modification::{AttributesRejection, ModificationAction, plan_modification};
+pub(crate) use modification::{apply_attributes, needs_modification};
 pub(crate) use mount_option::{MountOption, UnknownMountOption, split_options};
-pub(crate) use node::taint_against_volumes;
-pub(crate) use store::named_store;
+pub(crate) use node::{NodeFacts, TopologyMismatch, taint_against_volumes, topology_mismatch};
+pub use orphan::{OrphanState, plan_orphan};
+pub(crate) use orphan::{adopted_volume, removed_volume};
+pub(crate) use size::requested_capacity;
+pub(crate) use snapshot::has_content_finalizer;
+pub use snapshot::{SnapshotAction, SnapshotRejection, plan_snapshot};
+pub(crate) use storage_capacity::{CapacityAction, capacity_labels, plan_capacities, wanted_capacities};
 pub use store::{STORE_ATTRIBUTE, StoreAction, StoreRejection, plan_store};
+pub(crate) use store::{is_marked_lost, named_store, node_of_volume};
 pub use volume::{VolumeAction, VolumeIgnoreReason, plan_volume};
 pub(crate) use volume::{has_finalizer, ownership_mismatch};
 
@@ -81,12 +120,16 @@ pub struct VolumeSpec {
     pub capacity: Bytes,
     /// The limits that it is created with.
     pub limits: QuotaLimits,
+    /// From what it is created; `None` is an empty volume.
+    pub source: Option<DataSource>,
     /// The claim, with its UID.
     pub claim_ref: ObjectReference,
     /// The claim's access modes; those that permit writing come first.
     pub access_modes: Vec<String>,
     /// The claim's class.
     pub storage_class: String,
+    /// The claim's VolumeAttributesClass.
+    pub attributes_class: Option<String>,
     /// The class's mount options.
     pub mount_options: Vec<String>,
     /// What happens to it after the claim is deleted.
@@ -158,6 +201,34 @@ pub enum ClaimRejection {
         value: String,
         /// What is valid.
         expected: &'static str,
+    },
+    /// The claim has a data source, and the store can't copy volumes.
+    #[error(
+        "the claim has a data source, and this driver can't copy volumes on this node: volumes start empty"
+    )]
+    SourcesUnsupported,
+    /// The volume would be smaller than its source.
+    #[error(
+        "the claim requests {} bytes, and its data source {source_name} needs {}: request at least as much",
+        capacity.0, size.0
+    )]
+    SmallerThanSource {
+        /// The data source.
+        source_name: String,
+        /// The minimum size.
+        size: Bytes,
+        /// The requested size.
+        capacity: Bytes,
+    },
+    /// The data source belongs to another driver.
+    #[error(
+        "data source {source_name} belongs to driver {driver:?}, not to this one: copy it with that driver"
+    )]
+    ForeignSource {
+        /// The data source.
+        source_name: String,
+        /// Its driver.
+        driver: String,
     },
     /// A PersistentVolume of this name exists and belongs to another claim.
     #[error(

@@ -14,13 +14,16 @@ use tokio_util::sync::CancellationToken;
 use crate::apply::{ActionApplier, ClientHandle};
 use crate::controller;
 use crate::controller::api_health::ApiProbe;
+use crate::controller::node_observer::NodeObserver;
 use crate::controller::watch_errors::WatchErrors;
 use crate::event::EventRecorder;
 use crate::guard::VolumeGuard;
 use crate::metrics::VolumeMetrics;
 use crate::plan::{ProvisionerIdentity, StoreRejection};
+use crate::snapshot::SnapshotStore;
 use crate::step::{StepHook, StepRunner};
 use crate::store::{VolumeStore, VolumeStoreError};
+use crate::store_status::StoreStatus;
 use crate::volume_locks::VolumeLocks;
 
 /// The dependencies of a provisioner.
@@ -30,6 +33,9 @@ pub struct Deps {
     pub client: Client,
     /// Stores the volumes.
     pub store: Arc<dyn VolumeStore>,
+    /// Stores their snapshots, and copies volumes; usually the same object. `None`: claims with a data source are
+    /// rejected, and snapshots are left to others.
+    pub snapshots: Option<Arc<dyn SnapshotStore>>,
     /// Records metrics; `Arc::new(())` records nothing.
     pub metrics: Arc<dyn VolumeMetrics>,
     /// Prevents the deletion of volumes in use. `None` if volumes are not mounted.
@@ -97,11 +103,11 @@ pub enum RunError {
     /// A watch of the API server ended, which is not expected. Run the provisioner again.
     #[error("the watch of the API server's objects ended")]
     WatchEnded,
-    /// The store is not the one of this node's volumes; nothing was changed. Open the store again once its
-    /// disk is mounted.
+    /// The store is not the one of this node's volumes, nothing was changed, and it can't be opened again. Create
+    /// another once its disk is mounted.
     #[error(transparent)]
     StoreRejected(StoreRejection),
-    /// The store is no longer there, or creating its identity failed. Open it again.
+    /// The store is no longer there, or creating its identity failed, and it can't be opened again. Create another.
     #[error(transparent)]
     StoreLost(VolumeStoreError),
 }
@@ -113,6 +119,8 @@ pub struct Provisioner {
     pub(crate) applier: Arc<ActionApplier>,
     pub(crate) registered: Option<watch::Receiver<bool>>,
     pub(crate) watch_errors: WatchErrors,
+    pub(crate) node: NodeObserver,
+    pub(crate) store_status: Arc<watch::Sender<StoreStatus>>,
     api_probe: ApiProbe,
 }
 
@@ -122,9 +130,14 @@ impl Provisioner {
         let steps = StepRunner::new(deps.hook);
         let identity = config.identity.clone();
         let applier = ActionApplier {
-            recorder: EventRecorder::new(deps.client.clone(), &identity, steps.clone()),
+            recorder: EventRecorder::new(
+                deps.client.clone(),
+                (&identity.driver, identity.node.as_str()),
+                steps.clone(),
+            ),
             client: ClientHandle(deps.client),
             store: deps.store,
+            snapshots: deps.snapshots,
             guard: deps.guard,
             metrics: Arc::clone(&deps.metrics),
             locks: VolumeLocks::default(),
@@ -136,6 +149,8 @@ impl Provisioner {
             applier: Arc::new(applier),
             registered: deps.registered,
             watch_errors: WatchErrors::new(deps.metrics),
+            node: NodeObserver::default(),
+            store_status: Arc::new(watch::Sender::new(StoreStatus::Unknown)),
             api_probe: ApiProbe::default(),
         }
     }
@@ -150,13 +165,25 @@ impl Provisioner {
         error.or_else(|| self.watch_errors.rejection())
     }
 
+    /// Why no pod can be scheduled to the volumes of this node, as of the last change of its object: the label that
+    /// their affinity refers to is not its name. `None` while it is, or the object is not known.
+    pub fn check_node(&self) -> Option<String> {
+        self.node.mismatch().map(|mismatch| mismatch.to_string())
+    }
+
+    /// Whether the volumes of the store are served.
+    pub fn store_status(&self) -> StoreStatus {
+        self.store_status.borrow().clone()
+    }
+
     /// Runs until canceled. Calls `ready` once, when the first lists are complete, the store is the one of
     /// this node's volumes, and the kubelet has registered the driver.
     ///
     /// # Errors
     /// Always returns one: [`RunError::Canceled`] after the token is canceled and actions in progress have
-    /// ended; [`RunError::StoreRejected`] or [`RunError::StoreLost`], as soon as the store reports
-    /// it; else [`RunError::WatchEnded`].
+    /// ended; [`RunError::StoreRejected`] or [`RunError::StoreLost`], as soon as a store reports it that
+    /// [can't be opened again](VolumeStore::watch_changes): any other is looked for, and served again when it is
+    /// back; else [`RunError::WatchEnded`].
     ///
     /// # Cancel safety
     /// Dropping the future is like a crash: the next run resumes.

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// The largest valid amount: file systems count in signed 64 bits, in blocks of up to 64 KiB. It is below
 /// 2^63 - 1, to which the API server truncates larger amounts.
-const MAX_AMOUNT: u128 = (1 << 63) - (1 << 16);
+pub(crate) const MAX_AMOUNT: u64 = (1 << 63) - (1 << 16);
 
 /// Maximum length of a quantity in bytes.
 const MAX_TEXT_BYTES: usize = 4096;
@@ -57,7 +57,7 @@ pub(crate) fn parse_quantity(text: &str) -> Result<u64, QuantityError> {
         SuffixScale::PowerOfTen(power) => shift_decimal(whole, fraction, power)?,
         SuffixScale::PowerOfTwo(power) => scale_binary(&whole, fraction, power)?,
     };
-    if amount > MAX_AMOUNT {
+    if amount > u128::from(MAX_AMOUNT) {
         return Err(QuantityError::TooLarge);
     }
     u64::try_from(amount).map_err(|_| QuantityError::TooLarge)
@@ -247,12 +247,12 @@ mod tests {
         #[test]
         fn any_text_is_an_amount_or_an_error(text in "[-+]?[0-9.]{0,40}[a-zA-Z]{0,2}[-+]?[0-9]{0,12}|.*") {
             if let Ok(amount) = parse_quantity(&text) {
-                prop_assert!(u128::from(amount) <= MAX_AMOUNT);
+                prop_assert!(amount <= MAX_AMOUNT);
             }
         }
 
         #[test]
-        fn a_formatted_amount_parses_to_the_same_amount(amount in 0..=MAX_AMOUNT as u64) {
+        fn a_formatted_amount_parses_to_the_same_amount(amount in 0..=MAX_AMOUNT) {
             prop_assert_eq!(parse_quantity(&format_quantity(amount).0), Ok(amount));
             prop_assert_eq!(parse_quantity(&amount.to_string()), Ok(amount));
         }
@@ -267,7 +267,7 @@ mod tests {
             let exact = |scaled: u128| scaled.div_ceil(10_u128.pow(places));
             prop_assert_eq!(parse_quantity(&text).map(u128::from), Ok(exact(mantissa.into())));
             let want = exact(u128::from(mantissa) << power);
-            let want = if want > MAX_AMOUNT { Err(QuantityError::TooLarge) } else { Ok(want) };
+            let want = if want > u128::from(MAX_AMOUNT) { Err(QuantityError::TooLarge) } else { Ok(want) };
             prop_assert_eq!(parse_quantity(&binary).map(u128::from), want, "{}", binary);
         }
     }

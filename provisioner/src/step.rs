@@ -11,7 +11,19 @@ pub enum VolumeStep {
     CreateDirectory,
     /// Set its limits.
     SetLimits,
-    /// Rename it into the directory of volumes.
+    /// Copy a directory that is imported into one beside the volumes.
+    CopyTree,
+    /// Move a directory that is imported beside the volumes.
+    MoveToImport,
+    /// Set the limits of an imported directory, and count all that lies in it.
+    LimitTree,
+    /// Clone the files of a snapshot or of a copy into the staged directory.
+    CloneTree,
+    /// Mark a copy as a volume that has no PersistentVolume yet.
+    MarkUnpublished,
+    /// Remove the mark.
+    MarkPublished,
+    /// Rename the directory, with its limits, into the directory of volumes.
     RenameIntoPlace,
     /// Create a trash entry for a volume.
     CreateTrashEntry,
@@ -27,6 +39,8 @@ pub enum VolumeStep {
     SelectNode,
     /// Remove this node from a claim whose volume does not fit on it.
     DeselectNode,
+    /// Write the node of a claim's data source into the claim, in place of this node.
+    HandOverClaim,
     /// Create the PersistentVolume.
     CreatePersistentVolume,
     /// Delete the PersistentVolume.
@@ -37,29 +51,65 @@ pub enum VolumeStep {
     RemoveFinalizer,
     /// Record the claim that a volume is bound to.
     RecordClaim,
+    /// Write into a claim's status that its volume is being expanded or modified.
+    MarkResize,
+    /// Change the limits of an existing volume.
+    ResizeLimits,
+    /// Write the new capacity or VolumeAttributesClass into the PersistentVolume.
+    UpdateVolume,
+    /// Write into a claim's status that its volume has been expanded or modified.
+    FinishResize,
+    /// Write into a claim's status why its volume is not expanded or modified.
+    MarkInfeasible,
+    /// Create or update a CSIStorageCapacity of the node.
+    PublishCapacity,
+    /// Delete a CSIStorageCapacity of the node.
+    RemoveCapacity,
+    /// Write into the status of a VolumeSnapshotContent that its snapshot is ready, or why it is not.
+    UpdateSnapshotStatus,
+    /// Remove the finalizer of a VolumeSnapshotContent.
+    RemoveSnapshotFinalizer,
+    /// Annotate a PersistentVolume whose disk was declared lost.
+    MarkLost,
     /// Create or update an event.
     CreateEvent,
 }
 
 impl VolumeStep {
     /// All steps of a volume's life cycle, in order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 32] = [
+        Self::PublishCapacity,
         Self::SelectNode,
         Self::CreateDirectory,
         Self::SetLimits,
+        Self::MoveToImport,
+        Self::LimitTree,
+        Self::HandOverClaim,
+        Self::CloneTree,
+        Self::MarkUnpublished,
+        Self::CopyTree,
         Self::RenameIntoPlace,
+        Self::UpdateSnapshotStatus,
         Self::CreatePersistentVolume,
+        Self::MarkPublished,
         Self::CreateEvent,
         Self::DeselectNode,
         Self::RecordClaim,
         Self::AddFinalizer,
+        Self::MarkResize,
+        Self::ResizeLimits,
+        Self::UpdateVolume,
+        Self::FinishResize,
+        Self::MarkInfeasible,
         Self::CreateTrashEntry,
         Self::MoveToTrash,
         Self::DeletePersistentVolume,
         Self::RemoveFinalizer,
+        Self::RemoveSnapshotFinalizer,
         Self::EraseContent,
         Self::ReleaseProject,
         Self::RemoveTrashEntry,
+        Self::RemoveCapacity,
     ];
 }
 

@@ -5,9 +5,11 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
+use crate::plan::StoreCapacity;
 use crate::store_id::StoreIdentity;
 
 /// The source of an error, of any type.
@@ -34,6 +36,8 @@ pub struct VolumeUsage {
 /// - **Identity.** A store that can be absent, such as a directory whose disk isn't mounted, has an
 ///   [`identity`](Self::identity). Without it, or once it is lost, the store changes nothing, and a missing
 ///   volume does not count as removed: each other method fails.
+/// - **Capacity.** A store with a [`capacity`](Self::capacity) rejects what does not fit into it, except limits that
+///   it has accepted before: existing volumes are served whatever its capacity is.
 /// - **Emptiness.** [`remove_empty`](Self::remove_empty) is a removal like [`remove`](Self::remove), of an
 ///   empty volume only. [`usage`](Self::usage) is informational; no deletion depends on it.
 /// - **Idempotence.** Each method can be called again after an error, a crash, or a dropped future, and then
@@ -93,6 +97,25 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// [`VolumeStoreError::List`]: a retry can help.
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError>;
 
+    /// The space of the store, and what is promised of it: what a new volume can have. Cheap enough to ask for
+    /// each claim. `None`, the default: it is unlimited or unknown.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Capacity`]: a retry can help.
+    async fn capacity(&self) -> Result<Option<StoreCapacity>, VolumeStoreError> {
+        Ok(None)
+    }
+
+    /// Waits until more or less is promised or reserved than in `seen`, without asking again and again. Never returns,
+    /// the default: nothing changes.
+    ///
+    /// # Cancel safety
+    /// Has no side effects.
+    async fn wait_for_capacity_change(&self, seen: &StoreCapacity) {
+        let _ = seen;
+        std::future::pending().await
+    }
+
     /// Audits all volumes, and changes nothing: what left the limits of its volume, and what counts for another one. `None`,
     /// the default: limits of this store can't be left.
     ///
@@ -122,6 +145,21 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// Has no side effects.
     async fn wait_until_lost(&self) -> VolumeStoreError {
         std::future::pending().await
+    }
+
+    /// Starts to wait for the next change after which a store that is lost, or not the one of the node's volumes, may be
+    /// back; other changes may end the wait, too. `None`, the default: this store can't be opened again.
+    fn watch_changes(&self) -> Option<BoxFuture<'static, Result<(), VolumeStoreError>>> {
+        None
+    }
+
+    /// Closes the store, completely, and opens it again, for the caller to look at its identity. Until then each call
+    /// fails. By default, nothing happens.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Lost`]: it can't be opened now, and stays closed.
+    async fn reopen(&self) -> Result<(), VolumeStoreError> {
+        Ok(())
     }
 
     /// Creates the identity of a new store, unless it has one. The caller has made sure that this is not an
@@ -207,6 +245,13 @@ pub enum VolumeStoreError {
     /// Listing the volumes failed.
     #[error("can't list the volumes on this node")]
     List {
+        /// The cause.
+        #[source]
+        source: ErrorSource,
+    },
+    /// Reading the capacity failed.
+    #[error("can't read the capacity of the volumes on this node")]
+    Capacity {
         /// The cause.
         #[source]
         source: ErrorSource,

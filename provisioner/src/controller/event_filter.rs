@@ -11,10 +11,11 @@ use kube::{Resource, ResourceExt as _};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::apply;
+use crate::controller::capacity_publisher::CapacityPublisher;
 use crate::controller::live_claims::LiveClaims;
 use crate::controller::retry_tracker::RetryTracker;
 use crate::id::VolumeId;
-use crate::plan::{ProvisionerIdentity, claim_ignore_reason, class_name, ownership_mismatch};
+use crate::plan::{ProvisionerIdentity, claim_ignore_reason, class_name, may_resize, ownership_mismatch};
 
 /// Which volumes may have lost their claim or their PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,12 +48,12 @@ impl WatchSignals {
         (Self { claims, sweeps }, SignalReceivers { claims: claim_stream, sweeps: sweep_receiver })
     }
 
-    fn requeue_claim(&self, claim: ObjectRef<PersistentVolumeClaim>) {
+    pub(super) fn requeue_claim(&self, claim: ObjectRef<PersistentVolumeClaim>) {
         // Fails only if the run has ended, and then nothing needs to be reconciled.
         let _ = self.claims.send(claim);
     }
 
-    fn request_sweep(&self, request: SweepRequest) {
+    pub(super) fn request_sweep(&self, request: SweepRequest) {
         let _ = self.sweeps.send(request);
     }
 }
@@ -64,6 +65,7 @@ pub(super) struct EventFilter {
     pub(super) retries: Arc<RetryTracker>,
     pub(super) signals: WatchSignals,
     pub(super) live_claims: Arc<LiveClaims>,
+    pub(super) capacity: Arc<CapacityPublisher>,
     pub(super) claims: Store<PersistentVolumeClaim>,
     pub(super) volumes: Store<PersistentVolume>,
 }
@@ -77,8 +79,7 @@ impl EventFilter {
         event: WatchResult<PersistentVolumeClaim>,
     ) -> Option<WatchResult<PersistentVolumeClaim>> {
         event.iter().for_each(|event| self.live_claims.observe_event(event));
-        let event =
-            filter_event(event, |claim| claim_ignore_reason(&self.identity, claim).is_none(), &self.claims)?;
+        let event = filter_event(event, |claim| needs_action(&self.identity, claim), &self.claims)?;
         match &event {
             Ok(Event::Delete(claim)) => {
                 let uid = claim.metadata.uid.as_deref().unwrap_or_default();
@@ -115,6 +116,8 @@ impl EventFilter {
                 self.request_volume_sweep(volume.name_any().parse().ok());
                 self.requeue_claim_of(volume);
             }
+            // It may be the volume of a claim that is to be resized.
+            Ok(Event::Apply(volume)) => self.requeue_claim_of(volume),
             Ok(Event::InitDone) => self.signals.request_sweep(SweepRequest::All),
             _ => {}
         }
@@ -123,6 +126,9 @@ impl EventFilter {
 
     /// Passes all classes, which are few. Claims that wait for one are reconciled again.
     pub(super) fn filter_class(&self, event: WatchResult<StorageClass>) -> Option<WatchResult<StorageClass>> {
+        if matches!(&event, Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone)) {
+            self.capacity.notify_change();
+        }
         if let Ok(Event::Apply(class) | Event::InitApply(class)) = &event {
             let name = class.metadata.name.as_deref();
             let waiting = self.claims.state().into_iter().filter(|claim| class_name(claim) == name);
@@ -135,7 +141,8 @@ impl EventFilter {
         id.into_iter().for_each(|id| self.signals.request_sweep(SweepRequest::One(id)));
     }
 
-    /// Reconciles a claim that may wait for the deletion of a PersistentVolume with its volume's name.
+    /// Reconciles a claim that may wait for a change of its PersistentVolume, or for the deletion of one with its
+    /// volume's name.
     fn requeue_claim_of(&self, volume: &PersistentVolume) {
         let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
         if let Some((name, namespace)) =
@@ -144,6 +151,11 @@ impl EventFilter {
             self.signals.requeue_claim(ObjectRef::new(name).within(namespace));
         }
     }
+}
+
+/// Whether this node must provision a claim, or resize its volume.
+fn needs_action(identity: &ProvisionerIdentity, claim: &PersistentVolumeClaim) -> bool {
+    claim_ignore_reason(identity, claim).is_none() || may_resize(identity, claim)
 }
 
 /// Turns an object that is no longer ours into a deletion, drops foreign ones, and strips unused fields from

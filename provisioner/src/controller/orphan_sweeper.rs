@@ -13,7 +13,7 @@ use crate::controller::event_filter::SweepRequest;
 use crate::controller::retry_tracker::random_fraction;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::plan::{VolumeAction, VolumeIgnoreReason, plan_volume};
+use crate::plan::required_volume;
 
 /// Maximum number of signals handled at once: several lists may follow one another.
 const MAX_BATCH: usize = 256;
@@ -56,8 +56,12 @@ pub(super) async fn run_sweeper(context: &ReconcileContext, mut signals: Unbound
                 SweepRequest::One(id) => drop(wanted.ids.insert(id)),
             }
         }
-        let left = sweeper.sweep_batch(wanted).await;
-        sweeper.update_metrics().await;
+        // While the store is lost, nothing can be said of its volumes.
+        context.served_store().await;
+        let mut left = sweeper.sweep_batch(wanted).await;
+        sweeper.publish_orphans().await;
+        // A directory that is restored makes no event: look for it from time to time.
+        left.ids.extend(sweeper.orphaned_objects.iter().cloned());
         if !left.is_empty() {
             failures += 1;
             let backoff: Backoff = context.provisioner.config.backoff;
@@ -73,7 +77,7 @@ struct OrphanSweeper<'a> {
     context: &'a ReconcileContext,
     /// Volumes that may hold data and have no PersistentVolume; already logged.
     orphaned_volumes: BTreeSet<VolumeId>,
-    /// PersistentVolumes whose volume does not exist; already logged.
+    /// PersistentVolumes whose volume does not exist: the condition reporter names them.
     orphaned_objects: BTreeSet<VolumeId>,
 }
 
@@ -120,24 +124,16 @@ impl OrphanSweeper<'_> {
     async fn find_orphaned_objects(&mut self, listed: &BTreeSet<VolumeId>) {
         let applier = &self.context.provisioner.applier;
         for volume in self.context.volumes.state() {
-            let id = volume.metadata.name.as_deref().and_then(|name| name.parse::<VolumeId>().ok());
+            let id = required_volume(&applier.identity, &volume);
             let Some(id) = id.filter(|id| !listed.contains(id)) else { continue };
-            let must_exist = matches!(
-                plan_volume(&applier.identity, &volume),
-                VolumeAction::AddFinalizer
-                    | VolumeAction::Ignore(VolumeIgnoreReason::InUse | VolumeIgnoreReason::Retained)
-            );
-            if must_exist && !applier.volume_exists(&id).await && self.orphaned_objects.insert(id.clone()) {
-                tracing::error!(
-                    pv = %id,
-                    "PersistentVolume without a volume, pods cannot use it: delete it, or restore its directory"
-                );
+            if !applier.volume_exists(&id).await {
+                self.orphaned_objects.insert(id);
             }
         }
     }
 
-    /// Drops resolved orphans, and updates the metrics.
-    async fn update_metrics(&mut self) {
+    /// Drops resolved orphans, updates the metrics, and has the rest reported.
+    async fn publish_orphans(&mut self) {
         let applier = &self.context.provisioner.applier;
         for (ids, stays) in [(&mut self.orphaned_volumes, true), (&mut self.orphaned_objects, false)] {
             let mut resolved = Vec::new();
@@ -150,6 +146,11 @@ impl OrphanSweeper<'_> {
             ids.retain(|id| !resolved.contains(id));
         }
         applier.metrics.set_orphans(self.orphaned_volumes.len(), self.orphaned_objects.len());
+        self.context.missing_volumes.send_if_modified(|missing| {
+            let is_new = *missing != self.orphaned_objects;
+            missing.clone_from(&self.orphaned_objects);
+            is_new
+        });
     }
 
     /// Those volumes that exist and have no PersistentVolume in the cache.

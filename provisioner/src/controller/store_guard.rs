@@ -1,43 +1,168 @@
-//! Serves a store only while it is the one of this node's volumes.
+//! Serves a store only while it is the one of this node's volumes, and again when it is back.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use tokio::time::sleep;
 
 use crate::controller::ReconcileContext;
-use crate::plan::{StoreAction, plan_store};
+use crate::controller::event_filter::SweepRequest;
+use crate::controller::retry_tracker::random_fraction;
+use crate::error_chain::format_chain;
+use crate::id::VolumeId;
+use crate::plan::{StoreAction, StoreRejection, named_store, plan_store, required_volume};
 use crate::provisioner::RunError;
-use crate::store::VolumeStoreError;
-use crate::store_id::StoreIdentity;
+use crate::store_id::{StoreId, StoreIdentity};
+use crate::store_status::{StoreFault, StoreStatus};
+
+/// The longest time between two looks for a store that no mount has brought back.
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 
 impl ReconcileContext {
-    /// The store, once it is known to be the one of this node's volumes.
+    /// The store, once it is served.
     pub(super) async fn served_store(&self) -> StoreIdentity {
-        let mut store = self.store.subscribe();
-        let served = store.wait_for(Option::is_some).await.ok().and_then(|served| (*served).clone());
-        match served {
-            Some(served) => served,
+        let mut status = self.provisioner.store_status.subscribe();
+        let is_served = |status: &StoreStatus| matches!(status, StoreStatus::Served(_));
+        match status.wait_for(is_served).await.map(|status| status.clone()) {
+            Ok(StoreStatus::Served(store)) => store,
             // The sender lives as long as `self`.
-            None => std::future::pending().await,
+            _ => std::future::pending().await,
         }
     }
 
-    /// Decides whether the store is served, and then watches it. Returns why it is not, or no longer.
+    /// Waits until the store is not served.
+    pub(super) async fn unserved_store(&self) {
+        let mut status = self.provisioner.store_status.subscribe();
+        // Never fails: the sender lives as long as `self`.
+        let _ = status.wait_for(|status| !matches!(status, StoreStatus::Served(_))).await;
+    }
+
+    /// Does work while the store is served: drops it when the store is lost, and starts it anew when it is back.
+    pub(super) async fn while_served<F: Future<Output = ()> + Send>(&self, work: impl Fn() -> F + Sync) {
+        loop {
+            self.served_store().await;
+            tokio::select! {
+                () = work() => return,
+                () = self.unserved_store() => {}
+            }
+        }
+    }
+
+    /// Serves the store while it is the one of this node's volumes, and looks for it when it is not. Returns why it is
+    /// not, if the store can't be opened again.
     pub(super) async fn guard_store(&self) -> RunError {
-        match self.admit_store().await {
-            Ok(served) => drop(self.store.send_replace(Some(served))),
-            Err(error) => return error,
+        self.wait_for_cache_sync().await;
+        let store = &self.provisioner.applier.store;
+        let (mut admitted, mut failures) = (self.admit_store().await, 0);
+        loop {
+            let error = match admitted {
+                Ok((served, present)) => {
+                    failures = 0;
+                    self.serve_store(served, &present);
+                    RunError::StoreLost(store.wait_until_lost().await)
+                }
+                Err(error) => error,
+            };
+            // What changes from now on is noticed, also while the store is being opened.
+            let Some(change) = store.watch_changes() else { return error };
+            let mut volumes = self.volumes_changed.subscribe();
+            self.stop_serving(&error);
+            admitted = match store.reopen().await {
+                Ok(()) => self.admit_store().await,
+                Err(error) => Err(RunError::StoreLost(error)),
+            };
+            if let Err(error) = &admitted {
+                self.stop_serving(error);
+                failures += 1;
+                let delay = self.provisioner.config.backoff.jittered_delay(failures, random_fraction());
+                let delay = delay.min(LOOK_INTERVAL);
+                tokio::select! {
+                    // A failure to watch is not one to wait: the delay does.
+                    Ok(()) = change => {}
+                    // The operator has deleted the volumes of a lost disk, or declared them lost.
+                    _ = volumes.changed() => {}
+                    // Something else may have changed, such as a file.
+                    () = sleep(delay) => {}
+                }
+            }
         }
-        RunError::StoreLost(self.provisioner.applier.store.wait_until_lost().await)
     }
 
-    async fn admit_store(&self) -> Result<StoreIdentity, RunError> {
-        self.wait_for_cache_sync().await;
-        let applier = &self.provisioner.applier;
-        let lost = |error: VolumeStoreError| RunError::StoreLost(error);
-        let found = applier.store.identity().await.map_err(lost)?;
-        let present = applier.store.list().await.map_err(lost)?.into_iter().collect();
+    fn serve_store(&self, store: StoreIdentity, present: &BTreeSet<VolumeId>) {
+        let was_lost = matches!(*self.provisioner.store_status.borrow(), StoreStatus::Unserved { .. });
+        if was_lost {
+            tracing::info!(store = store.id().map(StoreId::as_str), "serving the volumes again");
+            self.signals.request_sweep(SweepRequest::All);
+        }
+        // The store may be restored from a backup, which lacks some.
         let objects = self.volumes.state();
-        let objects = objects.iter().map(std::convert::AsRef::as_ref);
-        match plan_store(&applier.identity, (&found, &present), objects) {
-            StoreAction::Serve => Ok(found),
-            StoreAction::CreateIdentity => applier.store.create_identity().await.map_err(lost),
+        let required =
+            objects.iter().filter_map(|object| required_volume(&self.provisioner.config.identity, object));
+        self.missing_volumes.send_replace(required.filter(|id| !present.contains(id)).collect());
+        self.provisioner.store_status.send_replace(StoreStatus::Served(store));
+    }
+
+    fn stop_serving(&self, error: &RunError) {
+        let fault = match error {
+            RunError::StoreRejected(StoreRejection::Other { .. }) => StoreFault::Replaced,
+            RunError::StoreRejected(StoreRejection::Moved { .. }) => StoreFault::Moved,
+            _ => StoreFault::Absent,
+        };
+        let status = StoreStatus::Unserved { fault, why: format_chain(error) };
+        let is_new = self.provisioner.store_status.send_if_modified(|old| {
+            let is_new = *old != status;
+            *old = status.clone();
+            is_new
+        });
+        if let StoreStatus::Unserved { why, .. } = status
+            && is_new
+        {
+            tracing::error!("the volumes are not served, and nothing is changed: {why}");
+        }
+    }
+
+    /// A PersistentVolume of any node that names a store. Asks until the API server answers.
+    async fn find_volume_of_store(&self, store: &StoreId) -> Option<Arc<PersistentVolume>> {
+        let mut failures = 0;
+        loop {
+            match self.provisioner.applier.find_volume_of_store(store).await {
+                Ok(found) => return found.map(Arc::new),
+                Err(error) => {
+                    self.record_api_error(&error);
+                    failures += 1;
+                    let delay = self.provisioner.config.backoff.jittered_delay(failures, random_fraction());
+                    tracing::warn!(
+                        "look for the store's node: {}; retrying in {delay:?}",
+                        format_chain(&error)
+                    );
+                    sleep(delay).await;
+                }
+            }
+        }
+    }
+
+    /// Decides whether the store is served. Returns its identity, and the volumes that it has.
+    async fn admit_store(&self) -> Result<(StoreIdentity, BTreeSet<VolumeId>), RunError> {
+        let applier = &self.provisioner.applier;
+        let found = applier.store.identity().await.map_err(RunError::StoreLost)?;
+        let present: BTreeSet<_> =
+            applier.store.list().await.map_err(RunError::StoreLost)?.into_iter().collect();
+        let mut objects = self.volumes.state();
+        if let Some(store) = found.id() {
+            let is_named = objects.iter().any(|volume| named_store(volume).as_ref() == Some(store));
+            // The cache has the volumes of this node only.
+            if !is_named {
+                objects.extend(self.find_volume_of_store(store).await);
+            }
+        }
+        match plan_store(&applier.identity, (&found, &present), objects.iter().map(AsRef::as_ref)) {
+            StoreAction::Serve => Ok((found, present)),
+            StoreAction::CreateIdentity => {
+                let created = applier.store.create_identity().await.map_err(RunError::StoreLost)?;
+                Ok((created, present))
+            }
             StoreAction::Reject(rejection) => Err(RunError::StoreRejected(rejection)),
         }
     }

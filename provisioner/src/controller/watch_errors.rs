@@ -33,11 +33,16 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// The HTTP status of a watch whose changes are no longer available: it must list again.
 const GONE: u16 = 410;
 
+/// The HTTP status of an API that is not installed.
+const NOT_FOUND: u16 = 404;
+
 /// The watches that currently fail: an unreachable server is logged once, not by each watch.
 #[derive(Debug, Clone)]
 pub(crate) struct WatchErrors {
     metrics: Arc<dyn VolumeMetrics>,
     failing: Arc<Mutex<BTreeMap<&'static str, WatchFailure>>>,
+    /// The API may not be installed: then nothing fails.
+    is_optional: bool,
 }
 
 /// The last error of a watch.
@@ -46,20 +51,43 @@ struct WatchFailure {
     text: String,
     /// The server has answered: until then, it rejects the watch.
     rejected_until: Option<Instant>,
+    is_optional: bool,
 }
 
 impl WatchErrors {
     pub(crate) fn new(metrics: Arc<dyn VolumeMetrics>) -> Self {
-        Self { metrics, failing: Arc::default() }
+        Self { metrics, failing: Arc::default(), is_optional: false }
     }
 
-    /// The error of a watch that the server currently rejects.
+    /// Those of watches that volumes can be served without, of APIs that may not be installed.
+    pub(super) fn of_optional_apis(&self) -> Self {
+        Self { is_optional: true, ..self.clone() }
+    }
+
+    /// Whether the watched API is not installed, and need not be.
+    fn is_not_installed(&self, error: &watcher::Error) -> bool {
+        self.is_optional && error_code(error) == Some(NOT_FOUND)
+    }
+
+    /// The error of a watch that the server currently rejects, unless it is optional.
     pub(crate) fn rejection(&self) -> Option<String> {
         let failing = self.lock_failing();
         let now = Instant::now();
-        let rejected =
-            failing.values().find(|failure| failure.rejected_until.is_some_and(|until| now < until));
+        let is_rejected = |failure: &&WatchFailure| failure.rejected_until.is_some_and(|until| now < until);
+        let rejected = failing.values().filter(|failure| !failure.is_optional).find(is_rejected);
         rejected.map(|failure| failure.text.clone())
+    }
+
+    /// Forgets watches that were dropped.
+    #[cfg(feature = "agent")]
+    pub(crate) fn clear(&self) {
+        self.lock_failing().clear();
+    }
+
+    /// The error of a watch that currently fails.
+    #[cfg(feature = "agent")]
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.lock_failing().values().next().map(|failure| failure.text.clone())
     }
 
     /// Records a failure that is retried after this time, and returns whether to log it.
@@ -73,9 +101,11 @@ impl WatchErrors {
         if code == Some(GONE) {
             return false;
         }
-        self.metrics.record_api_error("watch");
+        if !self.is_not_installed(error) {
+            self.metrics.record_api_error("watch");
+        }
         let rejected_until = code.map(|_| Instant::now() + retry_in + ANSWER_TIMEOUT);
-        let failure = WatchFailure { text: text.to_owned(), rejected_until };
+        let failure = WatchFailure { text: text.to_owned(), rejected_until, is_optional: self.is_optional };
         let mut failing = self.lock_failing();
         let is_known = failing.values().any(|known| known.text == failure.text);
         failing.insert(kind, failure);
@@ -110,7 +140,7 @@ fn error_code(error: &watcher::Error) -> Option<u16> {
 ///
 /// kube's backoff resets with each success, and counts the start of a list as one, which precedes each
 /// failure to list: it would retry, and log, every second while the server is unreachable.
-pub(super) fn with_backoff<K>(
+pub(crate) fn with_backoff<K>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
     errors: WatchErrors,
 ) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send {
@@ -142,8 +172,12 @@ pub(super) fn with_backoff<K>(
                 format!("watch the API server{}: {}; retrying", watch_hint(error), format_chain(error));
             // The backoff was asked before this.
             let retry_in = Duration::from_millis(retry_in.load(Ordering::Relaxed));
-            if errors.record_failure(kind, (error, &text), retry_in) {
-                tracing::warn!(kind, "{text}");
+            match errors.record_failure(kind, (error, &text), retry_in) {
+                true if errors.is_not_installed(error) => {
+                    tracing::info!(kind, "the API server does not have this API: off until it is installed");
+                }
+                true => tracing::warn!(kind, "{text}"),
+                false => {}
             }
         }
     })

@@ -180,6 +180,28 @@ impl VolumeMounter for BindMounter {
         let below = here.filter_map(|mount| TargetPath::try_new(&kubelet, mount.target.to_str()?).ok());
         filter_targets(directory, below, |target| self.find_mount(target))
     }
+
+    fn list_nested(&self, volume: BorrowedFd<'_>) -> Result<Vec<PathBuf>, TargetMountError> {
+        let list = || {
+            let kubelet = std::fs::canonicalize(&self.kubelet_dir)?;
+            let stat = rustix::fs::statx(volume, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", volume.as_raw_fd()))?;
+            let all = mount_table()?;
+            let holder = all.iter().find(|mount| mount.id == stat.stx_mnt_id);
+            let below =
+                holder.and_then(|holder| Some(holder.root.join(path.strip_prefix(&holder.target).ok()?)));
+            // Without a path, as of a disk that was unmounted, nothing is known of it.
+            let (Some(holder), Some(volume)) = (holder, below) else { return Ok(Vec::new()) };
+            let nested = all.iter().filter(|mount| {
+                mount.info.device == holder.info.device
+                    && mount.root != volume
+                    && mount.root.starts_with(&volume)
+                    && mount.target.starts_with(&kubelet)
+            });
+            Ok(nested.map(|mount| mount.target.clone()).collect())
+        };
+        list().map_err(|source| TargetMountError::List { source })
+    }
 }
 
 /// The targets at which this directory is mounted, sorted. A target that is missing or covered by another

@@ -32,8 +32,13 @@ impl VolumeGuard for MountGuard {
         };
         let targets =
             self.mounter.list_targets(volume.as_fd()).map_err(|error| inspect_error(error.into()))?;
-        match targets.first() {
-            Some(target) => Err(in_use(format!("mounted at {target} below the kubelet's directory"))),
+        if let Some(target) = targets.first() {
+            return Err(in_use(format!("mounted at {target} below the kubelet's directory")));
+        }
+        // A subPath mount may outlive that of its volume.
+        let nested = self.mounter.list_nested(volume.as_fd()).map_err(|error| inspect_error(error.into()))?;
+        match nested.first() {
+            Some(target) => Err(in_use(format!("a directory of it is mounted at {}", target.display()))),
             None => Ok(VolumeReservation::new(in_flight)),
         }
     }

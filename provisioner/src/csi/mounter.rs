@@ -103,6 +103,16 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`TargetMountError::List`] or [`TargetMountError::Inspect`].
     fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError>;
+
+    /// All mount points below the kubelet's directory at which a directory or file within a volume is visible, such as those
+    /// of a `subPath`. Default: none, for a mounter that can't tell.
+    ///
+    /// # Errors
+    /// [`TargetMountError::List`].
+    fn list_nested(&self, volume: BorrowedFd<'_>) -> Result<Vec<PathBuf>, TargetMountError> {
+        let _ = volume;
+        Ok(Vec::new())
+    }
 }
 
 /// Why an operation on a mount failed.

@@ -13,7 +13,7 @@ use super::proto::csi::node_server::Node;
 use super::proto::csi::node_service_capability::{Rpc, Type, rpc};
 use super::proto::csi::*;
 use super::request::{PublishRequest, StatsRequest, UnpublishRequest};
-use super::stats::{FilesystemSpace, usage_rows};
+use super::stats::FilesystemSpace;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::store::{VolumeOpener, VolumeStoreError};
@@ -21,7 +21,7 @@ use crate::store::{VolumeOpener, VolumeStoreError};
 /// The node service.
 #[derive(Debug, Clone)]
 pub(super) struct NodeService {
-    deps: Arc<PluginDeps>,
+    pub(super) deps: Arc<PluginDeps>,
     kubelet_dir: PathBuf,
     in_flight: InFlightCalls,
 }
@@ -49,12 +49,12 @@ impl NodeService {
         .await
     }
 
-    fn node_volumes(&self) -> NodeVolumes {
+    pub(super) fn node_volumes(&self) -> NodeVolumes {
         NodeVolumes { volumes: Arc::clone(&self.deps.volumes), mounter: Arc::clone(&self.deps.mounter) }
     }
 }
 
-async fn run_blocking<T: Send + 'static>(
+pub(super) async fn run_blocking<T: Send + 'static>(
     act: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {
     match tokio::task::spawn_blocking(act).await {
@@ -64,9 +64,9 @@ async fn run_blocking<T: Send + 'static>(
 }
 
 /// The volumes and the mounts of the node.
-struct NodeVolumes {
+pub(super) struct NodeVolumes {
     volumes: Arc<dyn VolumeOpener>,
-    mounter: Arc<dyn VolumeMounter>,
+    pub(super) mounter: Arc<dyn VolumeMounter>,
 }
 
 impl NodeVolumes {
@@ -96,7 +96,7 @@ impl NodeVolumes {
         result.map(|()| false).map_err(|error| mount_status(&error))
     }
 
-    fn published_space(&self, wanted: &StatsRequest) -> Result<FilesystemSpace, Status> {
+    pub(super) fn published_space(&self, wanted: &StatsRequest) -> Result<FilesystemSpace, Status> {
         let volume = self.volumes.open(&wanted.id).map_err(|error| store_status(&error))?;
         let space = || {
             Ok::<_, std::io::Error>((
@@ -117,7 +117,7 @@ fn already_exists(wanted: &PublishRequest, what: &str) -> Status {
     Status::already_exists(format!("target {} for volume {} is {what}", wanted.target, wanted.id))
 }
 
-fn store_status(error: &VolumeStoreError) -> Status {
+pub(super) fn store_status(error: &VolumeStoreError) -> Status {
     match error {
         VolumeStoreError::NotFound { .. } => Status::not_found(error.to_string()),
         _ => Status::internal(format_chain(error)),
@@ -136,7 +136,8 @@ fn mount_status(error: &TargetMountError) -> Status {
     }
 }
 
-const CAPABILITIES: [rpc::Type; 2] = [rpc::Type::GetVolumeStats, rpc::Type::SingleNodeMultiWriter];
+const CAPABILITIES: [rpc::Type; 3] =
+    [rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::SingleNodeMultiWriter];
 
 fn unimplemented_rpc<T>(what: &str) -> Result<Response<T>, Status> {
     Err(Status::unimplemented(format!("{what} is not supported")))
@@ -180,10 +181,7 @@ impl Node for NodeService {
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let wanted = StatsRequest::parse(request.get_ref(), &self.kubelet_dir)?;
-        let volume = self.deps.store.usage(&wanted.id).await.map_err(|error| store_status(&error))?;
-        let volumes = self.node_volumes();
-        let space = run_blocking(move || volumes.published_space(&wanted)).await?;
-        Ok(Response::new(NodeGetVolumeStatsResponse { usage: usage_rows(&volume, &space) }))
+        self.volume_stats(wanted).await.map(Response::new)
     }
 
     async fn node_get_capabilities(

@@ -7,6 +7,8 @@ use nodekeel_fsquota::Error as QuotaError;
 use nodekeel_localstorage::Error as DirError;
 
 use crate::id::VolumeId;
+use crate::plan::CapacityShortage;
+use crate::snapshot::StoredId;
 use crate::store::{ErrorSource, VolumeStoreError};
 
 /// Why an operation on the directories or the quota failed.
@@ -50,6 +52,18 @@ pub enum DirStoreError {
         /// The volume's directory.
         path: PathBuf,
     },
+    /// The limit of a volume is more than may be promised.
+    #[error(transparent)]
+    Capacity(CapacityShortage),
+    /// Reading the size of the file system failed.
+    #[error("can't read the size of the file system of {}", path.display())]
+    FileSystemSpace {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
     /// Checking whether a volume is empty, or removing the empty volume, failed.
     #[error("can't check or remove {}, which should be empty", path.display())]
     RemoveEmpty {
@@ -85,12 +99,49 @@ pub enum DirStoreError {
         /// The directory.
         path: PathBuf,
     },
+    /// Opening the lost directory again failed.
+    #[error("can't open the directory of the volumes again")]
+    Reopen(#[source] ErrorSource),
+    /// Making changed limits durable failed. They are in force, and a retry sets them again.
+    #[error("can't make the limits of the volumes in {} durable", path.display())]
+    SyncLimits {
+        /// The directory of the volumes.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
     /// Watching the mounts failed, so that an unmounted disk would not be noticed.
     #[error("can't watch the mounts of this node for changes")]
     WatchMounts(#[source] io::Error),
     /// Generating an identity failed.
     #[error("can't generate a store-id for the directory of the volumes")]
     GenerateIdentity(#[source] io::Error),
+    /// The volume or snapshot to copy does not exist on this node, or was removed meanwhile.
+    #[error("{source_id} does not exist on this node: nothing was copied")]
+    NoSource {
+        /// What was to be copied.
+        source_id: StoredId,
+    },
+    /// The volume or snapshot to copy does not fit into the new volume: request more, or raise the class's `inodes`.
+    #[error("{source_id} uses {used}, and the new volume may use {limit}: request a larger volume")]
+    SourceTooLarge {
+        /// What was to be copied.
+        source_id: StoredId,
+        /// What it uses.
+        used: String,
+        /// The new volume's limit.
+        limit: String,
+    },
+    /// Reading the time of a snapshot failed.
+    #[error("can't inspect {}", path.display())]
+    ReadSnapshot {
+        /// The snapshot's directory.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
     /// Starting the thread that erases volumes failed.
     #[error("can't start the thread that erases volumes")]
     StartEraser(#[source] io::Error),
@@ -104,6 +155,7 @@ impl DirStoreError {
     fn is_full(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
+            Self::Capacity(_) => true,
             Self::Directory(error) => error.is_full(),
             Self::Quota { source: QuotaError::RangeExhausted { .. }, .. } => true,
             Self::Quota { source: QuotaError::Kernel { source, .. }, .. } => {
@@ -116,6 +168,11 @@ impl DirStoreError {
 
 /// The [`VolumeStoreError`] variant of a failed call, unless the disk is full.
 pub(super) type ErrorConstructor = fn(VolumeId, ErrorSource) -> VolumeStoreError;
+
+/// The error of a call that concerns the store as a whole.
+pub(super) fn lost_error(source: DirStoreError) -> VolumeStoreError {
+    VolumeStoreError::Lost { source: Box::new(source) }
+}
 
 pub(super) fn store_error(id: &VolumeId, error: DirStoreError, name: ErrorConstructor) -> VolumeStoreError {
     let (id, is_full) = (id.clone(), error.is_full());

@@ -16,14 +16,14 @@ const MAX_IDENTITY_BYTES: u64 = 64;
 
 /// A directory as a mount shows it: the device, the inode, and the mount.
 #[derive(PartialEq, Eq)]
-struct MountedDir {
+pub(super) struct MountedDir {
     device: (u32, u32),
     inode: u64,
     mount: u64,
 }
 
 impl MountedDir {
-    fn from_fd(dir: BorrowedFd<'_>) -> rustix::io::Result<Self> {
+    pub(super) fn from_fd(dir: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
         let stat = rustix::fs::statx(dir, "", AtFlags::EMPTY_PATH, wanted)?;
         let device = (stat.stx_dev_major, stat.stx_dev_minor);
@@ -49,13 +49,13 @@ impl StoreInner {
     /// without an identity can be anywhere.
     pub(super) fn check_location(&self) -> Result<(), DirStoreError> {
         let Some(identity) = self.identity.get() else { return Ok(()) };
-        match self.is_in_place() && read_identity(&self.base)?.as_ref() == Some(identity) {
-            true => Ok(()),
-            false => {
-                self.missed.notify_one();
-                Err(DirStoreError::Lost { path: self.base.path().to_owned() })
-            }
+        let found = if self.is_in_place() { read_identity(&self.base) } else { Ok(None) };
+        if matches!(&found, Ok(Some(found)) if found == identity) {
+            return Ok(());
         }
+        // Also where a failing disk can't be read.
+        self.missed.notify_one();
+        found.and_then(|_| Err(DirStoreError::Lost { path: self.base.path().to_owned() }))
     }
 
     /// Whether the paths of the store lead to its open directories.

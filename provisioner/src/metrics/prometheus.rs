@@ -21,6 +21,8 @@ type MetricLabels = Vec<(&'static str, String)>;
 ///   empty);
 /// - `controller_persistentvolume_delete_total`, `..._delete_failed_total`, `..._delete_duration_seconds`,
 ///   with `class`;
+/// - `controller_persistentvolumeclaim_resize_total`, `..._resize_failed_total`, `..._resize_duration_seconds`, of
+///   expansions, and the same with `modify` of VolumeAttributesClasses, with `class`, the StorageClass;
 /// - `controller_persistentvolume_orphans`, with `missing`: `persistentvolume` counts volumes that may hold
 ///   data and have no PersistentVolume, `volume` counts PersistentVolumes whose volume does not exist.
 ///
@@ -28,6 +30,8 @@ type MetricLabels = Vec<(&'static str, String)>;
 ///   before the first one: `escaped` left the limits of its volume, `outside` counts for a volume in which it doesn't lie,
 ///   `unowned` has limits of an unknown owner;
 /// - `controller_persistentvolume_audit_unread`: what the last audit could not inspect.
+/// - `csistoragecapacities_desired_goal`, `csistoragecapacities_desired_current` and `csistoragecapacities_obsolete`: the
+///   CSIStorageCapacity objects that this node should have, those that are up to date, and those to delete;
 /// - `controller_api_errors_total`, with `call`: failed calls of the API server.
 ///
 /// Durations are those of successful attempts, in buckets from 1 ms to about 16 s.
@@ -37,11 +41,14 @@ type MetricLabels = Vec<(&'static str, String)>;
 pub struct PrometheusMetrics {
     provision: OperationMetrics,
     delete: OperationMetrics,
+    resize: OperationMetrics,
+    modification: OperationMetrics,
     /// Volumes without a PersistentVolume.
     orphaned_volumes: Gauge,
     /// PersistentVolumes without a volume.
     orphaned_objects: Gauge,
     audit: AuditMetrics,
+    capacity_objects: [Gauge; 3],
     api_errors: Family<MetricLabels, Counter>,
 }
 
@@ -78,20 +85,49 @@ impl PrometheusMetrics {
             "provisioned",
         );
         let delete = OperationMetrics::register_in(registry, "controller_persistentvolume_delete", "deleted");
+        let resize =
+            OperationMetrics::register_in(registry, "controller_persistentvolumeclaim_resize", "expanded");
+        let modification =
+            OperationMetrics::register_in(registry, "controller_persistentvolumeclaim_modify", "modified");
         let orphans: Family<MetricLabels, Gauge> = Family::default();
         let help = "Volumes without a PersistentVolume, and PersistentVolumes without a volume, on this node";
         registry.register("controller_persistentvolume_orphans", help, Family::clone(&orphans));
         let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
         let (orphaned_volumes, orphaned_objects) = (missing("persistentvolume"), missing("volume"));
         let audit = AuditMetrics::register_in(registry);
+        let capacity_objects = register_capacity_objects(registry);
         let api_errors = Family::default();
         registry.register(
             "controller_api_errors",
             "Calls of the API server that failed",
             Family::clone(&api_errors),
         );
-        Self { provision, delete, orphaned_volumes, orphaned_objects, audit, api_errors }
+        Self {
+            provision,
+            delete,
+            resize,
+            modification,
+            orphaned_volumes,
+            orphaned_objects,
+            audit,
+            capacity_objects,
+            api_errors,
+        }
     }
+}
+
+/// *Source:* external-provisioner, `pkg/capacity`.
+fn register_capacity_objects(registry: &mut Registry) -> [Gauge; 3] {
+    [
+        ("desired_goal", "CSIStorageCapacity objects that this node should have"),
+        ("desired_current", "CSIStorageCapacity objects of this node that are up to date"),
+        ("obsolete", "CSIStorageCapacity objects of this node that are to be deleted"),
+    ]
+    .map(|(name, help)| {
+        let gauge = Gauge::default();
+        registry.register(format!("csistoragecapacities_{name}"), help, gauge.clone());
+        gauge
+    })
 }
 
 impl AuditMetrics {
@@ -162,6 +198,20 @@ impl VolumeMetrics for PrometheusMetrics {
         self.delete.record_attempt(&vec![("class", class.to_owned())], took, succeeded);
     }
 
+    fn record_resize(&self, class: &str, took: Duration, succeeded: bool) {
+        self.resize.record_attempt(&vec![("class", class.to_owned())], took, succeeded);
+    }
+
+    fn record_modification(&self, class: &str, took: Duration, succeeded: bool) {
+        self.modification.record_attempt(&vec![("class", class.to_owned())], took, succeeded);
+    }
+
+    fn set_capacity_objects(&self, desired: usize, current: usize, obsolete: usize) {
+        for (gauge, count) in self.capacity_objects.iter().zip([desired, current, obsolete]) {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
     fn set_orphans(&self, volumes: usize, objects: usize) {
         self.orphaned_volumes.set(i64::try_from(volumes).unwrap_or(i64::MAX));
         self.orphaned_objects.set(i64::try_from(objects).unwrap_or(i64::MAX));
@@ -219,6 +269,8 @@ mod tests {
         for succeeded in [true, false] {
             metrics.record_provision("local", Duration::from_millis(3), succeeded);
             metrics.record_delete("local", Duration::from_millis(3), succeeded);
+            metrics.record_resize("local", Duration::from_millis(3), succeeded);
+            metrics.record_modification("local", Duration::from_millis(3), succeeded);
         }
         metrics.set_orphans(2, 1);
         metrics.record_api_error("create_persistentvolume");
@@ -231,6 +283,10 @@ mod tests {
             "controller_persistentvolume_delete_total{class=\"local\"} 1",
             "controller_persistentvolume_delete_failed_total{class=\"local\"} 1",
             "controller_persistentvolume_delete_duration_seconds_count{class=\"local\"} 1",
+            "controller_persistentvolumeclaim_resize_total{class=\"local\"} 1",
+            "controller_persistentvolumeclaim_resize_failed_total{class=\"local\"} 1",
+            "controller_persistentvolumeclaim_modify_total{class=\"local\"} 1",
+            "controller_persistentvolumeclaim_modify_failed_total{class=\"local\"} 1",
             "controller_persistentvolume_orphans{missing=\"persistentvolume\"} 2",
             "controller_persistentvolume_orphans{missing=\"volume\"} 1",
             "controller_api_errors_total{call=\"create_persistentvolume\"} 1",

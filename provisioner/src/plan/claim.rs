@@ -7,6 +7,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use crate::id::VolumeId;
+use crate::plan::data_source::requested_source;
+use crate::plan::modification::requested_attributes;
 use crate::plan::{
     BETA_STORAGE_PROVISIONER, ClaimRejection, HOSTNAME, MountOption, ProvisionerIdentity, ReclaimPolicy,
     SELECTED_NODE, STORAGE_PROVISIONER, UnknownMountOption, VolumeSpec, size, split_options,
@@ -128,18 +130,18 @@ pub(crate) fn claim_ignore_reason(
 }
 
 /// An annotation's value; `None` if it is empty, which is how some tools remove one.
-fn nonempty_annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
+pub(crate) fn nonempty_annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
     let value = claim.metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
     value.map(String::as_str).filter(|value| !value.is_empty())
 }
 
-fn waits_for_consumer(class: &StorageClass) -> bool {
+pub(crate) fn waits_for_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
 /// Whether the class allows volumes on this node. Terms with keys other than the driver's topology key and
 /// the hostname label never match.
-fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) -> bool {
+pub(crate) fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) -> bool {
     let topology_key = identity.driver.topology_key();
     let names_node = |term: &TopologySelectorTerm| {
         let mut expressions = term.match_label_expressions.iter().flatten();
@@ -160,7 +162,10 @@ fn plan_existing_volume(spec: &VolumeSpec, volume: &PersistentVolume) -> ClaimAc
     }
 }
 
-fn build_spec(claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<VolumeSpec, ClaimRejection> {
+pub(super) fn build_spec(
+    claim: &PersistentVolumeClaim,
+    class: &StorageClass,
+) -> Result<VolumeSpec, ClaimRejection> {
     let (meta, empty) = (&claim.metadata, PersistentVolumeClaimSpec::default());
     let request = claim.spec.as_ref().unwrap_or(&empty);
     let uid = meta.uid.as_deref().unwrap_or_default();
@@ -174,31 +179,24 @@ fn build_spec(claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<Vol
         claim_ref: claim_reference(claim),
         access_modes: checked_access_modes(request)?,
         storage_class: class_name(claim).unwrap_or_default().to_owned(),
+        source: requested_source(request)?,
+        attributes_class: requested_attributes(claim).map(str::to_owned),
         mount_options: checked_mount_options(class)?,
         reclaim_policy: parse_reclaim_policy(class)?,
     })
 }
 
-/// Rejects a claim for anything but a new, empty directory.
+/// Rejects a claim for anything but a new directory.
 fn check_supported_fields(request: &PersistentVolumeClaimSpec) -> Result<(), ClaimRejection> {
     let reject =
         |field, value: &str, hint| Err(ClaimRejection::Unsupported { field, value: value.to_owned(), hint });
     if let Some(mode) = request.volume_mode.as_deref().filter(|mode| !matches!(*mode, "" | "Filesystem")) {
         return reject("spec.volumeMode", mode, ": use Filesystem");
     }
-    if let Some(source) = &request.data_source {
-        return reject("spec.dataSource", &source.name, ": volumes start empty");
-    }
-    if let Some(source) = &request.data_source_ref {
-        return reject("spec.dataSourceRef", &source.name, ": volumes start empty");
-    }
     if request.selector.is_some() {
         return reject("spec.selector", "", ": selectors apply to pre-provisioned volumes only");
     }
-    match request.volume_attributes_class_name.as_deref() {
-        None | Some("") => Ok(()),
-        Some(class) => reject("spec.volumeAttributesClassName", class, ""),
-    }
+    Ok(())
 }
 
 fn checked_access_modes(request: &PersistentVolumeClaimSpec) -> Result<Vec<String>, ClaimRejection> {

@@ -1,5 +1,7 @@
 //! Computes the limits of a claim's volume: bytes from the claim, inodes from the class or the bytes.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use k8s_openapi::api::storage::v1::StorageClass;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
@@ -7,8 +9,11 @@ use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use crate::plan::{ClaimRejection, SizeError};
 use crate::quantity;
 
-/// The class parameter that sets the inode limit of each volume.
-const INODES_PARAMETER: &str = "inodes";
+/// The parameter of a class that sets the inode limit of each volume.
+pub(super) const INODES_PARAMETER: &str = "inodes";
+
+/// What is valid for it.
+pub(super) const EXPECTED_INODES: &str = "use a number of inodes above 0, such as 100k";
 
 /// Bytes of the volume per inode, unless the class sets `inodes`.
 ///
@@ -22,7 +27,7 @@ const MIN_INODES: u64 = 1024;
 const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 
 /// The claim's request, in whole bytes.
-pub(super) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, ClaimRejection> {
+pub(crate) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, ClaimRejection> {
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
     let text = requests.and_then(|requests| requests.get("storage")).map(|quantity| quantity.0.as_str());
     let reject = |reason| ClaimRejection::InvalidSize { text: text.unwrap_or_default().to_owned(), reason };
@@ -36,20 +41,39 @@ pub(super) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Byt
 
 /// The limits of a volume of this capacity and class.
 pub(super) fn volume_limits(capacity: Bytes, class: &StorageClass) -> Result<QuotaLimits, ClaimRejection> {
-    let parameters = class.parameters.iter().flatten();
-    let mut inodes = Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES));
-    for (name, value) in parameters.filter(|(name, _)| !name.starts_with(RESERVED_PREFIX)) {
-        let reject = |expected| ClaimRejection::InvalidParameter {
+    let inodes = inodes_parameter(class.parameters.as_ref()).map_err(|parameter| {
+        ClaimRejection::InvalidParameter {
             class: class.metadata.name.clone().unwrap_or_default(),
-            name: name.clone(),
-            value: value.clone(),
-            expected,
-        };
+            name: parameter.name.to_owned(),
+            value: parameter.value.to_owned(),
+            expected: parameter.expected,
+        }
+    })?;
+    let inodes = inodes.unwrap_or(Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES)));
+    Ok(QuotaLimits { bytes: Some(capacity), inodes: Some(inodes) })
+}
+
+/// A parameter that is unknown or has an invalid value.
+pub(super) struct InvalidParameter<'a> {
+    pub(super) name: &'a str,
+    pub(super) value: &'a str,
+    pub(super) expected: &'static str,
+}
+
+/// The inode limit that the parameters of a class set, if any.
+pub(super) fn inodes_parameter(
+    parameters: Option<&BTreeMap<String, String>>,
+) -> Result<Option<Inodes>, InvalidParameter<'_>> {
+    let mut inodes = None;
+    for (name, value) in
+        parameters.into_iter().flatten().filter(|(name, _)| !name.starts_with(RESERVED_PREFIX))
+    {
+        let reject = |expected| InvalidParameter { name, value, expected };
         inodes = match (name.as_str(), quantity::parse_quantity(value)) {
-            (INODES_PARAMETER, Ok(number)) if number > 0 => Inodes(number),
-            (INODES_PARAMETER, _) => return Err(reject("use a number of inodes above 0, such as 100k")),
+            (INODES_PARAMETER, Ok(number)) if number > 0 => Some(Inodes(number)),
+            (INODES_PARAMETER, _) => return Err(reject(EXPECTED_INODES)),
             _ => return Err(reject("unknown parameter; known: inodes")),
         };
     }
-    Ok(QuotaLimits { bytes: Some(capacity), inodes: Some(inodes) })
+    Ok(inodes)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
 use crate::id::VolumeId;
-use crate::plan::{ProvisionerIdentity, ownership_mismatch};
+use crate::plan::{ProvisionerIdentity, VolumeIgnoreReason, ownership_mismatch};
 use crate::store_id::{StoreId, StoreIdentity};
 
 /// The volume attribute with the id of the store that the volume was created in.
@@ -30,7 +30,7 @@ pub enum StoreRejection {
     /// It has no identity, and a PersistentVolume of this node names one.
     #[error(
         "the directory has no store-id, and PersistentVolume {volume} is in store {store}: mount the disk of the \
-         volumes; if it is lost for good, delete the PersistentVolumes of this node and their finalizers"
+         volumes; if it is lost for good, run `provisionerd store replace --lost {store}` on this node"
     )]
     Absent {
         /// The PersistentVolume.
@@ -53,7 +53,7 @@ pub enum StoreRejection {
     #[error(
         "the directory is store {found}, but PersistentVolume {volume} is in store {store} \
          (volumeAttributes.store), so another disk is mounted: mount the disk of the volumes; if it is lost \
-         for good, delete the PersistentVolumes of this node and their finalizers"
+         for good, run `provisionerd store replace --lost {store}` on this node"
     )]
     Other {
         /// The identity that was found.
@@ -63,29 +63,48 @@ pub enum StoreRejection {
         /// Its store.
         store: StoreId,
     },
+    /// It is the store of another node's volumes: its disk was moved here, or is a copy of theirs.
+    #[error(
+        "the directory is store {store} of node {node}, which has PersistentVolume {volume}: move its disk back; to keep \
+         the volumes here, see \"Move a disk with volumes\" in docs/operations.md; if it is a copy, remove the files \
+         store-id and volumes"
+    )]
+    Moved {
+        /// The store.
+        store: StoreId,
+        /// The other node.
+        node: String,
+        /// A PersistentVolume of that node.
+        volume: String,
+    },
 }
 
 /// Decides whether a store with this identity and these volumes is the one of a node with these
-/// PersistentVolumes. Those of other drivers and nodes do not count.
+/// PersistentVolumes. Those of other drivers do not count, nor those declared lost; those of other nodes show that
+/// the store was moved.
 pub fn plan_store<'a>(
     identity: &ProvisionerIdentity,
     (found, present): (&StoreIdentity, &BTreeSet<VolumeId>),
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
 ) -> StoreAction {
-    let ours: Vec<_> = objects.into_iter().filter_map(|object| node_volume(identity, object)).collect();
+    let objects: Vec<_> = objects.into_iter().collect();
+    let ours: Vec<_> = objects.iter().filter_map(|object| node_volume(identity, object)).collect();
     let first_named = ours.iter().find_map(|volume| Some((volume.id.clone(), volume.store.clone()?)));
     let without_volumes = |volume: &NodeVolume| {
         let volume = volume.id.clone();
         StoreAction::Reject(StoreRejection::WithoutVolumes { volume, count: ours.len() })
     };
     let has_none = !ours.iter().any(|volume| present.contains(&volume.id));
+    let is_named = |found: &StoreId| ours.iter().any(|volume| volume.store.as_ref() == Some(found));
+    let unnamed = found.id().filter(|found| !is_named(found));
+    if let Some(moved) = unnamed.and_then(|found| find_other_node(identity, found, &objects)) {
+        return StoreAction::Reject(moved);
+    }
     match (found, first_named) {
         (StoreIdentity::Unsupported, _) => StoreAction::Serve,
+        (StoreIdentity::Present(found), Some(_)) if is_named(found) => StoreAction::Serve,
         (StoreIdentity::Present(found), Some((volume, store))) => {
-            match ours.iter().any(|volume| volume.store.as_ref() == Some(found)) {
-                true => StoreAction::Serve,
-                false => StoreAction::Reject(StoreRejection::Other { found: found.clone(), volume, store }),
-            }
+            StoreAction::Reject(StoreRejection::Other { found: found.clone(), volume, store })
         }
         // The directories of those that are not bound may have been removed.
         (StoreIdentity::Present(_), None) => match ours.iter().find(|volume| volume.is_bound) {
@@ -112,10 +131,47 @@ struct NodeVolume {
 
 fn node_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Option<NodeVolume> {
     let spec = object.spec.as_ref().filter(|spec| ownership_mismatch(identity, spec).is_none())?;
+    if is_marked_lost(identity, object) {
+        return None;
+    }
     let id: VolumeId = spec.csi.as_ref()?.volume_handle.parse().ok()?;
     let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
     let is_ours = object.metadata.name.as_deref() == Some(id.as_str());
     is_ours.then(|| NodeVolume { id, store: named_store(object), is_bound: phase == Some("Bound") })
+}
+
+/// Why a store is that of another node, if a volume of that node names it.
+fn find_other_node(
+    identity: &ProvisionerIdentity,
+    found: &StoreId,
+    objects: &[&PersistentVolume],
+) -> Option<StoreRejection> {
+    objects.iter().find_map(|object| {
+        let mismatch = ownership_mismatch(identity, object.spec.as_ref()?);
+        let is_elsewhere =
+            mismatch == Some(VolumeIgnoreReason::OtherNode) && named_store(object).as_ref() == Some(found);
+        is_elsewhere.then(|| StoreRejection::Moved {
+            store: found.clone(),
+            node: node_of_volume(object).unwrap_or("unknown").to_owned(),
+            volume: object.metadata.name.clone().unwrap_or_default(),
+        })
+    })
+}
+
+/// The node in the affinity of a PersistentVolume of this driver.
+pub(crate) fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
+    let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
+    let mut expressions =
+        required.node_selector_terms.iter().flat_map(|term| term.match_expressions.iter().flatten());
+    expressions.next()?.values.as_ref()?.first().map(String::as_str)
+}
+
+/// Whether the disk of a volume was declared lost for good: the annotation names the store that the volume names, so that a
+/// volume is never marked by what was said of another disk.
+pub(crate) fn is_marked_lost(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    let annotations = volume.metadata.annotations.as_ref();
+    let marked = annotations.and_then(|all| all.get(&identity.driver.lost_annotation()));
+    marked.is_some_and(|marked| named_store(volume).is_some_and(|named| named.as_str() == marked))
 }
 
 /// The store that a PersistentVolume names; `None` for one of a release without identities.

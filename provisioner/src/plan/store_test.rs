@@ -85,16 +85,63 @@ fn volumes_of_other_nodes_and_drivers_do_not_count() {
     assert_eq!(plan(&StoreIdentity::Absent, &[], &foreign), StoreAction::CreateIdentity);
 }
 
+/// A volume of another node that names a store.
+fn foreign_volume(number: u32, store: u32) -> PersistentVolume {
+    let key = sample_identity(NODE).driver.topology_key();
+    let expression = json!({ "key": key, "operator": "In", "values": ["node-b"] });
+    let affinity = json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [expression] }] } });
+    let attributes = json!({ STORE_ATTRIBUTE: store_id(store).as_str() });
+    sample_volume(
+        number,
+        json!({ "spec": { "nodeAffinity": affinity, "csi": { "volumeAttributes": attributes } } }),
+    )
+}
+
+#[test]
+fn the_store_of_another_nodes_volumes_is_rejected_by_the_name_of_that_node() {
+    let found = StoreIdentity::Present(store_id(1));
+    let node = "node-b".to_owned();
+    let moved = StoreRejection::Moved { store: store_id(1), node, volume: volume_id(9).to_string() };
+    for ours in [vec![], vec![volume(1, Some(2))], vec![volume(1, None)]] {
+        let objects: Vec<_> = ours.into_iter().chain([foreign_volume(9, 1)]).collect();
+        assert_eq!(plan(&found, &[1], &objects), StoreAction::Reject(moved.clone()), "{objects:?}");
+    }
+    let both = [volume(1, Some(1)), foreign_volume(9, 1)];
+    assert_eq!(plan(&found, &[], &both), StoreAction::Serve, "this node has volumes in it");
+    assert_eq!(plan(&found, &[], &[foreign_volume(9, 2)]), StoreAction::Serve, "it is in another store");
+    assert_eq!(plan(&StoreIdentity::Absent, &[], &[foreign_volume(9, 1)]), StoreAction::CreateIdentity);
+}
+
+#[test]
+fn a_volume_declared_lost_keeps_no_new_disk_from_being_served() {
+    let lost = |number, store: u32, declared: u32| {
+        let mut volume = volume(number, Some(store));
+        let annotation = sample_identity(NODE).driver.lost_annotation();
+        let annotations = volume.metadata.annotations.get_or_insert_default();
+        annotations.insert(annotation, store_id(declared).to_string());
+        volume
+    };
+    let absent = StoreIdentity::Absent;
+    assert_eq!(plan(&absent, &[], &[lost(1, 1, 1)]), StoreAction::CreateIdentity);
+    assert_eq!(plan(&StoreIdentity::Present(store_id(2)), &[], &[lost(1, 1, 1)]), StoreAction::Serve);
+    // Another disk was declared lost, or not all of them.
+    for objects in [vec![lost(1, 1, 2)], vec![lost(1, 1, 1), volume(2, Some(1))]] {
+        assert!(matches!(plan(&absent, &[], &objects), StoreAction::Reject(StoreRejection::Absent { .. })));
+    }
+}
+
 #[test]
 fn a_rejection_says_what_to_do() {
     let (volume, store, found) = (volume_id(1), store_id(1), store_id(2));
-    for rejection in [
-        StoreRejection::Absent { volume: volume.clone(), store: store.clone() },
-        StoreRejection::WithoutVolumes { volume: volume.clone(), count: 1 },
-        StoreRejection::Other { found, volume, store },
+    let replace = format!("run `provisionerd store replace --lost {store}` on this node");
+    let delete = "delete the PersistentVolumes of this node and their finalizers".to_owned();
+    for (rejection, end) in [
+        (StoreRejection::Absent { volume: volume.clone(), store: store.clone() }, &replace),
+        (StoreRejection::WithoutVolumes { volume: volume.clone(), count: 1 }, &delete),
+        (StoreRejection::Other { found, volume, store }, &replace),
     ] {
         let text = rejection.to_string();
-        assert!(text.contains("mount the"), "{text}");
-        assert!(text.ends_with("delete the PersistentVolumes of this node and their finalizers"), "{text}");
+        assert!(text.contains("mount the") || text.contains("mount their"), "{text}");
+        assert!(text.ends_with(end), "{text}");
     }
 }

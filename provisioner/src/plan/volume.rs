@@ -117,7 +117,7 @@ fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) ->
 }
 
 /// The id of a volume on this node, if all its fields agree that we provisioned it.
-fn verify_ownership(
+pub(super) fn verify_ownership(
     identity: &ProvisionerIdentity,
     volume: &PersistentVolume,
     spec: &PersistentVolumeSpec,

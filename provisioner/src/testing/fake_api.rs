@@ -219,10 +219,16 @@ impl FakeApi {
             }
             RequestVerb::Create => self.update_state(|state| {
                 let mut body = body;
-                merge_patch(&mut body, json!({ "metadata": { "namespace": call.key.namespace } }));
+                // An object of the whole cluster has none.
+                if !call.key.namespace.is_empty() {
+                    merge_patch(&mut body, json!({ "metadata": { "namespace": call.key.namespace } }));
+                }
                 state.create_object(call.key.kind, body)
             }),
-            RequestVerb::Patch => self.update_state(|state| state.patch_object(&call.key, body)),
+            RequestVerb::Patch => {
+                let body = call.limit_patch(body);
+                self.update_state(|state| state.patch_object(&call.key, body))
+            }
             RequestVerb::Delete => self.update_state(|state| state.delete_object(&call.key, &body)),
         };
         match fault {
@@ -260,6 +266,8 @@ impl FakeApi {
 struct ApiRequest {
     verb: RequestVerb,
     key: ObjectKey,
+    /// The request is for the status of the object.
+    is_status: bool,
     version: u64,
 }
 
@@ -276,7 +284,7 @@ impl ApiRequest {
         }
         let (kind, name) = match parts.as_slice() {
             [plural] => (ObjectKind::from_plural(plural)?, ""),
-            [plural, name] => (ObjectKind::from_plural(plural)?, *name),
+            [plural, name] | [plural, name, "status"] => (ObjectKind::from_plural(plural)?, *name),
             _ => return None,
         };
         let query: Vec<(&str, &str)> =
@@ -292,7 +300,24 @@ impl ApiRequest {
             _ => return None,
         };
         let version = asked("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
-        Some(Self { verb, key: ObjectKey { kind, namespace, name: name.to_owned() }, version })
+        let is_status = parts.get(2) == Some(&"status");
+        Some(Self { verb, key: ObjectKey { kind, namespace, name: name.to_owned() }, is_status, version })
+    }
+
+    /// What a patch of this object can change: its status alone, or everything else.
+    fn limit_patch(&self, mut patch: Value) -> Value {
+        if let Some(fields) = patch.as_object_mut() {
+            match self.is_status {
+                true => {
+                    fields.retain(|name, _| matches!(name.as_str(), "metadata" | "status"));
+                    if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
+                        metadata.retain(|name, _| matches!(name.as_str(), "uid" | "resourceVersion"));
+                    }
+                }
+                false => drop(fields.remove("status")),
+            }
+        }
+        patch
     }
 }
 

@@ -1,13 +1,17 @@
 //! A volume store in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, QuotaUsage};
+use tokio::sync::Notify;
 
 use crate::id::VolumeId;
+use crate::plan::{CapacityPolicy, StoreCapacity};
+use crate::snapshot::{SnapshotId, SnapshotInfo};
 use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 
 /// Keeps volumes in memory; writes nothing to disk. Clones share their volumes.
@@ -15,13 +19,17 @@ use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larg
 pub struct MemStore(Arc<Mutex<MemStoreState>>);
 
 #[derive(Default)]
-struct MemStoreState {
-    volumes: BTreeMap<VolumeId, VolumeUsage>,
+pub(super) struct MemStoreState {
+    pub(super) volumes: BTreeMap<VolumeId, VolumeUsage>,
     capacity: Option<Bytes>,
-    failures: Vec<ErrorSource>,
-    creates: BTreeMap<VolumeId, u32>,
+    pub(super) failures: Vec<ErrorSource>,
+    pub(super) creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
     audit: Option<AuditSummary>,
+    changed: Arc<Notify>,
+    pub(super) snapshots: BTreeMap<SnapshotId, (SnapshotInfo, VolumeUsage)>,
+    /// Volumes that were created from a source and are not known to be published.
+    pub(super) unpublished: BTreeSet<VolumeId>,
 }
 
 impl MemStore {
@@ -59,28 +67,26 @@ impl MemStore {
         self.lock_state().removes.get(id).copied().unwrap_or(0)
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, MemStoreState> {
+    pub(super) fn lock_state(&self) -> MutexGuard<'_, MemStoreState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl MemStoreState {
-    /// Whether a volume with these limits fits.
-    fn has_free_space(&self, id: &VolumeId, limits: QuotaLimits) -> bool {
-        let Some(capacity) = self.capacity else { return true };
-        let others = self.volumes.iter().filter(|(other, _)| *other != id);
-        let taken = others.filter_map(|(_, volume)| volume.limits.bytes).map(|bytes| u128::from(bytes.0));
-        taken.sum::<u128>() + u128::from(limits.bytes.map_or(0, |bytes| bytes.0)) <= u128::from(capacity.0)
+    /// What is promised of the capacity, if that is limited.
+    fn store_capacity(&self) -> Option<StoreCapacity> {
+        let total = self.capacity?;
+        let limits = self.volumes.values().filter_map(|volume| volume.limits.bytes);
+        let promised = limits.fold(Bytes(0), |sum, bytes| Bytes(sum.0.saturating_add(bytes.0)));
+        Some(CapacityPolicy::default().store_capacity((total, total), Bytes(0), promised))
     }
 
-    fn check_free_space(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
-        match self.has_free_space(id, limits) {
-            true => Ok(()),
-            false => Err(VolumeStoreError::Exhausted {
-                id: id.clone(),
-                source: "the store's capacity is used up".into(),
-            }),
-        }
+    fn check_capacity(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+        let old = self.volumes.get(id).and_then(|volume| volume.limits.bytes).unwrap_or_default();
+        let checked = self
+            .store_capacity()
+            .map_or(Ok(()), |capacity| capacity.check_limit(old, limits.bytes.unwrap_or_default()));
+        checked.map_err(|shortage| VolumeStoreError::Exhausted { id: id.clone(), source: Box::new(shortage) })
     }
 }
 
@@ -99,12 +105,13 @@ impl VolumeStore for MemStore {
             },
             None => limits,
         };
-        state.check_free_space(id, limits)?;
+        state.check_capacity(id, limits)?;
         if old.is_none() {
             *state.creates.entry(id.clone()).or_default() += 1;
         }
         let usage = old.map_or(QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) }, |old| old.usage);
         state.volumes.insert(id.clone(), VolumeUsage { limits, usage });
+        state.changed.notify_waiters();
         Ok(())
     }
 
@@ -113,10 +120,11 @@ impl VolumeStore for MemStore {
         if let Some(source) = state.failures.pop() {
             return Err(VolumeStoreError::Resize { id: id.clone(), source });
         }
-        state.check_free_space(id, limits)?;
+        state.check_capacity(id, limits)?;
         let volume =
             state.volumes.get_mut(id).ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })?;
         volume.limits = limits;
+        state.changed.notify_waiters();
         Ok(())
     }
 
@@ -132,16 +140,37 @@ impl VolumeStore for MemStore {
         }
         if state.volumes.remove(id).is_some() {
             *state.removes.entry(id.clone()).or_default() += 1;
+            state.changed.notify_waiters();
         }
         Ok(())
     }
 
     async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
         let is_empty = |volume: &VolumeUsage| volume.usage.inodes.0 <= 1;
-        let is_empty = self.lock_state().volumes.get(id).is_none_or(is_empty);
+        let is_empty = {
+            let state = self.lock_state();
+            state.unpublished.contains(id) || state.volumes.get(id).is_none_or(is_empty)
+        };
         match is_empty {
             true => self.remove(id).await.map(|()| true),
             false => Ok(false),
+        }
+    }
+
+    async fn capacity(&self) -> Result<Option<StoreCapacity>, VolumeStoreError> {
+        Ok(self.lock_state().store_capacity())
+    }
+
+    async fn wait_for_capacity_change(&self, seen: &StoreCapacity) {
+        let changed = Arc::clone(&self.lock_state().changed);
+        loop {
+            let mut changed = pin!(changed.notified());
+            // Before the check, so that no change is missed.
+            changed.as_mut().enable();
+            if self.lock_state().store_capacity().is_none_or(|now| now.promised != seen.promised) {
+                return;
+            }
+            changed.await;
         }
     }
 

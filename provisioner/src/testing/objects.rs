@@ -5,6 +5,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 
 use crate::plan::{FINALIZER, ProvisionerIdentity};
+use crate::snapshot::{CONTENT_FINALIZER, MANAGED_BY_LABEL, VolumeSnapshotContent};
 use crate::{DriverName, NodeName};
 
 /// The driver of the sample objects.
@@ -94,9 +95,41 @@ pub fn sample_volume(number: u32, patch: Value) -> PersistentVolume {
     patched_object(plain, patch)
 }
 
+/// The content of a VolumeSnapshot with [`sample_uid`]`(number)` of the volume of [`sample_claim`]`(number)` on
+/// [`NODE`], before its snapshot is taken, changed by a JSON merge patch.
+pub fn sample_snapshot_content(number: u32, patch: Value) -> VolumeSnapshotContent {
+    let plain = json!({
+        "metadata": {
+            "name": format!("snapcontent-{}", sample_uid(number)),
+            "uid": format!("11111111-0000-4000-8000-{number:012x}"),
+            "resourceVersion": "9",
+            "labels": { MANAGED_BY_LABEL: NODE },
+            "finalizers": [CONTENT_FINALIZER],
+        },
+        "spec": {
+            "deletionPolicy": "Delete",
+            "driver": DRIVER,
+            "source": { "volumeHandle": format!("pvc-{}", sample_uid(number)) },
+            "sourceVolumeMode": "Filesystem",
+            "volumeSnapshotRef": {
+                "namespace": "default",
+                "name": format!("snapshot-{number}"),
+                "uid": sample_uid(number),
+            },
+        },
+    });
+    patched_object(plain, patch)
+}
+
 /// A node without taints, changed by a JSON merge patch.
 pub fn sample_node(name: &str, patch: Value) -> Node {
     patched_object(json!({ "metadata": { "name": name } }), patch)
+}
+
+/// Merges a patch into an object.
+#[cfg(test)]
+pub(crate) fn patched<T: serde::Serialize + serde::de::DeserializeOwned>(object: &T, patch: Value) -> T {
+    patched_object(serde_json::to_value(object).expect("an object is JSON"), patch)
 }
 
 fn patched_object<T: serde::de::DeserializeOwned>(mut plain: Value, patch: Value) -> T {

@@ -107,6 +107,7 @@ async fn provision_and_delete(api: &FakeApi, store: Arc<DirStore>) {
         metrics: Arc::new(()),
         guard: None,
         registered: None,
+        snapshots: None,
         hook: None,
     };
     let (provisioner, token) =

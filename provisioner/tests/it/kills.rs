@@ -1,4 +1,4 @@
-//! A process killed at each step of creating and removing a volume: the next one finds each volume complete
+//! A process killed at each step of creating, resizing and removing a volume: the next one finds each volume complete
 //! or removed.
 
 use std::fs;
@@ -21,12 +21,17 @@ use rustix::process::{Signal, getpid, kill_process};
 const BASE: &str = "NODEKEEL_KILLS_BASE";
 const STEP: &str = "NODEKEEL_KILLS_STEP";
 
-const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+pub(crate) const LIMITS: QuotaLimits =
+    QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
-const STEPS: [VolumeStep; 8] = [
+/// After an expansion.
+const RESIZED: QuotaLimits = QuotaLimits { bytes: Some(Bytes(2 << 20)), inodes: Some(Inodes(2048)) };
+
+const STEPS: [VolumeStep; 9] = [
     VolumeStep::CreateDirectory,
     VolumeStep::SetLimits,
     VolumeStep::RenameIntoPlace,
+    VolumeStep::ResizeLimits,
     VolumeStep::CreateTrashEntry,
     VolumeStep::MoveToTrash,
     VolumeStep::EraseContent,
@@ -37,7 +42,7 @@ const STEPS: [VolumeStep; 8] = [
 /// A quota whose records are files, so that they outlive a process: `<project>` contains the limits, and a
 /// directory's project is its inode number. It enforces nothing, but its records can leak like the kernel's.
 #[derive(Debug)]
-struct FileQuota(PathBuf);
+pub(crate) struct FileQuota(pub(crate) PathBuf);
 
 impl FileQuota {
     fn record_path(&self, project: u32) -> PathBuf {
@@ -103,6 +108,7 @@ async fn create_and_remove(store: &DirStore, base: &Path) {
     let data = base.join("volumes").join(id().as_str()).join("a/b");
     fs::create_dir_all(&data).expect("a directory");
     fs::write(data.join("file"), "data").expect("a file");
+    store.resize(&id(), RESIZED).await.expect("resize");
     store.remove(&id()).await.expect("remove");
     store.wait_until_erased().await;
 }
@@ -129,7 +135,7 @@ fn run_child(base: &Path, step: &str) -> ExitStatus {
     child.output().expect("a child").status
 }
 
-fn names(dir: &Path) -> Vec<String> {
+pub(crate) fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").file_name());
     entries.map(|name| name.to_string_lossy().into_owned()).collect()
 }
@@ -151,7 +157,8 @@ async fn a_process_killed_at_any_step_leaves_a_complete_volume_or_none() {
             assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new(), "{point}");
             assert_eq!(names(&base.path().join("records")).len(), volumes.len(), "{point}: no project leaks");
             for id in &volumes {
-                assert_eq!(store.usage(id).await.expect("usage").limits, LIMITS, "{point}");
+                let limits = store.usage(id).await.expect("usage").limits;
+                assert!([LIMITS, RESIZED].contains(&limits), "{point}: {limits:?}");
             }
             create_and_remove(&store, base.path()).await;
             assert_eq!(names(&base.path().join("volumes")), Vec::<String>::new(), "{point}");

@@ -6,7 +6,9 @@
 
 mod claims;
 mod cluster;
+mod expansion;
 mod harness;
 mod rejections;
+mod snapshots;
 mod stored;
 mod volumes;

@@ -1,8 +1,14 @@
 //! The provisioner through its public API.
 
 mod audit_log;
+mod copies;
+mod copy_kills;
 mod csi;
+mod expansion_limits;
+mod expansion_power_cut;
 mod golden;
+mod import;
+mod import_limits;
 mod kills;
 mod kube;
 mod manifests;

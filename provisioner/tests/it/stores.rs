@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,10 @@ use nodekeel_fsquota::{
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
-use nodekeel_provisioner::{DirStore, DirStoreError, VolumeId, VolumeOpener, VolumeStore, VolumeStoreError};
+use nodekeel_provisioner::{
+    DirStore, DirStoreError, DirStoreOptions, StoreIdentity, VolumeId, VolumeOpener, VolumeStore,
+    VolumeStoreError,
+};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
@@ -72,6 +75,61 @@ async fn an_unmounted_disk_is_noticed_at_once_and_other_mounts_are_not() {
     assert!(matches!(error, VolumeStoreError::Lost { .. }), "{error:?}");
 }
 
+/// The descriptors of this process on a device.
+fn open_files(device: u64) -> usize {
+    let files = fs::read_dir("/proc/self/fd").expect("procfs").filter_map(Result::ok);
+    files.filter(|file| fs::metadata(file.path()).is_ok_and(|file| file.dev() == device)).count()
+}
+
+#[tokio::test]
+#[ignore = "needs root: it mounts"]
+async fn a_lost_store_keeps_nothing_of_its_disk_open_and_opens_it_again_once_it_is_mounted() {
+    let [base, disk] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let attach = |from: &Path, to: &Path| {
+        let (source, flags) = (Some(from), nix::mount::MsFlags::MS_BIND);
+        nix::mount::mount(source, to, None::<&str>, flags, None::<&str>).expect("root may mount");
+    };
+    nix::mount::mount(Some("none"), disk.path(), Some("tmpfs"), nix::mount::MsFlags::empty(), None::<&str>)
+        .expect("root may mount");
+    let device = fs::metadata(disk.path()).expect("it is mounted").dev();
+    attach(disk.path(), base.path());
+    let mut options = DirStoreOptions::default();
+    let path = base.path().to_owned();
+    // A new quota each time: it keeps directories open.
+    options.opener = Some(Arc::new(move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))));
+    let store = DirStore::closed(base.path(), options);
+    assert!(matches!(store.list().await, Err(VolumeStoreError::List { .. })), "it is not open yet");
+    store.reopen().await.expect("it is mounted");
+    let identity = store.create_identity().await.expect("created");
+    store.create(&id(1), LIMITS).await.expect("create");
+    let file = base.path().join("volumes").join(id(1).as_str()).join("file");
+    fs::write(file, "data").expect("written");
+    store.remove(&id(1)).await.expect("it is being erased");
+    store.create(&id(1), LIMITS).await.expect("create");
+
+    nix::mount::umount2(base.path(), nix::mount::MntFlags::MNT_DETACH).expect("root may unmount");
+    assert!(matches!(store.wait_until_lost().await, VolumeStoreError::Lost { .. }));
+    let change = store.watch_changes().expect("it can be opened again");
+    store.reopen().await.expect("the directory below can be opened");
+    assert_eq!(store.identity().await.expect("read"), StoreIdentity::Absent);
+    assert_eq!(store.list().await.expect("list"), []);
+    let closed = async {
+        while open_files(device) > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), closed).await.expect("the disk could be taken away");
+    attach(disk.path(), base.path());
+    change.await.expect("noticed");
+    store.reopen().await.expect("it is mounted");
+    assert_eq!(store.identity().await.expect("read"), identity);
+    assert_eq!(store.list().await.expect("list"), [id(1)]);
+    drop(store);
+    for mounted in [base.path(), disk.path()] {
+        nix::mount::umount2(mounted, nix::mount::MntFlags::empty()).expect("nothing is open");
+    }
+}
+
 #[tokio::test]
 async fn a_volume_is_open_to_pods_and_its_parents_only_to_root() {
     let base = tempfile::tempdir().expect("a directory");
@@ -97,7 +155,7 @@ async fn a_removed_volume_is_erased_in_the_background_and_its_name_is_free_at_on
     }
     store.wait_until_erased().await;
     assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new());
-    assert_eq!((store.pending_erasures(), store.list().await.expect("list")), (0, Vec::new()));
+    assert_eq!((store.pending_erasures().volumes, store.list().await.expect("list")), (0, Vec::new()));
 }
 
 #[tokio::test]

@@ -37,7 +37,15 @@ fn sync_volume(state: &mut ServerState, key: &ObjectKey) {
     let is_unbound = claim.is_some_and(|claim| claim["status"]["phase"] != "Bound");
     let is_told = phase.is_none_or(|phase| volume["status"]["phase"] == phase);
     if phase == Some("Bound") && is_unbound {
-        let bound = json!({ "spec": { "volumeName": key.name }, "status": { "phase": "Bound" } });
+        let spec = &volume["spec"];
+        let bound = json!({
+            "spec": { "volumeName": key.name },
+            "status": {
+                "phase": "Bound",
+                "capacity": spec["capacity"],
+                "currentVolumeAttributesClassName": spec["volumeAttributesClassName"],
+            },
+        });
         let _ = state.patch_object(&claim_key, bound);
     }
     if !is_told {

@@ -23,8 +23,20 @@ pub enum ObjectKind {
     Class,
     /// An Event.
     Event,
+    /// A VolumeAttributesClass.
+    AttributesClass,
     /// A Node.
     Node,
+    /// A CSIStorageCapacity.
+    StorageCapacity,
+    /// A CSINode.
+    CsiNode,
+    /// A Lease.
+    Lease,
+    /// A VolumeSnapshot.
+    Snapshot,
+    /// A VolumeSnapshotContent.
+    SnapshotContent,
 }
 
 /// The verb of a request.
@@ -66,7 +78,13 @@ impl ObjectKind {
             "persistentvolumes" => Self::Volume,
             "storageclasses" => Self::Class,
             "events" => Self::Event,
+            "volumeattributesclasses" => Self::AttributesClass,
             "nodes" => Self::Node,
+            "csistoragecapacities" => Self::StorageCapacity,
+            "csinodes" => Self::CsiNode,
+            "leases" => Self::Lease,
+            "volumesnapshots" => Self::Snapshot,
+            "volumesnapshotcontents" => Self::SnapshotContent,
             _ => return None,
         })
     }
@@ -77,7 +95,13 @@ impl ObjectKind {
             Self::Volume => ("v1", "PersistentVolume"),
             Self::Class => ("storage.k8s.io/v1", "StorageClass"),
             Self::Event => ("events.k8s.io/v1", "Event"),
+            Self::AttributesClass => ("storage.k8s.io/v1", "VolumeAttributesClass"),
             Self::Node => ("v1", "Node"),
+            Self::StorageCapacity => ("storage.k8s.io/v1", "CSIStorageCapacity"),
+            Self::CsiNode => ("storage.k8s.io/v1", "CSINode"),
+            Self::Snapshot => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot"),
+            Self::SnapshotContent => ("snapshot.storage.k8s.io/v1", "VolumeSnapshotContent"),
+            Self::Lease => ("coordination.k8s.io/v1", "Lease"),
         }
     }
 }
@@ -209,9 +233,11 @@ impl ServerState {
 
     pub(super) fn delete_object(&mut self, key: &ObjectKey, options: &Value) -> ObjectResult {
         let mut object = self.objects.get(key).cloned().ok_or(StatusCode::NOT_FOUND)?;
-        let wanted = &options["preconditions"]["uid"];
-        if wanted.is_string() && *wanted != object["metadata"]["uid"] {
-            return Err(StatusCode::CONFLICT);
+        for field in ["uid", "resourceVersion"] {
+            let wanted = &options["preconditions"][field];
+            if wanted.is_string() && *wanted != object["metadata"][field] {
+                return Err(StatusCode::CONFLICT);
+            }
         }
         if object["metadata"]["deletionTimestamp"].is_string() {
             return Ok(object);

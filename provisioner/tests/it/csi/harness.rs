@@ -213,6 +213,19 @@ impl TestClient {
         self.0.node_unpublish_volume(request).await.map(|_| ()).map_err(status_code)
     }
 
+    /// Whether a published volume is abnormal, and what is said of it.
+    pub(crate) async fn condition(&mut self, id: &VolumeId, path: &str) -> Result<VolumeCondition, Code> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: id.to_string(),
+            volume_path: path.into(),
+            ..Default::default()
+        };
+        let answer = self.0.node_get_volume_stats(request).await.map_err(status_code)?.into_inner();
+        let condition = answer.volume_condition.clone().expect("always reported");
+        assert_eq!(condition.abnormal, answer.usage.is_empty(), "{answer:?}");
+        Ok(condition)
+    }
+
     pub(crate) async fn stats(&mut self, id: &VolumeId, path: &str) -> Result<Vec<VolumeUsage>, Code> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: id.to_string(),

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaUsage};
+use nodekeel_provisioner::VolumeStore as _;
 use nodekeel_provisioner::csi::proto::csi::node_service_capability::{Type, rpc};
 use nodekeel_provisioner::csi::proto::csi::volume_capability::access_mode::Mode;
 use nodekeel_provisioner::csi::proto::csi::volume_usage::Unit;
@@ -195,13 +196,30 @@ async fn volume_stats_report_the_quota() {
 }
 
 #[tokio::test]
+async fn a_published_volume_that_is_lost_is_abnormal_and_another_is_not_found() {
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    let volume = plugin.create_volume(1).await;
+    // As the kubelet's paths, it names the volume.
+    let path = plugin.pod_path(volume.as_str());
+    let mut node = plugin.node_client().await;
+    assert_eq!(node.publish(&volume, &path).await, Ok(()));
+    assert!(!node.condition(&volume, &path).await.expect("stats").abnormal);
+    plugin.store.remove(&volume).await.expect("lost");
+    let condition = node.condition(&volume, &path).await.expect("stats");
+    assert!(condition.abnormal && condition.message.contains("restore it from a backup"), "{condition:?}");
+    assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
+    assert_eq!(node.condition(&volume, &path).await, Err(Code::NotFound), "no pod has it");
+}
+
+#[tokio::test]
 async fn reported_capabilities_match_the_implementation() {
     let (plugin, _) = TestPlugin::start_in_memory().await;
     let mut node = plugin.node_client().await.0;
     let offered = node.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.expect("capabilities");
     let kinds: Vec<_> = offered.into_inner().capabilities.into_iter().map(|it| it.r#type).collect();
     let rpc = |kind: rpc::Type| Some(Type::Rpc(node_service_capability::Rpc { r#type: kind.into() }));
-    assert_eq!(kinds, [rpc(rpc::Type::GetVolumeStats), rpc(rpc::Type::SingleNodeMultiWriter)]);
+    let expected = [rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::SingleNodeMultiWriter];
+    assert_eq!(kinds, expected.map(rpc));
     let stage = node.node_stage_volume(NodeStageVolumeRequest::default()).await;
     let expand = node.node_expand_volume(NodeExpandVolumeRequest::default()).await;
     let codes = [stage.expect_err("not supported").code(), expand.expect_err("not supported").code()];

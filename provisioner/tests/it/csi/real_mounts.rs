@@ -102,6 +102,32 @@ fn a_mount_shows_the_volume_and_enforces_its_flags() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_mount_of_a_directory_within_a_volume_is_a_use_of_it_and_of_no_other() {
+    run_in_mount_namespace(|| {
+        let fixture = MountFixture::new();
+        let below = fixture.path("kubelet/pods/a/volume-subpaths/0");
+        fs::create_dir_all(&below).expect("create");
+        fs::create_dir_all(fixture.path("volumes/one/sub/deep")).expect("create");
+        fs::create_dir_all(fixture.path("volumes/one-more/sub")).expect("create");
+        let bind = |source: &str| {
+            mount(Some(&fixture.path(source)), &below, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                .expect("mount");
+        };
+        let (one, two) = (fixture.volume("one"), fixture.volume("two"));
+        let nested = |volume: &File| fixture.mounts.list_nested(volume.as_fd()).expect("list");
+        assert_eq!(nested(&one), Vec::<std::path::PathBuf>::new());
+        bind("volumes/one-more/sub");
+        assert_eq!(nested(&one), Vec::<std::path::PathBuf>::new(), "a name that begins like it");
+        bind("volumes/one/sub/deep");
+        assert_eq!(nested(&one), std::slice::from_ref(&below));
+        assert_eq!(nested(&two), Vec::<std::path::PathBuf>::new());
+        let targets = fixture.mounts.list_targets(one.as_fd()).expect("list");
+        assert!(targets.is_empty(), "the volume itself is not mounted: {targets:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_busy_target_stays_until_it_is_free() {
     run_in_mount_namespace(|| {
         let fixture = MountFixture::new();

@@ -79,7 +79,7 @@ fn a_volume_has_the_limits_that_its_claim_and_its_class_say() {
             ("half", storage_request("0.5"), "1", 1, 1024),
             ("decimal", storage_request("1G"), "1G", 1_000_000_000, 488_281),
             ("exponent", storage_request("1e6"), "1M", 1_000_000, 1024),
-            ("large", storage_request("7Ei"), "7Ei", 7 << 60, 7 << 49),
+            ("large", storage_request("1Gi"), "1Gi", 1 << 30, 1 << 19),
         ];
         for (name, patch, _, bytes, inodes) in cases {
             let claim = cluster.create_claim(name, patch).await;

@@ -187,6 +187,7 @@ fn a_provisioner_without_rights_never_becomes_ready_and_changes_nothing() {
             metrics: Arc::new(()),
             guard: None,
             registered: None,
+            snapshots: None,
             hook: None,
         };
         let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);

@@ -17,9 +17,10 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::testing::DataCloner;
 use nodekeel_provisioner::{
-    Deps, DirStore, DriverName, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity,
-    RunError, SELECTED_NODE, StepMoment, VolumeId, VolumeStep,
+    Deps, DirStore, DirStoreOptions, DriverName, FINALIZER, NodeName, Provisioner, ProvisionerConfig,
+    ProvisionerIdentity, RunError, SELECTED_NODE, StepMoment, VolumeId, VolumeStep,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -277,7 +278,11 @@ impl TestNode {
     ) -> Self {
         let quota = Arc::new(MemQuota::new());
         let dir = Dir::open(base.path()).expect("the base");
-        let store = Arc::new(DirStore::new(dir, Arc::clone(&quota) as _).expect("a store"));
+        let mut options = DirStoreOptions::default();
+        // The host's file system may not be able to share blocks.
+        options.cloner = Arc::new(DataCloner);
+        let store = DirStore::with_options(dir, Arc::clone(&quota) as _, options).expect("a store");
+        let store = Arc::new(store);
         let node = NodeName::try_new(name).expect("a node name");
         let (counts, steps) = (Arc::<AttemptCounts>::default(), Arc::<Mutex<Vec<VolumeStep>>>::default());
         let started = Arc::clone(&steps);
@@ -288,6 +293,7 @@ impl TestNode {
             store: Arc::clone(&store) as _,
             metrics: Arc::clone(&counts) as _,
             registered: None,
+            snapshots: Some(Arc::clone(&store) as _),
             guard: None,
             hook: Some(Arc::new(move |step: VolumeStep, moment: StepMoment| {
                 if moment == StepMoment::Before {

@@ -53,14 +53,13 @@ fn unsupported_claims_are_rejected_with_an_event() {
         cluster.create_class("rejected-odd", json!({ "parameters": { "inodes": "none" } })).await;
         cluster.create_class("rejected-unknown", json!({ "parameters": { "path": "../x" } })).await;
         cluster.create_class("rejected-options", json!({ "mountOptions": ["noatime"] })).await;
-        let source = json!({ "kind": "PersistentVolumeClaim", "name": "other" });
+        let source = json!({ "apiGroup": "other.example", "kind": "Book", "name": "other" });
         let of_class = |class: &str| json!({ "spec": { "storageClassName": class } });
         // The claim, and a part of its event's note.
         let cases = [
             ("rwx", json!({ "spec": { "accessModes": ["ReadWriteMany"] } }), "use ReadWriteOnce"),
             ("block", json!({ "spec": { "volumeMode": "Block" } }), "use Filesystem"),
-            ("source", json!({ "spec": { "dataSource": source } }), "volumes start empty"),
-            ("source-ref", json!({ "spec": { "dataSourceRef": source } }), "volumes start empty"),
+            ("source-ref", json!({ "spec": { "dataSourceRef": source } }), "use VolumeSnapshot or"),
             ("selector", json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }), "spec.selector"),
             ("odd", of_class("rejected-odd"), r#"parameter "inodes""#),
             ("unknown", of_class("rejected-unknown"), r#"parameter "path""#),

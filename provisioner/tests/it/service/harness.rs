@@ -49,6 +49,7 @@ pub(crate) fn test_deps(api: &FakeApi, store: &MemStore) -> Deps {
         metrics: Arc::new(()),
         guard: None,
         registered: None,
+        snapshots: Some(Arc::new(store.clone())),
         hook: None,
     }
 }
@@ -79,6 +80,7 @@ impl TestNode {
     ) -> Self {
         let store = store.cloned().unwrap_or_default();
         deps.store = Arc::new(store.clone());
+        deps.snapshots = Some(Arc::new(store.clone()));
         let (token, (is_ready, ready)) = (CancellationToken::new(), oneshot::channel());
         let (provisioner, canceled) = (Provisioner::new(config, deps), token.clone());
         let run = tokio::spawn(async move {

@@ -9,10 +9,10 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{
     NODE, sample_claim, sample_identity, sample_uid, sample_volume,
 };
-use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    Deps, DirStore, Provisioner, ProvisionerConfig, RunError, STORE_ATTRIBUTE, StoreRejection,
-    VolumeStore as _,
+    Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, RunError, STORE_ATTRIBUTE,
+    StoreRejection, VolumeRecovery, VolumeStore as _,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -35,7 +35,11 @@ struct DirNode {
 impl DirNode {
     fn start(api: &FakeApi, base: &Path) -> Self {
         let dir = Dir::open(base).expect("the base");
-        let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
+        Self::start_store(api, base, DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"))
+    }
+
+    fn start_store(api: &FakeApi, base: &Path, store: DirStore) -> Self {
+        let store = Arc::new(store);
         let deps = Deps { store: store.clone(), ..test_deps(api, &MemStore::default()) };
         let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps);
         let token = CancellationToken::new();
@@ -191,4 +195,152 @@ async fn a_store_of_a_release_without_identities_is_adopted_by_its_volumes() {
     wait_no_volumes(&api).await;
     node.stop().await;
     assert_eq!(store_id(base.path()).len(), 36);
+}
+
+impl DirNode {
+    /// A provisioner whose store opens its directory again after it was lost.
+    fn start_reopening(api: &FakeApi, base: &Path) -> Self {
+        let path = base.to_owned();
+        let mut options = DirStoreOptions::default();
+        options.opener = Some(Arc::new(move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))));
+        let dir = Dir::open(base).expect("the base");
+        let store = DirStore::with_options(dir, Arc::new(MemQuota::new()), options).expect("a store");
+        Self::start_store(api, base, store)
+    }
+}
+
+/// Moves a directory away, and puts an empty one in its place, as an unmounted disk leaves it.
+fn unmount(base: &Path) {
+    fs::rename(base, base.with_extension("moved")).expect("moved away");
+    fs::create_dir(base).expect("an empty directory");
+}
+
+/// Puts the directory back.
+fn mount(base: &Path) {
+    fs::remove_dir_all(base).expect("removed");
+    fs::rename(base.with_extension("moved"), base).expect("moved back");
+}
+
+/// How often the condition of an object was reported: abnormal, and normal again.
+fn condition_counts(api: &FakeApi, about: &str) -> [usize; 2] {
+    let all = api.event_counts(about);
+    ["VolumeConditionAbnormal", "VolumeConditionNormal"]
+        .map(|reason| all.iter().filter(|(found, _)| found == reason).count())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_store_is_reported_on_volume_and_claim_and_served_again_when_it_is_back() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let node = DirNode::start_reopening(&api, base.path());
+    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    wait_bound(&api, "claim-2").await;
+    unmount(base.path());
+    // Each call finds out that the store is lost.
+    api.create_object(ObjectKind::Claim, sample_claim(3, json!({})));
+    for about in [id(1).as_str(), id(2).as_str(), "claim-1", "claim-2"] {
+        wait_for_event(&api, about, "VolumeConditionAbnormal").await;
+    }
+    // What happens meanwhile waits: nothing is deleted, and nothing is created on the disk below.
+    api.delete_object(ObjectKind::Claim, "claim-1");
+    advance_time(3600).await;
+    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Released");
+    assert_eq!(phase(&api, ObjectKind::Claim, "claim-3"), "Pending");
+    assert!(!base.path().join("store-id").exists());
+    let note = api.event_notes(id(2).as_str());
+    assert!(note.iter().any(|note| note.contains("mount")), "{note:?}");
+    assert_eq!(condition_counts(&api, id(2).as_str()), [1, 0], "once, whatever is found below");
+
+    mount(base.path());
+    wait_bound(&api, "claim-3").await;
+    wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(1).as_str()).is_none()).await;
+    for about in [id(2).as_str(), "claim-2"] {
+        wait_for_event(&api, about, "VolumeConditionNormal").await;
+    }
+    advance_time(3600).await;
+    assert_eq!(condition_counts(&api, id(2).as_str()), [1, 1]);
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_the_api_server_did_not_accept_is_written_again() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    unmount(base.path());
+    for _ in 0..4 {
+        api.fail_next(RequestVerb::Create, ObjectKind::Event, RequestFault::Status(500));
+    }
+    let node = DirNode::start_reopening(&api, base.path());
+    for about in [id(1).as_str(), "claim-1"] {
+        wait_for_event(&api, about, "VolumeConditionAbnormal").await;
+    }
+    mount(base.path());
+    wait_for_event(&api, "claim-1", "VolumeConditionNormal").await;
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_disk_is_served_once_the_old_one_is_declared_lost() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let old = store_id(base.path());
+    unmount(base.path());
+    let node = DirNode::start_reopening(&api, base.path());
+    wait_for_event(&api, "claim-1", "VolumeConditionAbnormal").await;
+    let recovery = VolumeRecovery::new(api.client(), sample_identity(NODE), None);
+    let unknown =
+        recovery.declare_lost(&sample_uid(9).parse().expect("a UUID")).await.expect("no volume names it");
+    assert_eq!(unknown, Vec::<String>::new());
+    for _ in 0..2 {
+        let lost = recovery.declare_lost(&old.parse().expect("a UUID")).await.expect("declared");
+        assert_eq!(lost, [id(1).to_string()], "also if it is repeated");
+    }
+    // The volume is not deleted before its claim is, and then with nothing on the new disk.
+    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    wait_bound(&api, "claim-2").await;
+    assert_ne!(store_id(base.path()), old);
+    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Bound");
+    assert_eq!(condition_counts(&api, "claim-1"), [2, 0], "its cause has changed");
+    api.delete_object(ObjectKind::Claim, "claim-1");
+    wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(1).as_str()).is_none()).await;
+    assert_eq!(node.store.list().await.expect("list"), [id(2)]);
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_a_backup_lacks_is_reported_and_never_deleted() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let (volume, kept) = (base.path().join("volumes").join(id(1).as_str()), base.path().join("kept"));
+    fs::rename(&volume, &kept).expect("missing");
+    let node = DirNode::start_reopening(&api, base.path());
+    for about in [id(1).as_str(), "claim-1"] {
+        wait_for_event(&api, about, "VolumeConditionAbnormal").await;
+    }
+    let note = api.event_notes("claim-1");
+    assert!(note.iter().any(|note| note.contains("restore it from a backup")), "{note:?}");
+    advance_time(3600).await;
+    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Bound");
+    fs::rename(&kept, &volume).expect("restored");
+    for about in [id(1).as_str(), "claim-1"] {
+        wait_for_event(&api, about, "VolumeConditionNormal").await;
+    }
+    assert_eq!(condition_counts(&api, "claim-1"), [1, 1]);
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_of_another_node_is_rejected_with_the_name_of_that_node() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let dir = Dir::open(base.path()).expect("the base");
+    let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
+    let deps = Deps { store, ..test_deps(&api, &MemStore::default()) };
+    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity("node-b")), deps);
+    let Err(error) = provisioner.run_until(CancellationToken::new(), || {}).await;
+    assert!(error.to_string().contains("of node node-a"), "{error}");
+    let RunError::StoreRejected(StoreRejection::Moved { volume, .. }) = error else { panic!("{error:?}") };
+    assert_eq!(volume, id(1).as_str());
+    let volumes = fs::read_dir(base.path().join("volumes")).expect("a directory").count();
+    assert_eq!(volumes, 1, "nothing is swept");
 }

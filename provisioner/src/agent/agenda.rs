@@ -1,0 +1,125 @@
+//! When the agent acts on which condition.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use nodekeel_supervisor::Backoff;
+use tokio::time::Instant;
+
+use super::AgentConfig;
+use super::plan::ClusterCondition;
+
+/// Maximum delay of a retry, and before a claim's node is deselected again.
+const MAX_DELAY: Duration = Duration::from_secs(300);
+
+/// The delays after consecutive failures.
+const RETRIES: Backoff =
+    Backoff { initial: Duration::from_secs(1), factor: 2.0, max: MAX_DELAY, jitter: 0.0 };
+
+/// How acting on a condition ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ActionOutcome {
+    /// The condition needs nothing more while it lasts.
+    Done,
+    /// The node was deselected: the scheduler may select it again.
+    Deselected,
+    /// It failed, or an object has changed meanwhile: again later, if the condition still holds.
+    Retry,
+}
+
+/// The conditions that hold, and when each is due.
+#[derive(Debug)]
+pub(super) struct Agenda {
+    delays: AgentConfig,
+    items: BTreeMap<ClusterCondition, AgendaItem>,
+    /// How often a node of each pending claim was deselected, by the claim's UID.
+    deselections: HashMap<String, u32>,
+}
+
+#[derive(Debug)]
+struct AgendaItem {
+    /// `None`: never; what it needed is done.
+    due: Option<Instant>,
+    failures: u32,
+}
+
+impl Agenda {
+    pub(super) fn new(config: &AgentConfig) -> Self {
+        Self { delays: config.clone(), items: BTreeMap::new(), deselections: HashMap::new() }
+    }
+
+    /// Starts the delays of new conditions, and forgets those that have ended. `is_pending` says whether a
+    /// claim, by its UID, still has no volume.
+    pub(super) fn update(
+        &mut self,
+        conditions: BTreeSet<ClusterCondition>,
+        is_pending: impl Fn(&str) -> bool,
+        now: Instant,
+    ) {
+        self.items.retain(|condition, _| conditions.contains(condition));
+        self.deselections.retain(|uid, _| is_pending(uid));
+        for condition in conditions {
+            let delay = self.delay(&condition);
+            let new = || AgendaItem { due: delay.and_then(|delay| now.checked_add(delay)), failures: 0 };
+            self.items.entry(condition).or_insert_with(new);
+        }
+    }
+
+    /// How long a condition must last; `None` if nothing is done about it.
+    fn delay(&self, condition: &ClusterCondition) -> Option<Duration> {
+        let AgentConfig { grace_period, node_gone_after, remove_after, .. } = &self.delays;
+        match condition {
+            ClusterCondition::UnusableNode { claim, .. } => {
+                let count = self.deselections.get(&claim.uid).copied().unwrap_or_default();
+                let doubled = grace_period.saturating_mul(1_u32.checked_shl(count).unwrap_or(u32::MAX));
+                Some(doubled.min(MAX_DELAY).max(*grace_period))
+            }
+            ClusterCondition::UnservedClaim { .. } => Some(*grace_period),
+            ClusterCondition::NodeGone { .. } => Some(*node_gone_after),
+            ClusterCondition::Removable { .. } => remove_after.map(|delay| delay.max(*node_gone_after)),
+        }
+    }
+
+    /// When the next condition is due.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.items.values().filter_map(|item| item.due).min()
+    }
+
+    /// The conditions that are due.
+    pub(super) fn due_conditions(&self, now: Instant) -> Vec<ClusterCondition> {
+        let is_due = |item: &AgendaItem| item.due.is_some_and(|due| due <= now);
+        self.items.iter().filter(|(_, item)| is_due(item)).map(|(condition, _)| condition.clone()).collect()
+    }
+
+    /// Records how acting on a condition ended.
+    pub(super) fn record_outcome(
+        &mut self,
+        condition: &ClusterCondition,
+        outcome: ActionOutcome,
+        now: Instant,
+    ) {
+        if outcome == ActionOutcome::Deselected
+            && let ClusterCondition::UnusableNode { claim, .. } = condition
+        {
+            let count = self.deselections.entry(claim.uid.clone()).or_default();
+            *count = count.saturating_add(1);
+        }
+        let delay = self.delay(condition);
+        let Some(item) = self.items.get_mut(condition) else { return };
+        let delay = match outcome {
+            ActionOutcome::Done => None,
+            ActionOutcome::Deselected => delay,
+            ActionOutcome::Retry => {
+                item.failures = item.failures.saturating_add(1);
+                Some(RETRIES.jittered_delay(item.failures, 0.0))
+            }
+        };
+        item.due = delay.and_then(|delay| now.checked_add(delay));
+    }
+
+    /// The conditions that have lasted for their delay.
+    pub(super) fn reached_conditions(&self, now: Instant) -> impl Iterator<Item = &ClusterCondition> {
+        let is_reached = move |item: &AgendaItem| item.failures > 0 || item.due.is_none_or(|due| due <= now);
+        self.items.iter().filter(move |(_, item)| is_reached(item)).map(|(condition, _)| condition)
+    }
+}

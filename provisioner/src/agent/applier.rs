@@ -1,0 +1,284 @@
+//! Acts on conditions: each effect can be interrupted at any point and repeated.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::agenda::ActionOutcome;
+use super::facts::{ClaimKey, ClusterObjects, PendingClaim, VolumeFacts, node_identity};
+use super::metrics::AgentMetrics;
+use super::plan::{ClusterCondition, NodeProblem, VolumeKey};
+use crate::api_timeout::with_timeout;
+use crate::apply::{ClientHandle, error_hint, is_bound_elsewhere, status_code};
+use crate::error_chain::format_chain;
+use crate::event::{EventReason, EventRecorder};
+use crate::plan::{FINALIZER, SELECTED_NODE, VolumeAction, plan_volume};
+use crate::step::{StepRunner, VolumeStep};
+use crate::{DriverName, NodeName};
+
+/// The namespace in which each kubelet renews the Lease of its node. *Source:* Kubernetes, "Leases".
+const NODE_LEASES: &str = "kube-node-lease";
+
+/// A call of the API server failed.
+#[derive(Debug, thiserror::Error)]
+#[error("can't {verb} {object}{}", error_hint(source))]
+struct CallError {
+    verb: &'static str,
+    object: String,
+    /// The call in metrics.
+    label: &'static str,
+    #[source]
+    source: kube::Error,
+}
+
+/// Acts on conditions.
+#[derive(Debug)]
+pub(super) struct AgentApplier {
+    pub(super) driver: DriverName,
+    pub(super) client: ClientHandle,
+    pub(super) recorder: EventRecorder,
+    pub(super) metrics: Arc<dyn AgentMetrics>,
+    pub(super) steps: StepRunner,
+}
+
+impl AgentApplier {
+    /// Acts on a condition that is due. Failures are logged.
+    pub(super) async fn act(&self, objects: &ClusterObjects, condition: &ClusterCondition) -> ActionOutcome {
+        let result = match condition {
+            ClusterCondition::UnusableNode { claim, node, problem } => {
+                match objects.claims.get(&claim_name(claim)) {
+                    Some(claim) => self.deselect_node(claim, node, *problem).await,
+                    None => Ok(ActionOutcome::Done),
+                }
+            }
+            ClusterCondition::UnservedClaim { claim, reason } => {
+                tracing::warn!(namespace = claim.namespace, claim = claim.name, "claim not served: {reason}");
+                let about = claim_reference(claim);
+                self.report(&about, EventReason::ProvisioningFailed, &reason.to_string()).await
+            }
+            ClusterCondition::NodeGone { volume, node } => match objects.volumes.get(&volume.name) {
+                Some(facts) => self.report_gone_volume(volume, facts, node).await,
+                None => Ok(ActionOutcome::Done),
+            },
+            ClusterCondition::Removable { volume, node } => self.remove_volume(volume, node).await,
+        };
+        result.unwrap_or_else(|error| {
+            self.metrics.record_api_error(error.label);
+            tracing::warn!("{}; retrying", format_chain(&error));
+            ActionOutcome::Retry
+        })
+    }
+
+    /// Removes the selected node from exactly this version of a claim, so that the scheduler selects another.
+    async fn deselect_node(
+        &self,
+        claim: &PendingClaim,
+        node: &str,
+        problem: NodeProblem,
+    ) -> Result<ActionOutcome, CallError> {
+        // The watch of claims may be ahead of that of volumes.
+        let name = claim.volume_name();
+        if self.read_object::<PersistentVolume>(&Api::all(self.client.0.clone()), &name).await?.is_some() {
+            return Ok(ActionOutcome::Retry);
+        }
+        let patch = Patch::Merge(json!({ "metadata": {
+            "uid": claim.key.uid,
+            "resourceVersion": claim.resource_version,
+            "annotations": { SELECTED_NODE: null },
+        } }));
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.0.clone(), &claim.key.namespace);
+        let params = PatchParams::default();
+        let call = with_timeout(claims.patch(&claim.key.name, &params, &patch));
+        match self.steps.run_async(VolumeStep::DeselectNode, call).await {
+            Ok(_) => {}
+            // The claim has changed or is deleted: the watch reports it.
+            Err(error) if matches!(status_code(&error), Some(404 | 409)) => return Ok(ActionOutcome::Retry),
+            Err(source) => {
+                let object = format!("claim {}", claim_name(&claim.key));
+                return Err(CallError {
+                    verb: "patch",
+                    object,
+                    label: "patch_persistentvolumeclaim",
+                    source,
+                });
+            }
+        }
+        let (namespace, name) = (&claim.key.namespace, &claim.key.name);
+        tracing::info!(namespace, claim = name, node, "deselected the claim's node: it {problem}");
+        self.metrics.record_deselection(problem.metric_label());
+        let note =
+            format!("selected node {node} {problem}: deselected it, so that the scheduler selects another");
+        let about = claim_reference(&claim.key);
+        // The claim is free: a lost event must not bring a second patch.
+        if let Err(error) = self.report(&about, EventReason::ProvisioningFailed, &note).await {
+            tracing::warn!("{}", format_chain(&error));
+        }
+        Ok(ActionOutcome::Deselected)
+    }
+
+    async fn report_gone_volume(
+        &self,
+        volume: &VolumeKey,
+        facts: &VolumeFacts,
+        node: &NodeName,
+    ) -> Result<ActionOutcome, CallError> {
+        tracing::warn!(pv = volume.name, %node, "the volume's node does not exist");
+        let note = format!(
+            "node {node}, on whose disk the data of the volume are, does not exist: bring it back, or delete the \
+             claim and the PersistentVolume (docs/operations.md, \"A node with volumes is gone\")"
+        );
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("PersistentVolume".to_owned()),
+            name: Some(volume.name.clone()),
+            uid: Some(volume.uid.clone()),
+            ..ObjectReference::default()
+        };
+        self.report(&about, EventReason::ReferencedNodeDeleted, &note).await?;
+        if let Some(claim) = &facts.bound_claim {
+            self.report(&claim_reference(claim), EventReason::ReferencedNodeDeleted, &note).await?;
+        }
+        Ok(ActionOutcome::Done)
+    }
+
+    /// Removes the PersistentVolume of a deleted node if that node's provisioner would delete it now.
+    async fn remove_volume(&self, volume: &VolumeKey, node: &NodeName) -> Result<ActionOutcome, CallError> {
+        let volumes: Api<PersistentVolume> = Api::all(self.client.0.clone());
+        let live = self.read_object(&volumes, &volume.name).await?;
+        let Some(live) = live.filter(|live| live.metadata.uid.as_deref() == Some(&volume.uid)) else {
+            return Ok(ActionOutcome::Done);
+        };
+        let VolumeAction::Delete(id) = plan_volume(&node_identity(&self.driver, node), &live) else {
+            return Ok(ActionOutcome::Retry);
+        };
+        if let Some(kind) = self.find_sign_of_life(node).await? {
+            tracing::info!(pv = volume.name, %node, "not removing the volume: the node still has a {kind}");
+            return Ok(ActionOutcome::Retry);
+        }
+        let claim = live.spec.as_ref().and_then(|spec| spec.claim_ref.clone()).unwrap_or_default();
+        let claims: Api<PersistentVolumeClaim> =
+            Api::namespaced(self.client.0.clone(), claim.namespace.as_deref().unwrap_or_default());
+        let found = self.read_object(&claims, claim.name.as_deref().unwrap_or_default()).await?;
+        if found.is_some_and(|found| found.metadata.uid == claim.uid && !is_bound_elsewhere(&found, &id)) {
+            tracing::warn!(pv = volume.name, "not removing the volume: its claim still exists");
+            return Ok(ActionOutcome::Retry);
+        }
+        if !self.remove_object(&volumes, &live).await? {
+            return Ok(ActionOutcome::Retry);
+        }
+        tracing::warn!(pv = volume.name, %node, "removed the PersistentVolume: its data stay on the deleted node's disk");
+        self.metrics.record_removal();
+        Ok(ActionOutcome::Done)
+    }
+
+    /// The kind of an object that shows that a node may still run.
+    async fn find_sign_of_life(&self, node: &NodeName) -> Result<Option<&'static str>, CallError> {
+        let (client, name) = (&self.client.0, node.as_str());
+        let leases = Api::<Lease>::namespaced(client.clone(), NODE_LEASES);
+        if self.read_object::<Node>(&Api::all(client.clone()), name).await?.is_some() {
+            return Ok(Some("Node"));
+        }
+        if self.read_object::<CSINode>(&Api::all(client.clone()), name).await?.is_some() {
+            return Ok(Some("CSINode"));
+        }
+        Ok(self.read_object(&leases, name).await?.map(|_| "Lease"))
+    }
+
+    /// Deletes exactly this version of a PersistentVolume, and its finalizer; `false` if it has changed.
+    async fn remove_object(
+        &self,
+        volumes: &Api<PersistentVolume>,
+        live: &PersistentVolume,
+    ) -> Result<bool, CallError> {
+        let name = live.metadata.name.as_deref().unwrap_or_default();
+        let mut live = live.clone();
+        if live.metadata.deletion_timestamp.is_none() {
+            let preconditions = Preconditions {
+                uid: live.metadata.uid.clone(),
+                resource_version: live.metadata.resource_version.clone(),
+            };
+            let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+            let call = with_timeout(volumes.delete(name, &params));
+            let deleted = self.steps.run_async(VolumeStep::DeletePersistentVolume, call).await;
+            match unless_changed(deleted, ("delete", name, "delete_persistentvolume"))? {
+                None => return Ok(false),
+                Some(answer) => match answer.left() {
+                    Some(going) => live = going,
+                    None => return Ok(true),
+                },
+            }
+        }
+        let finalizers = live.metadata.finalizers.unwrap_or_default();
+        let others: Vec<&String> = finalizers.iter().filter(|finalizer| *finalizer != FINALIZER).collect();
+        let patch = Patch::Merge(json!({ "metadata": {
+            "uid": live.metadata.uid,
+            "resourceVersion": live.metadata.resource_version,
+            "finalizers": others,
+        } }));
+        let params = PatchParams::default();
+        let call = with_timeout(volumes.patch(name, &params, &patch));
+        let patched = self.steps.run_async(VolumeStep::RemoveFinalizer, call).await;
+        let patched = unless_changed(patched, ("patch", name, "patch_persistentvolume"))?;
+        Ok(patched.is_some())
+    }
+
+    /// Emits an event once, however many agents find the same.
+    async fn report(
+        &self,
+        about: &ObjectReference,
+        reason: EventReason,
+        note: &str,
+    ) -> Result<ActionOutcome, CallError> {
+        let recorded = self.recorder.record_once(about, reason, note).await;
+        recorded.map(|()| ActionOutcome::Done).map_err(|source| {
+            let object = format!("an event about {}", about.name.as_deref().unwrap_or_default());
+            CallError { verb: "create", object, label: "create_event", source }
+        })
+    }
+
+    async fn read_object<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, CallError>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        with_timeout(api.get_opt(name)).await.map_err(|source| CallError {
+            verb: "read",
+            object: format!("{} {name}", K::kind(&())),
+            label: "get",
+            source,
+        })
+    }
+}
+
+/// The answer to a write of a PersistentVolume; `None` if it has changed or is deleted, which the watch reports.
+fn unless_changed<T>(
+    answer: Result<T, kube::Error>,
+    (verb, name, label): (&'static str, &str, &'static str),
+) -> Result<Option<T>, CallError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if matches!(status_code(&error), Some(404 | 409)) => Ok(None),
+        Err(source) => Err(CallError { verb, object: format!("PersistentVolume {name}"), label, source }),
+    }
+}
+
+fn claim_name(claim: &ClaimKey) -> String {
+    format!("{}/{}", claim.namespace, claim.name)
+}
+
+fn claim_reference(claim: &ClaimKey) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolumeClaim".to_owned()),
+        namespace: Some(claim.namespace.clone()),
+        name: Some(claim.name.clone()),
+        uid: Some(claim.uid.clone()),
+        ..ObjectReference::default()
+    }
+}

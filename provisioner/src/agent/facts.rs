@@ -1,0 +1,172 @@
+//! What the agent keeps of each object: enough to plan, and little memory.
+
+use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+
+use super::mirror::ObjectMirror;
+use crate::plan::{
+    BETA_STORAGE_PROVISIONER, FINALIZER, HOSTNAME, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER,
+    VolumeAction, class_name, nonempty_annotation, ownership_mismatch, plan_volume, taint_against_volumes,
+};
+use crate::{DriverName, NodeName};
+
+/// The taints of a node whose kubelet does not report, or is not ready. *Source:* Kubernetes, "well-known
+/// labels, annotations and taints".
+const NOT_READY_TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+/// All objects that planning needs.
+#[derive(Debug, Default)]
+pub(super) struct ClusterObjects {
+    pub(super) claims: ObjectMirror<PendingClaim>,
+    pub(super) classes: ObjectMirror<StorageClass>,
+    pub(super) nodes: ObjectMirror<NodeFacts>,
+    /// Whether each node has the driver.
+    pub(super) csi_nodes: ObjectMirror<bool>,
+    pub(super) volumes: ObjectMirror<VolumeFacts>,
+}
+
+impl ClusterObjects {
+    /// Whether all first lists are complete.
+    pub(super) fn is_complete(&self) -> bool {
+        let lists = [
+            self.claims.is_complete(),
+            self.classes.is_complete(),
+            self.nodes.is_complete(),
+            self.csi_nodes.is_complete(),
+            self.volumes.is_complete(),
+        ];
+        lists.into_iter().all(|is_complete| is_complete)
+    }
+}
+
+/// A claim, by its name and its UID.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ClaimKey {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: String,
+}
+
+/// A claim without a volume, of any driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PendingClaim {
+    pub(super) key: ClaimKey,
+    pub(super) resource_version: String,
+    /// The driver that must provision it; `None` until the volume controller has written it.
+    pub(super) driver: Option<String>,
+    pub(super) class: Option<String>,
+    pub(super) selected_node: Option<String>,
+}
+
+impl PendingClaim {
+    /// What is kept of a claim; `None` if it is not pending.
+    pub(super) fn extract(claim: &PersistentVolumeClaim) -> Option<Self> {
+        let meta = &claim.metadata;
+        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+        let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        if meta.deletion_timestamp.is_some() || !volume.is_empty() || !matches!(phase, "" | "Pending") {
+            return None;
+        }
+        let annotation = |key| nonempty_annotation(claim, key).map(str::to_owned);
+        Some(Self {
+            key: ClaimKey {
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name: meta.name.clone().unwrap_or_default(),
+                uid: meta.uid.clone().unwrap_or_default(),
+            },
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            driver: annotation(STORAGE_PROVISIONER).or(annotation(BETA_STORAGE_PROVISIONER)),
+            class: class_name(claim).map(str::to_owned),
+            selected_node: annotation(SELECTED_NODE),
+        })
+    }
+
+    /// The name of the PersistentVolume that a node creates for it.
+    pub(super) fn volume_name(&self) -> String {
+        format!("pvc-{}", self.key.uid)
+    }
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NodeFacts {
+    /// Its label that the node affinity of volumes of release 0.1.0 refers to.
+    pub(super) hostname: Option<String>,
+    pub(super) is_cordoned: bool,
+    pub(super) is_ready: bool,
+    /// Whether only pods that tolerate a taint are scheduled to it.
+    pub(super) is_tainted: bool,
+}
+
+impl NodeFacts {
+    pub(super) fn extract(node: &Node) -> Self {
+        let spec = node.spec.as_ref();
+        let mut taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default().iter();
+        Self {
+            hostname: node.metadata.labels.as_ref().and_then(|labels| labels.get(HOSTNAME)).cloned(),
+            is_cordoned: spec.is_some_and(|spec| spec.unschedulable == Some(true)),
+            is_ready: !taints.any(|taint| NOT_READY_TAINTS.contains(&taint.key.as_str())),
+            is_tainted: taint_against_volumes(node).is_some(),
+        }
+    }
+}
+
+/// Whether a node's kubelet has registered the driver.
+pub(super) fn has_driver(node: &CSINode, driver: &DriverName) -> bool {
+    node.spec.drivers.iter().any(|registered| registered.name == driver.as_str())
+}
+
+/// A volume of the driver on one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct VolumeFacts {
+    pub(super) uid: String,
+    pub(super) node: NodeName,
+    /// The claim that it is bound to.
+    pub(super) bound_claim: Option<ClaimKey>,
+    /// Whether its node would delete it now, by the label that only this driver sets.
+    pub(super) is_removable: bool,
+}
+
+impl VolumeFacts {
+    /// What is kept of a volume; `None` if it is not one of the driver on a single node.
+    pub(super) fn extract(driver: &DriverName, volume: &PersistentVolume) -> Option<Self> {
+        let spec = volume.spec.as_ref()?;
+        let required = spec.node_affinity.as_ref()?.required.as_ref()?;
+        let (key, node) = named_node(driver, required.node_selector_terms.first()?)?;
+        let identity = node_identity(driver, &node);
+        if ownership_mismatch(&identity, spec).is_some() {
+            return None;
+        }
+        let is_bound = volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
+        let claim = spec.claim_ref.as_ref().filter(|_| is_bound);
+        Some(Self {
+            uid: volume.metadata.uid.clone().unwrap_or_default(),
+            bound_claim: claim.map(|claim| ClaimKey {
+                namespace: claim.namespace.clone().unwrap_or_default(),
+                name: claim.name.clone().unwrap_or_default(),
+                uid: claim.uid.clone().unwrap_or_default(),
+            }),
+            // A hostname label may differ from the node's name, so that it doesn't prove that the node is gone.
+            is_removable: key == driver.topology_key()
+                && matches!(plan_volume(&identity, volume), VolumeAction::Delete(_)),
+            node,
+        })
+    }
+}
+
+/// The identity of the provisioner on a node.
+pub(super) fn node_identity(driver: &DriverName, node: &NodeName) -> ProvisionerIdentity {
+    ProvisionerIdentity { driver: driver.clone(), node: node.clone(), finalizer: Some(FINALIZER.to_owned()) }
+}
+
+/// The label and the single node that a term selects.
+fn named_node(driver: &DriverName, term: &NodeSelectorTerm) -> Option<(String, NodeName)> {
+    let topology_key = driver.topology_key();
+    term.match_expressions.iter().flatten().find_map(|expression| {
+        let [value] = expression.values.as_deref()? else { return None };
+        let is_ours = expression.key == topology_key || expression.key == HOSTNAME;
+        let node =
+            NodeName::try_new(value.as_str()).ok().filter(|_| is_ours && expression.operator == "In")?;
+        Some((expression.key.clone(), node))
+    })
+}

@@ -1,0 +1,155 @@
+//! The control loop of the agent that leads: watches, plans, waits, acts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+
+use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
+use futures_util::{FutureExt as _, future};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::AgentConfig;
+use super::agenda::{ActionOutcome, Agenda};
+use super::applier::AgentApplier;
+use super::facts::{ClusterObjects, NodeFacts, PendingClaim, VolumeFacts, has_driver};
+use super::lease::sleep_until_due;
+use super::plan::{ClusterCondition, find_conditions};
+use crate::DriverName;
+use crate::controller::watch_errors::{WatchErrors, with_backoff};
+
+/// The objects of a page of a list: few, because objects of other drivers are dropped after each page.
+const PAGE_SIZE: u32 = 100;
+
+/// How many conditions are acted on at the same time.
+const CONCURRENCY: usize = 8;
+
+/// A watch event of one of the kinds.
+#[allow(clippy::large_enum_variant, reason = "one event exists at a time")]
+enum ObjectEvent {
+    Claim(Event<PersistentVolumeClaim>),
+    Class(Event<StorageClass>),
+    Node(Event<Node>),
+    CsiNode(Event<CSINode>),
+    Volume(Event<PersistentVolume>),
+}
+
+impl ClusterObjects {
+    /// Applies an event, and returns whether anything has changed that planning looks at.
+    fn observe(&mut self, driver: &DriverName, event: ObjectEvent) -> bool {
+        match event {
+            ObjectEvent::Claim(event) => self.claims.observe(event, PendingClaim::extract),
+            ObjectEvent::Class(event) => self.classes.observe(event, extract_class),
+            ObjectEvent::Node(event) => self.nodes.observe(event, |node| Some(NodeFacts::extract(node))),
+            ObjectEvent::CsiNode(event) => {
+                self.csi_nodes.observe(event, |node| Some(has_driver(node, driver)))
+            }
+            ObjectEvent::Volume(event) => {
+                self.volumes.observe(event, |volume| VolumeFacts::extract(driver, volume))
+            }
+        }
+    }
+}
+
+fn extract_class(class: &StorageClass) -> Option<StorageClass> {
+    let mut class = class.clone();
+    class.metadata = kube::api::ObjectMeta::default();
+    Some(class)
+}
+
+/// Runs until a watch ends, which is not expected.
+pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, watch_errors: &WatchErrors) {
+    let mut events = watch_objects(applier, watch_errors);
+    let (mut objects, mut agenda) = (ClusterObjects::default(), Agenda::new(config));
+    loop {
+        let due = agenda.next_due();
+        let mut has_changed = false;
+        tokio::select! {
+            event = events.next() => {
+                let Some(event) = event else { return };
+                has_changed |= objects.observe(&config.driver, event);
+            }
+            () = sleep_until_due(due) => {}
+        }
+        // A burst of changes is planned once.
+        while let Some(Some(event)) = events.next().now_or_never() {
+            has_changed |= objects.observe(&config.driver, event);
+        }
+        if !objects.is_complete() {
+            continue;
+        }
+        if has_changed {
+            let pending: BTreeSet<&str> =
+                objects.claims.iter().map(|(_, claim)| claim.key.uid.as_str()).collect();
+            let conditions = find_conditions(&config.driver, &objects);
+            agenda.update(conditions, |uid| pending.contains(uid), Instant::now());
+        }
+        let outcomes = act_on_due(&agenda, applier, &objects).await;
+        for (condition, outcome) in outcomes {
+            agenda.record_outcome(&condition, outcome, Instant::now());
+        }
+        record_totals(&agenda, applier);
+    }
+}
+
+async fn act_on_due(
+    agenda: &Agenda,
+    applier: &AgentApplier,
+    objects: &ClusterObjects,
+) -> Vec<(ClusterCondition, ActionOutcome)> {
+    let act = |condition: ClusterCondition| async move {
+        let outcome = applier.act(objects, &condition).await;
+        (condition, outcome)
+    };
+    stream::iter(agenda.due_conditions(Instant::now())).map(act).buffer_unordered(CONCURRENCY).collect().await
+}
+
+fn record_totals(agenda: &Agenda, applier: &AgentApplier) {
+    let (mut gone, mut unserved) = (BTreeMap::<String, usize>::new(), 0);
+    for condition in agenda.reached_conditions(Instant::now()) {
+        match condition {
+            ClusterCondition::NodeGone { node, .. } => *gone.entry(node.to_string()).or_default() += 1,
+            ClusterCondition::UnservedClaim { .. } => unserved += 1,
+            ClusterCondition::UnusableNode { .. } | ClusterCondition::Removable { .. } => {}
+        }
+    }
+    applier.metrics.set_gone_volumes(&gone);
+    applier.metrics.set_unserved_claims(unserved);
+}
+
+fn watch_objects(applier: &AgentApplier, errors: &WatchErrors) -> BoxStream<'static, ObjectEvent> {
+    let watches = [
+        watch_kind(applier, errors, ObjectEvent::Claim),
+        watch_kind(applier, errors, ObjectEvent::Class),
+        watch_kind(applier, errors, ObjectEvent::Node),
+        watch_kind(applier, errors, ObjectEvent::CsiNode),
+        watch_kind(applier, errors, ObjectEvent::Volume),
+    ];
+    // The end of one watch ends all: without it, planning would go on with outdated objects.
+    let ended = |event: &Option<ObjectEvent>| future::ready(event.is_some());
+    let watches = watches.map(|watch| watch.map(Some).chain(stream::once(future::ready(None))).boxed());
+    stream::select_all(watches).take_while(ended).filter_map(future::ready).boxed()
+}
+
+/// Watches all objects of a kind. Errors were logged, and the watch retries.
+fn watch_kind<K>(
+    applier: &AgentApplier,
+    errors: &WatchErrors,
+    wrap: impl Fn(Event<K>) -> ObjectEvent + Send + 'static,
+) -> BoxStream<'static, ObjectEvent>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let config = watcher::Config::default().page_size(PAGE_SIZE);
+    let events = with_backoff(watcher(Api::<K>::all(applier.client.0.clone()), config), errors.clone());
+    ok_events(events).map(wrap).boxed()
+}
+
+fn ok_events<K>(
+    events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
+) -> impl Stream<Item = Event<K>> {
+    events.filter_map(|event| future::ready(event.ok()))
+}

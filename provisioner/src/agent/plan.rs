@@ -1,0 +1,149 @@
+//! Decides what needs the agent: a pure function of the observed objects.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::storage::v1::StorageClass;
+
+use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, node_identity};
+use crate::plan::{allows_node, waits_for_consumer};
+use crate::{DriverName, NodeName};
+
+/// Something that no node can do anything about. The agent acts once it has lasted for its delay.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ClusterCondition {
+    /// A pending claim's selected node cannot serve it.
+    UnusableNode { claim: ClaimKey, node: String, problem: NodeProblem },
+    /// No node can serve a pending claim.
+    UnservedClaim { claim: ClaimKey, reason: UnservedReason },
+    /// The node of a volume is deleted.
+    NodeGone { volume: VolumeKey, node: NodeName },
+    /// The node of a volume is deleted, and would delete the volume if it existed.
+    Removable { volume: VolumeKey, node: NodeName },
+}
+
+/// A PersistentVolume, by its name and its UID.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct VolumeKey {
+    pub(super) name: String,
+    pub(super) uid: String,
+}
+
+/// Why a selected node cannot serve a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub(super) enum NodeProblem {
+    #[error("does not exist")]
+    Deleted,
+    #[error("does not have the driver: the pod of its provisionerd is missing or not ready")]
+    DriverMissing,
+    #[error("is cordoned, and has not provisioned the claim")]
+    Cordoned,
+    #[error("is not ready, and has not provisioned the claim")]
+    NotReady,
+}
+
+impl NodeProblem {
+    /// The name in metrics.
+    pub(super) fn metric_label(self) -> &'static str {
+        match self {
+            Self::Deleted => "deleted",
+            Self::DriverMissing => "no_driver",
+            Self::Cordoned => "cordoned",
+            Self::NotReady => "not_ready",
+        }
+    }
+}
+
+/// Why no node can serve a claim. The message is the event's note.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub(super) enum UnservedReason {
+    #[error("no node has the driver: check the DaemonSet of provisionerd")]
+    DriverMissing,
+    #[error(
+        "no node with the driver meets the allowedTopologies of the claim's storage class: use another class"
+    )]
+    TopologyNotAllowed,
+    #[error(
+        "every node that could serve the claim is cordoned or tainted: uncordon one, or use a storage class with \
+         volumeBindingMode WaitForFirstConsumer"
+    )]
+    NodesUnschedulable,
+}
+
+/// All conditions of the driver's claims and volumes.
+pub(super) fn find_conditions(driver: &DriverName, objects: &ClusterObjects) -> BTreeSet<ClusterCondition> {
+    let claims = objects.claims.iter().map(|(_, claim)| claim);
+    let claims = claims.filter_map(|claim| claim_condition(driver, objects, claim));
+    claims.chain(volume_conditions(objects)).collect()
+}
+
+fn claim_condition(
+    driver: &DriverName,
+    objects: &ClusterObjects,
+    claim: &PendingClaim,
+) -> Option<ClusterCondition> {
+    let class = claim.class.as_deref().and_then(|name| objects.classes.get(name));
+    let named = claim.driver.as_deref().or(class.map(|class| class.provisioner.as_str()));
+    // With a PersistentVolume, the claim is about to be bound to it, wherever it is.
+    if named != Some(driver.as_str()) || objects.volumes.get(&claim.volume_name()).is_some() {
+        return None;
+    }
+    let claim_key = claim.key.clone();
+    match &claim.selected_node {
+        Some(node) => {
+            let problem = node_problem(objects, node)?;
+            Some(ClusterCondition::UnusableNode { claim: claim_key, node: node.clone(), problem })
+        }
+        None => {
+            let reason = unserved_reason(driver, objects, class?)?;
+            Some(ClusterCondition::UnservedClaim { claim: claim_key, reason })
+        }
+    }
+}
+
+fn node_problem(objects: &ClusterObjects, node: &str) -> Option<NodeProblem> {
+    match objects.nodes.get(node) {
+        None => Some(NodeProblem::Deleted),
+        Some(_) if objects.csi_nodes.get(node) != Some(&true) => Some(NodeProblem::DriverMissing),
+        Some(facts) if !facts.is_ready => Some(NodeProblem::NotReady),
+        Some(facts) => facts.is_cordoned.then_some(NodeProblem::Cordoned),
+    }
+}
+
+/// Why no node can serve a claim of this class that has no selected node.
+fn unserved_reason(
+    driver: &DriverName,
+    objects: &ClusterObjects,
+    class: &StorageClass,
+) -> Option<UnservedReason> {
+    let with_driver =
+        |(name, has_driver): (_, &bool)| Some((name, objects.nodes.get(name).filter(|_| *has_driver)?));
+    let nodes: Vec<(&str, &NodeFacts)> = objects.csi_nodes.iter().filter_map(with_driver).collect();
+    let is_allowed = |name: &str| {
+        NodeName::try_new(name).is_ok_and(|node| allows_node(&node_identity(driver, &node), class))
+    };
+    let mut allowed = nodes.iter().filter(|(name, _)| is_allowed(name)).peekable();
+    if nodes.is_empty() {
+        return Some(UnservedReason::DriverMissing);
+    }
+    if allowed.peek().is_none() {
+        return Some(UnservedReason::TopologyNotAllowed);
+    }
+    // With a pod, its tolerations decide, and the scheduler reports.
+    let is_immediate = !waits_for_consumer(class);
+    (is_immediate && allowed.all(|(_, node)| node.is_tainted)).then_some(UnservedReason::NodesUnschedulable)
+}
+
+fn volume_conditions(objects: &ClusterObjects) -> impl Iterator<Item = ClusterCondition> {
+    let hostnames = objects.nodes.iter().filter_map(|(_, node)| node.hostname.as_deref());
+    // A CSINode without its Node is about to be collected, or its kubelet is about to register the node again.
+    let names =
+        objects.nodes.iter().map(|(name, _)| name).chain(objects.csi_nodes.iter().map(|(name, _)| name));
+    let existing: BTreeSet<&str> = names.chain(hostnames).collect();
+    let gone = objects.volumes.iter().filter(move |(_, volume)| !existing.contains(volume.node.as_str()));
+    gone.flat_map(|(name, volume)| {
+        let key = VolumeKey { name: name.to_owned(), uid: volume.uid.clone() };
+        let removable = ClusterCondition::Removable { volume: key.clone(), node: volume.node.clone() };
+        let gone = ClusterCondition::NodeGone { volume: key, node: volume.node.clone() };
+        std::iter::once(gone).chain(volume.is_removable.then_some(removable))
+    })
+}

@@ -1,0 +1,294 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::AgentConfig;
+use super::agenda::{ActionOutcome, Agenda};
+use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, VolumeFacts};
+use super::plan::{ClusterCondition, NodeProblem, UnservedReason, VolumeKey, find_conditions};
+use crate::testing::objects::{CLASS, DRIVER, sample_claim, sample_class, sample_node, sample_volume};
+use crate::{DriverName, NodeName};
+
+const NODES: [&str; 3] = ["node-a", "node-b", "node-c"];
+
+fn driver() -> DriverName {
+    DriverName::try_new(DRIVER).expect("a driver name")
+}
+
+fn topology_key() -> String {
+    driver().topology_key()
+}
+
+/// What a test knows of a node.
+#[derive(Debug, Clone, Copy)]
+struct TestNode {
+    exists: bool,
+    /// `None`: without CSINode.
+    has_driver: Option<bool>,
+    is_cordoned: bool,
+    is_ready: bool,
+}
+
+impl TestNode {
+    fn facts(self) -> NodeFacts {
+        let mut taints = Vec::new();
+        if !self.is_ready {
+            taints.push(json!({ "key": "node.kubernetes.io/unreachable", "effect": "NoSchedule" }));
+        }
+        let spec = json!({ "unschedulable": self.is_cordoned, "taints": taints });
+        NodeFacts::extract(&sample_node("node", json!({ "spec": spec })))
+    }
+
+    fn can_serve(self) -> bool {
+        self.exists && self.has_driver == Some(true) && self.is_ready && !self.is_cordoned
+    }
+}
+
+#[derive(Debug, Clone)]
+struct TestClaim {
+    /// `None`: not annotated yet.
+    driver: Option<bool>,
+    selected: Option<usize>,
+    has_volume: bool,
+}
+
+#[derive(Debug, Clone)]
+struct TestCluster {
+    nodes: [TestNode; 3],
+    claims: Vec<TestClaim>,
+    /// By node; whether it is removable.
+    volumes: Vec<(usize, bool)>,
+    waits_for_consumer: bool,
+    /// The nodes that the class allows.
+    allowed: Option<BTreeSet<usize>>,
+}
+
+impl TestCluster {
+    fn claim(&self, number: usize) -> PendingClaim {
+        let claim = &self.claims[number];
+        let driver = claim.driver.map(|is_ours| if is_ours { DRIVER } else { "foreign.example" });
+        let annotations = json!({
+            "volume.kubernetes.io/storage-provisioner": driver,
+            "volume.kubernetes.io/selected-node": claim.selected.map(|node| NODES[node]),
+        });
+        let number = u32::try_from(number).expect("few");
+        let claim = sample_claim(number, json!({ "metadata": { "annotations": annotations } }));
+        PendingClaim::extract(&claim).expect("pending")
+    }
+
+    fn objects(&self) -> ClusterObjects {
+        let named = |number: usize| NODES[number].to_owned();
+        let binding = if self.waits_for_consumer { "WaitForFirstConsumer" } else { "Immediate" };
+        let topologies = self.allowed.as_ref().map(|allowed| {
+            let values: Vec<&str> = allowed.iter().map(|node| NODES[*node]).collect();
+            json!([{ "matchLabelExpressions": [{ "key": topology_key(), "values": values }] }])
+        });
+        let class = sample_class(json!({ "volumeBindingMode": binding, "allowedTopologies": topologies }));
+        let numbers = 0..self.claims.len();
+        let own = self.volumes.iter().enumerate().map(|(number, (node, is_removable))| {
+            (format!("volume-{number}"), volume_facts(NODES[*node], *is_removable))
+        });
+        let of_claims = numbers.clone().filter(|number| self.claims[*number].has_volume);
+        let of_claims =
+            of_claims.map(|number| (self.claim(number).volume_name(), volume_facts("node-z", false)));
+        let nodes = self.nodes.iter().enumerate();
+        ClusterObjects {
+            claims: numbers.map(|number| (format!("default/claim-{number}"), self.claim(number))).collect(),
+            classes: [(CLASS.to_owned(), class)].into_iter().collect(),
+            nodes: nodes
+                .clone()
+                .filter(|(_, it)| it.exists)
+                .map(|(at, it)| (named(at), it.facts()))
+                .collect(),
+            csi_nodes: nodes.filter_map(|(at, it)| Some((named(at), it.has_driver?))).collect(),
+            volumes: own.chain(of_claims).collect(),
+        }
+    }
+}
+
+fn volume_facts(node: &str, is_removable: bool) -> VolumeFacts {
+    let node = NodeName::try_new(node).expect("a node name");
+    VolumeFacts { uid: "uid".to_owned(), node, bound_claim: None, is_removable }
+}
+
+fn any_node() -> impl Strategy<Value = TestNode> {
+    (any::<[bool; 3]>(), any::<Option<bool>>()).prop_map(|([exists, is_cordoned, is_ready], has_driver)| {
+        TestNode { exists, has_driver, is_cordoned, is_ready }
+    })
+}
+
+fn any_cluster() -> impl Strategy<Value = TestCluster> {
+    let claim = (any::<Option<bool>>(), proptest::option::of(0..3_usize), any::<bool>());
+    let claim = claim.prop_map(|(driver, selected, has_volume)| TestClaim { driver, selected, has_volume });
+    let allowed = proptest::option::of(proptest::collection::btree_set(0..3_usize, 1..3));
+    let volumes = proptest::collection::vec((0..3_usize, any::<bool>()), 0..4);
+    (
+        [any_node(), any_node(), any_node()],
+        proptest::collection::vec(claim, 0..4),
+        volumes,
+        any::<bool>(),
+        allowed,
+    )
+        .prop_map(|(nodes, claims, volumes, waits_for_consumer, allowed)| TestCluster {
+            nodes,
+            claims,
+            volumes,
+            waits_for_consumer,
+            allowed,
+        })
+}
+
+proptest! {
+    #[test]
+    fn a_claim_needs_the_agent_exactly_if_its_node_or_every_node_cannot_serve_it(cluster in any_cluster()) {
+        let found = find_conditions(&driver(), &cluster.objects());
+        for (number, claim) in cluster.claims.iter().enumerate() {
+            let key = cluster.claim(number).key;
+            let of_claim: Vec<_> = found.iter().filter(|condition| match condition {
+                ClusterCondition::UnusableNode { claim, .. } | ClusterCondition::UnservedClaim { claim, .. } => {
+                    *claim == key
+                }
+                _ => false,
+            }).collect();
+            let is_ours = claim.driver.unwrap_or(true) && !claim.has_volume;
+            let allows = |node: &usize| cluster.allowed.as_ref().is_none_or(|allowed| allowed.contains(node));
+            let hosts = |node: &usize| cluster.nodes[*node].exists && cluster.nodes[*node].has_driver == Some(true);
+            let is_served = match claim.selected {
+                Some(node) => cluster.nodes[node].can_serve(),
+                None if cluster.waits_for_consumer => (0..3).any(|node| hosts(&node) && allows(&node)),
+                None => (0..3).any(|node| cluster.nodes[node].can_serve() && allows(&node)),
+            };
+            prop_assert_eq!(of_claim.len(), usize::from(is_ours && !is_served), "{:?}", of_claim);
+            let is_deselection = matches!(of_claim.first(), Some(ClusterCondition::UnusableNode { .. }));
+            prop_assert_eq!(is_deselection, is_ours && !is_served && claim.selected.is_some());
+        }
+    }
+
+    #[test]
+    fn a_volume_is_gone_only_if_neither_its_node_nor_the_csinode_exists(cluster in any_cluster()) {
+        let found = find_conditions(&driver(), &cluster.objects());
+        for (number, (at, is_removable)) in cluster.volumes.iter().enumerate() {
+            let volume = VolumeKey { name: format!("volume-{number}"), uid: "uid".to_owned() };
+            let node = NodeName::try_new(NODES[*at]).expect("a node name");
+            let is_gone = !cluster.nodes[*at].exists && cluster.nodes[*at].has_driver.is_none();
+            let gone = ClusterCondition::NodeGone { volume: volume.clone(), node: node.clone() };
+            prop_assert_eq!(found.contains(&gone), is_gone);
+            let removable = ClusterCondition::Removable { volume, node };
+            prop_assert_eq!(found.contains(&removable), is_gone && *is_removable);
+        }
+    }
+
+    #[test]
+    fn nothing_is_due_before_it_has_lasted_for_its_delay(
+        changes in proptest::collection::vec((0..4_u64, any::<[bool; 4]>()), 1..40),
+        remove_after in proptest::option::of(0..900_u64),
+    ) {
+        let mut config = AgentConfig::new(driver(), "agent");
+        config.remove_after = remove_after.map(Duration::from_secs);
+        let delays = [Some(5), Some(5), Some(300), remove_after.map(|delay| delay.max(300))];
+        let (mut agenda, start) = (Agenda::new(&config), Instant::now());
+        let (mut now, mut since) = (start, BTreeMap::new());
+        for (pause, present) in changes {
+            now += Duration::from_secs([1, 4, 120, 400][usize::try_from(pause).expect("small")]);
+            let due = agenda.due_conditions(now);
+            for (condition, delay) in all_conditions().into_iter().zip(delays) {
+                let age = since.get(&condition).map(|since: &Instant| now - *since);
+                let is_due = age.zip(delay).is_some_and(|(age, delay)| age.as_secs() >= delay);
+                prop_assert_eq!(due.contains(&condition), is_due, "{:?} after {:?}", condition, age);
+            }
+            let conditions: BTreeSet<_> =
+                all_conditions().into_iter().zip(present).filter(|(_, it)| *it).map(|(it, _)| it).collect();
+            since.retain(|condition, _| conditions.contains(condition));
+            for condition in &conditions {
+                since.entry(condition.clone()).or_insert(now);
+            }
+            agenda.update(conditions, |_| true, now);
+            prop_assert!(agenda.next_due().is_none_or(|due| due > start));
+        }
+    }
+}
+
+/// One condition of each kind.
+fn all_conditions() -> [ClusterCondition; 4] {
+    let claim = ClaimKey { namespace: "default".into(), name: "claim".into(), uid: "uid".into() };
+    let volume = VolumeKey { name: "volume".into(), uid: "uid".into() };
+    let node = NodeName::try_new("node-a").expect("a node name");
+    [
+        ClusterCondition::UnusableNode {
+            claim: claim.clone(),
+            node: "node-a".into(),
+            problem: NodeProblem::Deleted,
+        },
+        ClusterCondition::UnservedClaim { claim, reason: UnservedReason::DriverMissing },
+        ClusterCondition::NodeGone { volume: volume.clone(), node: node.clone() },
+        ClusterCondition::Removable { volume, node },
+    ]
+}
+
+#[test]
+fn a_node_that_is_selected_again_and_again_is_deselected_after_growing_delays() {
+    let mut agenda = Agenda::new(&AgentConfig::new(driver(), "agent"));
+    let [condition, ..] = all_conditions();
+    let mut now = Instant::now();
+    let delays: Vec<u64> = (0..8)
+        .map(|_| {
+            agenda.update(BTreeSet::from([condition.clone()]), |_| true, now);
+            let due = agenda.next_due().expect("due");
+            let delay = due - now;
+            now = due;
+            agenda.record_outcome(&condition, ActionOutcome::Deselected, now);
+            agenda.update(BTreeSet::new(), |_| true, now);
+            delay.as_secs()
+        })
+        .collect();
+    assert_eq!(delays, [5, 10, 20, 40, 80, 160, 300, 300]);
+    agenda.update(BTreeSet::new(), |_| false, now);
+    agenda.update(BTreeSet::from([condition]), |_| true, now);
+    assert_eq!(agenda.next_due(), Some(now + Duration::from_secs(5)), "it had a volume in between");
+}
+
+#[test]
+fn a_report_is_not_repeated_and_a_failed_one_is_retried() {
+    let mut agenda = Agenda::new(&AgentConfig::new(driver(), "agent"));
+    let [_, condition, ..] = all_conditions();
+    let now = Instant::now();
+    agenda.update(BTreeSet::from([condition.clone()]), |_| true, now);
+    let later = now + Duration::from_secs(5);
+    assert_eq!(agenda.due_conditions(later), std::slice::from_ref(&condition));
+    assert_eq!(agenda.reached_conditions(now).count(), 0);
+    agenda.record_outcome(&condition, ActionOutcome::Retry, later);
+    assert_eq!(agenda.next_due(), Some(later + Duration::from_secs(1)));
+    agenda.record_outcome(&condition, ActionOutcome::Done, later);
+    agenda.update(BTreeSet::from([condition]), |_| true, later);
+    assert_eq!(agenda.next_due(), None);
+    assert_eq!(agenda.reached_conditions(later).count(), 1);
+}
+
+#[test]
+fn only_what_the_nodes_own_provisioner_would_delete_is_removable() {
+    let affinity = |values: &[&str]| {
+        let label = json!({ "key": topology_key(), "operator": "In", "values": values });
+        json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [label] }] } })
+    };
+    let extract = |patch: serde_json::Value| VolumeFacts::extract(&driver(), &sample_volume(1, patch));
+    let spec = |field: &str, value: serde_json::Value| {
+        let mut spec = json!({ "nodeAffinity": affinity(&["node-a"]) });
+        spec[field] = value;
+        json!({ "spec": spec })
+    };
+    let released = extract(spec("nodeAffinity", affinity(&["node-a"]))).expect("of the driver");
+    assert!(released.is_removable && released.bound_claim.is_none());
+    let bound = json!({ "spec": { "nodeAffinity": affinity(&["node-a"]) }, "status": { "phase": "Bound" } });
+    let bound = extract(bound).expect("of the driver");
+    assert!(!bound.is_removable && bound.bound_claim.is_some_and(|claim| claim.name == "claim-1"));
+    let retained = extract(spec("persistentVolumeReclaimPolicy", json!("Retain"))).expect("of the driver");
+    assert!(!retained.is_removable);
+    let hostname = extract(json!({})).expect("of the driver");
+    assert!(!hostname.is_removable, "a hostname may differ from the node's name");
+    assert_eq!(extract(spec("csi", json!({ "driver": "foreign.example" }))), None);
+    assert_eq!(extract(spec("nodeAffinity", affinity(&["node-a", "node-b"]))), None);
+    assert_eq!(extract(json!({ "spec": { "nodeAffinity": null } })), None);
+}

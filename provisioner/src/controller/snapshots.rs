@@ -1,0 +1,124 @@
+//! Takes and removes the snapshots of this node: the part of the csi-snapshotter, beside the cluster's
+//! snapshot-controller.
+
+use std::future::pending;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use kube::runtime::controller::{Action, Config as ControllerConfig, applier};
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::{WatchStreamExt as _, watcher};
+
+use crate::apply::{ApplyError, content_reference};
+use crate::controller::watch_errors::with_backoff;
+use crate::controller::{ReconcileContext, changed_objects, drain_outcomes};
+use crate::error_chain::format_chain;
+use crate::event::EventReason;
+use crate::plan::{SnapshotAction, plan_snapshot, waits_for_snapshot};
+use crate::snapshot::{MANAGED_BY_LABEL, SnapshotStore, VolumeSnapshotContent};
+
+/// Reconciles the VolumeSnapshotContents of this node. Without the snapshot API in the cluster, or a store of
+/// snapshots, it does nothing; it starts when the API is installed. Never returns: a copy in progress when it is
+/// dropped has not happened.
+pub(super) async fn run_snapshots(context: &Arc<ReconcileContext>) {
+    let provisioner = &context.provisioner;
+    if provisioner.applier.snapshots.is_none() {
+        return pending().await;
+    }
+    let (contents, writer) = reflector::store::<VolumeSnapshotContent>();
+    let label = format!("{MANAGED_BY_LABEL}={}", provisioner.config.identity.node);
+    let events = watcher(context.resource_api(), watcher::Config::default().labels(&label));
+    let requeued = Arc::clone(context);
+    let events =
+        with_backoff(events, context.optional_watches.clone()).reflect(writer).inspect(move |event| {
+            if let Ok(watcher::Event::Apply(content)) = event
+                && content.is_ready()
+            {
+                requeued.requeue_restores();
+            }
+        });
+    let config = ControllerConfig::default().concurrency(provisioner.config.concurrency.get());
+    let outcomes = applier(
+        |content, context| Box::pin(reconcile_content(content, context)),
+        content_error_policy,
+        Arc::clone(context),
+        contents,
+        changed_objects(events),
+        config,
+    );
+    drain_outcomes(outcomes).await;
+    pending().await
+}
+
+impl ReconcileContext {
+    /// Plans claims again that may wait for a snapshot.
+    fn requeue_restores(&self) {
+        for claim in self.claims.state() {
+            if waits_for_snapshot(&claim) {
+                self.signals.requeue_claim(ObjectRef::from_obj(&*claim));
+            }
+        }
+    }
+
+    async fn try_reconcile_content(
+        &self,
+        content: &VolumeSnapshotContent,
+        store: &dyn SnapshotStore,
+    ) -> Result<(), ApplyError> {
+        self.served_store().await;
+        let applier = &self.provisioner.applier;
+        let rejection = match plan_snapshot(&applier.identity, content) {
+            SnapshotAction::Ignore => None,
+            SnapshotAction::Create { id, volume } => {
+                applier.create_snapshot(store, content, (&id, &volume)).await?;
+                None
+            }
+            SnapshotAction::Report(id) => applier.report_snapshot(store, content, &id).await?,
+            SnapshotAction::Delete(id) => {
+                applier.delete_snapshot(store, content, &id).await?;
+                None
+            }
+            SnapshotAction::Release => {
+                applier.release_content(content).await?;
+                None
+            }
+            SnapshotAction::Reject(rejection) => Some(rejection),
+        };
+        match rejection {
+            Some(rejection) => applier.report_snapshot_failure(content, &rejection.to_string()).await,
+            None => Ok(()),
+        }
+    }
+}
+
+async fn reconcile_content(
+    content: Arc<VolumeSnapshotContent>,
+    context: Arc<ReconcileContext>,
+) -> Result<Action, ApplyError> {
+    let applier = &context.provisioner.applier;
+    let Some(store) = applier.snapshots.clone() else { return Ok(Action::await_change()) };
+    let uid = content.metadata.uid.clone().unwrap_or_default();
+    let done = context.try_reconcile_content(&content, &*store).await;
+    match &done {
+        Ok(()) => context.retries.record_success(&uid),
+        Err(error @ ApplyError::Api { .. }) => context.record_api_error(error),
+        Err(error) if content.metadata.deletion_timestamp.is_some() => {
+            let (about, text) = (content_reference(&content), format_chain(error));
+            applier.recorder.record_event(&about, EventReason::SnapshotDeleteError, &text).await;
+        }
+        // A failure to write this is not worse than the error itself, which is retried.
+        Err(error) => drop(applier.report_snapshot_failure(&content, &format_chain(error)).await),
+    }
+    done.map(|()| Action::await_change())
+}
+
+fn content_error_policy(
+    content: Arc<VolumeSnapshotContent>,
+    error: &ApplyError,
+    context: Arc<ReconcileContext>,
+) -> Action {
+    let time = context.retries.record_failure(content.metadata.uid.as_deref().unwrap_or_default());
+    let name = content.metadata.name.as_deref().unwrap_or_default();
+    tracing::warn!(content = name, "reconcile snapshot: {}; retrying in {time:?}", format_chain(error));
+    Action::requeue(time)
+}

@@ -1,0 +1,325 @@
+//! Snapshots, and volumes that are copies: trees whose files share their blocks with those of their source.
+
+use std::collections::HashSet;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaStatus};
+use nodekeel_localstorage::{Dir, Error as DirError, FileCloner, FileKind, FileMode, RenameMode};
+use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::dir_store::location::MountedDir;
+use crate::dir_store::{DirStoreError, StoreInner};
+use crate::id::VolumeId;
+use crate::snapshot::{SnapshotId, SnapshotInfo, StoredId};
+use crate::step::VolumeStep;
+use crate::store::larger_limit;
+
+/// Directory of snapshots, by id. It is created with the first one.
+const SNAPSHOTS_DIR: &str = "snapshots";
+
+/// Directory of marks: an empty file for each volume that was created as a copy and is not known to be published. It
+/// is created with the first one.
+const MARKS_DIR: &str = ".unpublished";
+
+/// What a store knows of copies.
+pub(super) struct CopyState {
+    cloner: Arc<dyn FileCloner>,
+    snapshots: OnceLock<Dir>,
+    marks: OnceLock<Dir>,
+    /// The volumes with a mark.
+    unpublished: Mutex<HashSet<VolumeId>>,
+    /// What is being created or removed.
+    in_progress: Mutex<HashSet<StoredId>>,
+    finished: Condvar,
+}
+
+/// Keeps other calls from the same snapshot or copy, for as long as a copy takes.
+struct CopyLock<'a> {
+    copies: &'a CopyState,
+    id: StoredId,
+}
+
+impl Drop for CopyLock<'_> {
+    fn drop(&mut self) {
+        lock(&self.copies.in_progress).remove(&self.id);
+        self.copies.finished.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens a directory of the base, if it exists.
+fn find_dir(base: &Dir, name: &str) -> Result<OnceLock<Dir>, DirStoreError> {
+    match base.open_dir(name) {
+        Ok(dir) => Ok(dir.into()),
+        Err(error) if error.is_not_found() => Ok(OnceLock::new()),
+        Err(error) => Err(DirStoreError::Directory(error)),
+    }
+}
+
+/// The open directory, created before if it is missing.
+fn ensure_dir<'a>(slot: &'a OnceLock<Dir>, base: &Dir, name: &str) -> Result<&'a Dir, DirStoreError> {
+    if let Some(dir) = slot.get() {
+        return Ok(dir);
+    }
+    let dir = base.ensure_dir(name, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory)?;
+    Ok(slot.get_or_init(|| dir))
+}
+
+impl CopyState {
+    /// Opens the directories, and removes the marks of volumes that don't exist.
+    pub(super) fn open(
+        base: &Dir,
+        volumes: &Dir,
+        cloner: Arc<dyn FileCloner>,
+    ) -> Result<Self, DirStoreError> {
+        let (snapshots, marks) = (find_dir(base, SNAPSHOTS_DIR)?, find_dir(base, MARKS_DIR)?);
+        let unpublished = marks.get().map(|marks| list_marks(marks, volumes)).transpose();
+        let unpublished = Mutex::new(unpublished.map_err(DirStoreError::Directory)?.unwrap_or_default());
+        let (in_progress, finished) = (Mutex::default(), Condvar::new());
+        Ok(Self { cloner, snapshots, marks, unpublished, in_progress, finished })
+    }
+
+    fn lock_copy(&self, id: StoredId) -> CopyLock<'_> {
+        let mut held = lock(&self.in_progress);
+        while !held.insert(id.clone()) {
+            held = self.finished.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+        CopyLock { copies: self, id }
+    }
+
+    /// Whether a volume was created as a copy and is not known to be published.
+    pub(super) fn is_unpublished(&self, id: &VolumeId) -> bool {
+        lock(&self.unpublished).contains(id)
+    }
+}
+
+/// The volumes with a mark; other marks are removed.
+fn list_marks(marks: &Dir, volumes: &Dir) -> Result<HashSet<VolumeId>, DirError> {
+    let mut unpublished = HashSet::new();
+    for entry in marks.list()? {
+        let id = entry.name.as_os_str().to_str().and_then(|name| name.parse::<VolumeId>().ok());
+        let Some(id) = id else { continue };
+        match volumes.exists(id.as_str())? {
+            true => drop(unpublished.insert(id)),
+            false => drop(marks.remove_file(id.as_str())?),
+        }
+    }
+    Ok(unpublished)
+}
+
+/// A copy to make.
+struct CopyPlan<'a> {
+    from: &'a StoredId,
+    source: &'a Dir,
+    to: &'a StoredId,
+    limits: QuotaLimits,
+    is_canceled: &'a dyn Fn() -> bool,
+}
+
+impl StoreInner {
+    /// The directory that a volume or a snapshot lies in; `None` if no snapshot was ever created.
+    pub(super) fn dir_of(&self, id: &StoredId) -> Option<&Dir> {
+        match id {
+            StoredId::Volume(_) => Some(&self.volumes),
+            StoredId::Snapshot(_) => self.copies.snapshots.get(),
+        }
+    }
+
+    /// The directory of a volume or a snapshot, if it exists.
+    pub(super) fn find_stored(&self, id: &StoredId) -> Result<Option<Dir>, DirStoreError> {
+        match self.dir_of(id).map(|dir| dir.open_dir(id.as_str())) {
+            Some(Ok(dir)) => Ok(Some(dir)),
+            None => Ok(None),
+            Some(Err(error)) if error.is_not_found() => Ok(None),
+            Some(Err(error)) => Err(DirStoreError::Directory(error)),
+        }
+    }
+
+    pub(super) fn list_snapshots(&self) -> Result<Vec<SnapshotId>, DirStoreError> {
+        let entries = self.copies.snapshots.get().map(Dir::list).transpose();
+        let entries = entries.map_err(DirStoreError::Directory)?.unwrap_or_default();
+        let dirs = entries.iter().filter(|entry| entry.kind == FileKind::Dir);
+        Ok(dirs.filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
+    }
+
+    pub(super) fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotInfo>, DirStoreError> {
+        let dir = self.find_stored(&id.clone().into())?;
+        dir.map(|dir| self.read_snapshot(&dir)).transpose()
+    }
+
+    fn read_snapshot(&self, dir: &Dir) -> Result<SnapshotInfo, DirStoreError> {
+        let status = self.read_status(dir)?;
+        let failed = |error: rustix::io::Errno| DirStoreError::ReadSnapshot {
+            path: dir.path().to_owned(),
+            source: error.into(),
+        };
+        let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
+        let stat = rustix::fs::statx(dir.as_fd(), c"", AtFlags::EMPTY_PATH, wanted).map_err(failed)?;
+        let has_birth = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+        let created = if has_birth { stat.stx_btime } else { stat.stx_ctime };
+        let seconds = u64::try_from(created.tv_sec).unwrap_or_default();
+        let created: SystemTime = UNIX_EPOCH + Duration::new(seconds, created.tv_nsec);
+        Ok(SnapshotInfo { created, restore_size: status.limits.bytes.unwrap_or(status.usage.bytes) })
+    }
+
+    /// Creates a snapshot, unless it exists; `None` if the volume does not exist.
+    pub(super) fn create_snapshot(
+        &self,
+        id: &SnapshotId,
+        volume: &VolumeId,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<Option<SnapshotInfo>, DirStoreError> {
+        self.require_identity()?;
+        let (from, to) = (StoredId::from(volume.clone()), StoredId::from(id.clone()));
+        let _lock = self.copies.lock_copy(to.clone());
+        if let Some(dir) = self.find_stored(&to)? {
+            self.sync_dir_of(&to)?;
+            return self.read_snapshot(&dir).map(Some);
+        }
+        let Some(source) = self.find_stored(&from)? else { return Ok(None) };
+        source.check_cloner(&*self.copies.cloner).map_err(DirStoreError::Directory)?;
+        let status = self.read_status(&source)?;
+        let limits = snapshot_limits(&status);
+        // The volume itself may change all its blocks: then the snapshot alone holds the old ones.
+        let promise = Some(status.usage.bytes);
+        let plan = CopyPlan { from: &from, source: &source, to: &to, limits, is_canceled };
+        self.with_promise(to.as_str(), promise, || self.copy_stored(&plan))?;
+        self.find_snapshot(id)
+    }
+
+    /// Creates a volume with the files of its source, unless it exists.
+    pub(super) fn create_volume_from(
+        &self,
+        id: &VolumeId,
+        from: &StoredId,
+        limits: QuotaLimits,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<(), DirStoreError> {
+        self.require_identity()?;
+        let to = StoredId::from(id.clone());
+        let _lock = self.copies.lock_copy(to.clone());
+        if let Some(dir) = self.find_stored(&to)? {
+            let _held = self.lock_volume(id);
+            self.raise_limits(id, &dir, limits)?;
+            return self.sync_dir_of(&to);
+        }
+        let source =
+            self.find_stored(from)?.ok_or_else(|| DirStoreError::NoSource { source_id: from.clone() })?;
+        source.check_cloner(&*self.copies.cloner).map_err(DirStoreError::Directory)?;
+        let status = self.read_status(&source)?;
+        check_fit(from, &status, limits)?;
+        let plan = CopyPlan { from, source: &source, to: &to, limits, is_canceled };
+        self.with_promise(to.as_str(), limits.bytes, || self.copy_stored(&plan))
+    }
+
+    /// Removes a snapshot, once a copy of it in progress to the same name has ended.
+    pub(super) fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), DirStoreError> {
+        let id = StoredId::from(id.clone());
+        let _lock = self.copies.lock_copy(id.clone());
+        let _held = self.lock_id(id.as_str());
+        self.move_to_trash(&id)
+    }
+
+    fn copy_stored(&self, plan: &CopyPlan<'_>) -> Result<(), DirStoreError> {
+        let made = self.stage_copy(plan).and_then(|()| self.publish_copy(plan));
+        if made.is_err() {
+            self.discard_failed(plan.to);
+        }
+        made
+    }
+
+    /// Makes a complete copy in staging, with its limits before its first file.
+    fn stage_copy(&self, plan: &CopyPlan<'_>) -> Result<(), DirStoreError> {
+        if let Some(entry) = self.discard_staged(plan.to)? {
+            self.erasures.enqueue_entry(entry, 0);
+        }
+        let make = || self.staging.ensure_dir(plan.to.as_str(), FileMode::PRIVATE_DIR);
+        let dir = self.steps.run_step(VolumeStep::CreateDirectory, make).map_err(DirStoreError::Directory)?;
+        self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, plan.limits))?;
+        let clone = || plan.source.clone_tree(&dir, &*self.copies.cloner, plan.is_canceled);
+        let cloned = self.steps.run_step(VolumeStep::CloneTree, clone).map_err(DirStoreError::Directory)?;
+        if cloned.devices > 0 {
+            tracing::warn!(
+                handle = plan.to.as_str(),
+                devices = cloned.devices,
+                "left out device nodes of {}",
+                plan.from
+            );
+        }
+        Ok(())
+    }
+
+    /// Renames a complete copy into place, if its source was not removed meanwhile: its files would then be missing.
+    fn publish_copy(&self, plan: &CopyPlan<'_>) -> Result<(), DirStoreError> {
+        let identity = |dir: &Dir| MountedDir::from_fd(dir.as_fd()).ok();
+        let found = self.find_stored(plan.from)?;
+        if found.is_none_or(|dir| identity(&dir) != identity(plan.source)) {
+            return Err(DirStoreError::NoSource { source_id: plan.from.clone() });
+        }
+        let into = match plan.to {
+            StoredId::Snapshot(_) => ensure_dir(&self.copies.snapshots, &self.base, SNAPSHOTS_DIR)?,
+            StoredId::Volume(id) => {
+                self.mark_unpublished(id)?;
+                &self.volumes
+            }
+        };
+        let _held = self.lock_id(plan.to.as_str());
+        let name = plan.to.as_str();
+        let publish = || self.staging.rename(name, into, name, RenameMode::NoReplace);
+        self.steps.run_step(VolumeStep::RenameIntoPlace, publish).map_err(DirStoreError::Directory)
+    }
+
+    fn mark_unpublished(&self, id: &VolumeId) -> Result<(), DirStoreError> {
+        let marks = ensure_dir(&self.copies.marks, &self.base, MARKS_DIR)?;
+        let write = || marks.write(id.as_str(), b"", FileMode::PRIVATE_FILE);
+        self.steps.run_step(VolumeStep::MarkUnpublished, write).map_err(DirStoreError::Directory)?;
+        lock(&self.copies.unpublished).insert(id.clone());
+        Ok(())
+    }
+
+    /// Removes the mark of a volume, if it has one.
+    pub(super) fn mark_published(&self, id: &VolumeId) -> Result<(), DirStoreError> {
+        let Some(marks) = self.copies.marks.get().filter(|_| self.copies.is_unpublished(id)) else {
+            return Ok(());
+        };
+        let remove = || marks.remove_file(id.as_str());
+        self.steps.run_step(VolumeStep::MarkPublished, remove).map_err(DirStoreError::Directory)?;
+        lock(&self.copies.unpublished).remove(id);
+        Ok(())
+    }
+
+    /// Makes a rename of a killed instance durable.
+    pub(super) fn sync_dir_of(&self, id: &StoredId) -> Result<(), DirStoreError> {
+        self.dir_of(id).map_or(Ok(()), |dir| dir.sync().map_err(DirStoreError::Directory))
+    }
+}
+
+/// The limits of the volume, so that it can be restored with them, and never less than what it uses.
+fn snapshot_limits(status: &QuotaStatus) -> QuotaLimits {
+    QuotaLimits {
+        bytes: larger_limit(status.limits.bytes, Some(status.usage.bytes)),
+        inodes: larger_limit(status.limits.inodes, Some(status.usage.inodes)),
+    }
+}
+
+/// Checks that what a source uses fits into the limits: the kernel's error would not say so.
+fn check_fit(from: &StoredId, status: &QuotaStatus, limits: QuotaLimits) -> Result<(), DirStoreError> {
+    let (bytes, inodes) = (status.usage.bytes, status.usage.inodes);
+    let too_large = |used: String, limit: String| {
+        Err(DirStoreError::SourceTooLarge { source_id: from.clone(), used, limit })
+    };
+    match limits {
+        QuotaLimits { bytes: Some(Bytes(limit)), .. } if bytes.0 > limit => {
+            too_large(format!("{} bytes", bytes.0), format!("{limit} bytes"))
+        }
+        QuotaLimits { inodes: Some(Inodes(limit)), .. } if inodes.0 > limit => {
+            too_large(format!("{} inodes", inodes.0), format!("{limit} inodes"))
+        }
+        _ => Ok(()),
+    }
+}

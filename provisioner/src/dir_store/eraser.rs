@@ -1,0 +1,291 @@
+//! The thread that erases removed volumes.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nodekeel_fsquota::ProjectId;
+use nodekeel_supervisor::Backoff;
+use tokio::sync::watch;
+
+use crate::dir_store::erase_schedule::{EraseSchedule, EraseTurn, WaitingEntry};
+use crate::dir_store::trash::TrashEntry;
+use crate::dir_store::{DirStoreError, StoreInner};
+use crate::error_chain::format_chain;
+use crate::snapshot::StoredId;
+use crate::step::VolumeStep;
+
+/// The backoff after a failure to erase. A volume that is mounted or kept open needs an administrator, so
+/// each failure is logged.
+const RETRY_BACKOFF: Backoff =
+    Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(300), jitter: 0.0 };
+
+/// How long one entry is erased while others wait. After a pause, a directory is read from its start again, so
+/// short slices would read large directories often.
+const SLICE: Duration = Duration::from_millis(200);
+
+/// The removed volumes that are not erased yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PendingErasures {
+    /// Their number.
+    pub volumes: usize,
+    /// The bytes that they still use, as of the last slice of each.
+    pub bytes: u64,
+}
+
+/// The entries to erase. Clones share one queue.
+#[derive(Clone)]
+pub(super) struct EraseQueue(Arc<SharedQueue>);
+
+struct SharedQueue {
+    state: Mutex<QueueState>,
+    /// An entry was added, or the thread must stop.
+    changed: Condvar,
+    is_stopped: AtomicBool,
+    pending: watch::Sender<PendingErasures>,
+}
+
+struct QueueState {
+    schedule: EraseSchedule<TrashEntry>,
+    /// All entries that are not erased yet, also the one in progress, with their bytes.
+    queued: HashMap<TrashEntry, u64>,
+}
+
+impl Default for EraseQueue {
+    fn default() -> Self {
+        let state = QueueState { schedule: EraseSchedule::new(RETRY_BACKOFF), queued: HashMap::new() };
+        Self(Arc::new(SharedQueue {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            is_stopped: AtomicBool::new(false),
+            pending: watch::Sender::default(),
+        }))
+    }
+}
+
+impl EraseQueue {
+    /// Queues an entry that uses so many bytes, unless it is queued already.
+    pub(super) fn enqueue_entry(&self, entry: TrashEntry, bytes: u64) {
+        let mut state = self.lock_state();
+        if state.queued.insert(entry.clone(), bytes).is_none() {
+            state.schedule.add_entry(entry);
+            self.0.changed.notify_one();
+        }
+        self.publish_pending(&state);
+    }
+
+    pub(super) fn pending(&self) -> PendingErasures {
+        *self.0.pending.borrow()
+    }
+
+    /// Waits until the queue is empty.
+    pub(super) async fn wait_until_idle(&self) {
+        // Never fails: `self` holds the sender.
+        let _ = self.0.pending.subscribe().wait_for(|pending| pending.volumes == 0).await;
+    }
+
+    /// The next entry to erase, as soon as there is one. `None` once the thread must stop.
+    fn next_entry(&self) -> Option<WaitingEntry<TrashEntry>> {
+        let mut state = self.lock_state();
+        loop {
+            if self.is_stopped() {
+                return None;
+            }
+            let now = Instant::now();
+            state = match state.schedule.next_turn(now) {
+                EraseTurn::Erase(entry) => return Some(entry),
+                EraseTurn::WaitUntil(due) => {
+                    let wait = self.0.changed.wait_timeout(state, due.saturating_duration_since(now));
+                    wait.unwrap_or_else(PoisonError::into_inner).0
+                }
+                EraseTurn::Idle => self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Queues an entry again whose slice has ended, and which still uses so many bytes.
+    fn yield_entry(&self, entry: WaitingEntry<TrashEntry>, bytes: u64) {
+        let mut state = self.lock_state();
+        state.queued.insert(entry.entry.clone(), bytes);
+        state.schedule.yield_entry(entry);
+        self.publish_pending(&state);
+    }
+
+    /// Queues an entry again that could not be erased.
+    fn fail_entry(&self, entry: WaitingEntry<TrashEntry>) -> Duration {
+        self.lock_state().schedule.fail_entry(entry, Instant::now())
+    }
+
+    /// Marks an entry as erased.
+    fn mark_erased(&self, entry: &TrashEntry) {
+        let mut state = self.lock_state();
+        state.queued.remove(entry);
+        self.publish_pending(&state);
+    }
+
+    fn publish_pending(&self, state: &QueueState) {
+        let bytes = state.queued.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        self.0.pending.send_replace(PendingErasures { volumes: state.queued.len(), bytes });
+    }
+
+    fn is_contended(&self) -> bool {
+        self.lock_state().schedule.is_contended(Instant::now())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.is_stopped.load(Ordering::Relaxed)
+    }
+
+    fn stop(&self) {
+        // With the lock, so that the thread doesn't miss it between its check and its wait.
+        let _state = self.lock_state();
+        self.0.is_stopped.store(true, Ordering::Relaxed);
+        self.0.changed.notify_one();
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, QueueState> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for EraseQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("EraseQueue").field(&self.pending()).finish()
+    }
+}
+
+/// The thread that erases the entries of a store's queue. Dropping this stops it between two files.
+#[derive(Debug)]
+pub(super) struct VolumeEraser {
+    queue: EraseQueue,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl VolumeEraser {
+    pub(super) fn start(inner: &Arc<StoreInner>) -> io::Result<Self> {
+        let (inner, queue) = (Arc::clone(inner), inner.erasures.clone());
+        let thread = std::thread::Builder::new().name("erase-volumes".to_owned());
+        let thread = Some(thread.spawn(move || run_eraser(&inner))?);
+        Ok(Self { queue, thread })
+    }
+}
+
+impl Drop for VolumeEraser {
+    fn drop(&mut self) {
+        self.queue.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How a slice has ended.
+enum SliceEnd {
+    Erased,
+    /// Other entries wait, or the thread must stop.
+    Paused,
+}
+
+fn run_eraser(inner: &StoreInner) {
+    let queue = &inner.erasures;
+    while let Some(entry) = queue.next_entry() {
+        if entry.is_new() {
+            log_erasure(&entry.entry);
+        }
+        match inner.erase_entry(&entry.entry) {
+            Ok(SliceEnd::Erased) => {}
+            Ok(SliceEnd::Paused) => {
+                let content = inner.trash.open_dir(entry.entry.content_path());
+                let bytes = content.map_or(0, |dir| inner.used_bytes(&dir));
+                queue.yield_entry(entry, bytes);
+            }
+            Err(error) => {
+                let name = entry.entry.to_string();
+                let delay = queue.fail_entry(entry);
+                let error = format_chain(&error);
+                tracing::warn!(entry = name, "erase removed volume: {error}; retrying in {delay:?}");
+            }
+        }
+    }
+}
+
+fn log_erasure(entry: &TrashEntry) {
+    match entry.id() {
+        StoredId::Volume(id) => {
+            let claim_uid = id.claim_uid();
+            tracing::info!(pv = %id, handle = %id, claim_uid, %entry, "erasing the data of a deleted volume");
+        }
+        StoredId::Snapshot(id) => {
+            tracing::info!(handle = %id, %entry, "erasing the data of a deleted snapshot");
+        }
+    }
+}
+
+impl StoreInner {
+    /// Erases an entry until a slice has ended and others wait.
+    fn erase_entry(&self, entry: &TrashEntry) -> Result<SliceEnd, DirStoreError> {
+        let end = Instant::now() + SLICE;
+        loop {
+            if let SliceEnd::Paused = self.erase_content(entry, end)? {
+                return Ok(SliceEnd::Paused);
+            }
+            let project = entry.project();
+            if let Some(project) = project.filter(|project| !self.is_volume_in_place(entry, *project)) {
+                let release = || self.release_project(entry, project);
+                self.steps.run_step(VolumeStep::ReleaseProject, release)?;
+            }
+            if self.remove_entry(entry)? {
+                return Ok(SliceEnd::Erased);
+            }
+        }
+    }
+
+    fn erase_content(&self, entry: &TrashEntry, end: Instant) -> Result<SliceEnd, DirStoreError> {
+        let must_pause = || {
+            let queue = &self.erasures;
+            queue.is_stopped() || (Instant::now() >= end && queue.is_contended())
+        };
+        let mut keep_going =
+            |_| if must_pause() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let erase = || self.trash.remove_tree_with(entry.content_path(), &mut keep_going);
+        match self.steps.run_step(VolumeStep::EraseContent, erase) {
+            Ok(_) => Ok(SliceEnd::Erased),
+            Err(error) if error.is_stopped() => Ok(SliceEnd::Paused),
+            Err(error) => Err(DirStoreError::Directory(error)),
+        }
+    }
+
+    /// Removes an empty entry; returns false if a retried removal has just moved its volume into it.
+    fn remove_entry(&self, entry: &TrashEntry) -> Result<bool, DirStoreError> {
+        let trash = &self.trash;
+        let _held = self.lock_id(entry.id().as_str());
+        if trash.exists(entry.content_path()).map_err(DirStoreError::Directory)? {
+            return Ok(false);
+        }
+        let remove = || trash.remove_tree(entry.to_string());
+        self.steps.run_step(VolumeStep::RemoveTrashEntry, remove).map_err(DirStoreError::Directory)?;
+        self.ledger.mark_erased(entry);
+        self.erasures.mark_erased(entry);
+        Ok(true)
+    }
+
+    /// Whether the volume is still in its place, because a crash came between creating the entry and moving
+    /// the volume.
+    fn is_volume_in_place(&self, entry: &TrashEntry, project: ProjectId) -> bool {
+        let _held = self.lock_id(entry.id().as_str());
+        let found = self.find_stored(entry.id()).ok().flatten();
+        found.is_some_and(|dir| matches!(self.find_project(&dir), Ok(Some(found)) if found == project))
+    }
+
+    fn release_project(&self, entry: &TrashEntry, project: ProjectId) -> Result<(), DirStoreError> {
+        let path = self.trash.path().join(entry.to_string());
+        self.quota.release_project(project).map_err(|source| DirStoreError::Quota { path, source })
+    }
+}

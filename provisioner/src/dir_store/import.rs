@@ -1,0 +1,356 @@
+//! A directory becomes a volume, also while a provisioner has the store open.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nodekeel_fsquota::{QuotaLimits, QuotaSetter, TreeSummary};
+use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, RenameMode};
+
+use crate::dir_store::{DirStoreError, VOLUMES_DIR, location};
+use crate::error_chain::format_chain;
+use crate::id::VolumeId;
+use crate::step::{StepHook, StepRunner, VolumeStep};
+use crate::store_id::StoreId;
+
+mod copier;
+mod error;
+mod source;
+
+pub use error::SourceError;
+
+use copier::Copier;
+use source::SourceDir;
+
+/// Directory of directories that are becoming volumes.
+const IMPORT_DIR: &str = ".import";
+
+/// Prefix of an incomplete copy, which the next importer removes.
+const COPY_PREFIX: &str = "copy-";
+
+/// Suffix of the file with the path of the directory that is imported for a claim.
+const JOURNAL_SUFFIX: &str = ".source";
+
+/// Turns directories into volumes of a [`DirStore`](crate::DirStore), which another process may have open.
+///
+/// ```text
+/// <base>/.import/pvc-<uid>.source      the path of SOURCE, until the PersistentVolume exists
+///        .import/pvc-<uid>             SOURCE, moved: it has limits, or gets them
+///        .import/copy-pvc-<uid>        or a copy of SOURCE, incomplete: created with its limits
+///        volumes/pvc-<uid>             the volume
+/// ```
+///
+/// Directories change their places by renames that replace nothing. So the data are always complete in one
+/// place, and a call can be killed at any point and repeated: it resumes where they are. A store never looks
+/// into `.import`: to it, the volume appears complete and with its limits.
+#[derive(Debug)]
+pub struct VolumeImporter {
+    base: Dir,
+    identity: StoreId,
+    volumes: Dir,
+    imports: Dir,
+    quota: Arc<dyn QuotaSetter>,
+    steps: StepRunner,
+    /// Keeps other importers out.
+    _lock: DirLock,
+}
+
+/// What becomes of the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum ImportMode {
+    /// It stays; files share their blocks with it where the file system can.
+    Copy,
+    /// It becomes the volume. It must be on the same mount as the store.
+    Move,
+}
+
+/// What an import has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum ImportOutcome {
+    /// The directory, or its copy, is the volume now.
+    Imported {
+        /// Entries that do not count against the limits: of a moved directory, links and special files, entries
+        /// that belong to another project, and immutable entries. `dirquota audit` names them.
+        uncounted: u64,
+        /// Device nodes, which are not copied.
+        devices: u64,
+    },
+    /// An earlier call has done it.
+    AlreadyDone,
+}
+
+/// Where a call resumes.
+#[derive(Debug, PartialEq, Eq)]
+enum ImportStart {
+    Start,
+    /// The directory was moved.
+    Publish,
+    Done,
+    Reject(ImportConflict),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum ImportConflict {
+    Missing,
+    VolumeExists,
+    Reappeared,
+}
+
+/// What exists at the start of a call.
+#[derive(Debug, Clone, Copy)]
+struct ImportPlaces {
+    source: bool,
+    /// The moved directory.
+    staged: bool,
+    volume: bool,
+    /// The volume is the one of an earlier call: only that, and no pod, has written into a volume without a
+    /// PersistentVolume.
+    is_volume_ours: bool,
+}
+
+fn plan_start(places: ImportPlaces) -> ImportStart {
+    match places {
+        ImportPlaces { staged: false, volume: true, is_volume_ours: true, .. } => ImportStart::Done,
+        ImportPlaces { volume: true, .. } => ImportStart::Reject(ImportConflict::VolumeExists),
+        ImportPlaces { source: true, staged: true, .. } => ImportStart::Reject(ImportConflict::Reappeared),
+        ImportPlaces { source: false, staged: false, .. } => ImportStart::Reject(ImportConflict::Missing),
+        ImportPlaces { staged: true, .. } => ImportStart::Publish,
+        ImportPlaces { .. } => ImportStart::Start,
+    }
+}
+
+impl VolumeImporter {
+    /// Opens the store in this directory for imports, and removes what killed ones cannot resume.
+    ///
+    /// # Errors
+    /// [`SourceError::Store`]: the directory is not a store, or can't be used. [`SourceError::Busy`].
+    pub fn open(
+        base: Dir,
+        quota: Arc<dyn QuotaSetter>,
+        hook: Option<Arc<dyn StepHook>>,
+    ) -> Result<Self, SourceError> {
+        let no_identity = || DirStoreError::NoIdentity { path: base.path().to_owned() };
+        let identity = location::read_identity(&base).and_then(|id| id.ok_or_else(no_identity));
+        let identity = identity.map_err(SourceError::Store)?;
+        let volumes = base.open_dir(VOLUMES_DIR).map_err(dir_error)?;
+        let imports = base.ensure_dir(IMPORT_DIR, FileMode::PRIVATE_DIR).map_err(dir_error)?;
+        let busy = || SourceError::Busy { path: imports.path().to_owned() };
+        let lock = imports.try_lock().map_err(dir_error)?.ok_or_else(busy)?;
+        let this =
+            Self { base, identity, volumes, imports, quota, steps: StepRunner::new(hook), _lock: lock };
+        this.imports.remove_stale_files().map_err(dir_error)?;
+        this.remove_incomplete_copies()?;
+        this.remove_stale_journals()?;
+        Ok(this)
+    }
+
+    /// The identity of the store.
+    pub fn identity(&self) -> &StoreId {
+        &self.identity
+    }
+
+    /// Makes a directory a volume with these limits. Success also if an earlier call did it. Blocks for as long
+    /// as it takes to copy, or to count, all that lies in the directory. After the volume has its
+    /// PersistentVolume, call [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// [`SourceError`]: repeat the call to resume.
+    pub fn import(
+        &self,
+        id: &VolumeId,
+        limits: QuotaLimits,
+        (source, mode): (&Path, ImportMode),
+    ) -> Result<ImportOutcome, SourceError> {
+        let journal = self.read_journal(id)?;
+        if let Some(path) = journal.filter(|path| path != source) {
+            return Err(SourceError::OtherImport { path });
+        }
+        match plan_start(self.find_places(id, source)?) {
+            ImportStart::Start => {
+                SourceDir(source).check(self.base.path(), limits, mode)?;
+                let path = source.as_os_str().as_bytes();
+                self.imports.write(journal_name(id), path, FileMode::PRIVATE_FILE).map_err(dir_error)?;
+                match mode {
+                    ImportMode::Move => {
+                        self.steps.run_step(VolumeStep::MoveToImport, || self.take_directory(id, source))?;
+                        self.publish_moved(id, limits)
+                    }
+                    ImportMode::Copy => {
+                        self.publish_copy(id, limits, source).inspect_err(|_| self.discard_copy(id))
+                    }
+                }
+            }
+            ImportStart::Publish => self.publish_moved(id, limits),
+            // The rename of a killed call may not be durable yet.
+            ImportStart::Done => self.volumes.sync().map(|()| ImportOutcome::AlreadyDone).map_err(dir_error),
+            ImportStart::Reject(conflict) => Err(self.conflict_error(&conflict, id, source)),
+        }
+    }
+
+    /// Removes the record of an import that is complete: the volume has its PersistentVolume.
+    ///
+    /// # Errors
+    /// [`SourceError::Store`]; a retry can help.
+    pub fn finish(&self, id: &VolumeId) -> Result<(), SourceError> {
+        self.imports.remove_file(journal_name(id)).map(drop).map_err(dir_error)
+    }
+
+    fn read_journal(&self, id: &VolumeId) -> Result<Option<PathBuf>, SourceError> {
+        match self.imports.read(journal_name(id)) {
+            Ok(path) => Ok(Some(OsStr::from_bytes(&path).into())),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(dir_error(error)),
+        }
+    }
+
+    fn find_places(&self, id: &VolumeId, path: &Path) -> Result<ImportPlaces, SourceError> {
+        let source = SourceDir(path).exists()?;
+        let staged = self.imports.exists(id.as_str()).map_err(dir_error)?;
+        let volume = match self.volumes.open_dir(id.as_str()) {
+            Ok(dir) => Some(dir.is_empty().map_err(dir_error)?),
+            Err(error) if error.is_not_found() => None,
+            Err(error) => return Err(dir_error(error)),
+        };
+        // That of the provisioner, for a pod, is empty until then.
+        let has_data = match volume {
+            Some(is_empty) => !is_empty || SourceDir(path).is_missing_or_empty()?,
+            None => false,
+        };
+        let is_volume_ours = self.read_journal(id)?.is_some() && has_data;
+        Ok(ImportPlaces { source, staged, volume: volume.is_some(), is_volume_ours })
+    }
+
+    fn conflict_error(&self, conflict: &ImportConflict, id: &VolumeId, source: &Path) -> SourceError {
+        let (path, staged) = (source.to_owned(), self.imports.path().join(id.as_str()));
+        match conflict {
+            ImportConflict::Missing => SourceError::Missing { path },
+            ImportConflict::Reappeared => SourceError::Reappeared { path, staged },
+            ImportConflict::VolumeExists => {
+                let path = if staged.exists() { staged } else { path };
+                SourceError::VolumeExists { id: id.clone(), path }
+            }
+        }
+    }
+
+    fn take_directory(&self, id: &VolumeId, source: &Path) -> Result<(), SourceError> {
+        let not_a_directory = || SourceError::NotADirectory { path: source.to_owned() };
+        let (parent, name) = source.parent().zip(source.file_name()).ok_or_else(not_a_directory)?;
+        let parent = Dir::open(parent).map_err(dir_error)?;
+        parent.rename(name, &self.imports, id.as_str(), RenameMode::NoReplace).map_err(dir_error)
+    }
+
+    /// Limits a moved directory, and makes it the volume.
+    fn publish_moved(&self, id: &VolumeId, limits: QuotaLimits) -> Result<ImportOutcome, SourceError> {
+        let dir = self.imports.open_dir(id.as_str()).map_err(dir_error)?;
+        let limit = || self.quota.limit_tree(dir.as_fd(), limits.into());
+        let limited = self.steps.run_step(VolumeStep::LimitTree, limit);
+        let (_, tree) = limited.map_err(|source| quota_error(&dir, source))?;
+        self.publish(&dir, id.as_str(), id)?;
+        let TreeSummary { special, foreign, immutable, .. } = tree;
+        Ok(ImportOutcome::Imported { uncounted: special + foreign + immutable, devices: 0 })
+    }
+
+    /// Copies a directory into a limited one, and makes that the volume.
+    fn publish_copy(
+        &self,
+        id: &VolumeId,
+        limits: QuotaLimits,
+        source: &Path,
+    ) -> Result<ImportOutcome, SourceError> {
+        let name = format!("{COPY_PREFIX}{id}");
+        let source = Dir::open(source).map_err(dir_error)?;
+        let create = || self.imports.ensure_dir(&name, FileMode::PRIVATE_DIR);
+        let copy = self.steps.run_step(VolumeStep::CreateDirectory, create).map_err(dir_error)?;
+        let limit = || self.quota.set_limits(copy.as_fd(), limits.into());
+        self.steps.run_step(VolumeStep::SetLimits, limit).map_err(|error| quota_error(&copy, error))?;
+        let clone = || source.clone_tree(&copy, &Copier, &|| false);
+        let cloned = self.steps.run_step(VolumeStep::CopyTree, clone).map_err(dir_error)?;
+        self.publish(&copy, &name, id)?;
+        Ok(ImportOutcome::Imported { uncounted: 0, devices: cloned.devices })
+    }
+
+    /// Renames a complete directory into the directory of volumes, with all that it needs on the disk.
+    fn publish(&self, dir: &Dir, name: &str, id: &VolumeId) -> Result<(), SourceError> {
+        rustix::fs::syncfs(dir)
+            .map_err(|errno| SourceError::Read { path: dir.path().to_owned(), source: errno.into() })?;
+        let publish = || self.imports.rename(name, &self.volumes, id.as_str(), RenameMode::NoReplace);
+        match self.steps.run_step(VolumeStep::RenameIntoPlace, publish) {
+            Ok(()) => Ok(()),
+            // A pod used the claim meanwhile, so the provisioner created an empty volume.
+            Err(error) if error.is_already_exists() => {
+                Err(SourceError::VolumeExists { id: id.clone(), path: dir.path().to_owned() })
+            }
+            Err(error) => Err(dir_error(error)),
+        }
+    }
+
+    /// Leaves nothing of a copy that failed: the caller may never repeat it.
+    fn discard_copy(&self, id: &VolumeId) {
+        if let Err(error) = self.remove_incomplete_copies().and_then(|()| self.finish(id)) {
+            tracing::warn!(handle = %id, "remove an incomplete copy: {}", format_chain(&error));
+        }
+    }
+
+    /// Removes the copies of killed calls: the lock keeps others out, so none is in progress.
+    fn remove_incomplete_copies(&self) -> Result<(), SourceError> {
+        for entry in self.imports.list().map_err(dir_error)? {
+            let name = entry.name.as_os_str();
+            if !name.as_bytes().starts_with(COPY_PREFIX.as_bytes()) {
+                continue;
+            }
+            let dir = self.imports.open_dir(name).map_err(dir_error)?;
+            let failed = |source| quota_error(&dir, source);
+            let project = self.quota.find_project(dir.as_fd()).map_err(failed)?;
+            self.imports.remove_tree(name).map_err(dir_error)?;
+            // A kill before this leaves a project without files, which the provisioner's next start releases.
+            project.map_or(Ok(()), |project| self.quota.release_project(project)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the records of imports that have not moved or published anything.
+    fn remove_stale_journals(&self) -> Result<(), SourceError> {
+        for entry in self.imports.list().map_err(dir_error)? {
+            let id = entry.name.as_os_str().to_str().and_then(|name| name.strip_suffix(JOURNAL_SUFFIX));
+            let Some(id) = id.and_then(|id| id.parse::<VolumeId>().ok()) else { continue };
+            let exists = |dir: &Dir| dir.exists(id.as_str()).map_err(dir_error);
+            if !exists(&self.imports)? && !exists(&self.volumes)? {
+                self.finish(&id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn journal_name(id: &VolumeId) -> String {
+    format!("{id}{JOURNAL_SUFFIX}")
+}
+
+fn dir_error(error: DirError) -> SourceError {
+    SourceError::Store(DirStoreError::Directory(error))
+}
+
+fn quota_error(dir: &Dir, source: nodekeel_fsquota::Error) -> SourceError {
+    SourceError::Store(DirStoreError::Quota { path: dir.path().to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_call_starts_over_only_where_nothing_was_done(source: bool, staged: bool, volume: bool, ours: bool) {
+            let start = plan_start(ImportPlaces { source, staged, volume, is_volume_ours: ours });
+            prop_assert_eq!(start == ImportStart::Start, source && !staged && !volume);
+            prop_assert_eq!(start == ImportStart::Publish, !source && staged && !volume);
+            prop_assert_eq!(start == ImportStart::Done, !staged && volume && ours);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What is in the directory of a store, for programs beside the one that serves it.
+
+use std::os::fd::AsFd as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nodekeel_fsquota::QuotaSetter;
+use nodekeel_localstorage::Dir;
+
+use crate::dir_store::{DirStore, DirStoreError, VOLUMES_DIR, list_volume_ids};
+use crate::id::VolumeId;
+use crate::store::VolumeUsage;
+
+/// A volume in the directory of a store.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct StoredVolume {
+    /// Its id.
+    pub id: VolumeId,
+    /// Its directory.
+    pub dir: Dir,
+    /// Its limits and its usage; `None` if it has no limits.
+    pub usage: Option<VolumeUsage>,
+    /// When an entry of its directory was last created or removed.
+    pub modified: SystemTime,
+}
+
+impl DirStore {
+    /// Lists the volumes in the directory of a store, sorted by id. Changes nothing and needs no lock: a volume that is
+    /// created or removed meanwhile may be missing.
+    ///
+    /// # Errors
+    /// [`DirStoreError::Directory`], [`DirStoreError::Quota`].
+    pub fn list_stored(base: &Dir, quota: &dyn QuotaSetter) -> Result<Vec<StoredVolume>, DirStoreError> {
+        let volumes = match base.open_dir(VOLUMES_DIR) {
+            Ok(volumes) => volumes,
+            // No store has been opened here yet.
+            Err(error) if error.is_not_found() => return Ok(Vec::new()),
+            Err(error) => return Err(DirStoreError::Directory(error)),
+        };
+        let mut found = Vec::new();
+        for id in list_volume_ids(&volumes)? {
+            match volumes.open_dir(id.as_str()) {
+                Ok(dir) => found.push(read_volume(id, dir, quota)?),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(DirStoreError::Directory(error)),
+            }
+        }
+        found.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(found)
+    }
+}
+
+fn read_volume(id: VolumeId, dir: Dir, quota: &dyn QuotaSetter) -> Result<StoredVolume, DirStoreError> {
+    let path = || dir.path().to_owned();
+    let status =
+        quota.read_status(dir.as_fd()).map_err(|source| DirStoreError::Quota { path: path(), source })?;
+    let usage = status.map(|status| VolumeUsage { limits: status.limits, usage: status.usage });
+    let seconds = rustix::fs::fstat(dir.as_fd()).map_or(0, |stat| stat.st_mtime);
+    let modified = UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    Ok(StoredVolume { id, dir, usage, modified })
+}

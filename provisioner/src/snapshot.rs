@@ -1,0 +1,13 @@
+//! Snapshots of volumes, and volumes created from them or from other volumes.
+
+mod id;
+mod objects;
+mod store;
+
+pub use id::{SnapshotId, SnapshotIdError, StoredId};
+pub use objects::{
+    BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotContentError,
+    SnapshotContentSource, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec,
+    VolumeSnapshotContentStatus, VolumeSnapshotStatus,
+};
+pub use store::{SnapshotInfo, SnapshotStore, SnapshotStoreError};

@@ -1,0 +1,252 @@
+//! Snapshots and copies of the directory store.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use nodekeel_fsquota::testing::MemQuota;
+use nodekeel_fsquota::{Bytes, Inodes, ProjectQuota, QuotaLimits};
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::testing::DataCloner;
+use nodekeel_provisioner::testing::objects::sample_uid;
+use nodekeel_provisioner::testing::{MemStore, conformance, snapshot_conformance};
+use nodekeel_provisioner::{
+    DirStore, DirStoreOptions, SnapshotId, SnapshotStore as _, SnapshotStoreError, StoredId, VolumeId,
+    VolumeOpener as _, VolumeStore as _,
+};
+use testbed::guest::disk::{FileSystem, GuestDisk};
+
+const MIB: u64 = 1 << 20;
+const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(16 * MIB)), inodes: Some(Inodes(1024)) };
+
+fn id(number: u32) -> VolumeId {
+    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
+}
+
+fn snapshot_id(number: u32) -> SnapshotId {
+    SnapshotId::from_uid(&sample_uid(number)).expect("a UUID")
+}
+
+/// A store on any file system: it copies data.
+async fn open(base: &Path, quota: &Arc<MemQuota>) -> DirStore {
+    let mut options = DirStoreOptions::default();
+    options.cloner = Arc::new(DataCloner);
+    let dir = Dir::open(base).expect("the base");
+    let store = DirStore::with_options(dir, Arc::clone(quota) as _, options).expect("a store");
+    store.create_identity().await.expect("an identity");
+    store
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn volume_path(base: &Path, number: u32) -> std::path::PathBuf {
+    base.join("volumes").join(id(number).as_str())
+}
+
+#[tokio::test]
+async fn the_mem_store_keeps_the_contract_of_snapshots() {
+    snapshot_conformance(&MemStore::default()).await;
+}
+
+#[tokio::test]
+async fn the_dir_store_keeps_the_contract_of_snapshots() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
+    let store = open(base.path(), &quota).await;
+    snapshot_conformance(&store).await;
+    store.wait_until_erased().await;
+    assert_eq!(quota.list_projects(), [], "no project is left");
+    for place in ["volumes", "snapshots", ".new", ".trash", ".unpublished"] {
+        assert_eq!(names(&base.path().join(place)), Vec::<String>::new(), "{place}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_can_not_share_blocks_refuses_by_name_and_creates_nothing() {
+    let base = tempfile::tempdir().expect("a directory");
+    let dir = Dir::open(base.path()).expect("the base");
+    if dir.check_cloner(&nodekeel_localstorage::Reflink).is_ok() {
+        return;
+    }
+    let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
+    store.create_identity().await.expect("an identity");
+    store.create(&id(1), LIMITS).await.expect("create");
+    let before = names(base.path());
+    let error = store.create_snapshot(&snapshot_id(1), &id(1)).await.expect_err("no reflinks");
+    assert!(matches!(error, SnapshotStoreError::Unsupported { .. }), "{error:?}");
+    let copied = store.create_volume_from(&id(2), &id(1).into(), LIMITS).await.expect_err("no reflinks");
+    let chain = format!("{copied}: {}", std::error::Error::source(&copied).expect("a cause"));
+    assert!(!copied.is_exhausted(), "{chain}");
+    assert_eq!(names(base.path()), before);
+    assert_eq!(names(&base.path().join(".new")), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_copy_and_its_source_change_independently() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
+    let store = open(base.path(), &quota).await;
+    store.create(&id(1), LIMITS).await.expect("create");
+    fs::create_dir(volume_path(base.path(), 1).join("below")).expect("a directory");
+    fs::write(volume_path(base.path(), 1).join("below/file"), "old").expect("a file");
+    let info = store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
+    assert_eq!(info.restore_size, Bytes(16 * MIB));
+    assert!(info.created.elapsed().expect("in the past").as_secs() < 600, "{info:?}");
+    fs::write(volume_path(base.path(), 1).join("below/file"), "new").expect("a file");
+    store.create_volume_from(&id(2), &snapshot_id(1).into(), LIMITS).await.expect("a restore");
+    store.create_volume_from(&id(3), &id(1).into(), LIMITS).await.expect("a clone");
+    let read =
+        |number| fs::read_to_string(volume_path(base.path(), number).join("below/file")).expect("a file");
+    assert_eq!([1, 2, 3].map(read), ["new", "old", "new"]);
+    fs::write(volume_path(base.path(), 2).join("below/file"), "restored").expect("a file");
+    store.remove(&id(1)).await.expect("remove");
+    store.remove_snapshot(&snapshot_id(1)).await.expect("remove");
+    store.wait_until_erased().await;
+    assert_eq!([2, 3].map(read), ["restored", "new"]);
+    assert_eq!(quota.list_projects().len(), 2);
+}
+
+#[tokio::test]
+async fn an_unpublished_copy_is_swept_and_one_that_a_pod_has_opened_is_not() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
+    let store = open(base.path(), &quota).await;
+    store.create(&id(1), LIMITS).await.expect("create");
+    fs::write(volume_path(base.path(), 1).join("file"), "data").expect("a file");
+    for number in [2, 3, 4] {
+        store.create_volume_from(&id(number), &id(1).into(), LIMITS).await.expect("a copy");
+    }
+    drop(store);
+    // Also after a restart.
+    let store = open(base.path(), &quota).await;
+    drop(store.open(&id(3)).expect("opened for a pod"));
+    store.mark_published(&id(4)).await.expect("marked");
+    let mut swept = Vec::new();
+    for number in 1..=4 {
+        swept.push(store.remove_empty(&id(number)).await.expect("swept"));
+    }
+    assert_eq!(swept, [false, true, false, false]);
+    assert_eq!(names(&base.path().join(".unpublished")), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_new_store_sweeps_incomplete_copies_and_stale_marks() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
+    drop(open(base.path(), &quota).await);
+    for staged in [snapshot_id(1).as_str(), id(2).as_str()] {
+        fs::create_dir_all(base.path().join(".new").join(staged).join("deep")).expect("a staged copy");
+    }
+    fs::create_dir(base.path().join(".unpublished")).expect("a directory");
+    fs::write(base.path().join(".unpublished").join(id(2).as_str()), "").expect("a mark");
+    let store = open(base.path(), &quota).await;
+    store.wait_until_erased().await;
+    for place in [".new", ".trash", ".unpublished"] {
+        assert_eq!(names(&base.path().join(place)), Vec::<String>::new(), "{place}");
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_uses_more_than_the_new_limits_is_refused() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
+    let store = open(base.path(), &quota).await;
+    store.create(&id(1), LIMITS).await.expect("create");
+    for number in 0..8 {
+        fs::write(volume_path(base.path(), 1).join(number.to_string()), "data").expect("a file");
+    }
+    let few = QuotaLimits { inodes: Some(Inodes(4)), ..LIMITS };
+    let error = store.create_volume_from(&id(2), &id(1).into(), few).await.expect_err("too many files");
+    let cause = std::error::Error::source(&error).expect("a cause").to_string();
+    assert!(cause.contains("uses 9 inodes, and the new volume may use 4 inodes"), "{cause}");
+    assert!(!error.is_exhausted(), "no other node has the source");
+    assert_eq!(store.list().await.expect("list"), [id(1)]);
+}
+
+/// Fills a file until an error, and returns its size.
+fn fill(path: &Path) -> u64 {
+    use std::io::Write as _;
+    let mut file = fs::File::create(path).expect("a file");
+    while file.write_all(&[7; 64 << 10]).is_ok() {}
+    let _ = file.sync_all();
+    file.metadata().expect("metadata").len()
+}
+
+/// On XFS, a shared block counts for each project that has it; so limits bind a copy as if it shared nothing.
+#[tokio::test]
+#[ignore = "needs kernel with a disk of 512 MiB"]
+async fn on_xfs_copies_share_blocks_and_their_limits_bind() {
+    let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
+    let disk = disk.expect("a disk");
+    let base = disk.mount_point();
+    let quota = || Arc::new(ProjectQuota::open(base).expect("project quotas"));
+    let store = DirStore::new(Dir::open(base).expect("open"), quota()).expect("a store");
+    store.create_identity().await.expect("an identity");
+    conformance(&store).await;
+    snapshot_conformance(&store).await;
+    store.wait_until_erased().await;
+
+    store.create(&id(1), LIMITS).await.expect("create");
+    fs::write(volume_path(base, 1).join("file"), vec![1; 8 << 20]).expect("a file");
+    rustix::fs::sync();
+    let free = || rustix::fs::statvfs(base).map(|stat| stat.f_bavail * stat.f_frsize).expect("a file system");
+    let before = free();
+    let started = std::time::Instant::now();
+    store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
+    println!("a snapshot of 8 MiB took {:?}", started.elapsed());
+    for (number, source) in [(2, StoredId::from(snapshot_id(1))), (3, StoredId::from(id(1)))] {
+        store.create_volume_from(&id(number), &source, LIMITS).await.expect("a copy");
+    }
+    rustix::fs::sync();
+    let taken = before.saturating_sub(free());
+    println!("three copies of 8 MiB take {taken} bytes of the disk");
+    assert!(taken < 4 * MIB, "they share their blocks: {taken}");
+    for number in [1, 2, 3] {
+        let used = store.usage(&id(number)).await.expect("usage").usage.bytes.0;
+        assert!(
+            (8 * MIB..9 * MIB).contains(&used),
+            "volume {number} is charged for all of its blocks: {used}"
+        );
+    }
+    let written = fill(&volume_path(base, 2).join("more"));
+    let used = store.usage(&id(2)).await.expect("usage").usage.bytes.0;
+    println!("8 MiB more fit into a copy with a limit of 16 MiB: {written}, in all {used}");
+    assert!(written <= 8 * MIB && used <= 16 * MIB && written > 6 * MIB, "{written}, {used}");
+    assert_eq!(fs::read(volume_path(base, 3).join("file")).expect("a file"), vec![1; 8 << 20]);
+
+    // A source is rewritten as a whole: the snapshot keeps the old blocks.
+    fs::write(volume_path(base, 1).join("file"), vec![2; 8 << 20]).expect("a file");
+    store.remove(&id(1)).await.expect("remove");
+    store.wait_until_erased().await;
+    store.create_volume_from(&id(4), &snapshot_id(1).into(), LIMITS).await.expect("a restore");
+    assert_eq!(fs::read(volume_path(base, 4).join("file")).expect("a file"), vec![1; 8 << 20]);
+
+    // A limit below the source is refused, and leaves nothing.
+    let small = QuotaLimits { bytes: Some(Bytes(4 * MIB)), ..LIMITS };
+    store.create_volume_from(&id(5), &snapshot_id(1).into(), small).await.expect_err("too small");
+    for number in [2, 3, 4] {
+        store.remove(&id(number)).await.expect("remove");
+    }
+    store.remove_snapshot(&snapshot_id(1)).await.expect("remove");
+    store.wait_until_erased().await;
+    for place in ["volumes", "snapshots", ".new", ".trash"] {
+        assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{place}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs kernel with a disk of 512 MiB"]
+async fn on_ext4_snapshots_are_refused_by_name() {
+    let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Ext4, "prjquota"));
+    let disk = disk.expect("a disk");
+    let base = disk.mount_point();
+    let quota = Arc::new(ProjectQuota::open(base).expect("project quotas"));
+    let store = DirStore::new(Dir::open(base).expect("open"), quota).expect("a store");
+    store.create_identity().await.expect("an identity");
+    store.create(&id(1), LIMITS).await.expect("create");
+    let error = store.create_snapshot(&snapshot_id(1), &id(1)).await.expect_err("ext4");
+    let cause = std::error::Error::source(&error).expect("a cause");
+    let text = format!("{error}: {cause}: {}", cause.source().expect("a cause"));
+    assert!(text.contains("reflink") && text.contains("use XFS"), "{text}");
+}

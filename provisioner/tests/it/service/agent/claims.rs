@@ -1,0 +1,160 @@
+//! Claims that no node looks after.
+
+use std::time::Duration;
+
+use nodekeel_provisioner::SELECTED_NODE;
+use nodekeel_provisioner::testing::objects::{DRIVER, sample_claim, sample_class, sample_volume};
+use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::super::harness::{TestNode, advance_time, wait_bound, wait_for_event, wait_until};
+use super::{TestAgent, cluster_api, csi_node, select, selected_node};
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_whose_selected_node_cannot_serve_it_is_served_by_another() {
+    type Change = fn(&FakeApi);
+    let problems: [(&str, Change); 4] = [
+        ("does not exist", |api| {
+            api.delete_object(ObjectKind::Node, "node-a");
+        }),
+        ("does not have the driver", |api| {
+            api.patch_object(ObjectKind::CsiNode, "node-a", json!({ "spec": { "drivers": [] } }));
+        }),
+        ("is cordoned", |api| {
+            api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "unschedulable": true } }));
+        }),
+        ("is not ready", |api| {
+            let taint = json!({ "key": "node.kubernetes.io/unreachable", "effect": "NoSchedule" });
+            api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "taints": [taint] } }));
+        }),
+    ];
+    for (why, change) in problems {
+        let api = cluster_api();
+        let node = TestNode::start(&api, "node-b").await;
+        let agent = TestAgent::start(&api, "agent-1");
+        api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+        change(&api);
+        let started = Instant::now();
+        wait_until(&api, |api| selected_node(api, "claim-1").is_none()).await;
+        assert!(started.elapsed() < Duration::from_secs(10), "{why}: {:?}", started.elapsed());
+        wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
+        let notes = api.event_notes("claim-1");
+        assert!(notes.iter().any(|note| note.contains("node-a") && note.contains(why)), "{notes:?}");
+        // The scheduler.
+        select(&api, "claim-1", "node-b");
+        wait_bound(&api, "claim-1").await;
+        agent.stop().await;
+        node.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_whose_node_can_serve_it_and_claims_of_others_are_left_alone() {
+    let api = cluster_api();
+    let agent = TestAgent::start(&api, "agent-1");
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    let foreign = json!({
+        "volume.kubernetes.io/storage-provisioner": "foreign.example", "volume.kubernetes.io/selected-node": "gone",
+    });
+    api.create_object(ObjectKind::Claim, sample_claim(2, json!({ "metadata": { "annotations": foreign } })));
+    let reader = json!({ "metadata": { "annotations": { SELECTED_NODE: "node-c" } } });
+    api.create_object(ObjectKind::Claim, sample_claim(3, reader));
+    wait_until(&api, |api| selected_node(api, "claim-3").is_none()).await;
+    advance_time(3600).await;
+    assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-a"));
+    assert_eq!(selected_node(&api, "claim-2").as_deref(), Some("gone"));
+    assert_eq!(api.event_notes("claim-1").len() + api.event_notes("claim-2").len(), 0);
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_with_a_volume_keeps_its_node_though_the_watch_of_volumes_lags() {
+    let api = cluster_api();
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    advance_time(1).await;
+    api.pause_watches(ObjectKind::Volume);
+    api.pause_watches(ObjectKind::Claim);
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.resume_watches(ObjectKind::Claim);
+    advance_time(1).await;
+    api.pause_watches(ObjectKind::Claim);
+    // Its node has created the volume; neither that nor the binding is seen yet.
+    api.create_object(ObjectKind::Volume, sample_volume(1, json!({ "status": { "phase": "Pending" } })));
+    api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "unschedulable": true } }));
+    advance_time(60).await;
+    assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-a"));
+    assert_eq!(api.request_count(RequestVerb::Patch, ObjectKind::Claim), 0);
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_changed_meanwhile_is_not_patched() {
+    let api = cluster_api();
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    let unknown = json!({ "metadata": { "annotations": { SELECTED_NODE: "gone" } } });
+    api.create_object(ObjectKind::Claim, sample_claim(1, unknown));
+    advance_time(1).await;
+    api.pause_watches(ObjectKind::Claim);
+    select(&api, "claim-1", "node-b");
+    advance_time(60).await;
+    assert!(api.request_count(RequestVerb::Patch, ObjectKind::Claim) > 0, "it was tried");
+    assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-b"));
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_provisions_while_it_is_deselected_makes_one_volume() {
+    let api = cluster_api();
+    let (a, b) = (TestNode::start(&api, "node-a").await, TestNode::start(&api, "node-b").await);
+    let agent = TestAgent::start(&api, "agent-1");
+    api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "unschedulable": true } }));
+    // The answer to node-a's POST is lost, so that it still retries when it is deselected.
+    api.fail_next(RequestVerb::Create, ObjectKind::Volume, RequestFault::NoResponse);
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    wait_until(&api, |api| selected_node(api, "claim-1").is_none()).await;
+    select(&api, "claim-1", "node-b");
+    wait_bound(&api, "claim-1").await;
+    // Until node-a's call has timed out, and it has looked again.
+    advance_time(600).await;
+    let volumes = api.list_objects(ObjectKind::Volume);
+    assert_eq!(volumes.len(), 1, "{volumes:?}");
+    let affinity = volumes[0]["spec"]["nodeAffinity"].to_string();
+    assert!(affinity.contains("node-b"), "{affinity}");
+    agent.stop().await;
+    let (a, b) = (a.stop().await, b.stop().await);
+    assert!(a.is_some() && b.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_no_node_can_serve_gets_one_event_for_each_reason() {
+    let api = cluster_api();
+    for node in ["node-a", "node-b"] {
+        api.patch_object(ObjectKind::CsiNode, node, json!({ "spec": { "drivers": [] } }));
+    }
+    api.create_object(
+        ObjectKind::Class,
+        sample_class(json!({ "metadata": { "name": "now" }, "volumeBindingMode": "Immediate" })),
+    );
+    let agent = TestAgent::start(&api, "agent-1");
+    let unselected = json!({
+        "metadata": { "annotations": { SELECTED_NODE: null } }, "spec": { "storageClassName": "now" },
+    });
+    api.create_object(ObjectKind::Claim, sample_claim(1, unselected));
+    wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
+    advance_time(3600).await;
+    assert_eq!(api.event_notes("claim-1").len(), 1);
+    assert!(api.event_notes("claim-1")[0].contains("no node has the driver"));
+    // Another reason.
+    api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "unschedulable": true } }));
+    api.patch_object(ObjectKind::CsiNode, "node-a", csi_node("node-a", DRIVER));
+    wait_until(&api, |api| api.event_notes("claim-1").len() == 2).await;
+    assert!(api.event_notes("claim-1").iter().any(|note| note.contains("cordoned or tainted")));
+    // The node can serve it: nothing more.
+    api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "unschedulable": null } }));
+    advance_time(3600).await;
+    assert_eq!(api.event_notes("claim-1").len(), 2);
+    agent.stop().await;
+}
