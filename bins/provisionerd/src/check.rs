@@ -23,17 +23,21 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::BindMounter;
 use nodekeel_provisioner::{
     DirStore, FINALIZER, NodeName, ProvisionerIdentity, StoreAction, StoreIdentity, VolumeId, plan_store,
+    required_volume,
 };
 
 use crate::config::DaemonConfig;
-use crate::permissions::{self, ApiPermission};
-use crate::{api_server, print_stdout, volumes};
+use crate::permissions::{self, ApiPermission, ScopedPermission};
+use crate::{api_server, print_stdout, rules_review, volumes};
 
 /// The exit code for a missing requirement.
 const EXIT_CHECK_FAILED: u8 = 4;
 
 /// Timeout of the metrics of a running instance on this machine.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What grants the permissions.
+const RBAC_MANIFEST: &str = "deploy/rbac.yaml";
 
 /// More than the metrics of an instance.
 const MAX_METRICS_BYTES: u64 = 4 << 20;
@@ -88,12 +92,17 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
         .build()
         .context("can't start the async runtime")?;
     findings.extend(runtime.block_on(check_api_server(&config)));
+    Ok(print_findings(&findings))
+}
+
+/// Prints a line for each finding, and returns the exit code.
+pub(crate) fn print_findings(findings: &[CheckFinding]) -> ExitCode {
     let text: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
     let printed = print_stdout(&text);
-    Ok(match findings.iter().any(CheckFinding::is_failure) {
+    match findings.iter().any(CheckFinding::is_failure) {
         true => ExitCode::from(EXIT_CHECK_FAILED),
         false => printed,
-    })
+    }
 }
 
 fn check_directory(config: &DaemonConfig, is_running: bool) -> Vec<CheckFinding> {
@@ -246,6 +255,8 @@ async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
                 "the API server answers: Kubernetes {}",
                 version.git_version
             ))];
+            findings
+                .push(check_scoped_permissions(&client, needed_permissions(&client), RBAC_MANIFEST).await);
             findings.extend(check_api_objects(config, &client).await);
             if let Ok(node) = config.node_name() {
                 findings.push(check_store(config, node, &client).await);
@@ -259,9 +270,9 @@ async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
     }
 }
 
-/// Checks the permissions and API objects that pods need for their volumes.
+/// Checks the API objects that pods need for their volumes.
 pub(crate) async fn check_api_objects(config: &DaemonConfig, client: &Client) -> Vec<CheckFinding> {
-    let mut findings = vec![check_permissions(client).await];
+    let mut findings = Vec::new();
     if let Ok(name) = config.node_name() {
         let node = Api::<Node>::all(client.clone()).get_opt(name.as_str()).await;
         findings.push(check_node_label(config, &name, node));
@@ -323,23 +334,37 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
         let objects = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;
         let driver = config.driver.clone();
         let identity = ProvisionerIdentity { driver, node, finalizer: Some(FINALIZER.to_owned()) };
+        let required = objects.items.iter().filter_map(|object| required_volume(&identity, object));
+        let missing = required.filter(|id| !present.contains(id)).count();
         match (plan_store(&identity, (&found, &present), &objects.items), found.id()) {
             (StoreAction::Reject(rejection), _) => Err(anyhow!(rejection)),
-            (_, Some(id)) => Ok(format!("the directory is store {id}")),
-            (_, None) => {
-                Ok("the directory becomes a new store: no PersistentVolume of this node names one".into())
-            }
+            (_, Some(id)) if missing > 0 => Ok(CheckFinding::Warning(format!(
+                "{missing} volumes of this node are missing in store {id}: `provisionerd volumes` names them"
+            ))),
+            (_, Some(id)) => Ok(CheckFinding::Pass(format!("the directory is store {id}"))),
+            (_, None) => Ok(CheckFinding::Pass(
+                "the directory becomes a new store: no PersistentVolume of this node names one".into(),
+            )),
         }
     };
-    CheckFinding::from_result(
-        found.await.with_context(|| format!("can't use the volumes in {}", config.directory.display())),
-    )
+    let found = found.await;
+    found.unwrap_or_else(|error: anyhow::Error| {
+        CheckFinding::Failure(
+            error.context(format!("can't use the volumes in {}", config.directory.display())),
+        )
+    })
 }
 
 fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> CheckFinding {
     match driver {
         Ok(Some(driver)) if driver.spec.attach_required == Some(false) => {
-            CheckFinding::Pass(format!("CSIDriver {name} exists"))
+            match driver.spec.storage_capacity {
+                Some(true) => CheckFinding::Pass(format!("CSIDriver {name} exists")),
+                _ => CheckFinding::Warning(format!(
+                    "CSIDriver {name} has storageCapacity: false, so pods are scheduled to nodes without free space: \
+                 apply deploy/csidriver.yaml again"
+                )),
+            }
         }
         Ok(Some(_)) => CheckFinding::Failure(anyhow!(
             "CSIDriver {name} has attachRequired: true, so pods wait forever: apply deploy/csidriver.yaml again"
@@ -353,12 +378,29 @@ fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> Chec
     }
 }
 
-async fn check_permissions(client: &Client) -> CheckFinding {
+/// All permissions that the provisioner needs.
+fn needed_permissions(client: &Client) -> Vec<ScopedPermission> {
+    let needed = permissions::required_permissions().map(ScopedPermission::from);
+    needed.chain(permissions::namespace_permissions(client.default_namespace())).collect()
+}
+
+/// Checks the permissions with one call where all are listed: each node does so at each start.
+pub(crate) async fn check_permissions(client: &Client) -> CheckFinding {
+    let unlisted = rules_review::find_unlisted(client, needed_permissions(client)).await;
+    check_scoped_permissions(client, unlisted, RBAC_MANIFEST).await
+}
+
+/// Checks that the API server grants permissions; `manifest` is what grants them.
+pub(crate) async fn check_scoped_permissions(
+    client: &Client,
+    needed: impl IntoIterator<Item = ScopedPermission>,
+    manifest: &str,
+) -> CheckFinding {
     let mut missing = Vec::new();
-    for right in permissions::required_permissions() {
-        match is_allowed(client, right).await {
+    for right in needed {
+        match is_allowed(client, &right).await {
             Ok(true) => {}
-            Ok(false) => missing.push(right),
+            Ok(false) => missing.push(right.permission),
             Err(error) => {
                 return CheckFinding::Failure(error.context("can't query permissions at the API server"));
             }
@@ -366,11 +408,11 @@ async fn check_permissions(client: &Client) -> CheckFinding {
     }
     match missing.is_empty() {
         true => CheckFinding::Pass("the API server grants all permissions needed".into()),
-        false => CheckFinding::Failure(missing_permissions(&missing)),
+        false => CheckFinding::Failure(missing_permissions(&missing, manifest)),
     }
 }
 
-fn missing_permissions(missing: &[ApiPermission]) -> anyhow::Error {
+fn missing_permissions(missing: &[ApiPermission], manifest: &str) -> anyhow::Error {
     let of_a_kind = missing.chunk_by(|a, b| (a.group, a.resource) == (b.group, b.resource));
     let kinds = of_a_kind.map(|rights| {
         let verbs: Vec<_> = rights.iter().map(|right| right.verb).collect();
@@ -378,14 +420,22 @@ fn missing_permissions(missing: &[ApiPermission]) -> anyhow::Error {
         format!("{} on {} ({group})", verbs.join(", "), rights[0].resource)
     });
     let kinds = kinds.collect::<Vec<_>>().join("; ");
-    anyhow!("missing permissions: {kinds}; apply deploy/rbac.yaml, or grant them")
+    anyhow!("missing permissions: {kinds}; apply {manifest}, or grant them")
 }
 
-async fn is_allowed(client: &Client, right: ApiPermission) -> Result<bool> {
+async fn is_allowed(client: &Client, right: &ScopedPermission) -> Result<bool> {
+    let ApiPermission { group, resource, verb } = right.permission;
+    let (resource, subresource) = match resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource.into())),
+        None => (resource, None),
+    };
     let resource_attributes = ResourceAttributes {
-        group: Some(right.group.into()),
-        resource: Some(right.resource.into()),
-        verb: Some(right.verb.into()),
+        group: Some(group.into()),
+        resource: Some(resource.into()),
+        subresource,
+        verb: Some(verb.into()),
+        namespace: right.namespace.clone(),
+        name: right.name.clone(),
         ..Default::default()
     };
     let spec =
@@ -411,7 +461,7 @@ mod tests {
         let right = |resource, verb| ApiPermission { group: "", resource, verb };
         let missing =
             [right("persistentvolumes", "get"), right("persistentvolumes", "delete"), right("nodes", "get")];
-        let text = missing_permissions(&missing).to_string();
+        let text = missing_permissions(&missing, "deploy/rbac.yaml").to_string();
         assert!(text.contains("get, delete on persistentvolumes (core); get on nodes (core)"), "{text}");
         assert!(text.contains("deploy/rbac.yaml"), "{text}");
     }
@@ -460,12 +510,18 @@ mod tests {
 
     #[test]
     fn a_driver_object_that_blocks_pods_fails_the_check() {
-        let driver = |attach: bool| -> CSIDriver {
-            serde_json::from_value(serde_json::json!({ "spec": { "attachRequired": attach } }))
-                .expect("a driver")
+        let driver = |attach: bool, capacity: bool| -> CSIDriver {
+            let spec = serde_json::json!({ "attachRequired": attach, "storageCapacity": capacity });
+            serde_json::from_value(serde_json::json!({ "spec": spec })).expect("a driver")
         };
-        assert!(!check_csi_driver("d", Ok(Some(driver(false)))).is_failure());
-        assert!(check_csi_driver("d", Ok(Some(driver(true)))).is_failure());
+        let pass = check_csi_driver("d", Ok(Some(driver(false, true))));
+        assert!(matches!(pass, CheckFinding::Pass(_)), "{pass}");
+        let unaware = check_csi_driver("d", Ok(Some(driver(false, false))));
+        assert!(
+            matches!(&unaware, CheckFinding::Warning(text) if text.contains("storageCapacity")),
+            "{unaware}"
+        );
+        assert!(check_csi_driver("d", Ok(Some(driver(true, true)))).is_failure());
         assert!(check_csi_driver("d", Ok(None)).to_string().contains("csidriver.yaml"));
     }
 

@@ -4,7 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use crate::agent::AgentFlags;
 use crate::config::ConfigFlags;
+use crate::import::ImportFlags;
+use crate::orphans_cmd::OrphansFlags;
+use crate::seccomp::InstallFlags;
+use crate::store_cmd::StoreCommand;
+use crate::volumes_cmd::VolumesFlags;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, or graceful shutdown; 1 failure; 2 usage error; 3 invalid configuration; \
     4 a requirement is missing, in use or not permitted; 5 another instance uses the directory, or serves the driver; \
@@ -32,6 +38,30 @@ pub(crate) enum Command {
     Check {
         #[command(flatten)]
         flags: ConfigFlags,
+    },
+    /// Turn a directory into the volume of a claim
+    Import {
+        #[command(flatten)]
+        flags: ImportFlags,
+    },
+    /// Install the seccomp profile nodekeel-limits.json for pods
+    InstallSeccomp {
+        #[command(flatten)]
+        flags: InstallFlags,
+    },
+    /// Look after what no node can do for itself, once in a cluster
+    Agent {
+        #[command(flatten)]
+        flags: AgentFlags,
+    },
+    /// List the volumes of this node
+    Volumes(VolumesFlags),
+    /// List, adopt or remove volumes without a PersistentVolume
+    Orphans(OrphansFlags),
+    /// Show the store on the disk, or declare one lost
+    Store {
+        #[command(subcommand)]
+        command: StoreCommand,
     },
     /// Print shell completions
     Completion {

@@ -6,8 +6,11 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use nodekeel_fsquota::Bytes;
 use nodekeel_localstorage::FileMode;
-use nodekeel_provisioner::{DriverName, NodeName};
+use nodekeel_provisioner::{
+    CapacityPolicy, DriverName, FINALIZER, InvalidRatio, NodeName, ProvisionerIdentity,
+};
 use serde::Deserialize;
 use serde::de::Error as _;
 use thiserror::Error;
@@ -32,6 +35,8 @@ pub(crate) enum ConfigError {
     },
     #[error("invalid `{key}` {}: use an absolute path", path.display())]
     RelativePath { key: &'static str, path: PathBuf },
+    #[error("invalid `capacity.ratio`")]
+    CapacityRatio(#[source] InvalidRatio),
     #[error("the hostname is not a valid node name: set --node")]
     InvalidNodeName(#[source] nodekeel_provisioner::InvalidObjectName),
 }
@@ -52,7 +57,23 @@ pub(crate) struct DaemonConfig {
     pub(crate) concurrency: NonZeroU16,
     #[serde(deserialize_with = "deserialize_mode")]
     pub(crate) volume_mode: FileMode,
+    pub(crate) capacity: CapacityConfig,
     pub(crate) log: LogConfig,
+}
+
+/// The `[capacity]` section.
+#[derive(Debug, Clone, Copy, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct CapacityConfig {
+    pub(crate) ratio: f64,
+    #[serde(deserialize_with = "deserialize_parsed")]
+    pub(crate) reserve: Bytes,
+}
+
+impl Default for CapacityConfig {
+    fn default() -> Self {
+        Self { ratio: 1.0, reserve: Bytes(0) }
+    }
 }
 
 /// The `[log]` section.
@@ -85,6 +106,7 @@ impl Default for DaemonConfig {
             kubeconfig: None,
             concurrency: NonZeroU16::MIN.saturating_add(15),
             volume_mode: FileMode::new(0o777),
+            capacity: CapacityConfig::default(),
             log: LogConfig::default(),
         }
     }
@@ -145,6 +167,12 @@ pub(crate) struct ConfigFlags {
     /// Kubeconfig file
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// How often each byte is promised to volumes
+    #[arg(long, value_name = "RATIO")]
+    capacity_ratio: Option<f64>,
+    /// Bytes kept for other data, such as 10Gi
+    #[arg(long, value_name = "BYTES")]
+    capacity_reserve: Option<Bytes>,
     /// Log format
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -161,7 +189,18 @@ impl ConfigFlags {
             None => DaemonConfig::default(),
         };
         let Self {
-            driver, node, directory, kubelet, no_csi, listen, kubeconfig, log_format, log_level, ..
+            driver,
+            node,
+            directory,
+            kubelet,
+            no_csi,
+            listen,
+            kubeconfig,
+            capacity_ratio,
+            capacity_reserve,
+            log_format,
+            log_level,
+            ..
         } = self;
         config.driver = driver.unwrap_or(config.driver);
         config.node = node.or(config.node);
@@ -170,6 +209,8 @@ impl ConfigFlags {
         config.csi = config.csi && !no_csi;
         config.listen = listen.unwrap_or(config.listen);
         config.kubeconfig = kubeconfig.or(config.kubeconfig);
+        config.capacity.ratio = capacity_ratio.unwrap_or(config.capacity.ratio);
+        config.capacity.reserve = capacity_reserve.unwrap_or(config.capacity.reserve);
         config.log.format = log_format.unwrap_or(config.log.format);
         config.log.level = log_level.unwrap_or(config.log.level);
         config.validate()
@@ -189,7 +230,19 @@ impl DaemonConfig {
                 return Err(ConfigError::RelativePath { key, path: path.clone() });
             }
         }
+        self.capacity_policy()?;
         Ok(self)
+    }
+
+    /// How much of the file system may be promised to volumes.
+    pub(crate) fn capacity_policy(&self) -> Result<CapacityPolicy, ConfigError> {
+        let CapacityConfig { ratio, reserve } = self.capacity;
+        CapacityPolicy::try_new(ratio, reserve).map_err(ConfigError::CapacityRatio)
+    }
+
+    /// The driver on a node, whose volumes this program serves.
+    pub(crate) fn provisioner_identity(&self, node: NodeName) -> ProvisionerIdentity {
+        ProvisionerIdentity { driver: self.driver.clone(), node, finalizer: Some(FINALIZER.to_owned()) }
     }
 
     /// The configured node name, else the hostname.
@@ -258,6 +311,8 @@ mod tests {
         assert_eq!(config.driver.as_str(), "a.b");
         assert_eq!(config.directory, Path::new("/b"));
         assert!(!config.csi);
+        let zero = ConfigFlags { capacity_ratio: Some(0.0), ..Default::default() };
+        assert!(matches!(zero.load_config(), Err(ConfigError::CapacityRatio(_))));
         let relative = ConfigFlags { directory: Some("b".into()), ..Default::default() };
         assert!(matches!(relative.load_config(), Err(ConfigError::RelativePath { key: "directory", .. })));
     }

@@ -11,8 +11,11 @@ use crate::config::DaemonConfig;
 const CSI_DRIVER: &str = include_str!("../../../deploy/csidriver.yaml");
 const CLASSES: &str = include_str!("../../../deploy/storageclass.yaml");
 const DAEMON_SET: &str = include_str!("../../../deploy/daemonset.yaml");
+const EXAMPLE: &str = include_str!("../../../deploy/examples/pod.yaml");
+const IMPORT: &str = include_str!("../../../deploy/examples/import.yaml");
 const NAMESPACE: &str = include_str!("../../../deploy/namespace.yaml");
 const POLICY: &str = include_str!("../../../deploy/policy/own-node.yaml");
+const CAPACITY_POLICY: &str = include_str!("../../../deploy/policy/own-capacity.yaml");
 const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
 const KUSTOMIZATION: &str = include_str!("../../../deploy/kustomization.yaml");
 const PROFILE: &str = include_str!("../../../deploy/seccomp/nodekeel-limits.json");
@@ -68,10 +71,22 @@ fn the_policy_names_this_driver_and_this_account() {
 }
 
 #[test]
+fn the_capacity_policy_names_this_driver_and_this_account() {
+    let driver = DaemonConfig::default().driver;
+    let (key, account) = (driver.topology_key(), "'system:serviceaccount:nodekeel:provisionerd'");
+    let [policy, binding] = &parse_documents(CAPACITY_POLICY)[..] else { panic!("a policy and its binding") };
+    assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
+    for name in [format!("'{driver}'"), format!("'{key}'"), account.to_owned()] {
+        assert!(CAPACITY_POLICY.contains(&name), "{name}");
+    }
+}
+
+#[test]
 fn manifests_parse_as_kubernetes_objects() {
     let driver: k8s_openapi::api::storage::v1::CSIDriver =
         serde_saphyr::from_str(CSI_DRIVER).expect("a CSIDriver");
     assert_eq!(driver.spec.attach_required, Some(false));
+    assert_eq!(driver.spec.storage_capacity, Some(true));
     assert_eq!(driver.spec.fs_group_policy.as_deref(), Some("File"));
     assert_eq!(driver.spec.volume_lifecycle_modes, Some(vec!["Persistent".into()]));
     let classes: Vec<k8s_openapi::api::storage::v1::StorageClass> =
@@ -108,7 +123,7 @@ fn the_daemon_set_matches_the_programs_configuration() {
         list_at(container, "/volumeMounts").iter().map(|it| text_at(it, "/mountPath")).collect();
     let kubelet = config.kubelet.display();
     let expected = BTreeSet::from([
-        config.directory.display().to_string(),
+        config.directory.parent().expect("a directory below another").display().to_string(),
         format!("{kubelet}/pods"),
         format!("{kubelet}/plugins/{}", config.driver),
         format!("{kubelet}/plugins_registry"),
@@ -128,8 +143,14 @@ fn mount_paths_in_the_container_equal_those_on_the_host() {
         let name = text_at(mount, "/name");
         let volume = volumes.iter().find(|volume| text_at(volume, "/name") == name).expect("a volume");
         assert_eq!(text_at(volume, "/hostPath/path"), text_at(mount, "/mountPath"));
-        let is_shared = mount.pointer("/mountPropagation").and_then(Value::as_str) == Some("Bidirectional");
-        assert_eq!(is_shared, name == "pods", "only what pods see is shared");
+        let propagation = mount.pointer("/mountPropagation").and_then(Value::as_str);
+        let expected = match name {
+            "pods" => Some("Bidirectional"),
+            // A disk that is mounted again on the node is served without a restart.
+            "volumes" => Some("HostToContainer"),
+            _ => None,
+        };
+        assert_eq!(propagation, expected, "{name}");
     }
 }
 
@@ -146,6 +167,54 @@ fn one_command_applies_every_manifest() {
         .filter(|name| name.ends_with(".yaml") && name != "kustomization.yaml")
         .collect();
     assert_eq!(listed, manifests);
+}
+
+/// The image that all manifests name.
+fn assert_image(container: &Value) {
+    let image = text_at(container, "/image");
+    assert!(image.ends_with(&format!("nodekeel/provisionerd:{}", env!("CARGO_PKG_VERSION"))), "{image}");
+}
+
+fn parse_command(container: &Value) -> crate::cli::Command {
+    let args = list_at(container, "/args").iter().map(|arg| arg.as_str().expect("a text"));
+    let line: Vec<_> = std::iter::once("provisionerd").chain(args).collect();
+    let cli = <Cli as clap::Parser>::try_parse_from(line).expect("valid arguments");
+    cli.command.expect("a command")
+}
+
+#[test]
+fn the_seccomp_component_installs_the_profile_where_the_kubelet_looks() {
+    let patch = parse_document(include_str!("../../../deploy/seccomp/daemonset.yaml"));
+    let set = parse_document(DAEMON_SET);
+    assert_eq!(patch["metadata"]["name"], set["metadata"]["name"]);
+    let container = &list_at(&patch, "/spec/template/spec/initContainers")[0];
+    assert_image(container);
+    assert!(matches!(parse_command(container), crate::cli::Command::InstallSeccomp { .. }));
+    let directory = DaemonConfig::default().kubelet.join("seccomp").display().to_string();
+    assert_eq!(text_at(container, "/volumeMounts/0/mountPath"), directory);
+    assert_eq!(text_at(&patch, "/spec/template/spec/volumes/0/hostPath/path"), directory);
+}
+
+#[test]
+fn the_examples_fit_the_classes_and_the_command_line() {
+    let [claim, pod] = &parse_documents(EXAMPLE)[..] else { panic!("a claim and a pod") };
+    let class = text_at(claim, "/spec/storageClassName");
+    assert!(parse_documents(CLASSES).iter().any(|known| text_at(known, "/metadata/name") == class));
+    assert_eq!(
+        text_at(pod, "/spec/volumes/0/persistentVolumeClaim/claimName"),
+        text_at(claim, "/metadata/name")
+    );
+    let import = parse_document(IMPORT);
+    let container = &list_at(&import, "/spec/containers")[0];
+    assert_image(container);
+    assert!(matches!(parse_command(container), crate::cli::Command::Import { .. }));
+    let source = list_at(container, "/args").last().and_then(Value::as_str).expect("a source");
+    assert_eq!(text_at(container, "/volumeMounts/1/mountPath"), source, "the path of the node");
+    assert_eq!(text_at(&import, "/spec/volumes/1/hostPath/path"), source);
+    let account =
+        parse_documents(RBAC).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("it exists");
+    assert_eq!(import["spec"]["serviceAccountName"], account["metadata"]["name"]);
+    assert_eq!(import["metadata"]["namespace"], account["metadata"]["namespace"]);
 }
 
 /// The ioctls that remove a file from its limit. *Source:* linux/fs.h.

@@ -30,6 +30,7 @@ fn configurations_of_the_first_release_are_read() {
         kubeconfig: Some("/etc/kubernetes/provisionerd.conf".into()),
         concurrency: 3.try_into().expect("not 0"),
         volume_mode: FileMode::new(0o750),
+        capacity: DaemonConfig::default().capacity,
         log: LogConfig { format: LogFormat::Json, level: "info,nodekeel_provisioner=debug".into() },
     };
     assert_eq!(config, expected);
@@ -69,18 +70,23 @@ fn list_samples(text: &str) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn every_metric_of_the_first_release_has_its_name_type_and_labels() {
+/// The metrics of a daemon with an empty store.
+pub(crate) fn encode_metrics(metrics: &DaemonMetrics) -> String {
     let base = tempfile::tempdir().expect("a directory");
     let base = Dir::open(Path::new(base.path())).expect("the base");
     let store = Arc::new(DirStore::new(base, Arc::new(Unlimited)).expect("a store"));
+    metrics.encode_text(&store, None, true)
+}
+
+#[test]
+fn every_metric_of_the_first_release_has_its_name_type_and_labels() {
     let metrics = DaemonMetrics::new();
     for succeeded in [true, false] {
         metrics.meter.record_provision("local", Duration::from_millis(3), succeeded);
         metrics.meter.record_delete("local", Duration::from_millis(3), succeeded);
     }
     metrics.meter.set_orphans(2, 1);
-    let samples = list_samples(&metrics.encode_text(&store, None, true));
+    let samples = list_samples(&encode_metrics(&metrics));
     let missing: Vec<_> = list_samples(METRICS).into_iter().filter(|line| !samples.contains(line)).collect();
     assert!(missing.is_empty(), "no longer exported: {missing:#?}");
 }

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use nodekeel_provisioner::{DirStore, Provisioner};
+use nodekeel_provisioner::{DirStore, Provisioner, StoreStatus, VolumeStore as _};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -45,7 +45,7 @@ pub(crate) struct HttpServer {
 }
 
 /// The OpenMetrics text format. *Source:* prometheus-client's `encoding::text`.
-const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 fn build_router(state: HttpState) -> Router {
     let HttpState { metrics, store, registered, provisioner, not_ready } = state;
@@ -53,6 +53,10 @@ fn build_router(state: HttpState) -> Router {
         let provisioner = provisioner.clone();
         async move || {
             let is_up = provisioner.check_api().await.is_none();
+            metrics.set_capacity(store.capacity().await.ok().flatten());
+            metrics.set_node_label(provisioner.check_node().is_none());
+            let is_served = matches!(provisioner.store_status(), StoreStatus::Served(_));
+            metrics.set_volumes(is_served, store.list().await.ok().map(|volumes| volumes.len()));
             let text = metrics.encode_text(&store, registered.as_ref(), is_up);
             ([(CONTENT_TYPE, OPENMETRICS_TYPE)], text)
         }
@@ -61,6 +65,10 @@ fn build_router(state: HttpState) -> Router {
         let api_error = provisioner.check_api().await;
         let mut waiting = not_ready.borrow().clone();
         waiting.extend(api_error.map(|error| format!("the API server ({error})")));
+        if let StoreStatus::Unserved { why, .. } = provisioner.store_status() {
+            waiting.push(format!("the disk of the volumes ({why})"));
+        }
+        waiting.extend(provisioner.check_node().map(|error| format!("the label of the node ({error})")));
         match waiting.is_empty() {
             true => (StatusCode::OK, "ready\n".to_owned()),
             false => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", waiting.join(", "))),

@@ -1,5 +1,6 @@
 //! Per-node volumes with limits, for an existing cluster: see docs/provisionerd.md.
 
+mod agent;
 mod api_server;
 mod check;
 mod cli;
@@ -11,13 +12,22 @@ mod file_quota;
 #[cfg(test)]
 mod golden_test;
 mod http;
+mod import;
+mod inventory;
 #[cfg(feature = "kill-points")]
 mod kill_points;
 mod logging;
 mod metrics;
+#[cfg(test)]
+mod monitoring_test;
+mod orphans_cmd;
 mod permissions;
+mod rules_review;
 mod run;
+mod seccomp;
+mod store_cmd;
 mod volumes;
+mod volumes_cmd;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -39,6 +49,12 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Some(Command::Run { flags }) => flags.load_config().map_err(Into::into).and_then(run::run_daemon),
         Some(Command::Check { flags }) => flags.load_config().map_err(Into::into).and_then(check::run_checks),
+        Some(Command::Import { flags }) => import::run_import(flags),
+        Some(Command::InstallSeccomp { flags }) => seccomp::run_install(&flags),
+        Some(Command::Agent { flags }) => agent::run_agent(&flags),
+        Some(Command::Volumes(flags)) => volumes_cmd::run_volumes(flags),
+        Some(Command::Orphans(flags)) => orphans_cmd::run_orphans(flags),
+        Some(Command::Store { command }) => store_cmd::run_store(command),
         Some(Command::Completion { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "provisionerd", &mut script);

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use nodekeel_provisioner::{DirStore, PrometheusMetrics};
+use nodekeel_provisioner::{DirStore, PrometheusMetrics, StoreCapacity};
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
@@ -14,9 +15,15 @@ use tokio::sync::watch;
 pub(crate) struct DaemonMetrics {
     registry: Registry,
     pub(crate) meter: PrometheusMetrics,
+    /// Without labels, and without a value while their number is unknown.
+    volumes: Family<Vec<(&'static str, &'static str)>, Gauge>,
+    store_served: Gauge,
     erasing: Gauge,
+    erasing_bytes: Gauge,
     registered: Gauge,
     api_server_up: Gauge,
+    node_label: Gauge,
+    store_bytes: Family<Vec<(&'static str, &'static str)>, Gauge>,
 }
 
 impl DaemonMetrics {
@@ -25,6 +32,18 @@ impl DaemonMetrics {
         let meter = PrometheusMetrics::register_in(&mut registry);
         let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("provisionerd_build", "Build information", version);
+        let (volumes, store_served, erasing_bytes) = (Family::default(), Gauge::default(), Gauge::default());
+        registry.register("provisionerd_volumes", "Volumes in the directory", Family::clone(&volumes));
+        registry.register(
+            "provisionerd_store_served",
+            "Whether the volumes are served: their disk is mounted, and it is the one of this node",
+            store_served.clone(),
+        );
+        registry.register(
+            "provisionerd_volumes_erasing_bytes",
+            "Bytes of deleted volumes that are still being erased",
+            erasing_bytes.clone(),
+        );
         let (erasing, registered, api_server_up) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register(
             "provisionerd_volumes_erasing",
@@ -41,7 +60,60 @@ impl DaemonMetrics {
             "Whether the API server answers, and accepts the credentials",
             api_server_up.clone(),
         );
-        Self { registry, meter, erasing, registered, api_server_up }
+        let (node_label, store_bytes) = (Gauge::default(), Family::default());
+        registry.register(
+            "provisionerd_node_label_matches",
+            "Whether the topology label of the node is its name, as far as known",
+            node_label.clone(),
+        );
+        registry.register(
+            "provisionerd_store_bytes",
+            "Bytes of the volumes' file system: its size, what is free, what is reserved for other data, what is \
+             promised to volumes, and what still can be",
+            Family::clone(&store_bytes),
+        );
+        Self {
+            registry,
+            meter,
+            volumes,
+            store_served,
+            erasing_bytes,
+            node_label,
+            store_bytes,
+            erasing,
+            registered,
+            api_server_up,
+        }
+    }
+
+    /// Sets the capacity of the store; an unknown one is absent.
+    pub(crate) fn set_capacity(&self, capacity: Option<StoreCapacity>) {
+        self.store_bytes.clear();
+        let Some(capacity) = capacity else { return };
+        for (kind, bytes) in [
+            ("total", capacity.total),
+            ("free", capacity.free),
+            ("reserved", capacity.reserved),
+            ("promised", capacity.promised),
+            ("available", capacity.available()),
+        ] {
+            let gauge = self.store_bytes.get_or_create(&vec![("kind", kind)]);
+            gauge.set(i64::try_from(bytes.0).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Sets whether pods can be scheduled to the node's volumes.
+    pub(crate) fn set_node_label(&self, is_right: bool) {
+        self.node_label.set(is_right.into());
+    }
+
+    /// Sets whether the volumes are served, and their number; an unknown one is absent.
+    pub(crate) fn set_volumes(&self, is_served: bool, count: Option<usize>) {
+        self.store_served.set(is_served.into());
+        self.volumes.clear();
+        if let Some(count) = count {
+            self.volumes.get_or_create(&Vec::new()).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 
     /// Encodes the metrics as text.
@@ -51,7 +123,9 @@ impl DaemonMetrics {
         registered: Option<&watch::Receiver<bool>>,
         is_api_server_up: bool,
     ) -> String {
-        self.erasing.set(i64::try_from(store.pending_erasures()).unwrap_or(i64::MAX));
+        let erasures = store.pending_erasures();
+        self.erasing.set(i64::try_from(erasures.volumes).unwrap_or(i64::MAX));
+        self.erasing_bytes.set(i64::try_from(erasures.bytes).unwrap_or(i64::MAX));
         self.registered.set(registered.is_some_and(|registered| *registered.borrow()).into());
         self.api_server_up.set(is_api_server_up.into());
         let mut text = String::new();

@@ -1,22 +1,23 @@
 //! `provisionerd run`.
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::Api;
+use kube::api::ListParams;
 use nodekeel_provisioner::csi::{BindMounter, DriverLock, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
-    Deps, DirStore, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
-    StepHook,
+    Deps, DirStore, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook, StoreAction,
+    StoreIdentity, plan_store,
 };
-use nodekeel_supervisor::{
-    CanceledError, Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor,
-};
+use nodekeel_supervisor::{Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor};
 use thiserror::Error;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use crate::check::{self, CheckFinding};
 use crate::config::DaemonConfig;
@@ -27,6 +28,9 @@ use crate::{api_server, logging, volumes};
 /// Time for blocking calls to finish once everything else has stopped.
 const BLOCKING_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Timeout of the API server when the directory can't be used: without an answer, the start fails.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Failure to start.
 #[derive(Debug, Error)]
 pub(crate) enum StartError {
@@ -35,12 +39,6 @@ pub(crate) enum StartError {
         address: SocketAddr,
         #[source]
         source: std::io::Error,
-    },
-    #[error("can't serve the volumes in {}", path.display())]
-    Store {
-        path: PathBuf,
-        #[source]
-        source: RunError,
     },
 }
 
@@ -59,24 +57,16 @@ pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
 async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
     let mut signals = StopSignals::listen().context("can't listen for SIGTERM and SIGINT")?;
     let parts = DaemonParts::assemble(config).await?;
-    let (store_failed, mut store_failure) = mpsc::channel(1);
     let (not_ready_sender, not_ready) = watch::channel(vec!["the start".to_owned()]);
     tokio::spawn(log_findings(config.clone(), parts.client.clone()));
-    let supervisor =
-        Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready, store_failed)));
+    let supervisor = Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready)));
     let watching = tokio::spawn(track_readiness(Arc::clone(&supervisor), not_ready_sender));
     tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");
-    let failure = tokio::select! {
-        () = signals.wait_for_stop() => None,
-        failure = store_failure.recv() => failure,
-    };
+    signals.wait_for_stop().await;
     tracing::info!("shutting down; a second signal forces the exit");
     let code = shut_down(&supervisor, &mut signals).await;
     watching.abort();
-    match failure {
-        Some(failure) => Err(StartError::Store { path: config.directory.clone(), source: failure }.into()),
-        None => Ok(code),
-    }
+    Ok(code)
 }
 
 /// Logs conditions that keep pods from their volumes although everything runs; none of them prevents the
@@ -88,6 +78,7 @@ async fn log_findings(config: DaemonConfig, client: kube::Client) {
     }
     // The watches log a server that does not answer.
     if client.apiserver_version().await.is_ok() {
+        findings.push(check::check_permissions(&client).await);
         findings.extend(check::check_api_objects(&config, &client).await);
     }
     for finding in findings {
@@ -129,23 +120,19 @@ impl DaemonParts {
         let node = config.node_name()?;
         let hook = kill_hook()?;
         let listener = bind_listener(config.listen)?;
-        let store = volumes::open_store(config, hook.clone())?;
-        let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
+        let identity = config.provisioner_identity(node.clone());
+        let (store, client) = open_store(config, &identity, hook.clone()).await?;
         let metrics = Arc::new(DaemonMetrics::new());
         let plugin = match config.csi {
             true => Some(open_plugin(config, &node, &store)?),
             false => None,
-        };
-        let identity = ProvisionerIdentity {
-            driver: config.driver.clone(),
-            node,
-            finalizer: Some(FINALIZER.to_owned()),
         };
         let mut wanted = ProvisionerConfig::new(identity);
         wanted.concurrency = config.concurrency;
         let deps = Deps {
             client: client.clone(),
             store: store.clone(),
+            snapshots: Some(store.clone()),
             metrics: Arc::new(metrics.meter.clone()),
             guard: plugin.as_ref().map(|(plugin, _)| plugin.volume_guard()),
             registered: plugin.as_ref().map(|(plugin, _)| plugin.registration_state()),
@@ -155,11 +142,7 @@ impl DaemonParts {
     }
 
     /// The root runnable of the tree.
-    fn into_root(
-        self,
-        not_ready: watch::Receiver<Vec<String>>,
-        store_failed: mpsc::Sender<RunError>,
-    ) -> impl Fn(Context) -> RootFuture {
+    fn into_root(self, not_ready: watch::Receiver<Vec<String>>) -> impl Fn(Context) -> RootFuture {
         let Self { store, client: _, provisioner, plugin, listener, metrics } = self;
         let (plugin, lock) = plugin.unzip();
         let registered = plugin.as_ref().map(NodePlugin::registration_state);
@@ -168,7 +151,6 @@ impl DaemonParts {
         move |ctx: Context| {
             // Held for as long as the tree exists.
             let _ = &lock;
-            let store_failed = store_failed.clone();
             let parts = parts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             Box::pin(async move {
                 // The root fails only by a bug, and then its parts cannot be started again.
@@ -177,14 +159,44 @@ impl DaemonParts {
                 if let Some(plugin) = plugin {
                     ctx.run_child("csi", plugin)?;
                 }
-                ctx.run_child("provisioner", move |ctx: Context| {
-                    run_provisioner(provisioner.clone(), ctx, store_failed.clone())
-                })?;
+                ctx.run_child("provisioner", provisioner)?;
                 ctx.signal_ready()?;
                 Err(Failure::from(ctx.canceled().await))
             }) as RootFuture
         }
     }
+}
+
+/// Opens the store. If its directory can't be used, and the node has volumes, their disk is absent: then the store is
+/// closed, and served once it is back.
+async fn open_store(
+    config: &DaemonConfig,
+    identity: &ProvisionerIdentity,
+    hook: Option<Arc<dyn StepHook>>,
+) -> Result<(Arc<DirStore>, kube::Client)> {
+    let options = volumes::store_options(config, hook)?;
+    let (opened, client) = (
+        volumes::open_store(config, options.clone()),
+        api_server::api_client(config.kubeconfig.as_deref()).await,
+    );
+    match (opened, client) {
+        (Ok(store), client) => Ok((store, client?)),
+        (Err(error), Ok(client)) if error.may_be_absent() && has_volumes(&client, identity).await => {
+            tracing::error!("the volumes are not served: {:#}", anyhow::Error::new(error));
+            Ok((Arc::new(DirStore::closed(&config.directory, options)), client))
+        }
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Whether the node has volumes, as far as the API server answers in time.
+async fn has_volumes(client: &kube::Client, identity: &ProvisionerIdentity) -> bool {
+    let volumes = Api::<PersistentVolume>::all(client.clone());
+    let listed = tokio::time::timeout(LIST_TIMEOUT, volumes.list(&ListParams::default())).await;
+    let Ok(Ok(listed)) = listed else { return false };
+    // An absent store is rejected if a volume needs it.
+    let action = plan_store(identity, (&StoreIdentity::Absent, &BTreeSet::new()), &listed.items);
+    matches!(action, StoreAction::Reject(_))
 }
 
 /// Creates the node plugin, and rejects a second instance at the same kubelet.
@@ -203,29 +215,6 @@ fn open_plugin(
     let plugin = NodePlugin::new(deps, &config.kubelet)?;
     let lock = plugin.lock_driver()?;
     Ok((plugin, lock))
-}
-
-/// Runs the provisioner. A restart cannot replace a store whose disk isn't mounted: the process exits, and its
-/// next start opens the directory again.
-async fn run_provisioner(
-    provisioner: Provisioner,
-    ctx: Context,
-    store_failed: mpsc::Sender<RunError>,
-) -> Result<(), Failure> {
-    let ready = || {
-        // Fails only if this incarnation has exited, and then readiness does not matter.
-        let _ = ctx.signal_ready();
-    };
-    let Err(error) = provisioner.run_until(ctx.cancellation_token(), ready).await;
-    match error {
-        RunError::Canceled => Err(CanceledError.into()),
-        RunError::StoreRejected(_) | RunError::StoreLost(_) => {
-            // Full only if the process is exiting for the same reason.
-            let _ = store_failed.try_send(error);
-            Err(ctx.canceled().await.into())
-        }
-        error => Err(Failure::new(error)),
-    }
 }
 
 type RootFuture = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
@@ -260,7 +249,7 @@ async fn track_readiness(supervisor: Arc<Supervisor>, not_ready: watch::Sender<V
     }
 }
 
-fn bind_listener(address: SocketAddr) -> Result<TcpListener, StartError> {
+pub(crate) fn bind_listener(address: SocketAddr) -> Result<TcpListener, StartError> {
     let bind = || {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -270,12 +259,12 @@ fn bind_listener(address: SocketAddr) -> Result<TcpListener, StartError> {
 }
 
 #[cfg(feature = "kill-points")]
-fn kill_hook() -> Result<Option<Arc<dyn StepHook>>> {
+pub(crate) fn kill_hook() -> Result<Option<Arc<dyn StepHook>>> {
     crate::kill_points::kill_hook()
 }
 
 #[cfg(not(feature = "kill-points"))]
 #[expect(clippy::unnecessary_wraps, reason = "with kill points, it can fail")]
-fn kill_hook() -> Result<Option<Arc<dyn StepHook>>> {
+pub(crate) fn kill_hook() -> Result<Option<Arc<dyn StepHook>>> {
     Ok(None)
 }

@@ -9,7 +9,7 @@ use nodekeel_localstorage::{Dir, Error as DirError};
 use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, StepHook};
 use thiserror::Error;
 
-use crate::config::DaemonConfig;
+use crate::config::{ConfigError, DaemonConfig};
 
 /// The directory of volumes cannot be used.
 #[derive(Debug, Error)]
@@ -26,6 +26,8 @@ pub(crate) enum VolumesError {
         #[source]
         source: OpenError,
     },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     #[error("another instance of provisionerd uses {}: stop it, or set another --directory", path.display())]
     InUse { path: PathBuf },
     #[error("can't lock {}: {}, or set another --directory", path.display(), directory_hint(source.kind()))]
@@ -44,6 +46,13 @@ pub(crate) enum VolumesError {
         #[source]
         source: DirStoreError,
     },
+}
+
+impl VolumesError {
+    /// Whether the directory may be usable once a disk is mounted there.
+    pub(crate) fn may_be_absent(&self) -> bool {
+        matches!(self, Self::Directory { .. } | Self::Quota { .. })
+    }
 }
 
 /// The hint for an error of the directory.
@@ -69,7 +78,7 @@ pub(crate) fn open_directory(config: &DaemonConfig) -> Result<(Dir, ProjectQuota
 }
 
 /// Opens the directory for `run`, and logs what limits do not prevent.
-fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesError> {
+pub(crate) fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesError> {
     #[cfg(feature = "kill-points")]
     if let Some(quota) = crate::file_quota::FileQuota::from_env() {
         let base = Dir::open(&config.directory)
@@ -84,16 +93,41 @@ fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn QuotaSetter
     Ok((base, Arc::new(quota)))
 }
 
+/// Opens the directory beside a running instance, for reading.
+pub(crate) fn open_for_reading(config: &DaemonConfig) -> Result<(Dir, Box<dyn QuotaSetter>), VolumesError> {
+    let path = || config.directory.clone();
+    let base =
+        Dir::open(&config.directory).map_err(|source| VolumesError::Directory { path: path(), source })?;
+    #[cfg(feature = "kill-points")]
+    if let Some(quota) = crate::file_quota::FileQuota::from_env() {
+        return Ok((base, Box::new(quota)));
+    }
+    let quota = ProjectQuota::open_for_reading(&config.directory);
+    let quota = quota.map_err(|source| VolumesError::Quota { path: path(), source })?;
+    Ok((base, Box::new(quota)))
+}
+
+/// The options of the store, which opens its directory again after its disk was lost.
+pub(crate) fn store_options(
+    config: &DaemonConfig,
+    hook: Option<Arc<dyn StepHook>>,
+) -> Result<DirStoreOptions, VolumesError> {
+    let mut options = DirStoreOptions::default();
+    options.mode = config.volume_mode;
+    options.capacity = config.capacity_policy()?;
+    options.hook = hook;
+    let config = config.clone();
+    options.opener = Some(Arc::new(move || Ok(open_with_warnings(&config)?)));
+    Ok(options)
+}
+
 /// Acquires the directory, and resumes operations that a killed instance left in progress.
 pub(crate) fn open_store(
     config: &DaemonConfig,
-    hook: Option<Arc<dyn StepHook>>,
+    options: DirStoreOptions,
 ) -> Result<Arc<DirStore>, VolumesError> {
     let path = || config.directory.clone();
     let (base, quota) = open_with_warnings(config)?;
-    let mut options = DirStoreOptions::default();
-    options.mode = config.volume_mode;
-    options.hook = hook;
     let store = DirStore::with_options(base, quota, options).map_err(|source| match source {
         DirStoreError::Directory(source) => VolumesError::Directory { path: path(), source },
         DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },

@@ -24,6 +24,7 @@ pub(crate) async fn run(kubeconfig: &Path, directory: &Path) -> Result<()> {
         metrics: Arc::new(()),
         guard: None,
         registered: None,
+        snapshots: None,
         hook: None,
     };
     let provisioner =

@@ -103,17 +103,25 @@ impl TestDaemon {
 
     /// Starts provisionerd, which is killed when the child is dropped.
     pub(crate) fn start(&self, environment: &[(&str, &str)]) -> Child {
-        self.spawn("127.0.0.1:0", environment)
+        self.spawn("127.0.0.1:0", &[], environment)
+    }
+
+    /// The same, with so many bytes to promise to volumes.
+    pub(crate) fn start_promising(&self, bytes: u64, environment: &[(&str, &str)]) -> Child {
+        let disk = rustix::fs::statvfs(self.base.path()).expect("a file system");
+        let reserve = format!("--capacity-reserve={}", disk.f_blocks * disk.f_frsize - bytes);
+        self.spawn("127.0.0.1:0", &[&reserve], environment)
     }
 
     /// The same, with its metrics at an address.
     pub(crate) fn start_listening(&self, listen: &str) -> Child {
-        self.spawn(listen, &[])
+        self.spawn(listen, &[], &[])
     }
 
-    fn spawn(&self, listen: &str, environment: &[(&str, &str)]) -> Child {
+    fn spawn(&self, listen: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
         command.args(["run", "--no-csi", "--listen", listen, "--driver", DRIVER, "--node", &self.node]);
+        command.args(arguments);
         command.arg("--directory").arg(self.base.path()).arg("--kubeconfig").arg(&self.kubeconfig);
         command
             .env_clear()

@@ -41,10 +41,12 @@ enum ClaimScenario {
     Rebound,
     /// The claim does not fit.
     TooLarge,
+    /// The claim is expanded, once further than possible.
+    Expanded,
 }
 
 /// The steps of each scenario.
-const STEPS: [(ClaimScenario, &[&str]); 5] = [
+const STEPS: [(ClaimScenario, &[&str]); 6] = [
     (
         ClaimScenario::Selected,
         &[
@@ -66,6 +68,10 @@ const STEPS: [(ClaimScenario, &[&str]); 5] = [
     (ClaimScenario::FinalizerRemoved, &["AddFinalizer"]),
     (ClaimScenario::Rebound, &["RecordClaim"]),
     (ClaimScenario::TooLarge, &["DeselectNode"]),
+    (
+        ClaimScenario::Expanded,
+        &["MarkResize", "ResizeLimits", "UpdateVolume", "FinishResize", "MarkInfeasible"],
+    ),
 ];
 
 /// The moments of the kills: before and after each step.
@@ -215,9 +221,45 @@ impl CrashRun {
             };
             self.wait_through_kill(wait_object(&volumes, volume, is_protected)).await;
         }
+        if scenario == ClaimScenario::Expanded {
+            self.expand_volume(volume).await;
+        }
         assert_eq!(fs::read_to_string(&file).expect("the file exists"), "data");
         let count = self.count_volumes().await;
         count.max(self.program.list_names("volumes").len()) - 1
+    }
+
+    /// Requests more than possible, and then less.
+    async fn expand_volume(&mut self, volume: &str) {
+        let (claims, name) = (claims_api(&self.client), self.name.clone());
+        let request = async |size: &str| {
+            let patch = json!({ "spec": { "resources": { "requests": { "storage": size } } } });
+            claims.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.expect("a patch");
+        };
+        request("1Gi").await;
+        let is_infeasible = |claim: Option<&PersistentVolumeClaim>| {
+            let status = claim.and_then(|claim| claim.status.as_ref());
+            let states = status.and_then(|status| status.allocated_resource_statuses.as_ref());
+            states.is_some_and(|states| states["storage"] == "ControllerResizeInfeasible")
+        };
+        self.wait_through_kill(wait_object(&claims, &name, is_infeasible)).await;
+        request(MAX_BYTES).await;
+        let is_expanded = |claim: Option<&PersistentVolumeClaim>| {
+            let status = claim.and_then(|claim| claim.status.as_ref());
+            status.is_some_and(|status| {
+                status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == "2Mi")
+                    && status.allocated_resource_statuses.is_none()
+                    && status.conditions.is_none()
+            })
+        };
+        self.wait_through_kill(wait_object(&claims, &name, is_expanded)).await;
+        let volume = volumes_api(&self.client).get(volume).await.expect("the volume");
+        let capacity = volume.spec.and_then(|spec| spec.capacity).expect("a capacity");
+        assert_eq!(capacity["storage"].0, "2Mi");
+        let limits: Vec<_> = self.program.project_names();
+        assert_eq!(limits.len(), 1, "one volume has limits");
+        let limits = fs::read_to_string(self.program.quota_dir.path().join(&limits[0])).expect("the limits");
+        assert_eq!(limits, format!("{MAX_BYTES} 1024"));
     }
 
     /// Retains the volume for a second claim, which is returned, and has it deleted with that.
@@ -304,7 +346,7 @@ impl CrashRun {
 const IMMEDIATE_CLASS: &str = "immediate";
 
 /// Every claim fits, except for the one of `TooLarge`.
-const MAX_BYTES: &str = "1048576";
+const MAX_BYTES: &str = "2097152";
 
 /// The name of the node and the claim of a run.
 fn node_name(moment: &str, pass: usize) -> String {

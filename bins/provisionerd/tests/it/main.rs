@@ -1,13 +1,24 @@
 //! Tests of the provisionerd binary.
 
 #[cfg(feature = "kill-points")]
+mod agent;
+#[cfg(feature = "kill-points")]
+mod capacity;
+mod charts;
+#[cfg(feature = "kill-points")]
 mod cluster;
+#[cfg(feature = "kill-points")]
+mod commands;
 #[cfg(feature = "kill-points")]
 mod crash;
 #[cfg(feature = "kill-points")]
 mod errors;
+#[cfg(feature = "kill-points")]
+mod import;
 mod messages;
 #[cfg(feature = "kill-points")]
 mod policy;
+#[cfg(feature = "kill-points")]
+mod snapshot_policy;
 #[cfg(feature = "kill-points")]
 mod store;

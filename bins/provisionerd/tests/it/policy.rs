@@ -12,6 +12,7 @@ use crate::cluster::{self, DRIVER, TIMEOUT};
 
 const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
 const POLICY: &str = "provisionerd-own-node";
+const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
 struct PolicyFixture {
@@ -23,6 +24,8 @@ impl PolicyFixture {
     fn start() -> Self {
         let kube = cluster::start_control_plane();
         kube.apply_manifests(include_str!("../../../../deploy/policy/own-node.yaml")).expect("the policy");
+        kube.apply_manifests(include_str!("../../../../deploy/policy/own-capacity.yaml"))
+            .expect("the policy");
         let site = Self { kube, scratch: ScratchDir::new().expect("a directory") };
         // The policy applies once the API server has observed it.
         let is_in_force = || {
@@ -33,6 +36,14 @@ impl PolicyFixture {
             Ok(())
         };
         wait_until(TIMEOUT, "the policy to be in force", is_in_force).expect("the policy is in force");
+        let is_in_force = || {
+            let foreign = site.create_as("node-a", &capacity_manifest("probe", "node-b"), "--dry-run=server");
+            let message = format!("{:#}", foreign.err().context("a foreign capacity would be accepted")?);
+            ensure!(message.contains(CAPACITY_POLICY), "{message}");
+            Ok(())
+        };
+        wait_until(TIMEOUT, "the capacity's policy to be in force", is_in_force)
+            .expect("the policy is in force");
         site
     }
 
@@ -60,14 +71,23 @@ impl PolicyFixture {
     }
 
     fn patch_as(&self, node: &str, kind: &str, name: &str, patch: &Value) -> Result<String> {
-        command_output(self.kubectl_as_node(node).args([
-            "patch",
-            kind,
-            name,
-            "--type=merge",
-            "--patch",
-            &patch.to_string(),
-        ]))
+        self.patch_with(node, (kind, name), patch, &[])
+    }
+
+    fn patch_status_as(&self, node: &str, claim: &str, patch: &Value) -> Result<String> {
+        self.patch_with(node, ("persistentvolumeclaim", claim), patch, &["--subresource=status"])
+    }
+
+    fn patch_with(
+        &self,
+        node: &str,
+        (kind, name): (&str, &str),
+        patch: &Value,
+        more: &[&str],
+    ) -> Result<String> {
+        let patch = patch.to_string();
+        let fixed = ["patch", kind, name, "--type=merge", "--patch", &patch];
+        command_output(self.kubectl_as_node(node).args(fixed).args(more))
     }
 
     fn delete_as(&self, node: &str, name: &str) -> Result<String> {
@@ -87,9 +107,24 @@ fn volume_manifest(name: &str, driver: &str, nodes: &[&str]) -> Value {
     volume
 }
 
+/// What the provisioner of this node publishes.
+fn capacity_manifest(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
+        "metadata": { "name": name, "namespace": "nodekeel", "labels": {
+            "csi.storage.k8s.io/drivername": DRIVER, "csi.storage.k8s.io/managed-by": node,
+        } },
+        "storageClassName": "nodekeel",
+        "nodeTopology": { "matchLabels": {
+            DriverName::try_new(DRIVER).expect("a driver name").topology_key(): node,
+        } },
+        "capacity": "1Gi",
+    })
+}
+
 fn assert_rejected(tried: Result<String>, why: &str) {
     let message = format!("{:#}", tried.expect_err("the policy rejects it"));
-    assert!(message.contains(POLICY) && message.contains(why), "{message}");
+    assert!(message.contains("provisionerd-own-") && message.contains(why), "{message}");
 }
 
 const FOREIGN: &str = "not one of this driver on this node alone";
@@ -151,12 +186,119 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
     };
     assert_rejected(select("node-a", Some("node-b")), ONLY_NODE);
     select("node-a", Some("node-a")).expect("of its node");
+    assert_rejected(select("node-a", Some("node-b")), ONLY_NODE);
     assert_rejected(select("node-b", None), ONLY_NODE);
     assert_rejected(select("node-b", Some("node-b")), ONLY_NODE);
     assert_rejected(select("", None), "names no node");
     select("node-a", None).expect("of its node");
+    // A claim with a data source goes to the node of that.
+    let mut copy = claim;
+    copy["metadata"]["name"] = "copy".into();
+    copy["spec"]["dataSource"] = json!({ "kind": "PersistentVolumeClaim", "name": "claim" });
+    site.kube.create_objects(&copy.to_string()).expect("a claim");
+    let hand = |by: &str, node: &str| {
+        let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
+        site.patch_as(by, "persistentvolumeclaim", "copy", &patch)
+    };
+    assert_rejected(hand("node-a", "node-b"), ONLY_NODE);
+    hand("node-a", "node-a").expect("of its node");
+    hand("node-a", "node-b").expect("it was selected before");
+    assert_rejected(hand("node-a", "node-a"), ONLY_NODE);
     let bound = json!({ "spec": { "volumeName": "another" } });
     assert_rejected(site.patch_as("node-a", "persistentvolumeclaim", "claim", &bound), ONLY_NODE);
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn an_account_publishes_only_the_capacity_of_its_own_node() {
+    const FOREIGN: &str = "the capacity is not one of this driver on this node alone";
+    let site = PolicyFixture::start();
+    let in_namespace = |mut kubectl: Command, arguments: &[&str]| {
+        command_output(kubectl.args(["--namespace=nodekeel"]).args(arguments))
+    };
+    let change = |by: &str, name: &str, patch: &Value| {
+        let patch = format!("--patch={patch}");
+        in_namespace(site.kubectl_as_node(by), &["patch", "csistoragecapacity", name, "--type=merge", &patch])
+    };
+    let delete = |by: &str, name: &str| {
+        in_namespace(site.kubectl_as_node(by), &["delete", "csistoragecapacity", name])
+    };
+    for node in ["node-a", "node-b"] {
+        let own = capacity_manifest(&format!("of-{node}"), node);
+        site.create_as(node, &own, "--output=name").expect("of its node");
+    }
+    let other = |change: &dyn Fn(&mut Value)| {
+        let mut object = capacity_manifest("other", "node-a");
+        change(&mut object);
+        site.create_as("node-a", &object, "--output=name")
+    };
+    assert_rejected(other(&|it| it["nodeTopology"] = json!({})), FOREIGN);
+    assert_rejected(other(&|it| it["nodeTopology"] = Value::Null), FOREIGN);
+    assert_rejected(other(&|it| it["nodeTopology"]["matchLabels"]["zone"] = "a".into()), FOREIGN);
+    let key = "csi.storage.k8s.io/managed-by";
+    assert_rejected(other(&|it| it["metadata"]["labels"][key] = "node-b".into()), FOREIGN);
+    let size = json!({ "capacity": "2Gi", "maximumVolumeSize": "2Gi" });
+    assert_rejected(change("node-a", "of-node-b", &size), FOREIGN);
+    assert_rejected(delete("node-a", "of-node-b"), FOREIGN);
+    assert_rejected(change("", "of-node-a", &size), "names no node");
+    change("node-a", "of-node-a", &size).expect("of its node");
+    delete("node-a", "of-node-a").expect("of its node");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
+    const ONLY_BOUND: &str = "only what resizes a bound volume";
+    // kubectl reads what it patches; provisionerd does not.
+    const READER: &str = r#"
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "status-reader"},
+         "rules": [{"apiGroups": [""], "resources": ["persistentvolumeclaims/status"], "verbs": ["get"]}]}
+---
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "status-reader"},
+         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "status-reader"},
+         "subjects": [{"kind": "ServiceAccount", "name": "provisionerd", "namespace": "nodekeel"}]}"#;
+    let site = PolicyFixture::start();
+    site.kube.apply_manifests(READER).expect("a role");
+    let claim = |name: &str, volume: &str, annotations: Value| {
+        let mut claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": { "name": name, "namespace": "default", "annotations": annotations },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } },
+                "storageClassName": "none",
+            },
+        });
+        if !volume.is_empty() {
+            claim["spec"]["volumeName"] = volume.into();
+            let mut object = volume_manifest(volume, DRIVER, &["node-a"]);
+            object["spec"]["claimRef"] = json!({ "namespace": "default", "name": name });
+            object["spec"]["storageClassName"] = "none".into();
+            site.kube.create_objects(&object.to_string()).expect("a volume");
+        }
+        site.kube.create_objects(&claim.to_string()).expect("a claim");
+        if !volume.is_empty() {
+            let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
+            site.kube.wait_for_object("pvc", &format!("default/{name}"), is_bound).expect("it is bound");
+        }
+    };
+    let selected = json!({ "volume.kubernetes.io/selected-node": "node-a" });
+    claim("ours", "pvc-ours", selected.clone());
+    claim("rebound", "pvc-rebound", json!({}));
+    claim("pending", "", selected);
+    claim("foreign", "disk-foreign", json!({}));
+    let larger = json!({ "status": { "capacity": { "storage": "2Mi" } } });
+    for name in ["ours", "rebound"] {
+        site.patch_status_as("node-a", name, &larger).expect("of its node");
+    }
+    assert_rejected(site.patch_status_as("node-b", "ours", &larger), "only its selected node");
+    assert_rejected(site.patch_status_as("", "ours", &larger), "names no node");
+    assert_rejected(site.patch_status_as("node-a", "foreign", &larger), ONLY_BOUND);
+    let bound = json!({ "status": { "phase": "Bound" } });
+    assert_rejected(site.patch_status_as("node-a", "pending", &bound), ONLY_BOUND);
+    let lost = json!({ "status": { "phase": "Lost" } });
+    assert_rejected(site.patch_status_as("node-a", "ours", &lost), ONLY_BOUND);
+    let modes = json!({ "status": { "accessModes": ["ReadWriteMany"] } });
+    assert_rejected(site.patch_status_as("node-a", "ours", &modes), ONLY_BOUND);
 }
 
 #[test]
@@ -164,8 +306,10 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
 fn the_policys_expressions_pass_type_checking() {
     let site = PolicyFixture::start();
     let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
-    let policy = site.kube.wait_for_object("validatingadmissionpolicy", POLICY, is_checked);
-    let policy = policy.expect("the controller manager has checked the policy");
-    let warnings = &policy["status"]["typeChecking"]["expressionWarnings"];
-    assert!(warnings.is_null(), "{warnings}");
+    for policy in [POLICY, CAPACITY_POLICY] {
+        let policy = site.kube.wait_for_object("validatingadmissionpolicy", policy, is_checked);
+        let policy = policy.expect("the controller manager has checked the policy");
+        let warnings = &policy["status"]["typeChecking"]["expressionWarnings"];
+        assert!(warnings.is_null(), "{warnings}");
+    }
 }

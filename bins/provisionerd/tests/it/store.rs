@@ -4,15 +4,19 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
+use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
 use kube::api::DeleteParams;
+use kube::runtime::{WatchStreamExt as _, watcher};
 use nodekeel_provisioner::SELECTED_NODE;
 use serde_json::json;
 use testbed::{KubeDaemon, ScratchDir};
-use tokio::process::Child;
 
 use crate::cluster::{
     self, TIMEOUT, TestDaemon, claims_api, create_object, list_names, volumes_api, wait_object,
@@ -29,7 +33,11 @@ fn unmount(arguments: &[&str], directory: &Path) {
 }
 
 /// A claim of the daemon's node.
-async fn create_claim(client: &kube::Client, daemon: &TestDaemon, name: &str) -> PersistentVolumeClaim {
+pub(crate) async fn create_claim(
+    client: &kube::Client,
+    daemon: &TestDaemon,
+    name: &str,
+) -> PersistentVolumeClaim {
     let claim = json!({
         "metadata": { "name": name, "annotations": { SELECTED_NODE: daemon.node } },
         "spec": {
@@ -41,26 +49,38 @@ async fn create_claim(client: &kube::Client, daemon: &TestDaemon, name: &str) ->
     create_object(&claims_api(client), claim).await
 }
 
-async fn wait_bound(client: &kube::Client, name: &str) {
+pub(crate) async fn wait_bound(client: &kube::Client, name: &str) {
     let is_bound = |claim: Option<&PersistentVolumeClaim>| {
         claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
     };
     wait_object(&claims_api(client), name, is_bound).await;
 }
 
-/// Waits until the process exits because of its store.
-async fn wait_rejected(child: &mut Child, daemon: &TestDaemon, why: &str) {
-    let status = tokio::time::timeout(TIMEOUT, child.wait()).await;
-    let status = status.unwrap_or_else(|_| panic!("still running: {}", daemon.log_text())).expect("a status");
-    let log = daemon.log_text();
-    assert_eq!(status.code(), Some(4), "{log}");
-    let line = log.lines().rfind(|line| line.starts_with("provisionerd: ")).expect("a message");
-    assert!(line.contains(why) && line.contains("mount"), "{line}");
+/// Waits until an object has an event with a reason.
+async fn wait_event(client: &kube::Client, about: &str, reason: &str) {
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    let mut seen = pin!(watcher(events, watcher::Config::default()).default_backoff().applied_objects());
+    let is_wanted = |event: &Event| {
+        let name = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
+        name == Some(about) && event.reason.as_deref() == Some(reason)
+    };
+    let wait = async {
+        while let Some(event) = seen.next().await {
+            if event.is_ok_and(|event| is_wanted(&event)) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap_or_else(|_| panic!("no {reason} on {about}"));
+}
+
+fn is_released(volume: Option<&PersistentVolume>) -> bool {
+    volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
 }
 
 #[test]
 #[ignore = "needs kube and root: it mounts"]
-fn a_daemon_whose_disk_is_not_mounted_does_not_start_and_stops_serving_when_it_is_lost() {
+fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is_mounted() {
     let kube = cluster::start_control_plane();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -69,45 +89,62 @@ fn a_daemon_whose_disk_is_not_mounted_does_not_start_and_stops_serving_when_it_i
         .expect("a runtime");
     let disk = ScratchDir::new().expect("a directory");
     let disk_text = disk.path().to_str().expect("UTF-8");
+    let port = free_port();
     runtime.block_on(async {
         let client = cluster::admin_client(&kube).await;
         let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "disk-node".to_owned());
         let below = daemon.base.path().to_owned();
         mount(&["--bind", disk_text], &below);
 
-        let mut child = daemon.start(&[]);
-        let claim = create_claim(&client, &daemon, "kept").await;
-        wait_bound(&client, "kept").await;
-        let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
-        let file = disk.path().join("volumes").join(&volume).join("file");
+        let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
+        let mut volumes = Vec::new();
+        for name in ["deleted", "kept"] {
+            let claim = create_claim(&client, &daemon, name).await;
+            wait_bound(&client, name).await;
+            volumes.push(format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID")));
+        }
+        let [deleted, kept] = volumes.try_into().expect("two volumes");
+        let file = disk.path().join("volumes").join(&kept).join("file");
         fs::write(&file, "data").expect("the volume is writable");
 
-        // Lost while it serves: it exits by itself, and the deletion waits.
+        // Lost while it serves: it stays up, says so, and changes nothing.
         unmount(&["--lazy"], &below);
         let lost = Instant::now();
-        claims_api(&client).delete("kept", &DeleteParams::default()).await.expect("the claim is deleted");
-        wait_rejected(&mut child, &daemon, "no longer at").await;
-        println!("noticed after {:?}", lost.elapsed());
-        let is_released = |volume: Option<&PersistentVolume>| {
-            volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
-        };
-        wait_object(&volumes_api(&client), &volume, is_released).await;
-
-        // Not mounted at the start: nothing is deleted, and nothing created on the disk below.
+        for about in ["kept", &kept, "deleted", &deleted] {
+            wait_event(&client, about, "VolumeConditionAbnormal").await;
+        }
+        println!("reported after {:?}", lost.elapsed());
+        assert!(lost.elapsed() <= Duration::from_secs(5), "{:?}: {}", lost.elapsed(), daemon.log_text());
+        let ready = http_get(port, "/readyz");
+        assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("the disk of the volumes"), "{ready}");
+        assert!(http_get(port, "/metrics").contains("provisionerd_store_served 0"));
+        claims_api(&client).delete("deleted", &DeleteParams::default()).await.expect("the claim is deleted");
         create_claim(&client, &daemon, "waiting").await;
-        let mut child = daemon.start(&[]);
-        wait_rejected(&mut child, &daemon, "has no store-id").await;
-        wait_object(&volumes_api(&client), &volume, is_released).await;
+        wait_object(&volumes_api(&client), &deleted, is_released).await;
+
+        // Not mounted at the start: the same.
+        child.kill().await.expect("killed");
+        let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
+        let reported = testbed::wait_until(TIMEOUT, "the store to be rejected", || {
+            anyhow::ensure!(daemon.log_text().contains("has no store-id"), "not reported");
+            Ok(())
+        });
+        reported.unwrap_or_else(|error| panic!("{error:#}: {}", daemon.log_text()));
+        wait_object(&volumes_api(&client), &deleted, is_released).await;
         assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
         assert!(!below.join("store-id").exists());
-        assert_eq!(fs::read_to_string(&file).expect("it exists"), "data");
 
-        // Mounted again: the deletion ends, and the claim gets its volume.
+        // Mounted again: the same process serves, the deletion ends, and the claim gets its volume.
         mount(&["--bind", disk_text], &below);
-        let mut child = daemon.start(&[]);
-        wait_object(&volumes_api(&client), &volume, |volume| volume.is_none()).await;
+        wait_object(&volumes_api(&client), &deleted, |volume| volume.is_none()).await;
         wait_bound(&client, "waiting").await;
-        assert_eq!(daemon.list_names("volumes").len(), 1);
+        for about in ["kept", &kept] {
+            wait_event(&client, about, "VolumeConditionNormal").await;
+        }
+        assert_eq!(fs::read_to_string(&file).expect("it exists"), "data");
+        assert_eq!(daemon.list_names("volumes").len(), 2);
+        assert!(child.try_wait().expect("a status").is_none(), "{}", daemon.log_text());
+        assert!(http_get(port, "/metrics").contains("provisionerd_store_served 1"));
         child.kill().await.expect("killed");
         unmount(&[], &below);
     });
@@ -152,6 +189,11 @@ fn a_second_instance_with_another_directory_at_the_same_kubelet_is_rejected() {
     assert!(line.contains("another instance serves this driver"), "{line}");
 }
 
+/// A port that nothing listens on.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port()
+}
+
 /// The answer of the daemon's HTTP server.
 fn http_get(port: u16, path: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
@@ -165,8 +207,7 @@ fn http_get(port: u16, path: &str) -> String {
 #[ignore = "needs kube"]
 fn an_api_server_that_is_down_is_reported_by_readyz_and_metrics_within_five_seconds() {
     let mut kube = cluster::start_control_plane();
-    let port =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let port = free_port();
     let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "health-node".to_owned());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

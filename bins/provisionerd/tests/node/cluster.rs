@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use testbed::guest::GuestBuilder;
-use testbed::{GuestNode, Kube, KubeBuilder, command_output, wait_until};
+use testbed::{GuestNode, Kube, KubeBuilder, ScratchDir, command_output, wait_until};
 
 use crate::disk::VolumeFileSystem;
 use crate::timings::StepTimer;
@@ -21,6 +21,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 const IMAGE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 const IMAGE_AT: &str = "/usr/lib/provisionerd.tar";
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
+
+const PROFILE: &str = include_str!("../../../../deploy/seccomp/nodekeel-limits.json");
 
 /// Two nodes at a time would be more than twice as slow.
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
@@ -37,7 +39,18 @@ pub(crate) struct TestCluster {
 
 /// Runs a test on a cluster where provisionerd is ready; a failure prints the last logs of all parts.
 pub(crate) fn with_cluster(file_system: VolumeFileSystem, test: impl FnOnce(&mut TestCluster) -> Result<()>) {
-    let furnish = |_: &Kube, guest: GuestBuilder| Ok(guest.add_file(IMAGE_AT, image_file()?));
+    with_cluster_and(file_system, |guest, _| Ok(guest), test);
+}
+
+/// Like [`with_cluster`], on a node with what `furnish` adds; the directory exists until the test ends.
+pub(crate) fn with_cluster_and(
+    file_system: VolumeFileSystem,
+    furnish: impl FnOnce(GuestBuilder, &ScratchDir) -> Result<GuestBuilder>,
+    test: impl FnOnce(&mut TestCluster) -> Result<()>,
+) {
+    let scratch = ScratchDir::new().unwrap_or_else(|error| panic!("{error:#}"));
+    let furnish =
+        |_: &Kube, guest: GuestBuilder| Ok(furnish(guest, &scratch)?.add_file(IMAGE_AT, image_file()?));
     let kube = Kube::builder().with_service_accounts();
     with_node(file_system, kube, furnish, |cluster| cluster.deploy().and_then(|()| test(cluster)));
 }
@@ -57,7 +70,7 @@ pub(crate) fn with_node(
 }
 
 /// The file of the image.
-fn image_file() -> Result<PathBuf> {
+pub(crate) fn image_file() -> Result<PathBuf> {
     let path = std::env::var_os(IMAGE).map(PathBuf::from);
     let image = path.with_context(|| {
         format!("create the image (cargo xtask oci provisionerd) and set {IMAGE} to its path")
@@ -94,12 +107,13 @@ impl TestCluster {
         let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
         self.node.guest().command_output(Command::new("ctr").args(import), TIMEOUT)?;
         self.times.log_step("image imported");
-        let policy = format!("{DEPLOY}/policy/own-node.yaml");
-        command_output(self.kube.kubectl_command().args(["apply", "--filename", &policy]))?;
         command_output(self.kube.kubectl_command().args(["apply", "--kustomize", DEPLOY]))?;
         let is_ready = |set: &Value| set["status"]["numberReady"] == 1;
         self.kube.wait_for_object_within(TIMEOUT, "daemonset", "nodekeel/provisionerd", is_ready)?;
         self.wait_driver_registered()?;
+        // Of the component `seccomp`, which runs before provisionerd.
+        let profile = self.node.run_shell("cat /var/lib/kubelet/seccomp/nodekeel-limits.json")?;
+        ensure!(profile.trim() == PROFILE.trim(), "the node has another seccomp profile");
         self.times.log_step("provisionerd ready");
         Ok(())
     }
@@ -116,7 +130,8 @@ impl TestCluster {
     /// provisionerd's pod, as `NAMESPACE/NAME`.
     pub(crate) fn daemon_pod(&self) -> Result<String> {
         let pods = self.kube.list_objects("pod")?;
-        let ours = pods.iter().find(|pod| pod["metadata"]["namespace"] == "nodekeel");
+        let ours =
+            pods.iter().find(|pod| pod["metadata"]["labels"]["app.kubernetes.io/name"] == "provisionerd");
         let name = ours.and_then(|pod| pod["metadata"]["name"].as_str());
         Ok(format!("nodekeel/{}", name.context("provisionerd has no pod")?))
     }

@@ -1,0 +1,104 @@
+//! The RBAC permissions that the agent needs.
+
+use crate::permissions::{ApiPermission, ScopedPermission};
+
+/// On all objects of the cluster.
+const CLUSTER: [(&str, &str, &[&str]); 6] = [
+    ("", "persistentvolumeclaims", &["list", "watch", "patch"]),
+    ("", "persistentvolumes", &["get", "list", "watch"]),
+    ("", "nodes", &["list", "watch"]),
+    ("storage.k8s.io", "csinodes", &["list", "watch"]),
+    ("storage.k8s.io", "storageclasses", &["list", "watch"]),
+    ("events.k8s.io", "events", &["create"]),
+];
+
+/// For `--remove-volumes-of-gone-nodes`, on all objects of the cluster.
+const REMOVAL: [(&str, &str, &[&str]); 4] = [
+    ("", "persistentvolumeclaims", &["get"]),
+    ("", "persistentvolumes", &["patch", "delete"]),
+    ("", "nodes", &["get"]),
+    ("storage.k8s.io", "csinodes", &["get"]),
+];
+
+/// On the Lease of the agents. No name restricts the creation of an object.
+const LEASE: [&str; 4] = ["get", "list", "watch", "patch"];
+
+/// The namespace of the kubelets' Leases.
+const NODE_LEASES: &str = "kube-node-lease";
+
+/// All permissions of an agent; the manifests in deploy/agent grant exactly these.
+pub(super) fn agent_permissions(namespace: &str, lease: &str, may_remove: bool) -> Vec<ScopedPermission> {
+    let scoped = |group, resource, verb, namespace: Option<&str>, name: Option<&str>| ScopedPermission {
+        permission: ApiPermission { group, resource, verb },
+        namespace: namespace.map(str::to_owned),
+        name: name.map(str::to_owned),
+    };
+    let on_leases =
+        |verb, namespace, name| scoped("coordination.k8s.io", "leases", verb, Some(namespace), name);
+    let removal = if may_remove { REMOVAL.as_slice() } else { &[] };
+    let everywhere = CLUSTER.iter().chain(removal).flat_map(|(group, resource, verbs)| {
+        verbs.iter().map(move |verb| scoped(group, resource, verb, None, None))
+    });
+    let own_lease = LEASE.iter().map(|verb| on_leases(verb, namespace, Some(lease)));
+    let mut all: Vec<_> = everywhere.chain(own_lease).collect();
+    all.push(on_leases("create", namespace, None));
+    if may_remove {
+        all.push(on_leases("get", NODE_LEASES, None));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    const RBAC: &str = include_str!("../../../../deploy/agent/rbac.yaml");
+    const REMOVE_VOLUMES: &str = include_str!("../../../../deploy/agent/remove-volumes.yaml");
+
+    fn texts(value: &Value) -> Vec<Option<String>> {
+        let texts = value.as_array().into_iter().flatten();
+        texts.map(|text| Some(text.as_str().expect("a text").to_owned())).collect()
+    }
+
+    /// What the roles of the manifests grant.
+    fn granted_permissions(manifests: &[&str]) -> Vec<String> {
+        let documents =
+            manifests.iter().flat_map(|yaml| serde_saphyr::from_multiple::<Value>(yaml).expect("YAML"));
+        let mut granted = Vec::new();
+        for role in documents.filter(|it| matches!(it["kind"].as_str(), Some("Role" | "ClusterRole"))) {
+            let namespace = role["metadata"]["namespace"].as_str();
+            for rule in role["rules"].as_array().expect("rules") {
+                let names = texts(&rule["resourceNames"]);
+                let names = if names.is_empty() { vec![None] } else { names };
+                for group in texts(&rule["apiGroups"]) {
+                    for resource in texts(&rule["resources"]) {
+                        for verb in texts(&rule["verbs"]) {
+                            let line =
+                                |name| format!("{group:?} {resource:?} {verb:?} {namespace:?} {name:?}");
+                            granted.extend(names.iter().map(line));
+                        }
+                    }
+                }
+            }
+        }
+        granted.sort();
+        granted
+    }
+
+    #[test]
+    fn the_manifests_grant_exactly_the_required_permissions() {
+        for (manifests, may_remove) in [(&[RBAC][..], false), (&[RBAC, REMOVE_VOLUMES][..], true)] {
+            let needed = agent_permissions("nodekeel", "provisionerd-agent", may_remove);
+            let line = |it: ScopedPermission| {
+                let ApiPermission { group, resource, verb } = it.permission;
+                let [group, resource, verb] = [group, resource, verb].map(Some);
+                format!("{group:?} {resource:?} {verb:?} {:?} {:?}", it.namespace, it.name)
+            };
+            let mut needed: Vec<_> = needed.into_iter().map(line).collect();
+            needed.sort();
+            assert_eq!(granted_permissions(manifests), needed);
+        }
+    }
+}

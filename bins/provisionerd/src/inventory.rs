@@ -1,0 +1,196 @@
+//! The volumes of the node, as its directory, its mounts and the API server know them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd as _;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
+use nodekeel_provisioner::{
+    DirStore, OrphanState, ProvisionerIdentity, StoreId, StoredVolume, VolumeId, VolumeOwners,
+    VolumeRecovery, VolumeUsage, required_volume,
+};
+use serde::Serialize;
+
+use crate::config::DaemonConfig;
+use crate::{api_server, run, volumes};
+
+/// The volumes of the node.
+pub(crate) struct NodeInventory {
+    pub(crate) identity: ProvisionerIdentity,
+    /// The identity of the store; `None` if it has none.
+    pub(crate) store: Option<StoreId>,
+    pub(crate) stored: BTreeMap<VolumeId, StoredVolume>,
+    /// What the API server knows.
+    pub(crate) owners: Result<VolumeOwners>,
+    pub(crate) recovery: Option<VolumeRecovery>,
+}
+
+/// A volume, as the commands print it.
+#[derive(Debug, Serialize, PartialEq)]
+pub(crate) struct VolumeRow {
+    pub(crate) id: String,
+    pub(crate) state: RowState,
+    /// As `namespace/name`.
+    pub(crate) claim: Option<String>,
+    /// The phase of the PersistentVolume.
+    pub(crate) phase: Option<String>,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) used_bytes: Option<u64>,
+    pub(crate) limit_inodes: Option<u64>,
+    pub(crate) used_inodes: Option<u64>,
+    /// The targets below the kubelet's directory.
+    pub(crate) mounts: Vec<String>,
+    /// Seconds since an entry of its directory was created or removed.
+    pub(crate) age_seconds: Option<u64>,
+}
+
+/// Whether a volume and its PersistentVolume belong together.
+#[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RowState {
+    /// They do.
+    Ok,
+    /// It is being provisioned.
+    Provisioning,
+    /// It has no PersistentVolume.
+    Orphan,
+    /// It has a PersistentVolume on another node.
+    OtherNode,
+    /// Its directory is missing.
+    Missing,
+    /// The API server could not be asked.
+    Unknown,
+}
+
+impl RowState {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Provisioning => "provisioning",
+            Self::Orphan => "orphan",
+            Self::OtherNode => "other-node",
+            Self::Missing => "missing",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl NodeInventory {
+    /// Reads the directory, which needs no lock, and asks the API server.
+    pub(crate) async fn read(config: &DaemonConfig) -> Result<Self> {
+        let identity = config.provisioner_identity(config.node_name()?);
+        let (base, quota) = volumes::open_for_reading(config)?;
+        let path = config.directory.display();
+        let store =
+            DirStore::read_identity(&base).with_context(|| format!("can't read the store in {path}"))?;
+        let stored = DirStore::list_stored(&base, &*quota);
+        let stored = stored.with_context(|| format!("can't list the volumes in {path}"))?;
+        let stored: BTreeMap<_, _> = stored.into_iter().map(|volume| (volume.id.clone(), volume)).collect();
+        let recovery = Self::recovery_of(config).await;
+        let ids: BTreeSet<_> = stored.keys().cloned().collect();
+        let (recovery, owners) = match recovery {
+            Ok(recovery) => {
+                let owners = recovery.read_owners(&ids).await.map_err(Into::into);
+                (Some(recovery), owners)
+            }
+            Err(error) => (None, Err(error)),
+        };
+        Ok(Self { identity, store, stored, owners, recovery })
+    }
+
+    /// Acts on the API server for the operator.
+    pub(crate) async fn recovery_of(config: &DaemonConfig) -> Result<VolumeRecovery> {
+        let identity = config.provisioner_identity(config.node_name()?);
+        let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
+        Ok(VolumeRecovery::new(client, identity, run::kill_hook()?))
+    }
+
+    /// All volumes: those in the directory, and those that should be there.
+    pub(crate) fn rows(&self, config: &DaemonConfig) -> Vec<VolumeRow> {
+        let mounter = BindMounter::new(&config.kubelet);
+        let stored =
+            self.stored.values().map(|volume| self.stored_row(volume, list_mounts(&mounter, &volume.dir)));
+        let mut rows: Vec<_> = stored.collect();
+        if let Ok(owners) = &self.owners {
+            let missing = owners.volumes.values().filter_map(|object| {
+                let id = required_volume(&self.identity, object)?;
+                (!self.stored.contains_key(&id)).then(|| missing_row(&id, object))
+            });
+            rows.extend(missing);
+        }
+        rows.sort_by(|a, b| a.id.cmp(&b.id));
+        rows
+    }
+
+    fn stored_row(&self, volume: &StoredVolume, mounts: Vec<String>) -> VolumeRow {
+        let owners = self.owners.as_ref().ok();
+        let object = owners.and_then(|owners| owners.volumes.get(volume.id.as_str()));
+        let claim = owners.and_then(|owners| owners.claims.get(&volume.id));
+        let usage = volume.usage.as_ref();
+        let age = SystemTime::now().duration_since(volume.modified).ok();
+        VolumeRow {
+            id: volume.id.to_string(),
+            state: owners.map_or(RowState::Unknown, |owners| self.row_state(owners, &volume.id)),
+            claim: object.and_then(claim_of_volume).or_else(|| claim.map(claim_name)),
+            phase: object.and_then(phase_of_volume),
+            limit_bytes: usage.and_then(|usage| usage.limits.bytes).map(|bytes| bytes.0),
+            used_bytes: usage.map(|usage| usage.usage.bytes.0),
+            limit_inodes: usage.and_then(|usage| usage.limits.inodes).map(|inodes| inodes.0),
+            used_inodes: usage.map(|usage| usage.usage.inodes.0),
+            mounts,
+            age_seconds: age.map(|age| age.as_secs()),
+        }
+    }
+
+    fn row_state(&self, owners: &VolumeOwners, id: &VolumeId) -> RowState {
+        match owners.orphan_state(&self.identity, id) {
+            OrphanState::Owned => RowState::Ok,
+            OrphanState::Provisioning => RowState::Provisioning,
+            OrphanState::OnOtherNode { .. } => RowState::OtherNode,
+            _ => RowState::Orphan,
+        }
+    }
+
+    /// The limits and the usage of a volume in the directory.
+    pub(crate) fn usage(&self, id: &VolumeId) -> Option<VolumeUsage> {
+        self.stored.get(id)?.usage
+    }
+}
+
+fn missing_row(id: &VolumeId, object: &PersistentVolume) -> VolumeRow {
+    VolumeRow {
+        id: id.to_string(),
+        state: RowState::Missing,
+        claim: claim_of_volume(object),
+        phase: phase_of_volume(object),
+        limit_bytes: None,
+        used_bytes: None,
+        limit_inodes: None,
+        used_inodes: None,
+        mounts: Vec::new(),
+        age_seconds: None,
+    }
+}
+
+/// The targets at which a volume is mounted; none if the kubelet's directory can't be read.
+fn list_mounts(mounter: &BindMounter, dir: &Dir) -> Vec<String> {
+    let targets = mounter.list_targets(dir.as_fd()).unwrap_or_default();
+    targets.iter().map(ToString::to_string).collect()
+}
+
+fn phase_of_volume(object: &PersistentVolume) -> Option<String> {
+    object.status.as_ref()?.phase.clone()
+}
+
+fn claim_of_volume(object: &PersistentVolume) -> Option<String> {
+    let claim = object.spec.as_ref()?.claim_ref.as_ref()?;
+    Some(format!("{}/{}", claim.namespace.as_deref()?, claim.name.as_deref()?))
+}
+
+fn claim_name(claim: &PersistentVolumeClaim) -> String {
+    let meta = &claim.metadata;
+    format!("{}/{}", meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
+}

@@ -1,0 +1,149 @@
+//! `provisionerd orphans`: volumes without a PersistentVolume.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::Api;
+use kube::runtime::wait::{await_condition, conditions};
+use nodekeel_provisioner::{OrphanState, VolumeId};
+
+use crate::config::{ConfigFlags, DaemonConfig};
+use crate::inventory::{NodeInventory, RowState};
+use crate::volumes_cmd::{format_table, start_runtime};
+use crate::{api_server, print_stdout};
+
+/// Maximum time until a running provisionerd has removed a volume.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Which orphans to act on, and how.
+#[derive(Debug, Args)]
+pub(crate) struct OrphansFlags {
+    /// Create a PersistentVolume for each of these
+    ///
+    /// It is retained, and bound to the claim that the volume was created for; if that does not exist, it is available.
+    #[arg(long, value_name = "ID", num_args = 0.., conflicts_with = "remove")]
+    adopt: Option<Vec<VolumeId>>,
+    /// Remove each of these with all data
+    ///
+    /// The provisionerd of the node does it, after it has checked again that no claim and no mount needs the volume.
+    #[arg(long, value_name = "ID", num_args = 0..)]
+    remove: Option<Vec<VolumeId>>,
+    /// Adopt or remove all of them
+    #[arg(long)]
+    all: bool,
+    /// Storage class of adopted volumes without a claim
+    #[arg(long, value_name = "NAME", requires = "adopt")]
+    class: Option<String>,
+    #[command(flatten)]
+    config: ConfigFlags,
+}
+
+/// What to do with orphans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OrphanTask<'a> {
+    List,
+    Adopt { class: Option<&'a str> },
+    Remove,
+}
+
+pub(crate) fn run_orphans(flags: OrphansFlags) -> Result<ExitCode> {
+    let (task, ids) = match (&flags.adopt, &flags.remove) {
+        (Some(ids), _) => (OrphanTask::Adopt { class: flags.class.as_deref() }, ids.clone()),
+        (_, Some(ids)) => (OrphanTask::Remove, ids.clone()),
+        (None, None) => (OrphanTask::List, Vec::new()),
+    };
+    let ids = match (task, flags.all, ids.is_empty()) {
+        (OrphanTask::List, true, _) => bail!("--all needs --adopt or --remove"),
+        (OrphanTask::List, false, _) | (_, true, true) => None,
+        (_, false, false) => Some(ids),
+        (_, true, false) => bail!("name volumes, or use --all, not both"),
+        (_, false, true) => bail!("name the volumes, or use --all: `provisionerd orphans` lists them"),
+    };
+    let config = flags.config.load_config()?;
+    start_runtime()?.block_on(act_on_orphans(&config, task, ids))
+}
+
+async fn act_on_orphans(
+    config: &DaemonConfig,
+    task: OrphanTask<'_>,
+    ids: Option<Vec<VolumeId>>,
+) -> Result<ExitCode> {
+    let inventory = NodeInventory::read(config).await?;
+    let owners = match &inventory.owners {
+        Ok(owners) => owners,
+        Err(error) => bail!("can't tell orphans from other volumes without the API server: {error:#}"),
+    };
+    let is_orphan = |id: &VolumeId| {
+        matches!(
+            owners.orphan_state(&inventory.identity, id),
+            OrphanState::Claimed { .. } | OrphanState::Unclaimed
+        )
+    };
+    if task == OrphanTask::List {
+        let mut rows = inventory.rows(config);
+        rows.retain(|row| matches!(row.state, RowState::Orphan | RowState::OtherNode));
+        return Ok(print_stdout(&match rows.is_empty() {
+            true => "no orphans\n".to_owned(),
+            false => format_table(&rows),
+        }));
+    }
+    let ids = ids.unwrap_or_else(|| inventory.stored.keys().filter(|id| is_orphan(id)).cloned().collect());
+    let (mut text, mut failed) = (String::new(), Vec::new());
+    for id in ids {
+        match act_on_orphan(config, &inventory, task, &id).await {
+            Ok(done) => text += &format!("{done}\n"),
+            Err(error) => failed.push(format!("{error:#}")),
+        }
+    }
+    let printed = print_stdout(&text);
+    match failed.is_empty() {
+        true => Ok(printed),
+        false => bail!("{}", failed.join("\nprovisionerd: ")),
+    }
+}
+
+async fn act_on_orphan(
+    config: &DaemonConfig,
+    inventory: &NodeInventory,
+    task: OrphanTask<'_>,
+    id: &VolumeId,
+) -> Result<String> {
+    let usage = inventory.usage(id);
+    let usage = usage.with_context(|| format!("volume {id} is not in {}", config.directory.display()))?;
+    let store = inventory.store.as_ref().with_context(|| {
+        format!("{} has no store-id: start provisionerd once, or mount the disk", config.directory.display())
+    })?;
+    let recovery = inventory.recovery.as_ref().context("can't act without the API server")?;
+    match task {
+        OrphanTask::Remove => {
+            recovery.remove_volume(store, (id, &usage)).await?;
+            wait_removed(config, id).await?;
+            Ok(format!("removed volume {id}"))
+        }
+        OrphanTask::Adopt { class } => {
+            recovery.adopt_volume(store, (id, &usage), class).await?;
+            Ok(format!("created PersistentVolume {id}"))
+        }
+        OrphanTask::List => Ok(String::new()),
+    }
+}
+
+/// Waits until the provisioner has deleted the PersistentVolume, and with it the volume.
+async fn wait_removed(config: &DaemonConfig, id: &VolumeId) -> Result<()> {
+    let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
+    let volumes: Api<PersistentVolume> = Api::all(client);
+    let Some(volume) = volumes.get_opt(id.as_str()).await.context("can't read the PersistentVolume")? else {
+        return Ok(());
+    };
+    let uid = volume.metadata.uid.unwrap_or_default();
+    let removed = await_condition(volumes, id.as_str(), conditions::is_deleted(&uid));
+    match tokio::time::timeout(REMOVAL_TIMEOUT, removed).await {
+        Ok(waited) => waited.map(drop).context("can't watch the PersistentVolume"),
+        Err(_) => bail!(
+            "volume {id} is not removed yet, and will be when it is not in use and provisionerd runs: `kubectl describe pv {id}`"
+        ),
+    }
+}

@@ -1,0 +1,107 @@
+//! `provisionerd store`: the store on the disk of the node, and what became of an earlier one.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Subcommand};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use nodekeel_provisioner::{
+    STORE_ATTRIBUTE, StoreAction, StoreId, StoreIdentity, plan_store, required_volume,
+};
+
+use crate::config::{ConfigFlags, DaemonConfig};
+use crate::inventory::NodeInventory;
+use crate::print_stdout;
+use crate::volumes_cmd::start_runtime;
+
+/// The exit code if the store is not served.
+const EXIT_NOT_SERVED: u8 = 4;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Show the store, and the stores that PersistentVolumes name
+    Show {
+        #[command(flatten)]
+        flags: ConfigFlags,
+    },
+    /// Declare the disk of a store lost for good
+    ///
+    /// Annotates each PersistentVolume of this node that names the store. Then provisionerd serves the new disk, and
+    /// deletes those PersistentVolumes after their claims. Nothing else is deleted.
+    Replace(ReplaceFlags),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplaceFlags {
+    /// Id of the lost store, as `provisionerd store show` prints it
+    #[arg(long, value_name = "STORE")]
+    lost: StoreId,
+    #[command(flatten)]
+    flags: ConfigFlags,
+}
+
+pub(crate) fn run_store(command: StoreCommand) -> Result<ExitCode> {
+    let runtime = start_runtime()?;
+    match command {
+        StoreCommand::Show { flags } => runtime.block_on(show_store(&flags.load_config()?)),
+        StoreCommand::Replace(ReplaceFlags { lost, flags }) => {
+            runtime.block_on(replace_store(&flags.load_config()?, &lost))
+        }
+    }
+}
+
+async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
+    let inventory = NodeInventory::read(config).await?;
+    let found = inventory.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
+    let directory = config.directory.display();
+    let mut text = match &inventory.store {
+        Some(store) => format!("{directory} is store {store}\n"),
+        None => format!("{directory} is not a store yet, or its disk is not mounted\n"),
+    };
+    let owners = inventory.owners.context("can't compare it with the PersistentVolumes of the node")?;
+    let objects: Vec<&PersistentVolume> = owners.volumes.values().collect();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for object in objects.iter().filter(|object| required_volume(&inventory.identity, object).is_some()) {
+        *counts.entry(named_store(object)).or_default() += 1;
+    }
+    for (store, count) in counts {
+        // Writing into a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{count} PersistentVolumes of node {} are in store {store}",
+            inventory.identity.node
+        );
+    }
+    let present = inventory.stored.keys().cloned().collect();
+    let action = plan_store(&inventory.identity, (&found, &present), objects);
+    let _ = match &action {
+        StoreAction::Serve => writeln!(text, "provisionerd serves it"),
+        StoreAction::CreateIdentity => writeln!(text, "provisionerd makes it a new store when it starts"),
+        StoreAction::Reject(rejection) => writeln!(text, "provisionerd does not serve it: {rejection}"),
+        _ => Ok(()),
+    };
+    let printed = print_stdout(&text);
+    Ok(if matches!(action, StoreAction::Reject(_)) { ExitCode::from(EXIT_NOT_SERVED) } else { printed })
+}
+
+fn named_store(object: &PersistentVolume) -> &str {
+    let csi = object.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    let attributes = csi.and_then(|csi| csi.volume_attributes.as_ref());
+    attributes.and_then(|all| all.get(STORE_ATTRIBUTE)).map_or("none", String::as_str)
+}
+
+async fn replace_store(config: &DaemonConfig, lost: &StoreId) -> Result<ExitCode> {
+    let recovery = NodeInventory::recovery_of(config).await?;
+    let names = recovery.declare_lost(lost).await?;
+    let mut text: String = names.iter().map(|name| format!("{name} is declared lost\n")).collect();
+    text += &match names.is_empty() {
+        true => format!(
+            "no PersistentVolume of this node is in store {lost}: `provisionerd store show` lists the stores\n"
+        ),
+        false => "delete the claims of these volumes; then provisionerd deletes their PersistentVolumes\n"
+            .to_owned(),
+    };
+    Ok(print_stdout(&text))
+}

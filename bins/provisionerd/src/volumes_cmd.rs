@@ -1,0 +1,165 @@
+//! `provisionerd volumes`: the volumes of the node.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use serde::Serialize;
+
+use crate::config::{ConfigFlags, DaemonConfig};
+use crate::inventory::{NodeInventory, RowState, VolumeRow};
+use crate::print_stdout;
+
+/// How to print.
+#[derive(Debug, Args)]
+pub(crate) struct VolumesFlags {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigFlags,
+}
+
+/// What `volumes --json` prints.
+#[derive(Debug, Serialize)]
+struct VolumeList<'a> {
+    directory: &'a str,
+    store: Option<&'a str>,
+    /// Why the API server could not be asked.
+    api_error: Option<String>,
+    volumes: &'a [VolumeRow],
+}
+
+pub(crate) fn run_volumes(flags: VolumesFlags) -> Result<ExitCode> {
+    let config = flags.config.load_config()?;
+    let inventory = start_runtime()?.block_on(NodeInventory::read(&config))?;
+    let rows = inventory.rows(&config);
+    let api_error = inventory.owners.as_ref().err().map(|error| format!("{error:#}"));
+    let store = inventory.store.as_ref().map(|store| store.as_str());
+    let text = match flags.json {
+        true => format_json(&config, store, api_error, &rows)?,
+        false => {
+            let store = store.unwrap_or("none: the disk may not be mounted");
+            let mut text = format!("{} is store {store}\n", config.directory.display());
+            if let Some(error) = &api_error {
+                // Writing into a string cannot fail.
+                let _ = writeln!(text, "can't ask the API server, so claims are unknown: {error}");
+            }
+            text + &format_table(&rows)
+        }
+    };
+    Ok(print_stdout(&text))
+}
+
+/// The runtime of a command.
+pub(crate) fn start_runtime() -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().context("can't start the async runtime")
+}
+
+fn format_json(
+    config: &DaemonConfig,
+    store: Option<&str>,
+    api_error: Option<String>,
+    volumes: &[VolumeRow],
+) -> Result<String> {
+    let directory = config.directory.display().to_string();
+    let list = VolumeList { directory: &directory, store, api_error, volumes };
+    Ok(serde_json::to_string_pretty(&list).context("can't format the volumes as JSON")? + "\n")
+}
+
+/// A table with one line for each volume.
+pub(crate) fn format_table(rows: &[VolumeRow]) -> String {
+    let header = ["VOLUME", "STATE", "CLAIM", "PHASE", "USED", "LIMIT", "FILES", "AGE", "MOUNTS"];
+    let mut cells = vec![header.map(str::to_owned)];
+    cells.extend(rows.iter().map(row_cells));
+    let mut widths = [0; 9];
+    for row in &cells {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in &cells {
+        let line: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        // Writing into a string cannot fail.
+        let _ = writeln!(text, "{}", line.join("  ").trim_end());
+    }
+    text
+}
+
+fn row_cells(row: &VolumeRow) -> [String; 9] {
+    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let is_stored = row.state != RowState::Missing;
+    let limit = row.limit_bytes.map_or_else(|| if is_stored { "none" } else { "-" }.to_owned(), format_bytes);
+    let mounts = match row.mounts.len() {
+        0 => "-".to_owned(),
+        count => count.to_string(),
+    };
+    [
+        row.id.clone(),
+        row.state.as_str().to_owned(),
+        text(&row.claim),
+        text(&row.phase),
+        row.used_bytes.map_or_else(|| "-".to_owned(), format_bytes),
+        limit,
+        row.used_inodes.map_or_else(|| "-".to_owned(), |inodes| inodes.to_string()),
+        row.age_seconds.map_or_else(|| "-".to_owned(), format_age),
+        mounts,
+    ]
+}
+
+/// Bytes in the largest binary unit that leaves a whole number of at least one, rounded down.
+pub(crate) fn format_bytes(bytes: u64) -> String {
+    let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let (mut value, mut unit) = (bytes, 0);
+    while value >= 1024 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024, unit + 1);
+    }
+    format!("{value}{}", units[unit])
+}
+
+/// Seconds in their largest unit, rounded down.
+fn format_age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m", seconds / 60),
+        3_600..86_400 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_one_aligned_line_for_each_volume() {
+        let row = |state, used: Option<u64>| VolumeRow {
+            id: "pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f".to_owned(),
+            state,
+            claim: Some("default/data".to_owned()),
+            phase: None,
+            limit_bytes: used.map(|_| 8 << 20),
+            used_bytes: used,
+            limit_inodes: used.map(|_| 1024),
+            used_inodes: used.map(|_| 3),
+            mounts: Vec::new(),
+            age_seconds: used.map(|_| 90),
+        };
+        let text = format_table(&[row(RowState::Ok, Some(4096)), row(RowState::Missing, None)]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[1].contains("ok       default/data  -      4Ki   8Mi    3      1m   -"), "{text}");
+        assert!(lines[2].contains("missing  default/data"), "{text}");
+        assert_eq!(lines[0].find("CLAIM"), lines[1].find("default/data"));
+    }
+
+    #[test]
+    fn sizes_and_ages_are_rounded_down_to_their_unit() {
+        let bytes = [0, 1023, 1024, (5 << 20) - 1, u64::MAX].map(format_bytes);
+        assert_eq!(bytes, ["0", "1023", "1Ki", "4Mi", "15Ei"]);
+        assert_eq!([0, 59, 3599, 86_399, 200_000].map(format_age), ["0s", "59s", "59m", "23h", "2d"]);
+    }
+}

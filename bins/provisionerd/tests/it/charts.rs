@@ -1,0 +1,157 @@
+//! The chart of `deploy/helm` gives the objects of `kubectl apply -k deploy/`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use testbed::{Kube, ScratchDir, command_output, gotool, wait_until};
+
+const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
+
+/// Objects by kind and name.
+type Objects = BTreeMap<String, Value>;
+
+fn chart() -> PathBuf {
+    Path::new(DEPLOY).join("helm/nodekeel")
+}
+
+fn helm(home: &ScratchDir, arguments: &[&str]) -> String {
+    let program = gotool::HELM.program_path("helm").expect("helm");
+    let mut command = Command::new(program);
+    command.env_clear().env("HOME", home.path()).args(arguments).arg(chart());
+    command_output(&mut command).expect("helm accepts the chart")
+}
+
+fn render_chart(values: &str) -> Objects {
+    let home = ScratchDir::new().expect("a directory");
+    let file = home.path().join("values.yaml");
+    fs::write(&file, values).expect("write the values");
+    let file = file.display().to_string();
+    parse_objects(&helm(&home, &["template", "nodekeel", "--namespace=nodekeel", "--values", &file]))
+}
+
+fn kustomize(directory: &Path) -> Objects {
+    let kubectl = gotool::KUBERNETES.program_path("kubectl").expect("kubectl");
+    let mut command = Command::new(kubectl);
+    command.arg("kustomize").arg("--load-restrictor=LoadRestrictionsNone").arg(directory);
+    parse_objects(&command_output(&mut command).expect("kubectl accepts the manifests"))
+}
+
+fn parse_objects(yaml: &str) -> Objects {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).expect("YAML");
+    let objects = documents.into_iter().filter(|object| !object.is_null());
+    objects.map(|object| (format!("{} {}", object["kind"], object["metadata"]["name"]), object)).collect()
+}
+
+/// The chart lacks the namespace: its label has to be there before the release.
+fn assert_same(chart: &Objects, mut kustomized: Objects) {
+    kustomized.retain(|_, object| object["kind"] != "Namespace");
+    assert_eq!(chart.keys().collect::<Vec<_>>(), kustomized.keys().collect::<Vec<_>>());
+    for (name, object) in chart {
+        assert_eq!(object, &kustomized[name], "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs helm, kubernetes"]
+fn the_chart_gives_the_objects_of_the_manifests() {
+    assert_same(&render_chart(""), kustomize(Path::new(DEPLOY)));
+}
+
+#[test]
+#[ignore = "needs helm, kubernetes"]
+fn the_chart_gives_the_objects_of_every_component() {
+    let home = ScratchDir::new().expect("a directory");
+    let base = fs::canonicalize(DEPLOY).expect("it exists").display().to_string();
+    let relative = format!("{}{base}", "../".repeat(home.path().components().count() - 1));
+    let overlay = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{relative}]\n\
+         components: [{relative}/monitoring, {relative}/snapshots]\n"
+    );
+    fs::write(home.path().join("kustomization.yaml"), overlay).expect("write the overlay");
+    assert_same(
+        &render_chart("{ monitoring: { enabled: true }, snapshots: { enabled: true } }"),
+        kustomize(home.path()),
+    );
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn the_api_server_accepts_the_manifests_and_the_examples() {
+    let kube = Kube::builder().with_service_accounts().start().expect("a control plane");
+    let kubectl = |arguments: &[&str]| command_output(kube.kubectl_command().args(arguments));
+    kubectl(&["apply", "--kustomize", DEPLOY]).expect("the objects");
+    // kubectl runs diff(1).
+    let mut diff = kube.kubectl_command();
+    diff.env("PATH", "/usr/bin:/bin").args(["diff", "--kustomize", DEPLOY]);
+    command_output(&mut diff).expect("nothing of them is dropped or changed");
+    for example in ["pod.yaml", "import.yaml"] {
+        let file = format!("{DEPLOY}/examples/{example}");
+        // The pods' account may not exist yet.
+        wait_until(Duration::from_secs(60), example, || {
+            kubectl(&["create", "--dry-run=server", "--filename", &file]).map(drop)
+        })
+        .expect("a valid example");
+    }
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn helm_finds_no_fault_in_the_chart() {
+    let home = ScratchDir::new().expect("a directory");
+    let report = helm(&home, &["lint", "--strict"]);
+    assert!(report.contains("0 chart(s) failed"), "{report}");
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn every_value_of_the_chart_reaches_the_objects() {
+    let values = r#"
+image: { repository: registry.example/provisionerd, tag: "9.9", pullPolicy: Always }
+driver: volumes.example.org
+directory: /srv/volumes
+kubelet: /srv/kubelet
+config: |
+  concurrency = 4
+nodeSelector: { example.org/disk: "yes" }
+tolerations: []
+resources: { requests: { memory: 64Mi } }
+classes:
+  - { name: fast, reclaimPolicy: Retain, isDefault: true, parameters: { inodes: "5000" }, mountOptions: [noexec] }
+policy: { enabled: false }
+seccomp: { enabled: false }
+"#;
+    let objects = render_chart(values);
+    let text = serde_json::to_string(&objects).expect("JSON");
+    for old in
+        ["volumes.nodekeel", "/var/lib/", "nodekeel/provisionerd:", "AdmissionPolicy", "install-seccomp"]
+    {
+        assert!(!text.contains(old), "{old} is left in {text}");
+    }
+    let at = |object: &str, path: &str| objects[object].pointer(path).cloned().unwrap_or_default();
+    let set = r#""DaemonSet" "provisionerd""#;
+    let pod = "/spec/template/spec";
+    assert_eq!(at(set, &format!("{pod}/containers/0/image")), "registry.example/provisionerd:9.9");
+    assert_eq!(at(set, &format!("{pod}/containers/0/imagePullPolicy")), "Always");
+    assert_eq!(at(set, &format!("{pod}/nodeSelector/example.org~1disk")), "yes");
+    assert_eq!(at(set, &format!("{pod}/containers/0/resources/requests/memory")), "64Mi");
+    let arguments = at(set, &format!("{pod}/containers/0/args"));
+    for argument in [
+        "--directory=/srv/volumes",
+        "--driver=volumes.example.org",
+        "--kubelet=/srv/kubelet",
+        "--config=/etc/nodekeel/provisionerd.toml",
+    ] {
+        assert!(arguments.as_array().expect("a list").contains(&argument.into()), "{argument}: {arguments}");
+    }
+    let config = at(r#""ConfigMap" "provisionerd""#, "/data/provisionerd.toml");
+    assert_eq!(config, "concurrency = 4\n");
+    let class = r#""StorageClass" "fast""#;
+    assert_eq!(at(class, "/provisioner"), "volumes.example.org");
+    assert_eq!(at(class, "/parameters/inodes"), "5000");
+    assert_eq!(at(class, "/metadata/annotations/storageclass.kubernetes.io~1is-default-class"), "true");
+    assert_eq!(at(class, "/volumeBindingMode"), "WaitForFirstConsumer", "as in deploy/storageclass.yaml");
+}

@@ -1,0 +1,101 @@
+//! The admission policy of `deploy/policy/own-snapshots.yaml`, enforced by the API server.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use testbed::gotool::SNAPSHOT_CRDS;
+use testbed::{Kube, command_output, wait_until};
+
+use crate::cluster::{self, DRIVER, TIMEOUT};
+
+const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
+const POLICY: &str = "provisionerd-own-snapshots";
+
+/// kubectl reads the status before it patches it; provisionerd does not.
+const STATUS_READER: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: { name: status-reader }
+rules:
+  - { apiGroups: [snapshot.storage.k8s.io], resources: [volumesnapshotcontents/status], verbs: [get] }
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: { name: status-reader }
+roleRef: { apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: status-reader }
+subjects: [{ kind: ServiceAccount, name: provisionerd, namespace: nodekeel }]
+";
+
+/// Patches a VolumeSnapshotContent as provisionerd's account, with the token of a pod on this node.
+fn patch_as(kube: &Kube, node: &str, name: &str, (subresource, patch): (&str, Value)) -> Result<String> {
+    let mut kubectl = kube.kubectl_command();
+    kubectl.args(["--as", ACCOUNT, "--as-group=system:serviceaccounts", "--as-group=system:authenticated"]);
+    kubectl.arg(format!("--as-user-extra=authentication.kubernetes.io/node-name={node}"));
+    kubectl.args(["patch", "volumesnapshotcontent", name, "--type=merge", "--patch", &patch.to_string()]);
+    if !subresource.is_empty() {
+        kubectl.arg(format!("--subresource={subresource}"));
+    }
+    command_output(&mut kubectl)
+}
+
+fn assert_rejected(tried: Result<String>, why: &str) {
+    let message = format!("{:#}", tried.expect_err("the policy rejects it"));
+    assert!(message.contains(POLICY) && message.contains(why), "{message}");
+}
+
+fn content_manifest(name: &str, driver: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": { "name": name, "labels": { "snapshot.storage.kubernetes.io/managed-by": node } },
+        "spec": {
+            "deletionPolicy": "Delete",
+            "driver": driver,
+            "source": { "volumeHandle": "pvc-9f0e5d3c-1b2a-4c5d-8e6f-000000000001" },
+            "volumeSnapshotRef": { "name": name, "namespace": "default" },
+        },
+    })
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn an_account_changes_only_the_snapshots_of_its_node() {
+    const FOREIGN: &str = "not one of this driver on this node";
+    let kube = cluster::start_control_plane();
+    for manifest in SNAPSHOT_CRDS {
+        kube.apply_manifests(manifest).expect("the kinds of the snapshot API");
+    }
+    let kind = "volumesnapshotcontents.snapshot.storage.k8s.io";
+    kube.wait_for_condition("customresourcedefinition", kind, "condition=Established").expect("established");
+    kube.apply_manifests(include_str!("../../../../deploy/policy/own-snapshots.yaml")).expect("the policy");
+    kube.apply_manifests(STATUS_READER).expect("kubectl reads what it patches");
+    for (name, driver, node) in [
+        ("of-node-a", DRIVER, "node-a"),
+        ("of-node-b", DRIVER, "node-b"),
+        ("foreign", "foreign.example", "node-a"),
+    ] {
+        kube.create_objects(&content_manifest(name, driver, node).to_string()).expect("a content");
+    }
+    let status = || ("status", json!({ "status": { "readyToUse": false } }));
+    // The policy applies once the API server has observed it.
+    let is_in_force = || {
+        let tried = patch_as(&kube, "node-a", "of-node-b", status());
+        let message = format!("{:#}", tried.err().context("a foreign snapshot was changed")?);
+        ensure!(message.contains(POLICY), "{message}");
+        Ok(())
+    };
+    wait_until(TIMEOUT, "the policy to be in force", is_in_force).expect("the policy is in force");
+
+    let finalizers = || ("", json!({ "metadata": { "finalizers": ["example.org/test"] } }));
+    patch_as(&kube, "node-a", "of-node-a", status()).expect("of its node");
+    patch_as(&kube, "node-a", "of-node-a", finalizers()).expect("of its node");
+    for name in ["of-node-b", "foreign"] {
+        assert_rejected(patch_as(&kube, "node-a", name, status()), FOREIGN);
+        assert_rejected(patch_as(&kube, "node-a", name, finalizers()), FOREIGN);
+    }
+    assert_rejected(patch_as(&kube, "", "of-node-a", status()), "names no node");
+    const ONLY: &str = "only its status and its finalizers";
+    let policy = ("", json!({ "spec": { "deletionPolicy": "Retain" } }));
+    assert_rejected(patch_as(&kube, "node-a", "of-node-a", policy), ONLY);
+    let label =
+        ("", json!({ "metadata": { "labels": { "snapshot.storage.kubernetes.io/managed-by": "node-b" } } }));
+    assert_rejected(patch_as(&kube, "node-a", "of-node-a", label), ONLY);
+}
