@@ -139,7 +139,8 @@ fn print_slots(slots: &[SlotView], printer: &mut Printer) -> Result<(), CommandE
             None => "(no name)".to_owned(),
         };
         let generation = if slot.kind.is_some() { slot.generation.to_string() } else { "-".to_owned() };
-        let marks = [("has opened it", slot.opened), ("stale", slot.stale)];
+        let marks =
+            [("has opened it", slot.opened), ("stale", slot.stale), ("not confirmed", slot.unconfirmed)];
         let marks: Vec<_> = marks.iter().filter(|mark| mark.1).map(|mark| mark.0).collect();
         let line = format!("{:<4}  {by:27}  {generation:10}  {}", slot.slot, marks.join(", "));
         printer.print_line(line.trim_end())?;
@@ -177,7 +178,7 @@ async fn add_recovery(
         return Ok(printer.print_json(&done)?);
     }
     printer.print_line(&escape_control(&passphrase))?;
-    let hint = "keep it away from this node: it is not shown again. Then type it: `nodectl storage recovery --confirm`";
+    let hint = "keep it away from this node: it is not shown again. It counts when you have typed it: `nodectl storage recovery --confirm`";
     Ok(printer.print_line(hint)?)
 }
 

@@ -346,6 +346,10 @@ fn an_invalid_provisioner_section_is_rejected_at_its_line_and_field() {
         (format!("{given}node = \"a_b\""), ":3:8: provisioner.node: "),
         (format!("{given}csi = \"no\""), ":3:7: provisioner.csi: must be true or false, without quotes"),
         (format!("{given}directory = \"v\""), ":3:13: provisioner.directory: \"v\" is not absolute"),
+        (
+            format!("{given}capacity.ratio = 0.0"),
+            "provisioner.capacity.ratio: invalid capacity ratio 0: use a number from 0.001 to 1000, such as 1.0",
+        ),
         ("provisioner = \"k\"".into(), ":1:15: provisioner: must be a table, written [provisioner]"),
         (
             format!("node.name = \"My Node\"\n{given}"),

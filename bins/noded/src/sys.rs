@@ -5,6 +5,7 @@
 )]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 
 use nix::libc;
@@ -38,12 +39,13 @@ nix::ioctl_readwrite!(
     trim_range, b'X', 121, TrimRange
 );
 
-/// Discards the free blocks of the file system with this directory, and returns how many bytes it has discarded.
+/// Discards the free blocks in a range of bytes of the file system with this directory, and returns how many bytes it
+/// has discarded.
 ///
 /// # Errors
 /// Those of the ioctl: `EOPNOTSUPP` if the device takes no discards.
-pub(crate) fn trim_file_system(directory: &impl AsFd) -> io::Result<u64> {
-    let mut range = TrimRange { start: 0, length: u64::MAX, least_length: 0 };
+pub(crate) fn trim_file_system(directory: &impl AsFd, range: Range<u64>) -> io::Result<u64> {
+    let mut range = TrimRange { start: range.start, length: range.end - range.start, least_length: 0 };
     // SAFETY: the descriptor is open, and the kernel reads and writes one `fstrim_range`, which lives through the call.
     unsafe { trim_range(directory.as_fd().as_raw_fd(), &raw mut range) }?;
     Ok(range.length)

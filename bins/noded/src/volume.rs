@@ -53,6 +53,11 @@ impl VolumeHandle {
         self.open.dir.path()
     }
 
+    /// Whether the volume is closing: what uses it is to end soon.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.open.closing.is_cancelled()
+    }
+
     /// Creates a layout on the volume, durably. It blocks.
     ///
     /// # Errors
@@ -98,6 +103,13 @@ impl NodeVolume {
         let open = slot.clone().ok_or(VolumeClosed)?;
         open.dns.lock().unwrap_or_else(PoisonError::into_inner).insert(dn.to_owned());
         Ok(VolumeHandle { _user: open.users.token(), open })
+    }
+
+    /// The open volume, for one call of the control API: a close waits for its end.
+    pub(crate) fn handle_of_call(&self) -> Option<VolumeHandle> {
+        let slot = self.lock();
+        let open = slot.clone()?;
+        Some(VolumeHandle { _user: open.users.token(), open })
     }
 
     /// Where the volume is mounted; `None` if it is not open.

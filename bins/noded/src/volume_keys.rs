@@ -148,13 +148,10 @@ impl VolumeKeys {
             Some(passphrase) => UnlockSecret::Recovery(passphrase),
             None => self.key_at_hand(cluster).await?,
         };
-        let added = run_blocking(move || volume.add_recovery_passphrase(&secret)).await?;
-        // It may be what the temporary slot has waited for.
-        self.unsettled.notify_one();
-        Ok(added)
+        run_blocking(move || volume.add_recovery_passphrase(&secret)).await
     }
 
-    /// The operator has the newest recovery passphrase: the one before is removed.
+    /// The operator has the newest recovery passphrase: it counts from now on, and the one before is removed.
     ///
     /// # Errors
     /// [`VolumeKeyError::Volume`], [`VolumeKeyError::NotEncrypted`].
@@ -164,7 +161,10 @@ impl VolumeKeys {
     ) -> Result<(), VolumeKeyError> {
         let _busy = self.busy.lock().await;
         let volume = self.require_volume()?;
-        run_blocking(move || volume.confirm_secret(&UnlockSecret::Recovery(passphrase))).await
+        run_blocking(move || volume.confirm_secret(&UnlockSecret::Recovery(passphrase))).await?;
+        // It may be what the temporary slot has waited for.
+        self.unsettled.notify_one();
+        Ok(())
     }
 
     /// The key that the node has without an operator: its own, or the cluster's.

@@ -19,7 +19,7 @@ pub(crate) enum StorageCommand {
     Rotate(PermitArgs),
     /// Add a recovery passphrase, and show it once
     ///
-    /// The one before is valid until this one is typed: see --confirm.
+    /// It counts, and the one before is void, when it is typed: see --confirm. Until then, the next one replaces it.
     Recovery(RecoveryArgs),
     /// Discard the free blocks of the disk
     ///

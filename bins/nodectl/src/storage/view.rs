@@ -46,6 +46,8 @@ pub(super) struct SlotView {
     pub(super) generation: u32,
     pub(super) opened: bool,
     pub(super) stale: bool,
+    /// A recovery passphrase that nobody has confirmed.
+    pub(super) unconfirmed: bool,
 }
 
 /// What a command has done.
@@ -88,6 +90,7 @@ impl From<v1::StorageEncryption> for EncryptionView {
             generation: slot.generation,
             opened: slot.is_opened,
             stale: slot.is_stale,
+            unconfirmed: slot.is_unconfirmed,
         };
         Self {
             device: encryption.device,

@@ -4,7 +4,8 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use nodekeel_provisioner::{DriverName, NodeName};
+use nodekeel_fsquota::Bytes;
+use nodekeel_provisioner::{CapacityPolicy, DriverName, InvalidRatio, NodeName};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, de};
 
@@ -35,6 +36,25 @@ pub struct ProvisionerConfig {
     /// The kubelet's directory.
     #[serde(default = "default_kubelet")]
     pub kubelet: PathBuf,
+    /// How much of the disk may be promised to volumes.
+    #[serde(default)]
+    pub capacity: CapacitySettings,
+}
+
+/// `[provisioner.capacity]`: how much of the disk may be promised to volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CapacitySettings {
+    /// How often each byte is promised.
+    pub ratio: f64,
+    /// Bytes that are kept for other data; at least what they occupy.
+    pub reserve: u64,
+}
+
+impl Default for CapacitySettings {
+    fn default() -> Self {
+        Self { ratio: 1.0, reserve: 0 }
+    }
 }
 
 /// Whether project quotas must enforce the size of volumes.
@@ -54,6 +74,11 @@ impl ProvisionerConfig {
     /// name.
     pub(crate) fn node_name_or(&self, node: &str) -> Option<NodeName> {
         self.node.clone().or_else(|| NodeName::try_new(node).ok())
+    }
+
+    /// How much of the disk may be promised to volumes.
+    pub(crate) fn capacity_policy(&self) -> Result<CapacityPolicy, InvalidRatio> {
+        CapacityPolicy::try_new(self.capacity.ratio, Bytes(self.capacity.reserve))
     }
 }
 
@@ -110,6 +135,9 @@ pub(crate) fn check_provisioner(config: &NodedConfig) -> Result<(), ConfigViolat
             config.node.name
         );
         return reject_field("provisioner.node", message);
+    }
+    if let Err(invalid) = provisioner.capacity_policy() {
+        return reject_field("provisioner.capacity.ratio", invalid.to_string());
     }
     Ok(())
 }

@@ -2,10 +2,11 @@
 
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use nix::sys::statvfs::fstatvfs;
 use nodekeel_cluster::enrolment::ClusterNode;
-use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::{
     EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, UnlockSecret, VolumeError,
 };
@@ -18,6 +19,7 @@ use crate::error_chain::error_chain;
 use crate::node::NodeState;
 use crate::parts::STORAGE_DN;
 use crate::unlock::{UnlockError, UnlockStatus};
+use crate::volume::VolumeHandle;
 use crate::volume_keys::{ClusterKeyState, VolumeKeyError};
 use crate::{sys, v1, wire};
 
@@ -86,6 +88,7 @@ fn describe_slot(slot: KeySlotStatus) -> v1::StorageKeySlot {
         generation: slot.name.map_or(0, |(_, generation)| generation),
         is_opened: slot.is_opened,
         is_stale: slot.is_stale,
+        is_unconfirmed: slot.is_unconfirmed,
     }
 }
 
@@ -160,15 +163,31 @@ pub(super) async fn trim(shared: &NodeState) -> Result<u64, Status> {
     if let Some(why) = refused {
         return Err(Status::failed_precondition(format!("can't trim the data volume: {why}")));
     }
-    let path = shared.volume.path();
-    let path =
-        path.ok_or_else(|| Status::failed_precondition("can't trim the data volume: it is not open"))?;
-    let trimmed = spawn_blocking(move || {
-        let root = Dir::open(&path).map_err(|error| error_chain(&error))?;
-        sys::trim_file_system(&root).map_err(|error| error.to_string())
-    });
+    let not_open = || Status::failed_precondition("can't trim the data volume: it is not open");
+    let volume = shared.volume.handle_of_call().ok_or_else(not_open)?;
+    let trimmed = spawn_blocking(move || trim_volume(&volume));
     let trimmed = trimmed.await.map_err(|error| Status::internal(error_chain(&error)))?;
     trimmed.map_err(|why| Status::failed_precondition(format!("can't trim the data volume: {why}")))
+}
+
+/// How much of the volume the kernel trims at once: a stop of root.storage waits for that.
+const TRIM_BYTES: u64 = 16 << 30;
+
+/// Trims the volume, and ends early when it closes. It blocks.
+fn trim_volume(volume: &VolumeHandle) -> Result<u64, String> {
+    let size = fstatvfs(volume.dir()).map_err(|errno| errno.to_string())?;
+    trim_ranges(size.blocks().saturating_mul(size.fragment_size()), |range| match volume.is_closing() {
+        true => Err("it is closing; try again when it is open".to_owned()),
+        false => sys::trim_file_system(volume.dir(), range).map_err(|error| error.to_string()),
+    })
+}
+
+/// Trims a file system of this size, one range after the other, and returns the bytes that were discarded.
+fn trim_ranges(size: u64, mut trim: impl FnMut(Range<u64>) -> Result<u64, String>) -> Result<u64, String> {
+    // The last one has no end: what the file system keeps for itself counts, too.
+    let starts = (0..size.max(1)).step_by(TRIM_BYTES as usize);
+    let end = |start: u64| start.checked_add(TRIM_BYTES).filter(|end| *end < size).unwrap_or(u64::MAX);
+    starts.map(|start| trim(start..end(start))).sum()
 }
 
 /// Runs a change of keys to its end, whatever the client does.
@@ -210,5 +229,30 @@ fn error_code(error: &VolumeKeyError) -> Code {
         | VolumeKeyError::Identity(_)
         | VolumeKeyError::NeedsPassphrase
         | VolumeKeyError::LacksPassphrase => Code::FailedPrecondition,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trim_covers_the_volume_in_ranges_and_ends_early_when_it_closes() {
+        for (size, count) in [(0, 1), (1, 1), (TRIM_BYTES, 1), (TRIM_BYTES + 1, 2), (5 * TRIM_BYTES / 2, 3)] {
+            let mut ranges: Vec<Range<u64>> = Vec::new();
+            let trimmed = trim_ranges(size, |range| {
+                ranges.push(range);
+                Ok(7)
+            });
+            assert_eq!((trimmed, ranges.len()), (Ok(7 * count), count as usize), "{size}");
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{ranges:?}");
+            assert_eq!((ranges[0].start, ranges.last().map(|last| last.end)), (0, Some(u64::MAX)));
+        }
+        let mut calls = 0;
+        let closing = trim_ranges(4 * TRIM_BYTES, |_| {
+            calls += 1;
+            if calls < 3 { Ok(1) } else { Err("it is closing".to_owned()) }
+        });
+        assert_eq!((closing, calls), (Err("it is closing".to_owned()), 3));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use kube::config::Kubeconfig;
 use nodekeel_fsquota::{OpenError, ProjectQuota};
-use nodekeel_provisioner::{DriverName, NodeName, PrometheusMetrics};
+use nodekeel_provisioner::{CapacityPolicy, DriverName, NodeName, PrometheusMetrics};
 use prometheus_client::registry::Registry;
 
 use self::health::{ApiHealth, CertificateHealth, CurrentProvisioner};
@@ -73,6 +73,7 @@ impl Part for ProvisionerPart {
             is_on_volume,
             limits: limits.unwrap_or(LimitEnforcement::None),
             kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
+            capacity: provisioner.capacity_policy().expect("a checked configuration has a valid ratio"),
         };
         let service = PlannedService::new(DN, plan).skip(skipped);
         planner.add(if is_on_volume { service.layout::<VolumesLayout>() } else { service });
@@ -96,6 +97,8 @@ struct ProvisionerPlan {
     limits: LimitEnforcement,
     /// The kubelet's directory; `None` if volumes are not mounted into pods.
     kubelet: Option<PathBuf>,
+    /// How much of the disk may be promised to volumes.
+    capacity: CapacityPolicy,
 }
 
 /// How the limits of volumes are enforced.

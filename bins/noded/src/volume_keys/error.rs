@@ -35,8 +35,8 @@ pub(crate) enum VolumeKeyError {
     NeedsPassphrase,
     /// The volume has to keep the slot that a rotation would remove.
     #[error(
-        "the data volume has no recovery passphrase, without which nobody would open it after a power cut: type nodectl \
-         storage recovery, and then try again"
+        "the data volume has no confirmed recovery passphrase, without which nobody would open it after a power cut: \
+         type nodectl storage recovery, confirm what it shows, and then try again"
     )]
     LacksPassphrase,
 }

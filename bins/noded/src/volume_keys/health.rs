@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, SlotKind};
 
+use super::plan::has_confirmed_passphrase;
 use super::{ClusterKeyState, VolumeKeys};
 use crate::error_chain::error_chain;
 use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
@@ -44,8 +45,9 @@ struct KeyReport {
     is_split: bool,
     /// The node unlock key alone opens it, only until the cluster has its half.
     has_temporary_slot: bool,
+    /// Somebody has typed its recovery passphrase since it was shown.
     has_recovery: bool,
-    /// It has none, and an operator is to open it after a power cut.
+    /// Nobody has, and an operator is to open it after a power cut.
     lacks_passphrase: bool,
     /// A recovery passphrase was shown, and nobody has typed it.
     has_unconfirmed_recovery: bool,
@@ -68,15 +70,23 @@ impl KeyReport {
                     _ => true,
                 }
         });
-        let has_recovery = named(SlotKind::Recovery).next().is_some();
+        let has_recovery = has_confirmed_passphrase(status);
         Self {
             is_split,
             has_temporary_slot: !keeps_local && named(SlotKind::Local).next().is_some(),
             has_recovery,
             lacks_passphrase: !has_recovery && status.cold_start == Some(ColdStart::Operator),
-            has_unconfirmed_recovery: named(SlotKind::Recovery).count() > 1,
+            has_unconfirmed_recovery: named(SlotKind::Recovery).any(|slot| slot.is_unconfirmed),
             stale_slots: stale.count(),
             has_both_headers: status.has_both_headers,
+        }
+    }
+
+    /// What to type where nobody has a confirmed recovery passphrase, or the newest one is not confirmed.
+    fn passphrase_hint(self) -> &'static str {
+        match self.has_unconfirmed_recovery {
+            true => "`nodectl storage recovery --confirm`; if it was lost: `nodectl storage recovery`",
+            false => "`nodectl storage recovery`",
         }
     }
 
@@ -94,10 +104,11 @@ impl KeyReport {
         let waits_for_passphrase =
             self.has_temporary_slot && self.lacks_passphrase && *cluster_key == ClusterKeyState::Stored;
         if waits_for_passphrase {
-            found.push(
-                warning("opens by the node unlock key alone until it has a recovery passphrase")
-                    .hint("`nodectl storage recovery`"),
-            );
+            let problem = match self.has_unconfirmed_recovery {
+                true => "opens by the node unlock key alone until its recovery passphrase is confirmed",
+                false => "opens by the node unlock key alone until it has a recovery passphrase",
+            };
+            found.push(warning(problem).hint(self.passphrase_hint()));
         } else if self.has_temporary_slot {
             let problem = match cluster_key {
                 ClusterKeyState::Pending(why) => {
@@ -116,19 +127,18 @@ impl KeyReport {
             found.push(warning("still opens by older keys: a change of its keys was interrupted").hint(hint));
         }
         if !self.has_recovery && !waits_for_passphrase {
-            let problem = match self.lacks_passphrase && !self.has_temporary_slot {
-                true => "has no recovery passphrase: nobody would open it after a power cut",
-                false => "has no recovery passphrase",
-            };
-            found.push(warning(problem).hint("`nodectl storage recovery`"));
+            let problem =
+                match (self.has_unconfirmed_recovery, self.lacks_passphrase && !self.has_temporary_slot) {
+                    (true, _) => "has a recovery passphrase that nobody has confirmed, and no other one",
+                    (false, true) => "has no recovery passphrase: nobody would open it after a power cut",
+                    (false, false) => "has no recovery passphrase",
+                };
+            found.push(warning(problem).hint(self.passphrase_hint()));
         }
-        if self.has_unconfirmed_recovery {
-            found.push(
-                warning(
-                    "has a new recovery passphrase that nobody has confirmed: the one before is valid, too",
-                )
-                .hint("`nodectl storage recovery --confirm`"),
-            );
+        if self.has_recovery && self.has_unconfirmed_recovery {
+            let problem =
+                "has a new recovery passphrase that nobody has confirmed: the one before is valid, too";
+            found.push(warning(problem).hint(self.passphrase_hint()));
         }
         if !self.has_both_headers {
             found.push(
@@ -196,12 +206,16 @@ mod tests {
     fn a_volume_that_nobody_could_open_says_so_or_keeps_its_temporary_slot() {
         let lacking = KeyReport { has_recovery: false, lacks_passphrase: true, ..SETTLED };
         let temporary = KeyReport { has_temporary_slot: true, stale_slots: 1, ..lacking };
-        for (report, says) in
-            [(lacking, "nobody would open it"), (temporary, "alone until it has a recovery")]
-        {
+        let shown_once = |report| KeyReport { has_unconfirmed_recovery: true, ..report };
+        for (report, says, hint) in [
+            (lacking, "nobody would open it", "storage recovery`"),
+            (temporary, "alone until it has a recovery", "storage recovery`"),
+            (shown_once(lacking), "nobody has confirmed, and no other one", "storage recovery --confirm`"),
+            (shown_once(temporary), "passphrase is confirmed", "storage recovery --confirm`"),
+        ] {
             let found = shown(report, &ClusterKeyState::Stored);
-            let [(problem, hint)] = &found[..] else { panic!("{found:?}") };
-            assert!(problem.contains(says) && hint.contains("storage recovery`"), "{problem}; {hint}");
+            let [(problem, found_hint)] = &found[..] else { panic!("{found:?}") };
+            assert!(problem.contains(says) && found_hint.contains(hint), "{problem}; {found_hint}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! What is to be done next with the cluster unlock key of a split volume: pure.
 
-use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, SlotKind};
+use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, KeySlotStatus, SlotKind};
 
 /// What the header of a volume says about its unlock keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) struct SlotFacts {
     pub(super) has_local: bool,
     /// The confirmation of the newest cluster unlock key has something to do.
     pub(super) needs_confirmation: bool,
-    /// An operator is to open the volume after a power cut, and has no recovery passphrase.
+    /// An operator is to open the volume after a power cut, and has confirmed no recovery passphrase.
     pub(super) lacks_passphrase: bool,
 }
 
@@ -31,7 +31,7 @@ impl SlotFacts {
             has_local: generations(SlotKind::Local).next().is_some(),
             needs_confirmation: status.needs_confirmation,
             lacks_passphrase: status.cold_start == Some(ColdStart::Operator)
-                && generations(SlotKind::Recovery).next().is_none(),
+                && !has_confirmed_passphrase(status),
         }
     }
 
@@ -39,6 +39,12 @@ impl SlotFacts {
     pub(super) fn needs_temporary_slot(&self) -> bool {
         self.has_local && self.lacks_passphrase
     }
+}
+
+/// Whether somebody has typed a recovery passphrase of the volume since it was shown.
+pub(super) fn has_confirmed_passphrase(status: &EncryptionStatus) -> bool {
+    let is_recovery = |slot: &KeySlotStatus| slot.name.is_some_and(|(kind, _)| kind == SlotKind::Recovery);
+    status.slots.iter().any(|slot| is_recovery(slot) && !slot.is_unconfirmed)
 }
 
 /// The next step. Each may be repeated after a kill, and is decided anew from what is there.

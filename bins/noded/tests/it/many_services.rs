@@ -1,4 +1,5 @@
-//! A node with many services: health, tree, metrics and reload stay answerable, also while all of them fail at once.
+//! A node with many services: health, tree, metrics and reload stay answerable, also while all of them start or fail at
+//! once.
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -95,6 +96,9 @@ fn a_node_with_many_services_answers_while_all_of_them_fail_at_once() {
     let text = config(scratch.path(), count, "");
     let started = Instant::now();
     let node = NodedProcess::start_in(scratch, &text, &[]);
+    let mut starting = AnswerTimes::default();
+    starting.ask_all(&node);
+    println!("{count} services: answers while they start: {starting:?}");
     node.nodectl(&["health", "--wait", "2m"]);
     println!("{count} services: ready after {:?}", started.elapsed());
     let mut quiet = AnswerTimes::default();
@@ -124,6 +128,7 @@ fn a_node_with_many_services_answers_while_all_of_them_fail_at_once() {
     let reloaded = quiet.measure("reload", || node.ask(&["reload"]));
     assert_eq!(reloaded, "reloaded:\n  restart root.service.s0: grace\n");
     println!("{count} services: {quiet:?}");
+    starting.check();
     quiet.check();
     stormy.check();
     let started = Instant::now();

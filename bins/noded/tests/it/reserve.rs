@@ -12,7 +12,13 @@ use testbed::{ContainerImage, ScratchDir, command_output, tools, wait_until};
 
 use crate::harness::{NodedProcess, TEST_TIMEOUT, noded_command};
 
-const CONFIG: &str = "[services.etcd]\nclient_port = 2379\npeer_port = 2380\n[services.containerd]\n";
+/// What images may have, with the 128 MiB that are left for etcd: a dozen fill it, whatever the size of the disk.
+const SHARE: u64 = 290_000_000;
+
+fn disk_bytes(path: &Path) -> (u64, u64) {
+    let disk = nix::sys::statvfs::statvfs(path).unwrap();
+    (disk.blocks() * disk.fragment_size(), disk.blocks_free() * disk.fragment_size())
+}
 
 /// An archive of `localhost/NAME:1`, with a layer of this many bytes.
 fn write_image(directory: &Path, name: &str, bytes: u64) -> PathBuf {
@@ -32,8 +38,8 @@ struct GuestNode {
 }
 
 impl GuestNode {
-    fn start(scratch: ScratchDir) -> Self {
-        let noded = NodedProcess::start_in(scratch, CONFIG, &[]);
+    fn start(scratch: ScratchDir, config: &str) -> Self {
+        let noded = NodedProcess::start_in(scratch, config, &[]);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let this = Self { noded, runtime };
         for dn in ["root.etcd", "root.containerd"] {
@@ -79,12 +85,16 @@ impl GuestNode {
     }
 }
 
+/// Puts that many values of a megabyte.
 fn put_values(count: usize) {
-    let value = "x".repeat(100_000);
+    let scratch = ScratchDir::new().unwrap();
+    fs::write(scratch.path().join("value"), "x".repeat(1_000_000)).unwrap();
+    let etcdctl = tools::find_tool(tools::ETCDCTL).unwrap();
     for key in 0..count {
-        let mut put = Command::new(tools::find_tool(tools::ETCDCTL).unwrap());
-        put.env("ETCDCTL_API", "3").args(["--endpoints", "127.0.0.1:2379"]);
-        command_output(put.args(["put", &key.to_string(), &value])).unwrap();
+        let script = format!("{} --endpoints 127.0.0.1:2379 put {key} <value", etcdctl.display());
+        let mut put = Command::new("sh");
+        command_output(put.args(["-c", &script]).env("ETCDCTL_API", "3").current_dir(scratch.path()))
+            .unwrap();
     }
 }
 
@@ -97,13 +107,17 @@ fn pulls_that_fill_an_xfs_leave_etcd_its_reserve_and_health_says_what_is_full() 
     fs::create_dir(&data).unwrap();
     mount(Some(mounted.mount_point()), &data, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     let file = scratch.path().join("check.toml");
-    fs::write(&file, CONFIG).unwrap();
+    let reserve = disk_bytes(&data).0 - SHARE;
+    let config = format!(
+        "[services.etcd]\nclient_port = 2379\npeer_port = 2380\n[services.containerd]\nreserve = {reserve}\n"
+    );
+    fs::write(&file, &config).unwrap();
     let args = ["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
     let checked = String::from_utf8(noded_command(&args).output().unwrap().stdout).unwrap();
     assert!(checked.contains("a project limit keeps the reserve of the disk free"), "{checked}");
 
-    let node = GuestNode::start(scratch);
-    put_values(10);
+    let node = GuestNode::start(scratch, &config);
+    put_values(1);
     let root = node.noded.data().join("data/containerd/root").display().to_string();
     let is_full = |health: &HealthResponse| {
         health.conditions.iter().find(|found| found.object == root).map(|found| found.problem.clone())
@@ -112,22 +126,21 @@ fn pulls_that_fill_an_xfs_leave_etcd_its_reserve_and_health_says_what_is_full() 
     let mut pulled = Vec::new();
     let refused = loop {
         let name = format!("image-{}", pulled.len());
-        let archive = write_image(images.path(), &name, 60_000_000 + pulled.len() as u64);
+        let archive = write_image(images.path(), &name, 12_000_000 + pulled.len() as u64);
         let imported = node.pull(&archive);
         fs::remove_file(archive).unwrap();
         match imported {
             Ok(_) => pulled.push(name),
             Err(error) => break format!("{error:#}"),
         }
-        assert!(pulled.len() < 12, "{pulled:?} are on a disk of 700 MiB");
+        assert!(pulled.len() < 20, "{pulled:?} are in a share of {SHARE} bytes");
     };
-    println!("{} images of 60 MB; then: {refused}", pulled.len());
+    println!("{} images of 12 MB; then: {refused}", pulled.len());
     assert!(refused.contains("no space left on device") && pulled.len() >= 4, "{pulled:?}: {refused}");
-    put_values(40);
-    let disk = nix::sys::statvfs::statvfs(&data).unwrap();
-    let free = disk.blocks_free() * disk.fragment_size();
-    println!("{} MB are free", free / 1_000_000);
-    assert!(free > 60_000_000, "{free} bytes are free");
+    put_values(4);
+    let free = disk_bytes(&data).1;
+    println!("{} MB are free of a reserve of {}", free / 1_000_000, reserve / 1_000_000);
+    assert!(free > reserve / 2, "{free} bytes are free");
     for dn in ["root.etcd", "root.containerd"] {
         let status = node.status(dn);
         assert_eq!((status.generation, status.restarts), (1, 0), "{status:?}");
@@ -136,10 +149,10 @@ fn pulls_that_fill_an_xfs_leave_etcd_its_reserve_and_health_says_what_is_full() 
     println!("{root}: {problem}");
     assert!(problem.contains("have almost used their share of the disk"), "{problem}");
     // Deleting images makes room, although nothing more can be written.
-    for name in &pulled[..2] {
+    for name in &pulled[..3] {
         node.run_ctr(&["images", "rm", "--sync", &format!("localhost/{name}:1")]).unwrap();
     }
-    node.pull(&write_image(images.path(), "later", 30_000_000)).unwrap();
+    node.pull(&write_image(images.path(), "later", 6_000_000)).unwrap();
     assert_eq!(is_full(&node.health()), None);
     node.noded.stop();
 }

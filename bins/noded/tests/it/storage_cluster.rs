@@ -1,7 +1,8 @@
 //! A cluster of one on a volume that node and cluster open together, in a guest.
 
 use nodekeel_node::v1::{
-    AddRecoveryPassphraseRequest, ClusterRequest, ClusterResponse, StorageResponse, UnlockStorageRequest,
+    AddRecoveryPassphraseRequest, ClusterRequest, ClusterResponse, ConfirmRecoveryPassphraseRequest,
+    StorageResponse, UnlockStorageRequest,
 };
 use testbed::{ReservedPort, reserve_port};
 
@@ -73,6 +74,9 @@ async fn a_cluster_of_one_on_a_split_volume_starts_cold_by_its_operator() {
     assert_eq!(wait_settled(&mut node).await, ["local", "split"], "the temporary slot stays");
     let request = AddRecoveryPassphraseRequest::default();
     let passphrase = node.client.add_recovery_passphrase(request).await.unwrap().into_inner().passphrase;
+    assert_eq!(wait_settled(&mut node).await, ["local", "split", "recovery"], "nobody has confirmed it");
+    let request = ConfirmRecoveryPassphraseRequest { passphrase: passphrase.clone() };
+    node.client.confirm_recovery_passphrase(request).await.unwrap();
     wait_temporary_removed(&mut node).await;
     node.stop().await;
     assert!(!member.fixture.is_open(), "a stop closes the volume");

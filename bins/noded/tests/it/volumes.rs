@@ -274,13 +274,15 @@ fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
     let store_id = node.data().join("data/volumes/store-id");
     let away = store_id.with_extension("away");
     fs::rename(&store_id, &away).unwrap();
-    let is_lost = |event: &serde_json::Value| {
-        event["dn"] == "root.provisioner" && event.to_string().contains("mount their disk again")
-    };
     // The mounts have not changed, so the next use of the store notices it.
     kube.delete_object("pvc", "default/data").unwrap();
     kube.wait_for_object("pv", volume, |volume| volume["status"]["phase"] == "Released").unwrap();
-    node.follow(&["events", "-f"]).find_value(is_lost);
+    wait_until(TEST_TIMEOUT, "the store to be reported as lost", || {
+        let log = node.ask(&["logs", "--children", "root.provisioner"]);
+        anyhow::ensure!(log.contains("mount their disk again"), "{log}");
+        Ok(())
+    })
+    .unwrap();
     fs::rename(&away, &store_id).unwrap();
     kube.wait_until_gone("pv", volume).unwrap();
     node.stop();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Kubeconfig};
-use nodekeel_provisioner::Provisioner;
+use nodekeel_provisioner::{Provisioner, StoreStatus};
 use tokio::task::spawn_blocking;
 
 use super::DN;
@@ -48,16 +48,29 @@ impl HealthSource for ApiHealth {
             // Without one, the tree says what it waits for: its kubelet, or its store.
             let current = self.current.lock().clone();
             let Some(provisioner) = current else { return Vec::new() };
-            let Some(error) = provisioner.check_api().await else { return Vec::new() };
             let since = node.condition_of(DN).and_then(|found| found.since);
+            let mut conditions: Vec<_> = store_condition(&provisioner.store_status()).into_iter().collect();
+            let Some(error) = provisioner.check_api().await else { return conditions };
             let hint = format!(
                 "start the API server, or correct {}; `nodectl logs --children {DN}`",
                 self.kubeconfig.display()
             );
             let found = HealthCondition::problem(DN, format!("can't use the API server: {error}"));
-            vec![found.since(since).waiting_for("the API server").hint(hint)]
+            conditions.push(found.since(since).waiting_for("the API server").hint(hint));
+            conditions
         })
     }
+}
+
+/// The condition of a store that is not served.
+fn store_condition(status: &StoreStatus) -> Option<HealthCondition> {
+    let StoreStatus::Unserved { why, .. } = status else { return None };
+    let found = HealthCondition::problem(DN, format!("the volumes are not served: {why}"));
+    Some(
+        found
+            .waiting_for("the disk of the volumes")
+            .hint("mount the disk; the volumes are served again by themselves"),
+    )
 }
 
 /// Reads the client certificate of a kubeconfig, and compares it with the time.
@@ -100,6 +113,8 @@ fn client_certificate(kubeconfig: &Path) -> Option<Vec<u8>> {
 mod tests {
     use std::fs;
     use std::time::{Duration, SystemTime};
+
+    use nodekeel_provisioner::StoreFault;
 
     use super::*;
 
@@ -152,6 +167,16 @@ mod tests {
             let early = "its certificate is not valid for another 1 day".to_owned();
             assert_eq!(ask(end - 366 * DAY).await, [(early, hint)]);
         }
+    }
+
+    #[test]
+    fn a_store_that_is_not_served_is_a_condition_that_names_its_disk() {
+        let why = "the volumes are no longer at /v: mount their disk again".to_owned();
+        let found = store_condition(&StoreStatus::Unserved { fault: StoreFault::Absent, why });
+        let found = found.expect("a condition");
+        assert!(found.problem.contains("no longer at /v"), "{}", found.problem);
+        assert!(found.hint.contains("mount the disk"), "{}", found.hint);
+        assert!(store_condition(&StoreStatus::Unknown).is_none());
     }
 
     #[tokio::test]

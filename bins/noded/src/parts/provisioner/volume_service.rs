@@ -1,8 +1,8 @@
 //! Volumes for the claims of a Kubernetes cluster, as a service of the node.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use kube::client::RustlsTlsError;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -11,12 +11,11 @@ use nodekeel_localstorage::Dir;
 use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 use nodekeel_provisioner::csi::{BindMounter, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
-    Deps, DirStore, DirStoreError, FINALIZER, PrometheusMetrics, Provisioner, ProvisionerConfig,
-    ProvisionerIdentity, RunError,
+    Deps, DirStore, DirStoreError, DirStoreOptions, FINALIZER, PrometheusMetrics, Provisioner,
+    ProvisionerConfig, ProvisionerIdentity, RunError,
 };
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
-use tokio::sync::mpsc;
 
 use super::health::CurrentProvisioner;
 use super::kubelet_dir::wait_for_kubelet;
@@ -49,9 +48,8 @@ pub(crate) enum VolumesError {
 pub(crate) struct VolumeService {
     plan: ProvisionerPlan,
     reports: ServiceReports,
-    base: OpenBase,
-    /// The open store; `None` after it was lost, until the next incarnation opens it again.
-    store: Arc<Mutex<Option<Arc<DirStore>>>>,
+    /// Opens its directory again after its disk was lost.
+    store: Arc<DirStore>,
 }
 
 /// Where the service reports what happens.
@@ -63,9 +61,6 @@ pub(super) struct ServiceReports {
     pub(super) current: CurrentProvisioner,
 }
 
-/// Opens the directory of the volumes.
-type OpenBase = Arc<dyn Fn() -> Result<Dir, DataError> + Send + Sync>;
-
 impl VolumeService {
     /// Opens the existing directory, and resumes what a killed instance has started.
     pub(crate) fn open(
@@ -73,42 +68,40 @@ impl VolumeService {
         reports: ServiceReports,
         base: impl Fn() -> Result<Dir, DataError> + Send + Sync + 'static,
     ) -> Result<Self, VolumesError> {
-        let this = Self { plan, reports, base: Arc::new(base), store: Arc::default() };
-        this.open_again()?;
-        Ok(this)
+        let store = Arc::new(open_store(base, &plan, &reports.log_store)?);
+        Ok(Self { plan, reports, store })
     }
 
-    /// The open store. It is opened at first, and if it was lost: its disk may be mounted by now.
-    fn open_again(&self) -> Result<Arc<DirStore>, VolumesError> {
-        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(store) = &*store {
-            return Ok(Arc::clone(store));
-        }
-        let base = (self.base)().map_err(VolumesError::Directory)?;
-        let opened = Arc::new(open_store(base, &self.plan, &self.reports.log_store)?);
-        Ok(Arc::clone(store.insert(opened)))
-    }
-
-    fn close(&self) {
-        *self.store.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    fn csi_plugin(&self, store: &Arc<DirStore>) -> Result<Option<NodePlugin>, Failure> {
+    fn csi_plugin(&self) -> Result<Option<NodePlugin>, Failure> {
         let Some(kubelet) = &self.plan.kubelet else { return Ok(None) };
         let deps = PluginDeps {
             driver: self.plan.driver.clone(),
             node: self.plan.node.clone(),
-            store: Arc::clone(store) as _,
-            volumes: Arc::clone(store) as _,
+            store: Arc::clone(&self.store) as _,
+            volumes: Arc::clone(&self.store) as _,
             mounter: Arc::new(BindMounter::new(kubelet)),
         };
         Ok(Some(NodePlugin::new(deps, kubelet)?))
     }
 }
 
-fn open_store(base: Dir, plan: &ProvisionerPlan, log_store: &LogStore) -> Result<DirStore, VolumesError> {
+fn open_store(
+    open_base: impl Fn() -> Result<Dir, DataError> + Send + Sync + 'static,
+    plan: &ProvisionerPlan,
+    log_store: &LogStore,
+) -> Result<DirStore, VolumesError> {
     let path = || plan.directory.clone();
-    DirStore::new(base, open_quota(plan, log_store)?).map_err(|source| match source {
+    let capacity = plan.capacity;
+    let (plan, log_store) = (plan.clone(), log_store.clone());
+    let open = move || {
+        let base = open_base().map_err(VolumesError::Directory)?;
+        Ok::<_, VolumesError>((base, open_quota(&plan, &log_store)?))
+    };
+    let (base, quota) = open()?;
+    let mut options = DirStoreOptions::default();
+    options.capacity = capacity;
+    options.opener = Some(Arc::new(move || Ok(open()?)));
+    DirStore::with_options(base, quota, options).map_err(|source| match source {
         DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
         DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
         source => VolumesError::Store { path: path(), source },
@@ -148,8 +141,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
         // It may be a service of this node. What the plugin creates must lie in the directory that the kubelet uses.
         wait_for_kubelet(kubelet, &ctx).await?;
     }
-    let store = volumes.open_again()?;
-    let plugin = volumes.csi_plugin(&store)?;
+    let plugin = volumes.csi_plugin()?;
     let _lock = plugin.as_ref().map(NodePlugin::lock_driver).transpose()?;
     let identity = ProvisionerIdentity {
         driver: plan.driver.clone(),
@@ -158,7 +150,8 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     };
     let deps = Deps {
         client,
-        store,
+        snapshots: Some(Arc::clone(&volumes.store) as _),
+        store: Arc::clone(&volumes.store) as _,
         metrics: Arc::clone(&volumes.reports.metrics) as _,
         guard: plugin.as_ref().map(NodePlugin::volume_guard),
         registered: plugin.as_ref().map(NodePlugin::registration_state),
@@ -169,32 +162,15 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     }
     let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
     let _published = volumes.reports.current.publish(provisioner.clone());
-    let (store_failed, mut store_failure) = mpsc::channel(1);
-    ctx.run_child("controller", move |ctx: Context| {
-        run_controller(provisioner.clone(), ctx, store_failed.clone())
-    })?;
-    let served = async {
-        ctx.wait_ready(&format!("{}.controller", ctx.dn())).await?;
-        ctx.signal_ready()?;
-        Err(ctx.canceled().await.into())
-    };
-    tokio::select! {
-        ended = served => ended,
-        Some(error) = store_failure.recv() => {
-            volumes.close();
-            Err(Failure::new(error))
-        }
-    }
+    ctx.run_child("controller", move |ctx: Context| run_controller(provisioner.clone(), ctx))?;
+    ctx.wait_ready(&format!("{}.controller", ctx.dn())).await?;
+    ctx.signal_ready()?;
+    Err(ctx.canceled().await.into())
 }
 
 /// Runs the provisioner. Until it is ready it waits for an API server that may never answer, even after a
 /// cancel; so it is dropped then, as by a crash, and the next incarnation resumes.
-/// A store that is not there is opened again by the next incarnation of its parent.
-async fn run_controller(
-    provisioner: Provisioner,
-    ctx: Context,
-    store_failed: mpsc::Sender<RunError>,
-) -> Result<(), Failure> {
+async fn run_controller(provisioner: Provisioner, ctx: Context) -> Result<(), Failure> {
     let is_ready = AtomicBool::new(false);
     let ready = || {
         is_ready.store(true, Ordering::Relaxed);
@@ -211,11 +187,6 @@ async fn run_controller(
     tokio::select! {
         Err(error) = provisioner.run_until(ctx.cancellation_token(), ready) => match error {
             RunError::Canceled => Err(ctx.canceled().await.into()),
-            RunError::StoreRejected(_) | RunError::StoreLost(_) => {
-                // Full only if the parent is about to end for the same reason.
-                let _ = store_failed.try_send(error);
-                Err(ctx.canceled().await.into())
-            }
             error => Err(Failure::new(error)),
         },
         canceled = stopped => Err(canceled.into()),

@@ -99,10 +99,14 @@ impl DeviceOpener {
         if step == DiskStep::Open && !self.is_authenticated() {
             found.grow_partition();
         }
+        let room = if self.is_authenticated() { found.growable_bytes() } else { 0 };
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
         let known = record.filter(|_| step == DiskStep::Open).and_then(|record| record.disk_bytes);
         if self.adapt_size(&volume, (known, report.size_bytes), secret) {
             VolumeRecord::of_disk(&report).write_to(&self.esp)?;
+        }
+        if room > 0 {
+            self.report_unused_room(room);
         }
         Ok(opened)
     }
@@ -213,6 +217,16 @@ impl DeviceOpener {
         }
         *lock(&self.size_problem) = problem.clone();
         problem.is_none() && known != Some(found)
+    }
+
+    /// The partition stays as it is, since its volume can't grow.
+    fn report_unused_room(&self, bytes: u64) {
+        let mebibytes = bytes >> 20;
+        let problem = format!(
+            "{mebibytes} MiB behind its partition stay unused: can't grow a volume that is encrypted and authenticated"
+        );
+        tracing::warn!("the data volume is smaller than its disk: {problem}");
+        *lock(&self.size_problem) = Some(problem);
     }
 
     fn grow(&self, volume: &DeviceVolume, secret: &UnlockSecret) -> Result<(), String> {

@@ -58,6 +58,16 @@ impl FoundDevice {
             Err(error) => tracing::info!("the partition keeps its size: {}", error_chain(&error)),
         }
     }
+
+    /// By how many bytes [`grow_partition`](Self::grow_partition) would grow it; 0 where that is not known.
+    pub(super) fn growable_bytes(&self) -> u64 {
+        let Some(partition) = &self.partition else { return 0 };
+        let growable = BlockDevices::of_host().and_then(|devices| devices.growable_bytes(partition));
+        growable.unwrap_or_else(|error| {
+            tracing::info!("the partition keeps its size: {}", error_chain(&error));
+            0
+        })
+    }
 }
 
 /// Finds the configured EFI system partition; `None` if `esp/` is a directory.

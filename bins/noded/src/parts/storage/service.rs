@@ -18,7 +18,8 @@ use crate::volume::{CloseOnDrop, storage_stop_timeout};
 
 /// How long a busy volume is given to become free.
 const BUSY_TIME: Duration = Duration::from_secs(1);
-/// The pause between two attempts to unmount it.
+/// The pause between two attempts to unmount it. The kernel reports when a file system is gone (`IN_UNMOUNT`), but not when
+/// the last file on it is closed: umount2(2) answers `EBUSY` until then, or detaches it from every later use.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens the volume, and closes it when what lies on it has stopped.
