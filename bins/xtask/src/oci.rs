@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use testbed::ContainerImage;
+use testbed::{ContainerImage, tools};
 
 use crate::run::{self, Log};
 use crate::test::binaries;
@@ -25,6 +25,68 @@ pub(crate) const IMAGE_FILE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 const FILES: [(&str, &str); 2] = [("etc/group", "root:x:0:\n"), ("etc/passwd", "root:x:0:0:root:/:/\n")];
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 
+/// A processor of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Platform {
+    #[value(name = "linux/amd64")]
+    Amd64,
+    #[value(name = "linux/arm64")]
+    Arm64,
+}
+
+impl Platform {
+    const ALL: [Self; 2] = [Self::Amd64, Self::Arm64];
+
+    /// This machine's.
+    fn native() -> Result<Self> {
+        let native = Self::ALL.into_iter().find(|platform| platform.processor() == env::consts::ARCH);
+        native.with_context(|| format!("images are for amd64 and arm64, not for {}", env::consts::ARCH))
+    }
+
+    /// As Rust and GNU call it.
+    fn processor(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64",
+            Self::Arm64 => "aarch64",
+        }
+    }
+
+    /// As Go, OCI and Debian call it.
+    fn architecture(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// Rust's target; with glibc, whose compiler Debian has for both.
+    fn target(self) -> String {
+        format!("{}-unknown-linux-gnu", self.processor())
+    }
+
+    /// The C compiler for it: it links the program, and compiles the C in some crates.
+    fn compiler(self) -> Result<String> {
+        if Self::native()? == self {
+            return Ok(tools::CC.name.to_owned());
+        }
+        let name = format!("{}-linux-gnu-gcc", self.processor());
+        let packages = format!(
+            "gcc-{0}-linux-gnu libc6-dev-{1}-cross",
+            self.processor().replace('_', "-"),
+            self.architecture()
+        );
+        let is_found = env::var_os("PATH")
+            .is_some_and(|path| env::split_paths(&path).any(|directory| directory.join(&name).is_file()));
+        ensure!(
+            is_found,
+            "{name} is missing, which links programs for {}: `apt-get install {packages}`, or choose another \
+             --platform",
+            self.architecture()
+        );
+        Ok(name)
+    }
+}
+
 /// The image to build.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -40,13 +102,22 @@ pub(crate) struct Arguments {
     /// Image tag; the version by default
     #[arg(long)]
     tag: Option<String>,
+    /// Platforms, separated by commas
+    #[arg(
+        long,
+        value_name = "PLATFORMS",
+        value_delimiter = ',',
+        default_values = ["linux/amd64", "linux/arm64"]
+    )]
+    platform: Vec<Platform>,
 }
 
 /// Builds the image that tests run, and gives its file.
 pub(crate) fn build_for_tests(log: &Log) -> Result<(PathBuf, Duration)> {
     let (start, program) = (Instant::now(), PACKAGE.to_owned());
-    let file = build_image(&Arguments { program, output: None, features: String::new(), tag: None }, log)?;
-    Ok((file, start.elapsed()))
+    let platform = vec![Platform::native()?];
+    let arguments = Arguments { program, output: None, features: String::new(), tag: None, platform };
+    Ok((build_image(&arguments, log)?, start.elapsed()))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -55,35 +126,53 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds the program as one static file, and an OCI layout around it.
+/// Builds the program as one static file for each platform, and an OCI layout around them.
 fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
-    let executable = build(arguments, log)?;
-    let bytes = fs::read(&executable).with_context(|| format!("read {}", executable.display()))?;
-    ensure!(!has_interpreter(&bytes)?, "{} is not static", executable.display());
+    let program = &arguments.program;
     let tag = arguments.tag.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
-    let (program, name) = (&arguments.program, format!("docker.io/nodekeel/{}:{tag}", arguments.program));
-    let image =
-        ContainerImage::new(&name).add_file(program, executable).with_entrypoint([format!("/{program}")]);
-    let image = FILES.into_iter().fold(image, |image, (at, text)| image.add_text(at, text));
+    let name = format!("docker.io/nodekeel/{program}:{tag}");
+    let mut images = Vec::new();
+    for platform in &arguments.platform {
+        let executable = build(arguments, *platform, log)?;
+        let bytes = fs::read(&executable).with_context(|| format!("read {}", executable.display()))?;
+        ensure!(!has_interpreter(&bytes)?, "{} is not static", executable.display());
+        let image = ContainerImage::new(&name)
+            .for_architecture(platform.architecture())
+            .add_file(program, executable)
+            .with_entrypoint([format!("/{program}")]);
+        images.push(FILES.into_iter().fold(image, |image, (at, text)| image.add_text(at, text)));
+    }
     let default = || target_directory().join("oci").join(format!("{program}.tar"));
     let output = arguments.output.clone().unwrap_or_else(default);
     if let Some(parent) = output.parent() {
         fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
-    log.line(&format!("{name}\n{}  {}", image.write_archive(&output)?, output.display()));
+    let digest = match &images[..] {
+        [image] => image.write_archive(&output)?,
+        images => ContainerImage::write_multi_platform(images, &output)?,
+    };
+    log.line(&format!("{name}\n{digest}  {}", output.display()));
     Ok(output)
 }
 
-fn build(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
-    let program = &arguments.program;
-    let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+fn build(arguments: &Arguments, platform: Platform, log: &Log) -> Result<PathBuf> {
+    let (program, target, compiler) = (&arguments.program, platform.target(), platform.compiler()?);
     let mut command = cargo(&["build", "--release", "--package", program, "--features", &arguments.features]);
     // With an explicit target, proc macros are not built as static, which they can't be.
-    command.args(["--target", &triple, "--message-format", "json-render-diagnostics"]);
+    command.args(["--target", &target, "--message-format", "json-render-diagnostics"]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
+    if Platform::native()? != platform {
+        let variable = target.replace('-', "_");
+        command.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), &compiler);
+        command.env(format!("CC_{variable}"), &compiler);
+    }
     let outcome = run::run_command(command, log, run::hide_line, BUILD_WITHIN)?;
     if let Some(problem) = outcome.problem {
-        bail!("building {program} failed ({problem})");
+        let hint = match Platform::native()? == platform {
+            true => String::new(),
+            false => format!("; it needs `rustup target add {target}`, or choose another --platform"),
+        };
+        bail!("building {program} for {} failed ({problem}){hint}", platform.architecture());
     }
     let built = outcome.lines.iter().filter_map(|line| binaries::parse_artifact(line));
     let executable = built.map(|built| built.path).next_back();
@@ -113,6 +202,18 @@ fn has_interpreter(elf: &[u8]) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_target_of_this_machine_is_that_of_its_platform() {
+        let native = Platform::native().unwrap();
+        assert_eq!(native.compiler().unwrap(), "cc");
+        assert!(native.target().starts_with(env::consts::ARCH));
+        let other = Platform::ALL.into_iter().find(|platform| *platform != native).unwrap();
+        match other.compiler() {
+            Ok(name) => assert!(name.starts_with(other.processor())),
+            Err(error) => assert!(error.to_string().contains("apt-get install gcc-"), "{error}"),
+        }
+    }
 
     #[test]
     fn a_dynamic_program_is_recognised() {

@@ -136,7 +136,7 @@ const CRATES: [TestedCrate; 8] = [
 ];
 const WITHIN: Duration = Duration::from_secs(600);
 /// Each bug is a compilation, so a test run takes one of so many, and other ones with the next commit.
-const SAMPLE: usize = 8;
+const SAMPLE: usize = 16;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

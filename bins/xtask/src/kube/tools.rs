@@ -28,7 +28,7 @@ mod tests {
     #[test]
     fn a_given_control_plane_is_not_built() {
         let names = |own| wanted_tools(own).iter().map(|tools| tools.name).collect::<Vec<_>>();
-        assert_eq!(names(true), ["containerd", "gvisor", "csi-sanity"]);
+        assert_eq!(names(true), ["containerd", "gvisor", "csi-sanity", "helm", "snapshot-controller"]);
         assert_eq!(names(false).len(), gotool::ALL.len());
     }
 }

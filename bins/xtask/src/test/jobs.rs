@@ -20,6 +20,8 @@ const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
 
 /// The tests of child processes: package, target and module. They run as every user, and measure time.
 const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");
+/// How many of a part that runs alone run beside each other: most of them wait for a process.
+const THREADS_ALONE: &str = "--test-threads=4";
 /// The variable that names the program nodectl to the tests of noded, which would build it.
 const NODECTL: &str = "NODEKEEL_NODECTL";
 
@@ -149,6 +151,9 @@ impl<'a> TestJob<'a> {
         let command = test_command(self.binary, self.run_as, &self.selection);
         let outcome = command.and_then(|TestCommand { mut command, home: _home }| {
             command.envs(self.variables);
+            if self.lane == Lane::Alone {
+                command.arg(THREADS_ALONE);
+            }
             run_command(command, &report.log, events::show_event, PART_WITHIN)
         });
         match outcome {
