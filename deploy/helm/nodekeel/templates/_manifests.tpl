@@ -1,0 +1,20 @@
+{{/*
+A file of deploy/, which is linked into manifests/, with the names of this release: the manifests exist once.
+*/}}
+{{- define "nodekeel.manifest" -}}
+{{- $chart := index . 0 -}}
+{{- $values := $chart.Values -}}
+{{- if eq (dir $values.directory) "/" -}}
+{{- fail "directory: use one below another directory, such as /var/lib/nodekeel" -}}
+{{- end -}}
+{{- $chart.Files.Get (printf "manifests/%s" (index . 1))
+  | replace "/var/lib/nodekeel" $values.directory
+  | replace "/var/lib # above --directory" (dir $values.directory)
+  | replace "/var/lib/kubelet" $values.kubelet
+  | replace "volumes.nodekeel" $values.driver
+  | replace "namespace: nodekeel" (printf "namespace: %s" $chart.Release.Namespace)
+  | replace "serviceaccount:nodekeel:" (printf "serviceaccount:%s:" $chart.Release.Namespace)
+  | replace "nodekeel/provisionerd:0.1.0" (printf "%s:%s" $values.image.repository (default $chart.Chart.AppVersion $values.image.tag))
+  | replace "imagePullPolicy: IfNotPresent" (printf "imagePullPolicy: %s" $values.image.pullPolicy)
+-}}
+{{- end -}}
