@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
@@ -241,14 +241,18 @@ impl TreeWalk<'_> {
     }
 
     fn visit_file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-        // If a link or a FIFO has replaced the file meanwhile, the link is not followed and the FIFO does not
-        // block; nor does a lease.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let opened = self.open_entry(dir, name, flags);
+        // A link may have replaced the file meanwhile, or a device, which does something when it is opened.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Some(found) = self.open_entry(dir, name, flags)? else { return Ok(()) };
+        if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        // A lease does not block.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty());
         let path = || entry_path(&self.levels, Some(name));
         match opened {
-            Ok(None) => Ok(()),
-            Ok(Some(file)) => {
+            Ok(file) => {
                 let entry = OpenEntry { file: file.as_fd(), is_directory: false, path: &path };
                 self.visitor.visit_inode(entry).map(drop)
             }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -173,4 +174,17 @@ fn a_leased_file_does_not_end_a_walk() {
     notes.visited.sort();
     assert_eq!(notes.visited, ["a", "z"].map(PathBuf::from));
     assert_eq!(notes.leased, [PathBuf::from("leased")]);
+}
+
+#[test]
+fn what_has_replaced_a_file_is_not_opened() {
+    let scratch = tempfile::tempdir().unwrap();
+    // To open a socket fails.
+    drop(UnixListener::bind(scratch.path().join("socket")).unwrap());
+    let mut before = |_: &Path| {};
+    let mut notes = Notes::new(&mut before);
+    let top = File::open(scratch.path()).unwrap();
+    let mut walk = TreeWalk { top: top.as_fd(), visitor: &mut notes, levels: Vec::new() };
+    walk.visit_file(top.as_fd(), c"socket").unwrap();
+    assert_eq!(notes.visited, Vec::<PathBuf>::new());
 }
