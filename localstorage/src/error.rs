@@ -105,6 +105,8 @@ pub(crate) enum RejectReason {
     NoReflink,
     #[error("the kernel does not support openat2: use Linux 5.6 or newer")]
     NoOpenat2,
+    #[error("/proc is not mounted: mount it")]
+    NoProc,
 }
 
 impl RejectReason {
@@ -115,7 +117,7 @@ impl RejectReason {
             Self::TooLarge { .. } => io::ErrorKind::FileTooLarge,
             Self::DamagedCommit | Self::Incomplete => io::ErrorKind::InvalidData,
             Self::Stopped | Self::CloneStopped => io::ErrorKind::Interrupted,
-            Self::NoReflink | Self::NoOpenat2 => io::ErrorKind::Unsupported,
+            Self::NoReflink | Self::NoOpenat2 | Self::NoProc => io::ErrorKind::Unsupported,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Clones of directory trees: the files of both share their blocks until one of them is written.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fmt;
 use std::io;
@@ -13,9 +12,13 @@ use rustix::io::Errno;
 
 use super::{Dir, OPEN_DIR_FLAGS};
 use crate::error::{Error, FileOperation, RejectReason, resolve_error};
-use crate::metadata::{FileOwner, Metadata};
+use crate::metadata::{FileKind, FileOwner, Metadata};
 use crate::syscalls::clone::{self as calls, entry_at};
 use crate::syscalls::{self, DirListing};
+
+mod links;
+
+use links::{LinkTable, MAX_TABLE_BYTES};
 
 /// Maximum size of an extended attribute, and of the list of their names. *Source:* `linux/limits.h`,
 /// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`.
@@ -24,6 +27,9 @@ const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
 /// Extended attributes that a clone keeps, by the beginning of their names: those of users, access control lists,
 /// and the capabilities of programs. Others belong to the file system or to its tools, as project quotas do.
 const KEPT_ATTRIBUTES: [&[u8]; 3] = [b"user.", b"system.posix_acl_", b"security.capability"];
+
+/// How many directories the path in an error has.
+const SHOWN_LEVELS: usize = 8;
 
 /// Copies the content of files.
 ///
@@ -64,6 +70,9 @@ pub struct CloneSummary {
     pub entries: u64,
     /// Device nodes, which are left out.
     pub devices: u64,
+    /// Names of files with several names that are separate files in the clone, because there are too many such files,
+    /// or their paths are too long.
+    pub separate_files: u64,
 }
 
 impl Dir {
@@ -84,13 +93,16 @@ impl Dir {
     ///
     /// Kept are names, contents, owners, modes, times, links, hard links among the entries, FIFOs, sockets, the
     /// whiteouts of overlayfs, access control lists, capabilities, and attributes of users. Device nodes are left out.
-    /// Nothing is followed out of the tree, and only `to` is changed.
+    /// Nothing is followed out of the tree, only `to` is changed, and of files only regular ones are opened.
     ///
     /// Other processes may change this tree meanwhile: each file then has the content of one moment, but two files may
-    /// have those of different ones, as after a crash without a journal that orders them.
+    /// have those of different ones, as after a crash without a journal that orders them. A file that is renamed
+    /// meanwhile may be missing, or be there under both names.
     ///
-    /// It takes a bounded number of descriptors and no stack, however deep the tree is. It is durable when it returns;
-    /// what an interrupted call has made is to be removed. Once `is_canceled` returns true, it fails.
+    /// It takes a bounded number of descriptors and no stack, however deep the tree is, and bounded memory for hard links:
+    /// 16 MiB, about 100,000 files of which not all names are cloned yet. Beyond that, and where a path has 4096 bytes or
+    /// more, each name becomes a separate file. It is durable when it returns; what an interrupted call has made is to
+    /// be removed. Once `is_canceled` returns true, it fails.
     ///
     /// # Errors
     /// [`FileOperation::Clone`], with the path of the entry. [`is_clone_unsupported`](Error::is_clone_unsupported);
@@ -102,11 +114,21 @@ impl Dir {
         cloner: &dyn FileCloner,
         is_canceled: &dyn Fn() -> bool,
     ) -> Result<CloneSummary, Error> {
+        self.clone_tree_with(to, cloner, is_canceled, LinkTable::new(MAX_TABLE_BYTES))
+    }
+
+    fn clone_tree_with(
+        &self,
+        to: &Self,
+        cloner: &dyn FileCloner,
+        is_canceled: &dyn Fn() -> bool,
+        links: LinkTable,
+    ) -> Result<CloneSummary, Error> {
         let mut tree = TreeClone {
             cloner,
             is_canceled,
             top: to.as_fd(),
-            links: HashMap::new(),
+            links,
             levels: Vec::new(),
             entry: OsString::new(),
             buffers: [vec![0; MAX_ATTRIBUTE_BYTES], vec![0; MAX_ATTRIBUTE_BYTES]],
@@ -115,7 +137,7 @@ impl Dir {
         let cloned = tree.run(self.as_fd()).and_then(|()| Ok(syscalls::sync(to)?));
         match cloned {
             Ok(()) => Ok(tree.summary),
-            Err(source) => Err(Error::new(FileOperation::Clone, self.path.join(tree.entry_path()), source)),
+            Err(source) => Err(Error::new(FileOperation::Clone, tree.display_path(&self.path), source)),
         }
     }
 }
@@ -156,8 +178,7 @@ struct TreeClone<'a> {
     cloner: &'a dyn FileCloner,
     is_canceled: &'a dyn Fn() -> bool,
     top: BorrowedFd<'a>,
-    /// Files with several names: the path of the first one in the clone.
-    links: HashMap<(u64, i128), PathBuf>,
+    links: LinkTable,
     levels: Vec<CloneLevel>,
     /// The entry of the lowest directory that is being cloned.
     entry: OsString,
@@ -246,22 +267,34 @@ impl TreeClone<'_> {
     }
 
     fn clone_file(&mut self, at: &DirPair, name: &OsStr) -> io::Result<()> {
-        // If a link or a FIFO has replaced the file meanwhile, the link is not followed and the FIFO does not block.
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let from = syscalls::open_on_same_mount(&at.source, name, flags).map_err(open_error)?;
-        let stat = syscalls::stat(&from)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        // A link may have replaced the file meanwhile, or a device, which does something when it is opened.
+        let found = syscalls::open_on_same_mount(&at.source, name, OFlags::PATH).map_err(open_error)?;
+        let metadata = Metadata::from_stat(&syscalls::stat(&found)?);
+        if metadata.kind != FileKind::File {
             return Err(Errno::NOENT.into());
         }
-        let identity = if stat.st_nlink > 1 { Some(calls::inode_and_birth(&from)?) } else { None };
-        if let Some(path) = identity.as_ref().and_then(|identity| self.links.get(identity)) {
-            return Ok(calls::link(self.top, path, entry_at(at.target.as_fd(), name))?);
+        let identity = if metadata.links > 1 { Some(calls::inode_and_birth(&found)?) } else { None };
+        if let Some(identity) = identity
+            && let Some(path) = self.links.find(identity)
+        {
+            calls::link(self.top, path, entry_at(at.target.as_fd(), name))?;
+            self.links.count_link(identity);
+            return Ok(());
         }
+        // A lease does not block.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let from = syscalls::reopen(&found, flags).map_err(|errno| match errno {
+            // Also a file that has just been removed is reached so.
+            Errno::NOENT => RejectReason::NoProc.into(),
+            errno => io::Error::from(errno),
+        })?;
         let to = syscalls::create_new_file(&at.target, name)?;
         self.cloner.clone_file(from.as_fd(), to.as_fd())?;
         self.copy_attributes(from.as_fd(), to.as_fd())?;
-        if let Some(identity) = identity {
-            self.links.insert(identity, self.entry_path());
+        if let Some(identity) = identity
+            && !self.links.insert(identity, self.entry_path(), metadata.links)
+        {
+            self.summary.separate_files += 1;
         }
         Ok(())
     }
@@ -317,6 +350,18 @@ impl TreeClone<'_> {
         let names = self.levels.iter().skip(1).map(|level| &level.name);
         names.chain(Some(&self.entry).filter(|entry| !entry.is_empty())).collect()
     }
+
+    /// The path of the entry that is being cloned; a long one without its middle.
+    fn display_path(&self, top: &Path) -> PathBuf {
+        let mut path = top.to_owned();
+        let below = self.levels.get(1..).unwrap_or_default();
+        if below.len() > SHOWN_LEVELS {
+            path.push("…");
+        }
+        path.extend(below[below.len().saturating_sub(SHOWN_LEVELS)..].iter().map(|level| &level.name));
+        path.extend(Some(&self.entry).filter(|entry| !entry.is_empty()));
+        path
+    }
 }
 
 fn clone_symlink(at: &DirPair, name: &OsStr, stat: &Stat) -> io::Result<()> {
@@ -355,3 +400,7 @@ fn open_error(errno: Errno) -> io::Error {
         errno => resolve_error(errno),
     }
 }
+
+#[cfg(test)]
+#[path = "clone_test.rs"]
+mod tests;
