@@ -214,6 +214,7 @@ impl Agent {
         metrics.set_leading(is_leading);
         metrics.set_gone_volumes(&BTreeMap::new());
         metrics.set_unserved_claims(0);
+        metrics.set_watches_failing(false);
     }
 }
 

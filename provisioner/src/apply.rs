@@ -23,7 +23,7 @@ use crate::plan::{
     VolumeAction, VolumeSpec, has_finalizer, is_marked_lost, named_store, ownership_mismatch, plan_claim,
     plan_volume, taint_against_volumes,
 };
-use crate::snapshot::{SnapshotStore, SnapshotStoreError};
+use crate::snapshot::{SnapshotId, SnapshotStore, SnapshotStoreError};
 use crate::step::{StepRunner, VolumeStep};
 use crate::store::{VolumeStore, VolumeStoreError};
 use crate::store_id::StoreId;
@@ -34,6 +34,7 @@ mod capacity;
 mod data_source;
 mod expansion;
 mod foreign_store;
+mod lost_mark;
 mod modification;
 mod snapshot;
 mod sweep;
@@ -85,6 +86,15 @@ pub(crate) enum ApplyError {
         id: VolumeId,
         /// The store that its PersistentVolume names.
         named: StoreId,
+    },
+    /// The snapshot was ready, and is not in this store: that does not prove its removal.
+    #[error(
+        "can't delete snapshot {id}: it was ready, and is not in the directory of this node: mount its disk; if that is lost \
+         for good, remove the finalizers of the VolumeSnapshotContent"
+    )]
+    SnapshotMissing {
+        /// The snapshot.
+        id: SnapshotId,
     },
     /// The volume is in use on this node, or checking it failed.
     #[error(transparent)]

@@ -77,7 +77,7 @@ const LOCK_COUNT: usize = 64;
 ///        snapshots/snap-<uid>       a snapshot, with the limits of its volume
 ///        .unpublished/pvc-<uid>     a mark: the volume is a copy, and may have no PersistentVolume yet
 ///        .new/pvc-<uid>             staging: a directory that is not a volume yet and not listed
-///        .import/                   directories that a `VolumeImporter` turns into volumes; never read here
+///        .import/                   directories that a `VolumeImporter` turns into volumes, and its records
 ///        .trash/pvc-<uid>.7.0/      a trash entry: a removed volume whose quota has project 7
 ///               └─ volume           its remaining data
 /// ```
@@ -92,9 +92,11 @@ const LOCK_COUNT: usize = 64;
 /// volume in exactly one of the three, and its location determines what to do next. Erasing the directory
 /// loses one fact, its project number; it is part of the name of the trash entry, which is removed last.
 ///
-/// A new store in the same directory sweeps `.new` and resumes erasing. So each directory has at most one
-/// store: it locks `volumes` (`flock`) until it is dropped and its actions in progress are complete. The
-/// kernel releases the lock of a killed process.
+/// A new store in the same directory sweeps `.new` and resumes erasing, once it is known to be the one of its node:
+/// when [`start_serving`](VolumeStore::start_serving) or [`create_identity`](VolumeStore::create_identity) is called,
+/// as the [`Provisioner`](crate::Provisioner) does. Before, it only reads. Each directory has at most one store: it
+/// locks `volumes` (`flock`) until it is dropped or closed and its actions in progress are complete. The kernel releases
+/// the lock of a killed process.
 ///
 /// # Identity
 /// Where a directory is the mount point of a disk, it looks like an empty store while the disk isn't mounted.
@@ -179,8 +181,8 @@ impl Drop for CancelOnDrop {
 }
 
 impl DirStore {
-    /// Opens a store in this directory with the default options. Blocks while it sweeps what a crash left
-    /// behind.
+    /// Opens a store in this directory with the default options. Blocks while it counts the volumes. What a crash left
+    /// behind stays until [`start_serving`](VolumeStore::start_serving).
     ///
     /// # Errors
     /// [`DirStoreError`]: the directory cannot be used; the message says what to change.
@@ -284,6 +286,7 @@ impl StoreInner {
     fn create_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), DirStoreError> {
         self.require_identity()?;
         if let Some(dir) = self.find_volume(id)? {
+            self.check_not_imported(id, &dir)?;
             self.raise_limits(id, &dir, limits)?;
             return self.sync_volumes();
         }
@@ -580,31 +583,54 @@ impl VolumeStore for DirStore {
         })
     }
 
+    async fn start_serving(&self) -> Result<(), VolumeStoreError> {
+        self.slot.start_serving().await.map_err(lost_error)
+    }
+
+    async fn close(&self) {
+        self.slot.close().await;
+    }
+
     async fn reopen(&self) -> Result<(), VolumeStoreError> {
         self.slot.reopen().await.map_err(lost_error)
     }
 
     async fn create_identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
-        let created = self.run_blocking(None, StoreInner::create_identity).await;
-        created.map(StoreIdentity::Present).map_err(lost_error)
+        let created = self.run_blocking(None, StoreInner::create_identity).await.map_err(lost_error)?;
+        self.start_serving().await?;
+        Ok(StoreIdentity::Present(created))
     }
 }
 
-impl VolumeOpener for DirStore {
-    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
+impl DirStore {
+    /// Opens a volume's directory, after a preparation.
+    fn open_volume(
+        &self,
+        id: &VolumeId,
+        prepare: impl FnOnce(&StoreInner) -> Result<(), DirStoreError>,
+    ) -> Result<OwnedFd, VolumeStoreError> {
         let failed = |source| VolumeStoreError::Open { id: id.clone(), source };
         let find = || {
             let inner = self.slot.inner()?;
             inner.require_identity()?;
             inner.check_location()?;
-            // A pod may write into it from now on.
-            inner.mark_published(id)?;
+            prepare(&inner)?;
             inner.find_volume(id)
         };
         match find().map_err(|error| failed(error.into()))? {
             Some(dir) => dir.as_fd().try_clone_to_owned().map_err(|error| failed(error.into())),
             None => Err(VolumeStoreError::NotFound { id: id.clone() }),
         }
+    }
+}
+
+impl VolumeOpener for DirStore {
+    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
+        self.open_volume(id, |inner| inner.mark_published(id))
+    }
+
+    fn inspect(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
+        self.open_volume(id, |_| Ok(()))
     }
 }
 

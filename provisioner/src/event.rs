@@ -17,7 +17,7 @@ use crate::name::DriverName;
 use crate::step::{StepRunner, VolumeStep};
 
 /// Maximum length of an event's note in bytes. *Source:* the API's validation of `events.k8s.io/v1`.
-const MAX_NOTE_BYTES: usize = 1024;
+pub(crate) const MAX_NOTE_BYTES: usize = 1024;
 
 /// Maximum length of the reporting instance in bytes. *Source:* as above.
 const MAX_INSTANCE_BYTES: usize = 128;
@@ -283,7 +283,7 @@ async fn update_series(
 }
 
 /// Truncates a text to at most `max` bytes.
-fn truncate_bytes(text: &str, max: usize) -> &str {
+pub(crate) fn truncate_bytes(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{ListParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use serde_json::json;
 
 use crate::api_timeout::with_timeout;
 use crate::apply::{error_hint, none_if_not_found, status_code};
@@ -200,27 +201,46 @@ impl Import<'_> {
             .filter(|claim| claim.uid == spec.claim_ref.uid && claim.deletion_timestamp.is_none())
             .ok_or_else(changed)?;
         let mut volume = build_persistent_volume(self.identity, Some(self.deps.importer.identity()), spec);
-        let source = self.request.source.to_string_lossy().into_owned();
-        volume
-            .metadata
-            .annotations
-            .get_or_insert_default()
-            .insert(self.identity.driver.import_annotation(), source);
+        volume.metadata.annotations.get_or_insert_default().extend([self.import_annotation()]);
         let (api, params) = (Api::all(self.deps.client.clone()), PostParams::default());
         let create = with_timeout(api.create(&params, &volume));
         match self.steps.run_async(VolumeStep::CreatePersistentVolume, create).await {
             Ok(_) => Ok(()),
             // An earlier call, or the provisioner, has created it for the same directory.
             Err(error) if status_code(&error) == Some(409) => {
-                let found = self.read_volume(&spec.id).await?.and_then(|volume| volume.spec);
-                let is_ours = found.is_some_and(|found| {
-                    found.claim_ref.as_ref().is_some_and(|claim| claim.uid == spec.claim_ref.uid)
-                        && ownership_mismatch(self.identity, &found).is_none()
-                });
-                if is_ours { Ok(()) } else { Err(changed()) }
+                let found = self.read_volume(&spec.id).await?.filter(|found| self.is_of_claim(found, spec));
+                self.retain_volume(&found.ok_or_else(changed)?).await
             }
             Err(error) => Err(api_error("create the PersistentVolume")(error)),
         }
+    }
+
+    /// The annotation with the directory.
+    fn import_annotation(&self) -> (String, String) {
+        (self.identity.driver.import_annotation(), self.request.source.to_string_lossy().into_owned())
+    }
+
+    /// Whether a PersistentVolume is on this node and of the claim of this volume.
+    fn is_of_claim(&self, found: &PersistentVolume, spec: &VolumeSpec) -> bool {
+        found.spec.as_ref().is_some_and(|found| {
+            found.claim_ref.as_ref().is_some_and(|claim| claim.uid == spec.claim_ref.uid)
+                && ownership_mismatch(self.identity, found).is_none()
+        })
+    }
+
+    /// Makes an existing PersistentVolume that of this import. Whatever its version is: the volume controllers bind it at
+    /// the same time.
+    async fn retain_volume(&self, volume: &PersistentVolume) -> Result<(), ImportError> {
+        let (key, source) = self.import_annotation();
+        let patch = Patch::Merge(json!({
+            "metadata": { "uid": volume.metadata.uid, "annotations": { key: source } },
+            "spec": { "persistentVolumeReclaimPolicy": "Retain" },
+        }));
+        let volumes: Api<PersistentVolume> = Api::all(self.deps.client.clone());
+        let (name, params) = (volume.metadata.name.as_deref().unwrap_or_default(), PatchParams::default());
+        let patched = with_timeout(volumes.patch(name, &params, &patch));
+        let retained = self.steps.run_async(VolumeStep::UpdateVolume, patched).await;
+        retained.map(drop).map_err(api_error("retain the PersistentVolume"))
     }
 }
 

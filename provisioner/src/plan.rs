@@ -59,7 +59,7 @@ pub(crate) use modification::{apply_attributes, needs_modification};
 pub(crate) use mount_option::{MountOption, UnknownMountOption, split_options};
 pub(crate) use node::{NodeFacts, TopologyMismatch, taint_against_volumes, topology_mismatch};
 pub use orphan::{OrphanState, plan_orphan};
-pub(crate) use orphan::{adopted_volume, removed_volume};
+pub(crate) use orphan::{adopted_volume, is_removal, removed_volume};
 pub(crate) use size::requested_capacity;
 pub(crate) use snapshot::has_content_finalizer;
 pub use snapshot::{SnapshotAction, SnapshotRejection, plan_snapshot};

@@ -14,8 +14,8 @@ use crate::api_timeout::with_timeout;
 use crate::apply::{error_hint, status_code};
 use crate::id::VolumeId;
 use crate::plan::{
-    OrphanState, ProvisionerIdentity, adopted_volume, is_marked_lost, named_store, ownership_mismatch,
-    plan_orphan, removed_volume,
+    OrphanState, ProvisionerIdentity, adopted_volume, is_marked_lost, is_removal, named_store,
+    ownership_mismatch, plan_orphan, removed_volume,
 };
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store::VolumeUsage;
@@ -142,7 +142,7 @@ impl VolumeRecovery {
     }
 
     /// Has the provisioner of the node remove an orphan: creates a released PersistentVolume for it, which the provisioner
-    /// deletes with the volume, unless that is in use.
+    /// deletes with the volume, unless that is in use. Success also if an earlier call did it.
     ///
     /// # Errors
     /// [`RecoveryError::Unsuitable`]: also if a claim exists that it was created for; or [`RecoveryError::Api`].
@@ -151,9 +151,15 @@ impl VolumeRecovery {
         store: &StoreId,
         (id, usage): (&VolumeId, &VolumeUsage),
     ) -> Result<(), RecoveryError> {
-        let state = self.read_state(id).await?;
+        let owners = self.read_owners(&BTreeSet::from([id.clone()])).await?;
+        let state = owners.orphan_state(&self.identity, id);
         match removed_volume((&self.identity, store), (id, usage), &state) {
             Some(volume) => self.create_volume(&volume).await,
+            None if state == OrphanState::Owned
+                && owners.volumes.get(id.as_str()).is_some_and(|volume| is_removal(id, volume)) =>
+            {
+                Ok(())
+            }
             None => {
                 Err(RecoveryError::Unsuitable { action: "remove", id: id.clone(), state: Box::new(state) })
             }

@@ -55,7 +55,7 @@ pub enum VolumeStep {
     MarkResize,
     /// Change the limits of an existing volume.
     ResizeLimits,
-    /// Write the new capacity or VolumeAttributesClass into the PersistentVolume.
+    /// Write the new capacity or VolumeAttributesClass into the PersistentVolume, or that it is an imported one.
     UpdateVolume,
     /// Write into a claim's status that its volume has been expanded or modified.
     FinishResize,
@@ -69,7 +69,7 @@ pub enum VolumeStep {
     UpdateSnapshotStatus,
     /// Remove the finalizer of a VolumeSnapshotContent.
     RemoveSnapshotFinalizer,
-    /// Annotate a PersistentVolume whose disk was declared lost.
+    /// Annotate a PersistentVolume whose disk was declared lost, or remove the annotation where it is not.
     MarkLost,
     /// Create or update an event.
     CreateEvent,

@@ -147,6 +147,20 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
         std::future::pending().await
     }
 
+    /// Serves the volumes from now on: the caller knows that this is their store, and not one of another node. Completes
+    /// and erases what a killed process has left; before, nothing of it is changed. By default, nothing happens. It can
+    /// be called again.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Lost`]: a retry can help.
+    async fn start_serving(&self) -> Result<(), VolumeStoreError> {
+        Ok(())
+    }
+
+    /// Closes the store, completely, so that its disk can be unmounted. Until it is opened again each call fails. By
+    /// default, nothing happens.
+    async fn close(&self) {}
+
     /// Starts to wait for the next change after which a store that is lost, or not the one of the node's volumes, may be
     /// back; other changes may end the wait, too. `None`, the default: this store can't be opened again.
     fn watch_changes(&self) -> Option<BoxFuture<'static, Result<(), VolumeStoreError>>> {
@@ -179,11 +193,21 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
 /// symbolic link. It refers to the volume as it is now: once the volume is removed, it refers to a directory
 /// that is being erased.
 pub trait VolumeOpener: Send + Sync + fmt::Debug {
-    /// Opens a volume's directory. Blocks for as long as the file system takes.
+    /// Opens a volume's directory for a pod, which may write into it from now on. Blocks for as long as the file system
+    /// takes.
     ///
     /// # Errors
     /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Open`].
     fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError>;
+
+    /// Opens a volume's directory to find its mounts and its file system: nothing is written into it, and the store
+    /// records nothing. Default: [`open`](Self::open), for a store that records nothing then.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    fn inspect(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
+        self.open(id)
+    }
 }
 
 /// Why an operation on a volume failed.

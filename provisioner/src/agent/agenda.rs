@@ -12,6 +12,9 @@ use super::plan::ClusterCondition;
 /// Maximum delay of a retry, and before a claim's node is deselected again.
 const MAX_DELAY: Duration = Duration::from_secs(300);
 
+/// Minimum delay before a claim's node is deselected again, also without a grace period.
+const MIN_REPEAT_DELAY: Duration = Duration::from_secs(1);
+
 /// The delays after consecutive failures.
 const RETRIES: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2.0, max: MAX_DELAY, jitter: 0.0 };
@@ -65,13 +68,23 @@ impl Agenda {
         }
     }
 
+    /// Starts the delays again, except of what is done: what is known was outdated for some time.
+    pub(super) fn restart_delays(&mut self, now: Instant) {
+        let mut items = std::mem::take(&mut self.items);
+        for (condition, item) in items.iter_mut().filter(|(_, item)| item.due.is_some()) {
+            item.due = self.delay(condition).and_then(|delay| now.checked_add(delay));
+        }
+        self.items = items;
+    }
+
     /// How long a condition must last; `None` if nothing is done about it.
     fn delay(&self, condition: &ClusterCondition) -> Option<Duration> {
         let AgentConfig { grace_period, node_gone_after, remove_after, .. } = &self.delays;
         match condition {
             ClusterCondition::UnusableNode { claim, .. } => {
                 let count = self.deselections.get(&claim.uid).copied().unwrap_or_default();
-                let doubled = grace_period.saturating_mul(1_u32.checked_shl(count).unwrap_or(u32::MAX));
+                let first = if count == 0 { *grace_period } else { (*grace_period).max(MIN_REPEAT_DELAY) };
+                let doubled = first.saturating_mul(1_u32.checked_shl(count).unwrap_or(u32::MAX));
                 Some(doubled.min(MAX_DELAY).max(*grace_period))
             }
             ClusterCondition::UnservedClaim { .. } => Some(*grace_period),

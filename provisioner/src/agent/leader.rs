@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::time::Duration;
 
-use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use futures_util::{FutureExt as _, future};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
@@ -35,6 +36,8 @@ enum ObjectEvent {
     Node(Event<Node>),
     CsiNode(Event<CSINode>),
     Volume(Event<PersistentVolume>),
+    /// A watch has failed. It is logged, and the watch retries.
+    Failure,
 }
 
 impl ClusterObjects {
@@ -50,6 +53,7 @@ impl ClusterObjects {
             ObjectEvent::Volume(event) => {
                 self.volumes.observe(event, |volume| VolumeFacts::extract(driver, volume))
             }
+            ObjectEvent::Failure => false,
         }
     }
 }
@@ -60,13 +64,20 @@ fn extract_class(class: &StorageClass) -> Option<StorageClass> {
     Some(class)
 }
 
-/// Runs until a watch ends, which is not expected.
+/// How often to look whether a watch still fails: it may work again without an event.
+const FAILURE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Runs until a watch ends, which is not expected. While a watch fails, it acts on nothing: a node that is not known may
+/// be new.
 pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, watch_errors: &WatchErrors) {
     let mut events = watch_objects(applier, watch_errors);
     let (mut objects, mut agenda) = (ClusterObjects::default(), Agenda::new(config));
+    let (mut has_changed, mut is_failing) = (false, false);
     loop {
-        let due = agenda.next_due();
-        let mut has_changed = false;
+        let due = match is_failing {
+            true => Some(Instant::now() + FAILURE_INTERVAL),
+            false => agenda.next_due(),
+        };
         tokio::select! {
             event = events.next() => {
                 let Some(event) = event else { return };
@@ -78,10 +89,15 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
         while let Some(Some(event)) = events.next().now_or_never() {
             has_changed |= objects.observe(&config.driver, event);
         }
-        if !objects.is_complete() {
+        let was_failing = std::mem::replace(&mut is_failing, watch_errors.failure().is_some());
+        applier.metrics.set_watches_failing(is_failing);
+        if was_failing && !is_failing {
+            agenda.restart_delays(Instant::now());
+        }
+        if is_failing || !objects.is_complete() {
             continue;
         }
-        if has_changed {
+        if std::mem::take(&mut has_changed) {
             let pending: BTreeSet<&str> =
                 objects.claims.iter().map(|(_, claim)| claim.key.uid.as_str()).collect();
             let conditions = find_conditions(&config.driver, &objects);
@@ -134,7 +150,7 @@ fn watch_objects(applier: &AgentApplier, errors: &WatchErrors) -> BoxStream<'sta
     stream::select_all(watches).take_while(ended).filter_map(future::ready).boxed()
 }
 
-/// Watches all objects of a kind. Errors were logged, and the watch retries.
+/// Watches all objects of a kind.
 fn watch_kind<K>(
     applier: &AgentApplier,
     errors: &WatchErrors,
@@ -145,11 +161,5 @@ where
 {
     let config = watcher::Config::default().page_size(PAGE_SIZE);
     let events = with_backoff(watcher(Api::<K>::all(applier.client.0.clone()), config), errors.clone());
-    ok_events(events).map(wrap).boxed()
-}
-
-fn ok_events<K>(
-    events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
-) -> impl Stream<Item = Event<K>> {
-    events.filter_map(|event| future::ready(event.ok()))
+    events.map(move |event| event.map_or(ObjectEvent::Failure, &wrap)).boxed()
 }

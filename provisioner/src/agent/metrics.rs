@@ -30,6 +30,11 @@ pub trait AgentMetrics: Send + Sync + fmt::Debug {
         let _ = count;
     }
 
+    /// Whether a watch of the API server fails: then the agent that leads acts on nothing.
+    fn set_watches_failing(&self, are_failing: bool) {
+        let _ = are_failing;
+    }
+
     /// A node was deselected from a claim. `reason` is `deleted`, `no_driver`, `cordoned` or `not_ready`.
     fn record_deselection(&self, reason: &str) {
         let _ = reason;
@@ -76,6 +81,7 @@ mod prometheus {
     /// - `provisionerd_agent_leading`: 1 in the agent that holds the Lease, 0 in the others;
     /// - `provisionerd_agent_gone_node_volumes`, with `node`: reported volumes of deleted nodes;
     /// - `provisionerd_agent_unserved_claims`: pending claims that no node can serve;
+    /// - `provisionerd_agent_watches_failing`: 1 in the leading agent while it acts on nothing, since a watch fails;
     /// - `provisionerd_agent_deselections_total`, with `reason`: nodes that were deselected from claims;
     /// - `provisionerd_agent_removals_total`: removed PersistentVolumes of deleted nodes;
     /// - `controller_api_errors_total`, with `call`: failed calls of the API server.
@@ -84,6 +90,7 @@ mod prometheus {
         leading: Gauge,
         gone_volumes: Family<MetricLabels, Gauge>,
         unserved_claims: Gauge,
+        watches_failing: Gauge,
         deselections: Family<MetricLabels, Counter>,
         removals: Counter,
         api_errors: Family<MetricLabels, Counter>,
@@ -99,6 +106,8 @@ mod prometheus {
             registry.register("provisionerd_agent_gone_node_volumes", help, this.gone_volumes.clone());
             let help = "Pending claims that no node can serve";
             registry.register("provisionerd_agent_unserved_claims", help, this.unserved_claims.clone());
+            let help = "Whether this agent acts on nothing, since a watch of the API server fails";
+            registry.register("provisionerd_agent_watches_failing", help, this.watches_failing.clone());
             let help = "Nodes deselected from claims that they could not serve";
             registry.register("provisionerd_agent_deselections", help, this.deselections.clone());
             let help = "PersistentVolumes of deleted nodes that were removed";
@@ -124,6 +133,10 @@ mod prometheus {
 
         fn set_unserved_claims(&self, count: usize) {
             self.unserved_claims.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+
+        fn set_watches_failing(&self, are_failing: bool) {
+            self.watches_failing.set(are_failing.into());
         }
 
         fn record_deselection(&self, reason: &str) {

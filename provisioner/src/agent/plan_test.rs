@@ -251,6 +251,36 @@ fn a_node_that_is_selected_again_and_again_is_deselected_after_growing_delays() 
 }
 
 #[test]
+fn without_a_grace_period_a_repeated_deselection_waits_all_the_same() {
+    let mut config = AgentConfig::new(driver(), "agent");
+    config.grace_period = Duration::ZERO;
+    let mut agenda = Agenda::new(&config);
+    let [condition, ..] = all_conditions();
+    let now = Instant::now();
+    let delays = [(); 4].map(|()| {
+        agenda.update(BTreeSet::from([condition.clone()]), |_| true, now);
+        let delay = agenda.next_due().expect("due") - now;
+        agenda.record_outcome(&condition, ActionOutcome::Deselected, now);
+        agenda.update(BTreeSet::new(), |_| true, now);
+        delay.as_secs()
+    });
+    assert_eq!(delays, [0, 2, 4, 8]);
+}
+
+#[test]
+fn after_a_watch_has_failed_each_delay_starts_again() {
+    let mut agenda = Agenda::new(&AgentConfig::new(driver(), "agent"));
+    let [done, _, gone, _] = all_conditions();
+    let now = Instant::now();
+    agenda.update(BTreeSet::from([done.clone(), gone.clone()]), |_| true, now);
+    agenda.record_outcome(&done, ActionOutcome::Done, now);
+    let later = now + Duration::from_secs(299);
+    agenda.restart_delays(later);
+    assert_eq!(agenda.next_due(), Some(later + Duration::from_secs(300)));
+    assert_eq!(agenda.due_conditions(later + Duration::from_secs(300)), [gone]);
+}
+
+#[test]
 fn a_report_is_not_repeated_and_a_failed_one_is_retried() {
     let mut agenda = Agenda::new(&AgentConfig::new(driver(), "agent"));
     let [_, condition, ..] = all_conditions();

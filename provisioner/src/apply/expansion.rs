@@ -30,7 +30,7 @@ impl ActionApplier {
         let started = Instant::now();
         // The cached objects may be stale: the request may have been lowered since.
         let Some(mut live) = self.read_bound_claim(seen).await? else { return Ok(()) };
-        let mut last = None;
+        let (mut last, mut is_durable) = (None, false);
         loop {
             let action = plan_expansion(&live.observed(class, None));
             if last.replace(action.clone()).is_some_and(|last| last == action) {
@@ -39,11 +39,11 @@ impl ActionApplier {
             let goes_on = match action {
                 ExpansionAction::Ignore => return Ok(()),
                 ExpansionAction::MarkInProgress(size) => self.start_expansion(&mut live, size).await,
-                ExpansionAction::SetLimits(limits) => self.set_expanded_limits(&mut live, limits).await,
-                ExpansionAction::SetCapacity(size) => {
-                    let capacity = json!({ "capacity": { "storage": format_quantity(size.0) } });
-                    self.patch_volume_spec(&mut live, capacity).await
+                ExpansionAction::SetLimits(limits) => {
+                    is_durable = true;
+                    self.set_expanded_limits(&mut live, limits).await
                 }
+                ExpansionAction::SetCapacity(size) => self.set_capacity(&mut live, size, is_durable).await,
                 ExpansionAction::Finish(size) => {
                     return self.finish_expansion(&mut live, size, started).await;
                 }
@@ -85,6 +85,22 @@ impl ActionApplier {
             }
             Err(error) => Err(self.fail_expansion(live, ApplyError::Store(error)).await),
         }
+    }
+
+    /// Writes the capacity into the PersistentVolume. An earlier attempt may have set the limits without making them
+    /// durable: then they are set again before.
+    async fn set_capacity(
+        &self,
+        live: &mut LiveClaim,
+        size: Bytes,
+        is_durable: bool,
+    ) -> Result<bool, ApplyError> {
+        if !is_durable {
+            let limits = live.usage.limits;
+            self.set_expanded_limits(live, limits).await?;
+        }
+        let capacity = json!({ "capacity": { "storage": format_quantity(size.0) } });
+        self.patch_volume_spec(live, capacity).await
     }
 
     async fn finish_expansion(

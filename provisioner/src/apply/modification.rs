@@ -32,7 +32,7 @@ impl ActionApplier {
             Some(name) => self.read_attributes_class(name).await?,
             None => None,
         };
-        let mut last = None;
+        let (mut last, mut is_durable) = (None, false);
         loop {
             let action = plan_modification(&self.identity, &live.observed(class, attributes.as_ref()));
             if last.replace(action.clone()).is_some_and(|last| last == action) {
@@ -41,10 +41,11 @@ impl ActionApplier {
             let goes_on = match action {
                 ModificationAction::Ignore => return Ok(()),
                 ModificationAction::MarkInProgress(name) => self.start_modification(&mut live, &name).await,
-                ModificationAction::SetLimits(limits) => self.set_modified_limits(&mut live, limits).await,
-                ModificationAction::SetClass(name) => {
-                    self.patch_volume_spec(&mut live, json!({ "volumeAttributesClassName": name })).await
+                ModificationAction::SetLimits(limits) => {
+                    is_durable = true;
+                    self.set_modified_limits(&mut live, limits).await
                 }
+                ModificationAction::SetClass(name) => self.set_class(&mut live, &name, is_durable).await,
                 ModificationAction::Finish(name) => {
                     return self.finish_modification(&mut live, name.as_deref(), started).await;
                 }
@@ -101,6 +102,21 @@ impl ActionApplier {
             // Still in progress: the store may be able to later.
             Err(error) => Err(ApplyError::Store(error)),
         }
+    }
+
+    /// Writes the class into the PersistentVolume. An earlier attempt may have set the limits without making them
+    /// durable: then they are set again before.
+    async fn set_class(
+        &self,
+        live: &mut LiveClaim,
+        name: &str,
+        is_durable: bool,
+    ) -> Result<bool, ApplyError> {
+        if !is_durable {
+            let limits = live.usage.limits;
+            self.set_modified_limits(live, limits).await?;
+        }
+        self.patch_volume_spec(live, json!({ "volumeAttributesClassName": name })).await
     }
 
     async fn finish_modification(

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::api_timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, status_code};
-use crate::event::EventReason;
+use crate::event::{EventReason, MAX_NOTE_BYTES, truncate_bytes};
 use crate::id::VolumeId;
 use crate::plan::{SnapshotAction, SnapshotRejection, has_content_finalizer, plan_snapshot};
 use crate::snapshot::{CONTENT_FINALIZER, SnapshotId, SnapshotInfo, SnapshotStore, VolumeSnapshotContent};
@@ -56,7 +56,8 @@ impl ActionApplier {
         }
     }
 
-    /// Removes a snapshot, and then the finalizer of its content, if the content is still to be deleted.
+    /// Removes a snapshot, and then the finalizer of its content, if the content is still to be deleted. A content that
+    /// is ready becomes not ready first, and is then planned again.
     pub(crate) async fn delete_snapshot(
         &self,
         store: &dyn SnapshotStore,
@@ -70,9 +71,28 @@ impl ActionApplier {
         if plan_snapshot(&self.identity, &live) != SnapshotAction::Delete(id.clone()) {
             return Ok(());
         }
+        if live.is_ready() {
+            return self.mark_deletion(store, &live, id).await;
+        }
         tracing::info!(handle = %id, content = name, "deleting snapshot");
         store.remove_snapshot(id).await.map_err(ApplyError::Snapshot)?;
         self.release_content(&live).await
+    }
+
+    /// Records that the snapshot of a content is there, and is being removed: from then on, a missing one was removed,
+    /// and is not on a disk that isn't mounted.
+    async fn mark_deletion(
+        &self,
+        store: &dyn SnapshotStore,
+        content: &VolumeSnapshotContent,
+        id: &SnapshotId,
+    ) -> Result<(), ApplyError> {
+        let found = store.list_snapshots().await.map_err(ApplyError::Snapshot)?;
+        if !found.contains(id) {
+            return Err(ApplyError::SnapshotMissing { id: id.clone() });
+        }
+        // The change of the content brings it back.
+        self.patch_status(content, json!({ "readyToUse": false })).await.map(drop)
     }
 
     /// Removes the finalizer of exactly this version of a content.
@@ -96,12 +116,14 @@ impl ActionApplier {
         patch_outcome(patched).map(drop)
     }
 
-    /// Writes into the status of a content, and into an event, why its snapshot was not created; once.
+    /// Writes into the status of a content, and into an event, why its snapshot was not created; once. The message
+    /// may have a path that a pod has chosen, so it is truncated.
     pub(crate) async fn report_snapshot_failure(
         &self,
         content: &VolumeSnapshotContent,
         message: &str,
     ) -> Result<(), ApplyError> {
+        let message = truncate_bytes(message, MAX_NOTE_BYTES);
         let known = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_deref());
         if known == Some(message) {
             return Ok(());

@@ -10,8 +10,9 @@ use kube::api::ListParams;
 use crate::api_timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, is_on_node};
 use crate::id::VolumeId;
-use crate::plan::{ClaimIgnoreReason, claim_ignore_reason};
+use crate::plan::{ClaimIgnoreReason, claim_ignore_reason, named_store};
 use crate::store::VolumeStoreError;
+use crate::store_id::StoreId;
 
 /// Page size of claim lists.
 const PAGE_SIZE: u32 = 500;
@@ -48,15 +49,19 @@ impl ActionApplier {
     /// PersistentVolume, and its claim was deleted since, or has its volume on another node.
     ///
     /// Only an empty volume: one with data was in use, and its PersistentVolume may have been deleted in
-    /// order to keep them.
+    /// order to keep them. None that a PersistentVolume of another node needs, which names the served store.
     pub(crate) async fn sweep_volume(
         &self,
         id: &VolumeId,
-        state: ClaimState,
+        (state, store): (ClaimState, Option<&StoreId>),
     ) -> Result<SweepOutcome, ApplyError> {
         let _lock = self.locks.lock(id).await;
         match (self.read_volume(id.as_str()).await?, state) {
             (Some(volume), _) if is_on_node(&self.identity, &volume) => Ok(SweepOutcome::Kept),
+            // It is the volume of another node, whose disk was moved here.
+            (Some(volume), _) if store.is_some() && named_store(&volume).as_ref() == store => {
+                Ok(SweepOutcome::Kept)
+            }
             (Some(_), _) | (None, ClaimState::Gone) => self.remove_if_empty(id).await,
             (None, ClaimState::Pending) => Ok(SweepOutcome::Kept),
             (None, ClaimState::BoundOrLost) => Ok(SweepOutcome::Orphan),

@@ -59,7 +59,8 @@ struct FoundObjects {
 #[derive(Debug, Default)]
 struct CapacityOffer {
     shortage: Option<Shortage>,
-    /// What was offered last.
+    /// What was offered last, or less, if that was too little for a claim since: once there is more, claims that wait may
+    /// fit.
     last: Option<Bytes>,
 }
 
@@ -248,9 +249,21 @@ impl ReconcileContext {
             if actions.is_empty() {
                 return Ok(());
             }
+            let mut rejected = None;
             for action in &actions {
-                let object = applier.apply_capacity(action).await?;
-                self.capacity.found().record(action.object_name(), object);
+                match applier.apply_capacity(action).await {
+                    Ok(object) => {
+                        self.capacity.found().record(action.object_name(), object);
+                    }
+                    // The object of another class may be accepted all the same.
+                    Err(error) if is_rejected(&error) => {
+                        rejected.get_or_insert(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if let Some(error) = rejected {
+                return Err(error);
             }
         }
         // Another client keeps changing them: the watch reports it.
@@ -261,11 +274,9 @@ impl ReconcileContext {
     /// scheduler might select this one again.
     pub(super) async fn publish_shortage(&self, size: Bytes) -> Result<(), ApplyError> {
         match self.publish_capacity(Some(size)).await {
-            Err(ApplyError::Api { source, call })
-                if status_code(&source).is_some_and(|code| (400..=404).contains(&code)) =>
-            {
-                // Without that right the scheduler knows of no capacity: another try is all that is left.
-                tracing::warn!("{call}: {}; deselecting this node all the same", format_chain(&source));
+            // Without that right the scheduler knows of no capacity: another try is all that is left.
+            Err(error) if is_rejected(&error) => {
+                tracing::warn!("{}; deselecting this node all the same", format_chain(&error));
                 Ok(())
             }
             published => published.map(drop),
@@ -277,8 +288,13 @@ impl ReconcileContext {
         let Some(Ok(size)) = claim.spec.as_ref().map(requested_capacity) else { return Ok(true) };
         let store = &self.provisioner.applier.store;
         let Some(capacity) = store.capacity().await.map_err(ApplyError::Store)? else { return Ok(true) };
-        let available = self.capacity.offer.lock().await.available(&capacity, None, Instant::now());
+        let mut offer = self.capacity.offer.lock().await;
+        let available = offer.available(&capacity, None, Instant::now());
         if size > available {
+            // Otherwise, if a volume was created since the last publication, and is removed before the next one,
+            // that would find as much as before, and would not bring the claim back.
+            offer.last = Some(offer.last.map_or(available, |last| last.min(available)));
+            self.capacity.notify_change();
             let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
             let why = capacity.check_limit(Bytes(0), size).err();
             let why = why.map_or("its disk is full".to_owned(), |why| why.to_string());
@@ -300,6 +316,12 @@ impl ReconcileContext {
             }
         }
     }
+}
+
+/// Whether the API server rejects a write for good: the account may not do it, or an admission policy denies it (422).
+fn is_rejected(error: &ApplyError) -> bool {
+    let ApplyError::Api { source, .. } = error else { return false };
+    status_code(source).is_some_and(|code| (400..=404).contains(&code) || code == 422)
 }
 
 #[cfg(test)]

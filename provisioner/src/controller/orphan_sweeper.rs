@@ -13,10 +13,8 @@ use crate::controller::event_filter::SweepRequest;
 use crate::controller::retry_tracker::random_fraction;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::plan::required_volume;
-
-/// Maximum number of signals handled at once: several lists may follow one another.
-const MAX_BATCH: usize = 256;
+use crate::plan::{is_marked_lost, named_store, required_volume};
+use crate::store_id::{StoreId, StoreIdentity};
 
 /// The volumes to check.
 #[derive(Debug, Default)]
@@ -34,42 +32,75 @@ impl SweepBatch {
         self.all |= other.all;
         self.ids.extend(other.ids);
     }
+
+    fn add_request(&mut self, request: SweepRequest) {
+        match request {
+            SweepRequest::All => self.all = true,
+            SweepRequest::One(id) => drop(self.ids.insert(id)),
+        }
+    }
+}
+
+/// When something that is not done yet is tried again, with growing delays.
+#[derive(Debug, Default)]
+struct RetryTimer {
+    attempts: u32,
+    due: Option<Instant>,
+}
+
+impl RetryTimer {
+    /// Whether it is due; then it waits no longer.
+    fn take_due(&mut self) -> bool {
+        let is_due = self.due.is_some_and(|due| due <= Instant::now());
+        self.due = self.due.filter(|_| !is_due);
+        is_due
+    }
+
+    /// Starts the next delay, unless one is running, or there is nothing to try again.
+    fn schedule(&mut self, is_needed: bool, backoff: Backoff) {
+        if !is_needed {
+            *self = Self::default();
+        } else if self.due.is_none() {
+            self.attempts = self.attempts.saturating_add(1);
+            self.due = Some(Instant::now() + backoff.jittered_delay(self.attempts, random_fraction()));
+        }
+    }
 }
 
 /// Sweeps after each signal, and retries failures.
 pub(super) async fn run_sweeper(context: &ReconcileContext, mut signals: UnboundedReceiver<SweepRequest>) {
+    let backoff = context.provisioner.config.backoff;
     let mut sweeper =
         OrphanSweeper { context, orphaned_volumes: BTreeSet::new(), orphaned_objects: BTreeSet::new() };
-    let (mut batch, mut failed, mut failures) = (Vec::new(), SweepBatch::default(), 0);
-    let mut due = Instant::now();
+    let mut failed = SweepBatch::default();
+    // A directory that is restored makes no event: look for it from time to time.
+    let (mut retry, mut look) = (RetryTimer::default(), RetryTimer::default());
     loop {
         let mut wanted = SweepBatch::default();
+        let due = [retry.due, look.due].into_iter().flatten().min();
         tokio::select! {
-            count = signals.recv_many(&mut batch, MAX_BATCH) => if count == 0 {
-                return;
+            signal = signals.recv() => match signal {
+                Some(signal) => wanted.add_request(signal),
+                None => return,
             },
-            () = sleep_until(due), if !failed.is_empty() => wanted = std::mem::take(&mut failed),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
         }
-        for signal in batch.drain(..) {
-            match signal {
-                SweepRequest::All => wanted.all = true,
-                SweepRequest::One(id) => drop(wanted.ids.insert(id)),
-            }
+        // While the store is lost, nothing can be said of its volumes. When it is back, all of them are to be swept.
+        let store = context.served_store().await;
+        while let Ok(signal) = signals.try_recv() {
+            wanted.add_request(signal);
         }
-        // While the store is lost, nothing can be said of its volumes.
-        context.served_store().await;
-        let mut left = sweeper.sweep_batch(wanted).await;
-        sweeper.publish_orphans().await;
-        // A directory that is restored makes no event: look for it from time to time.
-        left.ids.extend(sweeper.orphaned_objects.iter().cloned());
-        if !left.is_empty() {
-            failures += 1;
-            let backoff: Backoff = context.provisioner.config.backoff;
-            due = Instant::now() + backoff.jittered_delay(failures, random_fraction());
-            failed.merge_batch(left);
-        } else if failed.is_empty() {
-            failures = 0;
+        look.take_due();
+        if retry.take_due() {
+            wanted.merge_batch(std::mem::take(&mut failed));
         }
+        failed.merge_batch(sweeper.sweep_batch(wanted, &store).await);
+        // Before all are listed, it is not known which are missing.
+        if !failed.all {
+            sweeper.publish_orphans().await;
+        }
+        retry.schedule(!failed.is_empty(), backoff);
+        look.schedule(!sweeper.orphaned_objects.is_empty(), backoff);
     }
 }
 
@@ -83,14 +114,19 @@ struct OrphanSweeper<'a> {
 
 impl OrphanSweeper<'_> {
     /// Sweeps a batch; a failure does not block other volumes. Returns what to retry.
-    async fn sweep_batch(&mut self, wanted: SweepBatch) -> SweepBatch {
+    async fn sweep_batch(&mut self, wanted: SweepBatch, store: &StoreIdentity) -> SweepBatch {
         let applier = &self.context.provisioner.applier;
         let (mut left, mut ids) = (SweepBatch::default(), wanted.ids);
         if wanted.all {
             match applier.store.list().await {
                 Ok(all) => {
+                    let all: BTreeSet<_> = all.into_iter().collect();
+                    self.find_orphaned_objects(&all).await;
+                    if let Err(error) = self.remove_wrong_marks(&all, store).await {
+                        self.report_failure(&error);
+                        left.all = true;
+                    }
                     ids.extend(all);
-                    self.find_orphaned_objects(&ids).await;
                 }
                 Err(error) => {
                     self.report_failure(&ApplyError::Store(error));
@@ -111,7 +147,7 @@ impl OrphanSweeper<'_> {
             }
         };
         for (id, state) in states {
-            if let Err(error) = self.sweep_volume(&id, state).await {
+            if let Err(error) = self.sweep_volume(&id, (state, store.id())).await {
                 self.report_failure(&error);
                 left.ids.insert(id);
             }
@@ -130,6 +166,24 @@ impl OrphanSweeper<'_> {
                 self.orphaned_objects.insert(id);
             }
         }
+    }
+
+    /// Takes back that volumes were declared lost which the served store has.
+    async fn remove_wrong_marks(
+        &self,
+        listed: &BTreeSet<VolumeId>,
+        store: &StoreIdentity,
+    ) -> Result<(), ApplyError> {
+        let applier = &self.context.provisioner.applier;
+        for volume in self.context.volumes.state() {
+            let id: Option<VolumeId> = volume.metadata.name.as_deref().and_then(|name| name.parse().ok());
+            let is_here = named_store(&volume).is_some_and(|named| store.id() == Some(&named))
+                && id.is_some_and(|id| listed.contains(&id));
+            if is_here && is_marked_lost(&applier.identity, &volume) {
+                applier.remove_lost_mark(&volume).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Drops resolved orphans, updates the metrics, and has the rest reported.
@@ -170,8 +224,12 @@ impl OrphanSweeper<'_> {
         tracing::warn!("sweep unused volumes: {}; retrying", format_chain(error));
     }
 
-    async fn sweep_volume(&mut self, id: &VolumeId, state: ClaimState) -> Result<(), ApplyError> {
-        match self.context.provisioner.applier.sweep_volume(id, state).await? {
+    async fn sweep_volume(
+        &mut self,
+        id: &VolumeId,
+        (state, store): (ClaimState, Option<&StoreId>),
+    ) -> Result<(), ApplyError> {
+        match self.context.provisioner.applier.sweep_volume(id, (state, store)).await? {
             SweepOutcome::Orphan if self.orphaned_volumes.insert(id.clone()) => {
                 tracing::warn!(handle = %id, "volume has no PersistentVolume and may hold data: not deleted");
             }

@@ -45,14 +45,15 @@ impl RetryTracker {
         self.backoff.jittered_delay(state.failures, random_fraction())
     }
 
-    /// Records that a claim was rescheduled after a failure. It is held for the backoff delay if it comes
-    /// back.
-    pub(super) fn record_reschedule(&self, uid: &str) {
+    /// Records that a claim was rescheduled after a failure, or that a failure was written into its object. If it
+    /// comes back, it is held for the backoff delay, which is returned.
+    pub(super) fn record_reschedule(&self, uid: &str) -> Duration {
         let time = self.record_failure(uid);
         self.retry_states().entry(uid.to_owned()).or_default().held_until = Some(Instant::now() + time);
+        time
     }
 
-    /// How long a rescheduled claim is still held.
+    /// How long such an object is still held.
     pub(super) fn remaining_hold(&self, uid: &str) -> Option<Duration> {
         let until = self.retry_states().get(uid).and_then(|state| state.held_until)?;
         Some(until.saturating_duration_since(Instant::now())).filter(|time| !time.is_zero())

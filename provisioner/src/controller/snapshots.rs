@@ -98,6 +98,12 @@ async fn reconcile_content(
     let applier = &context.provisioner.applier;
     let Some(store) = applier.snapshots.clone() else { return Ok(Action::await_change()) };
     let uid = content.metadata.uid.clone().unwrap_or_default();
+    // The write of a failure into the status is itself a change, which would be reconciled at once.
+    if content.metadata.deletion_timestamp.is_none()
+        && let Some(time) = context.retries.remaining_hold(&uid)
+    {
+        return Ok(Action::requeue(time));
+    }
     let done = context.try_reconcile_content(&content, &*store).await;
     match &done {
         Ok(()) => context.retries.record_success(&uid),
@@ -117,7 +123,7 @@ fn content_error_policy(
     error: &ApplyError,
     context: Arc<ReconcileContext>,
 ) -> Action {
-    let time = context.retries.record_failure(content.metadata.uid.as_deref().unwrap_or_default());
+    let time = context.retries.record_reschedule(content.metadata.uid.as_deref().unwrap_or_default());
     let name = content.metadata.name.as_deref().unwrap_or_default();
     tracing::warn!(content = name, "reconcile snapshot: {}; retrying in {time:?}", format_chain(error));
     Action::requeue(time)

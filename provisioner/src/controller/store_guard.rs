@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
-use tokio::time::sleep;
+use nodekeel_supervisor::Backoff;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
 use crate::controller::ReconcileContext;
 use crate::controller::event_filter::SweepRequest;
@@ -19,6 +21,27 @@ use crate::store_status::{StoreFault, StoreStatus};
 
 /// The longest time between two looks for a store that no mount has brought back.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The shortest time between two looks: mounts change often while pods start.
+const LOOK_PAUSES: Backoff =
+    Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(5), jitter: 0.0 };
+
+/// What a list of the PersistentVolumes of all nodes has shown.
+struct ListedVolumes {
+    store: StoreId,
+    /// One that names the store.
+    named: Option<Arc<PersistentVolume>>,
+    until: Instant,
+    /// Whether the cached volumes have changed since.
+    changes: watch::Receiver<()>,
+}
+
+impl ListedVolumes {
+    fn is_current(&self, store: &StoreId) -> bool {
+        let is_unchanged = self.changes.has_changed().is_ok_and(|has_changed| !has_changed);
+        self.store == *store && Instant::now() < self.until && is_unchanged
+    }
+}
 
 impl ReconcileContext {
     /// The store, once it is served.
@@ -55,7 +78,8 @@ impl ReconcileContext {
     pub(super) async fn guard_store(&self) -> RunError {
         self.wait_for_cache_sync().await;
         let store = &self.provisioner.applier.store;
-        let (mut admitted, mut failures) = (self.admit_store().await, 0);
+        let (mut listed, mut failures) = (None, 0);
+        let mut admitted = self.admit_store(&mut listed).await;
         loop {
             let error = match admitted {
                 Ok((served, present)) => {
@@ -70,12 +94,13 @@ impl ReconcileContext {
             let mut volumes = self.volumes_changed.subscribe();
             self.stop_serving(&error);
             admitted = match store.reopen().await {
-                Ok(()) => self.admit_store().await,
+                Ok(()) => self.admit_store(&mut listed).await,
                 Err(error) => Err(RunError::StoreLost(error)),
             };
             if let Err(error) = &admitted {
                 self.stop_serving(error);
                 failures += 1;
+                sleep(LOOK_PAUSES.base_delay(failures)).await;
                 let delay = self.provisioner.config.backoff.jittered_delay(failures, random_fraction());
                 let delay = delay.min(LOOK_INTERVAL);
                 tokio::select! {
@@ -143,8 +168,23 @@ impl ReconcileContext {
         }
     }
 
-    /// Decides whether the store is served. Returns its identity, and the volumes that it has.
-    async fn admit_store(&self) -> Result<(StoreIdentity, BTreeSet<VolumeId>), RunError> {
+    /// Decides whether the store is served. Returns its identity, and the volumes that it has. One that is not served is
+    /// closed, so that its disk can be unmounted.
+    async fn admit_store(
+        &self,
+        listed: &mut Option<ListedVolumes>,
+    ) -> Result<(StoreIdentity, BTreeSet<VolumeId>), RunError> {
+        let admitted = self.check_store(listed).await;
+        if admitted.is_err() {
+            self.provisioner.applier.store.close().await;
+        }
+        admitted
+    }
+
+    async fn check_store(
+        &self,
+        listed: &mut Option<ListedVolumes>,
+    ) -> Result<(StoreIdentity, BTreeSet<VolumeId>), RunError> {
         let applier = &self.provisioner.applier;
         let found = applier.store.identity().await.map_err(RunError::StoreLost)?;
         let present: BTreeSet<_> =
@@ -154,16 +194,24 @@ impl ReconcileContext {
             let is_named = objects.iter().any(|volume| named_store(volume).as_ref() == Some(store));
             // The cache has the volumes of this node only.
             if !is_named {
-                objects.extend(self.find_volume_of_store(store).await);
+                if !listed.as_ref().is_some_and(|listed| listed.is_current(store)) {
+                    let changes = self.volumes_changed.subscribe();
+                    let named = self.find_volume_of_store(store).await;
+                    let until = Instant::now() + LOOK_INTERVAL;
+                    *listed = Some(ListedVolumes { store: store.clone(), named, until, changes });
+                }
+                objects.extend(listed.as_ref().and_then(|listed| listed.named.clone()));
             }
         }
-        match plan_store(&applier.identity, (&found, &present), objects.iter().map(AsRef::as_ref)) {
-            StoreAction::Serve => Ok((found, present)),
-            StoreAction::CreateIdentity => {
-                let created = applier.store.create_identity().await.map_err(RunError::StoreLost)?;
-                Ok((created, present))
-            }
-            StoreAction::Reject(rejection) => Err(RunError::StoreRejected(rejection)),
-        }
+        let served =
+            match plan_store(&applier.identity, (&found, &present), objects.iter().map(AsRef::as_ref)) {
+                StoreAction::Serve => found,
+                StoreAction::CreateIdentity => {
+                    applier.store.create_identity().await.map_err(RunError::StoreLost)?
+                }
+                StoreAction::Reject(rejection) => return Err(RunError::StoreRejected(rejection)),
+            };
+        applier.store.start_serving().await.map_err(RunError::StoreLost)?;
+        Ok((served, present))
     }
 }

@@ -49,8 +49,10 @@ pub(crate) struct WatchErrors {
 #[derive(Debug)]
 struct WatchFailure {
     text: String,
-    /// The server has answered: until then, it rejects the watch.
-    rejected_until: Option<Instant>,
+    /// Until then, the watch fails: it may work again without an event.
+    until: Instant,
+    /// The server has answered.
+    is_rejected: bool,
     is_optional: bool,
 }
 
@@ -73,7 +75,7 @@ impl WatchErrors {
     pub(crate) fn rejection(&self) -> Option<String> {
         let failing = self.lock_failing();
         let now = Instant::now();
-        let is_rejected = |failure: &&WatchFailure| failure.rejected_until.is_some_and(|until| now < until);
+        let is_rejected = |failure: &&WatchFailure| failure.is_rejected && now < failure.until;
         let rejected = failing.values().filter(|failure| !failure.is_optional).find(is_rejected);
         rejected.map(|failure| failure.text.clone())
     }
@@ -87,7 +89,9 @@ impl WatchErrors {
     /// The error of a watch that currently fails.
     #[cfg(feature = "agent")]
     pub(crate) fn failure(&self) -> Option<String> {
-        self.lock_failing().values().next().map(|failure| failure.text.clone())
+        let now = Instant::now();
+        let failing = self.lock_failing();
+        failing.values().find(|failure| now < failure.until).map(|failure| failure.text.clone())
     }
 
     /// Records a failure that is retried after this time, and returns whether to log it.
@@ -104,8 +108,12 @@ impl WatchErrors {
         if !self.is_not_installed(error) {
             self.metrics.record_api_error("watch");
         }
-        let rejected_until = code.map(|_| Instant::now() + retry_in + ANSWER_TIMEOUT);
-        let failure = WatchFailure { text: text.to_owned(), rejected_until, is_optional: self.is_optional };
+        let failure = WatchFailure {
+            text: text.to_owned(),
+            until: Instant::now() + retry_in + ANSWER_TIMEOUT,
+            is_rejected: code.is_some(),
+            is_optional: self.is_optional,
+        };
         let mut failing = self.lock_failing();
         let is_known = failing.values().any(|known| known.text == failure.text);
         failing.insert(kind, failure);

@@ -25,7 +25,7 @@ impl VolumeGuard for MountGuard {
             .try_acquire(id)
             .ok_or_else(|| in_use("a call of the kubelet is in flight".to_owned()))?;
         let inspect_error = |source| GuardError::Inspect { id: id.clone(), source };
-        let volume = match self.volumes.open(id) {
+        let volume = match self.volumes.inspect(id) {
             Ok(volume) => volume,
             Err(VolumeStoreError::NotFound { .. }) => return Ok(VolumeReservation::new(in_flight)),
             Err(error) => return Err(inspect_error(error.into())),

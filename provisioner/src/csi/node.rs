@@ -97,7 +97,7 @@ impl NodeVolumes {
     }
 
     pub(super) fn published_space(&self, wanted: &StatsRequest) -> Result<FilesystemSpace, Status> {
-        let volume = self.volumes.open(&wanted.id).map_err(|error| store_status(&error))?;
+        let volume = self.volumes.inspect(&wanted.id).map_err(|error| store_status(&error))?;
         let space = || {
             Ok::<_, std::io::Error>((
                 FileId::from_fd(volume.as_fd())?,

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 use nodekeel_localstorage::Dir;
@@ -21,6 +21,8 @@ use crate::plan::{CapacityPolicy, StoreCapacity};
 pub(super) struct CapacityLedger {
     policy: CapacityPolicy,
     promises: Mutex<Promises>,
+    /// Locked while other data are counted.
+    counting: Mutex<()>,
     /// Their sum, and what is reserved.
     totals: watch::Sender<LedgerTotals>,
 }
@@ -77,7 +79,12 @@ fn replace(
 
 impl CapacityLedger {
     pub(super) fn new(policy: CapacityPolicy) -> Self {
-        Self { policy, promises: Mutex::default(), totals: watch::Sender::default() }
+        Self {
+            policy,
+            promises: Mutex::default(),
+            counting: Mutex::default(),
+            totals: watch::Sender::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Promises> {
@@ -141,20 +148,17 @@ impl StoreInner {
         self.count_other()
     }
 
-    /// Counts what data other than volumes, snapshots and trash occupy.
+    /// Counts what data other than volumes and trash occupy. Blocks that a snapshot shares with its volume count for the
+    /// volume; the others are data that no removal of a volume frees. Copies count as volumes, though they share blocks.
     fn count_other(&self) -> Result<(), DirStoreError> {
         let (total, free) = self.file_system_space()?;
         let used = Bytes(total.0.saturating_sub(free.0));
-        let mut dirs = Vec::new();
-        for id in self.list_volumes()? {
-            dirs.extend(self.find_volume(&id)?);
-        }
-        for id in self.list_snapshots()? {
-            dirs.extend(self.find_stored(&id.into())?);
-        }
-        let trash = self.list_trash()?;
-        dirs.extend(trash.iter().filter_map(|entry| self.trash.open_dir(entry.content_path()).ok()));
-        let of_volumes: u128 = dirs.iter().map(|dir| u128::from(self.status_or_nothing(dir).1.0)).sum();
+        let volumes = self.list_volumes()?.into_iter().map(|id| self.volumes.open_dir(id.as_str()));
+        let trash = self.list_trash()?.into_iter().map(|entry| self.trash.open_dir(entry.content_path()));
+        // One is open at a time: there may be more of them than files that the process may open. What can't be opened
+        // counts as nothing.
+        let used_bytes = |dir: &Dir| u128::from(self.status_or_nothing(dir).1.0);
+        let of_volumes: u128 = volumes.chain(trash).map(|dir| dir.as_ref().map_or(0, used_bytes)).sum();
         let other = u128::from(used.0).saturating_sub(of_volumes);
         let other = Bytes(u64::try_from(other).unwrap_or(u64::MAX));
         self.ledger.update(|all| (all.other, all.used) = (other, used));
@@ -166,7 +170,11 @@ impl StoreInner {
         let (total, free) = self.file_system_space()?;
         let used = total.0.saturating_sub(free.0);
         if used.abs_diff(self.ledger.lock().used.0) > total.0 / RECOUNT_PART {
-            self.count_other()?;
+            // While another call counts, the last count holds.
+            let counting = self.ledger.counting.try_lock();
+            if !matches!(counting, Err(TryLockError::WouldBlock)) {
+                self.count_other()?;
+            }
         }
         Ok((total, free))
     }
@@ -198,7 +206,7 @@ impl StoreInner {
         }
     }
 
-    /// Promises a limit to a volume, and then sets it; if that fails, what was promised before holds again.
+    /// Promises a limit to a volume, and then sets it; if that fails, what is in force holds.
     pub(super) fn with_promise<T>(
         &self,
         name: &str,
@@ -214,8 +222,18 @@ impl StoreInner {
             Ok(old)
         })?;
         set().inspect_err(|_| {
-            self.ledger.set_limit(name, old);
+            self.ledger.set_limit(name, self.limit_in_force(name, old, limit));
         })
+    }
+
+    /// The limit of a volume after a failed change from `old` to `new`. It may have been set, and not be durable.
+    fn limit_in_force(&self, name: &str, old: Option<Bytes>, new: Option<Bytes>) -> Option<Bytes> {
+        let Ok(id) = name.parse::<VolumeId>() else { return old };
+        match self.find_volume(&id).map(|dir| dir.map(|dir| self.read_status(&dir))) {
+            Ok(Some(Ok(status))) => status.limits.bytes,
+            Ok(None) => None,
+            _ => old.max(new),
+        }
     }
 
     /// The space of the file system, and what is promised of it.
@@ -244,6 +262,8 @@ mod tests {
     use nodekeel_fsquota::testing::MemQuota;
     use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
     use nodekeel_localstorage::Dir;
+    use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
+    use rustix::io::Errno;
 
     use crate::testing::objects::sample_uid;
     use crate::{CapacityPolicy, DirStore, DirStoreOptions, StoreCapacity, VolumeId, VolumeStore as _};
@@ -318,6 +338,26 @@ mod tests {
         assert!(store.resize(&id(1), limits(2)).await.expect_err("raised").is_exhausted());
         assert!(store.create(&id(5), limits(1)).await.expect_err("new").is_exhausted());
         assert_eq!(promised(&store).await, 7);
+    }
+
+    #[tokio::test]
+    async fn a_limit_that_is_in_force_is_promised_although_it_may_not_be_durable() {
+        let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::new(MemQuota::new()));
+        let store = open_store(base.path(), &quota, 8).await;
+        store.create(&id(1), limits(2)).await.expect("it fits");
+        let inner = store.slot.inner().expect("it is open");
+        let dir = inner.find_volume(&id(1)).expect("readable").expect("the volume");
+        let no_sync = |call: &'static str| match call {
+            "fsync" => SyscallAction::Fail(Errno::IO.raw_os_error()),
+            _ => SyscallAction::Proceed,
+        };
+        let resize = || {
+            let set = || inner.resize_limits(&dir, limits(6));
+            inner.with_promise(id(1).as_str(), limits(6).bytes, set)
+        };
+        with_failpoint_hook(no_sync, resize).expect_err("it may not be durable");
+        assert_eq!(promised(&store).await, 6);
+        assert!(store.create(&id(2), limits(4)).await.expect_err("6 and 4 are more than 8").is_exhausted());
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaStatus};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaStatus, QuotaUsage};
 use nodekeel_localstorage::{Dir, Error as DirError, FileCloner, FileKind, FileMode, RenameMode};
 use rustix::fs::{AtFlags, StatxFlags};
 
@@ -17,11 +17,14 @@ use crate::step::VolumeStep;
 use crate::store::larger_limit;
 
 /// Directory of snapshots, by id. It is created with the first one.
-const SNAPSHOTS_DIR: &str = "snapshots";
+pub(super) const SNAPSHOTS_DIR: &str = "snapshots";
 
 /// Directory of marks: an empty file for each volume that was created as a copy and is not known to be published. It
 /// is created with the first one.
 const MARKS_DIR: &str = ".unpublished";
+
+/// How much more than its limits a copy may use while it is made.
+const MARGIN: QuotaUsage = QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(64) };
 
 /// What a store knows of copies.
 pub(super) struct CopyState {
@@ -71,7 +74,7 @@ fn ensure_dir<'a>(slot: &'a OnceLock<Dir>, base: &Dir, name: &str) -> Result<&'a
 }
 
 impl CopyState {
-    /// Opens the directories, and removes the marks of volumes that don't exist.
+    /// Opens the directories, and reads the marks.
     pub(super) fn open(
         base: &Dir,
         volumes: &Dir,
@@ -98,18 +101,20 @@ impl CopyState {
     }
 }
 
-/// The volumes with a mark; other marks are removed.
+/// The volumes with a mark that exist.
 fn list_marks(marks: &Dir, volumes: &Dir) -> Result<HashSet<VolumeId>, DirError> {
     let mut unpublished = HashSet::new();
-    for entry in marks.list()? {
-        let id = entry.name.as_os_str().to_str().and_then(|name| name.parse::<VolumeId>().ok());
-        let Some(id) = id else { continue };
-        match volumes.exists(id.as_str())? {
-            true => drop(unpublished.insert(id)),
-            false => drop(marks.remove_file(id.as_str())?),
+    for id in marked_ids(marks)? {
+        if volumes.exists(id.as_str())? {
+            unpublished.insert(id);
         }
     }
     Ok(unpublished)
+}
+
+fn marked_ids(marks: &Dir) -> Result<Vec<VolumeId>, DirError> {
+    let entries = marks.list()?;
+    Ok(entries.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
 }
 
 /// A copy to make.
@@ -122,6 +127,17 @@ struct CopyPlan<'a> {
 }
 
 impl StoreInner {
+    /// Removes the marks of volumes that don't exist.
+    pub(super) fn remove_stale_marks(&self) -> Result<(), DirStoreError> {
+        let Some(marks) = self.copies.marks.get() else { return Ok(()) };
+        for id in marked_ids(marks).map_err(DirStoreError::Directory)? {
+            if !self.copies.is_unpublished(&id) {
+                marks.remove_file(id.as_str()).map_err(DirStoreError::Directory)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The directory that a volume or a snapshot lies in; `None` if no snapshot was ever created.
     pub(super) fn dir_of(&self, id: &StoredId) -> Option<&Dir> {
         match id {
@@ -182,14 +198,17 @@ impl StoreInner {
             return self.read_snapshot(&dir).map(Some);
         }
         let Some(source) = self.find_stored(&from)? else { return Ok(None) };
-        source.check_cloner(&*self.copies.cloner).map_err(DirStoreError::Directory)?;
+        self.check_cloner()?;
         let status = self.read_status(&source)?;
         let limits = snapshot_limits(&status);
         // The volume itself may change all its blocks: then the snapshot alone holds the old ones.
         let promise = Some(status.usage.bytes);
         let plan = CopyPlan { from: &from, source: &source, to: &to, limits, is_canceled };
         self.with_promise(to.as_str(), promise, || self.copy_stored(&plan))?;
-        self.find_snapshot(id)
+        let Some(dir) = self.find_stored(&to)? else { return Ok(None) };
+        // The volume may have grown while it was copied.
+        self.ledger.set_limit(to.as_str(), Some(self.read_status(&dir)?.usage.bytes));
+        self.read_snapshot(&dir).map(Some)
     }
 
     /// Creates a volume with the files of its source, unless it exists.
@@ -210,7 +229,7 @@ impl StoreInner {
         }
         let source =
             self.find_stored(from)?.ok_or_else(|| DirStoreError::NoSource { source_id: from.clone() })?;
-        source.check_cloner(&*self.copies.cloner).map_err(DirStoreError::Directory)?;
+        self.check_cloner()?;
         let status = self.read_status(&source)?;
         check_fit(from, &status, limits)?;
         let plan = CopyPlan { from, source: &source, to: &to, limits, is_canceled };
@@ -225,6 +244,11 @@ impl StoreInner {
         self.move_to_trash(&id)
     }
 
+    /// Checks that files can be cloned: not in the source, whose limits may leave no space for the two files.
+    fn check_cloner(&self) -> Result<(), DirStoreError> {
+        self.staging.check_cloner(&*self.copies.cloner).map_err(DirStoreError::Directory)
+    }
+
     fn copy_stored(&self, plan: &CopyPlan<'_>) -> Result<(), DirStoreError> {
         let made = self.stage_copy(plan).and_then(|()| self.publish_copy(plan));
         if made.is_err() {
@@ -233,25 +257,27 @@ impl StoreInner {
         made
     }
 
-    /// Makes a complete copy in staging, with its limits before its first file.
+    /// Makes a complete copy in staging, with its limits and a margin before its first file.
     fn stage_copy(&self, plan: &CopyPlan<'_>) -> Result<(), DirStoreError> {
         if let Some(entry) = self.discard_staged(plan.to)? {
             self.erasures.enqueue_entry(entry, 0);
         }
         let make = || self.staging.ensure_dir(plan.to.as_str(), FileMode::PRIVATE_DIR);
         let dir = self.steps.run_step(VolumeStep::CreateDirectory, make).map_err(DirStoreError::Directory)?;
-        self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, plan.limits))?;
+        let wide = with_margin(plan.limits);
+        self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, wide))?;
         let clone = || plan.source.clone_tree(&dir, &*self.copies.cloner, plan.is_canceled);
         let cloned = self.steps.run_step(VolumeStep::CloneTree, clone).map_err(DirStoreError::Directory)?;
-        if cloned.devices > 0 {
+        if cloned.devices > 0 || cloned.separate_files > 0 {
             tracing::warn!(
                 handle = plan.to.as_str(),
                 devices = cloned.devices,
-                "left out device nodes of {}",
+                separate_files = cloned.separate_files,
+                "left out device nodes of {}, or made files of its hard links",
                 plan.from
             );
         }
-        Ok(())
+        self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, plan.limits))
     }
 
     /// Renames a complete copy into place, if its source was not removed meanwhile: its files would then be missing.
@@ -307,14 +333,24 @@ fn snapshot_limits(status: &QuotaStatus) -> QuotaLimits {
     }
 }
 
-/// Checks that what a source uses fits into the limits: the kernel's error would not say so.
+/// The limits of a copy while it is made: its source may be full, and the copy's directories may lie differently on the
+/// disk.
+fn with_margin(limits: QuotaLimits) -> QuotaLimits {
+    QuotaLimits {
+        bytes: limits.bytes.map(|bytes| Bytes(bytes.0.saturating_add(MARGIN.bytes.0))),
+        inodes: limits.inodes.map(|inodes| Inodes(inodes.0.saturating_add(MARGIN.inodes.0))),
+    }
+}
+
+/// Checks that what a source uses fits into the limits: the kernel's error would not say so. The snapshot of a full
+/// volume may use a little more than the volume's limit.
 fn check_fit(from: &StoredId, status: &QuotaStatus, limits: QuotaLimits) -> Result<(), DirStoreError> {
     let (bytes, inodes) = (status.usage.bytes, status.usage.inodes);
     let too_large = |used: String, limit: String| {
         Err(DirStoreError::SourceTooLarge { source_id: from.clone(), used, limit })
     };
     match limits {
-        QuotaLimits { bytes: Some(Bytes(limit)), .. } if bytes.0 > limit => {
+        QuotaLimits { bytes: Some(Bytes(limit)), .. } if bytes.0 > limit.saturating_add(MARGIN.bytes.0) => {
             too_large(format!("{} bytes", bytes.0), format!("{limit} bytes"))
         }
         QuotaLimits { inodes: Some(Inodes(limit)), .. } if inodes.0 > limit => {

@@ -4,6 +4,31 @@ use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::Backoff;
 
+/// How long one entry is erased while others wait. After a pause, a directory is read from its start again, so
+/// short slices would read large directories often.
+const SLICE: Duration = Duration::from_millis(200);
+
+/// The time in which one entry is erased while others wait.
+#[derive(Debug)]
+pub(super) struct EraseSlice {
+    start: Instant,
+    /// When the first file was erased.
+    first: Option<Instant>,
+}
+
+impl EraseSlice {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { start: now, first: None }
+    }
+
+    /// Records that a file was erased, and returns whether the slice has ended: not before files were erased for as
+    /// long as it took to find the first one. The next slice has to find it again, in a deep tree level by level.
+    pub(super) fn record_progress(&mut self, now: Instant) -> bool {
+        let first = *self.first.get_or_insert(now);
+        now >= self.start + SLICE && now - first >= first - self.start
+    }
+}
+
 /// The entries to erase.
 ///
 /// Each turn gives one entry a slice of time: in turn the entry that has had the fewest slices, and the one that
@@ -168,6 +193,25 @@ mod tests {
             let (_, done) = run(&entries)[&0];
             prop_assert!(done <= 2 * slices as usize, "{done} turns for {slices} slices");
         }
+    }
+
+    #[test]
+    fn a_deep_tree_is_erased_in_few_slices() {
+        let per_level = Duration::from_millis(1);
+        let (mut levels, mut slices, mut now) = (5000_u32, 0, Instant::now());
+        while levels > 0 {
+            slices += 1;
+            let mut slice = EraseSlice::new(now);
+            now += per_level * levels;
+            loop {
+                now += per_level;
+                levels -= 1;
+                if slice.record_progress(now) || levels == 0 {
+                    break;
+                }
+            }
+        }
+        assert!(slices <= 3, "{slices} slices");
     }
 
     #[test]

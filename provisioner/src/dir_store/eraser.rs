@@ -13,7 +13,7 @@ use nodekeel_fsquota::ProjectId;
 use nodekeel_supervisor::Backoff;
 use tokio::sync::watch;
 
-use crate::dir_store::erase_schedule::{EraseSchedule, EraseTurn, WaitingEntry};
+use crate::dir_store::erase_schedule::{EraseSchedule, EraseSlice, EraseTurn, WaitingEntry};
 use crate::dir_store::trash::TrashEntry;
 use crate::dir_store::{DirStoreError, StoreInner};
 use crate::error_chain::format_chain;
@@ -24,10 +24,6 @@ use crate::step::VolumeStep;
 /// each failure is logged.
 const RETRY_BACKOFF: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(300), jitter: 0.0 };
-
-/// How long one entry is erased while others wait. After a pause, a directory is read from its start again, so
-/// short slices would read large directories often.
-const SLICE: Duration = Duration::from_millis(200);
 
 /// The removed volumes that are not erased yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -231,9 +227,9 @@ fn log_erasure(entry: &TrashEntry) {
 impl StoreInner {
     /// Erases an entry until a slice has ended and others wait.
     fn erase_entry(&self, entry: &TrashEntry) -> Result<SliceEnd, DirStoreError> {
-        let end = Instant::now() + SLICE;
+        let mut slice = EraseSlice::new(Instant::now());
         loop {
-            if let SliceEnd::Paused = self.erase_content(entry, end)? {
+            if let SliceEnd::Paused = self.erase_content(entry, &mut slice)? {
                 return Ok(SliceEnd::Paused);
             }
             let project = entry.project();
@@ -247,13 +243,15 @@ impl StoreInner {
         }
     }
 
-    fn erase_content(&self, entry: &TrashEntry, end: Instant) -> Result<SliceEnd, DirStoreError> {
-        let must_pause = || {
-            let queue = &self.erasures;
-            queue.is_stopped() || (Instant::now() >= end && queue.is_contended())
+    fn erase_content(&self, entry: &TrashEntry, slice: &mut EraseSlice) -> Result<SliceEnd, DirStoreError> {
+        let queue = &self.erasures;
+        let mut keep_going = |_| {
+            let has_ended = slice.record_progress(Instant::now());
+            match queue.is_stopped() || (has_ended && queue.is_contended()) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
         };
-        let mut keep_going =
-            |_| if must_pause() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let erase = || self.trash.remove_tree_with(entry.content_path(), &mut keep_going);
         match self.steps.run_step(VolumeStep::EraseContent, erase) {
             Ok(_) => Ok(SliceEnd::Erased),

@@ -133,6 +133,17 @@ pub enum DirStoreError {
         /// The new volume's limit.
         limit: String,
     },
+    /// The volume is an imported directory that has no PersistentVolume yet. The import creates it, since it must be
+    /// retained.
+    #[error(
+        "{} is being imported, and the import has not created its PersistentVolume yet: repeat the import if it was \
+         interrupted",
+        path.display()
+    )]
+    BeingImported {
+        /// The volume's directory.
+        path: PathBuf,
+    },
     /// Reading the time of a snapshot failed.
     #[error("can't inspect {}", path.display())]
     ReadSnapshot {

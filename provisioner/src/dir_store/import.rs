@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nodekeel_fsquota::{QuotaLimits, QuotaSetter, TreeSummary};
+use nodekeel_fsquota::{QuotaLimits, QuotaSetter, QuotaStatus, TreeSummary};
 use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, RenameMode};
 
-use crate::dir_store::{DirStoreError, VOLUMES_DIR, location};
+use crate::dir_store::{DirStoreError, StoreInner, VOLUMES_DIR, location};
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::step::{StepHook, StepRunner, VolumeStep};
@@ -43,8 +43,9 @@ const JOURNAL_SUFFIX: &str = ".source";
 /// ```
 ///
 /// Directories change their places by renames that replace nothing. So the data are always complete in one
-/// place, and a call can be killed at any point and repeated: it resumes where they are. A store never looks
-/// into `.import`: to it, the volume appears complete and with its limits.
+/// place, and a call can be killed at any point and repeated: it resumes where they are. To a store, the volume
+/// appears complete and with its limits; for as long as the record exists, it gives its data to no other
+/// PersistentVolume, which might not be retained.
 #[derive(Debug)]
 pub struct VolumeImporter {
     base: Dir,
@@ -262,13 +263,22 @@ impl VolumeImporter {
         source: &Path,
     ) -> Result<ImportOutcome, SourceError> {
         let name = format!("{COPY_PREFIX}{id}");
-        let source = Dir::open(source).map_err(dir_error)?;
+        let from = Dir::open(source).map_err(dir_error)?;
         let create = || self.imports.ensure_dir(&name, FileMode::PRIVATE_DIR);
         let copy = self.steps.run_step(VolumeStep::CreateDirectory, create).map_err(dir_error)?;
         let limit = || self.quota.set_limits(copy.as_fd(), limits.into());
         self.steps.run_step(VolumeStep::SetLimits, limit).map_err(|error| quota_error(&copy, error))?;
-        let clone = || source.clone_tree(&copy, &Copier, &|| false);
+        let clone = || from.clone_tree(&copy, &Copier, &|| false);
         let cloned = self.steps.run_step(VolumeStep::CopyTree, clone).map_err(dir_error)?;
+        // On ext4, root may exceed limits.
+        let status = self.quota.read_status(copy.as_fd()).map_err(|error| quota_error(&copy, error))?;
+        if let Some(status) = status.filter(QuotaStatus::is_over_limit) {
+            return Err(SourceError::TooLarge { path: source.to_owned(), used: status.usage, limits });
+        }
+        if cloned.separate_files > 0 {
+            let path = source.display();
+            tracing::warn!(separate_files = cloned.separate_files, "made files of some hard links of {path}");
+        }
         self.publish(&copy, &name, id)?;
         Ok(ImportOutcome::Imported { uncounted: 0, devices: cloned.devices })
     }
@@ -323,6 +333,19 @@ impl VolumeImporter {
             }
         }
         Ok(())
+    }
+}
+
+impl StoreInner {
+    /// Checks that an existing volume does not contain the data of an import that is not complete. An empty one may have
+    /// been created for a pod meanwhile.
+    pub(super) fn check_not_imported(&self, id: &VolumeId, dir: &Dir) -> Result<(), DirStoreError> {
+        let record = format!("{IMPORT_DIR}/{}", journal_name(id));
+        let has_record = self.base.exists(record).map_err(DirStoreError::Directory)?;
+        match has_record && !dir.is_empty().map_err(DirStoreError::Directory)? {
+            true => Err(DirStoreError::BeingImported { path: dir.path().to_owned() }),
+            false => Ok(()),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is in the directory of a store, for programs beside the one that serves it.
 
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nodekeel_fsquota::QuotaSetter;
@@ -16,8 +17,8 @@ use crate::store::VolumeUsage;
 pub struct StoredVolume {
     /// Its id.
     pub id: VolumeId,
-    /// Its directory.
-    pub dir: Dir,
+    /// Its directory, which is not kept open: there may be more volumes than files that a process may open.
+    pub path: PathBuf,
     /// Its limits and its usage; `None` if it has no limits.
     pub usage: Option<VolumeUsage>,
     /// When an entry of its directory was last created or removed.
@@ -40,7 +41,7 @@ impl DirStore {
         let mut found = Vec::new();
         for id in list_volume_ids(&volumes)? {
             match volumes.open_dir(id.as_str()) {
-                Ok(dir) => found.push(read_volume(id, dir, quota)?),
+                Ok(dir) => found.push(read_volume(id, &dir, quota)?),
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(DirStoreError::Directory(error)),
             }
@@ -50,12 +51,12 @@ impl DirStore {
     }
 }
 
-fn read_volume(id: VolumeId, dir: Dir, quota: &dyn QuotaSetter) -> Result<StoredVolume, DirStoreError> {
-    let path = || dir.path().to_owned();
-    let status =
-        quota.read_status(dir.as_fd()).map_err(|source| DirStoreError::Quota { path: path(), source })?;
+fn read_volume(id: VolumeId, dir: &Dir, quota: &dyn QuotaSetter) -> Result<StoredVolume, DirStoreError> {
+    let path = dir.path().to_owned();
+    let status = quota.read_status(dir.as_fd());
+    let status = status.map_err(|source| DirStoreError::Quota { path: path.clone(), source })?;
     let usage = status.map(|status| VolumeUsage { limits: status.limits, usage: status.usage });
     let seconds = rustix::fs::fstat(dir.as_fd()).map_or(0, |stat| stat.st_mtime);
     let modified = UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-    Ok(StoredVolume { id, dir, usage, modified })
+    Ok(StoredVolume { id, path, usage, modified })
 }

@@ -1,9 +1,12 @@
 //! Whether the directory is still the store that was opened.
 
+use std::error::Error as _;
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use nodekeel_localstorage::{Dir, FileMode};
+use nodekeel_localstorage::{Dir, Error as DirError, FileMode};
 use rustix::fs::{AtFlags, StatxFlags};
+use rustix::io::Errno;
 
 use crate::dir_store::{DirStoreError, StoreInner, VOLUMES_DIR};
 use crate::store_id::StoreId;
@@ -44,28 +47,48 @@ pub(super) fn read_identity(base: &Dir) -> Result<Option<StoreId>, DirStoreError
     }
 }
 
+/// Whether the process has too many open files, or the kernel no memory.
+fn is_out_of_resources(error: &DirError) -> bool {
+    let number = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|errno| number == Some(errno.raw_os_error()))
+}
+
 impl StoreInner {
     /// Checks that the path leads to the directory that was opened, and that it has the same identity. A store
     /// without an identity can be anywhere.
     pub(super) fn check_location(&self) -> Result<(), DirStoreError> {
         let Some(identity) = self.identity.get() else { return Ok(()) };
-        let found = if self.is_in_place() { read_identity(&self.base) } else { Ok(None) };
-        if matches!(&found, Ok(Some(found)) if found == identity) {
-            return Ok(());
+        let found = match self.is_in_place() {
+            Ok(true) => read_identity(&self.base),
+            Ok(false) => Ok(None),
+            Err(error) => Err(DirStoreError::Directory(error)),
+        };
+        match found {
+            Ok(Some(found)) if found == *identity => Ok(()),
+            // It says nothing about the directory.
+            Err(DirStoreError::Directory(error)) if is_out_of_resources(&error) => {
+                Err(DirStoreError::Directory(error))
+            }
+            found => {
+                // Also where a failing disk can't be read.
+                self.missed.notify_one();
+                found.and_then(|_| Err(DirStoreError::Lost { path: self.base.path().to_owned() }))
+            }
         }
-        // Also where a failing disk can't be read.
-        self.missed.notify_one();
-        found.and_then(|_| Err(DirStoreError::Lost { path: self.base.path().to_owned() }))
     }
 
-    /// Whether the paths of the store lead to its open directories.
-    fn is_in_place(&self) -> bool {
-        let is_same = |found: Option<Dir>, open: &Dir| {
-            let found = found.and_then(|dir| MountedDir::from_fd(dir.as_fd()).ok());
-            found.is_some() && found == MountedDir::from_fd(open.as_fd()).ok()
+    /// Whether the paths of the store lead to its open directories. Fails only if it is out of resources.
+    fn is_in_place(&self) -> Result<bool, DirError> {
+        let is_same = |found: Result<Dir, DirError>, open: &Dir| match found {
+            Ok(dir) => {
+                let found = MountedDir::from_fd(dir.as_fd()).ok();
+                Ok(found.is_some() && found == MountedDir::from_fd(open.as_fd()).ok())
+            }
+            Err(error) if is_out_of_resources(&error) => Err(error),
+            Err(_) => Ok(false),
         };
-        is_same(Dir::open(self.base.path()).ok(), &self.base)
-            && is_same(self.base.open_dir(VOLUMES_DIR).ok(), &self.volumes)
+        Ok(is_same(Dir::open(self.base.path()), &self.base)?
+            && is_same(self.base.open_dir(VOLUMES_DIR), &self.volumes)?)
     }
 
     /// Rejects changes without an identity: the volumes may be on a disk that isn't mounted.
@@ -88,5 +111,38 @@ impl StoreInner {
             .map_err(DirStoreError::Directory)?;
         tracing::info!(store = %new, directory = %self.base.path().display(), "created the identity of the store");
         Ok(self.identity.get_or_init(|| new).clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::FutureExt as _;
+    use nodekeel_fsquota::testing::MemQuota;
+    use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
+
+    use super::*;
+    use crate::dir_store::DirStore;
+
+    #[test]
+    fn without_free_descriptors_a_call_fails_and_the_store_is_not_lost() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = Dir::open(base.path()).expect("the base");
+        let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
+        let inner = store.slot.inner().expect("it is open");
+        inner.create_identity().expect("an identity");
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            for failing in ["open", "openat2"] {
+                let hook = move |call: &'static str| match call == failing {
+                    true => SyscallAction::Fail(errno.raw_os_error()),
+                    false => SyscallAction::Proceed,
+                };
+                let error = with_failpoint_hook(hook, || inner.check_location()).expect_err("it fails");
+                assert!(matches!(error, DirStoreError::Directory(_)), "{failing}: {error}");
+            }
+        }
+        assert!(inner.missed.notified().now_or_never().is_none(), "nothing is to be opened again");
+        inner.check_location().expect("it is in place");
     }
 }

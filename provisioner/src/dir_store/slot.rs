@@ -1,4 +1,4 @@
-//! The open directory of a store. It is closed while its disk is absent, and then opened again.
+//! The open directory of a store. It is closed while its disk is absent, or another one, and then opened again.
 
 use std::convert::Infallible;
 use std::hash::RandomState;
@@ -24,15 +24,15 @@ pub(super) struct StoreSlot {
     path: PathBuf,
     options: DirStoreOptions,
     /// `None` while the store is lost.
-    open: Mutex<Option<OpenStore>>,
+    open: Arc<Mutex<Option<OpenStore>>>,
     /// Disconnected when nothing of the last open directory is in use any more.
     closed: AsyncMutex<Receiver<Infallible>>,
 }
 
-/// An open directory, and the thread that erases in it.
+/// An open directory, and the thread that erases in it once the store is served.
 struct OpenStore {
     inner: Arc<StoreInner>,
-    _eraser: VolumeEraser,
+    eraser: Option<VolumeEraser>,
 }
 
 impl StoreSlot {
@@ -44,13 +44,14 @@ impl StoreSlot {
     ) -> Result<Self, DirStoreError> {
         let path = base.path().to_owned();
         let (open, closed) = OpenStore::open(base, quota, &options)?;
-        Ok(Self { path, options, open: Mutex::new(Some(open)), closed: AsyncMutex::new(closed) })
+        let open = Arc::new(Mutex::new(Some(open)));
+        Ok(Self { path, options, open, closed: AsyncMutex::new(closed) })
     }
 
     /// A directory that is not open.
     pub(super) fn closed(path: &Path, options: DirStoreOptions) -> Self {
         let closed = AsyncMutex::new(mpsc::channel(1).1);
-        Self { path: path.to_owned(), options, open: Mutex::new(None), closed }
+        Self { path: path.to_owned(), options, open: Arc::default(), closed }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -64,8 +65,33 @@ impl StoreSlot {
     /// The open directory. A caller must not keep it while it waits: the directory is opened again only when
     /// no call uses it any more.
     pub(super) fn inner(&self) -> Result<Arc<StoreInner>, DirStoreError> {
-        let inner = self.lock_open().as_ref().map(|open| Arc::clone(&open.inner));
+        let inner = lock(&self.open).as_ref().map(|open| Arc::clone(&open.inner));
         inner.ok_or_else(|| DirStoreError::Lost { path: self.path.clone() })
+    }
+
+    /// Resumes what a killed process has left in progress, and erases removed volumes from now on.
+    pub(super) async fn start_serving(&self) -> Result<(), DirStoreError> {
+        // Not while the directory is opened again.
+        let _closed = self.closed.lock().await;
+        if lock(&self.open).as_ref().is_some_and(|open| open.eraser.is_some()) {
+            return Ok(());
+        }
+        let (inner, slot) = (self.inner()?, Arc::clone(&self.open));
+        let start = move || {
+            inner.check_location()?;
+            inner.resume_interrupted()?;
+            if let Some(open) = lock(&slot).as_mut().filter(|open| open.eraser.is_none()) {
+                open.eraser = Some(VolumeEraser::start(&open.inner).map_err(DirStoreError::StartEraser)?);
+            }
+            Ok::<_, DirStoreError>(())
+        };
+        tokio::task::spawn_blocking(start).await.unwrap_or(Err(DirStoreError::RuntimeStopped))
+    }
+
+    /// Closes the directory, and waits until nothing of it is open any more.
+    pub(super) async fn close(&self) {
+        let mut closed = self.closed.lock().await;
+        self.wait_closed(&mut closed).await;
     }
 
     /// Closes the directory, waits for the calls in progress, and opens it again. Without an opener, nothing
@@ -73,11 +99,7 @@ impl StoreSlot {
     pub(super) async fn reopen(&self) -> Result<(), DirStoreError> {
         let Some(opener) = self.options.opener.clone() else { return Ok(()) };
         let mut closed = self.closed.lock().await;
-        let old = self.lock_open().take();
-        // Waits until its eraser stops between two files.
-        let _ = tokio::task::spawn_blocking(move || drop(old)).await;
-        // Nothing is ever sent.
-        let _ = closed.recv().await;
+        self.wait_closed(&mut closed).await;
         let options = self.options.clone();
         let open = move || {
             let (base, quota) = opener().map_err(DirStoreError::Reopen)?;
@@ -86,18 +108,32 @@ impl StoreSlot {
         let opened = tokio::task::spawn_blocking(open).await.unwrap_or(Err(DirStoreError::RuntimeStopped));
         let (open, receiver) = opened?;
         *closed = receiver;
-        *self.lock_open() = Some(open);
+        *lock(&self.open) = Some(open);
         Ok(())
     }
 
-    fn lock_open(&self) -> MutexGuard<'_, Option<OpenStore>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    async fn wait_closed(&self, closed: &mut Receiver<Infallible>) {
+        let old = lock(&self.open).take();
+        let close = move || {
+            if let Some(old) = &old {
+                old.inner.remove_unused_dirs();
+            }
+            // Waits until its eraser stops between two files.
+            drop(old);
+        };
+        let _ = tokio::task::spawn_blocking(close).await;
+        // Nothing is ever sent.
+        let _ = closed.recv().await;
     }
 }
 
+fn lock(open: &Mutex<Option<OpenStore>>) -> MutexGuard<'_, Option<OpenStore>> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl OpenStore {
-    /// Locks the directory, and resumes what a killed process has left in progress. The receiver is
-    /// disconnected when the directory is closed.
+    /// Locks the directory, and counts what is in it: it may be that of another node, so that nothing in it is changed.
+    /// The receiver is disconnected when the directory is closed.
     fn open(
         base: Dir,
         quota: Arc<dyn QuotaSetter>,
@@ -128,16 +164,37 @@ impl OpenStore {
             _lock: lock,
             _is_open: is_open,
         });
-        inner.base.remove_stale_files().map_err(DirStoreError::Directory)?;
-        inner.sweep_staging()?;
-        let trash_entries = inner.list_trash()?;
-        inner.release_leaked_projects(&trash_entries);
-        inner.count_promises(&trash_entries)?;
-        for entry in trash_entries {
-            let bytes = inner.trash.open_dir(entry.content_path()).map_or(0, |dir| inner.used_bytes(&dir));
-            inner.erasures.enqueue_entry(entry, bytes);
+        inner.count_promises(&inner.list_trash()?)?;
+        Ok((Self { inner, eraser: None }, closed))
+    }
+}
+
+impl StoreInner {
+    /// Completes what a killed process has left in progress. It can be called again.
+    fn resume_interrupted(&self) -> Result<(), DirStoreError> {
+        self.base.remove_stale_files().map_err(DirStoreError::Directory)?;
+        self.remove_stale_marks()?;
+        let has_moved = self.sweep_staging()?;
+        let trash_entries = self.list_trash()?;
+        self.release_leaked_projects(&trash_entries);
+        if has_moved {
+            self.count_promises(&trash_entries)?;
         }
-        let eraser = VolumeEraser::start(&inner).map_err(DirStoreError::StartEraser)?;
-        Ok((Self { inner, _eraser: eraser }, closed))
+        for entry in trash_entries {
+            let bytes = self.trash.open_dir(entry.content_path()).map_or(0, |dir| self.used_bytes(&dir));
+            self.erasures.enqueue_entry(entry, bytes);
+        }
+        Ok(())
+    }
+
+    /// Removes what opening a directory has created in it that is not a store, such as a mount point without its disk.
+    fn remove_unused_dirs(&self) {
+        if self.identity.get().is_some() {
+            return;
+        }
+        for name in [TRASH_DIR, STAGING_DIR, VOLUMES_DIR] {
+            // One that is not empty stays, and an empty one does no harm.
+            let _ = self.base.remove_empty_dir(name);
+        }
     }
 }

@@ -11,19 +11,20 @@ use crate::snapshot::StoredId;
 use crate::step::VolumeStep;
 
 impl StoreInner {
-    /// Removes directories whose creation a crash interrupted.
-    pub(super) fn sweep_staging(&self) -> Result<(), DirStoreError> {
+    /// Removes directories whose creation a crash interrupted. Returns whether one of them is in the trash now.
+    pub(super) fn sweep_staging(&self) -> Result<bool, DirStoreError> {
+        let mut has_moved = false;
         for entry in self.staging.list().map_err(DirStoreError::Directory)? {
             match entry.name.as_os_str().to_str().and_then(|name| name.parse().ok()) {
                 // The caller lists the trash after this.
-                Some(id) => drop(self.discard_staged(&id)?),
+                Some(id) => has_moved |= self.discard_staged(&id)?.is_some(),
                 None => tracing::warn!(
                     "{} is not a volume: skipped",
                     self.staging.path().join(entry.name.as_os_str()).display()
                 ),
             }
         }
-        Ok(())
+        Ok(has_moved)
     }
 
     /// Discards what a failed creation has left; what can't be removed now is removed at the next start.

@@ -99,28 +99,29 @@ impl StoreCapacity {
     /// [`CapacityShortage`].
     pub fn check_limit(&self, old: Bytes, new: Bytes) -> Result<(), CapacityShortage> {
         let growth = Bytes(new.0.saturating_sub(old.0));
-        let Self { total, free, reserved, promised, ceiling } = *self;
+        let Self { total, reserved, promised, ceiling, .. } = *self;
         match growth.0 {
             0 => Ok(()),
             _ if new > ceiling => Err(CapacityShortage::TooLarge { size: new, ceiling, total, reserved }),
             _ if growth > self.available() => {
                 let available = self.available();
-                Err(CapacityShortage::Full { growth, available, promised, ceiling, free })
+                Err(CapacityShortage::Full { growth, available, promised, ceiling })
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Why a limit is not promised. The message is part of the claim's event.
+/// Why a limit is not promised. The message is part of the claim's event and status, so it has no number that changes
+/// with each write of a pod, such as the free bytes of the disk: each would be another event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CapacityShortage {
     /// The volume would fit if others were removed.
     #[error(
-        "{} can't be promised: of the {} that this node promises to volumes {} are promised and {} are left \
-         ({} are free on the disk); delete volumes, enlarge the disk, or raise capacity.ratio",
-        BinarySize(*growth), BinarySize(*ceiling), BinarySize(*promised), BinarySize(*available), BinarySize(*free)
+        "{} can't be promised: of the {} that this node promises to volumes {} are promised and {} are left; delete \
+         volumes, enlarge the disk, or raise capacity.ratio",
+        BinarySize(*growth), BinarySize(*ceiling), BinarySize(*promised), BinarySize(*available)
     )]
     Full {
         /// The new volume's size, or by how much a volume should grow.
@@ -131,8 +132,6 @@ pub enum CapacityShortage {
         promised: Bytes,
         /// The largest sum.
         ceiling: Bytes,
-        /// What is free on the file system.
-        free: Bytes,
     },
     /// It does not fit on this node, even if it were the only volume.
     #[error(

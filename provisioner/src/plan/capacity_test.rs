@@ -30,9 +30,11 @@ fn a_full_store_says_what_is_promised_and_what_is_left() {
     assert_eq!(
         shortage.to_string(),
         "2Gi can't be promised: of the 8Gi that this node promises to volumes 6.0Gi are promised and 2.0Gi \
-         are left (7Gi are free on the disk); delete volumes, enlarge the disk, or raise capacity.ratio"
+         are left; delete volumes, enlarge the disk, or raise capacity.ratio"
     );
     assert_eq!(capacity.check_limit(Bytes(0), Bytes(2 * GI - 1)), Ok(()));
+    let fuller = StoreCapacity { free: Bytes(1), ..capacity };
+    assert_eq!(fuller.check_limit(Bytes(0), Bytes(2 * GI)), Err(shortage), "no reason to report it again");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Persis
 use nodekeel_fsquota::Bytes;
 
 use crate::id::VolumeId;
+use crate::plan::expansion::MAX_ROUNDING;
 use crate::plan::{ClaimRejection, HOSTNAME, ProvisionerIdentity, VolumeSpec, class_name};
 use crate::quantity;
 use crate::snapshot::{SNAPSHOT_GROUP, SnapshotId, StoredId, VolumeSnapshot, VolumeSnapshotContent};
@@ -150,9 +151,10 @@ pub(crate) fn plan_clone(
     }
 }
 
-/// Rejects a volume that is smaller than its source.
+/// Rejects a volume that is smaller than its source, whose size may be the limit in force.
 fn check_size(spec: &VolumeSpec, name: &str, size: u64) -> Option<ClaimRejection> {
-    (spec.capacity.0 < size).then(|| ClaimRejection::SmallerThanSource {
+    let rounded = spec.capacity.0.div_ceil(MAX_ROUNDING).saturating_mul(MAX_ROUNDING);
+    (rounded < size).then(|| ClaimRejection::SmallerThanSource {
         source_name: name.to_owned(),
         size: Bytes(size),
         capacity: spec.capacity,

@@ -140,6 +140,27 @@ fn a_source_that_does_not_fit_is_rejected() {
 }
 
 #[test]
+fn a_claim_of_the_size_of_the_source_is_restored_although_the_file_system_has_rounded_its_limit() {
+    let source = json!({ "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "backup" });
+    let requests = json!({ "requests": { "storage": "1G" } });
+    let spec = match plan(json!({ "dataSource": source, "resources": requests })) {
+        ClaimAction::Provision(spec) => *spec,
+        other => panic!("{other:?}"),
+    };
+    let plan = |size: u64| {
+        let status = json!({ "status": {
+            "readyToUse": true,
+            "snapshotHandle": format!("snap-{}", sample_uid(1)),
+            "restoreSize": size,
+        } });
+        let (snapshot, content) = (snapshot(&sample_uid(1)), sample_snapshot_content(1, status));
+        plan_restore(&sample_identity(NODE), &spec, "backup", (Some(&snapshot), Some(&content)))
+    };
+    assert!(matches!(plan(1_000_001_536), SourceAction::Copy(_)));
+    expect_rejection(plan(1_000_100_000), "needs 1000100000");
+}
+
+#[test]
 fn the_bound_volume_of_a_claim_is_cloned() {
     let id: VolumeId = format!("pvc-{}", sample_uid(1)).parse().expect("an id");
     assert_eq!(plan_of(json!({})), SourceAction::Copy(id.into()));

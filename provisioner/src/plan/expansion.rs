@@ -21,14 +21,14 @@ use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use crate::id::VolumeId;
 use crate::plan::volume::verify_ownership;
 use crate::plan::{
-    ClaimRejection, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER, SizeError, claim_status,
-    ownership_mismatch, size,
+    ClaimRejection, ProvisionerIdentity, STORAGE_PROVISIONER, SizeError, claim_status, ownership_mismatch,
+    size,
 };
 use crate::quantity::parse_quantity;
 use crate::store::{VolumeUsage, larger_limit};
 
 /// By how much the limit in force may exceed the one that was set: file systems round it up to their blocks.
-const MAX_ROUNDING: u64 = 64 << 10;
+pub(super) const MAX_ROUNDING: u64 = 64 << 10;
 
 /// A bound claim, its volume, and the objects related to them.
 #[derive(Debug, Clone, Copy)]
@@ -121,16 +121,16 @@ pub(crate) fn needs_expansion(claim: &PersistentVolumeClaim) -> bool {
     is_larger || claim_status::resize_state(status).is_some() || claim_status::has_resize_condition(status)
 }
 
-/// Whether this node may have to resize a claim's volume. Judged by the claim alone, so that it may turn out
-/// to be another driver's.
+/// Whether this node may have to resize a claim's volume. Judged by the claim alone, so that it may turn out to be
+/// another driver's or node's: its PersistentVolume says where it is. The selected node does not, once the volume's disk
+/// was moved to another node.
 pub(crate) fn may_resize(identity: &ProvisionerIdentity, claim: &PersistentVolumeClaim) -> bool {
     let annotation = |key| claim.metadata.annotations.as_ref().and_then(|all| all.get(key));
-    // A claim that was bound to an existing volume has neither annotation.
-    let is_other = |key, ours: &str| annotation(key).is_some_and(|value| !value.is_empty() && value != ours);
+    // A claim that was bound to an existing volume has no such annotation.
+    let provisioner = annotation(STORAGE_PROVISIONER).filter(|value| !value.is_empty());
     bound_volume_name(claim).is_some_and(|name| name.parse::<VolumeId>().is_ok())
         && claim.metadata.deletion_timestamp.is_none()
-        && !is_other(STORAGE_PROVISIONER, identity.driver.as_str())
-        && !is_other(SELECTED_NODE, identity.node.as_str())
+        && provisioner.is_none_or(|provisioner| *provisioner == identity.driver.as_str())
         && (needs_expansion(claim) || super::modification::needs_modification(claim))
 }
 

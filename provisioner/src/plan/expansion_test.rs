@@ -151,7 +151,7 @@ fn a_node_looks_only_at_claims_that_are_resized_and_may_be_its_own() {
     let annotated = |key: &str, value: Value| json!({ "metadata": { "annotations": { key: value } } });
     assert!(!may_resize(&identity, &bound_claim(json!({}))), "it has its size");
     assert!(with(json!({})) && with(json!({ "metadata": { "annotations": null } })));
-    assert!(!with(annotated(SELECTED_NODE, json!("node-b"))));
+    assert!(with(annotated(SELECTED_NODE, json!("node-b"))), "its volume may be here all the same");
     assert!(!with(annotated(STORAGE_PROVISIONER, json!("other.example"))));
     assert!(!with(json!({ "spec": { "volumeName": "disk-7" } })));
     assert!(!with(json!({ "status": { "phase": "Pending" } })));

@@ -63,18 +63,17 @@ pub enum AttributesRejection {
         /// What is valid.
         expected: &'static str,
     },
-    /// The volume has more inodes than the class allows.
+    /// The volume has more inodes than the class allows. How many is not said: while a pod writes, each number would
+    /// be another reason, and so another change of the claim's status.
     #[error(
-        "VolumeAttributesClass {class:?} allows {limit} inodes, and the volume has {used} files and directories: \
-         delete some, or name another class"
+        "VolumeAttributesClass {class:?} allows {limit} inodes, and the volume has more files and directories: delete \
+         some, or name another class"
     )]
     TooSmall {
         /// The class's name.
         class: String,
         /// The limit that it sets.
         limit: u64,
-        /// The inodes of the volume.
-        used: u64,
     },
 }
 
@@ -183,10 +182,9 @@ fn checked_inodes(
     observed: &BoundClaim<'_>,
 ) -> Result<Inodes, AttributesRejection> {
     let inodes = class_inodes(identity, name, observed.attributes)?;
-    let used = observed.usage.usage.inodes;
-    match used <= inodes {
+    match observed.usage.usage.inodes <= inodes {
         true => Ok(inodes),
-        false => Err(AttributesRejection::TooSmall { class: name.to_owned(), limit: inodes.0, used: used.0 }),
+        false => Err(AttributesRejection::TooSmall { class: name.to_owned(), limit: inodes.0 }),
     }
 }
 

@@ -98,6 +98,18 @@ pub(crate) fn removed_volume(
     (*state == OrphanState::Unclaimed).then(|| build_persistent_volume(identity, Some(store), &spec))
 }
 
+/// Whether a PersistentVolume is the one with which the provisioner removes an orphan.
+pub(crate) fn is_removal(id: &VolumeId, volume: &PersistentVolume) -> bool {
+    let spec = volume.spec.as_ref();
+    let claim = spec.and_then(|spec| spec.claim_ref.as_ref());
+    // No claim has the name of a volume and the UID that the volume was created for.
+    let is_placeholder = claim.is_some_and(|claim| {
+        claim.name.as_deref() == Some(id.as_str()) && claim.uid.as_deref() == Some(id.claim_uid())
+    });
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    is_placeholder && policy == Some("Delete")
+}
+
 fn orphan_spec(
     id: &VolumeId,
     usage: &VolumeUsage,

@@ -25,8 +25,8 @@ pub struct SnapshotInfo {
 /// # Contract
 /// - **Creation.** When [`create_snapshot`](Self::create_snapshot) returns, the snapshot has all files of the volume.
 ///   The volume may be in use: each file has the content of one moment of the call, and two files may have those of
-///   different moments. The volume is not changed, and no other writer waits. Creating an existing snapshot
-///   returns it as it is.
+///   different moments; one that is renamed meanwhile may be missing, or be there under both names. The volume is not
+///   changed, and no other writer waits. Creating an existing snapshot returns it as it is.
 /// - **Copies.** When [`create_volume_from`](Self::create_volume_from) returns, the volume has all files of its
 ///   source, with their owners, modes and times, and its own limits; at no time does it exist without either. Creating
 ///   an existing volume changes nothing but limits, which it raises as

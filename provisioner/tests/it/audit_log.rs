@@ -11,6 +11,7 @@ use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind};
 use nodekeel_provisioner::{
     Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, StepMoment, VolumeId, VolumeStep,
+    VolumeStore as _,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -161,6 +162,7 @@ async fn removals_by_a_new_store_are_logged() {
     }
     let (store, logged) =
         store_with_log_checks(base.path(), &id(32), &[(VolumeStep::EraseContent, "erasing")]);
+    store.start_serving().await.expect("served");
     store.wait_until_erased().await;
     assert_eq!(*logged.lock().expect("not poisoned"), [true]);
     assert!(LogCapture::contains("incomplete volume", &id(33), &["handle", "claim_uid"]));

@@ -1,20 +1,28 @@
 //! Snapshots and copies of the directory store.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_fsquota::{Bytes, Inodes, ProjectQuota, QuotaLimits};
-use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::testing::DataCloner;
-use nodekeel_provisioner::testing::objects::sample_uid;
+use nodekeel_localstorage::{Dir, FileCloner};
+use nodekeel_provisioner::csi::testing::MemMounter;
+use nodekeel_provisioner::csi::{NodePlugin, PluginDeps};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_uid};
 use nodekeel_provisioner::testing::{MemStore, conformance, snapshot_conformance};
 use nodekeel_provisioner::{
-    DirStore, DirStoreOptions, SnapshotId, SnapshotStore as _, SnapshotStoreError, StoredId, VolumeId,
-    VolumeOpener as _, VolumeStore as _,
+    Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, SnapshotId, SnapshotStore as _,
+    SnapshotStoreError, StoredId, VolumeId, VolumeOpener as _, VolumeStore as _,
 };
 use testbed::guest::disk::{FileSystem, GuestDisk};
+use tokio_util::sync::CancellationToken;
+
+use crate::service::harness::test_api;
 
 const MIB: u64 = 1 << 20;
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(16 * MIB)), inodes: Some(Inodes(1024)) };
@@ -110,6 +118,36 @@ async fn a_copy_and_its_source_change_independently() {
     assert_eq!(quota.list_projects().len(), 2);
 }
 
+/// Copies a file after a pod has written more into it.
+#[derive(Debug)]
+struct GrowthCloner(std::path::PathBuf);
+
+impl FileCloner for GrowthCloner {
+    fn clone_file(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        // The check that files can be cloned has two empty ones.
+        if rustix::fs::fstat(from)?.st_size > 0 {
+            fs::write(&self.0, vec![7; 1 << 20])?;
+        }
+        DataCloner.clone_file(from, to)
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_of_a_growing_volume_is_promised_what_it_uses() {
+    let base = tempfile::tempdir().expect("a directory");
+    let file = volume_path(base.path(), 1).join("file");
+    let mut options = DirStoreOptions::default();
+    options.cloner = Arc::new(GrowthCloner(file.clone()));
+    let dir = Dir::open(base.path()).expect("the base");
+    let store = DirStore::with_options(dir, Arc::new(MemQuota::new()), options).expect("a store");
+    store.create_identity().await.expect("an identity");
+    store.create(&id(1), LIMITS).await.expect("create");
+    fs::write(&file, "data").expect("a file");
+    store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
+    let promised = store.capacity().await.expect("a capacity").expect("it is limited").promised;
+    assert!(promised >= Bytes(17 * MIB), "16 MiB for the volume, and 1 MiB for the snapshot: {promised}");
+}
+
 #[tokio::test]
 async fn an_unpublished_copy_is_swept_and_one_that_a_pod_has_opened_is_not() {
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
@@ -130,6 +168,54 @@ async fn an_unpublished_copy_is_swept_and_one_that_a_pod_has_opened_is_not() {
     }
     assert_eq!(swept, [false, true, false, false]);
     assert_eq!(names(&base.path().join(".unpublished")), Vec::<String>::new());
+}
+
+/// The plugin looks at the mounts of each volume that is swept; that publishes none.
+#[tokio::test]
+async fn an_unpublished_copy_is_swept_beside_the_plugin() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
+    let store = Arc::new(open(base.path(), &quota).await);
+    store.create(&id(1), LIMITS).await.expect("create");
+    fs::write(volume_path(base.path(), 1).join("file"), "data").expect("a file");
+    for number in [2, 3] {
+        store.create_volume_from(&id(number), &id(1).into(), LIMITS).await.expect("a copy");
+    }
+    store.mark_published(&id(3)).await.expect("marked");
+    let (identity, api) = (sample_identity(NODE), test_api());
+    let plugin = PluginDeps {
+        driver: identity.driver.clone(),
+        node: identity.node.clone(),
+        store: store.clone(),
+        volumes: store.clone(),
+        mounter: Arc::new(MemMounter::default()),
+    };
+    let plugin = NodePlugin::new(plugin, Path::new("/var/lib/kubelet")).expect("a plugin");
+    let deps = Deps {
+        client: api.client(),
+        store: store.clone(),
+        snapshots: Some(store.clone()),
+        metrics: Arc::new(()),
+        guard: Some(plugin.volume_guard()),
+        registered: None,
+        hook: None,
+    };
+    let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
+    let token = CancellationToken::new();
+    let canceled = token.clone();
+    let run = tokio::spawn(async move { provisioner.run_until(canceled, || ()).await });
+    let swept = async {
+        loop {
+            let seen = store.capacity().await.expect("a capacity").expect("it is limited");
+            if store.list().await.expect("a list") == [id(1), id(3)] {
+                return;
+            }
+            store.wait_for_capacity_change(&seen).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), swept).await.expect("the copy is swept");
+    token.cancel();
+    run.await.expect("no panic").expect_err("it was stopped");
+    assert_eq!(store.list().await.expect("a list"), [id(1), id(3)], "what may hold data is kept");
 }
 
 #[tokio::test]
@@ -171,6 +257,46 @@ fn fill(path: &Path) -> u64 {
     while file.write_all(&[7; 64 << 10]).is_ok() {}
     let _ = file.sync_all();
     file.metadata().expect("metadata").len()
+}
+
+/// A full volume has no space left, not even for a file without a name.
+#[tokio::test]
+#[ignore = "needs kernel with a disk of 512 MiB"]
+async fn on_xfs_full_volumes_are_copied() {
+    let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
+    let disk = disk.expect("a disk");
+    let base = disk.mount_point();
+    let quota = Arc::new(ProjectQuota::open(base).expect("project quotas"));
+    let store = DirStore::new(Dir::open(base).expect("open"), quota).expect("a store");
+    store.create_identity().await.expect("an identity");
+    let files = |number: u32| -> BTreeMap<String, Vec<u8>> {
+        let path = volume_path(base, number);
+        let read = |name: String| (name.clone(), fs::read(path.join(name)).expect("a file"));
+        names(&path).into_iter().map(read).collect()
+    };
+    let few = QuotaLimits { inodes: Some(Inodes(64)), ..LIMITS };
+    for (number, limits, size) in [(1, LIMITS, 4096), (4, few, 0)] {
+        store.create(&id(number), limits).await.expect("create");
+        let path = volume_path(base, number);
+        if size > 0 {
+            fill(&path.join("large"));
+        }
+        let mut more = 0;
+        while fs::write(path.join(more.to_string()), vec![7; size]).is_ok() {
+            more += 1;
+        }
+        rustix::fs::sync();
+        let usage = store.usage(&id(number)).await.expect("usage");
+        println!("a full volume: {usage:?}, {more} small files");
+        store.create_snapshot(&snapshot_id(number), &id(number)).await.expect("a snapshot");
+        let sources = [StoredId::from(snapshot_id(number)), StoredId::from(id(number))];
+        for (copy, source) in (number + 1..).zip(sources) {
+            store.create_volume_from(&id(copy), &source, limits).await.expect("a copy");
+            assert!(files(copy) == files(number), "a copy of {source}");
+            assert_eq!(store.usage(&id(copy)).await.expect("usage").limits, limits);
+            fs::write(volume_path(base, copy).join("again"), vec![7; 1 << 20]).expect_err("it is full, too");
+        }
+    }
 }
 
 /// On XFS, a shared block counts for each project that has it; so limits bind a copy as if it shared nothing.

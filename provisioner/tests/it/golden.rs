@@ -51,6 +51,7 @@ async fn directories_that_a_killed_process_of_the_first_release_has_left_are_con
         }
         let store = DirStore::new(Dir::open(base.path()).expect("the base"), Arc::<MemQuota>::default());
         let store = store.expect("a store");
+        store.start_serving().await.expect("served");
         store.wait_until_erased().await;
         let volumes = store.list().await.expect("list");
         let is_published = matches!(&*step, "Publish" | "Dig");

@@ -7,18 +7,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
+use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_class, sample_identity, sample_uid};
+use nodekeel_provisioner::testing::objects::{
+    DRIVER, NODE, sample_claim, sample_class, sample_identity, sample_node, sample_uid, sample_volume,
+};
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    DirStore, ImportDeps, ImportError, ImportMode, ImportOutcome, ImportRequest, SourceError, StepHook,
-    StepMoment, VolumeId, VolumeImporter, VolumeStep, VolumeStore as _, import_directory,
+    Deps, DirStore, ImportDeps, ImportError, ImportMode, ImportOutcome, ImportRequest, Provisioner,
+    ProvisionerConfig, SELECTED_NODE, STORAGE_PROVISIONER, SourceError, StepHook, StepMoment, VolumeId,
+    VolumeImporter, VolumeStep, VolumeStore as _, import_directory,
 };
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use crate::kills::{FileQuota, names};
+use crate::service::harness::wait_until;
 
 const BASE: &str = "NODEKEEL_IMPORT_BASE";
 const STEP: &str = "NODEKEEL_IMPORT_STEP";
@@ -34,7 +40,7 @@ fn id() -> VolumeId {
 /// A store that stays open, and a directory with data beside it.
 struct ImportSite {
     base: tempfile::TempDir,
-    store: DirStore,
+    store: Arc<DirStore>,
 }
 
 impl ImportSite {
@@ -44,7 +50,7 @@ impl ImportSite {
         let quota = Arc::new(FileQuota(base.path().join("records")));
         let store = DirStore::new(Dir::open(base.path()).expect("the base"), quota).expect("a store");
         store.create_identity().await.expect("an identity");
-        let site = Self { base, store };
+        let site = Self { base, store: Arc::new(store) };
         write_data(&site.source());
         site
     }
@@ -216,7 +222,8 @@ async fn what_is_not_a_directory_to_import_is_rejected_and_unchanged() {
         let link = reject(&base.join("alias"), mode);
         assert!(matches!(link, SourceError::NotADirectory { .. }), "{link}");
         fs::remove_file(base.join("alias")).expect("remove");
-        for part in [base.to_owned(), base.join("volumes"), base.join(".trash")] {
+        fs::create_dir_all(base.join("snapshots")).expect("as with the first snapshot");
+        for part in [base.to_owned(), base.join("volumes"), base.join("snapshots"), base.join(".trash")] {
             let part = reject(&part, mode);
             assert!(matches!(part, SourceError::PartOfStore { .. }), "{part}");
         }
@@ -233,6 +240,25 @@ async fn what_is_not_a_directory_to_import_is_rejected_and_unchanged() {
     assert_data(&site.source(), "unchanged");
     let other = reject(Path::new("/proc/self/fdinfo"), ImportMode::Move);
     assert!(matches!(other, SourceError::OtherMount { .. }), "{other}");
+}
+
+/// Root may exceed limits on ext4, so that the kernel doesn't end a copy that is too large.
+#[tokio::test]
+async fn a_directory_that_grows_beyond_the_limits_while_it_is_copied_is_refused() {
+    let site = ImportSite::new().await;
+    let more = site.source().join("more");
+    let hook = move |step: VolumeStep, moment: StepMoment| {
+        if (step, moment) == (VolumeStep::CopyTree, StepMoment::Before) {
+            fs::write(&more, vec![7; 1 << 20]).expect("a file");
+        }
+    };
+    let base = Dir::open(site.base.path()).expect("the base");
+    let importer = VolumeImporter::open(base, Arc::new(MemQuota::new()), Some(Arc::new(hook)));
+    let limits = QuotaLimits { bytes: Some(Bytes(512 << 10)), inodes: Some(Inodes(1024)) };
+    let import = importer.expect("an importer").import(&id(), limits, (&site.source(), ImportMode::Copy));
+    let error = import.expect_err("it has grown");
+    assert!(matches!(error, SourceError::TooLarge { .. }), "{error}");
+    assert!(!site.volume().exists() && site.imports().is_empty(), "nothing is left");
 }
 
 #[tokio::test]
@@ -269,8 +295,17 @@ async fn run_import(
     site: &ImportSite,
     mode: ImportMode,
 ) -> Result<(VolumeId, ImportOutcome), ImportError> {
+    run_import_with(api, site, mode, None).await
+}
+
+async fn run_import_with(
+    api: &FakeApi,
+    site: &ImportSite,
+    mode: ImportMode,
+    hook: Option<Arc<dyn StepHook>>,
+) -> Result<(VolumeId, ImportOutcome), ImportError> {
     let importer = Arc::new(open_importer(site.base.path(), None).expect("an importer"));
-    let deps = ImportDeps { client: api.client(), importer, hook: None };
+    let deps = ImportDeps { client: api.client(), importer, hook };
     let request =
         ImportRequest { namespace: "default".into(), claim: "claim-1".into(), source: site.source(), mode };
     import_directory(&sample_identity(NODE), &deps, &request).await
@@ -308,6 +343,65 @@ async fn an_imported_volume_is_retained_and_bound_to_its_claim_whatever_answer_i
         let again = run_import(&api, &site, mode).await.expect("nothing is left to do");
         assert_eq!(again, (id(), ImportOutcome::AlreadyDone));
     }
+}
+
+/// The only PersistentVolume is the one of the import.
+fn assert_retained(api: &FakeApi, site: &ImportSite) {
+    let volumes = api.list_objects(ObjectKind::Volume);
+    assert_eq!(volumes.len(), 1, "{volumes:?}");
+    assert_eq!(volumes[0]["spec"]["persistentVolumeReclaimPolicy"], "Retain", "{volumes:?}");
+    let annotation = &volumes[0]["metadata"]["annotations"][sample_identity(NODE).driver.import_annotation()];
+    assert_eq!(annotation.as_str(), site.source().to_str(), "{volumes:?}");
+    assert_data(&site.volume(), "the volume");
+}
+
+#[tokio::test]
+async fn an_imported_directory_gets_no_persistent_volume_but_that_of_the_import() {
+    for mode in MODES {
+        let (site, api) = (ImportSite::new().await, api_with_claim(json!({})));
+        api.create_object(ObjectKind::Node, sample_node(NODE, json!({})));
+        api.fail_next(RequestVerb::Create, ObjectKind::Volume, RequestFault::Unreachable);
+        run_import(&api, &site, mode).await.expect_err("the call fails");
+        // A pod uses the claim before the import is repeated.
+        let annotations = json!({ STORAGE_PROVISIONER: DRIVER, SELECTED_NODE: NODE });
+        api.patch_object(ObjectKind::Claim, "claim-1", json!({ "metadata": { "annotations": annotations } }));
+        let deps = Deps {
+            client: api.client(),
+            store: site.store.clone(),
+            snapshots: None,
+            metrics: Arc::new(()),
+            guard: None,
+            registered: None,
+            hook: None,
+        };
+        let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps);
+        let token = CancellationToken::new();
+        let canceled = token.clone();
+        let run = tokio::spawn(async move { provisioner.run_until(canceled, || ()).await });
+        wait_until(&api, |api| {
+            !api.event_notes("claim-1").is_empty() || !api.list_objects(ObjectKind::Volume).is_empty()
+        })
+        .await;
+        let notes = api.event_notes("claim-1");
+        assert!(notes.iter().any(|note| note.contains("repeat the import")), "{mode:?}: {notes:?}");
+        run_import(&api, &site, mode).await.unwrap_or_else(|error| panic!("{mode:?}: {error}"));
+        assert_retained(&api, &site);
+        token.cancel();
+        run.await.expect("no panic").expect_err("it was stopped");
+    }
+}
+
+#[tokio::test]
+async fn a_persistent_volume_that_was_created_meanwhile_is_retained() {
+    let (site, api) = (ImportSite::new().await, api_with_claim(json!({})));
+    let other = api.clone();
+    let hook = move |step: VolumeStep, moment: StepMoment| {
+        if (step, moment) == (VolumeStep::CreatePersistentVolume, StepMoment::Before) {
+            other.create_object(ObjectKind::Volume, sample_volume(1, json!({})));
+        }
+    };
+    run_import_with(&api, &site, ImportMode::Copy, Some(Arc::new(hook))).await.expect("imported");
+    assert_retained(&api, &site);
 }
 
 #[tokio::test]

@@ -243,6 +243,8 @@ async fn a_new_store_releases_leaked_projects_except_those_of_trash_entries() {
     fs::create_dir(base.path().join(".trash").join(format!("{}.{in_trash}.0", id(1))))
         .expect("a trash entry");
     let store = open().expect("a store");
+    assert_eq!(*quota.kept.lock().expect("not poisoned"), [], "it may be the store of another node");
+    store.start_serving().await.expect("served");
     assert_eq!(*quota.kept.lock().expect("not poisoned"), [in_trash]);
     store.wait_until_erased().await;
     assert_eq!(quota.quota.list_projects(), [], "erasing the trash entry has released its project");

@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use super::{IMPORT_DIR, ImportMode, SourceError};
 use crate::dir_store::VOLUMES_DIR;
+use crate::dir_store::copies::SNAPSHOTS_DIR;
 
 /// Unit of `st_blocks`. *Source:* stat(3type).
 const BLOCK_BYTES: u64 = 512;
@@ -62,36 +63,45 @@ impl SourceDir<'_> {
     /// What it uses; an inode with several names counts once.
     fn measure(self, mount: u64) -> Result<QuotaUsage, SourceError> {
         let (mut used, mut linked) = (QuotaUsage { bytes: Bytes(0), inodes: Inodes(0) }, HashSet::new());
+        let mut count = |stat: &fs::Metadata| {
+            if stat.is_dir() || stat.nlink() == 1 || linked.insert(stat.ino()) {
+                used.bytes.0 += stat.blocks() * BLOCK_BYTES;
+                used.inodes.0 += 1;
+            }
+        };
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| SourceError::Read { path, source }
+        };
+        count(&fs::symlink_metadata(self.0).map_err(failed(self.0))?);
+        // Directories alone: one may have more files than fit into memory.
         let mut pending: Vec<PathBuf> = vec![self.0.to_owned()];
         while let Some(path) = pending.pop() {
-            let failed = |source| SourceError::Read { path: path.clone(), source };
-            let stat = fs::symlink_metadata(&path).map_err(failed)?;
-            if !stat.is_dir() && stat.nlink() > 1 && !linked.insert(stat.ino()) {
-                continue;
+            if mount_id(&path)? != mount {
+                return Err(SourceError::Mounted { path });
             }
-            if stat.is_dir() {
-                if mount_id(&path)? != mount {
-                    return Err(SourceError::Mounted { path });
-                }
-                for entry in fs::read_dir(&path).map_err(failed)? {
-                    pending.push(entry.map_err(failed)?.path());
+            for entry in fs::read_dir(&path).map_err(failed(&path))? {
+                let entry = entry.map_err(failed(&path))?;
+                let stat = entry.metadata().map_err(failed(&entry.path()))?;
+                count(&stat);
+                if stat.is_dir() {
+                    pending.push(entry.path());
                 }
             }
-            used.bytes.0 += stat.blocks() * BLOCK_BYTES;
-            used.inodes.0 += 1;
         }
         Ok(used)
     }
 }
 
-/// Whether a directory contains the store, or is the directory of its volumes, or a hidden one, or in one of
-/// these. One whose import was interrupted is not: it can be imported for another claim.
+/// Whether a directory contains the store, or is the directory of its volumes or of its snapshots, or a hidden one, or in
+/// one of these. One whose import was interrupted is not: it can be imported for another claim.
 fn is_part_of_store(real: &Path, base: &Path) -> bool {
     let Ok(below) = real.strip_prefix(base) else { return base.starts_with(real) };
     let mut names = below.iter().map(|name| name.to_string_lossy());
     let first = names.next().unwrap_or_default();
     let is_waiting = first == IMPORT_DIR && names.count() == 1;
-    first.is_empty() || (first == VOLUMES_DIR || first.starts_with('.')) && !is_waiting
+    let is_stored = first == VOLUMES_DIR || first == SNAPSHOTS_DIR || first.starts_with('.');
+    first.is_empty() || is_stored && !is_waiting
 }
 
 /// The mount that shows a directory. *Source:* statx(2): unlike the device, it differs for bind mounts.
@@ -113,6 +123,8 @@ mod tests {
             ("/srv", true),
             ("/", true),
             ("/srv/store/volumes/pvc-1", true),
+            ("/srv/store/snapshots", true),
+            ("/srv/store/snapshots/snap-1/data", true),
             ("/srv/store/.trash/pvc-1", true),
             ("/srv/store/.import", true),
             ("/srv/store/.import/pvc-1", false),

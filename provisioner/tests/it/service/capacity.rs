@@ -137,13 +137,30 @@ async fn the_capacity_is_acknowledged_before_the_node_is_deselected() {
 
 #[tokio::test(start_paused = true)]
 async fn without_the_right_to_publish_a_node_is_deselected_all_the_same() {
-    let (api, store) = (test_api(), store_of(10));
-    for _ in 0..20 {
-        api.fail_next(RequestVerb::Create, ObjectKind::StorageCapacity, RequestFault::Status(403));
+    // 422 is the denial of an admission policy.
+    for code in [403, 422] {
+        let (api, store) = (test_api(), store_of(10));
+        for _ in 0..20 {
+            api.fail_next(RequestVerb::Create, ObjectKind::StorageCapacity, RequestFault::Status(code));
+        }
+        api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+        let _node = TestNode::start_with_store(&api, &store).await;
+        wait_until(&api, |api| is_deselected(api, "claim-1")).await;
     }
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejected_object_does_not_keep_those_of_other_classes_from_being_published() {
+    let (api, store) = (test_api(), store_of(100));
+    api.create_object(ObjectKind::Class, sample_class(json!({ "metadata": { "name": "second" } })));
+    api.fail_next(RequestVerb::Create, ObjectKind::StorageCapacity, RequestFault::Status(422));
     let _node = TestNode::start_with_store(&api, &store).await;
-    wait_until(&api, |api| is_deselected(api, "claim-1")).await;
+    wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::StorageCapacity) > 0).await;
+    let start = tokio::time::Instant::now();
+    wait_until(&api, |api| published(api).len() == 1).await;
+    assert!(start.elapsed().as_secs() < 1, "{:?}", start.elapsed());
+    // The rejected one is tried again.
+    wait_published(&api, &[("local", "100Mi"), ("second", "100Mi")]).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -180,6 +197,34 @@ async fn a_waiting_claim_is_bound_once_a_volume_is_removed() {
     api.create_object(ObjectKind::Claim, sample_claim(2, unselected()));
     advance_time(24 * 3600).await;
     assert!(is_deselected(&api, "claim-2"));
+    let start = tokio::time::Instant::now();
+    api.delete_object(ObjectKind::Claim, "claim-1");
+    wait_bound(&api, "claim-2").await;
+    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_refused_between_two_publications_is_bound_once_a_volume_is_removed() {
+    let (api, store) = (test_api(), store_of(100));
+    let _node = start_on(&api, NODE, &store).await;
+    wait_published(&api, &[("local", "100Mi")]).await;
+    let immediate = json!({ "metadata": { "name": "immediate" }, "volumeBindingMode": "Immediate" });
+    api.create_object(ObjectKind::Class, sample_class(immediate));
+    let claim = |number: u32, size: &str| {
+        let patch = json!({
+            "metadata": { "annotations": { SELECTED_NODE: null } },
+            "spec": {
+                "storageClassName": "immediate", "resources": { "requests": { "storage": size } },
+            },
+        });
+        api.create_object(ObjectKind::Claim, sample_claim(number, patch));
+    };
+    claim(1, "60Mi");
+    wait_bound(&api, "claim-1").await;
+    // The next publication is due five seconds after the first: it finds as much as that did.
+    claim(2, "50Mi");
+    advance_time(1).await;
+    assert!(is_deselected(&api, "claim-2"), "refused");
     let start = tokio::time::Instant::now();
     api.delete_object(ObjectKind::Claim, "claim-1");
     wait_bound(&api, "claim-2").await;

@@ -1,12 +1,15 @@
 //! Expansion of volumes, and their VolumeAttributesClasses.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaUsage};
 use nodekeel_provisioner::testing::objects::{DRIVER, NODE, sample_claim, sample_identity};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
-use nodekeel_provisioner::{Deps, ProvisionerConfig, VolumeMetrics, VolumeStore as _};
+use nodekeel_provisioner::{
+    Deps, ProvisionerConfig, StepMoment, VolumeMetrics, VolumeStep, VolumeStore as _,
+};
 use serde_json::{Value, json};
 
 use super::harness::{
@@ -223,11 +226,55 @@ async fn the_claims_of_other_nodes_and_drivers_are_left_alone() {
     foreign.stop().await;
     let _node = TestNode::start(&api, NODE).await;
     // It may be this node's: only the PersistentVolume says whose it is.
-    api.patch_object(ObjectKind::Claim, CLAIM, json!({ "metadata": { "annotations": null } }));
-    api.patch_object(ObjectKind::Claim, CLAIM, request("100Mi"));
-    advance_time(600).await;
+    for selected in [json!(NODE), Value::Null] {
+        let annotations = json!({ "volume.kubernetes.io/selected-node": selected });
+        api.patch_object(ObjectKind::Claim, CLAIM, json!({ "metadata": { "annotations": annotations } }));
+        api.patch_object(ObjectKind::Claim, CLAIM, request("100Mi"));
+        advance_time(600).await;
+    }
     assert_eq!(api.request_count(RequestVerb::Patch, ObjectKind::Claim), 0);
     assert_eq!(claim_status(&api)["capacity"]["storage"], "50Mi");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_names_another_node_than_its_volume_is_expanded() {
+    let (api, store) = (test_api(), MemStore::default());
+    let _node = TestNode::start_with_store(&api, &store).await;
+    bind_claim(&api, json!({})).await;
+    // As after its disk was moved here from that node.
+    let selected =
+        json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": "node-b" } } });
+    api.patch_object(ObjectKind::Claim, CLAIM, selected);
+    api.patch_object(ObjectKind::Claim, CLAIM, request("100Mi"));
+    wait_capacity(&api, "100Mi").await;
+    assert_eq!(byte_limit(&store).await, 100 * MIB);
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_in_force_are_made_durable_before_the_volume_is_said_to_have_them() {
+    let (api, store) = (test_api(), MemStore::default());
+    let _node = TestNode::start_with_store(&api, &store).await;
+    bind_claim(&api, json!({})).await;
+    create_attributes_class(&api, "few", "123");
+    let patches = |api: &FakeApi| api.request_count(RequestVerb::Patch, ObjectKind::Volume);
+    // Attempts that end after they have set the limits; after the last one, only the backoff leads to the next.
+    let change_with_failures = async |change: Value| {
+        let before = patches(&api);
+        for _ in 0..3 {
+            api.fail_next(RequestVerb::Patch, ObjectKind::Volume, RequestFault::Status(500));
+        }
+        api.patch_object(ObjectKind::Claim, CLAIM, change);
+        wait_until(&api, |api| patches(api) == before + 3).await;
+        store.fail_next("they are not durable");
+    };
+    change_with_failures(request("100Mi")).await;
+    assert_eq!(byte_limit(&store).await, 100 * MIB);
+    wait_capacity(&api, "100Mi").await;
+    assert!(reasons(&api).iter().any(|reason| reason == "VolumeResizeFailed"), "{:?}", reasons(&api));
+    change_with_failures(attributes("few")).await;
+    assert_eq!(inode_limit(&store).await, 123);
+    wait_until(&api, |api| claim_status(api)["currentVolumeAttributesClassName"] == "few").await;
+    assert!(reasons(&api).iter().any(|reason| reason == "VolumeModifyFailed"), "{:?}", reasons(&api));
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,6 +317,31 @@ async fn a_bound_claim_gets_another_attributes_class_once_it_exists_and_fits() {
     api.patch_object(ObjectKind::Claim, CLAIM, request("100Mi"));
     wait_capacity(&api, "100Mi").await;
     assert_eq!(inode_limit(&store).await, 123);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_class_that_is_too_small_is_reported_once_while_a_pod_writes() {
+    let (api, store) = (test_api(), MemStore::default());
+    let (written, writes) = (store.clone(), AtomicU64::new(0));
+    // Whenever the provisioner looks at it after a change, the volume has more files.
+    let hook = move |_: VolumeStep, _: StepMoment| {
+        let inodes = Inodes(500 + writes.fetch_add(1, Ordering::Relaxed).min(200));
+        written.set_usage(&id(1), QuotaUsage { bytes: Bytes(0), inodes });
+    };
+    let deps = Deps { hook: Some(Arc::new(hook)), ..test_deps(&api, &store) };
+    let _node = TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, Some(&store)).await;
+    create_attributes_class(&api, "few", "123");
+    bind_claim(&api, json!({})).await;
+    wait_for_event(&api, CLAIM, "ProvisioningSucceeded").await;
+    let writes = || {
+        api.request_count(RequestVerb::Patch, ObjectKind::Claim)
+            + api.request_count(RequestVerb::Create, ObjectKind::Event)
+    };
+    let before = writes();
+    api.patch_object(ObjectKind::Claim, CLAIM, attributes("few"));
+    advance_time(600).await;
+    assert_eq!(claim_status(&api)["modifyVolumeStatus"]["status"], "Infeasible");
+    assert_eq!(writes() - before, 2, "one patch and one event");
 }
 
 #[tokio::test(start_paused = true)]

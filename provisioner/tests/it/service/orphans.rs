@@ -15,7 +15,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{
     NODE, sample_claim, sample_identity, sample_uid, sample_volume,
 };
-use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestVerb};
+use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
     Deps, DirStore, Provisioner, ProvisionerConfig, VolumeId, VolumeMetrics, VolumeStore, VolumeStoreError,
     VolumeUsage,
@@ -236,6 +236,34 @@ async fn orphaned_volumes_and_objects_are_counted_until_they_are_gone() {
     api.delete_object(ObjectKind::Volume, id(2).as_str());
     advance_time(60).await;
     assert_eq!(counted(), (0, 0), "{:?}", api.list_objects(ObjectKind::Volume));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_sweep_is_repeated_also_while_others_follow() {
+    let (api, store) = (test_api(), MemStore::default());
+    // A PersistentVolume in use without a volume, which is looked for all the time.
+    let in_use = json!({ "spec": { "volumeName": id(2).as_str() } });
+    api.create_object(ObjectKind::Claim, sample_claim(2, in_use));
+    let bound = json!({ "status": { "phase": "Bound" } });
+    api.create_object(ObjectKind::Volume, sample_volume(2, bound));
+    let _node = TestNode::start_with_store(&api, &store).await;
+    advance_time(3600).await;
+    let delete_object_of = |number: u32| {
+        let spec = json!({ "persistentVolumeReclaimPolicy": "Retain" });
+        let plain = json!({ "metadata": { "finalizers": null }, "spec": spec });
+        api.create_object(ObjectKind::Volume, sample_volume(number, plain));
+        api.delete_object(ObjectKind::Volume, id(number).as_str());
+    };
+    store.create(&id(1), LIMITS).await.expect("create");
+    for _ in 0..3 {
+        api.fail_next(RequestVerb::List, ObjectKind::Claim, RequestFault::Status(500));
+    }
+    delete_object_of(1);
+    for number in 100..220 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        delete_object_of(number);
+    }
+    assert_eq!(store.list().await.expect("list"), [], "it is swept within a minute");
 }
 
 #[tokio::test(start_paused = true)]

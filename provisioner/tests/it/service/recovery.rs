@@ -60,6 +60,19 @@ async fn a_removal_killed_around_its_step_is_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_removal_is_repeated_while_the_first_one_is_in_progress() {
+    let api = test_api();
+    let store = MemStore::default();
+    store.create(&id(1), LIMITS).await.expect("create");
+    let usage = store.usage(&id(1)).await.expect("it exists");
+    let recovery = VolumeRecovery::new(api.client(), sample_identity(NODE), None);
+    for _ in 0..2 {
+        recovery.remove_volume(&store_id(), (&id(1), &usage)).await.expect("requested");
+    }
+    assert_eq!(api.request_count(RequestVerb::Create, ObjectKind::Volume), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_orphan_whose_claim_exists_is_not_removed_but_adopted_for_it() {
     let api = test_api();
     // The claim was bound to the volume, whose PersistentVolume an administrator has deleted.

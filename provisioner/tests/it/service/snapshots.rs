@@ -1,12 +1,13 @@
 //! Snapshots, restores and clones.
 
-use nodekeel_fsquota::{Bytes, Inodes, QuotaUsage};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_provisioner::testing::objects::{
     DRIVER, NODE, sample_claim, sample_snapshot_content, sample_uid,
 };
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    BEING_DELETED, MANAGED_BY_LABEL, SELECTED_NODE, SnapshotId, SnapshotStore as _, VolumeStore as _,
+    BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SELECTED_NODE, SnapshotId, SnapshotStore as _,
+    VolumeStore as _,
 };
 use serde_json::{Value, json};
 
@@ -91,7 +92,7 @@ async fn a_snapshot_is_taken_reported_restored_and_deleted() {
     assert_eq!(node.store.list_snapshots().await.expect("a list"), []);
     assert_eq!(node.store.usage(&id(2)).await.expect("a volume").usage, USAGE, "it survives the snapshot");
     let patches = api.request_count(RequestVerb::Patch, ObjectKind::SnapshotContent);
-    assert_eq!(patches, 2, "one for its status, one for its finalizer");
+    assert_eq!(patches, 3, "one for its status, two for its deletion");
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,10 +160,7 @@ async fn a_restore_selected_for_another_node_is_handed_over_to_the_node_of_its_s
 async fn a_snapshot_that_can_not_be_taken_says_why_and_is_retried() {
     let api = test_api();
     let node = start_with_volume(&api).await;
-    // The change of the status is a reason to try again at once; so it fails more than once.
-    for _ in 0..4 {
-        node.store.fail_next("the disk is on fire");
-    }
+    node.store.fail_next("the disk is on fire");
     create_snapshot(&api, json!({}));
     wait_until(&api, |api| content(api, 1)["status"]["error"]["message"].is_string()).await;
     let status = content(&api, 1)["status"].clone();
@@ -172,6 +170,31 @@ async fn a_snapshot_that_can_not_be_taken_says_why_and_is_retried() {
     wait_for_event(&api, &content_name(1), "SnapshotCreationFailed").await;
     wait_ready(&api).await;
     assert_eq!(content(&api, 1)["status"]["error"], Value::Null);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_failure_of_a_snapshot_waits_for_the_backoff_although_its_status_changes() {
+    let api = test_api();
+    let node = start_with_volume(&api).await;
+    for number in 0..100 {
+        node.store.fail_next(format!("error {number}"));
+    }
+    create_snapshot(&api, json!({}));
+    advance_time(30).await;
+    let patches = || api.request_count(RequestVerb::Patch, ObjectKind::SnapshotContent);
+    assert!((2..=6).contains(&patches()), "{}", patches());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_reason_is_truncated_in_the_status() {
+    let api = test_api();
+    let node = start_with_volume(&api).await;
+    // A pod chooses the paths of its files.
+    node.store.fail_next("x".repeat(1 << 20));
+    create_snapshot(&api, json!({}));
+    let message = |api: &FakeApi| content(api, 1)["status"]["error"]["message"].clone();
+    wait_until(&api, |api| message(api).is_string()).await;
+    assert!(message(&api).as_str().is_some_and(|message| message.len() <= 1024));
 }
 
 #[tokio::test(start_paused = true)]
@@ -210,6 +233,36 @@ async fn a_snapshot_lost_between_its_creation_and_its_status_is_found_again_or_d
         let left = store.list_snapshots().await.expect("a list").len();
         assert_eq!(left, usize::from(!is_deleted));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_whose_disk_is_not_mounted_is_not_deleted() {
+    let api = test_api();
+    let node = TestNode::start(&api, NODE).await;
+    let ready = json!({ "readyToUse": true, "snapshotHandle": snapshot_id(1).as_str() });
+    create_snapshot(&api, json!({ "status": ready }));
+    delete_snapshot(&api);
+    wait_for_event(&api, &content_name(1), "SnapshotDeleteError").await;
+    let notes = api.event_notes(&content_name(1));
+    assert!(notes[0].contains("mount its disk"), "{notes:?}");
+    advance_time(600).await;
+    assert_eq!(content(&api, 1)["metadata"]["finalizers"], json!([CONTENT_FINALIZER]));
+    // As if it is mounted again.
+    let limits = QuotaLimits { bytes: Some(Bytes(50 << 20)), inodes: None };
+    node.store.create(&id(1), limits).await.expect("a volume");
+    node.store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
+    wait_content_gone(&api).await;
+    assert_eq!(node.store.list_snapshots().await.expect("a list"), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_killed_after_the_snapshot_was_removed_is_completed() {
+    let api = test_api();
+    let removed = json!({ "readyToUse": false, "snapshotHandle": snapshot_id(1).as_str() });
+    create_snapshot(&api, json!({ "status": removed }));
+    delete_snapshot(&api);
+    let _node = TestNode::start(&api, NODE).await;
+    wait_content_gone(&api).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use nodekeel_fsquota::QuotaLimits;
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{
@@ -12,7 +17,8 @@ use nodekeel_provisioner::testing::objects::{
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
     Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, RunError, STORE_ATTRIBUTE,
-    StoreRejection, VolumeRecovery, VolumeStore as _,
+    StoreIdentity, StoreRejection, StoreStatus, VolumeId, VolumeRecovery, VolumeStore, VolumeStoreError,
+    VolumeUsage,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -114,9 +120,8 @@ async fn a_directory_whose_disk_is_not_mounted_is_rejected_and_keeps_every_objec
     assert_eq!((volume, store.to_string()), (id(1), store_id(disk.path())));
     assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Released");
     assert_eq!(phase(&api, ObjectKind::Claim, "claim-2"), "Pending");
-    let names = |directory: &str| fs::read_dir(below.path().join(directory)).expect("a directory").count();
-    assert_eq!(["volumes", ".new", ".trash"].map(names), [0; 3]);
-    assert!(!below.path().join("store-id").exists());
+    let names = fs::read_dir(below.path()).expect("a directory").count();
+    assert_eq!(names, 0, "nothing is left below the mount point");
 
     // Mounted again, both are done.
     let node = DirNode::start(&api, disk.path());
@@ -308,6 +313,51 @@ async fn a_new_disk_is_served_once_the_old_one_is_declared_lost() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_was_declared_lost_and_is_here_is_not_lost() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let store = store_id(base.path()).parse().expect("a UUID");
+    let recovery = VolumeRecovery::new(api.client(), sample_identity(NODE), None);
+    recovery.declare_lost(&store).await.expect("declared");
+    let is_marked = |api: &FakeApi| {
+        let annotation = sample_identity(NODE).driver.lost_annotation();
+        let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("a volume");
+        !volume["metadata"]["annotations"][annotation].is_null()
+    };
+    assert!(is_marked(&api));
+    api.fail_next(RequestVerb::Patch, ObjectKind::Volume, RequestFault::Status(500));
+    let node = DirNode::start(&api, base.path());
+    wait_until(&api, |api| !is_marked(api)).await;
+    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Bound");
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backup_that_lacks_a_volume_is_not_reported_as_complete() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let node = DirNode::start_reopening(&api, base.path());
+    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    wait_bound(&api, "claim-2").await;
+    advance_time(60).await;
+    unmount(base.path());
+    api.create_object(ObjectKind::Claim, sample_claim(3, json!({})));
+    wait_for_event(&api, "claim-1", "VolumeConditionAbnormal").await;
+    let volume = base.path().with_extension("moved").join("volumes").join(id(1).as_str());
+    fs::remove_dir_all(volume).expect("a backup lacks it");
+    // The sweeper has something else to do first.
+    let free = json!({ "metadata": { "finalizers": null } });
+    api.patch_object(ObjectKind::Volume, id(2).as_str(), free);
+    api.delete_object(ObjectKind::Volume, id(2).as_str());
+    advance_time(1).await;
+    mount(base.path());
+    wait_until(&api, |api| condition_counts(api, "claim-1")[0] == 2).await;
+    advance_time(3600).await;
+    assert_eq!(condition_counts(&api, "claim-1"), [2, 0]);
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_volume_that_a_backup_lacks_is_reported_and_never_deleted() {
     let api = test_api();
     let base = used_store(&api).await;
@@ -333,6 +383,13 @@ async fn a_volume_that_a_backup_lacks_is_reported_and_never_deleted() {
 async fn a_disk_of_another_node_is_rejected_with_the_name_of_that_node() {
     let api = test_api();
     let base = used_store(&api).await;
+    // A deleted volume, and an incomplete copy.
+    let left = [format!(".trash/{}.0.0/volume/file", id(8)), format!(".new/{}/file", id(9))];
+    let left = left.map(|name| base.path().join(name));
+    for file in &left {
+        fs::create_dir_all(file.parent().expect("a directory")).expect("created");
+        fs::write(file, "data").expect("a file");
+    }
     let dir = Dir::open(base.path()).expect("the base");
     let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
     let deps = Deps { store, ..test_deps(&api, &MemStore::default()) };
@@ -343,4 +400,111 @@ async fn a_disk_of_another_node_is_rejected_with_the_name_of_that_node() {
     assert_eq!(volume, id(1).as_str());
     let volumes = fs::read_dir(base.path().join("volumes")).expect("a directory").count();
     assert_eq!(volumes, 1, "nothing is swept");
+    assert!(left.iter().all(|file| file.exists()), "nothing is erased");
+    let dir = Dir::open(base.path()).expect("the base");
+    assert!(!DirStore::is_in_use(&dir).expect("inspect"), "its disk can be unmounted");
+
+    let node = DirNode::start(&api, base.path());
+    let started = std::time::Instant::now();
+    while left.iter().any(|file| file.exists()) {
+        assert!(started.elapsed().as_secs() < 60, "its own node erases them");
+        tokio::task::yield_now().await;
+    }
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_volume_of_another_node_in_the_served_store_is_kept() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let volume = base.path().join("volumes").join(id(1).as_str());
+    fs::remove_file(volume.join("file")).expect("empty");
+    // One volume of the moved disk was adopted here, so that the disk is served.
+    let here = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"] });
+    let affinity = json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [here] }] } });
+    let named = json!({ "volumeAttributes": { STORE_ATTRIBUTE: store_id(base.path()) } });
+    let adopted =
+        json!({ "nodeAffinity": affinity, "csi": named, "persistentVolumeReclaimPolicy": "Retain" });
+    api.create_object(ObjectKind::Volume, sample_volume(2, json!({ "spec": adopted })));
+    let dir = Dir::open(base.path()).expect("the base");
+    let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
+    let deps = Deps { store, ..test_deps(&api, &MemStore::default()) };
+    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity("node-b")), deps);
+    let token = CancellationToken::new();
+    let canceled = token.clone();
+    let served = provisioner.clone();
+    let run = tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
+    advance_time(3600).await;
+    assert!(matches!(served.store_status(), StoreStatus::Served(_)), "{:?}", served.store_status());
+    assert!(volume.exists(), "node-a has its PersistentVolume");
+    token.cancel();
+    run.await.expect("no panic").expect_err("canceled");
+}
+
+/// A store of another node, whose file system is mounted and unmounted again and again.
+#[derive(Debug)]
+struct BusyStore {
+    inner: MemStore,
+    reopened: AtomicUsize,
+}
+
+#[async_trait]
+impl VolumeStore for BusyStore {
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+        self.inner.create(id, limits).await
+    }
+
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+        self.inner.resize(id, limits).await
+    }
+
+    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
+        self.inner.usage(id).await
+    }
+
+    async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
+        self.inner.remove(id).await
+    }
+
+    async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
+        self.inner.list().await
+    }
+
+    async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
+        Ok(StoreIdentity::Present(sample_uid(9).parse().expect("a UUID")))
+    }
+
+    fn watch_changes(&self) -> Option<BoxFuture<'static, Result<(), VolumeStoreError>>> {
+        let change = tokio::time::sleep(Duration::from_millis(10));
+        Some(Box::pin(async {
+            change.await;
+            Ok(())
+        }))
+    }
+
+    async fn reopen(&self) -> Result<(), VolumeStoreError> {
+        self.reopened.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn mounts_that_change_all_the_time_cause_few_looks_for_a_store() {
+    let api = test_api();
+    let of_other = json!({ "spec": { "csi": { "volumeAttributes": { STORE_ATTRIBUTE: sample_uid(9) } } } });
+    api.create_object(ObjectKind::Volume, sample_volume(1, of_other));
+    let store = Arc::new(BusyStore { inner: MemStore::default(), reopened: AtomicUsize::new(0) });
+    let deps = Deps { store: store.clone(), ..test_deps(&api, &MemStore::default()) };
+    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity("node-b")), deps);
+    let token = CancellationToken::new();
+    let canceled = token.clone();
+    let run = tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
+    advance_time(60).await;
+    let (looks, lists) =
+        (store.reopened.load(Ordering::Relaxed), api.request_count(RequestVerb::List, ObjectKind::Volume));
+    assert!((5..30).contains(&looks), "{looks} looks in a minute");
+    // One is of the watch.
+    assert!(lists <= 6, "{lists} lists in a minute");
+    token.cancel();
+    run.await.expect("no panic").expect_err("canceled");
 }

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nodekeel_provisioner::testing::objects::{sample_claim, sample_node};
+use nodekeel_provisioner::testing::objects::{DRIVER, sample_claim, sample_node};
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{SELECTED_NODE, StepMoment, VolumeStep};
 use serde_json::json;
 
 use super::super::harness::{advance_time, phase, wait_bound, wait_for_event, wait_until};
-use super::{TestAgent, cluster_api, selected_node, test_config, volume_name, volume_of_gone_node};
+use super::{TestAgent, cluster_api, csi_node, selected_node, test_config, volume_name, volume_of_gone_node};
 
 #[tokio::test(start_paused = true)]
 async fn volumes_of_a_deleted_node_are_reported_after_the_delay_and_stay() {
@@ -86,6 +86,35 @@ async fn a_node_that_comes_back_keeps_its_volumes() {
     advance_time(3600).await;
     assert_eq!(api.list_objects(ObjectKind::Volume).len(), 1);
     assert_eq!(api.request_count(RequestVerb::Delete, ObjectKind::Volume), 0);
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_watch_fails_a_new_node_is_not_taken_for_a_deleted_one() {
+    let api = cluster_api();
+    let mut config = test_config("agent-1");
+    config.remove_after = Some(Duration::from_secs(600));
+    let mut agent = TestAgent::start_with(api.client(), config, None);
+    agent.wait_leading().await;
+    advance_time(60).await;
+    for kind in [ObjectKind::Node, ObjectKind::CsiNode] {
+        // More than the tries of an hour.
+        for verb in [RequestVerb::List, RequestVerb::Watch].repeat(1000) {
+            api.fail_next(verb, kind, RequestFault::Status(403));
+        }
+    }
+    api.reset_watches();
+    advance_time(10).await;
+    api.create_object(ObjectKind::Node, sample_node("node-z", json!({})));
+    api.create_object(ObjectKind::CsiNode, csi_node("node-z", DRIVER));
+    api.create_object(ObjectKind::Volume, volume_of_gone_node(1, "Released", "Delete"));
+    let selected = json!({ "metadata": { "annotations": { SELECTED_NODE: "node-z" } } });
+    api.create_object(ObjectKind::Claim, sample_claim(2, selected));
+    advance_time(3600).await;
+    assert_eq!(api.list_objects(ObjectKind::Event).len(), 0, "{:?}", api.list_objects(ObjectKind::Event));
+    assert_eq!(api.request_count(RequestVerb::Patch, ObjectKind::Claim), 0);
+    assert_eq!(selected_node(&api, "claim-2").as_deref(), Some("node-z"));
+    assert!(api.get_object(ObjectKind::Volume, &volume_name(1)).is_some());
     agent.stop().await;
 }
 
