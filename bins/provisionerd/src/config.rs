@@ -1,4 +1,4 @@
-//! The configuration: a file, overridden by flags.
+//! The configuration: a file, overridden by environment variables and by flags.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -144,25 +144,25 @@ fn deserialize_mode<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ConfigFlags {
     /// Configuration file [default: built-in defaults]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "PROVISIONERD_CONFIG")]
     config: Option<PathBuf>,
     /// Driver name
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", env = "PROVISIONERD_DRIVER")]
     driver: Option<DriverName>,
     /// Node name in the API [default: the hostname]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node: Option<NodeName>,
     /// Directory of volumes
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "PROVISIONERD_DIRECTORY")]
     directory: Option<PathBuf>,
     /// The kubelet's root directory
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "PROVISIONERD_KUBELET")]
     kubelet: Option<PathBuf>,
     /// Disable the CSI node plugin
     #[arg(long)]
     no_csi: bool,
     /// Listen address of /healthz, /readyz and /metrics
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "PROVISIONERD_LISTEN")]
     listen: Option<SocketAddr>,
     /// Kubeconfig file
     #[arg(long, value_name = "FILE")]

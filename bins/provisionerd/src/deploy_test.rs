@@ -102,12 +102,33 @@ fn manifests_parse_as_kubernetes_objects() {
     let _: k8s_openapi::api::core::v1::Namespace = serde_saphyr::from_str(NAMESPACE).expect("a Namespace");
 }
 
+/// The flags that the environment of a container stands for. Each command of an operator must have them, too: it runs in
+/// the container of the daemon.
+fn flags_of_environment(container: &Value) -> Vec<String> {
+    let cli = <Cli as clap::CommandFactory>::command();
+    let variables = list_at(container, "/env").iter().filter(|variable| !variable["value"].is_null());
+    let flag = |variable: &Value| {
+        let name = std::ffi::OsStr::new(text_at(variable, "/name"));
+        let flag_of = |command: &clap::Command| {
+            let found = command.get_arguments().find(|flag| flag.get_env() == Some(name));
+            let found = found.unwrap_or_else(|| panic!("{} does not read {name:?}", command.get_name()));
+            found.get_long().expect("a flag").to_owned()
+        };
+        let command = |name: &str| cli.find_subcommand(name).expect("a command");
+        let commands = ["check", "volumes", "orphans"].map(command);
+        let of_store = command("store").get_subcommands().filter(|command| command.get_name() != "help");
+        commands.into_iter().chain(of_store).for_each(|command| drop(flag_of(command)));
+        format!("--{}={}", flag_of(command("run")), text_at(variable, "/value"))
+    };
+    variables.map(flag).collect()
+}
+
 #[test]
 fn the_daemon_set_matches_the_programs_configuration() {
     let set = parse_document(DAEMON_SET);
     let container = &list_at(&set, "/spec/template/spec/containers")[0];
-    let args = list_at(container, "/args").iter().map(|arg| arg.as_str().expect("a text"));
-    let line: Vec<_> = std::iter::once("provisionerd").chain(args).collect();
+    let args = list_at(container, "/args").iter().map(|arg| arg.as_str().expect("a text").to_owned());
+    let line = std::iter::once("provisionerd".to_owned()).chain(args).chain(flags_of_environment(container));
     let cli = <Cli as clap::Parser>::try_parse_from(line).expect("valid arguments");
     let Some(crate::cli::Command::Run { flags }) = cli.command else { panic!("not `run`") };
     let config = flags.load_config().expect("a configuration");

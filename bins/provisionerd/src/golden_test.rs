@@ -90,3 +90,13 @@ fn every_metric_of_the_first_release_has_its_name_type_and_labels() {
     let missing: Vec<_> = list_samples(METRICS).into_iter().filter(|line| !samples.contains(line)).collect();
     assert!(missing.is_empty(), "no longer exported: {missing:#?}");
 }
+
+#[test]
+fn whether_the_store_is_served_is_absent_while_it_is_unknown() {
+    let metrics = DaemonMetrics::new();
+    metrics.set_volumes(Some(true), None);
+    metrics.set_volumes(None, None);
+    assert!(!encode_metrics(&metrics).contains("provisionerd_store_served{"));
+    metrics.set_volumes(Some(false), None);
+    assert!(encode_metrics(&metrics).contains("provisionerd_store_served{} 0"));
+}

@@ -55,7 +55,12 @@ fn build_router(state: HttpState) -> Router {
             let is_up = provisioner.check_api().await.is_none();
             metrics.set_capacity(store.capacity().await.ok().flatten());
             metrics.set_node_label(provisioner.check_node().is_none());
-            let is_served = matches!(provisioner.store_status(), StoreStatus::Served(_));
+            let is_served = match provisioner.store_status() {
+                StoreStatus::Served(_) => Some(true),
+                StoreStatus::Unserved { .. } => Some(false),
+                // Not known yet: the API server may be unreachable.
+                _ => None,
+            };
             metrics.set_volumes(is_served, store.list().await.ok().map(|volumes| volumes.len()));
             let text = metrics.encode_text(&store, registered.as_ref(), is_up);
             ([(CONTENT_TYPE, OPENMETRICS_TYPE)], text)

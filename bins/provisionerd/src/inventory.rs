@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
@@ -9,8 +10,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
-    DirStore, OrphanState, ProvisionerIdentity, StoreId, StoredVolume, VolumeId, VolumeOwners,
-    VolumeRecovery, VolumeUsage, required_volume,
+    DirStore, OrphanState, ProvisionerIdentity, StoreAction, StoreId, StoreIdentity, StoredVolume, VolumeId,
+    VolumeOwners, VolumeRecovery, VolumeUsage, plan_store, required_volume,
 };
 use serde::Serialize;
 
@@ -112,7 +113,7 @@ impl NodeInventory {
     pub(crate) fn rows(&self, config: &DaemonConfig) -> Vec<VolumeRow> {
         let mounter = BindMounter::new(&config.kubelet);
         let stored =
-            self.stored.values().map(|volume| self.stored_row(volume, list_mounts(&mounter, &volume.dir)));
+            self.stored.values().map(|volume| self.stored_row(volume, list_mounts(&mounter, &volume.path)));
         let mut rows: Vec<_> = stored.collect();
         if let Ok(owners) = &self.owners {
             let missing = owners.volumes.values().filter_map(|object| {
@@ -154,6 +155,13 @@ impl NodeInventory {
         }
     }
 
+    /// Whether provisionerd serves the store.
+    pub(crate) fn store_action(&self, owners: &VolumeOwners) -> StoreAction {
+        let found = self.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
+        let present = self.stored.keys().cloned().collect();
+        plan_store(&self.identity, (&found, &present), owners.volumes.values())
+    }
+
     /// The limits and the usage of a volume in the directory.
     pub(crate) fn usage(&self, id: &VolumeId) -> Option<VolumeUsage> {
         self.stored.get(id)?.usage
@@ -175,10 +183,10 @@ fn missing_row(id: &VolumeId, object: &PersistentVolume) -> VolumeRow {
     }
 }
 
-/// The targets at which a volume is mounted; none if the kubelet's directory can't be read.
-fn list_mounts(mounter: &BindMounter, dir: &Dir) -> Vec<String> {
-    let targets = mounter.list_targets(dir.as_fd()).unwrap_or_default();
-    targets.iter().map(ToString::to_string).collect()
+/// The targets at which a volume is mounted; none if its directory or that of the kubelet can't be read.
+fn list_mounts(mounter: &BindMounter, path: &Path) -> Vec<String> {
+    let targets = Dir::open(path).ok().and_then(|dir| mounter.list_targets(dir.as_fd()).ok());
+    targets.unwrap_or_default().iter().map(ToString::to_string).collect()
 }
 
 fn phase_of_volume(object: &PersistentVolume) -> Option<String> {

@@ -17,7 +17,8 @@ pub(crate) struct DaemonMetrics {
     pub(crate) meter: PrometheusMetrics,
     /// Without labels, and without a value while their number is unknown.
     volumes: Family<Vec<(&'static str, &'static str)>, Gauge>,
-    store_served: Gauge,
+    /// The same, while the first lists of the API server are incomplete.
+    store_served: Family<Vec<(&'static str, &'static str)>, Gauge>,
     erasing: Gauge,
     erasing_bytes: Gauge,
     registered: Gauge,
@@ -32,12 +33,12 @@ impl DaemonMetrics {
         let meter = PrometheusMetrics::register_in(&mut registry);
         let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("provisionerd_build", "Build information", version);
-        let (volumes, store_served, erasing_bytes) = (Family::default(), Gauge::default(), Gauge::default());
+        let (volumes, store_served, erasing_bytes) = (Family::default(), Family::default(), Gauge::default());
         registry.register("provisionerd_volumes", "Volumes in the directory", Family::clone(&volumes));
         registry.register(
             "provisionerd_store_served",
             "Whether the volumes are served: their disk is mounted, and it is the one of this node",
-            store_served.clone(),
+            Family::clone(&store_served),
         );
         registry.register(
             "provisionerd_volumes_erasing_bytes",
@@ -107,9 +108,12 @@ impl DaemonMetrics {
         self.node_label.set(is_right.into());
     }
 
-    /// Sets whether the volumes are served, and their number; an unknown one is absent.
-    pub(crate) fn set_volumes(&self, is_served: bool, count: Option<usize>) {
-        self.store_served.set(is_served.into());
+    /// Sets whether the volumes are served, and their number; what is unknown is absent.
+    pub(crate) fn set_volumes(&self, is_served: Option<bool>, count: Option<usize>) {
+        self.store_served.clear();
+        if let Some(is_served) = is_served {
+            self.store_served.get_or_create(&Vec::new()).set(is_served.into());
+        }
         self.volumes.clear();
         if let Some(count) = count {
             self.volumes.get_or_create(&Vec::new()).set(i64::try_from(count).unwrap_or(i64::MAX));

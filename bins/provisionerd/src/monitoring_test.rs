@@ -36,7 +36,7 @@ fn exported_metrics() -> Metrics {
     metrics.meter.set_orphans(2, 1);
     metrics.meter.set_audit(&AuditSummary::default());
     metrics.meter.record_api_error("watch");
-    metrics.set_volumes(true, Some(1));
+    metrics.set_volumes(Some(true), Some(1));
     let sizes = (Bytes(8 << 30), Bytes(4 << 30));
     let capacity = CapacityPolicy::default().store_capacity(sizes, Bytes(0), Bytes(1 << 30));
     metrics.set_capacity(Some(capacity));

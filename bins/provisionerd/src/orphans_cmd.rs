@@ -8,7 +8,7 @@ use clap::Args;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::runtime::wait::{await_condition, conditions};
-use nodekeel_provisioner::{OrphanState, VolumeId};
+use nodekeel_provisioner::{OrphanState, StoreAction, VolumeId};
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, RowState};
@@ -90,6 +90,10 @@ async fn act_on_orphans(
             false => format_table(&rows),
         }));
     }
+    // The volumes may be those of another node, and would be served here.
+    if let StoreAction::Reject(rejection) = inventory.store_action(owners) {
+        bail!("can't act on the volumes in {}: {rejection}", config.directory.display());
+    }
     let ids = ids.unwrap_or_else(|| inventory.stored.keys().filter(|id| is_orphan(id)).cloned().collect());
     let (mut text, mut failed) = (String::new(), Vec::new());
     for id in ids {
@@ -111,10 +115,15 @@ async fn act_on_orphan(
     task: OrphanTask<'_>,
     id: &VolumeId,
 ) -> Result<String> {
-    let usage = inventory.usage(id);
-    let usage = usage.with_context(|| format!("volume {id} is not in {}", config.directory.display()))?;
+    let directory = config.directory.display();
+    if !inventory.stored.contains_key(id) {
+        bail!("can't find volume {id} in {directory}: `provisionerd orphans` lists the orphans");
+    }
+    let usage = inventory.usage(id).with_context(|| {
+        format!("volume {id} has no limits: set some, `dirquota set {directory}/volumes/{id} --bytes …`")
+    })?;
     let store = inventory.store.as_ref().with_context(|| {
-        format!("{} has no store-id: start provisionerd once, or mount the disk", config.directory.display())
+        format!("{directory} has no store-id: start provisionerd once, or mount the disk")
     })?;
     let recovery = inventory.recovery.as_ref().context("can't act without the API server")?;
     match task {

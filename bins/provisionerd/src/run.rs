@@ -16,6 +16,7 @@ use nodekeel_provisioner::{
     StoreIdentity, plan_store,
 };
 use nodekeel_supervisor::{Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -44,6 +45,7 @@ pub(crate) enum StartError {
 
 pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
     logging::init_logging(&config.log)?;
+    raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -52,6 +54,15 @@ pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
     let code = runtime.block_on(run_until_signal(&config));
     runtime.shutdown_timeout(BLOCKING_TIMEOUT);
     code
+}
+
+/// Lets this process open as many files as its hard limit allows. The soft one is 1,024 by default, for programs that
+/// call `select`.
+fn raise_open_files() {
+    let hard = getrlimit(Resource::Nofile).maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: hard, maximum: hard }) {
+        tracing::warn!("can't raise the limit of open files: {error}");
+    }
 }
 
 async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {

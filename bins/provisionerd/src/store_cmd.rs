@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use k8s_openapi::api::core::v1::PersistentVolume;
-use nodekeel_provisioner::{
-    STORE_ATTRIBUTE, StoreAction, StoreId, StoreIdentity, plan_store, required_volume,
-};
+use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::{DirStore, STORE_ATTRIBUTE, StoreAction, StoreId, required_volume};
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::NodeInventory;
@@ -54,16 +53,19 @@ pub(crate) fn run_store(command: StoreCommand) -> Result<ExitCode> {
 
 async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
     let inventory = NodeInventory::read(config).await?;
-    let found = inventory.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
     let directory = config.directory.display();
     let mut text = match &inventory.store {
         Some(store) => format!("{directory} is store {store}\n"),
         None => format!("{directory} is not a store yet, or its disk is not mounted\n"),
     };
-    let owners = inventory.owners.context("can't compare it with the PersistentVolumes of the node")?;
-    let objects: Vec<&PersistentVolume> = owners.volumes.values().collect();
+    let owners = match &inventory.owners {
+        Ok(owners) => owners,
+        Err(error) => bail!("can't compare it with the PersistentVolumes of the node: {error:#}"),
+    };
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for object in objects.iter().filter(|object| required_volume(&inventory.identity, object).is_some()) {
+    for object in
+        owners.volumes.values().filter(|object| required_volume(&inventory.identity, object).is_some())
+    {
         *counts.entry(named_store(object)).or_default() += 1;
     }
     for (store, count) in counts {
@@ -74,8 +76,7 @@ async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
             inventory.identity.node
         );
     }
-    let present = inventory.stored.keys().cloned().collect();
-    let action = plan_store(&inventory.identity, (&found, &present), objects);
+    let action = inventory.store_action(owners);
     let _ = match &action {
         StoreAction::Serve => writeln!(text, "provisionerd serves it"),
         StoreAction::CreateIdentity => writeln!(text, "provisionerd makes it a new store when it starts"),
@@ -93,6 +94,12 @@ fn named_store(object: &PersistentVolume) -> &str {
 }
 
 async fn replace_store(config: &DaemonConfig, lost: &StoreId) -> Result<ExitCode> {
+    // A directory that can't be read is not the store.
+    let found =
+        Dir::open(&config.directory).ok().and_then(|dir| DirStore::read_identity(&dir).ok().flatten());
+    if found.as_ref() == Some(lost) {
+        bail!("can't declare store {lost} lost: it is in {}", config.directory.display());
+    }
     let recovery = NodeInventory::recovery_of(config).await?;
     let names = recovery.declare_lost(lost).await?;
     let mut text: String = names.iter().map(|name| format!("{name} is declared lost\n")).collect();

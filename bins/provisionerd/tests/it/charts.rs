@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use testbed::{Kube, ScratchDir, command_output, gotool, wait_until};
 
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
@@ -18,19 +18,23 @@ fn chart() -> PathBuf {
     Path::new(DEPLOY).join("helm/nodekeel")
 }
 
-fn helm(home: &ScratchDir, arguments: &[&str]) -> String {
+fn run_helm(home: &ScratchDir, arguments: &[&str]) -> anyhow::Result<String> {
     let program = gotool::HELM.program_path("helm").expect("helm");
     let mut command = Command::new(program);
     command.env_clear().env("HOME", home.path()).args(arguments).arg(chart());
-    command_output(&mut command).expect("helm accepts the chart")
+    command_output(&mut command)
 }
 
-fn render_chart(values: &str) -> Objects {
+fn try_render(values: &str) -> anyhow::Result<String> {
     let home = ScratchDir::new().expect("a directory");
     let file = home.path().join("values.yaml");
     fs::write(&file, values).expect("write the values");
     let file = file.display().to_string();
-    parse_objects(&helm(&home, &["template", "nodekeel", "--namespace=nodekeel", "--values", &file]))
+    run_helm(&home, &["template", "nodekeel", "--namespace=nodekeel", "--values", &file])
+}
+
+fn render_chart(values: &str) -> Objects {
+    parse_objects(&try_render(values).expect("helm accepts the chart"))
 }
 
 fn kustomize(directory: &Path) -> Objects {
@@ -102,7 +106,7 @@ fn the_api_server_accepts_the_manifests_and_the_examples() {
 #[ignore = "needs helm"]
 fn helm_finds_no_fault_in_the_chart() {
     let home = ScratchDir::new().expect("a directory");
-    let report = helm(&home, &["lint", "--strict"]);
+    let report = run_helm(&home, &["lint", "--strict"]).expect("helm accepts the chart");
     assert!(report.contains("0 chart(s) failed"), "{report}");
 }
 
@@ -123,6 +127,7 @@ classes:
   - { name: fast, reclaimPolicy: Retain, isDefault: true, parameters: { inodes: "5000" }, mountOptions: [noexec] }
 policy: { enabled: false }
 seccomp: { enabled: false }
+monitoring: { enabled: true, listen: "0.0.0.0:9999" }
 "#;
     let objects = render_chart(values);
     let text = serde_json::to_string(&objects).expect("JSON");
@@ -138,15 +143,18 @@ seccomp: { enabled: false }
     assert_eq!(at(set, &format!("{pod}/containers/0/imagePullPolicy")), "Always");
     assert_eq!(at(set, &format!("{pod}/nodeSelector/example.org~1disk")), "yes");
     assert_eq!(at(set, &format!("{pod}/containers/0/resources/requests/memory")), "64Mi");
-    let arguments = at(set, &format!("{pod}/containers/0/args"));
-    for argument in [
-        "--directory=/srv/volumes",
-        "--driver=volumes.example.org",
-        "--kubelet=/srv/kubelet",
-        "--config=/etc/nodekeel/provisionerd.toml",
+    let environment = at(set, &format!("{pod}/containers/0/env"));
+    for (name, value) in [
+        ("PROVISIONERD_DIRECTORY", "/srv/volumes"),
+        ("PROVISIONERD_DRIVER", "volumes.example.org"),
+        ("PROVISIONERD_KUBELET", "/srv/kubelet"),
+        ("PROVISIONERD_CONFIG", "/etc/nodekeel/provisionerd.toml"),
+        ("PROVISIONERD_LISTEN", "0.0.0.0:9999"),
     ] {
-        assert!(arguments.as_array().expect("a list").contains(&argument.into()), "{argument}: {arguments}");
+        let variable = json!({ "name": name, "value": value });
+        assert!(environment.as_array().expect("a list").contains(&variable), "{name}: {environment}");
     }
+    assert_eq!(at(set, &format!("{pod}/containers/0/ports/0/containerPort")), 9999, "what the probes ask");
     let config = at(r#""ConfigMap" "provisionerd""#, "/data/provisionerd.toml");
     assert_eq!(config, "concurrency = 4\n");
     let class = r#""StorageClass" "fast""#;
@@ -154,4 +162,17 @@ seccomp: { enabled: false }
     assert_eq!(at(class, "/parameters/inodes"), "5000");
     assert_eq!(at(class, "/metadata/annotations/storageclass.kubernetes.io~1is-default-class"), "true");
     assert_eq!(at(class, "/volumeBindingMode"), "WaitForFirstConsumer", "as in deploy/storageclass.yaml");
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn values_that_no_probe_would_reach_are_refused() {
+    for (values, text) in [
+        (r#"config: 'listen = "127.0.0.1:1234"'"#, "monitoring.listen"),
+        (r#"config: 'driver = "volumes.example.org"'"#, "set the values driver"),
+        (r#"monitoring: { enabled: true, listen: "10.0.0.1:9810" }"#, "127.0.0.1"),
+    ] {
+        let error = try_render(values).expect_err(values);
+        assert!(format!("{error:#}").contains(text), "{error:#}");
+    }
 }

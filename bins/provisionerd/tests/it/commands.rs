@@ -15,8 +15,13 @@ use crate::store::{create_claim, wait_bound};
 
 /// Runs a command in the place of the daemon.
 async fn run_command(daemon: &TestDaemon, arguments: &[&str], kill_at: Option<&str>) -> Output {
+    run_on_node(&daemon.node, daemon, arguments, kill_at).await
+}
+
+/// Runs a command with the disk of the daemon on another node.
+async fn run_on_node(node: &str, daemon: &TestDaemon, arguments: &[&str], kill_at: Option<&str>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
-    command.args(arguments).args(["--driver", DRIVER, "--node", &daemon.node, "--directory"]);
+    command.args(arguments).args(["--driver", DRIVER, "--node", node, "--directory"]);
     command.arg(daemon.base.path()).arg("--kubeconfig").arg(&daemon.kubeconfig).env_clear();
     command.env("PROVISIONERD_BOOKS", daemon.quota_dir.path());
     if let Some(moment) = kill_at {
@@ -100,6 +105,13 @@ fn orphans_are_listed_adopted_and_removed_beside_the_daemon_also_after_a_kill() 
         let refused = stderr_text(&run_command(&daemon, &["orphans", "--remove", used], None).await);
         assert!(refused.contains("has a PersistentVolume"), "{refused}");
 
+        // A disk that was moved: its volumes are those of its node.
+        for action in ["--adopt", "--remove"] {
+            let moved = run_on_node("other-node", &daemon, &["orphans", action, "--all"], None).await;
+            let refused = stderr_text(&moved);
+            assert!(refused.contains("of node orphan-node"), "{refused}");
+        }
+
         // Killed before and after its only step, and repeated.
         for moment in ["Before CreatePersistentVolume", "After CreatePersistentVolume"] {
             let killed = run_command(&daemon, &["orphans", "--adopt", &volume], Some(moment)).await;
@@ -139,6 +151,9 @@ fn a_new_disk_is_served_after_the_old_one_was_declared_lost_also_after_a_kill() 
         let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
         let base = daemon.base.path();
         let old = fs::read_to_string(base.join("store-id")).expect("an identity").trim_end().to_owned();
+        let refused = run_command(&daemon, &["store", "replace", "--lost", &old], None).await;
+        let refused = stderr_text(&refused);
+        assert!(refused.contains(&format!("can't declare store {old} lost: it is in")), "{refused}");
         child.kill().await.expect("killed");
         for name in ["volumes", ".new", ".trash"] {
             fs::remove_dir_all(base.join(name)).expect("removed");

@@ -15,6 +15,15 @@ const POLICY: &str = "provisionerd-own-node";
 const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
+/// kubectl reads what it patches; provisionerd does not.
+const STATUS_READER: &str = r#"
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "status-reader"},
+         "rules": [{"apiGroups": [""], "resources": ["persistentvolumeclaims/status"], "verbs": ["get"]}]}
+---
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "status-reader"},
+         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "status-reader"},
+         "subjects": [{"kind": "ServiceAccount", "name": "provisionerd", "namespace": "nodekeel"}]}"#;
+
 struct PolicyFixture {
     kube: Kube,
     scratch: ScratchDir,
@@ -210,6 +219,44 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
 
 #[test]
 #[ignore = "needs kube"]
+fn an_account_changes_no_other_metadata_of_a_claim() {
+    const KEPT: &str = "owners, finalizers, labels and other annotations of a claim may not be changed";
+    let site = PolicyFixture::start();
+    site.kube.apply_manifests(STATUS_READER).expect("a role");
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "claim", "namespace": "default", "annotations": { "kept": "yes" } },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } },
+    });
+    site.kube.create_objects(&claim.to_string()).expect("a claim");
+    let owner = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-00000000dead",
+    });
+    for metadata in [
+        // The garbage collector deletes what has no living owner.
+        json!({ "ownerReferences": [owner] }),
+        json!({ "finalizers": ["kubernetes.io/pvc-protection", "example.com/held"] }),
+        json!({ "finalizers": null }),
+        json!({ "labels": { "app": "other" } }),
+        json!({ "annotations": { "other": "new" } }),
+        json!({ "annotations": { "kept": "no" } }),
+        json!({ "annotations": { "kept": null } }),
+        json!({ "annotations": { "kept": null, "volume.kubernetes.io/selected-node": "node-b" } }),
+    ] {
+        let patch = json!({ "metadata": metadata });
+        assert_rejected(site.patch_as("node-b", "persistentvolumeclaim", "claim", &patch), KEPT);
+        assert_rejected(site.patch_status_as("node-b", "claim", &patch), KEPT);
+    }
+    let select = |node: Option<&str>| {
+        let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
+        site.patch_as("node-b", "persistentvolumeclaim", "claim", &patch)
+    };
+    select(Some("node-b")).expect("of its node");
+    select(None).expect("of its node");
+}
+
+#[test]
+#[ignore = "needs kube"]
 fn an_account_publishes_only_the_capacity_of_its_own_node() {
     const FOREIGN: &str = "the capacity is not one of this driver on this node alone";
     let site = PolicyFixture::start();
@@ -249,16 +296,8 @@ fn an_account_publishes_only_the_capacity_of_its_own_node() {
 #[ignore = "needs kube"]
 fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
     const ONLY_BOUND: &str = "only what resizes a bound volume";
-    // kubectl reads what it patches; provisionerd does not.
-    const READER: &str = r#"
-        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "status-reader"},
-         "rules": [{"apiGroups": [""], "resources": ["persistentvolumeclaims/status"], "verbs": ["get"]}]}
----
-        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "status-reader"},
-         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "status-reader"},
-         "subjects": [{"kind": "ServiceAccount", "name": "provisionerd", "namespace": "nodekeel"}]}"#;
     let site = PolicyFixture::start();
-    site.kube.apply_manifests(READER).expect("a role");
+    site.kube.apply_manifests(STATUS_READER).expect("a role");
     let claim = |name: &str, volume: &str, annotations: Value| {
         let mut claim = json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim",
@@ -286,7 +325,19 @@ fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
     claim("rebound", "pvc-rebound", json!({}));
     claim("pending", "", selected);
     claim("foreign", "disk-foreign", json!({}));
+    let provisioners =
+        ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
+    for (number, key) in provisioners.into_iter().enumerate() {
+        let with = |driver: &str| json!({ key: driver });
+        claim(&format!("ours-{number}"), &format!("pvc-ours-{number}"), with(DRIVER));
+        claim(&format!("foreign-{number}"), &format!("pvc-foreign-{number}"), with("other.example"));
+    }
     let larger = json!({ "status": { "capacity": { "storage": "2Mi" } } });
+    for number in 0..provisioners.len() {
+        site.patch_status_as("node-a", &format!("ours-{number}"), &larger).expect("of its driver");
+        let foreign = site.patch_status_as("node-a", &format!("foreign-{number}"), &larger);
+        assert_rejected(foreign, ONLY_BOUND);
+    }
     for name in ["ours", "rebound"] {
         site.patch_status_as("node-a", name, &larger).expect("of its node");
     }

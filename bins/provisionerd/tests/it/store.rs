@@ -117,7 +117,7 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
         assert!(lost.elapsed() <= Duration::from_secs(5), "{:?}: {}", lost.elapsed(), daemon.log_text());
         let ready = http_get(port, "/readyz");
         assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("the disk of the volumes"), "{ready}");
-        assert!(http_get(port, "/metrics").contains("provisionerd_store_served 0"));
+        assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 0"));
         claims_api(&client).delete("deleted", &DeleteParams::default()).await.expect("the claim is deleted");
         create_claim(&client, &daemon, "waiting").await;
         wait_object(&volumes_api(&client), &deleted, is_released).await;
@@ -144,7 +144,7 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
         assert_eq!(fs::read_to_string(&file).expect("it exists"), "data");
         assert_eq!(daemon.list_names("volumes").len(), 2);
         assert!(child.try_wait().expect("a status").is_none(), "{}", daemon.log_text());
-        assert!(http_get(port, "/metrics").contains("provisionerd_store_served 1"));
+        assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 1"));
         child.kill().await.expect("killed");
         unmount(&[], &below);
     });

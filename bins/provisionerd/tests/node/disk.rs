@@ -1,5 +1,7 @@
 //! The node's disk for volumes, and the kernel's view of it.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, Result};
 use testbed::GuestNode;
 
@@ -66,13 +68,18 @@ pub(crate) fn volume_directories(node: &GuestNode) -> Result<Vec<String>> {
     Ok(text.lines().map(String::from).collect())
 }
 
-/// The number of pod mounts of a volume: in the node's mount namespace, and in provisionerd's.
+/// The number of pod mounts of a volume: in the node's mount namespace, and of mount points in provisionerd's. It sees
+/// `/var/lib` as a whole, too, so each mount is there twice: once hidden by the kubelet's directory.
 pub(crate) fn count_mounts(node: &GuestNode, volume: &str) -> Result<[usize; 2]> {
-    let count = |mountinfo: &str| {
+    let mount_points = |mountinfo: &str| {
         let text = node.run_shell(&format!("cat {mountinfo}"))?;
-        Ok::<_, anyhow::Error>(
-            text.lines().filter(|line| line.contains(&format!("/{volume}/mount "))).count(),
+        let points = text.lines().filter_map(|line| line.split(' ').nth(4));
+        Ok::<Vec<String>, anyhow::Error>(
+            points.filter(|point| point.ends_with(&format!("/{volume}/mount"))).map(String::from).collect(),
         )
     };
-    Ok([count("/proc/self/mountinfo")?, count("/proc/$(pidof provisionerd)/mountinfo")?])
+    // The agent is another process of the same program.
+    let daemon = r"$(for pid in $(pidof provisionerd); do tr '\0' ' ' </proc/$pid/cmdline | grep -q ' run ' && echo $pid; done)";
+    let of_daemon: BTreeSet<_> = mount_points(&format!("/proc/{daemon}/mountinfo"))?.into_iter().collect();
+    Ok([mount_points("/proc/self/mountinfo")?.len(), of_daemon.len()])
 }
