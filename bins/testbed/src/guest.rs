@@ -69,13 +69,15 @@ const HOSTS: &str = "127.0.0.1 localhost guest\n10.0.2.2 host\n";
 const MACHINE_ID: &str = "6e6f64656b65656c6775657374000001\n";
 
 /// Programs of every guest, beside busybox.
-const PROGRAMS: [tools::Tool; 17] = [
+const PROGRAMS: [tools::Tool; 19] = [
     tools::MKFS_XFS,
     tools::MKFS_EXT4,
     tools::MKFS_VFAT,
     tools::MKFS_BTRFS,
     tools::SGDISK,
     tools::LVM,
+    tools::MDADM,
+    tools::INTEGRITYSETUP,
     tools::CRYPTSETUP,
     tools::DMSETUP,
     tools::XFS_QUOTA,

@@ -1,12 +1,12 @@
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::*;
-use crate::ScratchDir;
 use crate::guest::disk::FileSystem;
+use crate::{ScratchDir, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -63,6 +63,45 @@ fn synced_writes_survive_every_cut_and_others_do_not() {
         unsynced.check_cuts(&plan("writes without sync"), |cut| check_numbers(unsynced.part(1), cut));
     let error = checked.unwrap_err().to_string();
     assert!(error.contains("was lost") && error.contains("marks prepared"), "{error}");
+}
+
+/// Writes a number to one disk, and then to another one, whose flush does not make the first number durable.
+fn record_numbers_on_two_disks(is_synced: bool) -> DiskRecording {
+    let disk = RecordedDisk::acquire_separate(&[MIB, MIB]).unwrap();
+    let [first, second] = [0, 1].map(|part| OpenOptions::new().write(true).open(disk.part(part)).unwrap());
+    disk.mark("prepared").unwrap();
+    for number in 1..=5_u8 {
+        for (part, is_synced) in [(&first, is_synced), (&second, true)] {
+            disk.mark_step().unwrap();
+            part.write_all_at(&[number; 4096], 0).unwrap();
+            disk.mark_step().unwrap();
+            if is_synced {
+                part.sync_all().unwrap();
+            }
+        }
+    }
+    drop((first, second));
+    disk.finish().unwrap()
+}
+
+#[test]
+#[ignore = "needs kernel with 4 disks of 1 GiB"]
+fn a_disk_has_what_it_flushed_before_another_disk_was_written() {
+    let check = |recording: &DiskRecording| {
+        recording.check_cuts(&plan("two disks"), |_| {
+            let number = |part| {
+                let mut byte = [0];
+                File::open(recording.part(part))?.read_exact_at(&mut byte, 0)?;
+                anyhow::Ok(byte[0])
+            };
+            let (first, second) = (number(0)?, number(1)?);
+            ensure!(first >= second, "the first disk has {first}, and the second {second}");
+            Ok(())
+        })
+    };
+    check(&record_numbers_on_two_disks(true)).unwrap();
+    let error = check(&record_numbers_on_two_disks(false)).unwrap_err().to_string();
+    assert!(error.contains("the first disk has") && !error.contains("step-"), "{error}");
 }
 
 #[test]

@@ -88,6 +88,8 @@ pub const MKREISERFS: Tool = Tool { name: "mkreiserfs", package: "reiserfsprogs"
 pub const MKFS_REISER4: Tool = Tool { name: "mkfs.reiser4", package: "reiser4progs" };
 /// Formats JFS.
 pub const MKFS_JFS: Tool = Tool { name: "mkfs.jfs", package: "jfsutils" };
+/// Formats APFS.
+pub const MKAPFS: Tool = Tool { name: "mkapfs", package: "apfsprogs" };
 /// Formats UDF.
 pub const MKUDFFS: Tool = Tool { name: "mkudffs", package: "udftools" };
 /// Formats OCFS2.
@@ -108,6 +110,10 @@ pub const DRBDMETA: Tool = Tool { name: "drbdmeta", package: "drbd-utils" };
 pub const MAKE_BCACHE: Tool = Tool { name: "make-bcache", package: "bcache-tools" };
 /// Manages logical volumes.
 pub const LVM: Tool = Tool { name: "lvm", package: "lvm2" };
+/// Manages software RAIDs.
+pub const MDADM: Tool = Tool { name: "mdadm", package: "mdadm" };
+/// Formats dm-integrity.
+pub const INTEGRITYSETUP: Tool = Tool { name: "integritysetup", package: "cryptsetup-bin" };
 /// Formats LUKS.
 pub const CRYPTSETUP: Tool = Tool { name: "cryptsetup", package: "cryptsetup-bin" };
 /// Makes a disk whose writes are logged, for power cuts.
@@ -135,7 +141,7 @@ pub const ZSTD: Tool = Tool { name: "zstd", package: "zstd" };
 pub const GIT: Tool = Tool { name: "git", package: "git" };
 
 /// Every program that the workspace's builds, tests, benches and demo run.
-pub const ALL: [Tool; 59] = [
+pub const ALL: [Tool; 62] = [
     CC,
     GIT,
     IP,
@@ -171,6 +177,8 @@ pub const ALL: [Tool; 59] = [
     MKFS_BTRFS,
     SGDISK,
     LVM,
+    MDADM,
+    INTEGRITYSETUP,
     MCOPY,
     MKNTFS,
     MKFS_EXFAT,
@@ -179,6 +187,7 @@ pub const ALL: [Tool; 59] = [
     MKREISERFS,
     MKFS_REISER4,
     MKFS_JFS,
+    MKAPFS,
     MKUDFFS,
     MKFS_OCFS2,
     MKFS_GFS2,

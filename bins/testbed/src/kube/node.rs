@@ -13,7 +13,8 @@ use super::{Kube, KubeUser};
 use crate::guest::{self, GuestTask};
 use crate::{Guest, ReservedPort, ScratchDir, gotool, reserve_port, tools};
 
-/// The name of the node that every control plane authorizes: others need their [`KubeUser::for_node`].
+/// The name of a node unless it is [given another](GuestNodeBuilder::with_name), and the node that every control plane
+/// authorizes: others need their [`KubeUser::for_node`].
 pub const GUEST_NODE: &str = "guest";
 
 const STEP_WITHIN: Duration = Duration::from_secs(60);
@@ -35,6 +36,7 @@ const NETWORK: &str = include_str!("node/network.json");
 #[derive(Clone, Debug)]
 #[must_use = "a node exists once it has booted"]
 pub struct GuestNodeBuilder {
+    name: String,
     disk_bytes: u64,
     images: Vec<PathBuf>,
     settings: Value,
@@ -48,6 +50,7 @@ pub struct GuestNodeBuilder {
 /// pods must not pull (`imagePullPolicy: Never`).
 #[derive(Debug)]
 pub struct GuestNode {
+    name: String,
     kubelet: Option<GuestTask>,
     containerd: Option<GuestTask>,
     guest: Guest,
@@ -60,6 +63,7 @@ impl GuestNode {
     /// A node named [`GUEST_NODE`] with 1.5 GiB of memory and a disk of 8 GiB.
     pub fn builder() -> GuestNodeBuilder {
         GuestNodeBuilder {
+            name: GUEST_NODE.to_owned(),
             disk_bytes: 8 << 30,
             images: Vec::new(),
             settings: json!({}),
@@ -68,8 +72,8 @@ impl GuestNode {
     }
 
     /// Its name, and its host name's label.
-    pub fn name(&self) -> &'static str {
-        GUEST_NODE
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The guest.
@@ -77,14 +81,18 @@ impl GuestNode {
         &self.guest
     }
 
-    /// The kubelet's command line, in the guest.
+    /// The kubelet's command line, in the guest of the node [`GUEST_NODE`].
     pub fn kubelet_command() -> Vec<String> {
+        Self::kubelet_command_of(GUEST_NODE)
+    }
+
+    fn kubelet_command_of(name: &str) -> Vec<String> {
         let fixed = [
             "/usr/bin/kubelet",
             "--config=/etc/kubernetes/kubelet.json",
             "--kubeconfig=/etc/kubernetes/kubeconfig",
         ];
-        let own = [format!("--hostname-override={GUEST_NODE}"), format!("--node-ip={ADDRESS}")];
+        let own = [format!("--hostname-override={name}"), format!("--node-ip={ADDRESS}")];
         fixed.map(String::from).into_iter().chain(own).collect()
     }
 
@@ -109,7 +117,7 @@ impl GuestNode {
     /// # Errors
     /// It isn't in time; with the last lines of the kubelet that [`start_kubelet`](Self::start_kubelet) has started.
     pub fn wait_ready(&self, kube: &Kube) -> Result<()> {
-        kube.wait_for_object_within(READY_WITHIN, "node", GUEST_NODE, is_ready)
+        kube.wait_for_object_within(READY_WITHIN, "node", &self.name, is_ready)
             .with_context(|| self.last_words("kubelet"))
             .map(drop)
     }
@@ -130,7 +138,7 @@ impl GuestNode {
     /// It does not answer; with the last lines of its log.
     pub fn start_kubelet(&mut self) -> Result<()> {
         let port = self.port.number();
-        let command = Self::kubelet_command().join(" ");
+        let command = Self::kubelet_command_of(&self.name).join(" ");
         self.kubelet = Some(self.start_script(&format!("exec {command} >>/var/log/kubelet.log 2>&1"))?);
         let probe = format!("until nc {ADDRESS} {port} </dev/null >/dev/null 2>&1; do usleep 50000; done");
         self.guest
@@ -158,6 +166,12 @@ impl GuestNode {
 }
 
 impl GuestNodeBuilder {
+    /// Sets its name; the control plane needs the user [`KubeUser::for_node`] of it.
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
     /// Adds an image: a tar, or a directory with an OCI layout.
     pub fn with_image(mut self, image: impl Into<PathBuf>) -> Self {
         self.images.push(image.into());
@@ -214,7 +228,8 @@ impl GuestNodeBuilder {
     pub fn boot(self, kube: &Kube) -> Result<GuestNode> {
         let (port, images) = (reserve_port()?, ScratchDir::new()?);
         let guest = self.add_node_files(kube, &port, &images)?.boot().context("boot the node")?;
-        let node = GuestNode { kubelet: None, containerd: None, guest, port, _images: images };
+        let node =
+            GuestNode { name: self.name, kubelet: None, containerd: None, guest, port, _images: images };
         node.run_shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.api_port()))
             .context("prepare the node")?;
         Ok(node)
@@ -248,7 +263,7 @@ impl GuestNodeBuilder {
         for (number, archive) in self.write_archives(images)?.into_iter().enumerate() {
             guest = guest.add_file(Path::new(IMAGES).join(format!("{number}.tar")), archive);
         }
-        let kubeconfig = kube.kubeconfig_for_guest(&KubeUser::for_node(GUEST_NODE).name)?;
+        let kubeconfig = kube.kubeconfig_for_guest(&KubeUser::for_node(&self.name).name)?;
         Ok(guest
             .add_text(PREPARE_AT, 0o755, PREPARE)
             .add_text(IMPORT_AT, 0o755, IMPORT)

@@ -66,11 +66,52 @@ pub(super) fn choose_cuts(
         let stretch = &stretches[draw("stretch", stretches.len())];
         let position = stretch.start + draw("position", stretch.len());
         let way = draw("way", WAYS as usize) as u64;
-        // Without such writes all ways are one.
-        let way = if has_volatile_writes(&entries[..position]) { way } else { 1 };
-        cuts.insert(CutPoint { position, way, seed });
+        cuts.insert(CutPoint { position, way: choose_way(&entries[..position], way), seed });
     }
     cuts.into_iter().collect()
+}
+
+/// Different moments of several disks together, in ascending order of the first: one [`CutPoint`] of each disk.
+///
+/// Each disk leads some of the cuts. The others are cut anywhere between the same two marks.
+pub(super) fn choose_joint_cuts(
+    logs: &[&[LogEntry]],
+    (from, moments): (&[usize], CutMoments),
+    count: usize,
+    seed: u64,
+) -> Vec<Vec<CutPoint>> {
+    let mut cuts = BTreeSet::new();
+    for (leader, entries) in logs.iter().enumerate() {
+        let share = count / logs.len() + usize::from(leader < count % logs.len());
+        for point in choose_cuts(entries, (from[leader], moments), share, seed) {
+            let marks = count_marks(&entries[..point.position]);
+            let joint = logs.iter().enumerate().map(|(number, entries)| match number == leader {
+                true => point,
+                false => choose_between_marks(entries, marks, hash((point, number)), seed),
+            });
+            cuts.insert(joint.collect());
+        }
+    }
+    cuts.into_iter().collect()
+}
+
+/// A cut behind this many marks, and before the next one.
+fn choose_between_marks(entries: &[LogEntry], marks: usize, draw: u64, seed: u64) -> CutPoint {
+    let is_mark = |(index, entry): (usize, &LogEntry)| matches!(entry, LogEntry::Mark(_)).then_some(index);
+    let mut ends = entries.iter().enumerate().filter_map(is_mark).chain([entries.len()]);
+    let start = marks.checked_sub(1).and_then(|before| ends.nth(before)).map_or(0, |mark| mark + 1);
+    let end = ends.next().unwrap_or(entries.len());
+    let position = start + draw as usize % (end + 1).saturating_sub(start).max(1);
+    CutPoint { position, way: choose_way(&entries[..position], hash(draw) % WAYS), seed }
+}
+
+fn count_marks(entries: &[LogEntry]) -> usize {
+    entries.iter().filter(|entry| matches!(entry, LogEntry::Mark(_))).count()
+}
+
+/// Without writes that can be lost, all ways are one.
+fn choose_way(entries: &[LogEntry], way: u64) -> u64 {
+    if has_volatile_writes(entries) { way } else { 1 }
 }
 
 /// Whether there are writes behind the last flush that a cut may lose.
@@ -138,6 +179,31 @@ mod tests {
         assert!(behind_mark >= 10, "{behind_mark}");
         assert_eq!(cuts, choose_cuts(&entries, (0, CutMoments::Any), 60, 1), "the seed decides");
         assert_ne!(cuts, choose_cuts(&entries, (0, CutMoments::Any), 60, 2));
+    }
+
+    #[test]
+    fn disks_are_cut_between_the_same_marks_and_each_of_them_anywhere() {
+        let [first, second] = [[30, 0, 2], [0, 20, 1]].map(|counts: [usize; 3]| {
+            let stretch = |(number, count): (usize, usize)| {
+                let mark = LogEntry::Mark(format!("step-{number}"));
+                vec![write(512, false); count].into_iter().chain([write(0, true), mark])
+            };
+            counts.into_iter().enumerate().flat_map(stretch).collect::<Vec<_>>()
+        });
+        let logs = [&first[..], &second[..]];
+        let cuts = choose_joint_cuts(&logs, (&[0, 0], CutMoments::Any), 60, 1);
+        assert!(cuts.len() > 40 && cuts.is_sorted(), "{}", cuts.len());
+        for cut in &cuts {
+            let marks: Vec<_> =
+                cut.iter().zip(logs).map(|(point, log)| count_marks(&log[..point.position])).collect();
+            assert_eq!(marks[0], marks[1], "{cut:?}");
+        }
+        for (disk, log) in logs.iter().enumerate() {
+            let positions: BTreeSet<_> = cuts.iter().map(|cut| cut[disk].position).collect();
+            assert!(positions.len() > log.len() / 3, "disk {disk}: {positions:?}");
+        }
+        let alone = choose_joint_cuts(&logs[..1], (&[0], CutMoments::Any), 9, 1).concat();
+        assert_eq!(alone, choose_cuts(&first, (0, CutMoments::Any), 9, 1));
     }
 
     #[test]

@@ -104,14 +104,17 @@ impl<'a> Replay<'a> {
         Self { log, entries, disk_bytes, torn_bytes, durable: SparseImage::default(), replayed: 0 }
     }
 
-    /// Makes a disk what the cut leaves. Cuts come in ascending order.
+    /// Makes a disk what the cut leaves. It is fast where cuts come in ascending order.
     pub(super) fn write_disk(&mut self, disk: &File, cut: CutPoint) -> Result<()> {
         let entries = &self.entries[..cut.position];
         let last_flush = entries.iter().rposition(LogEntry::is_flush).unwrap_or(0);
-        for entry in &entries[self.replayed.min(last_flush)..last_flush] {
+        if last_flush < self.replayed {
+            (self.durable, self.replayed) = (SparseImage::default(), 0);
+        }
+        for entry in &entries[self.replayed..last_flush] {
             self.replay_durable(entry)?;
         }
-        self.replayed = self.replayed.max(last_flush);
+        self.replayed = last_flush;
         fallocate(disk, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, self.disk_bytes)
             .context("clear the disk")?;
         self.durable.write_to(disk).context("write what is durable")?;
@@ -201,7 +204,8 @@ mod tests {
         log.write(1, 1, 0, 3);
         log.write(3, 1, FLUSH | FUA, 4);
         log.write(1, 1, 0, 5);
-        let cuts = [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0), (4, 1), (5, 0), (6, 0), (6, 1)];
+        // The last one comes before the others.
+        let cuts = [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0), (4, 1), (5, 0), (6, 0), (6, 1), (2, 0)];
         let expected = [
             [0, 0, 0],
             [0, 0, 0],
@@ -213,6 +217,7 @@ mod tests {
             [3, 2, 4],
             [3, 2, 4],
             [5, 2, 4],
+            [0, 2, 0],
         ];
         assert_eq!(sectors_after(&mut log, &cuts, &[1, 2, 3]), expected);
     }
