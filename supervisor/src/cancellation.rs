@@ -43,14 +43,17 @@ impl RunCancellation {
     }
 
     /// Resolves when the signal has been sent.
-    pub(crate) async fn wait_for(&self, signal: RunSignal) {
-        loop {
-            // Created before the check, so that a signal in between wakes it.
-            let waiting = self.waiters.notified();
-            if self.has_received(signal) {
-                return;
+    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` keeps its arguments twice")]
+    pub(crate) fn wait_for(&self, signal: RunSignal) -> impl Future<Output = ()> {
+        async move {
+            loop {
+                // Created before the check, so that a signal in between wakes it.
+                let waiting = self.waiters.notified();
+                if self.has_received(signal) {
+                    return;
+                }
+                waiting.await;
             }
-            waiting.await;
         }
     }
 

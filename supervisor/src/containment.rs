@@ -16,10 +16,6 @@ impl<T> Contained<T> {
         Self(Some(value))
     }
 
-    pub(crate) fn into_inner(mut self) -> T {
-        self.0.take().expect("only this, take and drop take it")
-    }
-
     /// Takes the value out. What is left must only be dropped.
     pub(crate) fn take(&mut self) -> Self {
         Self(self.0.take())
@@ -30,13 +26,13 @@ impl<T> Deref for Contained<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("only into_inner, take and drop take it")
+        self.0.as_ref().expect("only take and drop take it")
     }
 }
 
 impl<T> DerefMut for Contained<T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.0.as_mut().expect("only into_inner, take and drop take it")
+        self.0.as_mut().expect("only take and drop take it")
     }
 }
 

@@ -1,11 +1,12 @@
 //! The context of a run: what a runnable can see and do.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use futures_util::FutureExt as _;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -156,9 +157,8 @@ impl Context {
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
-    pub async fn canceled(&self) -> CanceledError {
-        self.0.cancellation.wait_for(RunSignal::Cancel).await;
-        CanceledError
+    pub fn canceled(&self) -> impl Future<Output = CanceledError> + Send + '_ {
+        self.0.cancellation.wait_for(RunSignal::Cancel).map(|()| CanceledError)
     }
 
     /// Works until the runnable has to stop, and returns what it then returns: the last line of a runnable whose
@@ -226,8 +226,10 @@ impl Context {
         }
         let context = self.clone();
         let contained = async move {
-            let part = pin!(Some(task::part_of_run(&context, await_contained(helper))));
-            if let Some(Err(message)) = task::run_until_aborted(&context, part).await {
+            let mut part = pin!(Some(task::part_of_run(&context, await_contained(helper))));
+            let mut aborted = pin!(context.wait_aborted());
+            let ended = poll_fn(move |cx| task::poll_part(cx, aborted.as_mut(), part.as_mut())).await;
+            if let Some(Err(message)) = ended {
                 context.fail_run(ExitReason::panicked(message));
             }
         };
@@ -334,8 +336,8 @@ impl Context {
     }
 
     /// Resolves when the supervisor has given up on the run.
-    pub(crate) async fn wait_aborted(&self) {
-        self.0.cancellation.wait_for(RunSignal::Abort).await;
+    pub(crate) fn wait_aborted(&self) -> impl Future<Output = ()> {
+        self.0.cancellation.wait_for(RunSignal::Abort)
     }
 
     /// Waits for the helpers. Cancels them unless the runnable ended successfully.

@@ -101,7 +101,7 @@ impl TreeDriver {
         let settings = root.settings(&defaults);
         let state = DriverState {
             fsm: TreeFsm::new(TreeTime::ZERO, settings, random_seed()),
-            runs: vec![Some(SlotRun::from_runnable(root.runnable.into_inner()))],
+            runs: vec![Some(SlotRun::new(root.runnable))],
             waiters: Vec::new(),
             events,
             next_seq: 1,
@@ -213,7 +213,7 @@ impl TreeDriver {
             if state.runs.len() <= slot {
                 state.runs.resize_with(slot + 1, || None);
             }
-            state.runs[slot] = Some(SlotRun::from_runnable(child.runnable.into_inner()));
+            state.runs[slot] = Some(SlotRun::new(child.runnable));
         }
         let outcome = self.perform_actions(&mut state);
         drop(state);
@@ -365,7 +365,10 @@ impl TreeDriver {
 
     fn start_run(self: &Arc<Self>, state: &mut DriverState, key: RunKey, dn: Arc<str>, generation: u64) {
         let run = state.run_mut(key.slot);
-        run.cancellation = Arc::default();
+        match Arc::get_mut(&mut run.cancellation) {
+            Some(unused) => *unused = RunCancellation::default(),
+            None => run.cancellation = Arc::default(),
+        }
         let context = Context::new(Arc::clone(self), key, dn, generation, Arc::clone(&run.cancellation));
         let runnable = Contained::new(Arc::clone(&run.runnable));
         self.runtime.spawn(task::run_incarnation(runnable, context));
@@ -416,8 +419,8 @@ impl DriverState {
 }
 
 impl SlotRun {
-    fn from_runnable(runnable: Box<dyn Runnable>) -> Self {
-        Self { runnable: Contained::new(runnable.into()), cancellation: Arc::default() }
+    fn new(runnable: Contained<Arc<dyn Runnable>>) -> Self {
+        Self { runnable, cancellation: Arc::default() }
     }
 }
 

@@ -129,7 +129,7 @@ pub struct CanceledError;
 /// these.
 pub struct ChildSpec {
     pub(crate) name: String,
-    pub(crate) runnable: Contained<Box<dyn Runnable>>,
+    pub(crate) runnable: Contained<Arc<dyn Runnable>>,
     pub(crate) policy: Option<ChildPolicy>,
     pub(crate) stop_timeout: Option<Duration>,
     pub(crate) stop_before: Vec<Arc<str>>,
@@ -138,7 +138,7 @@ pub struct ChildSpec {
 impl ChildSpec {
     /// A child with this name and the supervisor's default policy.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
-        let runnable: Contained<Box<dyn Runnable>> = Contained::new(Box::new(runnable));
+        let runnable: Contained<Arc<dyn Runnable>> = Contained::new(Arc::new(runnable));
         Self { name: name.into(), runnable, policy: None, stop_timeout: None, stop_before: Vec::new() }
     }
 
@@ -155,11 +155,8 @@ impl ChildSpec {
         if dns.is_empty() {
             return self;
         }
-        let dependent = DependentRunnable {
-            runnable: Contained::new(self.runnable.into_inner().into()),
-            depends_on: dns.clone().into(),
-        };
-        self.runnable = Contained::new(Box::new(dependent));
+        let dependent = DependentRunnable { runnable: self.runnable, depends_on: dns.clone().into() };
+        self.runnable = Contained::new(Arc::new(dependent));
         self.stop_before(dns)
     }
 

@@ -4,6 +4,7 @@
 
 mod exec;
 mod spawn;
+mod stdio_slots;
 
 use std::ffi::c_int;
 use std::io;
@@ -17,6 +18,7 @@ use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
 pub(crate) use exec::{ChildSetup, ResourceLimit, RlimitNumber};
 pub(crate) use spawn::{ExecImage, StartStep, spawn_image};
+pub(crate) use stdio_slots::StdioSlots;
 
 /// The soft limit of file locks of a process, which Linux has not enforced since 2.4.
 ///

@@ -1,5 +1,7 @@
 //! The record of one runnable in the tree.
 
+use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +43,50 @@ pub(crate) struct RunnableHistory {
 
 /// The histories of children by name. Few runnables have any, and an empty `BTreeMap` is small.
 pub(super) type ChildHistories = BTreeMap<Box<str>, RunnableHistory>;
+
+/// The last component of a DN, by which an entry finds its children. It shares the DN's memory with the child.
+#[derive(Debug, Clone)]
+pub(super) struct LocalName(Arc<str>);
+
+impl LocalName {
+    pub(super) fn of_dn(dn: Arc<str>) -> Self {
+        Self(dn)
+    }
+
+    fn as_str(&self) -> &str {
+        local_name(&self.0)
+    }
+}
+
+impl Borrow<str> for LocalName {
+    fn borrow(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl PartialEq for LocalName {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for LocalName {}
+
+impl PartialOrd for LocalName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LocalName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_str().cmp(other.as_str())
+    }
+}
+
+fn local_name(dn: &str) -> &str {
+    dn.rsplit('.').next().unwrap_or(dn)
+}
 
 /// The owner of a name below an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +139,7 @@ pub(super) struct TreeEntry {
     pub(super) restart_requested: bool,
     /// The DN for which its runnable waits by `wait_ready`.
     pub(super) dependency: Option<Arc<str>>,
-    pub(super) names: BTreeMap<Box<str>, NameOwner>,
+    pub(super) names: BTreeMap<LocalName, NameOwner>,
     pub(super) groups: Vec<ChildGroup>,
     /// How many entries of its subtree, including itself, have a task.
     pub(super) live_tasks: u32,
@@ -156,7 +202,7 @@ impl TreeEntry {
 
     /// The last component of the DN.
     pub(super) fn local_name(&self) -> &str {
-        self.dn.rsplit('.').next().unwrap_or(&self.dn)
+        local_name(&self.dn)
     }
 
     /// Clears the failures of an entry that was ready for long enough, until `worked_until`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::entry::{NameOwner, RunnableSettings, TreeEntry};
+use super::entry::{LocalName, NameOwner, RunnableSettings, TreeEntry};
 use super::group::ChildGroup;
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
@@ -100,11 +100,12 @@ impl TreeFsm {
         let mut members = Vec::with_capacity(children.len());
         for (rank, ((name, settings), dn)) in (0..).zip(children.iter().zip(dns)) {
             let history = self.entry_mut(parent).former_children.remove(*name).unwrap_or_default();
+            let local_name = LocalName::of_dn(Arc::clone(&dn));
             let mut child =
                 TreeEntry::new(dn, Some(parent), (group, rank), Arc::clone(settings), now, history);
             child.incarnation = self.allocate_incarnation();
             let child = self.insert_entry(child);
-            self.entry_mut(parent).names.insert((*name).into(), NameOwner::Child(child));
+            self.entry_mut(parent).names.insert(local_name, NameOwner::Child(child));
             members.push(child);
         }
         self.entry_mut(parent).groups[index].members.clone_from(&members);
@@ -139,10 +140,10 @@ impl TreeFsm {
         children: &[(&str, Arc<RunnableSettings>)],
     ) -> Result<Vec<Arc<str>>, NameError> {
         let entry = self.entry(parent);
-        let mut seen = HashSet::with_capacity(children.len());
+        let mut seen = HashSet::new();
         let dns = children.iter().map(|(name, _)| {
             let dn = child_dn(&entry.dn, name)?;
-            if entry.names.contains_key(*name) || !seen.insert(*name) {
+            if entry.names.contains_key(*name) || children.len() > 1 && !seen.insert(*name) {
                 return Err(NameError::AlreadyInUse {
                     name: (*name).to_owned(),
                     parent: entry.dn.to_string(),
@@ -162,12 +163,15 @@ impl TreeFsm {
         let slot = self.running_slot(key).ok_or(NameError::StaleContext)?;
         let entry = self.entry_mut(slot);
         let dn = child_dn(&entry.dn, name)?;
-        match entry.names.insert(name.into(), NameOwner::SubSpan) {
-            Some(child @ NameOwner::Child(_)) => {
-                entry.names.insert(name.into(), child);
+        match entry.names.get(name) {
+            Some(NameOwner::Child(_)) => {
                 Err(NameError::AlreadyInUse { name: name.to_owned(), parent: entry.dn.to_string() })
             }
-            _ => Ok(dn),
+            Some(NameOwner::SubSpan) => Ok(dn),
+            None => {
+                entry.names.insert(LocalName::of_dn(dn.as_str().into()), NameOwner::SubSpan);
+                Ok(dn)
+            }
         }
     }
 

@@ -99,7 +99,7 @@ impl TreeFsm {
         let name: Box<str> = self.entry(slot).local_name().into();
         let history = self.remove_entry(slot);
         let entry = self.entry_mut(parent);
-        entry.names.remove(&name);
+        entry.names.remove(&*name);
         if entry.former_children.len() >= MAX_CHILD_HISTORIES {
             entry.former_children.retain(|_, history| history.held_by_operator);
         }

@@ -285,8 +285,11 @@ fn try_lock_dir(dir: &Path) -> io::Result<Option<File>> {
     })
 }
 
-/// Removes an empty cgroup and the empty cgroups below it.
+/// Removes an empty cgroup and the empty cgroups below it. Few have any.
 fn remove_cgroup_tree(dir: &Path) -> io::Result<()> {
+    if fs::remove_dir(dir).is_ok() {
+        return Ok(());
+    }
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {

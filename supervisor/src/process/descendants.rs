@@ -126,6 +126,10 @@ impl DescendantSet {
         snapshots: &SnapshotCache,
         (stop_signal, deadline): (Signal, Instant),
     ) -> io::Result<()> {
+        // Most main processes leave no other process behind.
+        if !cgroup.is_populated()? {
+            return Ok(());
+        }
         if Instant::now() < deadline {
             // `terminate_marked` logs what this pass can't do.
             let _ = self.signal_until_stable(snapshots, stop_signal).await;

@@ -21,7 +21,7 @@ use super::host::HostState;
 use super::mark::ProcessMark;
 use super::status::{OomKill, Signal};
 use super::{KillMode, Process};
-use crate::sys::{self, ExecImage, StartStep};
+use crate::sys::{self, ExecImage, StartStep, StdioSlots};
 
 /// The search path for a program without a slash when the process has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
@@ -118,25 +118,27 @@ fn add_spawner_thread(
     let run = move || {
         // Only the caller that adds the first thread waits for it.
         let _ = started.send(rustix::thread::gettid());
-        std::iter::from_fn(next).for_each(SpawnJob::run_job);
+        // Without them, a start takes longer.
+        let mut slots = StdioSlots::open().ok();
+        std::iter::from_fn(next).for_each(|job| job.run_job(&mut slots));
     };
     thread::Builder::new().name("process-spawner".to_owned()).spawn(run)?;
     Ok(thread)
 }
 
 impl SpawnJob {
-    fn run_job(self) {
+    fn run_job(self, slots: &mut Option<StdioSlots>) {
         let Self { mut image, mark, mut kill_scope, shared, started, reply } = self;
         // The receiver is gone if the caller no longer waits.
         let _ = started.send(());
         shared.begin_start(mark);
-        let mut result = sys::spawn_image(&image);
+        let mut result = sys::spawn_image(&image, slots);
         if let Err((StartStep::Cgroup, error)) = &result
             && !kill_scope.is_limited()
         {
             tracing::warn!(%error, "can't start a process in its cgroup: its descendants are identified by mark");
             (image.cgroup, kill_scope) = (None, KillScope::MarkedDescendants);
-            result = sys::spawn_image(&image);
+            result = sys::spawn_image(&image, slots);
         }
         shared.end_start(mark, result.as_ref().ok().map(|(pid, _)| *pid));
         // From now on only the child has its descriptors.

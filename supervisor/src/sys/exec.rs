@@ -82,6 +82,9 @@ unsafe fn prepare_child(plan: &ChildPlan<'_>) -> Result<(), StartStep> {
     let (image, setup) = (plan.image, &plan.image.setup);
     // SAFETY: every pointer is into `plan` or a local, and of the type that the call requires.
     unsafe {
+        if plan.borrows_files {
+            leave_files(plan)?;
+        }
         if plan.enters && !enter_cgroup(image) {
             return Err(StartStep::Cgroup);
         }
@@ -156,6 +159,24 @@ unsafe fn exec_program(plan: &ChildPlan<'_>) -> StartStep {
 /// The step, where a call has failed.
 fn check(result: impl Into<i64>, step: StartStep) -> Result<(), StartStep> {
     if result.into() == 0 { Ok(()) } else { Err(step) }
+}
+
+/// Gives the child its own table of descriptors, before it opens or closes any.
+///
+/// # Safety
+/// As for [`exec_image`].
+unsafe fn leave_files(plan: &ChildPlan<'_>) -> Result<(), StartStep> {
+    let first = plan.stdio.into_iter().max().map_or(0, |last| last.unsigned_abs() + 1);
+    // SAFETY: no memory is passed.
+    unsafe {
+        // Without the higher ones, which therefore need not be copied.
+        let flags = libc::CLOSE_RANGE_UNSHARE;
+        if libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, flags) == 0 {
+            return Ok(());
+        }
+        // A kernel before 5.9.
+        check(libc::unshare(libc::CLONE_FILES), StartStep::Setup)
+    }
 }
 
 /// Writes the text to the child's own file, which belongs to root once the user has changed.

@@ -12,6 +12,7 @@ use rustix::process::{DumpableBehavior, WaitId, WaitIdOptions};
 
 use super::check_result;
 use super::exec::{ChildSetup, child_main};
+use super::stdio_slots::StdioSlots;
 
 /// A program to run, fully prepared: nothing is computed between clone and exec.
 #[derive(Debug)]
@@ -69,15 +70,23 @@ pub(crate) enum StartStep {
 ///
 /// The kernel kills the child when the calling *thread* exits, unless the image says otherwise. Until its exec, the child borrows this
 /// program's memory, as in `posix_spawn`: a copy would cost a millisecond for every 20 MB of this program.
-/// The calling thread is suspended meanwhile.
+/// The calling thread is suspended meanwhile. With slots, which only that thread uses, it also borrows the table of
+/// descriptors. Slots that can't be emptied are dropped.
 ///
 /// # Errors
 /// The step that failed, with the kernel's error.
-pub(crate) fn spawn_image(image: &ExecImage) -> Result<(i32, OwnedFd), (StartStep, io::Error)> {
+pub(crate) fn spawn_image(
+    image: &ExecImage,
+    slots: &mut Option<StdioSlots>,
+) -> Result<(i32, OwnedFd), (StartStep, io::Error)> {
     let mut plan = ChildPlan::from_image(image).map_err(|error| (StartStep::Setup, error))?;
+    if let Some(numbers) = slots.as_mut().and_then(|slots| slots.fill(&image.stdio).ok()) {
+        (plan.stdio, plan.borrows_files) = (numbers, true);
+    }
     let borrows_memory = (image.uid.is_some() || image.gid.is_some()).then(UndumpableGuard::new);
     let created = clone_child(&mut plan);
     drop(borrows_memory);
+    drop(slots.take_if(|slots| slots.clear().is_err()));
     let (pid, pidfd) = created?;
     let Some((step, errno)) = plan.failure.get() else { return Ok((pid, pidfd)) };
     // It did not exec, so it has exited. No other code waits for it.
@@ -141,6 +150,8 @@ pub(super) struct ChildPlan<'a> {
     pub(super) argv: Vec<*const c_char>,
     pub(super) envp: Vec<*const c_char>,
     pub(super) stdio: [RawFd; 3],
+    /// Whether the child borrows this program's descriptors until it has its own.
+    pub(super) borrows_files: bool,
     pub(super) limit: libc::rlimit64,
     pub(super) drop_groups: bool,
     pub(super) parent: i32,
@@ -167,6 +178,7 @@ impl<'a> ChildPlan<'a> {
             argv: pointers(&image.args),
             envp: pointers(&image.env),
             stdio: image.stdio.each_ref().map(std::os::fd::AsRawFd::as_raw_fd),
+            borrows_files: false,
             limit: libc::rlimit64 { rlim_cur: image.locks, rlim_max: hard },
             drop_groups: image.uid.is_some() && rustix::process::geteuid().is_root(),
             parent: rustix::process::getpid().as_raw_nonzero().get(),
@@ -194,6 +206,8 @@ fn clone_child(plan: &mut ChildPlan<'_>) -> Result<(i32, OwnedFd), (StartStep, i
         Some(Ok(pid)) => Ok(pid),
         missing => {
             plan.enters = missing.is_some();
+            // It finds the cgroup by a descriptor of any number.
+            plan.borrows_files &= !plan.enters;
             // SAFETY: this thread is suspended until the child has left this memory, so `plan`, `stack` and
             // `pidfd` outlive its use of them. The child does not return.
             unsafe { clone_vfork(plan, stack, &mut pidfd) }
@@ -209,7 +223,10 @@ fn clone_child(plan: &mut ChildPlan<'_>) -> Result<(i32, OwnedFd), (StartStep, i
     Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
-const CLONE_FLAGS: c_int = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD;
+fn clone_flags(plan: &ChildPlan<'_>) -> c_int {
+    let files = if plan.borrows_files { libc::CLONE_FILES } else { 0 };
+    libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | files
+}
 
 /// Creates a child that shares this memory, on a separate stack, and returns when the child has left the
 /// memory.
@@ -224,18 +241,12 @@ unsafe fn clone_vfork(
     stack: &mut [MaybeUninit<u128>],
     pidfd: &mut c_int,
 ) -> io::Result<i32> {
+    let flags = clone_flags(plan) | libc::SIGCHLD;
     let plan = ptr::from_ref(plan).cast_mut().cast();
     // SAFETY: the child's stack is aligned to 16 bytes, and `child_main` neither allocates, locks, panics nor
     // returns. errno belongs to this thread, which is suspended.
-    let pid = unsafe {
-        libc::clone(
-            child_main,
-            stack.as_mut_ptr_range().end.cast(),
-            CLONE_FLAGS | libc::SIGCHLD,
-            plan,
-            &raw mut *pidfd,
-        )
-    };
+    let pid =
+        unsafe { libc::clone(child_main, stack.as_mut_ptr_range().end.cast(), flags, plan, &raw mut *pidfd) };
     check_result(pid).map(|()| pid)
 }
 
@@ -272,7 +283,7 @@ unsafe fn clone_into_cgroup(
     }
     const CLONE_INTO_CGROUP: u64 = 1 << 33;
     let args = CloneArgs {
-        flags: u64::from(CLONE_FLAGS.unsigned_abs()) | CLONE_INTO_CGROUP,
+        flags: u64::from(clone_flags(plan).unsigned_abs()) | CLONE_INTO_CGROUP,
         pidfd: ptr::from_mut(pidfd) as u64,
         exit_signal: libc::SIGCHLD as u64,
         stack: stack.as_mut_ptr() as u64,

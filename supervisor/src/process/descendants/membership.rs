@@ -1,8 +1,9 @@
 //! Which processes of a snapshot are descendants.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::AsFd as _;
 
-use super::signal_pass::DescendantProcess;
+use super::signal_pass::{DescendantProcess, has_exited};
 use super::{DescendantSet, ProcessMark, ProcessSnapshot, procfs};
 
 impl DescendantSet {
@@ -26,14 +27,19 @@ impl DescendantSet {
     /// Adds the descendants that have changed their mark, as a nested supervisor's children have: the first
     /// of these reveals the mark of all the others.
     pub(super) fn find_unmarked(&mut self, snapshot: &ProcessSnapshot) {
+        let marked = self.find_marked(snapshot);
+        // Once the main process has exited, its children have another parent, and its pid may be another process'.
+        let main = (!has_exited(self.main_pidfd.as_fd())).then_some(self.main_pid);
+        let parents = marked.iter().chain(&self.unmarked).map(|member| member.pid).chain(main);
+        let mut known: HashSet<i32> = parents.collect();
+        let mut parents: Vec<i32> = known.iter().copied().collect();
+        if parents.is_empty() {
+            return;
+        }
         let mut children = HashMap::<i32, Vec<i32>>::new();
         for (&pid, &parent) in snapshot.parents() {
             children.entry(parent).or_default().push(pid);
         }
-        let marked = self.find_marked(snapshot);
-        let parents = marked.iter().chain(&self.unmarked).map(|member| member.pid).chain([self.main_pid]);
-        let mut known: HashSet<i32> = parents.collect();
-        let mut parents: Vec<i32> = known.iter().copied().collect();
         while let Some(parent) = parents.pop() {
             for &pid in children.get(&parent).into_iter().flatten().filter(|pid| known.insert(**pid)) {
                 parents.push(pid);

@@ -89,7 +89,7 @@ async fn a_process_starts_in_its_working_directory() {
 async fn a_process_has_a_separate_group_no_extra_files_and_default_signals() {
     let file = fs::File::open("/dev/null").expect("it is there");
     let inheritable = rustix::io::dup(&file).expect("a copy that is not closed on exec");
-    let script = r#"$|=1; opendir(my $d, "/proc/self/fd"); print "fds ", join(" ", sort grep { /^\d$/ } readdir $d), "\n";
+    let script = r#"$|=1; opendir(my $d, "/proc/self/fd"); print "fds ", join(" ", sort grep { /^\d+$/ } readdir $d), "\n";
         print "group ", getpgrp == $$ ? "own" : "another", "\n"; open(F, "/proc/self/status");
         while (<F>) { print if s/^(Sig(Ign|Blk|Cgt)):\s+/$1 / } sleep 100"#;
     let fixture = ProcessFixture::run_once(perl(script));
