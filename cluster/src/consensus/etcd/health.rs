@@ -46,6 +46,29 @@ struct EtcdStatus {
     is_learner: bool,
     /// The member that has raised it, and its kind.
     alarms: Vec<(MemberId, String)>,
+    /// Changes with each change of the members.
+    applied_index: u64,
+}
+
+/// The voters at the last list.
+#[derive(Clone, Copy, Debug)]
+struct KnownVoters {
+    count: usize,
+    /// The member's index before the list.
+    applied_index: u64,
+}
+
+impl KnownVoters {
+    /// The only voter, which can lose no other.
+    fn is_lone(self) -> bool {
+        self.count == 1
+    }
+
+    /// Whether a member that is well, with this index, need not list them again: an idle member would list its only voter
+    /// for ever, over a new connection each time.
+    fn are_current(self, applied_index: u64) -> bool {
+        !self.is_lone() || self.applied_index == applied_index
+    }
 }
 
 /// Watches one run of a member.
@@ -56,8 +79,7 @@ pub(super) struct HealthWatch {
     this: Peer,
     /// The members that a ticket lists, until the member has its own list.
     known_peers: Vec<Peer>,
-    /// The number of voters at the last check.
-    voter_count: Mutex<Option<usize>>,
+    voters: Mutex<Option<KnownVoters>>,
 }
 
 impl HealthWatch {
@@ -71,7 +93,7 @@ impl HealthWatch {
         let peers = PeerClient::new(credentials).map_err(backend_error("use the member's credentials"))?;
         let client = client::connect_without_leader(config, name, address, credentials).await?;
         let this = Peer::new(name.clone(), PeerUrl::new(address, config.peer_port));
-        Ok(HealthWatch { peers, client, this, known_peers, voter_count: Mutex::default() })
+        Ok(HealthWatch { peers, client, this, known_peers, voters: Mutex::default() })
     }
 
     /// Reports the condition of the member, and each change of it, until it is dropped.
@@ -84,24 +106,27 @@ impl HealthWatch {
     }
 
     fn pause(&self) -> Duration {
-        let voters = *self.voter_count.lock().unwrap_or_else(PoisonError::into_inner);
-        if voters == Some(1) { LONE_PAUSE } else { PAUSE }
+        if self.known_voters().is_some_and(KnownVoters::is_lone) { LONE_PAUSE } else { PAUSE }
+    }
+
+    fn known_voters(&self) -> Option<KnownVoters> {
+        *self.voters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn check(&self) -> HealthCheck {
         let status = timeout(STATUS_TIMEOUT, self.read_status()).await.ok().flatten();
-        let is_lone = self.pause() == LONE_PAUSE;
-        match &status {
-            Some(status)
-                if status.has_leader && status.alarms.is_empty() && !is_lone && self.knows_voters() =>
-            {
-                return HealthCheck { status: Some(status.clone()), voters: Vec::new() };
-            }
-            _ => {}
+        if let Some(status) = &status
+            && status.has_leader
+            && status.alarms.is_empty()
+            && self.known_voters().is_some_and(|known| known.are_current(status.applied_index))
+        {
+            return HealthCheck { status: Some(status.clone()), voters: Vec::new() };
         }
         let voters = self.list_voters().await;
         if !voters.is_empty() {
-            *self.voter_count.lock().unwrap_or_else(PoisonError::into_inner) = Some(voters.len());
+            let applied_index = status.as_ref().map_or(0, |status| status.applied_index);
+            let known = KnownVoters { count: voters.len(), applied_index };
+            *self.voters.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
         }
         let voters = match &status {
             Some(status) if status.has_leader => voters.into_iter().map(|voter| (voter, true)).collect(),
@@ -110,16 +135,13 @@ impl HealthWatch {
         HealthCheck { status, voters }
     }
 
-    fn knows_voters(&self) -> bool {
-        self.voter_count.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
     async fn read_status(&self) -> Option<EtcdStatus> {
         let status = self.client.maintenance_client().status().await.ok()?;
         Some(EtcdStatus {
             has_leader: status.leader() != 0,
             is_learner: status.is_learner(),
             alarms: status.errors().iter().filter_map(|text| parse_alarm(text)).collect(),
+            applied_index: status.raft_applied_index(),
         })
     }
 
@@ -255,6 +277,13 @@ mod tests {
         let alarmed = EtcdStatus { alarms, ..status(true) };
         let expected = [StoreAlarm::new("10.0.0.2", "NOSPACE"), StoreAlarm::new("member 9", "CORRUPT")];
         assert_eq!(found(Some(alarmed), &[true; 3], true), Some(MemberCondition::Alarms(expected.into())));
+    }
+
+    #[test]
+    fn a_lone_member_lists_its_voters_again_when_its_index_has_changed() {
+        let known = |count| KnownVoters { count, applied_index: 7 };
+        assert!(known(1).are_current(7) && !known(1).are_current(8));
+        assert!(known(3).are_current(8), "its status says when one of them is lost");
     }
 
     #[test]
