@@ -1,6 +1,6 @@
 //! Clones of directory trees: the files of both share their blocks until one of them is written.
 
-use std::ffi::{CStr, CString, OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -12,21 +12,15 @@ use rustix::io::Errno;
 
 use super::{Dir, OPEN_DIR_FLAGS};
 use crate::error::{Error, FileOperation, RejectReason, resolve_error};
-use crate::metadata::{FileKind, FileOwner, Metadata};
+use crate::metadata::{FileKind, Metadata};
 use crate::syscalls::clone::{self as calls, entry_at};
 use crate::syscalls::{self, DirListing};
 
+mod attributes;
 mod links;
 
+use attributes::{AttributeCopier, owner_of};
 use links::{LinkTable, MAX_TABLE_BYTES};
-
-/// Maximum size of an extended attribute, and of the list of their names. *Source:* `linux/limits.h`,
-/// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`.
-const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
-
-/// Extended attributes that a clone keeps, by the beginning of their names: those of users, access control lists,
-/// and the capabilities of programs. Others belong to the file system or to its tools, as project quotas do.
-const KEPT_ATTRIBUTES: [&[u8]; 3] = [b"user.", b"system.posix_acl_", b"security.capability"];
 
 /// How many directories the path in an error has.
 const SHOWN_LEVELS: usize = 8;
@@ -131,7 +125,7 @@ impl Dir {
             links,
             levels: Vec::new(),
             entry: OsString::new(),
-            buffers: [vec![0; MAX_ATTRIBUTE_BYTES], vec![0; MAX_ATTRIBUTE_BYTES]],
+            attributes: AttributeCopier::new(),
             summary: CloneSummary::default(),
         };
         let cloned = tree.run(self.as_fd()).and_then(|()| Ok(syscalls::sync(to)?));
@@ -182,8 +176,7 @@ struct TreeClone<'a> {
     levels: Vec<CloneLevel>,
     /// The entry of the lowest directory that is being cloned.
     entry: OsString,
-    /// The names of attributes, and the value of one.
-    buffers: [Vec<u8>; 2],
+    attributes: AttributeCopier,
     summary: CloneSummary,
 }
 
@@ -202,7 +195,7 @@ impl TreeClone<'_> {
             self.levels.pop();
             // Before the mode may forbid it.
             let above = self.levels.last().map(|level| at.open_parents(level)).transpose()?;
-            self.copy_attributes(at.source.as_fd(), at.target.as_fd())?;
+            self.attributes.copy_attributes(at.source.as_fd(), at.target.as_fd())?;
             self.summary.entries += 1;
             if let Some(above) = above {
                 at = above;
@@ -290,7 +283,7 @@ impl TreeClone<'_> {
         })?;
         let to = syscalls::create_new_file(&at.target, name)?;
         self.cloner.clone_file(from.as_fd(), to.as_fd())?;
-        self.copy_attributes(from.as_fd(), to.as_fd())?;
+        self.attributes.copy_attributes(from.as_fd(), to.as_fd())?;
         if let Some(identity) = identity
             && !self.links.insert(identity, self.entry_path(), metadata.links)
         {
@@ -313,36 +306,6 @@ impl TreeClone<'_> {
         let target = syscalls::open_on_same_mount(&at.target, &self.entry, OPEN_DIR_FLAGS)?;
         self.entry.clear();
         Ok(Some(DirPair { source, target }))
-    }
-
-    /// Copies what a file or a directory has beside its content. The times come last, since all else changes them; the
-    /// owner first, since that removes capabilities.
-    fn copy_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
-        let stat = syscalls::stat(from)?;
-        syscalls::set_owner(to, owner_of(&stat))?;
-        self.copy_extended_attributes(from, to)?;
-        syscalls::set_mode(to, RawMode::from_raw_mode(stat.st_mode))?;
-        Ok(calls::set_times(to, &calls::times_of(&stat))?)
-    }
-
-    fn copy_extended_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
-        let [names, value] = &mut self.buffers;
-        let length = match calls::list_attributes(from, names) {
-            Err(Errno::OPNOTSUPP) => 0,
-            length => length?,
-        };
-        for name in names[..length].split_inclusive(|byte| *byte == 0) {
-            if !KEPT_ATTRIBUTES.iter().any(|kept| name.starts_with(kept)) {
-                continue;
-            }
-            let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
-            match calls::read_attribute(from, name, value) {
-                // It has just been removed.
-                Err(Errno::NODATA) => {}
-                length => calls::write_attribute(to, name, &value[..length?])?,
-            }
-        }
-        Ok(())
     }
 
     /// The path of the entry that is being cloned, relative to the tree.
@@ -380,10 +343,6 @@ fn clone_node(at: &DirPair, name: &OsStr, kind: FileType, stat: &Stat) -> io::Re
     let node = syscalls::open_beneath(to.dir, Path::new(name), OFlags::PATH)?;
     syscalls::set_mode_by_proc_path(&node, RawMode::from_raw_mode(stat.st_mode))?;
     Ok(calls::set_times_at(to, &calls::times_of(stat))?)
-}
-
-fn owner_of(stat: &Stat) -> FileOwner {
-    FileOwner { uid: stat.st_uid, gid: stat.st_gid }
 }
 
 /// Whether an entry was removed or replaced after it was listed, or was cloned before.

@@ -35,7 +35,7 @@ const SAMPLE: usize = 8;
 /// `$FILES`.
 type DiskFormat = (&'static str, u64, &'static str);
 
-const FORMATS: [DiskFormat; 38] = [
+const FORMATS: [DiskFormat; 44] = [
     ("ext2", 512, "mkfs.ext4 -q -F -t ext2 -d $FILES $DISK"),
     ("ext3", 512, "mkfs.ext4 -q -F -t ext3 -d $FILES $DISK"),
     ("ext4", 512, "mkfs.ext4 -q -F -d $FILES $DISK"),
@@ -45,6 +45,16 @@ const FORMATS: [DiskFormat; 38] = [
     ("xfs with blocks of 1 KiB", 512, "mkfs.xfs -q -f -b size=1024 -p $FILES/prototype $DISK"),
     ("btrfs", 512, "mkfs.btrfs -q -f --rootdir $FILES $DISK"),
     ("btrfs with mixed blocks", 256, "mkfs.btrfs -q -f --mixed --rootdir $FILES $DISK"),
+    (
+        "btrfs of two disks, the first",
+        256,
+        "truncate -s 256M $DISK.new && mkfs.btrfs -q -f -d raid1 -m raid1 $DISK $DISK.new",
+    ),
+    (
+        "btrfs of two disks, the second",
+        256,
+        "truncate -s 256M $DISK.new && mkfs.btrfs -q -f -d raid1 -m raid1 $DISK.new $DISK",
+    ),
     ("fat12", 16, "mkfs.vfat -F 12 $DISK && mcopy -s -i $DISK $FILES ::files"),
     ("fat16", 256, "mkfs.vfat -F 16 $DISK && mcopy -s -i $DISK $FILES ::files"),
     ("fat32", 512, "mkfs.vfat -F 32 $DISK && mcopy -s -i $DISK $FILES ::files"),
@@ -55,6 +65,9 @@ const FORMATS: [DiskFormat; 38] = [
     ("reiserfs", 512, "mkreiserfs -q -ff $DISK"),
     ("reiser4", 512, "mkfs.reiser4 -y -f $DISK"),
     ("jfs", 512, "mkfs.jfs -q $DISK"),
+    ("apfs", 512, "mkapfs $DISK"),
+    ("minix", 64, "mkfs.minix -3 $DISK"),
+    ("bfs", 64, "mkfs.bfs $DISK"),
     ("udf", 512, "mkudffs -b 512 $DISK"),
     ("udf with blocks of 2 KiB", 512, "mkudffs -b 2048 $DISK"),
     ("ocfs2", 512, "echo y | mkfs.ocfs2 -q -M local --fs-features=local -F $DISK"),
@@ -67,6 +80,7 @@ const FORMATS: [DiskFormat; 38] = [
     ),
     ("erofs", 64, "mkfs.erofs --quiet $DISK.new $FILES && dd if=$DISK.new of=$DISK conv=notrunc"),
     ("romfs", 64, "genromfs -d $FILES -f $DISK.new && dd if=$DISK.new of=$DISK conv=notrunc"),
+    ("cramfs", 64, "mkfs.cramfs $FILES $DISK.new && dd if=$DISK.new of=$DISK conv=notrunc"),
     ("iso9660", 64, "genisoimage -quiet -R -o $DISK.new $FILES && dd if=$DISK.new of=$DISK conv=notrunc"),
     ("tar", 64, "tar -C $FILES -cf - . | dd of=$DISK conv=notrunc"),
     ("luks1", 256, "echo key | cryptsetup luksFormat -q --disable-locks --type luks1 $PBKDF $DISK -"),

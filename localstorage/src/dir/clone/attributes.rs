@@ -1,0 +1,66 @@
+//! What a file or a directory has beside its content.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{Mode as RawMode, Stat};
+use rustix::io::Errno;
+
+use crate::metadata::FileOwner;
+use crate::syscalls;
+use crate::syscalls::clone as calls;
+
+/// Maximum size of an extended attribute, and of the list of their names. *Source:* `linux/limits.h`,
+/// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`.
+const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
+
+/// Extended attributes that a clone keeps, by the beginning of their names: those of users, access control lists,
+/// and the capabilities of programs. Others belong to the file system or to its tools, as project quotas do.
+const KEPT_ATTRIBUTES: [&[u8]; 3] = [b"user.", b"system.posix_acl_", b"security.capability"];
+
+/// Copies attributes, with its buffers.
+pub(super) struct AttributeCopier {
+    /// The names of attributes, and the value of one.
+    buffers: [Vec<u8>; 2],
+}
+
+impl AttributeCopier {
+    pub(super) fn new() -> Self {
+        Self { buffers: [vec![0; MAX_ATTRIBUTE_BYTES], vec![0; MAX_ATTRIBUTE_BYTES]] }
+    }
+
+    /// Copies what a file or a directory has beside its content. The times come last, since all else changes them; the
+    /// owner first, since that removes capabilities.
+    pub(super) fn copy_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        let stat = syscalls::stat(from)?;
+        syscalls::set_owner(to, owner_of(&stat))?;
+        self.copy_extended_attributes(from, to)?;
+        syscalls::set_mode(to, RawMode::from_raw_mode(stat.st_mode))?;
+        Ok(calls::set_times(to, &calls::times_of(&stat))?)
+    }
+
+    fn copy_extended_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        let [names, value] = &mut self.buffers;
+        let length = match calls::list_attributes(from, names) {
+            Err(Errno::OPNOTSUPP) => 0,
+            length => length?,
+        };
+        for name in names[..length].split_inclusive(|byte| *byte == 0) {
+            if !KEPT_ATTRIBUTES.iter().any(|kept| name.starts_with(kept)) {
+                continue;
+            }
+            let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
+            match calls::read_attribute(from, name, value) {
+                // It has just been removed.
+                Err(Errno::NODATA) => {}
+                length => calls::write_attribute(to, name, &value[..length?])?,
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn owner_of(stat: &Stat) -> FileOwner {
+    FileOwner { uid: stat.st_uid, gid: stat.st_gid }
+}
