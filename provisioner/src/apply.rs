@@ -142,6 +142,7 @@ pub(crate) enum ApiCall {
     DeleteCapacity,
     ReadSnapshot,
     ReadSnapshotContent,
+    ListSnapshotContents,
     PatchSnapshotContent,
 }
 
@@ -150,6 +151,7 @@ impl fmt::Display for ApiCall {
         f.write_str(match self {
             Self::ReadSnapshot => "read the VolumeSnapshot",
             Self::ReadSnapshotContent => "read the VolumeSnapshotContent",
+            Self::ListSnapshotContents => "list the VolumeSnapshotContents of this node",
             Self::PatchSnapshotContent => "patch the VolumeSnapshotContent",
             Self::ReadClaim => "read the claim",
             Self::ListClaims => "list the claims",
@@ -176,6 +178,7 @@ impl ApiCall {
         match self {
             Self::ReadSnapshot => "get_volumesnapshot",
             Self::ReadSnapshotContent => "get_volumesnapshotcontent",
+            Self::ListSnapshotContents => "list_volumesnapshotcontents",
             Self::PatchSnapshotContent => "patch_volumesnapshotcontent",
             Self::ReadClaim => "get_persistentvolumeclaim",
             Self::ListClaims => "list_persistentvolumeclaims",

@@ -34,6 +34,7 @@ mod import;
 mod inventory;
 mod limits;
 mod location;
+mod loss_watch;
 mod mount_table;
 mod slot;
 mod snapshots;
@@ -165,8 +166,8 @@ struct StoreInner {
     copies: CopyState,
     /// A call found that the directory is not the store.
     missed: Notify,
-    /// Keeps other stores out, until the last action in progress is complete.
-    _lock: DirLock,
+    /// Keeps other stores out, until the last action in progress is complete. `None` if this only reads, beside one.
+    _lock: Option<DirLock>,
     /// Disconnected when nothing of the directory is open, and it is unlocked.
     _is_open: mpsc::Sender<Infallible>,
 }
@@ -558,21 +559,7 @@ impl VolumeStore for DirStore {
     }
 
     async fn wait_until_lost(&self) -> VolumeStoreError {
-        loop {
-            // Before the check, so that no change is missed.
-            let mounts = MountTable::open();
-            let inner = match self.identity().await.and_then(|_| self.slot.inner().map_err(lost_error)) {
-                Ok(inner) => inner,
-                Err(error) => return error,
-            };
-            let changed = tokio::select! {
-                changed = async { mounts?.wait_for_change().await } => changed,
-                () = inner.missed.notified() => Ok(()),
-            };
-            if let Err(error) = changed {
-                return lost_error(DirStoreError::WatchMounts(error));
-            }
-        }
+        lost_error(self.wait_for_loss().await)
     }
 
     fn watch_changes(&self) -> Option<BoxFuture<'static, Result<(), VolumeStoreError>>> {

@@ -156,7 +156,7 @@ pub use plan::{
     ClaimRejection, FINALIZER, HOSTNAME, InvalidRatio, ObservedClaim, PROVISIONED_BY, ProvisionerIdentity,
     ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER, STORE_ATTRIBUTE, SizeError, StoreAction,
     StoreCapacity, StoreRejection, VolumeAction, VolumeIgnoreReason, VolumeRejection, VolumeSpec, plan_claim,
-    plan_store, plan_volume,
+    plan_new_store, plan_store, plan_volume,
 };
 pub use plan::{DataSource, SnapshotAction, SnapshotRejection, plan_snapshot};
 pub use plan::{ImportAction, ImportRejection, plan_import};

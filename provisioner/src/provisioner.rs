@@ -56,6 +56,9 @@ pub struct ProvisionerConfig {
     /// How many claims are reconciled concurrently; the same number applies to volumes. Default 16: most of
     /// the time is spent waiting for the API server.
     pub concurrency: NonZeroU16,
+    /// How many volumes are copied from a snapshot or another volume concurrently; the other claims don't wait for them.
+    /// Default 4: copies keep the disk busy.
+    pub copy_concurrency: NonZeroU16,
     /// The backoff of retries, for each claim and volume separately. Default 1 s, doubled up to 5 min, with a
     /// jitter of one tenth.
     pub backoff: Backoff,
@@ -79,6 +82,7 @@ impl ProvisionerConfig {
         Self {
             identity,
             concurrency: NonZeroU16::MIN.saturating_add(15),
+            copy_concurrency: NonZeroU16::MIN.saturating_add(3),
             backoff: Backoff {
                 initial: Duration::from_secs(1),
                 factor: 2.0,

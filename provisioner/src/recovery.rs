@@ -17,6 +17,7 @@ use crate::plan::{
     OrphanState, ProvisionerIdentity, adopted_volume, is_marked_lost, is_removal, named_store,
     ownership_mismatch, plan_orphan, removed_volume,
 };
+use crate::snapshot::{SnapshotId, list_ready_snapshots};
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store::VolumeUsage;
 use crate::store_id::StoreId;
@@ -119,6 +120,17 @@ impl VolumeRecovery {
         })
         .await?;
         Ok(VolumeOwners { volumes, claims })
+    }
+
+    /// Lists the snapshots of this node that were taken and are not being removed; none without the snapshot API, or without
+    /// the permission to list their objects. A directory without an identity and without any of them is not a new store:
+    /// [`plan_new_store`](crate::plan_new_store).
+    ///
+    /// # Errors
+    /// [`RecoveryError::Api`].
+    pub async fn list_ready_snapshots(&self) -> Result<BTreeSet<SnapshotId>, RecoveryError> {
+        let listed = list_ready_snapshots(&self.client, &self.identity).await;
+        listed.map_err(api_error("list the VolumeSnapshotContents of this node"))
     }
 
     /// Creates the PersistentVolume of an orphan. Success also if an earlier call did it.

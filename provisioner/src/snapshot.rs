@@ -1,10 +1,12 @@
 //! Snapshots of volumes, and volumes created from them or from other volumes.
 
 mod id;
+mod listing;
 mod objects;
 mod store;
 
 pub use id::{SnapshotId, SnapshotIdError, StoredId};
+pub(crate) use listing::list_ready_snapshots;
 pub use objects::{
     BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotContentError,
     SnapshotContentSource, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentSpec,

@@ -77,7 +77,7 @@ pub enum VolumeStep {
 
 impl VolumeStep {
     /// All steps of a volume's life cycle, in order.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::PublishCapacity,
         Self::SelectNode,
         Self::CreateDirectory,
@@ -109,6 +109,7 @@ impl VolumeStep {
         Self::EraseContent,
         Self::ReleaseProject,
         Self::RemoveTrashEntry,
+        Self::MarkLost,
         Self::RemoveCapacity,
     ];
 }

@@ -1,4 +1,6 @@
-//! Finds out whether a store is the one of another node's volumes.
+//! Finds out whether a store is the one of another node's volumes, or misses the snapshots of this one.
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
@@ -7,6 +9,7 @@ use kube::api::ListParams;
 use crate::api_timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError};
 use crate::plan::named_store;
+use crate::snapshot::{SnapshotId, list_ready_snapshots};
 use crate::store_id::StoreId;
 
 /// Page size of volume lists.
@@ -37,5 +40,11 @@ impl ActionApplier {
                 None => return Ok(None),
             }
         }
+    }
+
+    /// The snapshots of this node that were taken and are not being removed.
+    pub(crate) async fn list_ready_snapshots(&self) -> Result<BTreeSet<SnapshotId>, ApplyError> {
+        let listed = list_ready_snapshots(&self.client.0, &self.identity).await;
+        listed.map_err(ApiCall::ListSnapshotContents.wrap_error())
     }
 }

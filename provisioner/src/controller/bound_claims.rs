@@ -1,13 +1,12 @@
 //! Reconciles bound claims: expands their volumes, and gives them their VolumeAttributesClass.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 
 use crate::apply::ApplyError;
-use crate::controller::{ReconcileContext, catch_panic, is_worth_an_event};
+use crate::controller::ReconcileContext;
+use crate::controller::failures::{catch_panic, is_worth_an_event};
+use crate::controller::work_queue::NextRun;
 use crate::error_chain::format_chain;
 use crate::event::EventReason;
 use crate::plan::{
@@ -17,21 +16,21 @@ use crate::plan::{
 /// Reconciles a claim that is bound to a volume.
 pub(super) async fn reconcile_bound_claim(
     claim: &PersistentVolumeClaim,
-    context: &Arc<ReconcileContext>,
-) -> Result<Action, ApplyError> {
+    context: &ReconcileContext,
+) -> Result<NextRun, ApplyError> {
     catch_panic(context.try_resize(claim)).await
 }
 
 impl ReconcileContext {
     /// Expands the claim's volume, and then modifies it: a failure of one doesn't delay the other.
-    async fn try_resize(&self, claim: &PersistentVolumeClaim) -> Result<Action, ApplyError> {
+    async fn try_resize(&self, claim: &PersistentVolumeClaim) -> Result<NextRun, ApplyError> {
         self.served_store().await;
         let applier = &self.provisioner.applier;
         // The volume of another driver or node is not in the cache. If it is still to come, its event has the
         // claim reconciled again.
         let volume = bound_volume_name(claim).and_then(|name| self.volumes.get(&ObjectRef::new(name)));
         let id = volume.and_then(|volume| bound_volume(&applier.identity, claim, &volume));
-        let Some(id) = id else { return Ok(Action::await_change()) };
+        let Some(id) = id else { return Ok(NextRun::OnChange) };
         let class = class_name(claim).and_then(|name| self.classes.get(&ObjectRef::new(name)));
         let target = (&id, class.as_deref());
         let expanded = match needs_expansion(claim) {
@@ -46,7 +45,7 @@ impl ReconcileContext {
         self.report_failure(claim, EventReason::VolumeModifyFailed, &modified).await;
         expanded.and(modified)?;
         self.retries.record_success(claim.metadata.uid.as_deref().unwrap_or_default());
-        Ok(Action::await_change())
+        Ok(NextRun::OnChange)
     }
 
     /// Reconciles the claims whose volumes are being resized: there may be room for them now.

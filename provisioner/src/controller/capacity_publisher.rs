@@ -23,6 +23,7 @@ use crate::error_chain::format_chain;
 use crate::plan::{
     SELECTED_NODE, StoreCapacity, capacity_labels, plan_capacities, requested_capacity, wanted_capacities,
 };
+use crate::store_status::StoreStatus;
 
 /// The shortest time between two publications: what changes meanwhile is published together. A claim that does
 /// not fit does not wait for it.
@@ -137,14 +138,25 @@ impl CapacityPublisher {
     }
 }
 
-/// Keeps the objects up to date. Never returns.
+/// Keeps the objects up to date: none while the store is not served, or the scheduler would select this node for claims that
+/// then wait for its disk. Never returns.
 pub(super) async fn run_publisher(context: &ReconcileContext) {
-    let applier = &context.provisioner.applier;
-    if let Ok(None) = applier.store.capacity().await {
+    let mut status = context.provisioner.store_status.subscribe();
+    // Never fails: the sender lives as long as the context.
+    let _ = status.wait_for(|status| *status != StoreStatus::Unknown).await;
+    if let Ok(None) = context.provisioner.applier.store.capacity().await {
         // The store is unlimited, or does not know.
         return pending().await;
     }
-    tokio::join!(watch_objects(context), publish_changes(context));
+    let publish = async {
+        loop {
+            tokio::select! {
+                () = publish_changes(context) => {}
+                Ok(()) = status.changed() => {}
+            }
+        }
+    };
+    tokio::join!(watch_objects(context), publish);
 }
 
 /// Reports the changes of this node's objects to the publisher.
@@ -211,7 +223,7 @@ async fn publish_changes(context: &ReconcileContext) {
 
 impl ReconcileContext {
     /// Brings the objects up to date, after a volume of the size `failed` did not fit. Returns the capacity, and
-    /// when to publish again though nothing changes. Without the Node or a list of the objects, nothing is
+    /// when to publish again though nothing changes. Without a store nothing is offered. Without the Node or a list of the objects, nothing is
     /// published: no pod can be placed here yet, or it is unknown what is there.
     async fn publish_capacity(
         &self,
@@ -219,6 +231,10 @@ impl ReconcileContext {
     ) -> Result<(Option<StoreCapacity>, Option<Instant>), ApplyError> {
         let applier = &self.provisioner.applier;
         let mut offer = self.capacity.offer.lock().await;
+        if matches!(*self.provisioner.store_status.borrow(), StoreStatus::Unserved { .. }) {
+            self.write_capacities(&[]).await?;
+            return Ok((None, None));
+        }
         let Some(capacity) = applier.store.capacity().await.map_err(ApplyError::Store)? else {
             return Ok((None, None));
         };

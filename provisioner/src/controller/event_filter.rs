@@ -11,6 +11,7 @@ use kube::{Resource, ResourceExt as _};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::apply;
+use crate::controller::ReconcileContext;
 use crate::controller::capacity_publisher::CapacityPublisher;
 use crate::controller::live_claims::LiveClaims;
 use crate::controller::retry_tracker::RetryTracker;
@@ -42,10 +43,10 @@ pub(super) struct SignalReceivers<S> {
 impl WatchSignals {
     pub(super) fn new()
     -> (Self, SignalReceivers<impl Stream<Item = ObjectRef<PersistentVolumeClaim>> + Send + 'static>) {
-        let (claims, mut claim_receiver) = mpsc::unbounded_channel();
+        let (claims, claim_receiver) = mpsc::unbounded_channel();
         let (sweeps, sweep_receiver) = mpsc::unbounded_channel();
-        let claim_stream = futures_util::stream::poll_fn(move |cx| claim_receiver.poll_recv(cx));
-        (Self { claims, sweeps }, SignalReceivers { claims: claim_stream, sweeps: sweep_receiver })
+        let receivers = SignalReceivers { claims: receiver_stream(claim_receiver), sweeps: sweep_receiver };
+        (Self { claims, sweeps }, receivers)
     }
 
     pub(super) fn requeue_claim(&self, claim: ObjectRef<PersistentVolumeClaim>) {
@@ -58,21 +59,39 @@ impl WatchSignals {
     }
 }
 
+/// The stream of what a channel receives.
+pub(super) fn receiver_stream<T: Send + 'static>(
+    mut receiver: UnboundedReceiver<T>,
+) -> impl Stream<Item = T> + Send + 'static {
+    futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx))
+}
+
 /// Passes events of our objects, and sends the signals that follow from others.
-#[derive(Clone)]
 pub(super) struct EventFilter {
-    pub(super) identity: ProvisionerIdentity,
-    pub(super) retries: Arc<RetryTracker>,
-    pub(super) signals: WatchSignals,
-    pub(super) live_claims: Arc<LiveClaims>,
-    pub(super) capacity: Arc<CapacityPublisher>,
-    pub(super) claims: Store<PersistentVolumeClaim>,
-    pub(super) volumes: Store<PersistentVolume>,
+    identity: ProvisionerIdentity,
+    retries: Arc<RetryTracker>,
+    signals: WatchSignals,
+    live_claims: Arc<LiveClaims>,
+    capacity: Arc<CapacityPublisher>,
+    claims: Store<PersistentVolumeClaim>,
+    volumes: Store<PersistentVolume>,
 }
 
 type WatchResult<K> = Result<Event<K>, watcher::Error>;
 
 impl EventFilter {
+    pub(super) fn new(context: &ReconcileContext) -> Self {
+        Self {
+            identity: context.provisioner.config.identity.clone(),
+            retries: Arc::clone(&context.retries),
+            signals: context.signals.clone(),
+            live_claims: Arc::clone(&context.live_claims),
+            capacity: Arc::clone(&context.capacity),
+            claims: context.claims.clone(),
+            volumes: context.volumes.clone(),
+        }
+    }
+
     /// Passes claims that this node must act on.
     pub(super) fn filter_claim(
         &self,
@@ -129,11 +148,14 @@ impl EventFilter {
         if matches!(&event, Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone)) {
             self.capacity.notify_change();
         }
-        if let Ok(Event::Apply(class) | Event::InitApply(class)) = &event {
-            let name = class.metadata.name.as_deref();
-            let waiting = self.claims.state().into_iter().filter(|claim| class_name(claim) == name);
-            waiting.for_each(|claim| self.signals.requeue_claim(ObjectRef::from_obj(&*claim)));
-        }
+        // The classes of a list are in the cache when it is complete.
+        let is_meant = |claim: &PersistentVolumeClaim| match &event {
+            Ok(Event::Apply(class)) => class_name(claim) == class.metadata.name.as_deref(),
+            Ok(Event::InitDone) => true,
+            _ => false,
+        };
+        let waiting = self.claims.state().into_iter().filter(|claim| is_meant(claim));
+        waiting.for_each(|claim| self.signals.requeue_claim(ObjectRef::from_obj(&*claim)));
         Some(event)
     }
 

@@ -5,13 +5,14 @@ use std::future::pending;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use kube::runtime::controller::{Action, Config as ControllerConfig, applier};
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::{WatchStreamExt as _, watcher};
 
 use crate::apply::{ApplyError, content_reference};
+use crate::controller::ReconcileContext;
 use crate::controller::watch_errors::with_backoff;
-use crate::controller::{ReconcileContext, changed_objects, drain_outcomes};
+use crate::controller::watches::changed_objects;
+use crate::controller::work_queue::{NextRun, reconcile_changes};
 use crate::error_chain::format_chain;
 use crate::event::EventReason;
 use crate::plan::{SnapshotAction, plan_snapshot, waits_for_snapshot};
@@ -37,16 +38,12 @@ pub(super) async fn run_snapshots(context: &Arc<ReconcileContext>) {
                 requeued.requeue_restores();
             }
         });
-    let config = ControllerConfig::default().concurrency(provisioner.config.concurrency.get());
-    let outcomes = applier(
-        |content, context| Box::pin(reconcile_content(content, context)),
-        content_error_policy,
-        Arc::clone(context),
-        contents,
-        changed_objects(events),
-        config,
-    );
-    drain_outcomes(outcomes).await;
+    let concurrency = provisioner.config.concurrency;
+    reconcile_changes(changed_objects(events), (contents, concurrency), async |content| {
+        let done = reconcile_content(&content, context).await;
+        done.unwrap_or_else(|error| retry_content(&content, &error, context))
+    })
+    .await;
     pending().await
 }
 
@@ -92,39 +89,36 @@ impl ReconcileContext {
 }
 
 async fn reconcile_content(
-    content: Arc<VolumeSnapshotContent>,
-    context: Arc<ReconcileContext>,
-) -> Result<Action, ApplyError> {
+    content: &VolumeSnapshotContent,
+    context: &ReconcileContext,
+) -> Result<NextRun, ApplyError> {
     let applier = &context.provisioner.applier;
-    let Some(store) = applier.snapshots.clone() else { return Ok(Action::await_change()) };
+    let Some(store) = applier.snapshots.clone() else { return Ok(NextRun::OnChange) };
     let uid = content.metadata.uid.clone().unwrap_or_default();
     // The write of a failure into the status is itself a change, which would be reconciled at once.
     if content.metadata.deletion_timestamp.is_none()
         && let Some(time) = context.retries.remaining_hold(&uid)
     {
-        return Ok(Action::requeue(time));
+        return Ok(NextRun::After(time));
     }
-    let done = context.try_reconcile_content(&content, &*store).await;
+    let done = context.try_reconcile_content(content, &*store).await;
     match &done {
         Ok(()) => context.retries.record_success(&uid),
         Err(error @ ApplyError::Api { .. }) => context.record_api_error(error),
         Err(error) if content.metadata.deletion_timestamp.is_some() => {
-            let (about, text) = (content_reference(&content), format_chain(error));
+            let (about, text) = (content_reference(content), format_chain(error));
             applier.recorder.record_event(&about, EventReason::SnapshotDeleteError, &text).await;
         }
         // A failure to write this is not worse than the error itself, which is retried.
-        Err(error) => drop(applier.report_snapshot_failure(&content, &format_chain(error)).await),
+        Err(error) => drop(applier.report_snapshot_failure(content, &format_chain(error)).await),
     }
-    done.map(|()| Action::await_change())
+    done.map(|()| NextRun::OnChange)
 }
 
-fn content_error_policy(
-    content: Arc<VolumeSnapshotContent>,
-    error: &ApplyError,
-    context: Arc<ReconcileContext>,
-) -> Action {
+/// Logs a failure, and returns when the snapshot is tried again.
+fn retry_content(content: &VolumeSnapshotContent, error: &ApplyError, context: &ReconcileContext) -> NextRun {
     let time = context.retries.record_reschedule(content.metadata.uid.as_deref().unwrap_or_default());
     let name = content.metadata.name.as_deref().unwrap_or_default();
     tracing::warn!(content = name, "reconcile snapshot: {}; retrying in {time:?}", format_chain(error));
-    Action::requeue(time)
+    NextRun::After(time)
 }

@@ -1,17 +1,15 @@
 //! Serves a store only while it is the one of this node's volumes, and again when it is back.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_supervisor::Backoff;
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::controller::ReconcileContext;
 use crate::controller::event_filter::SweepRequest;
 use crate::controller::retry_tracker::random_fraction;
+use crate::controller::store_evidence::ListedVolumes;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::plan::{StoreAction, StoreRejection, named_store, plan_store, required_volume};
@@ -20,28 +18,11 @@ use crate::store_id::{StoreId, StoreIdentity};
 use crate::store_status::{StoreFault, StoreStatus};
 
 /// The longest time between two looks for a store that no mount has brought back.
-const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The shortest time between two looks: mounts change often while pods start.
 const LOOK_PAUSES: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(5), jitter: 0.0 };
-
-/// What a list of the PersistentVolumes of all nodes has shown.
-struct ListedVolumes {
-    store: StoreId,
-    /// One that names the store.
-    named: Option<Arc<PersistentVolume>>,
-    until: Instant,
-    /// Whether the cached volumes have changed since.
-    changes: watch::Receiver<()>,
-}
-
-impl ListedVolumes {
-    fn is_current(&self, store: &StoreId) -> bool {
-        let is_unchanged = self.changes.has_changed().is_ok_and(|has_changed| !has_changed);
-        self.store == *store && Instant::now() < self.until && is_unchanged
-    }
-}
 
 impl ReconcileContext {
     /// The store, once it is served.
@@ -148,26 +129,6 @@ impl ReconcileContext {
         }
     }
 
-    /// A PersistentVolume of any node that names a store. Asks until the API server answers.
-    async fn find_volume_of_store(&self, store: &StoreId) -> Option<Arc<PersistentVolume>> {
-        let mut failures = 0;
-        loop {
-            match self.provisioner.applier.find_volume_of_store(store).await {
-                Ok(found) => return found.map(Arc::new),
-                Err(error) => {
-                    self.record_api_error(&error);
-                    failures += 1;
-                    let delay = self.provisioner.config.backoff.jittered_delay(failures, random_fraction());
-                    tracing::warn!(
-                        "look for the store's node: {}; retrying in {delay:?}",
-                        format_chain(&error)
-                    );
-                    sleep(delay).await;
-                }
-            }
-        }
-    }
-
     /// Decides whether the store is served. Returns its identity, and the volumes that it has. One that is not served is
     /// closed, so that its disk can be unmounted.
     async fn admit_store(
@@ -192,25 +153,22 @@ impl ReconcileContext {
         let mut objects = self.volumes.state();
         if let Some(store) = found.id() {
             let is_named = objects.iter().any(|volume| named_store(volume).as_ref() == Some(store));
-            // The cache has the volumes of this node only.
             if !is_named {
-                if !listed.as_ref().is_some_and(|listed| listed.is_current(store)) {
-                    let changes = self.volumes_changed.subscribe();
-                    let named = self.find_volume_of_store(store).await;
-                    let until = Instant::now() + LOOK_INTERVAL;
-                    *listed = Some(ListedVolumes { store: store.clone(), named, until, changes });
-                }
-                objects.extend(listed.as_ref().and_then(|listed| listed.named.clone()));
+                objects.extend(self.find_volume_of_store(store, listed).await);
             }
         }
-        let served =
-            match plan_store(&applier.identity, (&found, &present), objects.iter().map(AsRef::as_ref)) {
-                StoreAction::Serve => found,
-                StoreAction::CreateIdentity => {
-                    applier.store.create_identity().await.map_err(RunError::StoreLost)?
-                }
-                StoreAction::Reject(rejection) => return Err(RunError::StoreRejected(rejection)),
-            };
+        let volumes = objects.iter().map(AsRef::as_ref);
+        let action = match plan_store(&applier.identity, (&found, &present), volumes) {
+            StoreAction::CreateIdentity => self.confirm_new_store(&objects).await?,
+            action => action,
+        };
+        let served = match action {
+            StoreAction::Serve => found,
+            StoreAction::CreateIdentity => {
+                applier.store.create_identity().await.map_err(RunError::StoreLost)?
+            }
+            StoreAction::Reject(rejection) => return Err(RunError::StoreRejected(rejection)),
+        };
         applier.store.start_serving().await.map_err(RunError::StoreLost)?;
         Ok((served, present))
     }

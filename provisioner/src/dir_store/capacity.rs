@@ -206,7 +206,8 @@ impl StoreInner {
         }
     }
 
-    /// Promises a limit to a volume, and then sets it; if that fails, what is in force holds.
+    /// Promises a limit to a volume, and then sets it. What is in force afterwards holds: the old limit if that failed, or
+    /// none where the quota enforces none.
     pub(super) fn with_promise<T>(
         &self,
         name: &str,
@@ -221,26 +222,34 @@ impl StoreInner {
             replace((&mut all.sum, &mut all.limits), name.to_owned(), limit);
             Ok(old)
         })?;
-        set().inspect_err(|_| {
-            self.ledger.set_limit(name, self.limit_in_force(name, old, limit));
-        })
+        let done = set();
+        let expected = if done.is_ok() { limit } else { old };
+        self.ledger.set_limit(name, self.limit_in_force(name, expected, old.max(limit)));
+        done
     }
 
-    /// The limit of a volume after a failed change from `old` to `new`. It may have been set, and not be durable.
-    fn limit_in_force(&self, name: &str, old: Option<Bytes>, new: Option<Bytes>) -> Option<Bytes> {
-        let Ok(id) = name.parse::<VolumeId>() else { return old };
+    /// The limit of a volume after a change that may have failed: then it may have been set, and not be durable. What a
+    /// snapshot may use is not limited so; the expected amount holds.
+    fn limit_in_force(&self, name: &str, expected: Option<Bytes>, most: Option<Bytes>) -> Option<Bytes> {
+        let Ok(id) = name.parse::<VolumeId>() else { return expected };
         match self.find_volume(&id).map(|dir| dir.map(|dir| self.read_status(&dir))) {
             Ok(Some(Ok(status))) => status.limits.bytes,
             Ok(None) => None,
-            _ => old.max(new),
+            _ => most,
         }
     }
 
     /// The space of the file system, and what is promised of it.
     pub(super) fn capacity(&self) -> Result<StoreCapacity, DirStoreError> {
+        self.capacity_without(Bytes(0))
+    }
+
+    /// The capacity once so many bytes of other data belong to a volume.
+    pub(super) fn capacity_without(&self, moved: Bytes) -> Result<StoreCapacity, DirStoreError> {
         let space = self.counted_space()?;
         let promises = self.ledger.lock();
-        Ok(self.ledger.policy.store_capacity(space, promises.other, promises.sum_bytes()))
+        let other = Bytes(promises.other.0.saturating_sub(moved.0));
+        Ok(self.ledger.policy.store_capacity(space, other, promises.sum_bytes()))
     }
 
     /// The size of the file system, and what is free for processes without privileges.
@@ -358,6 +367,15 @@ mod tests {
         with_failpoint_hook(no_sync, resize).expect_err("it may not be durable");
         assert_eq!(promised(&store).await, 6);
         assert!(store.create(&id(2), limits(4)).await.expect_err("6 and 4 are more than 8").is_exhausted());
+    }
+
+    #[tokio::test]
+    async fn other_data_that_become_a_volume_are_no_longer_reserved() {
+        let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::new(MemQuota::new()));
+        let store = open_store(base.path(), &quota, u64::MAX / MIB).await;
+        let inner = store.slot.inner().expect("it is open");
+        let [before, after] = [0, 5].map(|moved| inner.capacity_without(Bytes(moved)).expect("a capacity"));
+        assert_eq!(after.reserved.0, before.reserved.0.saturating_sub(5));
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -36,6 +37,8 @@ pub(super) struct CopyState {
     /// What is being created or removed.
     in_progress: Mutex<HashSet<StoredId>>,
     finished: Condvar,
+    /// The directory is being closed.
+    are_canceled: AtomicBool,
 }
 
 /// Keeps other calls from the same snapshot or copy, for as long as a copy takes.
@@ -84,7 +87,13 @@ impl CopyState {
         let unpublished = marks.get().map(|marks| list_marks(marks, volumes)).transpose();
         let unpublished = Mutex::new(unpublished.map_err(DirStoreError::Directory)?.unwrap_or_default());
         let (in_progress, finished) = (Mutex::default(), Condvar::new());
-        Ok(Self { cloner, snapshots, marks, unpublished, in_progress, finished })
+        let are_canceled = AtomicBool::new(false);
+        Ok(Self { cloner, snapshots, marks, unpublished, in_progress, finished, are_canceled })
+    }
+
+    /// Ends the copies in progress, and those that wait for them, before their next file.
+    pub(super) fn cancel_copies(&self) {
+        self.are_canceled.store(true, Ordering::Relaxed);
     }
 
     fn lock_copy(&self, id: StoredId) -> CopyLock<'_> {
@@ -115,6 +124,13 @@ fn list_marks(marks: &Dir, volumes: &Dir) -> Result<HashSet<VolumeId>, DirError>
 fn marked_ids(marks: &Dir) -> Result<Vec<VolumeId>, DirError> {
     let entries = marks.list()?;
     Ok(entries.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
+}
+
+/// The snapshots in their directory; other files are none.
+pub(super) fn list_snapshot_ids(snapshots: &Dir) -> Result<Vec<SnapshotId>, DirStoreError> {
+    let entries = snapshots.list().map_err(DirStoreError::Directory)?;
+    let dirs = entries.iter().filter(|entry| entry.kind == FileKind::Dir);
+    Ok(dirs.filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
 }
 
 /// A copy to make.
@@ -157,10 +173,7 @@ impl StoreInner {
     }
 
     pub(super) fn list_snapshots(&self) -> Result<Vec<SnapshotId>, DirStoreError> {
-        let entries = self.copies.snapshots.get().map(Dir::list).transpose();
-        let entries = entries.map_err(DirStoreError::Directory)?.unwrap_or_default();
-        let dirs = entries.iter().filter(|entry| entry.kind == FileKind::Dir);
-        Ok(dirs.filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
+        self.copies.snapshots.get().map_or_else(|| Ok(Vec::new()), list_snapshot_ids)
     }
 
     pub(super) fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotInfo>, DirStoreError> {
@@ -266,7 +279,8 @@ impl StoreInner {
         let dir = self.steps.run_step(VolumeStep::CreateDirectory, make).map_err(DirStoreError::Directory)?;
         let wide = with_margin(plan.limits);
         self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, wide))?;
-        let clone = || plan.source.clone_tree(&dir, &*self.copies.cloner, plan.is_canceled);
+        let is_canceled = || (plan.is_canceled)() || self.copies.are_canceled.load(Ordering::Relaxed);
+        let clone = || plan.source.clone_tree(&dir, &*self.copies.cloner, &is_canceled);
         let cloned = self.steps.run_step(VolumeStep::CloneTree, clone).map_err(DirStoreError::Directory)?;
         if cloned.devices > 0 || cloned.separate_files > 0 {
             tracing::warn!(

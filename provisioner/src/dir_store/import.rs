@@ -6,22 +6,25 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nodekeel_fsquota::{QuotaLimits, QuotaSetter, QuotaStatus, TreeSummary};
+use nodekeel_fsquota::{Bytes, Error as QuotaError, QuotaLimits, QuotaSetter, QuotaStatus, TreeSummary};
 use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, RenameMode};
 
-use crate::dir_store::{DirStoreError, StoreInner, VOLUMES_DIR, location};
+use crate::dir_store::{DirStoreError, DirStoreOptions, StoreInner, VOLUMES_DIR, location};
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
+use crate::plan::CapacityPolicy;
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store_id::StoreId;
 
 mod copier;
 mod error;
+mod resume;
 mod source;
 
 pub use error::SourceError;
 
 use copier::Copier;
+use resume::{ImportConflict, ImportPlaces, ImportStart, plan_start};
 use source::SourceDir;
 
 /// Directory of directories that are becoming volumes.
@@ -53,6 +56,8 @@ pub struct VolumeImporter {
     volumes: Dir,
     imports: Dir,
     quota: Arc<dyn QuotaSetter>,
+    /// How much may be promised; `None` for any amount.
+    ceiling: Option<CapacityPolicy>,
     steps: StepRunner,
     /// Keeps other importers out.
     _lock: DirLock,
@@ -84,46 +89,6 @@ pub enum ImportOutcome {
     AlreadyDone,
 }
 
-/// Where a call resumes.
-#[derive(Debug, PartialEq, Eq)]
-enum ImportStart {
-    Start,
-    /// The directory was moved.
-    Publish,
-    Done,
-    Reject(ImportConflict),
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum ImportConflict {
-    Missing,
-    VolumeExists,
-    Reappeared,
-}
-
-/// What exists at the start of a call.
-#[derive(Debug, Clone, Copy)]
-struct ImportPlaces {
-    source: bool,
-    /// The moved directory.
-    staged: bool,
-    volume: bool,
-    /// The volume is the one of an earlier call: only that, and no pod, has written into a volume without a
-    /// PersistentVolume.
-    is_volume_ours: bool,
-}
-
-fn plan_start(places: ImportPlaces) -> ImportStart {
-    match places {
-        ImportPlaces { staged: false, volume: true, is_volume_ours: true, .. } => ImportStart::Done,
-        ImportPlaces { volume: true, .. } => ImportStart::Reject(ImportConflict::VolumeExists),
-        ImportPlaces { source: true, staged: true, .. } => ImportStart::Reject(ImportConflict::Reappeared),
-        ImportPlaces { source: false, staged: false, .. } => ImportStart::Reject(ImportConflict::Missing),
-        ImportPlaces { staged: true, .. } => ImportStart::Publish,
-        ImportPlaces { .. } => ImportStart::Start,
-    }
-}
-
 impl VolumeImporter {
     /// Opens the store in this directory for imports, and removes what killed ones cannot resume.
     ///
@@ -141,12 +106,27 @@ impl VolumeImporter {
         let imports = base.ensure_dir(IMPORT_DIR, FileMode::PRIVATE_DIR).map_err(dir_error)?;
         let busy = || SourceError::Busy { path: imports.path().to_owned() };
         let lock = imports.try_lock().map_err(dir_error)?.ok_or_else(busy)?;
-        let this =
-            Self { base, identity, volumes, imports, quota, steps: StepRunner::new(hook), _lock: lock };
+        let this = Self {
+            base,
+            identity,
+            volumes,
+            imports,
+            quota,
+            ceiling: None,
+            steps: StepRunner::new(hook),
+            _lock: lock,
+        };
         this.imports.remove_stale_files().map_err(dir_error)?;
         this.remove_incomplete_copies()?;
         this.remove_stale_journals()?;
         Ok(this)
+    }
+
+    /// Rejects directories whose limits, with those of the volumes that are in the store, are more than may be promised.
+    /// By default, none is rejected for that.
+    #[must_use]
+    pub fn with_ceiling(self, ceiling: CapacityPolicy) -> Self {
+        Self { ceiling: Some(ceiling), ..self }
     }
 
     /// The identity of the store.
@@ -172,7 +152,12 @@ impl VolumeImporter {
         }
         match plan_start(self.find_places(id, source)?) {
             ImportStart::Start => {
-                SourceDir(source).check(self.base.path(), limits, mode)?;
+                let used = SourceDir(source).check(self.base.path(), limits, mode)?;
+                self.check_ceiling(
+                    source,
+                    limits,
+                    if mode == ImportMode::Move { used.bytes } else { Bytes(0) },
+                )?;
                 let path = source.as_os_str().as_bytes();
                 self.imports.write(journal_name(id), path, FileMode::PRIVATE_FILE).map_err(dir_error)?;
                 match mode {
@@ -198,6 +183,17 @@ impl VolumeImporter {
     /// [`SourceError::Store`]; a retry can help.
     pub fn finish(&self, id: &VolumeId) -> Result<(), SourceError> {
         self.imports.remove_file(journal_name(id)).map(drop).map_err(dir_error)
+    }
+
+    /// Checks that a new volume may be promised. What is moved has counted as other data until now.
+    fn check_ceiling(&self, source: &Path, limits: QuotaLimits, moved: Bytes) -> Result<(), SourceError> {
+        let Some(ceiling) = self.ceiling else { return Ok(()) };
+        let options = DirStoreOptions { capacity: ceiling, ..DirStoreOptions::default() };
+        let base = self.base.try_clone().map_err(dir_error)?;
+        let store = StoreInner::open_beside(base, Arc::clone(&self.quota), &options);
+        let capacity = store.and_then(|store| store.capacity_without(moved)).map_err(SourceError::Store)?;
+        let checked = capacity.check_limit(Bytes(0), limits.bytes.unwrap_or_default());
+        checked.map_err(|shortage| SourceError::OverCeiling { path: source.to_owned(), source: shortage })
     }
 
     fn read_journal(&self, id: &VolumeId) -> Result<Option<PathBuf>, SourceError> {
@@ -316,8 +312,12 @@ impl VolumeImporter {
             let failed = |source| quota_error(&dir, source);
             let project = self.quota.find_project(dir.as_fd()).map_err(failed)?;
             self.imports.remove_tree(name).map_err(dir_error)?;
-            // A kill before this leaves a project without files, which the provisioner's next start releases.
-            project.map_or(Ok(()), |project| self.quota.release_project(project)).map_err(failed)?;
+            // A kill before this leaves a project without files, which the provisioner's next start releases. So does a
+            // kernel that frees the files later, as XFS does.
+            match project.map_or(Ok(()), |project| self.quota.release_project(project)) {
+                Ok(()) | Err(QuotaError::ProjectInUse { .. }) => {}
+                Err(error) => return Err(failed(error)),
+            }
         }
         Ok(())
     }
@@ -359,21 +359,4 @@ fn dir_error(error: DirError) -> SourceError {
 
 fn quota_error(dir: &Dir, source: nodekeel_fsquota::Error) -> SourceError {
     SourceError::Store(DirStoreError::Quota { path: dir.path().to_owned(), source })
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn a_call_starts_over_only_where_nothing_was_done(source: bool, staged: bool, volume: bool, ours: bool) {
-            let start = plan_start(ImportPlaces { source, staged, volume, is_volume_ours: ours });
-            prop_assert_eq!(start == ImportStart::Start, source && !staged && !volume);
-            prop_assert_eq!(start == ImportStart::Publish, !source && staged && !volume);
-            prop_assert_eq!(start == ImportStart::Done, !staged && volume && ours);
-        }
-    }
 }

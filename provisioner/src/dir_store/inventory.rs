@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nodekeel_fsquota::QuotaSetter;
 use nodekeel_localstorage::Dir;
 
+use crate::dir_store::copies::{SNAPSHOTS_DIR, list_snapshot_ids};
 use crate::dir_store::{DirStore, DirStoreError, VOLUMES_DIR, list_volume_ids};
 use crate::id::VolumeId;
+use crate::snapshot::SnapshotId;
 use crate::store::VolumeUsage;
 
 /// A volume in the directory of a store.
@@ -48,6 +50,20 @@ impl DirStore {
         }
         found.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(found)
+    }
+}
+
+impl DirStore {
+    /// Lists the snapshots in the directory of a store, sorted by id, as [`list_stored`](Self::list_stored) does volumes.
+    ///
+    /// # Errors
+    /// [`DirStoreError::Directory`].
+    pub fn list_stored_snapshots(base: &Dir) -> Result<Vec<SnapshotId>, DirStoreError> {
+        match base.open_dir(SNAPSHOTS_DIR) {
+            Ok(snapshots) => list_snapshot_ids(&snapshots),
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            Err(error) => Err(DirStoreError::Directory(error)),
+        }
     }
 }
 

@@ -49,8 +49,23 @@ pub(super) fn read_identity(base: &Dir) -> Result<Option<StoreId>, DirStoreError
 
 /// Whether the process has too many open files, or the kernel no memory.
 fn is_out_of_resources(error: &DirError) -> bool {
-    let number = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    error.source().and_then(|cause| cause.downcast_ref()).is_some_and(lacks_resources)
+}
+
+fn lacks_resources(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
     [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|errno| number == Some(errno.raw_os_error()))
+}
+
+impl DirStoreError {
+    /// Whether a look at the directory failed for lack of file descriptors or memory, which says nothing about it.
+    pub(super) fn is_out_of_resources(&self) -> bool {
+        match self {
+            Self::Directory(error) => is_out_of_resources(error),
+            Self::WatchMounts(error) => lacks_resources(error),
+            _ => false,
+        }
+    }
 }
 
 impl StoreInner {
@@ -66,9 +81,7 @@ impl StoreInner {
         match found {
             Ok(Some(found)) if found == *identity => Ok(()),
             // It says nothing about the directory.
-            Err(DirStoreError::Directory(error)) if is_out_of_resources(&error) => {
-                Err(DirStoreError::Directory(error))
-            }
+            Err(error) if error.is_out_of_resources() => Err(error),
             found => {
                 // Also where a failing disk can't be read.
                 self.missed.notify_one();

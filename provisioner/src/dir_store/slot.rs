@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nodekeel_fsquota::QuotaSetter;
-use nodekeel_localstorage::{Dir, FileMode};
+use nodekeel_localstorage::{Dir, DirLock, FileMode};
 use tokio::sync::mpsc::{self, Receiver};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
@@ -114,6 +114,9 @@ impl StoreSlot {
 
     async fn wait_closed(&self, closed: &mut Receiver<Infallible>) {
         let old = lock(&self.open).take();
+        if let Some(old) = &old {
+            old.inner.copies.cancel_copies();
+        }
         let close = move || {
             if let Some(old) = &old {
                 old.inner.remove_unused_dirs();
@@ -139,14 +142,38 @@ impl OpenStore {
         quota: Arc<dyn QuotaSetter>,
         options: &DirStoreOptions,
     ) -> Result<(Self, Receiver<Infallible>), DirStoreError> {
+        let lock = |volumes: &Dir| {
+            let in_use = || DirStoreError::InUse { path: volumes.path().to_owned() };
+            try_lock(volumes)?.ok_or_else(in_use).map(Some)
+        };
+        let (inner, closed) = StoreInner::open(base, quota, options, lock)?;
+        Ok((Self { inner: Arc::new(inner), eraser: None }, closed))
+    }
+}
+
+impl StoreInner {
+    /// Opens the directory beside the store that uses it, to count what is in it. Nothing in it is changed.
+    pub(super) fn open_beside(
+        base: Dir,
+        quota: Arc<dyn QuotaSetter>,
+        options: &DirStoreOptions,
+    ) -> Result<Self, DirStoreError> {
+        Self::open(base, quota, options, |_| Ok(None)).map(|(inner, _)| inner)
+    }
+
+    fn open(
+        base: Dir,
+        quota: Arc<dyn QuotaSetter>,
+        options: &DirStoreOptions,
+        lock: impl FnOnce(&Dir) -> Result<Option<DirLock>, DirStoreError>,
+    ) -> Result<(Self, Receiver<Infallible>), DirStoreError> {
         let ensure = |name| base.ensure_dir(name, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory);
         let identity = location::read_identity(&base)?;
         let (volumes, staging, trash) = (ensure(VOLUMES_DIR)?, ensure(STAGING_DIR)?, ensure(TRASH_DIR)?);
-        let in_use = || DirStoreError::InUse { path: volumes.path().to_owned() };
-        let lock = try_lock(&volumes)?.ok_or_else(in_use)?;
+        let lock = lock(&volumes)?;
         let copies = CopyState::open(&base, &volumes, Arc::clone(&options.cloner))?;
         let (is_open, closed) = mpsc::channel(1);
-        let inner = Arc::new(StoreInner {
+        let inner = Self {
             base,
             identity: identity.map(OnceLock::from).unwrap_or_default(),
             volumes,
@@ -163,13 +190,11 @@ impl OpenStore {
             missed: Notify::new(),
             _lock: lock,
             _is_open: is_open,
-        });
+        };
         inner.count_promises(&inner.list_trash()?)?;
-        Ok((Self { inner, eraser: None }, closed))
+        Ok((inner, closed))
     }
-}
 
-impl StoreInner {
     /// Completes what a killed process has left in progress. It can be called again.
     fn resume_interrupted(&self) -> Result<(), DirStoreError> {
         self.base.remove_stale_files().map_err(DirStoreError::Directory)?;

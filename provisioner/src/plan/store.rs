@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 
 use crate::id::VolumeId;
 use crate::plan::{ProvisionerIdentity, VolumeIgnoreReason, ownership_mismatch};
+use crate::snapshot::SnapshotId;
 use crate::store_id::{StoreId, StoreIdentity};
 
 /// The volume attribute with the id of the store that the volume was created in.
@@ -49,6 +50,17 @@ pub enum StoreRejection {
         /// The number of PersistentVolumes.
         count: usize,
     },
+    /// It has no identity, and not one of the snapshots of this node, which has no volumes.
+    #[error(
+        "the directory has not one of the {count} snapshots of this node, such as {snapshot}: mount their disk; if it \
+         is lost for good, delete the VolumeSnapshotContents of this node and their finalizers"
+    )]
+    WithoutSnapshots {
+        /// A snapshot.
+        snapshot: SnapshotId,
+        /// The number of snapshots.
+        count: usize,
+    },
     /// It has an identity, and the PersistentVolumes of this node name another one only.
     #[error(
         "the directory is store {found}, but PersistentVolume {volume} is in store {store} \
@@ -81,7 +93,7 @@ pub enum StoreRejection {
 
 /// Decides whether a store with this identity and these volumes is the one of a node with these
 /// PersistentVolumes. Those of other drivers do not count, nor those declared lost; those of other nodes show that
-/// the store was moved.
+/// the store was moved. Before an identity is created, [`plan_new_store`](crate::plan_new_store) looks at its snapshots.
 pub fn plan_store<'a>(
     identity: &ProvisionerIdentity,
     (found, present): (&StoreIdentity, &BTreeSet<VolumeId>),

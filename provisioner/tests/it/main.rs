@@ -2,12 +2,14 @@
 
 mod audit_log;
 mod copies;
+mod copy_close;
 mod copy_kills;
 mod csi;
 mod expansion_limits;
 mod expansion_power_cut;
 mod golden;
 mod import;
+mod import_ceiling;
 mod import_limits;
 mod kills;
 mod kube;

@@ -7,6 +7,7 @@ use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 
 use crate::dir_store::DirStoreError;
 use crate::id::VolumeId;
+use crate::plan::CapacityShortage;
 
 /// Why a directory did not become a volume.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +82,15 @@ pub enum SourceError {
         used: QuotaUsage,
         /// The limits.
         limits: QuotaLimits,
+    },
+    /// The limits are more than the node may promise; nothing was changed.
+    #[error("can't import {} (`--over-ceiling` imports it all the same)", path.display())]
+    OverCeiling {
+        /// The directory.
+        path: PathBuf,
+        /// The figures.
+        #[source]
+        source: CapacityShortage,
     },
     /// The claim has a volume already, because a pod used it.
     #[error(

@@ -38,8 +38,13 @@ impl SourceDir<'_> {
         }
     }
 
-    /// Checks that it can become a volume with these limits of the store in `base`.
-    pub(super) fn check(self, base: &Path, limits: QuotaLimits, mode: ImportMode) -> Result<(), SourceError> {
+    /// Checks that it can become a volume with these limits of the store in `base`. Returns what it uses.
+    pub(super) fn check(
+        self,
+        base: &Path,
+        limits: QuotaLimits,
+        mode: ImportMode,
+    ) -> Result<QuotaUsage, SourceError> {
         let path = || self.0.to_owned();
         let failed = |source| SourceError::Read { path: path(), source };
         if !fs::symlink_metadata(self.0).map_err(failed)?.is_dir() {
@@ -57,7 +62,7 @@ impl SourceDir<'_> {
         let fits = |used: u64, limit: Option<u64>| limit.is_none_or(|limit| used <= limit);
         let is_small = fits(used.bytes.0, limits.bytes.map(|limit| limit.0))
             && fits(used.inodes.0, limits.inodes.map(|limit| limit.0));
-        if is_small { Ok(()) } else { Err(SourceError::TooLarge { path: path(), used, limits }) }
+        if is_small { Ok(used) } else { Err(SourceError::TooLarge { path: path(), used, limits }) }
     }
 
     /// What it uses; an inode with several names counts once.

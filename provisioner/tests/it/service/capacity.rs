@@ -8,6 +8,7 @@ use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault,
 use nodekeel_provisioner::{ProvisionerConfig, SELECTED_NODE};
 use serde_json::{Value, json};
 
+use super::dir_node::{DirNode, mount, unmount, used_store};
 use super::harness::{TestNode, advance_time, test_api, test_deps, wait_bound, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -232,12 +233,32 @@ async fn a_claim_that_was_refused_between_two_publications_is_bound_once_a_volum
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_whose_store_is_lost_offers_nothing_until_it_is_back() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    let node = DirNode::start_reopening(&api, base.path());
+    wait_until(&api, |api| !published(api).is_empty()).await;
+    unmount(base.path());
+    // The attempt to create its volume finds out that the store is lost.
+    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    wait_published(&api, &[]).await;
+    // Nor does a new process.
+    node.stop().await;
+    let node = DirNode::start_reopening(&api, base.path());
+    advance_time(60).await;
+    assert!(published(&api).is_empty());
+    mount(base.path());
+    wait_until(&api, |api| !published(api).is_empty()).await;
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_is_published_for_a_node_without_an_object_until_it_is_created() {
     let (api, store) = (test_api(), store_of(100));
     api.delete_object(ObjectKind::Node, NODE);
     let _node = TestNode::start_with_store(&api, &store).await;
     advance_time(60).await;
-    assert_eq!(published(&api), []);
+    assert!(published(&api).is_empty());
     let node = sample_node(NODE, json!({ "metadata": { "uid": "00000000-0000-4000-8000-00000000beef" } }));
     api.create_object(ObjectKind::Node, node);
     wait_published(&api, &[("local", "100Mi")]).await;

@@ -91,6 +91,8 @@ async fn a_claim_whose_class_is_created_later_gets_an_event_and_is_bound() {
     let api = test_api();
     let node = TestNode::start(&api, NODE).await;
     api.delete_object(ObjectKind::Class, "local");
+    // The watches of classes and claims are separate.
+    advance_time(1).await;
     api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
     wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
     assert!(api.event_notes("claim-1")[0].contains("storage class \"local\" does not exist"));
@@ -105,6 +107,8 @@ async fn a_claim_rejected_for_its_class_is_bound_once_the_class_is_fixed() {
     let api = test_api();
     let _node = TestNode::start(&api, NODE).await;
     api.patch_object(ObjectKind::Class, "local", json!({ "parameters": { "inodes": "none" } }));
+    // The watches of classes and claims are separate.
+    advance_time(1).await;
     api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
     wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
     api.patch_object(ObjectKind::Class, "local", json!({ "parameters": { "inodes": "5k" } }));

@@ -1,0 +1,147 @@
+//! Watches of the cluster's objects, and the caches of those that concern this node.
+
+use std::future::ready;
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::Api;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{self, Event};
+
+use crate::controller::ReconcileContext;
+use crate::controller::event_filter::EventFilter;
+use crate::controller::watch_errors::{WatchErrors, with_backoff};
+
+/// How many objects of the cluster are listed at once: most of them are dropped.
+const PAGE_SIZE: u32 = 100;
+
+/// The cached objects.
+pub(super) struct ObjectCaches {
+    pub(super) claims: Store<PersistentVolumeClaim>,
+    pub(super) volumes: Store<PersistentVolume>,
+    pub(super) classes: Store<StorageClass>,
+}
+
+/// Writes what the watches report into the caches.
+pub(super) struct CacheWriters {
+    pub(super) claims: Writer<PersistentVolumeClaim>,
+    pub(super) volumes: Writer<PersistentVolume>,
+    pub(super) classes: Writer<StorageClass>,
+}
+
+/// Creates empty caches.
+pub(super) fn new_caches() -> (ObjectCaches, CacheWriters) {
+    let (claims, claims_writer) = reflector::store();
+    let (volumes, volumes_writer) = reflector::store();
+    let (classes, classes_writer) = reflector::store();
+    let writers = CacheWriters { claims: claims_writer, volumes: volumes_writer, classes: classes_writer };
+    (ObjectCaches { claims, volumes, classes }, writers)
+}
+
+impl ReconcileContext {
+    /// Watches the claims that this node must act on, and returns those that change.
+    pub(super) fn watch_claims(
+        &self,
+        writer: Writer<PersistentVolumeClaim>,
+    ) -> impl Stream<Item = ObjectRef<PersistentVolumeClaim>> + Send + use<> {
+        let filter = EventFilter::new(self);
+        let events = watch_resource(self.resource_api(), &self.provisioner.watch_errors);
+        changed_objects(events.filter_map(move |event| ready(filter.filter_claim(event))).reflect(writer))
+    }
+
+    /// Watches the volumes of this node, and returns those that change.
+    pub(super) fn watch_volumes(
+        self: &Arc<Self>,
+        writer: Writer<PersistentVolume>,
+    ) -> impl Stream<Item = ObjectRef<PersistentVolume>> + Send + use<> {
+        let (filter, context) = (EventFilter::new(self), Arc::clone(self));
+        let events = watch_resource(self.resource_api(), &self.provisioner.watch_errors);
+        let events = events.filter_map(move |event| ready(filter.filter_volume(event))).reflect(writer);
+        changed_objects(events.inspect(move |_| context.volumes_changed.send_replace(())))
+    }
+
+    /// Watches the classes. Never returns.
+    pub(super) async fn watch_classes(&self, writer: Writer<StorageClass>) {
+        let filter = EventFilter::new(self);
+        let events = watch_resource(self.resource_api(), &self.provisioner.watch_errors);
+        let events = events.filter_map(move |event| ready(filter.filter_class(event))).reflect(writer);
+        events.for_each(|_| ready(())).await;
+    }
+}
+
+/// Watches all objects of a kind: lists them, then follows changes, with bookmarks, and retries after errors.
+///
+/// No selector can restrict it to our objects: the driver of a claim is an annotation, and that of a volume a
+/// field that the API server does not index. A label could, but removing the label would leak the volume. So
+/// each object is decoded once, and foreign ones are dropped before they are cached; lists are paged.
+fn watch_resource<K>(
+    api: Api<K>,
+    watch_errors: &WatchErrors,
+) -> impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send + use<K>
+where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let config = watcher::Config::default().page_size(PAGE_SIZE);
+    with_backoff(watcher::watcher(api, config), watch_errors.clone())
+}
+
+/// The changed objects, once they are in the cache: those of a list when it is complete. Watch errors are dropped here: they
+/// were logged, and the watch retries.
+pub(super) fn changed_objects<K>(
+    events: impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send,
+) -> impl Stream<Item = ObjectRef<K>> + Send
+where
+    K: kube::Resource<DynamicType = ()> + Send,
+{
+    let mut listed = Vec::new();
+    events.flat_map(move |event| {
+        stream::iter(match event {
+            Ok(Event::Init) => {
+                listed.clear();
+                Vec::new()
+            }
+            Ok(Event::InitApply(object)) => {
+                listed.push(ObjectRef::from_obj(&object));
+                Vec::new()
+            }
+            Ok(Event::InitDone) => std::mem::take(&mut listed),
+            Ok(Event::Apply(object)) => vec![ObjectRef::from_obj(&object)],
+            Ok(Event::Delete(_)) | Err(_) => Vec::new(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::objects::sample_class;
+
+    #[tokio::test]
+    async fn a_listed_object_has_changed_once_its_list_is_in_the_cache() {
+        let (cache, writer) = reflector::store();
+        let class = |kind: &str| sample_class(json!({ "metadata": { "labels": { "kind": kind } } }));
+        let events = [
+            Event::Init,
+            Event::InitApply(class("first")),
+            Event::InitDone,
+            Event::Apply(class("changed")),
+            Event::Init,
+            Event::InitApply(class("interrupted")),
+            Event::Init,
+            Event::InitApply(class("listed")),
+            Event::InitDone,
+        ];
+        let changes = changed_objects(stream::iter(events.map(Ok)).reflect(writer));
+        let found = changes.map(|name| {
+            let class = cache.get(&name).expect("it is in the cache");
+            class.metadata.labels.clone().unwrap_or_default()["kind"].clone()
+        });
+        assert_eq!(found.collect::<Vec<_>>().await, ["first", "changed", "listed"]);
+    }
+}
