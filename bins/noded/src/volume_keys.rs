@@ -124,6 +124,9 @@ impl VolumeKeys {
             _ => None,
         };
         let key = run_blocking(move || volume.rotate_keys(&secret)).await?;
+        if facts.keys == KeyPolicy::Local {
+            self.unlock.keep_secret(UnlockSecret::Node);
+        }
         if let (Some(key), Some(cluster)) = (key, cluster) {
             self.unlock.keep_cluster_key(key);
             let settled = self.settle_locked(cluster).await;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use nix::sys::statvfs::fstatvfs;
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::volume::{
-    EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, UnlockSecret, VolumeError,
+    EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, SealError, UnlockSecret,
+    VolumeError,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Code, Status};
@@ -217,7 +218,9 @@ fn error_code(error: &VolumeKeyError) -> Code {
             | LuksError::SlotClosed { .. }
             | LuksError::WrongClusterKey { .. }
             | LuksError::NotNewest { .. } => Code::InvalidArgument,
-            LuksError::NodeKeyMissing { .. } | LuksError::WrongNodeKey { .. } => Code::FailedPrecondition,
+            LuksError::NodeKeyMissing { .. }
+            | LuksError::WrongNodeKey { .. }
+            | LuksError::Seal(SealError::Tpm { .. }) => Code::FailedPrecondition,
             _ => Code::Internal,
         },
         VolumeKeyError::Volume(_) => Code::Internal,

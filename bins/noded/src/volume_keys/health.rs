@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, SlotKind};
+use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, SlotKind, UnlockSecret};
 
 use super::plan::has_confirmed_passphrase;
 use super::{ClusterKeyState, VolumeKeys};
@@ -27,7 +27,11 @@ impl HealthSource for KeyHealth {
                 return Vec::new();
             }
             match self.0.encryption_status().await {
-                Ok(Some(status)) => KeyReport::of(&status).conditions(&self.0.cluster_key_state()),
+                Ok(Some(status)) => {
+                    let needed_passphrase = matches!(self.0.unlock.secret(), Some(UnlockSecret::Recovery(_)));
+                    let report = KeyReport { needed_passphrase, ..KeyReport::of(&status) };
+                    report.conditions(&self.0.cluster_key_state())
+                }
                 Ok(None) => Vec::new(),
                 Err(error) => {
                     let problem = format!("has a header that can't be checked: {}", error_chain(&error));
@@ -54,6 +58,8 @@ struct KeyReport {
     /// Slots that an interrupted change of the unlock keys has left.
     stale_slots: usize,
     has_both_headers: bool,
+    /// An operator has opened it, and its keys were not rotated since.
+    needed_passphrase: bool,
 }
 
 impl KeyReport {
@@ -79,6 +85,7 @@ impl KeyReport {
             has_unconfirmed_recovery: named(SlotKind::Recovery).any(|slot| slot.is_unconfirmed),
             stale_slots: stale.count(),
             has_both_headers: status.has_both_headers,
+            needed_passphrase: false,
         }
     }
 
@@ -90,9 +97,17 @@ impl KeyReport {
         }
     }
 
+    /// The next start may need an operator again.
+    fn passphrase_condition(self) -> Option<HealthCondition> {
+        let problem = "was opened by its recovery passphrase: at the next start, the node's key may not open it, either";
+        let condition = HealthCondition::warning(OBJECT, problem).hint("`nodectl storage rotate --recovery`");
+        (self.needed_passphrase && !self.is_split).then_some(condition)
+    }
+
     fn conditions(self, cluster_key: &ClusterKeyState) -> Vec<HealthCondition> {
         let warning = |problem: &str| HealthCondition::warning(OBJECT, problem);
         let mut found = Vec::new();
+        found.extend(self.passphrase_condition());
         if let (true, ClusterKeyState::Lost) = (self.is_split, cluster_key) {
             found.push(
                 warning(
@@ -162,6 +177,7 @@ mod tests {
         has_unconfirmed_recovery: false,
         stale_slots: 0,
         has_both_headers: true,
+        needed_passphrase: false,
     };
 
     fn shown(report: KeyReport, state: &ClusterKeyState) -> Vec<(String, String)> {
@@ -173,12 +189,19 @@ mod tests {
     fn each_key_that_is_not_as_it_should_be_is_a_warning_with_what_to_type() {
         assert_eq!(shown(SETTLED, &ClusterKeyState::Stored), []);
         assert_eq!(shown(SETTLED, &ClusterKeyState::Unknown), []);
+        // The passphrase is how it is opened cold.
+        assert_eq!(shown(KeyReport { needed_passphrase: true, ..SETTLED }, &ClusterKeyState::Stored), []);
         let cases = [
             (KeyReport { has_recovery: false, ..SETTLED }, "recovery passphrase", "storage recovery`"),
             (KeyReport { has_unconfirmed_recovery: true, ..SETTLED }, "nobody has confirmed", "--confirm"),
             (KeyReport { has_both_headers: false, ..SETTLED }, "damaged copy", "storage rotate"),
             (KeyReport { stale_slots: 1, ..SETTLED }, "by older keys", "root.cluster.keys"),
             (KeyReport { stale_slots: 1, is_split: false, ..SETTLED }, "by older keys", "storage rotate"),
+            (
+                KeyReport { needed_passphrase: true, is_split: false, ..SETTLED },
+                "was opened by its recovery",
+                "rotate --recovery",
+            ),
         ];
         for (report, problem, hint) in cases {
             let found = shown(report, &ClusterKeyState::Stored);

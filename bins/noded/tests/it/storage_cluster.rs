@@ -8,33 +8,56 @@ use testbed::{ReservedPort, reserve_port};
 
 use crate::storage_device::{DeviceFixture, DeviceNode};
 
-/// A member, which keeps its ports.
-pub(crate) struct SplitMember {
+/// A member whose volume is on a disk, which keeps its ports.
+pub(crate) struct VolumeMember {
     pub(crate) fixture: DeviceFixture,
     keys: String,
-    _ports: [ReservedPort; 2],
+    ports: [ReservedPort; 2],
 }
 
-impl SplitMember {
-    pub(crate) async fn new(cold_start: &str) -> Self {
-        let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
+impl VolumeMember {
+    /// A volume that node and cluster open together.
+    pub(crate) async fn split(cold_start: &str) -> Self {
         let keys = format!(
             "encryption = \"encrypted-and-authenticated\"\nkeys = \"split\"\ncold_start = {cold_start:?}\n\
-             wipe = false\n[services.etcd]\nclient_port = {}\npeer_port = {}\n\
-             [cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\ndeadline = \"10m\"\n",
-            ports[0].number(),
-            ports[1].number()
+             wipe = false\n"
         );
-        Self { fixture: DeviceFixture::new(640).await, keys, _ports: ports }
+        Self::new(&keys).await
+    }
+
+    /// A volume with these keys of `[storage]`.
+    pub(crate) async fn new(keys: &str) -> Self {
+        let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
+        let keys = keys.to_owned() + &cluster_config(&ports);
+        Self { fixture: DeviceFixture::new(640).await, keys, ports }
+    }
+
+    pub(crate) fn peer_port(&self) -> u16 {
+        self.ports[1].number()
     }
 
     pub(crate) fn config(&self) -> String {
-        self.fixture.config(&self.keys).replace("services.etcd.enable = false\n", "")
+        with_etcd(&self.fixture.config(&self.keys))
     }
 
     pub(crate) async fn start(&self) -> DeviceNode {
         DeviceNode::start(&self.config(), &self.fixture.data()).await
     }
+}
+
+/// etcd, and a cluster that the node bootstraps unless it has a ticket.
+pub(crate) fn cluster_config(ports: &[ReservedPort; 2]) -> String {
+    format!(
+        "[services.etcd]\nclient_port = {}\npeer_port = {}\n[cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\n\
+         deadline = \"10m\"\n",
+        ports[0].number(),
+        ports[1].number()
+    )
+}
+
+/// A configuration without daemons, but with etcd.
+pub(crate) fn with_etcd(config: &str) -> String {
+    config.replace("services.etcd.enable = false\n", "")
 }
 
 pub(crate) async fn wait_running(node: &mut DeviceNode) -> ClusterResponse {
@@ -67,7 +90,7 @@ pub(crate) async fn wait_temporary_removed(node: &mut DeviceNode) {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn a_cluster_of_one_on_a_split_volume_starts_cold_by_its_operator() {
-    let member = SplitMember::new("operator").await;
+    let member = VolumeMember::split("operator").await;
     let mut node = member.start().await;
     node.wait_open().await;
     let running = wait_running(&mut node).await;
@@ -95,7 +118,7 @@ async fn a_cluster_of_one_on_a_split_volume_starts_cold_by_its_operator() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "soak: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn a_cluster_of_one_on_a_split_volume_starts_cold_by_its_local_key() {
-    let member = SplitMember::new("local").await;
+    let member = VolumeMember::split("local").await;
     let mut node = member.start().await;
     let running = wait_running(&mut node).await;
     assert_eq!(wait_settled(&mut node).await, ["local", "split"]);

@@ -12,7 +12,7 @@ use nodekeel_node::v1::{
 };
 use tonic::Code;
 
-use crate::storage_cluster::{SplitMember, wait_running, wait_temporary_removed};
+use crate::storage_cluster::{VolumeMember, wait_running, wait_temporary_removed};
 use crate::storage_device::DeviceNode;
 
 /// The encryption once the cluster's half of the key is in this state.
@@ -30,7 +30,7 @@ fn slots(encryption: &StorageEncryption) -> Vec<String> {
     slots
 }
 
-async fn key_conditions(node: &mut DeviceNode) -> Vec<String> {
+pub(crate) async fn key_conditions(node: &mut DeviceNode) -> Vec<String> {
     let health = node.client.health(HealthRequest::default()).await.unwrap().into_inner();
     let about_keys = health.conditions.into_iter().filter(|condition| condition.object == "data volume");
     about_keys.map(|condition| condition.problem).collect()
@@ -42,7 +42,7 @@ fn cluster_store(node: &DeviceNode) -> (NodeStore, NodeId) {
     (cluster.node_store().unwrap(), cluster.cluster_identity().unwrap().node_id)
 }
 
-async fn add_recovery(node: &mut DeviceNode) -> RecoveryPassphrase {
+pub(crate) async fn add_recovery(node: &mut DeviceNode) -> RecoveryPassphrase {
     let added = node.client.add_recovery_passphrase(AddRecoveryPassphraseRequest::default()).await;
     added.unwrap().into_inner().passphrase.unwrap()
 }
@@ -50,7 +50,7 @@ async fn add_recovery(node: &mut DeviceNode) -> RecoveryPassphrase {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "soak: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn keys_of_node_and_cluster_are_rotated_and_a_lost_half_needs_the_recovery_passphrase() {
-    let member = SplitMember::new("operator").await;
+    let member = VolumeMember::split("operator").await;
     let mut node = member.start().await;
     wait_running(&mut node).await;
     let encryption = wait_cluster_key(&mut node, "stored").await;
@@ -122,7 +122,7 @@ impl ClusterKeySource for FixedPeers {
     }
 }
 
-async fn start_with_peers(member: &SplitMember, keys: Vec<UnlockKey>) -> DeviceNode {
+async fn start_with_peers(member: &VolumeMember, keys: Vec<UnlockKey>) -> DeviceNode {
     let builder = NodeHandle::builder("test.toml", member.config()).cluster_keys(FixedPeers(keys));
     DeviceNode::of(builder.data(member.fixture.data()).start().unwrap()).await
 }
@@ -130,7 +130,7 @@ async fn start_with_peers(member: &SplitMember, keys: Vec<UnlockKey>) -> DeviceN
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "soak: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn a_node_that_starts_cold_opens_its_volume_by_the_key_of_its_peers_alone() {
-    let member = SplitMember::new("peers").await;
+    let member = VolumeMember::split("peers").await;
     let mut node = start_with_peers(&member, Vec::new()).await;
     let running = wait_running(&mut node).await;
     let encryption = wait_cluster_key(&mut node, "stored").await;

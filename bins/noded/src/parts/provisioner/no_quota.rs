@@ -1,10 +1,8 @@
 //! Volumes without limits, if the operator allows them.
 
 use std::fmt;
-use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use nix::sys::statvfs::fstatvfs;
 use nodekeel_fsquota::{
     Bytes, Error, Inodes, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus,
     QuotaUsage,
@@ -15,8 +13,15 @@ use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 const NO_PROJECT: ProjectId =
     ProjectId::new(u32::MAX - 1).expect("neither 0 nor the kernel's \"no project\"");
 
-/// Sets no limits, and logs a warning for each requested limit. Reports the usage of the file system as the
-/// usage of a volume, since volumes share it.
+/// What applies to each directory. What it uses is unknown, and so zero, as for other data: the whole use of the file system,
+/// which volumes share, would count once for each of them.
+const NO_LIMITS: QuotaStatus = QuotaStatus {
+    project: NO_PROJECT,
+    limits: QuotaLimits { bytes: None, inodes: None },
+    usage: QuotaUsage { bytes: Bytes(0), inodes: Inodes(0) },
+};
+
+/// Sets no limits, and logs a warning for each requested limit.
 pub(crate) struct NoQuota {
     log_store: LogStore,
     dn: Dn,
@@ -40,33 +45,16 @@ impl QuotaSetter for NoQuota {
             place.display()
         );
         self.log_store.append_message(&self.dn, LogMessage::new(Level::Warn, text));
-        Ok(self.file_system_status(dir))
+        Ok(NO_LIMITS)
     }
 
-    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
-        Ok(Some(self.file_system_status(dir)))
+    fn read_status(&self, _: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        Ok(Some(NO_LIMITS))
     }
 
     fn clear_limits(&self, _: BorrowedFd<'_>) -> Result<(), Error> {
         Ok(())
     }
-}
-
-impl NoQuota {
-    fn file_system_status(&self, dir: BorrowedFd<'_>) -> QuotaStatus {
-        // Unknown usage is reported as zero, for example of a deleted directory.
-        let usage = file_system_usage(dir).unwrap_or_default();
-        QuotaStatus { project: NO_PROJECT, limits: QuotaLimits::default(), usage }
-    }
-}
-
-fn file_system_usage(dir: BorrowedFd<'_>) -> io::Result<QuotaUsage> {
-    let stat = fstatvfs(dir)?;
-    let blocks = stat.blocks().saturating_sub(stat.blocks_free());
-    Ok(QuotaUsage {
-        bytes: Bytes(blocks.saturating_mul(stat.fragment_size())),
-        inodes: Inodes(stat.files().saturating_sub(stat.files_free())),
-    })
 }
 
 impl fmt::Debug for NoQuota {
@@ -79,8 +67,12 @@ impl fmt::Debug for NoQuota {
 mod tests {
     use std::fs::File;
     use std::os::fd::AsFd as _;
+    use std::path::Path;
+    use std::sync::Arc;
 
+    use nodekeel_localstorage::Dir;
     use nodekeel_logtree::LogQuery;
+    use nodekeel_provisioner::{DirStore, StoreCapacity, VolumeId, VolumeStore as _};
 
     use super::*;
 
@@ -94,7 +86,6 @@ mod tests {
         let limits = QuotaLimits { bytes: Some(Bytes(64 << 20)), inodes: Some(Inodes(1024)) };
         let status = quota.set_limits(dir.as_fd(), limits.into()).expect("never fails");
         assert_eq!(status.limits, QuotaLimits::default(), "limits that are not enforced are not reported");
-        assert!(status.usage.bytes > Bytes(0));
         let log = log_store.open_reader(LogQuery::of_dn(dn)).expect("a query").read_backlog();
         let text = format!("{log:?}");
         assert!(
@@ -102,5 +93,35 @@ mod tests {
             "{text}"
         );
         assert!(text.contains(scratch.path().to_str().expect("UTF-8")), "{text}");
+    }
+
+    fn open_store(base: &Path) -> DirStore {
+        let log_store = LogStore::new(nodekeel_logtree::LogLimits::default());
+        let quota = NoQuota::new(log_store, "root.provisioner".parse().expect("a name"));
+        DirStore::new(Dir::open(base).expect("the base"), Arc::new(quota)).expect("a store")
+    }
+
+    async fn capacity(store: &DirStore) -> StoreCapacity {
+        store.capacity().await.expect("a capacity").expect("it is limited")
+    }
+
+    #[tokio::test]
+    async fn volumes_without_limits_are_promised_nothing_and_count_as_other_data() {
+        let base = tempfile::tempdir().expect("a directory");
+        let store = open_store(base.path());
+        store.create_identity().await.expect("an identity");
+        let limits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+        let [one, two] = ["1", "2"].map(|last| {
+            VolumeId::from_uid(&format!("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5{last}")).expect("a UUID")
+        });
+        store.create(&one, limits).await.expect("created");
+        store.create(&two, limits).await.expect("created");
+        assert_eq!(capacity(&store).await.promised, Bytes(0), "no limit is in force");
+        store.remove(&one).await.expect("removed");
+        assert_eq!(capacity(&store).await.promised, Bytes(0), "also while it is erased");
+        drop(store);
+        let capacity = capacity(&open_store(base.path())).await;
+        assert!(capacity.reserved.0 >= (capacity.total.0 - capacity.free.0) / 2, "{capacity:?}");
+        assert_eq!(capacity.promised, Bytes(0), "as before the restart");
     }
 }

@@ -1,0 +1,248 @@
+//! The data volume on real disks, in a guest: created, opened again after stops and kills, refused, and grown.
+
+use std::fs;
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use nodekeel_localstorage::mount::mount_table;
+use nodekeel_node::v1::{
+    AddRecoveryPassphraseRequest, EraseStorageRequest, HealthRequest, RestartRequest, UnlockStorageRequest,
+};
+use testbed::guest::disk::FileSystem;
+use testbed::{ScratchDir, command_output, wait_until};
+
+use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command};
+use crate::storage_device::{DeviceFixture, DeviceNode, mebibytes_of_file_system, wipe_device};
+
+const NOT_ENCRYPTED: &str = "encryption = \"none\"\n";
+const LOCAL: &str = "encryption = \"encrypted\"\nkeys = \"local\"\n";
+
+/// Creates the volume with a file, and stops the node.
+async fn create_volume(fixture: &DeviceFixture, keys: &str) {
+    let node = fixture.start(keys).await;
+    node.wait_open().await;
+    fs::write(fixture.volume().join("witness"), "data").unwrap();
+    node.stop().await;
+    assert!(!fixture.is_open(), "a stop unmounts the volume, and closes its mapping");
+}
+
+fn assert_witness(fixture: &DeviceFixture) {
+    assert_eq!(fs::read_to_string(fixture.volume().join("witness")).unwrap(), "data");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: needs kernel with a disk of 1 GiB"]
+async fn a_node_keeps_its_data_on_a_disk_through_stops_and_kills() {
+    for (keys, found) in [
+        (NOT_ENCRYPTED, "has a data volume that is not encrypted"),
+        (LOCAL, "has a data volume that is encrypted, with local keys, of node node"),
+    ] {
+        let fixture = DeviceFixture::new(384).await;
+        let text = fixture.check(keys);
+        assert!(text.contains("which is blank, and noded creates the volume"), "{text}");
+        assert!(!fixture.data().exists(), "a check creates nothing");
+        create_volume(&fixture, keys).await;
+        let before = fixture.checksum();
+        let text = fixture.check(keys);
+        assert!(text.contains(found), "{text}");
+        assert!(before == fixture.checksum(), "a check writes nothing");
+
+        // A noded that is killed leaves the volume open; the next one uses it so.
+        let file = fixture.scratch.path().join("killed.toml");
+        fs::write(&file, fixture.config(keys)).unwrap();
+        let (file, data) = (file.to_str().unwrap().to_owned(), fixture.data());
+        let mut command = noded_command(&["run", "--config", &file, "--data", data.to_str().unwrap()]);
+        command.stderr(std::process::Stdio::piped());
+        let mut noded = NodedProcess::spawn_command(ScratchDir::new().unwrap(), command);
+        noded.wait_for_line("control socket at");
+        let witness = fixture.volume().join("witness");
+        wait_until(TEST_TIMEOUT, "the volume", || Ok(fs::metadata(&witness).map(drop)?)).unwrap();
+        noded.signal(Signal::SIGKILL);
+        noded.wait();
+        assert!(fixture.is_open());
+        let mut node = fixture.start(keys).await;
+        node.wait_open().await;
+        assert_witness(&fixture);
+        let health = node.client.health(HealthRequest::default()).await.unwrap().into_inner();
+        let warns =
+            health.conditions.iter().any(|found| found.problem.contains("has no recovery passphrase"));
+        assert_eq!(warns, keys == LOCAL, "{health:?}");
+        let copies = fixture.data().canonicalize().unwrap().join("run/storage");
+        let mounts = mount_table().unwrap();
+        let in_memory = mounts.iter().any(|entry| entry.target == copies && entry.info.fstype == "tmpfs");
+        assert_eq!(in_memory, keys == LOCAL, "copies of headers are in memory: {mounts:?}");
+        let options = command_output(Command::new("cat").arg("/proc/self/mounts")).unwrap();
+        let target = format!(" {} xfs ", fixture.volume().display());
+        let mounted = options.lines().find(|line| line.contains(&target)).unwrap();
+        for option in ["nosuid", "noexec", "prjquota"] {
+            assert!(mounted.contains(option), "{mounted}");
+        }
+        node.stop().await;
+        assert!(!fixture.is_open());
+    }
+}
+
+/// Restarts root.storage while a pod has its volume mounted.
+async fn check_volume_in_use(keys: &str) {
+    let fixture = DeviceFixture::new(384).await;
+    create_volume(&fixture, keys).await;
+    let mut node = fixture.start(keys).await;
+    node.wait_open().await;
+    // The kubelet mounts the volume of a pod below its own directory.
+    let pod = fixture.scratch.path().join("pod");
+    fs::create_dir(&pod).unwrap();
+    command_output(Command::new("mount").arg("--bind").args([&fixture.volume(), &pod])).unwrap();
+    node.reopen().await;
+    let is_mounted = fs::read_to_string(fixture.volume().join("witness"));
+    command_output(Command::new("umount").arg(&pod)).unwrap();
+    assert_eq!(is_mounted.unwrap(), "data", "{keys}");
+    node.stop().await;
+    assert!(!fixture.is_open(), "{keys}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn a_volume_that_a_pod_keeps_in_use_is_opened_again_and_not_the_directory_below_it() {
+    check_volume_in_use(LOCAL).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: needs kernel with a disk of 1 GiB"]
+async fn a_volume_without_encryption_that_a_pod_keeps_in_use_is_opened_again() {
+    check_volume_in_use(NOT_ENCRYPTED).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn a_foreign_disk_is_left_as_it_is_until_its_token_is_given() {
+    let fixture = DeviceFixture::new(384).await;
+    FileSystem::PlainExt4.format_device(&fixture.part).unwrap();
+    let before = fixture.checksum();
+    let text = fixture.check(LOCAL);
+    assert!(text.contains("which has ext at byte 1080, and noded creates no volume there"), "{text}");
+    let mut node = fixture.start(LOCAL).await;
+    let status = node.wait_status(|status| !status.erase_token.is_empty()).await;
+    assert!(
+        status.detail.contains("the disk has ext at byte 1080, and noded wrote nothing to it"),
+        "{status:?}"
+    );
+    let (problem, hint) = node.storage_health().await;
+    assert!(problem.contains("ext at byte 1080"), "{problem}");
+    assert!(hint.contains(&format!("nodectl storage erase {}", status.erase_token)), "{hint}");
+    let refused = node.client.erase_storage(EraseStorageRequest { token: "ext-0".into() }).await;
+    assert!(refused.unwrap_err().message().contains("token"), "another token erases nothing");
+    node.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
+    node.wait_status(|status| !status.erase_token.is_empty()).await;
+    assert!(before == fixture.checksum(), "the disk has changed");
+
+    node.client.erase_storage(EraseStorageRequest { token: status.erase_token }).await.unwrap();
+    node.wait_open().await;
+    node.stop().await;
+    assert!(fixture.check(LOCAL).contains("has a data volume that is encrypted"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: needs kernel with a disk of 1 GiB"]
+async fn a_node_that_has_had_a_volume_takes_no_other_disk_for_it() {
+    let fixture = DeviceFixture::new(384).await;
+    create_volume(&fixture, NOT_ENCRYPTED).await;
+    // The volume of another node, then a blank disk, then a volume with another encryption.
+    for (other, says) in [
+        (Some(NOT_ENCRYPTED), "has had a volume"),
+        (None, "the disk is blank, but this node has had a volume"),
+        (Some(LOCAL), "but storage.encryption is \"none\""),
+    ] {
+        wipe_device(&fixture.part);
+        let own = fixture.scratch.path().join("own");
+        fs::rename(fixture.data(), &own).unwrap();
+        if let Some(keys) = other {
+            create_volume(&fixture, keys).await;
+            // The directory for copies of headers stays mounted.
+            let _ = Command::new("umount").arg(fixture.data().join("run/storage")).output();
+            fs::remove_dir_all(fixture.data()).unwrap();
+        }
+        fs::rename(&own, fixture.data()).unwrap();
+        let before = fixture.checksum();
+        let mut node = fixture.start(NOT_ENCRYPTED).await;
+        let status = node.wait_status(|status| !status.detail.is_empty()).await;
+        assert!(status.detail.contains(says), "{status:?}");
+        node.stop().await;
+        assert!(before == fixture.checksum(), "the disk has changed");
+    }
+    // A directory in its place would be an empty node.
+    let mut node = DeviceNode::start(NO_DAEMONS, &fixture.data()).await;
+    let status = node.wait_status(|status| !status.detail.is_empty()).await;
+    assert!(status.detail.contains("this node has had one on a disk"), "{status:?}");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: needs kernel with a disk of 1 GiB"]
+async fn a_volume_grows_with_its_disk_and_an_authenticated_one_says_that_it_can_not() {
+    for keys in [NOT_ENCRYPTED, LOCAL] {
+        let fixture = DeviceFixture::new(384).await;
+        create_volume(&fixture, keys).await;
+        fixture.grow(768);
+        let mut node = fixture.start(keys).await;
+        node.wait_open().await;
+        assert_witness(&fixture);
+        assert!(mebibytes_of_file_system(&fixture.volume()) > 600, "{keys}");
+        assert_eq!(node.storage_health().await, Default::default());
+        node.stop().await;
+    }
+    let fixture = DeviceFixture::new(384).await;
+    let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\nwipe = false\n";
+    create_volume(&fixture, keys).await;
+    fixture.grow(768);
+    // It says so at every start.
+    for _ in 0..2 {
+        let mut node = fixture.start(keys).await;
+        node.wait_open().await;
+        assert_witness(&fixture);
+        assert!(mebibytes_of_file_system(&fixture.volume()) < 384);
+        let (problem, _) = node.storage_health().await;
+        assert!(problem.contains("can't grow a volume that is encrypted and authenticated"), "{problem}");
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: needs kernel with a disk of 1 GiB"]
+async fn a_volume_whose_key_is_gone_waits_for_the_recovery_passphrase() {
+    let fixture = DeviceFixture::new(384).await;
+    let mut node = fixture.start(LOCAL).await;
+    node.wait_open().await;
+    fs::write(fixture.volume().join("witness"), "data").unwrap();
+    let added = node.client.add_recovery_passphrase(AddRecoveryPassphraseRequest::default()).await.unwrap();
+    let passphrase = added.into_inner().passphrase;
+    node.stop().await;
+    let entries = fs::read_dir(fixture.data().join("esp")).unwrap().map(|entry| entry.unwrap().path());
+    let keys: Vec<_> = entries.filter(|path| path.extension().is_some_and(|end| end == "key")).collect();
+    assert_eq!(keys.len(), 1, "{keys:?}");
+    fs::rename(&keys[0], fixture.scratch.path().join("key")).unwrap();
+    let before = fixture.checksum();
+
+    let mut node = fixture.start(LOCAL).await;
+    let status = node.wait_status(|status| status.state == "locked").await;
+    assert!(status.detail.contains("the node unlock key of volume"), "{status:?}");
+    let (problem, hint) = node.storage_health().await;
+    assert!(problem.starts_with("is locked: ") && hint == "`nodectl storage unlock`", "{problem}; {hint}");
+    let mut wrong = passphrase.clone().unwrap();
+    wrong.text = "00000-00000-00000-00000-00000-00000-00GKG".into();
+    let request = UnlockStorageRequest { passphrase: Some(wrong) };
+    let rejected = node.client.unlock_storage(request).await.unwrap_err();
+    assert!(rejected.message().contains("does not open"), "{rejected:?}");
+    assert!(before == fixture.checksum(), "a wrong passphrase changes nothing");
+    node.client.unlock_storage(UnlockStorageRequest { passphrase }).await.unwrap();
+    node.wait_open().await;
+    assert_witness(&fixture);
+    // Until noded exits, it needs no operator again.
+    node.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
+    node.wait_status(|status| status.state == "open").await;
+    node.stop().await;
+
+    fs::rename(fixture.scratch.path().join("key"), &keys[0]).unwrap();
+    let node = fixture.start(LOCAL).await;
+    node.wait_open().await;
+    node.stop().await;
+}

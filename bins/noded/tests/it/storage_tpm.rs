@@ -1,0 +1,90 @@
+//! A member whose key the TPM of a guest has sealed: rebooted, refused when another system was booted, and sealed again.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+
+use nodekeel_node::v1::{
+    ConfirmRecoveryPassphraseRequest, RotateStorageKeysRequest, StorageResponse, UnlockStorageRequest,
+};
+use tonic::Code;
+
+use crate::storage_cluster::{VolumeMember, wait_running};
+use crate::storage_keys::{add_recovery, key_conditions};
+
+/// What no firmware extends.
+const DEBUG_PCR: u8 = 16;
+
+const SEALED: &str = "encryption = \"encrypted\"\nkeys = \"local\"\nseal = \"tpm\"\ntpm_pcrs = [7, 16]\n";
+
+/// Extends the PCR, as the firmware does with what it starts: TPM2_PCR_Extend with an empty password, and one digest of
+/// SHA-256.
+fn extend_pcr() {
+    let body = [
+        &[0, 0, 0, DEBUG_PCR][..],
+        &[0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0],
+        &[0, 0, 0, 1, 0, 11],
+        &[7; 32],
+    ]
+    .concat();
+    let length = u32::try_from(10 + body.len()).unwrap();
+    let command = [&[0x80, 2][..], &length.to_be_bytes(), &0x182_u32.to_be_bytes(), &body].concat();
+    let mut tpm = File::options().read(true).write(true).open("/dev/tpmrm0").unwrap();
+    tpm.write_all(&command).unwrap();
+    let mut response = [0; 256];
+    let count = tpm.read(&mut response).unwrap();
+    assert_eq!(response[6..10], [0; 4], "{:?}", &response[..count]);
+}
+
+/// The keys of the node in `esp/`.
+fn sealed_keys(member: &VolumeMember) -> Vec<String> {
+    let entries = fs::read_dir(member.fixture.data().join("esp")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let ends = names.filter_map(|name| Some(name.rsplit_once('.')?.1.to_owned()));
+    ends.filter(|end| end == "tpm" || end == "key").collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: needs kernel with a disk of 1 GiB, etcd, tpm and 2 GiB of memory"]
+async fn a_member_whose_pcr_has_changed_names_it_and_is_sealed_again_by_its_passphrase() {
+    let member = VolumeMember::new(SEALED).await;
+    let mut node = member.start().await;
+    let running = wait_running(&mut node).await;
+    let passphrase = Some(add_recovery(&mut node).await);
+    let confirm = ConfirmRecoveryPassphraseRequest { passphrase: passphrase.clone() };
+    node.client.confirm_recovery_passphrase(confirm).await.unwrap();
+    assert_eq!(sealed_keys(&member), ["tpm"]);
+    node.stop().await;
+    assert!(!member.fixture.is_open(), "a stop closes the volume");
+    let mut node = member.start().await;
+    let again = wait_running(&mut node).await;
+    assert_eq!((&again.node, &again.cluster), (&running.node, &running.cluster));
+    assert_eq!(key_conditions(&mut node).await, [""; 0]);
+    node.stop().await;
+
+    extend_pcr();
+    let mut node = member.start().await;
+    let status = node.wait_status(|status: &StorageResponse| status.state == "locked").await;
+    let why = "PCRs 16 have changed since the key was sealed: find out what was booted";
+    assert!(status.detail.contains(why), "{status:?}");
+    let (problem, hint) = node.storage_health().await;
+    assert!(problem.contains(why) && hint == "`nodectl storage unlock`", "{problem}; {hint}");
+    node.client.unlock_storage(UnlockStorageRequest { passphrase: passphrase.clone() }).await.unwrap();
+    let again = wait_running(&mut node).await;
+    assert_eq!((&again.node, &again.cluster), (&running.node, &running.cluster));
+    let conditions = key_conditions(&mut node).await;
+    assert!(conditions.len() == 1 && conditions[0].contains("may not open it"), "{conditions:?}");
+    let refused = node.client.rotate_storage_keys(RotateStorageKeysRequest::default()).await.unwrap_err();
+    assert!(
+        refused.code() == Code::FailedPrecondition && refused.message().contains("PCRs 16 have changed"),
+        "{refused:?}"
+    );
+    node.client.rotate_storage_keys(RotateStorageKeysRequest { passphrase }).await.unwrap();
+    assert_eq!(key_conditions(&mut node).await, [""; 0]);
+    assert_eq!(sealed_keys(&member), ["tpm"]);
+    node.stop().await;
+
+    let mut node = member.start().await;
+    let again = wait_running(&mut node).await;
+    assert_eq!((again.node, again.cluster), (running.node, running.cluster));
+    node.stop().await;
+}
