@@ -16,6 +16,11 @@ const IMPORT: &str = include_str!("../../../deploy/examples/import.yaml");
 const NAMESPACE: &str = include_str!("../../../deploy/namespace.yaml");
 const POLICY: &str = include_str!("../../../deploy/policy/own-node.yaml");
 const CAPACITY_POLICY: &str = include_str!("../../../deploy/policy/own-capacity.yaml");
+const CLAIMS_POLICY: &str = include_str!("../../../deploy/policy/own-claims.yaml");
+const AGENT_POLICIES: [&str; 2] = [
+    include_str!("../../../deploy/policy/agent-claims.yaml"),
+    include_str!("../../../deploy/policy/agent-volumes.yaml"),
+];
 const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
 const KUSTOMIZATION: &str = include_str!("../../../deploy/kustomization.yaml");
 const PROFILE: &str = include_str!("../../../deploy/seccomp/nodekeel-limits.json");
@@ -71,14 +76,32 @@ fn the_policy_names_this_driver_and_this_account() {
 }
 
 #[test]
-fn the_capacity_policy_names_this_driver_and_this_account() {
+fn the_policies_of_capacity_and_claims_name_this_driver_and_this_account() {
     let driver = DaemonConfig::default().driver;
     let (key, account) = (driver.topology_key(), "'system:serviceaccount:nodekeel:provisionerd'");
-    let [policy, binding] = &parse_documents(CAPACITY_POLICY)[..] else { panic!("a policy and its binding") };
-    assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
-    for name in [format!("'{driver}'"), format!("'{key}'"), account.to_owned()] {
-        assert!(CAPACITY_POLICY.contains(&name), "{name}");
+    for documents in [CAPACITY_POLICY, CLAIMS_POLICY] {
+        let [policy, binding] = &parse_documents(documents)[..] else { panic!("a policy and its binding") };
+        assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
+        for name in [format!("'{driver}'"), format!("'{key}'"), account.to_owned()] {
+            assert!(documents.contains(&name), "{name}");
+        }
     }
+}
+
+#[test]
+fn the_agents_policies_name_this_driver_and_its_account() {
+    let driver = format!("'{}'", DaemonConfig::default().driver);
+    for documents in AGENT_POLICIES {
+        assert!(documents.contains(&driver));
+        for pair in parse_documents(documents).chunks(2) {
+            let [policy, binding] = pair else { panic!("a policy and its binding") };
+            assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
+            let condition = text_at(policy, "/spec/matchConditions/0/expression");
+            assert!(condition.contains("'system:serviceaccount:nodekeel:provisionerd-agent'"), "{condition}");
+        }
+    }
+    let topology_key = format!("'{}'", DaemonConfig::default().driver.topology_key());
+    assert!(AGENT_POLICIES[1].contains(&topology_key), "{topology_key}");
 }
 
 #[test]

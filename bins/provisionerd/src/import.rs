@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use nodekeel_provisioner::{
-    FINALIZER, ImportDeps, ImportMode, ImportOutcome, ImportRequest, ProvisionerIdentity, VolumeId,
-    VolumeImporter, import_directory,
+    CapacityPolicy, FINALIZER, ImportDeps, ImportMode, ImportOutcome, ImportRequest, ProvisionerIdentity,
+    VolumeId, VolumeImporter, import_directory,
 };
 
 use crate::config::{ConfigFlags, DaemonConfig};
@@ -26,6 +26,11 @@ pub(crate) struct ImportFlags {
     /// It must be on the file system of the volumes, and seen through the same mount.
     #[arg(long = "move")]
     is_move: bool,
+    /// Import even if the node promises too much
+    ///
+    /// Without it, the limits of the claim must fit beside those of all volumes, as for a new volume.
+    #[arg(long)]
+    over_ceiling: bool,
     /// Directory to import
     source: PathBuf,
     #[command(flatten)]
@@ -52,7 +57,7 @@ impl FromStr for ClaimName {
 }
 
 pub(crate) fn run_import(flags: ImportFlags) -> Result<ExitCode> {
-    let ImportFlags { claim, is_move, source, config } = flags;
+    let ImportFlags { claim, is_move, over_ceiling, source, config } = flags;
     let mode = if is_move { ImportMode::Move } else { ImportMode::Copy };
     let config = config.load_config()?;
     let source = std::path::absolute(&source)
@@ -62,14 +67,23 @@ pub(crate) fn run_import(flags: ImportFlags) -> Result<ExitCode> {
         .build()
         .context("can't start the async runtime")?;
     let request = ImportRequest { namespace: claim.namespace, claim: claim.name, source, mode };
-    runtime.block_on(import_volume(&config, &request))
+    let ceiling = if over_ceiling { None } else { Some(config.capacity_policy()?) };
+    runtime.block_on(import_volume(&config, &request, ceiling))
 }
 
-async fn import_volume(config: &DaemonConfig, request: &ImportRequest) -> Result<ExitCode> {
+async fn import_volume(
+    config: &DaemonConfig,
+    request: &ImportRequest,
+    ceiling: Option<CapacityPolicy>,
+) -> Result<ExitCode> {
     let node = config.node_name()?;
     let hook = run::kill_hook()?;
     let (base, quota) = volumes::open_with_warnings(config)?;
-    let importer = Arc::new(VolumeImporter::open(base, quota, hook.clone())?);
+    let importer = VolumeImporter::open(base, quota, hook.clone())?;
+    let importer = Arc::new(match ceiling {
+        Some(ceiling) => importer.with_ceiling(ceiling),
+        None => importer,
+    });
     let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
     let identity =
         ProvisionerIdentity { driver: config.driver.clone(), node, finalizer: Some(FINALIZER.to_owned()) };

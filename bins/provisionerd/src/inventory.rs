@@ -10,8 +10,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
-    DirStore, OrphanState, ProvisionerIdentity, StoreAction, StoreId, StoreIdentity, StoredVolume, VolumeId,
-    VolumeOwners, VolumeRecovery, VolumeUsage, plan_store, required_volume,
+    DirStore, OrphanState, ProvisionerIdentity, SnapshotId, StoreAction, StoreId, StoreIdentity,
+    StoredVolume, VolumeId, VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store,
+    required_volume,
 };
 use serde::Serialize;
 
@@ -26,6 +27,8 @@ pub(crate) struct NodeInventory {
     pub(crate) stored: BTreeMap<VolumeId, StoredVolume>,
     /// What the API server knows.
     pub(crate) owners: Result<VolumeOwners>,
+    /// The snapshots in the directory, and those that should be there.
+    snapshots: (BTreeSet<SnapshotId>, BTreeSet<SnapshotId>),
     pub(crate) recovery: Option<VolumeRecovery>,
 }
 
@@ -92,14 +95,21 @@ impl NodeInventory {
         let stored: BTreeMap<_, _> = stored.into_iter().map(|volume| (volume.id.clone(), volume)).collect();
         let recovery = Self::recovery_of(config).await;
         let ids: BTreeSet<_> = stored.keys().cloned().collect();
-        let (recovery, owners) = match recovery {
+        let present = DirStore::list_stored_snapshots(&base);
+        let present = present.with_context(|| format!("can't list the snapshots in {path}"))?;
+        let (recovery, known) = match recovery {
             Ok(recovery) => {
-                let owners = recovery.read_owners(&ids).await.map_err(Into::into);
-                (Some(recovery), owners)
+                let known = read_known(&recovery, &ids).await;
+                (Some(recovery), known)
             }
             Err(error) => (None, Err(error)),
         };
-        Ok(Self { identity, store, stored, owners, recovery })
+        let (owners, ready) = match known {
+            Ok((owners, ready)) => (Ok(owners), ready),
+            Err(error) => (Err(error), BTreeSet::new()),
+        };
+        let snapshots = (present.into_iter().collect(), ready);
+        Ok(Self { identity, store, stored, owners, snapshots, recovery })
     }
 
     /// Acts on the API server for the operator.
@@ -159,13 +169,27 @@ impl NodeInventory {
     pub(crate) fn store_action(&self, owners: &VolumeOwners) -> StoreAction {
         let found = self.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
         let present = self.stored.keys().cloned().collect();
-        plan_store(&self.identity, (&found, &present), owners.volumes.values())
+        match plan_store(&self.identity, (&found, &present), owners.volumes.values()) {
+            StoreAction::CreateIdentity => {
+                let (present, ready) = &self.snapshots;
+                plan_new_store(&self.identity, (present, ready), owners.volumes.values())
+            }
+            action => action,
+        }
     }
 
     /// The limits and the usage of a volume in the directory.
     pub(crate) fn usage(&self, id: &VolumeId) -> Option<VolumeUsage> {
         self.stored.get(id)?.usage
     }
+}
+
+/// What the API server knows of volumes and of the snapshots of the node.
+async fn read_known(
+    recovery: &VolumeRecovery,
+    ids: &BTreeSet<VolumeId>,
+) -> Result<(VolumeOwners, BTreeSet<SnapshotId>)> {
+    Ok((recovery.read_owners(ids).await?, recovery.list_ready_snapshots().await?))
 }
 
 fn missing_row(id: &VolumeId, object: &PersistentVolume) -> VolumeRow {

@@ -26,6 +26,7 @@ mod rules_review;
 mod run;
 mod seccomp;
 mod store_cmd;
+mod sys;
 mod volumes;
 mod volumes_cmd;
 
@@ -42,6 +43,7 @@ use crate::run::StartError;
 use crate::volumes::VolumesError;
 
 fn main() -> ExitCode {
+    sys::limit_free_memory();
     let cli = Cli::parse();
     if cli.print_config {
         return print_stdout(config::DEFAULT_CONFIG);

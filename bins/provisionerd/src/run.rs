@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use nodekeel_provisioner::csi::{BindMounter, DriverLock, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
     Deps, DirStore, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook, StoreAction,
-    StoreIdentity, plan_store,
+    StoreIdentity, VolumeRecovery, plan_new_store, plan_store,
 };
 use nodekeel_supervisor::{Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -178,8 +178,8 @@ impl DaemonParts {
     }
 }
 
-/// Opens the store. If its directory can't be used, and the node has volumes, their disk is absent: then the store is
-/// closed, and served once it is back.
+/// Opens the store. If its directory can't be used, and the node has volumes or snapshots, their disk is absent: then the
+/// store is closed, and served once it is back.
 async fn open_store(
     config: &DaemonConfig,
     identity: &ProvisionerIdentity,
@@ -192,7 +192,7 @@ async fn open_store(
     );
     match (opened, client) {
         (Ok(store), client) => Ok((store, client?)),
-        (Err(error), Ok(client)) if error.may_be_absent() && has_volumes(&client, identity).await => {
+        (Err(error), Ok(client)) if error.may_be_absent() && needs_store(&client, identity).await => {
             tracing::error!("the volumes are not served: {:#}", anyhow::Error::new(error));
             Ok((Arc::new(DirStore::closed(&config.directory, options)), client))
         }
@@ -200,14 +200,21 @@ async fn open_store(
     }
 }
 
-/// Whether the node has volumes, as far as the API server answers in time.
-async fn has_volumes(client: &kube::Client, identity: &ProvisionerIdentity) -> bool {
-    let volumes = Api::<PersistentVolume>::all(client.clone());
-    let listed = tokio::time::timeout(LIST_TIMEOUT, volumes.list(&ListParams::default())).await;
-    let Ok(Ok(listed)) = listed else { return false };
-    // An absent store is rejected if a volume needs it.
-    let action = plan_store(identity, (&StoreIdentity::Absent, &BTreeSet::new()), &listed.items);
-    matches!(action, StoreAction::Reject(_))
+/// Whether the node has volumes or snapshots, as far as the API server answers in time.
+async fn needs_store(client: &kube::Client, identity: &ProvisionerIdentity) -> bool {
+    let is_rejected = async {
+        let volumes = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;
+        // An absent store is rejected if a volume or a snapshot needs it.
+        let action = plan_store(identity, (&StoreIdentity::Absent, &BTreeSet::new()), &volumes.items);
+        if matches!(action, StoreAction::Reject(_)) {
+            return Ok(true);
+        }
+        let recovery = VolumeRecovery::new(client.clone(), identity.clone(), None);
+        let ready = recovery.list_ready_snapshots().await?;
+        let action = plan_new_store(identity, (&BTreeSet::new(), &ready), &volumes.items);
+        Ok::<_, anyhow::Error>(matches!(action, StoreAction::Reject(_)))
+    };
+    matches!(tokio::time::timeout(LIST_TIMEOUT, is_rejected).await, Ok(Ok(true)))
 }
 
 /// Creates the node plugin, and rejects a second instance at the same kubelet.

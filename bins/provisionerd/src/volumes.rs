@@ -116,6 +116,10 @@ pub(crate) fn store_options(
     options.mode = config.volume_mode;
     options.capacity = config.capacity_policy()?;
     options.hook = hook;
+    #[cfg(feature = "kill-points")]
+    if crate::file_quota::FileQuota::from_env().is_some() {
+        options.cloner = Arc::new(nodekeel_localstorage::testing::DataCloner);
+    }
     let config = config.clone();
     options.opener = Some(Arc::new(move || Ok(open_with_warnings(&config)?)));
     Ok(options)

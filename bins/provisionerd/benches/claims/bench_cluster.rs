@@ -1,6 +1,7 @@
 //! The control plane of the benchmark, and claims in it.
 
 use std::collections::HashSet;
+use std::future::ready;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,13 @@ pub(crate) struct ClaimBatch {
     label: String,
     claims: HashSet<String>,
     volumes: HashSet<String>,
+}
+
+impl ClaimBatch {
+    /// The names of their volumes.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.volumes.iter().map(String::as_str)
+    }
 }
 
 impl BenchCluster {
@@ -107,6 +115,19 @@ impl BenchCluster {
         Ok((batch, (bound - start).as_secs_f64() * 1e3))
     }
 
+    /// Creates volumes of another driver.
+    pub(crate) async fn create_foreign_volumes(&self, count: usize) -> Result<()> {
+        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+        let created =
+            stream::iter(0..count).map(|number| {
+                let volumes = volumes.clone();
+                async move {
+                    volumes.create(&PostParams::default(), &foreign_volume(number)?).await.context("volume")
+                }
+            });
+        created.buffer_unordered(MAX_PARALLEL).try_for_each(|_| ready(Ok(()))).await
+    }
+
     /// Deletes the claims and waits until their volumes are deleted; returns the milliseconds it took.
     pub(crate) async fn delete_claims(&mut self, batch: ClaimBatch) -> Result<f64> {
         let start = Instant::now();
@@ -141,4 +162,39 @@ fn claim_object(contender: Contender, label: &str, number: usize) -> Result<Pers
         },
     });
     serde_json::from_value(claim).context("read the claim")
+}
+
+/// A volume as the external-provisioner creates it.
+fn foreign_volume(number: usize) -> Result<PersistentVolume> {
+    let node = format!("node-{}", number % 100);
+    let uid = format!("9f0e5d3c-1b2a-4c5d-8e6f-{number:012}");
+    let volume = json!({
+        "metadata": {
+            "name": format!("pvc-{uid}"),
+            "annotations": {
+                "pv.kubernetes.io/provisioned-by": "foreign.bench.nodekeel",
+                "volume.kubernetes.io/provisioner-deletion-secret-name": "",
+                "volume.kubernetes.io/provisioner-deletion-secret-namespace": "",
+            },
+            "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": { "storage": "1Gi" },
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "elsewhere",
+                "name": format!("claim-{number}"), "uid": uid,
+            },
+            "csi": {
+                "driver": "foreign.bench.nodekeel", "volumeHandle": uid,
+                "volumeAttributes": { "storage.kubernetes.io/csiProvisionerIdentity": "1-8081-foreign" },
+            },
+            "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [
+                { "key": "kubernetes.io/hostname", "operator": "In", "values": [node] },
+            ] }] } },
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "foreign",
+        },
+    });
+    serde_json::from_value(volume).context("read the volume")
 }

@@ -14,9 +14,11 @@
 mod bench_cluster;
 mod bursts;
 mod contender;
+mod erasing;
 mod footprint;
 mod null_provisioner;
 mod ours;
+mod program;
 mod requests;
 mod singles;
 mod watches;
@@ -54,5 +56,7 @@ async fn measure_all() -> Result<()> {
         rows.add_rows(bursts::measure(&mut cluster).await?)?;
     }
     rows.add_rows(footprint::measure(&mut cluster).await?)?;
+    rows.add_rows(erasing::measure(&mut cluster).await?)?;
+    rows.add_rows(footprint::measure_foreign(&cluster).await?)?;
     rows.finish().map(drop)
 }

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
-use kube::api::{DeleteParams, ListParams};
+use kube::api::DeleteParams;
 use kube::{Api, Client};
 use serde_json::json;
 use testbed::{FakeNode, Kube};
 use tokio::process::Child;
 
-use crate::cluster::{self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, wait_object};
+use crate::cluster::{
+    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, wait_object, wait_objects,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -68,16 +70,7 @@ impl CapacityFixture {
 
     /// Waits until the capacity of both nodes is published for each class.
     async fn wait_published(&self, count: usize) {
-        let api: Api<CSIStorageCapacity> = Api::namespaced(self.client.clone(), "nodekeel");
-        let start = Instant::now();
-        loop {
-            let found = api.list(&ListParams::default()).await.expect("a list").items;
-            if found.len() == count {
-                return;
-            }
-            assert!(start.elapsed() < TIMEOUT, "{found:?}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        wait_objects(capacities(&self.client), "", |found| found.len() == count).await;
     }
 
     /// Creates a pod with a claim, and waits until both have their node. Returns it, and the time that took.
@@ -144,26 +137,19 @@ fn a_pod_leaves_a_node_whose_disk_is_full_of_other_data() {
     });
 }
 
-/// The classes of this node's objects, sorted.
-async fn published_classes(client: &Client, node: &str) -> Vec<String> {
-    let api: Api<CSIStorageCapacity> = Api::namespaced(client.clone(), "nodekeel");
-    let own = ListParams::default().labels(&format!("csi.storage.k8s.io/managed-by={node}"));
-    let found = api.list(&own).await.expect("a list").items;
-    let mut classes: Vec<_> = found.into_iter().map(|object| object.storage_class_name).collect();
-    classes.sort();
-    classes
+fn capacities(client: &Client) -> Api<CSIStorageCapacity> {
+    Api::namespaced(client.clone(), "nodekeel")
 }
 
+/// Waits until the objects of a node are of these classes, which are sorted.
 async fn wait_classes(client: &Client, daemon: &TestDaemon, expected: &[&str]) {
-    let start = Instant::now();
-    loop {
-        let found = published_classes(client, &daemon.node).await;
-        if found == expected {
-            return;
-        }
-        assert!(start.elapsed() < TIMEOUT, "{found:?} instead of {expected:?}: {}", daemon.log_text());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let own = format!("csi.storage.k8s.io/managed-by={}", daemon.node);
+    wait_objects(capacities(client), &own, |found| {
+        let mut classes: Vec<_> = found.iter().map(|object| object.storage_class_name.as_str()).collect();
+        classes.sort_unstable();
+        classes == expected
+    })
+    .await;
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -12,7 +13,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::watch_object;
+use kube::runtime::reflector;
+use kube::runtime::watcher::{self, watch_object, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -85,6 +87,25 @@ where
     };
     let found = tokio::time::timeout(TIMEOUT, wait).await;
     found.unwrap_or_else(|_| panic!("{name} does not meet the condition: {last:?}"))
+}
+
+/// Waits until the objects with these labels meet a condition, which does not hold for none.
+pub(crate) async fn wait_objects<K>(api: Api<K>, labels: &str, is_so: impl Fn(&[Arc<K>]) -> bool)
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let (cache, writer) = reflector::store();
+    let events = watcher(api, watcher::Config::default().labels(labels)).default_backoff().reflect(writer);
+    let mut events = pin!(events);
+    let wait = async {
+        while events.next().await.is_some() {
+            if is_so(&cache.state()) {
+                return;
+            }
+        }
+    };
+    let found = tokio::time::timeout(TIMEOUT, wait).await;
+    found.unwrap_or_else(|_| panic!("the objects do not meet the condition: {:?}", cache.state()));
 }
 
 /// provisionerd with private directories, for one node.

@@ -71,6 +71,62 @@ fn has_data(daemon: &TestDaemon, volume: &str) -> bool {
     Path::new(daemon.base.path()).join("volumes").join(volume).join("file").exists()
 }
 
+/// Asserts that the commands list a volume in use and an orphan, and refuse to act on the former. Returns its id.
+async fn assert_listed(daemon: &TestDaemon, orphan: &str) -> String {
+    let json = stdout_text(&run_command(daemon, &["volumes", "--json"], None).await);
+    let listed: Value = serde_json::from_str(&json).expect("JSON");
+    let rows = listed["volumes"].as_array().expect("a list");
+    let find = |state: &str| rows.iter().find(|row| row["state"] == state).and_then(|row| row["id"].as_str());
+    assert_eq!(find("orphan"), Some(orphan), "{listed}");
+    let used = find("ok").expect("a volume");
+    let table = stdout_text(&run_command(daemon, &["volumes"], None).await);
+    assert!(table.contains("default/used") && table.contains("Bound"), "{table}");
+    let orphans = stdout_text(&run_command(daemon, &["orphans"], None).await);
+    assert!(orphans.contains(orphan) && !orphans.contains("default/used"), "{orphans}");
+
+    // Nothing by default, and no volume that is in use.
+    for action in ["--adopt", "--remove"] {
+        let refused = stderr_text(&run_command(daemon, &["orphans", action], None).await);
+        assert!(refused.contains("name the volumes, or use --all"), "{refused}");
+    }
+    let refused = stderr_text(&run_command(daemon, &["orphans", "--remove", used], None).await);
+    assert!(refused.contains("has a PersistentVolume"), "{refused}");
+    // A disk that was moved: its volumes are those of its node.
+    for action in ["--adopt", "--remove"] {
+        let moved = run_on_node("other-node", daemon, &["orphans", action, "--all"], None).await;
+        let refused = stderr_text(&moved);
+        assert!(refused.contains("of node orphan-node"), "{refused}");
+    }
+    used.to_owned()
+}
+
+/// The moments around the only step of adopting and of removing an orphan.
+const MOMENTS: [&str; 2] = ["Before CreatePersistentVolume", "After CreatePersistentVolume"];
+
+async fn adopt_through_kills(client: &kube::Client, daemon: &TestDaemon, volume: &str) {
+    for moment in MOMENTS {
+        let killed = run_command(daemon, &["orphans", "--adopt", volume], Some(moment)).await;
+        assert_eq!(killed.status.signal(), Some(9), "{killed:?}");
+        stdout_text(&run_command(daemon, &["orphans", "--adopt", volume], None).await);
+        wait_phase(client, volume, "Available").await;
+        assert!(has_data(daemon, volume));
+        delete_volume(client, volume).await;
+    }
+}
+
+async fn remove_through_kills(client: &kube::Client, daemon: &TestDaemon) {
+    for moment in MOMENTS {
+        let volume = orphan_volume(client, daemon, &format!("removed-{}", moment.len())).await;
+        let killed = run_command(daemon, &["orphans", "--remove", &volume], Some(moment)).await;
+        assert_eq!(killed.status.signal(), Some(9), "{killed:?}");
+        // After the step the daemon removes it by itself, at once or a moment later.
+        let repeated = run_command(daemon, &["orphans", "--remove", &volume], None).await;
+        assert!(repeated.status.success() || moment.starts_with("After"), "{repeated:?}");
+        wait_object(&volumes_api(client), &volume, |volume| volume.is_none()).await;
+        assert!(!daemon.list_names("volumes").contains(&volume), "{}", daemon.log_text());
+    }
+}
+
 #[test]
 #[ignore = "needs kube"]
 fn orphans_are_listed_adopted_and_removed_beside_the_daemon_also_after_a_kill() {
@@ -83,54 +139,9 @@ fn orphans_are_listed_adopted_and_removed_beside_the_daemon_also_after_a_kill() 
         create_claim(&client, &daemon, "used").await;
         wait_bound(&client, "used").await;
         let volume = orphan_volume(&client, &daemon, "left").await;
-
-        let listed: Value =
-            serde_json::from_str(&stdout_text(&run_command(&daemon, &["volumes", "--json"], None).await))
-                .expect("JSON");
-        let states: Vec<&Value> =
-            listed["volumes"].as_array().expect("a list").iter().map(|row| &row["state"]).collect();
-        assert!(states.contains(&&json!("ok")) && states.contains(&&json!("orphan")), "{listed}");
-        let table = stdout_text(&run_command(&daemon, &["volumes"], None).await);
-        assert!(table.contains("default/used") && table.contains("Bound"), "{table}");
-        let orphans = stdout_text(&run_command(&daemon, &["orphans"], None).await);
-        assert!(orphans.contains(&volume) && !orphans.contains("default/used"), "{orphans}");
-
-        // Nothing by default, and no volume that is in use.
-        for action in ["--adopt", "--remove"] {
-            let refused = stderr_text(&run_command(&daemon, &["orphans", action], None).await);
-            assert!(refused.contains("name the volumes, or use --all"), "{refused}");
-        }
-        let used = listed["volumes"].as_array().expect("a list").iter().find(|row| row["state"] == "ok");
-        let used = used.and_then(|row| row["id"].as_str()).expect("a volume");
-        let refused = stderr_text(&run_command(&daemon, &["orphans", "--remove", used], None).await);
-        assert!(refused.contains("has a PersistentVolume"), "{refused}");
-
-        // A disk that was moved: its volumes are those of its node.
-        for action in ["--adopt", "--remove"] {
-            let moved = run_on_node("other-node", &daemon, &["orphans", action, "--all"], None).await;
-            let refused = stderr_text(&moved);
-            assert!(refused.contains("of node orphan-node"), "{refused}");
-        }
-
-        // Killed before and after its only step, and repeated.
-        for moment in ["Before CreatePersistentVolume", "After CreatePersistentVolume"] {
-            let killed = run_command(&daemon, &["orphans", "--adopt", &volume], Some(moment)).await;
-            assert_eq!(killed.status.signal(), Some(9), "{killed:?}");
-            stdout_text(&run_command(&daemon, &["orphans", "--adopt", &volume], None).await);
-            wait_phase(&client, &volume, "Available").await;
-            assert!(has_data(&daemon, &volume));
-            delete_volume(&client, &volume).await;
-        }
-        for moment in ["Before CreatePersistentVolume", "After CreatePersistentVolume"] {
-            let volume = orphan_volume(&client, &daemon, &format!("removed-{}", moment.len())).await;
-            let killed = run_command(&daemon, &["orphans", "--remove", &volume], Some(moment)).await;
-            assert_eq!(killed.status.signal(), Some(9), "{killed:?}");
-            // After the step the daemon removes it by itself, at once or a moment later.
-            let repeated = run_command(&daemon, &["orphans", "--remove", &volume], None).await;
-            assert!(repeated.status.success() || moment.starts_with("After"), "{repeated:?}");
-            wait_object(&volumes_api(&client), &volume, |volume| volume.is_none()).await;
-            assert!(!daemon.list_names("volumes").contains(&volume), "{}", daemon.log_text());
-        }
+        let used = assert_listed(&daemon, &volume).await;
+        adopt_through_kills(&client, &daemon, &volume).await;
+        remove_through_kills(&client, &daemon).await;
         stdout_text(&run_command(&daemon, &["orphans", "--remove", "--all"], None).await);
         assert!(!has_data(&daemon, &volume) && daemon.list_names("volumes") == [used]);
         child.kill().await.expect("killed");

@@ -3,6 +3,8 @@
 #[cfg(feature = "kill-points")]
 mod agent;
 #[cfg(feature = "kill-points")]
+mod agent_policy;
+#[cfg(feature = "kill-points")]
 mod capacity;
 mod charts;
 #[cfg(feature = "kill-points")]

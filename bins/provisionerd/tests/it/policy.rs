@@ -13,6 +13,7 @@ use crate::cluster::{self, DRIVER, TIMEOUT};
 const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
 const POLICY: &str = "provisionerd-own-node";
 const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
+const CLAIMS_POLICY: &str = "provisionerd-own-claims";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
 /// kubectl reads what it patches; provisionerd does not.
@@ -35,6 +36,7 @@ impl PolicyFixture {
         kube.apply_manifests(include_str!("../../../../deploy/policy/own-node.yaml")).expect("the policy");
         kube.apply_manifests(include_str!("../../../../deploy/policy/own-capacity.yaml"))
             .expect("the policy");
+        kube.apply_manifests(include_str!("../../../../deploy/policy/own-claims.yaml")).expect("the policy");
         let site = Self { kube, scratch: ScratchDir::new().expect("a directory") };
         // The policy applies once the API server has observed it.
         let is_in_force = || {
@@ -97,6 +99,30 @@ impl PolicyFixture {
         let patch = patch.to_string();
         let fixed = ["patch", kind, name, "--type=merge", "--patch", &patch];
         command_output(self.kubectl_as_node(node).args(fixed).args(more))
+    }
+
+    /// A claim that is bound to a new volume on `node-a`, or pending where that has no name.
+    fn create_claim(&self, name: &str, volume: &str, annotations: Value) {
+        let mut claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": { "name": name, "namespace": "default", "annotations": annotations },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } },
+                "storageClassName": "none",
+            },
+        });
+        if !volume.is_empty() {
+            claim["spec"]["volumeName"] = volume.into();
+            let mut object = volume_manifest(volume, DRIVER, &["node-a"]);
+            object["spec"]["claimRef"] = json!({ "namespace": "default", "name": name });
+            object["spec"]["storageClassName"] = "none".into();
+            self.kube.create_objects(&object.to_string()).expect("a volume");
+        }
+        self.kube.create_objects(&claim.to_string()).expect("a claim");
+        if !volume.is_empty() {
+            let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
+            self.kube.wait_for_object("pvc", &format!("default/{name}"), is_bound).expect("it is bound");
+        }
     }
 
     fn delete_as(&self, node: &str, name: &str) -> Result<String> {
@@ -292,55 +318,40 @@ fn an_account_publishes_only_the_capacity_of_its_own_node() {
     delete("node-a", "of-node-a").expect("of its node");
 }
 
+const ONLY_BOUND: &str = "only what resizes a bound volume";
+
+/// A patch of a claim's status that resizes it.
+fn resized(size: &str) -> Value {
+    json!({ "status": { "capacity": { "storage": size } } })
+}
+
 #[test]
 #[ignore = "needs kube"]
 fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
-    const ONLY_BOUND: &str = "only what resizes a bound volume";
     let site = PolicyFixture::start();
     site.kube.apply_manifests(STATUS_READER).expect("a role");
-    let claim = |name: &str, volume: &str, annotations: Value| {
-        let mut claim = json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": { "name": name, "namespace": "default", "annotations": annotations },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } },
-                "storageClassName": "none",
-            },
-        });
-        if !volume.is_empty() {
-            claim["spec"]["volumeName"] = volume.into();
-            let mut object = volume_manifest(volume, DRIVER, &["node-a"]);
-            object["spec"]["claimRef"] = json!({ "namespace": "default", "name": name });
-            object["spec"]["storageClassName"] = "none".into();
-            site.kube.create_objects(&object.to_string()).expect("a volume");
-        }
-        site.kube.create_objects(&claim.to_string()).expect("a claim");
-        if !volume.is_empty() {
-            let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-            site.kube.wait_for_object("pvc", &format!("default/{name}"), is_bound).expect("it is bound");
-        }
-    };
     let selected = json!({ "volume.kubernetes.io/selected-node": "node-a" });
-    claim("ours", "pvc-ours", selected.clone());
-    claim("rebound", "pvc-rebound", json!({}));
-    claim("pending", "", selected);
-    claim("foreign", "disk-foreign", json!({}));
+    site.create_claim("ours", "pvc-ours", selected.clone());
+    site.create_claim("pending", "", selected);
+    site.create_claim("foreign", "disk-foreign", json!({}));
     let provisioners =
         ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
     for (number, key) in provisioners.into_iter().enumerate() {
         let with = |driver: &str| json!({ key: driver });
-        claim(&format!("ours-{number}"), &format!("pvc-ours-{number}"), with(DRIVER));
-        claim(&format!("foreign-{number}"), &format!("pvc-foreign-{number}"), with("other.example"));
+        site.create_claim(&format!("ours-{number}"), &format!("pvc-ours-{number}"), with(DRIVER));
+        site.create_claim(
+            &format!("foreign-{number}"),
+            &format!("pvc-foreign-{number}"),
+            with("other.example"),
+        );
     }
-    let larger = json!({ "status": { "capacity": { "storage": "2Mi" } } });
+    let larger = resized("2Mi");
     for number in 0..provisioners.len() {
         site.patch_status_as("node-a", &format!("ours-{number}"), &larger).expect("of its driver");
         let foreign = site.patch_status_as("node-a", &format!("foreign-{number}"), &larger);
         assert_rejected(foreign, ONLY_BOUND);
     }
-    for name in ["ours", "rebound"] {
-        site.patch_status_as("node-a", name, &larger).expect("of its node");
-    }
+    site.patch_status_as("node-a", "ours", &larger).expect("of its node");
     assert_rejected(site.patch_status_as("node-b", "ours", &larger), "only its selected node");
     assert_rejected(site.patch_status_as("", "ours", &larger), "names no node");
     assert_rejected(site.patch_status_as("node-a", "foreign", &larger), ONLY_BOUND);
@@ -354,10 +365,27 @@ fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
 
 #[test]
 #[ignore = "needs kube"]
+fn an_account_resizes_a_claim_without_a_selected_node_only_if_its_volume_is_on_its_node() {
+    let site = PolicyFixture::start();
+    site.kube.apply_manifests(STATUS_READER).expect("a role");
+    site.create_claim("rebound", "pvc-rebound", json!({}));
+    // The policy applies once the API server has observed it.
+    let is_in_force = || {
+        let tried = site.patch_status_as("node-b", "rebound", &resized("2Mi"));
+        let message = format!("{:#}", tried.err().context("a foreign claim would be resized")?);
+        ensure!(message.contains(CLAIMS_POLICY), "{message}");
+        Ok(())
+    };
+    wait_until(TIMEOUT, "the claims' policy to be in force", is_in_force).expect("the policy is in force");
+    site.patch_status_as("node-a", "rebound", &resized("3Mi")).expect("its volume is on this node");
+}
+
+#[test]
+#[ignore = "needs kube"]
 fn the_policys_expressions_pass_type_checking() {
     let site = PolicyFixture::start();
     let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
-    for policy in [POLICY, CAPACITY_POLICY] {
+    for policy in [POLICY, CAPACITY_POLICY, CLAIMS_POLICY] {
         let policy = site.kube.wait_for_object("validatingadmissionpolicy", policy, is_checked);
         let policy = policy.expect("the controller manager has checked the policy");
         let warnings = &policy["status"]["typeChecking"]["expressionWarnings"];

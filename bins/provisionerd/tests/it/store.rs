@@ -78,6 +78,40 @@ fn is_released(volume: Option<&PersistentVolume>) -> bool {
     volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
 }
 
+/// Creates two claims, and returns their volumes.
+async fn create_volumes(client: &kube::Client, daemon: &TestDaemon, names: [&str; 2]) -> [String; 2] {
+    let mut volumes = Vec::new();
+    for name in names {
+        let claim = create_claim(client, daemon, name).await;
+        wait_bound(client, name).await;
+        volumes.push(format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID")));
+    }
+    volumes.try_into().expect("two volumes")
+}
+
+/// Unmounts the disk of a daemon that serves it: it stays up, and says so on each of these objects.
+async fn lose_disk(client: &kube::Client, daemon: &TestDaemon, port: u16, reported: [&str; 4]) {
+    unmount(&["--lazy"], daemon.base.path());
+    let lost = Instant::now();
+    for about in reported {
+        wait_event(client, about, "VolumeConditionAbnormal").await;
+    }
+    println!("reported after {:?}", lost.elapsed());
+    assert!(lost.elapsed() <= Duration::from_secs(5), "{:?}: {}", lost.elapsed(), daemon.log_text());
+    let ready = http_get(port, "/readyz");
+    assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("the disk of the volumes"), "{ready}");
+    assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 0"));
+}
+
+/// Waits until a daemon that was started without its disk has found that out.
+fn wait_rejected(daemon: &TestDaemon) {
+    let reported = testbed::wait_until(TIMEOUT, "the store to be rejected", || {
+        anyhow::ensure!(daemon.log_text().contains("has no store-id"), "not reported");
+        Ok(())
+    });
+    reported.unwrap_or_else(|error| panic!("{error:#}: {}", daemon.log_text()));
+}
+
 #[test]
 #[ignore = "needs kube and root: it mounts"]
 fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is_mounted() {
@@ -95,29 +129,13 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
         let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "disk-node".to_owned());
         let below = daemon.base.path().to_owned();
         mount(&["--bind", disk_text], &below);
-
         let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
-        let mut volumes = Vec::new();
-        for name in ["deleted", "kept"] {
-            let claim = create_claim(&client, &daemon, name).await;
-            wait_bound(&client, name).await;
-            volumes.push(format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID")));
-        }
-        let [deleted, kept] = volumes.try_into().expect("two volumes");
+        let [deleted, kept] = create_volumes(&client, &daemon, ["deleted", "kept"]).await;
         let file = disk.path().join("volumes").join(&kept).join("file");
         fs::write(&file, "data").expect("the volume is writable");
 
-        // Lost while it serves: it stays up, says so, and changes nothing.
-        unmount(&["--lazy"], &below);
-        let lost = Instant::now();
-        for about in ["kept", &kept, "deleted", &deleted] {
-            wait_event(&client, about, "VolumeConditionAbnormal").await;
-        }
-        println!("reported after {:?}", lost.elapsed());
-        assert!(lost.elapsed() <= Duration::from_secs(5), "{:?}: {}", lost.elapsed(), daemon.log_text());
-        let ready = http_get(port, "/readyz");
-        assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("the disk of the volumes"), "{ready}");
-        assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 0"));
+        // Lost while it serves: nothing is changed.
+        lose_disk(&client, &daemon, port, ["kept", &kept, "deleted", &deleted]).await;
         claims_api(&client).delete("deleted", &DeleteParams::default()).await.expect("the claim is deleted");
         create_claim(&client, &daemon, "waiting").await;
         wait_object(&volumes_api(&client), &deleted, is_released).await;
@@ -125,11 +143,7 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
         // Not mounted at the start: the same.
         child.kill().await.expect("killed");
         let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
-        let reported = testbed::wait_until(TIMEOUT, "the store to be rejected", || {
-            anyhow::ensure!(daemon.log_text().contains("has no store-id"), "not reported");
-            Ok(())
-        });
-        reported.unwrap_or_else(|error| panic!("{error:#}: {}", daemon.log_text()));
+        wait_rejected(&daemon);
         wait_object(&volumes_api(&client), &deleted, is_released).await;
         assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
         assert!(!below.join("store-id").exists());

@@ -19,8 +19,9 @@ pub(crate) const DRIVER: &str = "volumes.nodekeel";
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 
 const IMAGE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
-const IMAGE_AT: &str = "/usr/lib/provisionerd.tar";
-const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
+/// The image's file in the guest.
+pub(crate) const IMAGE_AT: &str = "/usr/lib/provisionerd.tar";
+pub(crate) const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
 
 const PROFILE: &str = include_str!("../../../../deploy/seccomp/nodekeel-limits.json");
 
@@ -79,6 +80,15 @@ pub(crate) fn image_file() -> Result<PathBuf> {
     Ok(image)
 }
 
+/// Waits until the kubelet of a node has registered the driver.
+pub(crate) fn wait_driver_registered(kube: &Kube, node: &str) -> Result<()> {
+    let is_known = |csi_node: &Value| {
+        let mut drivers = csi_node["spec"]["drivers"].as_array().into_iter().flatten();
+        drivers.any(|driver| driver["name"] == DRIVER && driver["nodeID"] == node)
+    };
+    kube.wait_for_object_within(TIMEOUT, "csinode", node, is_known).map(drop)
+}
+
 impl TestCluster {
     fn start(
         file_system: VolumeFileSystem,
@@ -123,11 +133,7 @@ impl TestCluster {
 
     /// Waits until the kubelet has registered the driver.
     pub(crate) fn wait_driver_registered(&self) -> Result<()> {
-        let is_known = |node: &Value| {
-            let mut drivers = node["spec"]["drivers"].as_array().into_iter().flatten();
-            drivers.any(|driver| driver["name"] == DRIVER && driver["nodeID"] == self.node.name())
-        };
-        self.kube.wait_for_object_within(TIMEOUT, "csinode", self.node.name(), is_known).map(drop)
+        wait_driver_registered(&self.kube, self.node.name())
     }
 
     /// provisionerd's pod, as `NAMESPACE/NAME`.

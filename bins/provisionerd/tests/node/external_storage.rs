@@ -1,28 +1,33 @@
 //! Kubernetes' end-to-end tests of a CSI driver (`External.Storage`), against the image of provisionerd in a
 //! cluster of one node.
 //!
-//! A process runs each spec. The results are in `tmp/external-storage.json` of the target directory, so that an
-//! interrupted run goes on where it ended; another image, or a removed file, starts from the beginning. A
-//! failed spec runs again. `NODEKEEL_EXTERNAL_STORAGE` limits a run to the specs whose names contain it; `all`
-//! does not.
+//! The node boots once. Several processes run the specs, a few each: pods mostly wait, so more than one spec fits
+//! on an emulated node. The results are in `tmp/external-storage/results.json` of the target directory, so that an
+//! interrupted run resumes where it ended; another image or definition, or a removed file, starts from the
+//! beginning. A failed spec runs again; its log is beside the results. `NODEKEEL_EXTERNAL_STORAGE` limits a run to
+//! the specs whose names contain it; `all` does not.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::{panic, thread};
 
-use anyhow::{Context as _, Result, ensure};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use anyhow::{Result, ensure};
+use testbed::gotool::{KUBERNETES_E2E, SNAPSHOT_CONTROLLER, SNAPSHOT_CRDS};
 use testbed::guest::GuestBuilder;
-use testbed::{BUSYBOX_IMAGE, ContainerImage, Kube, ScratchDir, command_output, gotool};
+use testbed::{BUSYBOX_IMAGE, ContainerImage, Daemon, Kube, ScratchDir};
 
-use crate::cluster::{DRIVER, TIMEOUT, TestCluster, image_file, with_cluster_and};
+use crate::cluster::{TIMEOUT, TestCluster, with_cluster_and};
 use crate::disk::VolumeFileSystem;
 
+mod definition;
+mod results;
+mod suite;
+
+use results::{SpecResult, SpecResults};
+use suite::Suite;
+
 const FILTER: &str = "NODEKEEL_EXTERNAL_STORAGE";
-const FOCUS: &str = r"External.Storage";
 const AGNHOST_AT: &str = "/usr/lib/agnhost.tar";
 const AGNHOST_IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 /// Further names of busybox: those of the suite's pods.
@@ -31,29 +36,17 @@ const BUSYBOX_ALIASES: [&str; 3] = [
     "registry.k8s.io/e2e-test-images/busybox:1.37.0-1",
     "registry.k8s.io/pause:3.10.2",
 ];
-
-/// How a spec has ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "lowercase")]
-enum SpecResult {
-    Passed,
-    Skipped { reason: String },
-    Failed { reason: String },
-}
-
-/// The results of one image's specs, by their names.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct SpecResults {
-    image: String,
-    specs: BTreeMap<String, SpecResult>,
-}
+/// With more, the emulated processor is the limit.
+const PROCESSES: usize = 4;
+/// An interrupted run loses the results of this many for each process.
+const SPECS_OF_PROCESS: usize = 3;
 
 #[test]
 #[ignore = "soak"]
 fn the_end_to_end_suite_of_csi_drivers_passes() {
     let add_images = |guest: GuestBuilder, scratch: &ScratchDir| {
         let archive = scratch.path().join("agnhost.tar");
-        let program = gotool::KUBERNETES_E2E.program_path("agnhost")?;
+        let program = KUBERNETES_E2E.program_path("agnhost")?;
         // Its pods run shell scripts, too.
         let image = ContainerImage::busybox()?.with_name(AGNHOST_IMAGE).add_file("agnhost", program);
         image.with_entrypoint(["/agnhost"]).with_command(["pause"]).write_archive(&archive)?;
@@ -61,7 +54,10 @@ fn the_end_to_end_suite_of_csi_drivers_passes() {
     };
     with_cluster_and(VolumeFileSystem::Xfs, add_images, |cluster| {
         import_images(cluster)?;
-        run_suite(&cluster.kube)
+        let _controller = install_snapshot_api(&cluster.kube)?;
+        cluster.kube.apply_manifests(definition::ATTRIBUTES_CLASS)?;
+        let scratch = ScratchDir::new()?;
+        run_suite(&Suite::new(&cluster.kube, scratch.path())?)
     });
 }
 
@@ -77,42 +73,80 @@ fn import_images(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-fn run_suite(kube: &Kube) -> Result<()> {
-    let scratch = ScratchDir::new()?;
-    let suite = Suite::new(kube, scratch.path())?;
+/// Installs the kinds of the snapshot API and starts the snapshot-controller, as the README of `deploy/` asks for.
+fn install_snapshot_api(kube: &Kube) -> Result<Daemon> {
+    SNAPSHOT_CRDS.iter().try_for_each(|manifest| kube.apply_manifests(manifest))?;
+    for kind in ["volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"] {
+        let name = format!("{kind}.snapshot.storage.k8s.io");
+        kube.wait_for_condition("customresourcedefinition", &name, "condition=Established")?;
+    }
+    kube.apply_manifests(include_str!("../../../../deploy/snapshots/snapshotclass.yaml"))?;
+    kube.apply_manifests(definition::SNAPSHOT_LABEL)?;
+    let mut command = Command::new(SNAPSHOT_CONTROLLER.program_path("snapshot-controller")?);
+    command.arg(format!("--kubeconfig={}", kube.kubeconfig_file("admin")?.display()));
+    command.args(["--enable-distributed-snapshotting=true", "--leader-election=false"]);
+    Daemon::start(command, ScratchDir::new()?, || Ok(()))
+}
+
+fn run_suite(suite: &Suite<'_>) -> Result<()> {
     let filter = std::env::var(FILTER).unwrap_or_else(|_| "all".into());
     let mut specs = suite.list_specs()?;
     specs.retain(|spec| filter == "all" || spec.contains(&filter));
     ensure!(!specs.is_empty(), "no spec contains {filter:?}, the value of {FILTER}");
-    let mut results = SpecResults::load()?;
-    for (number, spec) in specs.iter().enumerate() {
-        if matches!(results.specs.get(spec), Some(SpecResult::Passed | SpecResult::Skipped { .. })) {
-            continue;
+    // The fast ones first.
+    specs.sort_by_key(|spec| (spec.contains("[Slow]"), spec.clone()));
+    let mut results = SpecResults::load(&suite.definition)?;
+    for spec in &specs {
+        if let Some(reason) = definition::exclusion(spec) {
+            results.specs.insert(spec.clone(), SpecResult::Skipped { reason: reason.to_owned() });
         }
-        let start = Instant::now();
-        let result = suite.run_spec(spec)?;
-        let word = match &result {
-            SpecResult::Passed => "passed".to_owned(),
-            SpecResult::Skipped { reason } => format!("skipped: {reason}"),
-            SpecResult::Failed { reason } => format!("FAILED: {reason}"),
-        };
-        let seconds = start.elapsed().as_secs();
-        println!("    [{} of {}] {spec}: {word} ({seconds} s)", number + 1, specs.len());
-        results.specs.insert(spec.clone(), result);
-        results.save()?;
     }
-    results.specs.retain(|spec, _| specs.contains(spec));
-    report_results(&results)
+    let pending: Vec<String> = specs.iter().filter(|spec| results.is_pending(spec)).cloned().collect();
+    println!("{} specs, of which {} have not passed", specs.len(), pending.len());
+    let (alone, together): (Vec<_>, Vec<_>) = pending.into_iter().partition(|spec| runs_alone(spec));
+    let results = Mutex::new(results);
+    run_batches(suite, &results, together.chunks(SPECS_OF_PROCESS), PROCESSES)?;
+    run_batches(suite, &results, alone.chunks(1), 1)?;
+    report_results(&results.into_inner().unwrap_or_else(PoisonError::into_inner), &specs)
 }
 
-/// Prints the totals, and fails if a spec has failed.
-fn report_results(results: &SpecResults) -> Result<()> {
+/// Whether a spec disturbs others, by the tags that Kubernetes gives it.
+fn runs_alone(spec: &str) -> bool {
+    spec.contains("[Serial]") || spec.contains("[Disruptive]")
+}
+
+/// Runs each batch in a process, of which so many run at a time.
+fn run_batches<'a>(
+    suite: &Suite<'_>,
+    results: &Mutex<SpecResults>,
+    batches: impl Iterator<Item = &'a [String]> + Send,
+    processes: usize,
+) -> Result<()> {
+    let batches = Mutex::new(batches);
+    let next = || batches.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || -> Result<()> {
+        while let Some(batch) = next() {
+            let runs = suite.run_specs(batch)?;
+            results.lock().unwrap_or_else(PoisonError::into_inner).record_runs(runs)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..processes).map(|_| scope.spawn(work)).collect();
+        let mut ended = workers.into_iter().map(|worker| worker.join());
+        ended.try_for_each(|done| done.unwrap_or_else(|error| panic::resume_unwind(error)))
+    })
+}
+
+/// Prints the totals, and fails unless each of these specs has passed or does not apply.
+fn report_results(results: &SpecResults, specs: &[String]) -> Result<()> {
     let (mut passed, mut skipped, mut failed) = (0, BTreeMap::<&str, usize>::new(), Vec::new());
-    for (spec, result) in &results.specs {
-        match result {
-            SpecResult::Passed => passed += 1,
-            SpecResult::Skipped { reason } => *skipped.entry(reason).or_default() += 1,
-            SpecResult::Failed { reason } => failed.push(format!("{spec}: {reason}")),
+    for spec in specs {
+        match results.specs.get(spec) {
+            Some(SpecResult::Passed) => passed += 1,
+            Some(SpecResult::Skipped { reason }) => *skipped.entry(reason).or_default() += 1,
+            Some(SpecResult::Failed { reason }) => failed.push(format!("{spec}: {reason}")),
+            None => failed.push(format!("{spec}: it did not run")),
         }
     }
     println!("{passed} specs passed");
@@ -121,137 +155,4 @@ fn report_results(results: &SpecResults) -> Result<()> {
     }
     ensure!(failed.is_empty(), "{} specs failed:\n{}", failed.len(), failed.join("\n"));
     Ok(())
-}
-
-impl SpecResults {
-    fn path() -> PathBuf {
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join("external-storage.json")
-    }
-
-    /// The results of this image; none if they are another one's.
-    fn load() -> Result<Self> {
-        let path = image_file()?;
-        let image = fs::metadata(&path).and_then(|file| file.modified()).context("look at the image")?;
-        let image = format!("{} of {image:?}", path.display());
-        let stored: Self = match fs::read(Self::path()) {
-            Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),
-            Err(_) => Self::default(),
-        };
-        let empty = Self { image: image.clone(), specs: BTreeMap::new() };
-        Ok(if stored.image == image { stored } else { empty })
-    }
-
-    /// Replaces the file at once, as the run can be interrupted at any time.
-    fn save(&self) -> Result<()> {
-        let (path, partial) = (Self::path(), Self::path().with_extension("partial"));
-        fs::write(&partial, serde_json::to_vec_pretty(self)?).context("write the results")?;
-        fs::rename(&partial, &path).context("replace the results")
-    }
-}
-
-/// The suite's program, and what each of its runs needs.
-struct Suite<'a> {
-    program: PathBuf,
-    arguments: Vec<String>,
-    directory: &'a Path,
-}
-
-impl<'a> Suite<'a> {
-    fn new(kube: &Kube, directory: &'a Path) -> Result<Self> {
-        let driver = directory.join("driver.json");
-        fs::write(&driver, driver_definition().to_string()).context("write the driver's definition")?;
-        let arguments = vec![
-            format!("--kubeconfig={}", kube.kubeconfig_file("admin")?.display()),
-            format!("--kubectl-path={}", kube.programs().program_path("kubectl").display()),
-            format!("--storage.testdriver={}", driver.display()),
-            "--provider=skeleton".to_owned(),
-            "--ginkgo.no-color".to_owned(),
-            "--ginkgo.timeout=30m".to_owned(),
-        ];
-        let program = gotool::KUBERNETES_E2E.program_path("e2e.test")?;
-        Ok(Self { program, arguments, directory })
-    }
-
-    /// The names of all specs of the driver.
-    fn list_specs(&self) -> Result<Vec<String>> {
-        let reports = self.run_program(&["--ginkgo.dry-run", &format!("--ginkgo.focus={FOCUS}")])?;
-        let chosen = reports.iter().filter(|spec| spec["State"] == "passed");
-        Ok(chosen.map(spec_name).filter(|name| name.contains("External")).collect())
-    }
-
-    fn run_spec(&self, name: &str) -> Result<SpecResult> {
-        let reports = self.run_program(&[&format!("--ginkgo.focus={}$", quote_pattern(name))])?;
-        let spec = reports.iter().find(|spec| spec["LeafNodeType"] == "It" && spec_name(spec) == name);
-        let spec = spec.with_context(|| format!("the suite did not report {name:?}"))?;
-        let message = spec["Failure"]["Message"].as_str().unwrap_or_default();
-        let first_line = message.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-        Ok(match spec["State"].as_str().unwrap_or_default() {
-            "passed" => SpecResult::Passed,
-            "skipped" if !message.is_empty() => SpecResult::Skipped { reason: first_line.to_owned() },
-            state => SpecResult::Failed { reason: format!("{state}: {message}") },
-        })
-    }
-
-    /// Runs the program, and gives the reports of its specs. It fails if a spec fails, so the report counts.
-    fn run_program(&self, arguments: &[&str]) -> Result<Vec<Value>> {
-        let report = self.directory.join("report.json");
-        // An earlier run's must not be taken for this one's.
-        if report.exists() {
-            fs::remove_file(&report).context("remove the last report")?;
-        }
-        let mut command = Command::new(&self.program);
-        command.current_dir(self.directory).args(&self.arguments).args(arguments);
-        command.arg(format!("--ginkgo.json-report={}", report.display()));
-        let run = command_output(&mut command);
-        let text = match (fs::read(&report), run) {
-            (Ok(text), _) => text,
-            (Err(_), Err(error)) => return Err(error),
-            (Err(error), Ok(_)) => return Err(error).context("the suite wrote no report"),
-        };
-        let suites: Vec<Value> = serde_json::from_slice(&text).context("read the suite's report")?;
-        let specs = suites.iter().flat_map(|suite| suite["SpecReports"].as_array().into_iter().flatten());
-        Ok(specs.cloned().collect())
-    }
-}
-
-/// What the suite may expect of provisionerd.
-///
-/// *Source:* Kubernetes 1.36, `test/e2e/storage/external/external.go` and `framework/testdriver.go`.
-fn driver_definition() -> Value {
-    json!({
-        "ShortName": "nodekeel",
-        "StorageClass": {"FromExistingClassName": "nodekeel"},
-        "DriverInfo": {
-            "Name": DRIVER,
-            "SupportedSizeRange": {"Min": "1Mi"},
-            "SupportedFsType": {"": {}},
-            "TopologyKeys": [format!("topology.{DRIVER}/node")],
-            "RequiredAccessModes": ["ReadWriteOnce"],
-            "Capabilities": {
-                "persistence": true,
-                "exec": true,
-                "fsGroup": true,
-                "multipods": true,
-                "singleNodeVolume": true,
-                "topology": true,
-                "readWriteOncePod": true,
-            },
-        },
-    })
-}
-
-/// The name by which the suite's focus finds a spec.
-fn spec_name(spec: &Value) -> String {
-    let texts = spec["ContainerHierarchyTexts"].as_array().into_iter().flatten();
-    let texts: Vec<&str> = texts.chain([&spec["LeafNodeText"]]).filter_map(Value::as_str).collect();
-    texts.join(" ")
-}
-
-/// A regular expression that only this text matches.
-fn quote_pattern(text: &str) -> String {
-    let quote = |letter: char| match letter {
-        letter if letter.is_ascii_punctuation() => format!("\\{letter}"),
-        letter => letter.to_string(),
-    };
-    text.chars().map(quote).collect()
 }

@@ -27,11 +27,15 @@ const KILLED: i32 = 137;
 const TERMINATED: i32 = 143;
 /// Timeout of a run.
 const RUN_WITHIN: Duration = Duration::from_secs(1200);
-const LIMIT: u64 = 32 << 20;
+const LIMIT: u64 = 8 << 20;
 const CLASS: &str = "{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: immediate}, provisioner: \
                      volumes.nodekeel}";
 
-/// The manifest of a claim and a pod that uses it.
+/// Counts in a file until a write fails.
+const WRITER: &str =
+    "number=0; while echo $number >>/data/numbers; do number=$((number + 1)); usleep 200000; done";
+
+/// The manifest of a claim and a pod that writes to it.
 fn claim_and_pod(name: &str) -> String {
     let claim = claim_manifest(name, "nodekeel");
     let pod = json!({
@@ -40,6 +44,7 @@ fn claim_and_pod(name: &str) -> String {
             "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "stay", "image": testbed::BUSYBOX_IMAGE, "imagePullPolicy": "Never",
+                "args": ["sh", "-c", WRITER],
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}],
             }],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
@@ -308,7 +313,7 @@ fn check_claim_with_pod(cluster: &TestCluster, name: &str) -> Result<()> {
     assert_nothing_left(cluster)
 }
 
-/// A claim is expanded under its pod: once further than possible, and then to twice its size.
+/// A claim is expanded under its pod, which writes: once further than possible, and then to twice its size.
 fn expand_claim(cluster: &TestCluster, name: &str) -> Result<()> {
     let (kube, claim) = (&cluster.kube, format!("default/{name}"));
     let request = |size: String| {
@@ -322,13 +327,28 @@ fn expand_claim(cluster: &TestCluster, name: &str) -> Result<()> {
     request((2 * LIMIT).to_string())?;
     let is_expanded = |claim: &Value| {
         let status = &claim["status"];
-        status["capacity"]["storage"] == "64Mi" && status["allocatedResourceStatuses"].is_null()
+        status["capacity"]["storage"] == "16Mi" && status["allocatedResourceStatuses"].is_null()
     };
     kube.wait_for_object_within(TIMEOUT, "pvc", &claim, is_expanded)?;
     let limits = cluster.file_system.kernel_limits(&cluster.node)?;
     ensure!(limits == [((2 * LIMIT) >> 10, 2 * LIMIT / 2048)], "the kernel has {limits:?}");
     let size = cluster.exec(name, "df -k /data | awk 'END { print $2 * 1024 }'")?;
     ensure!(size.trim() == (2 * LIMIT).to_string(), "the pod sees a size of {size}");
+    check_writer(cluster, name)
+}
+
+/// Checks that no write of the pod has failed: it wrote number after number, and writes on.
+fn check_writer(cluster: &TestCluster, name: &str) -> Result<()> {
+    let numbers = || -> Result<Vec<usize>> {
+        let text = cluster.exec(name, "cat /data/numbers")?;
+        text.lines().map(|line| line.parse().with_context(|| format!("read {line:?}"))).collect()
+    };
+    let written = numbers()?;
+    ensure!(written.iter().copied().eq(0..written.len()), "the pod has written {written:?}");
+    cluster.wait_equal("the pod to write on", &true, || Ok(numbers()?.len() > written.len()))?;
+    let pod = cluster.kube.get_object("pod", &format!("default/{name}"))?;
+    let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+    ensure!(*restarts == 0, "the pod has restarted {restarts} times");
     Ok(())
 }
 

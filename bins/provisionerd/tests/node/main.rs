@@ -9,4 +9,5 @@ mod external_storage;
 #[cfg(feature = "kill-points")]
 mod kills;
 mod lifecycle;
+mod three_nodes;
 mod timings;

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io::Write as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Prints the duration of steps.
 #[derive(Debug)]
@@ -15,7 +15,12 @@ impl StepTimer {
 
     /// Prints the time since the last step.
     pub(crate) fn log_step(&self, what: &str) {
-        let line = format!("    {what}: {:.1} s\n", self.0.get().elapsed().as_secs_f64());
+        self.log_duration(what, self.0.get().elapsed());
+    }
+
+    /// Prints a duration, which ends a step.
+    pub(crate) fn log_duration(&self, what: &str, duration: Duration) {
+        let line = format!("    {what}: {:.1} s\n", duration.as_secs_f64());
         // Not with `println!`, whose output is shown only for a failed test. A closed stdout is not a
         // failure.
         let _ = std::io::stdout().write_all(line.as_bytes());

@@ -1,0 +1,202 @@
+//! What `run` needs of the API server, and whether the directory is the store of the node's volumes.
+
+use std::collections::BTreeSet;
+
+use anyhow::anyhow;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume};
+use k8s_openapi::api::storage::v1::CSIDriver;
+use kube::api::ListParams;
+use kube::{Api, Client};
+use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::{
+    DirStore, FINALIZER, NodeName, ProvisionerIdentity, StoreAction, StoreIdentity, VolumeId, VolumeRecovery,
+    plan_new_store, plan_store, required_volume,
+};
+
+use crate::api_server;
+use crate::check::{CheckFinding, permissions};
+use crate::config::DaemonConfig;
+
+pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
+    let client = match api_server::api_client(config.kubeconfig.as_deref()).await {
+        Ok(client) => client,
+        Err(error) => return vec![CheckFinding::Failure(error)],
+    };
+    let version = client.apiserver_version().await;
+    match version {
+        Ok(version) => {
+            let mut findings = vec![CheckFinding::Pass(format!(
+                "the API server answers: Kubernetes {}",
+                version.git_version
+            ))];
+            findings.push(permissions::check_each_permission(&client).await);
+            findings.extend(check_api_objects(config, &client).await);
+            if let Ok(node) = config.node_name() {
+                findings.push(check_store(config, node, &client).await);
+            }
+            findings
+        }
+        Err(error) => {
+            let what = "can't call the API server: check that it is up, and that the kubeconfig (or the service account) is valid";
+            vec![CheckFinding::Failure(anyhow!(error).context(what))]
+        }
+    }
+}
+
+/// Checks the API objects that pods need for their volumes.
+pub(crate) async fn check_api_objects(config: &DaemonConfig, client: &Client) -> Vec<CheckFinding> {
+    let mut findings = Vec::new();
+    if let Ok(name) = config.node_name() {
+        let node = Api::<Node>::all(client.clone()).get_opt(name.as_str()).await;
+        findings.push(check_node_label(config, &name, node));
+    }
+    if config.csi {
+        let driver = Api::<CSIDriver>::all(client.clone()).get_opt(config.driver.as_str()).await;
+        findings.push(check_csi_driver(config.driver.as_str(), driver));
+    }
+    findings
+}
+
+/// Checks the label that the node affinity of volumes refers to. The kubelet sets it when it registers the
+/// driver, so that it may be missing before.
+fn check_node_label(
+    config: &DaemonConfig,
+    name: &NodeName,
+    node: kube::Result<Option<Node>>,
+) -> CheckFinding {
+    let node = match node {
+        Ok(Some(node)) => node,
+        Ok(None) => {
+            return CheckFinding::Failure(anyhow!(
+                "node {name} does not exist: set --node to its name in the API"
+            ));
+        }
+        Err(error) => {
+            return CheckFinding::Failure(
+                anyhow!(error).context(format!("can't read node {name} from the API server")),
+            );
+        }
+    };
+    let key = config.driver.topology_key();
+    match node.metadata.labels.unwrap_or_default().get(&key) {
+        Some(label) if label == name.as_str() => {
+            CheckFinding::Pass(format!("node {name} has the label {key}={name}"))
+        }
+        Some(label) => CheckFinding::Failure(anyhow!(
+            "node {name} has {key}={label:?}, so no pod can use its volumes: `kubectl label node {name} {key}-`, and \
+             restart provisionerd"
+        )),
+        None if config.csi => CheckFinding::Pass(format!(
+            "node {name} exists; the kubelet adds the label {key} when it registers the driver"
+        )),
+        None => CheckFinding::Warning(format!(
+            "node {name} has no label {key}, so no pod is scheduled to its volumes: without --no-csi, the kubelet \
+             adds it"
+        )),
+    }
+}
+
+/// Checks that the directory is the store of the node's volumes.
+async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> CheckFinding {
+    let found = async {
+        let base = Dir::open(&config.directory)?;
+        let found = DirStore::read_identity(&base)?.map_or(StoreIdentity::Absent, StoreIdentity::Present);
+        let volumes = base.open_dir("volumes").and_then(|volumes| volumes.list()).unwrap_or_default();
+        let present: BTreeSet<VolumeId> =
+            volumes.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect();
+        let objects = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;
+        let driver = config.driver.clone();
+        let identity = ProvisionerIdentity { driver, node, finalizer: Some(FINALIZER.to_owned()) };
+        let required = objects.items.iter().filter_map(|object| required_volume(&identity, object));
+        let missing = required.filter(|id| !present.contains(id)).count();
+        let action = match plan_store(&identity, (&found, &present), &objects.items) {
+            StoreAction::CreateIdentity => {
+                let present = DirStore::list_stored_snapshots(&base)?.into_iter().collect();
+                let recovery = VolumeRecovery::new(client.clone(), identity.clone(), None);
+                let ready = recovery.list_ready_snapshots().await?;
+                plan_new_store(&identity, (&present, &ready), &objects.items)
+            }
+            action => action,
+        };
+        match (action, found.id()) {
+            (StoreAction::Reject(rejection), _) => Err(anyhow!(rejection)),
+            (_, Some(id)) if missing > 0 => Ok(CheckFinding::Warning(format!(
+                "{missing} volumes of this node are missing in store {id}: `provisionerd volumes` names them"
+            ))),
+            (_, Some(id)) => Ok(CheckFinding::Pass(format!("the directory is store {id}"))),
+            (_, None) => Ok(CheckFinding::Pass(
+                "the directory becomes a new store: no PersistentVolume of this node names one".into(),
+            )),
+        }
+    };
+    let found = found.await;
+    found.unwrap_or_else(|error: anyhow::Error| {
+        CheckFinding::Failure(
+            error.context(format!("can't use the volumes in {}", config.directory.display())),
+        )
+    })
+}
+
+fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> CheckFinding {
+    match driver {
+        Ok(Some(driver)) if driver.spec.attach_required == Some(false) => {
+            match driver.spec.storage_capacity {
+                Some(true) => CheckFinding::Pass(format!("CSIDriver {name} exists")),
+                _ => CheckFinding::Warning(format!(
+                    "CSIDriver {name} has storageCapacity: false, so pods are scheduled to nodes without free space: \
+                 apply deploy/csidriver.yaml again"
+                )),
+            }
+        }
+        Ok(Some(_)) => CheckFinding::Failure(anyhow!(
+            "CSIDriver {name} has attachRequired: true, so pods wait forever: apply deploy/csidriver.yaml again"
+        )),
+        Ok(None) => CheckFinding::Failure(anyhow!(
+            "CSIDriver {name} does not exist, so pods wait forever: apply deploy/csidriver.yaml, with this name"
+        )),
+        Err(error) => CheckFinding::Failure(
+            anyhow!(error).context(format!("can't read CSIDriver {name} from the API server")),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_topology_label_other_than_the_nodes_name_fails_the_check() {
+        let name = NodeName::try_new("node-a").expect("a node name");
+        let find = |labels: serde_json::Value, csi: bool| {
+            let node = serde_json::from_value(serde_json::json!({ "metadata": { "labels": labels } }));
+            let config = DaemonConfig { csi, ..DaemonConfig::default() };
+            check_node_label(&config, &name, Ok(Some(node.expect("a node"))))
+        };
+        let labels = |value: &str| serde_json::json!({ "topology.volumes.nodekeel/node": value });
+        assert!(matches!(find(labels("node-a"), true), CheckFinding::Pass(_)));
+        let other = find(labels("ip-10-0-0-1"), true);
+        assert!(other.is_failure() && other.to_string().contains("kubectl label node node-a"), "{other}");
+        let hostname = serde_json::json!({ "kubernetes.io/hostname": "ip-10-0-0-1" });
+        assert!(matches!(find(hostname.clone(), true), CheckFinding::Pass(_)), "the kubelet adds the label");
+        assert!(matches!(find(hostname, false), CheckFinding::Warning(_)), "and without CSI nothing does");
+        let missing = check_node_label(&DaemonConfig::default(), &name, Ok(None));
+        assert!(missing.to_string().contains("--node"), "{missing}");
+    }
+
+    #[test]
+    fn a_driver_object_that_blocks_pods_fails_the_check() {
+        let driver = |attach: bool, capacity: bool| -> CSIDriver {
+            let spec = serde_json::json!({ "attachRequired": attach, "storageCapacity": capacity });
+            serde_json::from_value(serde_json::json!({ "spec": spec })).expect("a driver")
+        };
+        let pass = check_csi_driver("d", Ok(Some(driver(false, true))));
+        assert!(matches!(pass, CheckFinding::Pass(_)), "{pass}");
+        let unaware = check_csi_driver("d", Ok(Some(driver(false, false))));
+        assert!(
+            matches!(&unaware, CheckFinding::Warning(text) if text.contains("storageCapacity")),
+            "{unaware}"
+        );
+        assert!(check_csi_driver("d", Ok(Some(driver(true, true)))).is_failure());
+        assert!(check_csi_driver("d", Ok(None)).to_string().contains("csidriver.yaml"));
+    }
+}

@@ -1,0 +1,211 @@
+//! What `run` needs of the node.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use nodekeel_fsquota::ProjectQuota;
+use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::DirStore;
+use nodekeel_provisioner::csi::BindMounter;
+
+use crate::check::CheckFinding;
+use crate::config::DaemonConfig;
+use crate::volumes;
+
+/// Timeout of the metrics of a running instance on this machine.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// More than the metrics of an instance.
+const MAX_METRICS_BYTES: u64 = 4 << 20;
+
+pub(super) fn check_directory(config: &DaemonConfig, is_running: bool) -> Vec<CheckFinding> {
+    let (base, quota) = match volumes::open_directory(config) {
+        Ok(opened) => opened,
+        Err(error) => return vec![CheckFinding::Failure(error.into())],
+    };
+    let mut findings = vec![CheckFinding::Pass(format!(
+        "{} is on {} at {}, which enforces project quotas",
+        config.directory.display(),
+        quota.file_system().kind,
+        quota.file_system().mount_point.display()
+    ))];
+    findings.extend(quota_warnings(&quota));
+    if quota.file_system().mount_point == Path::new("/") {
+        findings.push(CheckFinding::Warning(
+            "volumes share the root file system: limits are not reservations, and full volumes fill it; use a \
+             dedicated file system"
+                .into(),
+        ));
+    }
+    findings.push(check_writable(&base));
+    match DirStore::is_in_use(&base) {
+        Ok(false) => {}
+        Ok(true) if is_running => {
+            findings.push(CheckFinding::Pass("provisionerd is running and uses the directory".into()));
+        }
+        Ok(true) => findings.push(CheckFinding::Warning("another instance is using the directory".into())),
+        Err(error) => findings.push(CheckFinding::Failure(
+            anyhow!(error).context("can't check whether another instance uses the directory"),
+        )),
+    }
+    findings
+}
+
+fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = CheckFinding> {
+    quota.enforcement_gaps().into_iter().map(|warning| CheckFinding::Warning(warning.to_string()))
+}
+
+fn check_writable(base: &Dir) -> CheckFinding {
+    let write =
+        rustix::fs::accessat(base.as_fd(), ".", rustix::fs::Access::WRITE_OK, rustix::fs::AtFlags::EACCESS);
+    CheckFinding::from_result(
+        write
+            .map(|()| "the directory is writable")
+            .with_context(|| format!("can't write to {}: run as root", base.path().display())),
+    )
+}
+
+pub(super) fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
+    let mut findings: Vec<_> = ["pods", "plugins_registry"]
+        .into_iter()
+        .map(|below| check_kubelet_dir(&config.kubelet, below))
+        .collect();
+    if findings.iter().any(CheckFinding::is_failure) {
+        return findings;
+    }
+    findings.push(check_shared_mount(&config.kubelet.join("pods"), is_in_pod()));
+    // The probe works with any directory.
+    let probe = || -> Result<()> {
+        let dir = Dir::open(&config.kubelet)?;
+        Ok(BindMounter::probe_support(dir.as_fd())?)
+    };
+    let probed = probe().map(|()| "volumes can be mounted");
+    findings.push(CheckFinding::from_result(
+        probed.context("can't mount a volume: run as root, privileged, outside of user namespaces"),
+    ));
+    findings
+}
+
+fn check_kubelet_dir(kubelet: &Path, below: &str) -> CheckFinding {
+    let path = kubelet.join(below);
+    let found = fs::symlink_metadata(&path).with_context(|| {
+        format!("can't find {}: start the kubelet, or set --kubelet to its --root-dir", path.display())
+    });
+    let is_dir = found.and_then(|file| {
+        ensure!(file.is_dir(), "{} is not a directory: replace it by its target", path.display());
+        Ok(format!("the kubelet's {} exists", path.display()))
+    });
+    CheckFinding::from_result(is_dir)
+}
+
+/// Checks that the kubelet sees mounts below a directory: it does if that is a shared mount, or outside of a
+/// container.
+///
+/// Otherwise publishing seems to work, but pods write into a plain directory without a limit.
+pub(crate) fn check_shared_mount(path: &Path, is_pod: bool) -> CheckFinding {
+    let advice = || {
+        format!(
+            "{} is not on a shared mount: in a container, set mountPropagation: Bidirectional, and make the \
+             host's mount shared (`mount --make-rshared /`)",
+            path.display()
+        )
+    };
+    match BindMounter::is_shared(path) {
+        Ok(true) => CheckFinding::Pass(format!("the kubelet sees mounts below {}", path.display())),
+        Ok(false) if is_pod => CheckFinding::Failure(anyhow!(advice())),
+        Ok(false) => CheckFinding::Warning(advice()),
+        Err(error) => CheckFinding::Failure(
+            anyhow!(error).context(format!("can't read the mounts of {}", path.display())),
+        ),
+    }
+}
+
+/// Whether this is a container of a pod: the kubelet sets this variable in every one.
+pub(crate) fn is_in_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}
+
+pub(super) fn check_address(config: &DaemonConfig, is_running: bool) -> CheckFinding {
+    match TcpListener::bind(config.listen) {
+        Err(_) if is_running => {
+            CheckFinding::Pass(format!("provisionerd is running and serves {}", config.listen))
+        }
+        Ok(_) => CheckFinding::Pass(format!("{} is available to listen on", config.listen)),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => CheckFinding::Warning(format!(
+            "{} is in use: stop the process that listens there, or set another --listen",
+            config.listen
+        )),
+        Err(error) => CheckFinding::Failure(
+            anyhow!(error).context(format!("can't listen on {}: set another --listen", config.listen)),
+        ),
+    }
+}
+
+/// Whether a running provisionerd serves its metrics at an address: `check` in its pod is not a second instance.
+pub(super) fn is_served_by_provisionerd(address: SocketAddr) -> bool {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;
+        stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
+        stream.write_all(
+            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
+        )?;
+        let mut answer = String::new();
+        stream.take(MAX_METRICS_BYTES).read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer.contains("provisionerd_build_info"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_beside_the_running_instance_does_not_warn_of_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let config =
+            DaemonConfig { listen: listener.local_addr().expect("bound"), ..DaemonConfig::default() };
+        let serve = |body: &'static str| {
+            let listener = listener.try_clone().expect("a descriptor");
+            std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let _ = stream.read(&mut [0; 1024]);
+                let _ = write!(stream, "HTTP/1.1 200 OK\r\n\r\n{body}");
+            })
+        };
+        for (body, is_ours) in [("provisionerd_build_info{version=\"0.1.0\"} 1\n", true), ("ok\n", false)] {
+            let server = serve(body);
+            let found = is_served_by_provisionerd(config.listen);
+            server.join().expect("no panic");
+            assert_eq!(found, is_ours, "{body}");
+            let finding = check_address(&config, found);
+            assert_eq!(matches!(finding, CheckFinding::Pass(_)), is_ours, "{finding}");
+        }
+    }
+
+    #[test]
+    fn in_a_pod_a_mount_hidden_from_the_kubelet_fails_the_check() {
+        // The result depends on the environment of the test.
+        let path = Path::new("/proc");
+        let is_shared = BindMounter::is_shared(path).expect("procfs is a mount");
+        assert_eq!(check_shared_mount(path, true).is_failure(), !is_shared);
+        assert!(!check_shared_mount(path, false).is_failure());
+        assert!(check_shared_mount(Path::new("/nowhere/at/all"), false).is_failure());
+    }
+
+    #[test]
+    fn a_missing_kubelet_directory_fails_the_check() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let config = DaemonConfig { kubelet: directory.path().to_owned(), ..DaemonConfig::default() };
+        let findings = check_kubelet(&config);
+        assert!(findings.iter().all(CheckFinding::is_failure) && findings.len() == 2);
+        assert!(findings[0].to_string().contains("--kubelet"), "{}", findings[0]);
+        std::os::unix::fs::symlink("/tmp", directory.path().join("pods")).expect("link");
+        assert!(check_kubelet_dir(directory.path(), "pods").to_string().contains("not a directory"));
+    }
+}

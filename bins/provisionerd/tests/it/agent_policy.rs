@@ -1,0 +1,203 @@
+//! The admission policies of the agent in `deploy/policy`, enforced by the API server.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use nodekeel_provisioner::{DriverName, FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER};
+use serde_json::{Value, json};
+use testbed::{FakeNode, Kube, KubeUser, command_output, wait_until};
+
+use crate::cluster::{DRIVER, TIMEOUT};
+
+const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd-agent";
+const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
+const POLICIES: [&str; 3] =
+    ["provisionerd-agent-claims", "provisionerd-agent-volumes", "provisionerd-agent-nodes"];
+
+/// A control plane with the node `node-a`, and the agent's account and policies.
+fn start_control_plane() -> Kube {
+    let kube = Kube::builder().with_user(KubeUser::service_account("nodekeel", "provisionerd-agent"));
+    let kube = kube.start().expect("a control plane");
+    for manifests in [
+        include_str!("../../../../deploy/namespace.yaml"),
+        include_str!("../../../../deploy/agent/rbac.yaml"),
+        include_str!("../../../../deploy/agent/remove-volumes.yaml"),
+        include_str!("../../../../deploy/policy/agent-claims.yaml"),
+        include_str!("../../../../deploy/policy/agent-volumes.yaml"),
+    ] {
+        kube.apply_manifests(manifests).expect("the manifests");
+    }
+    kube.create_fake_node(&FakeNode::new("node-a")).expect("a node");
+    kube
+}
+
+/// kubectl as the agent's account.
+fn agent_kubectl(kube: &Kube) -> Command {
+    let mut kubectl = kube.kubectl_command();
+    kubectl.args(["--as", ACCOUNT, "--as-group=system:serviceaccounts", "--as-group=system:authenticated"]);
+    kubectl
+}
+
+fn patch(kube: &Kube, kind: &str, name: &str, patch: &Value) -> Result<String> {
+    let patch = patch.to_string();
+    command_output(agent_kubectl(kube).args(["patch", kind, name, "--type=merge", "--patch", &patch]))
+}
+
+fn delete(kube: &Kube, name: &str) -> Result<String> {
+    command_output(agent_kubectl(kube).args(["delete", "persistentvolume", name, "--wait=false"]))
+}
+
+fn assert_rejected(tried: Result<String>, policy: &str, what: &str) {
+    let message = format!("{:#}", tried.expect_err(what));
+    assert!(message.contains(policy), "{what}: {message}");
+}
+
+/// Waits until the API server has observed the policies: each rejects this.
+fn wait_in_force(tries: &[(&str, &dyn Fn() -> Result<String>)]) {
+    for (policy, tried) in tries {
+        let is_in_force = || {
+            let message = format!("{:#}", tried().err().context("it is accepted")?);
+            ensure!(message.contains(policy), "{message}");
+            Ok(())
+        };
+        wait_until(TIMEOUT, policy, is_in_force).expect("the policy is in force");
+    }
+}
+
+/// Merges fields into an object; `null` removes one.
+fn merge(object: &mut Value, change: Value) {
+    let Value::Object(fields) = change else {
+        *object = change;
+        return;
+    };
+    for (name, change) in fields {
+        match (change, object.as_object_mut()) {
+            (Value::Null, Some(object)) => drop(object.remove(&name)),
+            (change, _) => merge(&mut object[name], change),
+        }
+    }
+}
+
+fn create_claim(kube: &Kube, name: &str, change: Value) {
+    let mut claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": name, "namespace": "default",
+            "annotations": { SELECTED_NODE: "node-a", STORAGE_PROVISIONER: DRIVER, "kept": "yes" },
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Mi" } },
+            "storageClassName": "none",
+        },
+    });
+    merge(&mut claim, change);
+    kube.create_objects(&claim.to_string()).expect("a claim");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn the_agents_account_only_deselects_the_nodes_of_unbound_claims() {
+    let policy = POLICIES[0];
+    let kube = start_control_plane();
+    create_claim(&kube, "ours", json!({}));
+    create_claim(
+        &kube,
+        "foreign",
+        json!({ "metadata": { "annotations": { STORAGE_PROVISIONER: "other.example" } } }),
+    );
+    create_claim(&kube, "taken", json!({ "spec": { "volumeName": "another" } }));
+    let change = |name: &str, metadata: Value| patch(&kube, "pvc", name, &json!({ "metadata": metadata }));
+    let select = |node: Option<&str>| json!({ "annotations": { SELECTED_NODE: node } });
+    wait_in_force(&[(policy, &|| change("ours", json!({ "labels": { "a": "b" } })))]);
+
+    let owner = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-00000000dead",
+    });
+    for metadata in [
+        select(Some("node-b")),
+        json!({ "ownerReferences": [owner] }),
+        json!({ "finalizers": null }),
+        json!({ "annotations": { "kept": "no", SELECTED_NODE: null } }),
+        json!({ "annotations": { "kept": null, SELECTED_NODE: null } }),
+        json!({ "annotations": { "other": "new", SELECTED_NODE: null } }),
+        json!({ "labels": { "app": "other" }, "annotations": { SELECTED_NODE: null } }),
+    ] {
+        assert_rejected(change("ours", metadata.clone()), policy, &metadata.to_string());
+    }
+    let bound = json!({ "metadata": select(None), "spec": { "volumeName": "another" } });
+    assert_rejected(patch(&kube, "pvc", "ours", &bound), policy, "its specification");
+    for name in ["foreign", "taken"] {
+        assert_rejected(change(name, select(None)), policy, name);
+    }
+    change("ours", select(None)).expect("what the agent is for");
+}
+
+/// A volume of this driver on a node, as the agent finds it: released, of a claim that is deleted.
+fn create_volume(kube: &Kube, name: &str, (node, phase): (&str, &str), change: Value) {
+    let mut volume: Value = serde_json::from_str(VOLUME).expect("JSON");
+    volume["metadata"]["name"] = name.into();
+    volume["metadata"]["finalizers"] = json!([FINALIZER]);
+    volume["metadata"]["annotations"][PROVISIONED_BY] = DRIVER.into();
+    volume["spec"]["csi"]["driver"] = DRIVER.into();
+    volume["spec"]["persistentVolumeReclaimPolicy"] = "Delete".into();
+    let label =
+        &mut volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0];
+    label["key"] = DriverName::try_new(DRIVER).expect("a driver name").topology_key().into();
+    label["values"] = json!([node]);
+    merge(&mut volume, change);
+    kube.create_objects(&volume.to_string()).expect("a volume");
+    let is_reached = |volume: &Value| volume["status"]["phase"] == phase;
+    kube.wait_for_object("pv", name, is_reached).expect("its phase");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist() {
+    let kube = start_control_plane();
+    let (volumes, nodes) = (POLICIES[1], POLICIES[2]);
+    let released = |name: &str, node: &str, change: Value| {
+        create_volume(&kube, name, (node, "Released"), change);
+    };
+    released("gone", "node-gone", json!({}));
+    released("living", "node-a", json!({}));
+    released("retained", "node-gone", json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } }));
+    released("foreign", "node-gone", json!({ "spec": { "csi": { "driver": "other.example" } } }));
+    released("by-hand", "node-gone", json!({ "metadata": { "annotations": { PROVISIONED_BY: null } } }));
+    create_volume(&kube, "free", ("node-gone", "Available"), json!({ "spec": { "claimRef": null } }));
+    wait_in_force(&[(volumes, &|| delete(&kube, "retained")), (nodes, &|| delete(&kube, "living"))]);
+
+    let finalizers = json!({ "metadata": { "finalizers": null } });
+    for name in ["retained", "foreign", "by-hand", "free"] {
+        assert_rejected(delete(&kube, name), volumes, name);
+        assert_rejected(patch(&kube, "pv", name, &finalizers), volumes, name);
+    }
+    assert_rejected(delete(&kube, "living"), nodes, "its node exists");
+    assert_rejected(patch(&kube, "pv", "gone", &finalizers), volumes, "it is not being deleted");
+
+    delete(&kube, "gone").expect("what the agent is for");
+    let is_free = |volume: &Value| volume["metadata"]["finalizers"] == json!([FINALIZER]);
+    kube.wait_for_object("pv", "gone", is_free).expect("the volume controller's finalizer is removed");
+    for metadata in [
+        json!({ "labels": { "app": "other" }, "finalizers": null }),
+        json!({ "annotations": { PROVISIONED_BY: "other.example" }, "finalizers": null }),
+    ] {
+        let tried = patch(&kube, "pv", "gone", &json!({ "metadata": metadata }));
+        assert_rejected(tried, volumes, &metadata.to_string());
+    }
+    patch(&kube, "pv", "gone", &finalizers).expect("what the agent is for");
+    kube.wait_until_gone("pv", "gone").expect("it is removed");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn the_expressions_of_the_agents_policies_pass_type_checking() {
+    let kube = start_control_plane();
+    for policy in POLICIES {
+        let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
+        let checked = kube.wait_for_object("validatingadmissionpolicy", policy, is_checked);
+        let checked = checked.expect("the controller manager has checked the policy");
+        let warnings = &checked["status"]["typeChecking"]["expressionWarnings"];
+        assert!(warnings.is_null(), "{policy}: {warnings}");
+    }
+}
