@@ -18,9 +18,11 @@ use testbed::{
 use crate::host_leftovers::HostLeftovers;
 use crate::{run, setup, workspace};
 
+mod disk;
 mod node;
 mod volumes;
 
+use disk::DemoDisk;
 use node::{DemoNode, TreeWatch};
 use volumes::ControlPlane;
 
@@ -43,7 +45,8 @@ pub(crate) fn run() -> Result<()> {
     let mut kubernetes = ControlPlane::start(&clock)?;
     let scratch = ScratchDir::new()?;
     let directory = scratch.path().to_owned();
-    let node = configure(&programs, &scratch, (&mut kubernetes, &clock))?;
+    let disk = DemoDisk::attach(&directory, &directory.join("data"), &clock)?;
+    let node = configure(&programs, &scratch, disk.as_ref(), (&mut kubernetes, &clock))?;
     let daemon = start(&node, &clock)?;
     let said = |daemon: &Daemon| format!("noded's output:\n{}", daemon.read_log().unwrap_or_default());
     show(&node, &kubernetes, &clock).with_context(|| said(&daemon))?;
@@ -55,7 +58,7 @@ pub(crate) fn run() -> Result<()> {
     ensure!(status.success(), "noded exited with {status}:\n{}", daemon.read_log()?);
     let home = kubernetes.home().context("a control plane has a home")?.to_owned();
     assert_nothing_left(&directory)?;
-    drop((daemon, kubernetes, scratch));
+    drop((daemon, kubernetes, disk, scratch));
     assert_nothing_left(&home)?;
     for directory in [&directory, &home] {
         ensure!(!directory.exists(), "{} is left behind", directory.display());
@@ -96,6 +99,7 @@ fn build() -> Result<PathBuf> {
 fn configure(
     programs: &Path,
     scratch: &ScratchDir,
+    disk: Option<&DemoDisk>,
     (kubernetes, clock): (&mut ControlPlane, &DemoClock),
 ) -> Result<DemoNode> {
     let (data, config) = (scratch.path().join("data"), scratch.path().join("noded.toml"));
@@ -110,13 +114,17 @@ fn configure(
         client.number(),
         peer.number(),
         scratch.path().join("images")
-    );
+    ) + &disk.map(DemoDisk::config).unwrap_or_default();
     let write = |text: &str| fs::write(&config, text).with_context(|| format!("write {}", config.display()));
     let text = kubernetes.configure(clock, &text, |text| {
         write(text)?;
         volumes::check_config(&programs.join("noded"), &config, &data)
     })?;
     write(&text)?;
+    let found = volumes::check_config(&programs.join("noded"), &config, &data)?;
+    let volume = found.lines().find(|line| line.starts_with("root.storage")).context("find root.storage")?;
+    clock.print_step("noded check: where the node keeps its data, and what it found there");
+    println!("    {volume}");
     Ok(DemoNode { programs: programs.to_owned(), config, data, etcd: client, _etcd_peer: peer })
 }
 
@@ -155,6 +163,7 @@ fn show(node: &DemoNode, kubernetes: &ControlPlane, clock: &DemoClock) -> Result
     let mut tree = TreeWatch::watch(node)?;
     let services = services(clock);
     until_ready(&mut tree, &services, clock)?;
+    show_storage(node, clock)?;
     clock.print_step("the cluster that it has bootstrapped, and its members");
     for asked in ["status", "members"] {
         print!("{}", indent(&command_output(node.nodectl_command().args(["cluster", asked]))?));
@@ -202,7 +211,15 @@ fn kill_noded(node: &DemoNode, mut daemon: Daemon, clock: &DemoClock) -> Result<
     ensure!(before == after, "the node was {before:?}, and is {after:?}");
     let (name, cluster) = after;
     clock.print_step(&format!("it is node {name} of cluster {cluster}, as before"));
+    show_storage(node, clock)?;
     Ok(daemon)
+}
+
+/// Shows the data volume, and what opened it.
+fn show_storage(node: &DemoNode, clock: &DemoClock) -> Result<()> {
+    clock.print_step("the data volume, as nodectl shows it");
+    print!("{}", indent(&command_output(node.nodectl_command().args(["storage", "status"]))?));
+    Ok(())
 }
 
 /// Checks the data from before the kill.

@@ -84,8 +84,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     Ok(report.finish())
 }
 
-/// Runs each test that the filter means in a separate guest with a variable set, unless its name is empty, within its own time: a test
-/// that hangs or fails says nothing of the others. A count that the caller has set wins.
+/// Runs each test that the filter means in a separate guest with a variable set, unless its name is empty, within its own
+/// time: a test that hangs or fails says nothing of the others. A count that the caller has set wins. Gives what all of
+/// them have written.
 ///
 /// # Errors
 /// Nothing can be built, or no guest boots.
@@ -94,8 +95,9 @@ pub(crate) fn run_counted(
     (variable, count): (&str, &str),
     deadline: Duration,
     report: &mut Report,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     let count = env::var(variable).unwrap_or_else(|_| count.to_owned());
+    let mut lines = Vec::new();
     for job in build_jobs(Some(filter), report)? {
         for test in &job.tests {
             let name = format!("{} {test}", job.name());
@@ -108,10 +110,10 @@ pub(crate) fn run_counted(
                 command.env(variable, &count);
             }
             let guest = job.boot()?;
-            run_tests(&guest, &name, &command, (&selection, deadline), report);
+            lines.extend(run_tests(&guest, &name, &command, (&selection, deadline), report));
         }
     }
-    Ok(())
+    Ok(lines)
 }
 
 /// Runs one test of a binary in a guest, and gives what the harness has written.
@@ -144,17 +146,18 @@ fn build_jobs(filter: Option<&str>, report: &mut Report) -> Result<Vec<GuestJob>
     jobs.filter_map(Result::transpose).collect()
 }
 
-/// Runs tests in a guest. What became of a guest that was lost goes into the log.
+/// Runs tests in a guest, and gives what they have written. What became of a guest that was lost goes into the log.
 fn run_tests(
     guest: &Guest,
     name: &str,
     command: &Command,
     (selection, deadline): (&TestSelection, Duration),
     report: &mut Report,
-) {
+) -> Vec<String> {
     let (outcome, error) = run_in_guest(guest, command, (&report.log, events::show_event), deadline);
     add_tests(name, &outcome, selection, report);
     error.into_iter().for_each(|error| report.log.line(&format!("{error:#}")));
+    outcome.lines
 }
 
 /// Runs a command in the guest. The error says what happened to the guest.

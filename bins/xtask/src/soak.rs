@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -19,6 +19,9 @@ const WITHIN: Duration = Duration::from_secs(3600);
 const SUITE_WITHIN: Duration = Duration::from_secs(12 * 3600);
 /// For each file system: three to ten times what it takes.
 const STORAGE_WITHIN: Duration = Duration::from_secs(1800);
+
+/// The power cuts of a whole run.
+const LEAST_CUTS: usize = 1000;
 
 /// A stress run, by its name on the command line.
 struct Soak {
@@ -36,6 +39,8 @@ enum Work {
     ImageTests(&'static str, &'static str, &'static str),
     /// Tests in a guest, by filters of `cargo xtask kernel-test`.
     GuestTests(&'static [&'static str]),
+    /// The same, whose power cuts are counted.
+    PowerCuts(&'static [&'static str]),
     /// The rounds of child processes, as every user.
     ProcessRounds,
     /// The bugs that the random tests of the state machines have to find.
@@ -100,7 +105,7 @@ const SOAKS: &[Soak] = &[
         ),
         count: Some(("NODEKEEL_HISTORY_OPS", "20000")),
     },
-    // provisionerd killed at each moment of a volume's life, on a real API server: 30 kills a time.
+    // provisionerd killed at each moment of a volume's life, on a real API server: 70 kills a time.
     Soak {
         name: "volume-kills",
         work: Work::Tests(
@@ -108,7 +113,7 @@ const SOAKS: &[Soak] = &[
             "it",
             "crash::a_daemon_killed_repeatedly_leaks_nothing_and_provisions_nothing_twice",
         ),
-        count: Some(("NODEKEEL_VOLUME_KILLS", "34")),
+        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
     },
     // The same on a real node, with XFS and with ext4; `cargo xtask test` kills once around each step.
     Soak {
@@ -116,11 +121,23 @@ const SOAKS: &[Soak] = &[
         work: Work::Tests("provisionerd", "node", "kills::a_daemon_killed_at_each_moment"),
         count: None,
     },
+    // The power cut between the writes of expansions, on XFS and ext4.
+    Soak {
+        name: "volume-power-cuts",
+        work: Work::GuestTests(&["nodekeel-provisioner it expansion_power_cut::"]),
+        count: Some(("NODEKEEL_POWER_CUTS", "all")),
+    },
     // Kubernetes' end-to-end tests of CSI drivers: hours, and an interrupted run goes on where it ended.
     Soak {
         name: "external-storage",
         work: Work::ImageTests("provisionerd", "node", "external_storage::"),
         count: Some(("NODEKEEL_EXTERNAL_STORAGE", "all")),
+    },
+    // A control plane, two guests with provisionerd and a node without it: pods leave nodes that can't serve them.
+    Soak {
+        name: "three-nodes",
+        work: Work::ImageTests("provisionerd", "node", "three_nodes::"),
+        count: None,
     },
     // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.
     Soak {
@@ -135,11 +152,16 @@ const SOAKS: &[Soak] = &[
         count: Some(("NODEKEEL_SERVICES", "1000")),
     },
     Soak { name: "supervisor-process", work: Work::ProcessRounds, count: Some(("NODEKEEL_ROUNDS", "1000")) },
-    // Disks of every format, with their heads zeroed; `cargo xtask test` takes a sample.
+    // Disks of every format, with their heads zeroed; `cargo xtask test` takes a sample. Some are formatted by a kernel.
     Soak {
         name: "fifty-disks",
-        work: Work::Tests("nodekeel-localstorage", "it", "fifty_disks::"),
+        work: Work::Tests("nodekeel-localstorage", "it", "fifty_disks::disks_that_somebody"),
         count: Some(("NODEKEEL_FIFTY_DISKS", "all")),
+    },
+    Soak {
+        name: "fifty-disks",
+        work: Work::GuestTests(&["nodekeel-localstorage it fifty_disks::guest"]),
+        count: None,
     },
     // Creation, rotation and confirmation of an encrypted volume, killed at each system call.
     Soak {
@@ -157,10 +179,10 @@ const SOAKS: &[Soak] = &[
     // A node's volume on disks and partitions: encrypted by both modes, grown, found again, its keys changed.
     Soak { name: "node-storage", work: Work::GuestTests(&["nodekeel-node it storage_"]), count: None },
     // The power cut between the writes of volumes, key slots, journals, files, credentials and limits. Each test
-    // prints its count, and the seed that repeats it.
+    // prints its count, and the seed that repeats it; all of them together have more than a thousand.
     Soak {
         name: "power-cuts",
-        work: Work::GuestTests(&[
+        work: Work::PowerCuts(&[
             "nodekeel-localstorage it power_cut",
             "nodekeel-fsquota it kernel::power_cut",
         ]),
@@ -191,9 +213,8 @@ impl Soak {
             Work::Examples => newcomer::examples::run(report),
             Work::Newcomer => newcomer::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report),
             Work::ProcessRounds => test::run_process_rounds(count, WITHIN, report),
-            Work::GuestTests(filters) => filters
-                .iter()
-                .try_for_each(|filter| kernel_test::run_counted(filter, count, STORAGE_WITHIN, report)),
+            Work::GuestTests(filters) => run_in_guests(filters, count, report).map(drop),
+            Work::PowerCuts(filters) => run_power_cuts(filters, count, report),
             Work::Tests(package, target, text) => {
                 self.run_tests((package, target), text, None, WITHIN, report)
             }
@@ -225,5 +246,48 @@ impl Soak {
         let outcome = run_command(command, &report.log, test::events::show_event, within)?;
         test::add_tests(self.name, &outcome, &selection, report);
         Ok(())
+    }
+}
+
+fn run_in_guests(filters: &[&str], count: (&str, &str), report: &mut Report) -> Result<Vec<String>> {
+    let runs = filters.iter().map(|filter| kernel_test::run_counted(filter, count, STORAGE_WITHIN, report));
+    Ok(runs.collect::<Result<Vec<_>>>()?.concat())
+}
+
+fn run_power_cuts(filters: &[&str], count: (&str, &str), report: &mut Report) -> Result<()> {
+    let start = Instant::now();
+    let lines = run_in_guests(filters, count, report)?;
+    let cuts: usize = lines.iter().filter_map(|line| parse_cuts(line)).sum();
+    report.log.line(&format!("{cuts} power cuts"));
+    let is_whole = env::var(count.0).is_err();
+    let problem = format!("{cuts} power cuts instead of {LEAST_CUTS}");
+    report.add_check("power cuts", start.elapsed(), (is_whole && cuts < LEAST_CUTS).then_some(problem));
+    Ok(())
+}
+
+/// Reads `power cuts of OPERATION: COUNT, COUNT wrong; …`, behind whatever the test harness has written.
+fn parse_cuts(line: &str) -> Option<usize> {
+    let (_, line) = line.split_once("power cuts of ")?;
+    let (counts, _) = line.split_once(" wrong;")?;
+    let (operation, _) = counts.rsplit_once(", ")?;
+    operation.rsplit_once(": ")?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cuts_of_each_operation_are_read() {
+        let cuts = |line: &str| parse_cuts(line);
+        let line =
+            "test a::b ... power cuts of LuksVolume::mount_new, authenticated: 12, 0 wrong; 300 entries";
+        assert_eq!(cuts(line), Some(12));
+        assert_eq!(
+            cuts("power cuts of quota set on XFS: 100, 3 wrong; 7 entries, NODEKEEL_SEED=1"),
+            Some(100)
+        );
+        assert_eq!(cuts("3 of 100 power cuts of quota set on XFS failed:"), None);
+        assert_eq!(cuts("test result: ok"), None);
     }
 }
