@@ -167,16 +167,11 @@ fn check(result: impl Into<i64>, step: StartStep) -> Result<(), StartStep> {
 /// As for [`exec_image`].
 unsafe fn leave_files(plan: &ChildPlan<'_>) -> Result<(), StartStep> {
     let first = plan.stdio.into_iter().max().map_or(0, |last| last.unsigned_abs() + 1);
+    // Without the higher ones, which therefore need not be copied.
+    let flags = libc::CLOSE_RANGE_UNSHARE;
     // SAFETY: no memory is passed.
-    unsafe {
-        // Without the higher ones, which therefore need not be copied.
-        let flags = libc::CLOSE_RANGE_UNSHARE;
-        if libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, flags) == 0 {
-            return Ok(());
-        }
-        // A kernel before 5.9.
-        check(libc::unshare(libc::CLONE_FILES), StartStep::Setup)
-    }
+    let left = unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, flags) };
+    check(left, StartStep::Setup)
 }
 
 /// Writes the text to the child's own file, which belongs to root once the user has changed.
