@@ -50,7 +50,7 @@ struct EtcdStatus {
     applied_index: u64,
 }
 
-/// The voters at the last list.
+/// The voters in the last list of the member itself: a ticket may be old, and lists no joiner.
 #[derive(Clone, Copy, Debug)]
 struct KnownVoters {
     count: usize,
@@ -67,7 +67,7 @@ impl KnownVoters {
     /// Whether a member that is well, with this index, need not list them again: an idle member would list its only voter
     /// for ever, over a new connection each time.
     fn are_current(self, applied_index: u64) -> bool {
-        !self.is_lone() || self.applied_index == applied_index
+        self.count > 1 || self.applied_index == applied_index
     }
 }
 
@@ -122,12 +122,7 @@ impl HealthWatch {
         {
             return HealthCheck { status: Some(status.clone()), voters: Vec::new() };
         }
-        let voters = self.list_voters().await;
-        if !voters.is_empty() {
-            let applied_index = status.as_ref().map_or(0, |status| status.applied_index);
-            let known = KnownVoters { count: voters.len(), applied_index };
-            *self.voters.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
-        }
+        let voters = self.list_voters(status.as_ref().map_or(0, |status| status.applied_index)).await;
         let voters = match &status {
             Some(status) if status.has_leader => voters.into_iter().map(|voter| (voter, true)).collect(),
             _ => self.ask_voters(voters).await,
@@ -145,12 +140,15 @@ impl HealthWatch {
         })
     }
 
-    /// The voters that this member knows, or its ticket.
-    async fn list_voters(&self) -> Vec<Member> {
-        match self.peers.list_members(self.this.name.as_str(), &self.this.url).await {
-            Ok(members) => members.into_iter().filter(|member| !member.is_learner).collect(),
-            Err(_) => self.known_peers.iter().map(member_of_peer).collect(),
-        }
+    /// The voters that this member knows, which had this index before, or its ticket.
+    async fn list_voters(&self, applied_index: u64) -> Vec<Member> {
+        let Ok(members) = self.peers.list_members(self.this.name.as_str(), &self.this.url).await else {
+            return self.known_peers.iter().map(member_of_peer).collect();
+        };
+        let voters: Vec<_> = members.into_iter().filter(|member| !member.is_learner).collect();
+        let known = KnownVoters { count: voters.len(), applied_index };
+        *self.voters.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+        voters
     }
 
     /// Asks all voters at the same time.
@@ -283,6 +281,7 @@ mod tests {
     fn a_lone_member_lists_its_voters_again_when_its_index_has_changed() {
         let known = |count| KnownVoters { count, applied_index: 7 };
         assert!(known(1).are_current(7) && !known(1).are_current(8));
+        assert!(!known(0).are_current(8), "a member that starts may list none");
         assert!(known(3).are_current(8), "its status says when one of them is lost");
     }
 
