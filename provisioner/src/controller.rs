@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use futures_util::{future, stream};
+use futures_util::future::{self, BoxFuture};
+use futures_util::stream;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
@@ -61,7 +62,17 @@ struct ReconcileContext {
 }
 
 /// Runs the controller until the token is canceled, a watch ends, or the store cannot be served.
-pub(crate) async fn run_controller(
+///
+/// Boxed: without optimization, each caller would copy all loops through its stack, of which a thread of tokio has 2 MiB.
+pub(crate) fn run_controller<'a>(
+    provisioner: &'a Provisioner,
+    token: &'a CancellationToken,
+    on_ready: impl FnOnce() + Send + 'a,
+) -> BoxFuture<'a, Result<(), RunError>> {
+    Box::pin(run_loops(provisioner, token, on_ready))
+}
+
+async fn run_loops(
     provisioner: &Provisioner,
     token: &CancellationToken,
     on_ready: impl FnOnce() + Send,

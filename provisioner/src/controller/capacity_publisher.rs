@@ -223,8 +223,8 @@ async fn publish_changes(context: &ReconcileContext) {
 
 impl ReconcileContext {
     /// Brings the objects up to date, after a volume of the size `failed` did not fit. Returns the capacity, and
-    /// when to publish again though nothing changes. Without a store nothing is offered. Without the Node or a list of the objects, nothing is
-    /// published: no pod can be placed here yet, or it is unknown what is there.
+    /// when to publish again though nothing changes. Without a store nothing is offered. Without the Node or a
+    /// list of the objects, nothing is published: no pod can be placed here yet, or it is unknown what is there.
     async fn publish_capacity(
         &self,
         failed: Option<Bytes>,

@@ -16,7 +16,9 @@ use crate::controller::capacity_publisher::CapacityPublisher;
 use crate::controller::live_claims::LiveClaims;
 use crate::controller::retry_tracker::RetryTracker;
 use crate::id::VolumeId;
-use crate::plan::{ProvisionerIdentity, claim_ignore_reason, class_name, may_resize, ownership_mismatch};
+use crate::plan::{
+    ProvisionerIdentity, bound_volume_name, claim_ignore_reason, class_name, may_resize, ownership_mismatch,
+};
 
 /// Which volumes may have lost their claim or their PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,7 +139,11 @@ impl EventFilter {
             }
             // It may be the volume of a claim that is to be resized.
             Ok(Event::Apply(volume)) => self.requeue_claim_of(volume),
-            Ok(Event::InitDone) => self.signals.request_sweep(SweepRequest::All),
+            Ok(Event::InitDone) => {
+                self.signals.request_sweep(SweepRequest::All);
+                // The volumes of a list are in the cache when it is complete.
+                self.requeue_bound_claims();
+            }
             _ => {}
         }
         Some(event)
@@ -161,6 +167,12 @@ impl EventFilter {
 
     fn request_volume_sweep(&self, id: Option<VolumeId>) {
         id.into_iter().for_each(|id| self.signals.request_sweep(SweepRequest::One(id)));
+    }
+
+    /// Reconciles the claims whose PersistentVolumes may have changed while the watch was disconnected.
+    fn requeue_bound_claims(&self) {
+        let bound = self.claims.state().into_iter().filter(|claim| bound_volume_name(claim).is_some());
+        bound.for_each(|claim| self.signals.requeue_claim(ObjectRef::from_obj(&*claim)));
     }
 
     /// Reconciles a claim that may wait for a change of its PersistentVolume, or for the deletion of one with its

@@ -10,6 +10,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 
 use crate::apply::{ApplyError, content_reference};
 use crate::controller::ReconcileContext;
+use crate::controller::failures::catch_panic;
 use crate::controller::watch_errors::with_backoff;
 use crate::controller::watches::changed_objects;
 use crate::controller::work_queue::{NextRun, reconcile_changes};
@@ -32,15 +33,19 @@ pub(super) async fn run_snapshots(context: &Arc<ReconcileContext>) {
     let requeued = Arc::clone(context);
     let events =
         with_backoff(events, context.optional_watches.clone()).reflect(writer).inspect(move |event| {
-            if let Ok(watcher::Event::Apply(content)) = event
-                && content.is_ready()
-            {
+            let may_be_ready = match event {
+                Ok(watcher::Event::Apply(content)) => content.is_ready(),
+                // One may have become ready while the watch was disconnected.
+                Ok(watcher::Event::InitDone) => true,
+                _ => false,
+            };
+            if may_be_ready {
                 requeued.requeue_restores();
             }
         });
     let concurrency = provisioner.config.concurrency;
     reconcile_changes(changed_objects(events), (contents, concurrency), async |content| {
-        let done = reconcile_content(&content, context).await;
+        let done = catch_panic(reconcile_content(&content, context)).await;
         done.unwrap_or_else(|error| retry_content(&content, &error, context))
     })
     .await;

@@ -7,6 +7,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::num::NonZeroU16;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use kube::Resource;
 use kube::runtime::reflector::{ObjectRef, Store};
 use tokio_util::time::{DelayQueue, delay_queue::Key};
+
+/// The longest delay: a [`DelayQueue`] panics at more than two years.
+const MAX_DELAY: Duration = Duration::from_secs(365 * 86_400);
 
 /// When an object is reconciled again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +90,7 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
             _ if matches!(state, Some(WorkState::Running { has_changed: true })) => self.add_change(object),
             NextRun::OnChange => {}
             NextRun::After(delay) => {
-                let key = self.delays.insert(object.clone(), delay);
+                let key = self.delays.insert(object.clone(), delay.min(MAX_DELAY));
                 self.states.insert(object, WorkState::Delayed(key));
             }
         }
@@ -116,7 +120,7 @@ pub(super) async fn reconcile_changes<K, F>(
         {
             // A deleted one has no work.
             match objects.get(&name) {
-                Some(object) => running.push(reconcile(object).map(|next| (name, next))),
+                Some(object) => running.push(start_call(name, || reconcile(object))),
                 None => queue.finish(name, NextRun::OnChange),
             }
         }
@@ -133,6 +137,18 @@ pub(super) async fn reconcile_changes<K, F>(
         }
     }
     while running.next().await.is_some() {}
+}
+
+/// A call in a box: without optimization, it would be copied through the stack of the loop.
+fn start_call<K, F>(
+    object: ObjectRef<K>,
+    call: impl FnOnce() -> F,
+) -> Pin<Box<impl Future<Output = (ObjectRef<K>, NextRun)>>>
+where
+    K: Resource<DynamicType = ()>,
+    F: Future<Output = NextRun>,
+{
+    Box::pin(call().map(|next| (object, next)))
 }
 
 #[cfg(test)]

@@ -162,3 +162,14 @@ async fn nothing_is_reconciled_before_the_cache_is_filled() {
     tokio::join!(run, fill);
     assert_eq!(log.seconds(), expected(&[("a", 5)]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_object_whose_delay_is_too_long_for_a_timer_waits_for_its_change() {
+    let mut queue = WorkQueue::new();
+    queue.add_change(reference("a"));
+    let object = queue.start_next().expect("it is due");
+    queue.finish(object, NextRun::After(Duration::MAX));
+    assert!(queue.start_next().is_none(), "it is delayed");
+    queue.add_change(reference("a"));
+    assert!(queue.start_next().is_some_and(|object| object == reference("a")));
+}

@@ -124,8 +124,10 @@ async fn the_capacity_is_acknowledged_before_the_node_is_deselected() {
     for _ in 0..2 {
         api.fail_next(RequestVerb::Create, ObjectKind::StorageCapacity, RequestFault::Status(500));
     }
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
     let _node = TestNode::start_with_store(&api, &store).await;
+    // Before it has listed the objects, it publishes none.
+    wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::StorageCapacity) > 0).await;
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
     wait_until(&api, |api| {
         let is_known = published(api) == [("local".to_owned(), "10Mi".to_owned())];
         assert!(is_known || !is_deselected(api, "claim-1"), "deselected before the capacity is known");

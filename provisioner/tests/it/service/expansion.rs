@@ -188,6 +188,25 @@ async fn a_request_that_was_lowered_before_the_watch_reports_it_is_read_again() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_volume_that_only_a_later_list_shows_is_expanded() {
+    let api = test_api();
+    let node = TestNode::start(&api, NODE).await;
+    api.pause_watches(ObjectKind::Volume);
+    bind_claim(&api, json!({})).await;
+    api.patch_object(ObjectKind::Claim, CLAIM, request("100Mi"));
+    advance_time(60).await;
+    assert_eq!(byte_limit(&node.store).await, 50 * MIB, "its PersistentVolume is not known yet");
+    // All watches list again, that of the volumes after that of the claims.
+    for _ in 0..3 {
+        api.fail_next(RequestVerb::List, ObjectKind::Volume, RequestFault::Unreachable);
+    }
+    api.reset_watches();
+    api.resume_watches(ObjectKind::Volume);
+    wait_capacity(&api, "100Mi").await;
+    assert_eq!(byte_limit(&node.store).await, 100 * MIB);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_claim_that_a_retained_volume_was_bound_to_later_expands_it() {
     let (api, store) = (test_api(), MemStore::default());
     let _node = TestNode::start_with_store(&api, &store).await;

@@ -1,17 +1,22 @@
 //! Snapshots, restores and clones.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_provisioner::testing::objects::{
-    DRIVER, NODE, sample_claim, sample_snapshot_content, sample_uid,
+    DRIVER, NODE, sample_claim, sample_identity, sample_snapshot_content, sample_uid,
 };
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SELECTED_NODE, SnapshotId, SnapshotStore as _,
-    VolumeStore as _,
+    BEING_DELETED, CONTENT_FINALIZER, Deps, MANAGED_BY_LABEL, ProvisionerConfig, RunError, SELECTED_NODE,
+    SnapshotId, SnapshotStore as _, StepMoment, VolumeStep, VolumeStore as _,
 };
 use serde_json::{Value, json};
 
-use super::harness::{TestNode, advance_time, id, phase, test_api, wait_bound, wait_for_event, wait_until};
+use super::harness::{
+    TestNode, advance_time, id, phase, test_api, test_deps, wait_bound, wait_for_event, wait_until,
+};
 
 const USAGE: QuotaUsage = QuotaUsage { bytes: Bytes(4096), inodes: Inodes(7) };
 
@@ -136,6 +141,44 @@ async fn a_claim_created_before_its_snapshot_is_ready_is_restored_at_once() {
         started.elapsed()
     );
     assert_eq!(node.store.usage(&id(2)).await.expect("a volume").usage, USAGE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_became_ready_while_the_watch_was_disconnected_is_restored_at_once() {
+    let api = test_api();
+    let node = start_with_volume(&api).await;
+    api.create_object(ObjectKind::Claim, sample_claim(2, restore_of("snapshot-1")));
+    wait_for_event(&api, "claim-2", "ProvisioningFailed").await;
+    // The delay until the next attempt is minutes by now.
+    advance_time(250).await;
+    for _ in 0..3 {
+        api.fail_next(RequestVerb::List, ObjectKind::SnapshotContent, RequestFault::Unreachable);
+    }
+    api.reset_watches();
+    advance_time(1).await;
+    let started = tokio::time::Instant::now();
+    node.store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
+    let ready = json!({ "readyToUse": true, "snapshotHandle": snapshot_id(1).as_str() });
+    create_snapshot(&api, json!({ "status": ready }));
+    wait_bound(&api, "claim-2").await;
+    assert!(started.elapsed().as_secs() < 60, "the list wakes it, not the backoff: {:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_a_snapshot_is_reported_does_not_end_the_provisioner() {
+    let api = test_api();
+    let panicked = AtomicBool::new(false);
+    let hook = move |step: VolumeStep, _: StepMoment| {
+        let is_status = step == VolumeStep::UpdateSnapshotStatus;
+        assert!(!is_status || panicked.swap(true, Ordering::Relaxed), "a defect, once");
+    };
+    let deps = Deps { hook: Some(Arc::new(hook)), ..test_deps(&api, &MemStore::default()) };
+    let node = TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, None).await;
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    wait_bound(&api, "claim-1").await;
+    create_snapshot(&api, json!({}));
+    wait_ready(&api).await;
+    assert!(matches!(node.stop().await, Some(RunError::Canceled)));
 }
 
 #[tokio::test(start_paused = true)]
