@@ -163,12 +163,14 @@ fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist()
     released("living", "node-a", json!({}));
     released("retained", "node-gone", json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } }));
     released("foreign", "node-gone", json!({ "spec": { "csi": { "driver": "other.example" } } }));
-    released("by-hand", "node-gone", json!({ "metadata": { "annotations": { PROVISIONED_BY: null } } }));
+    // Without any provisioner, it would not stay released: the volume controller would try to delete it.
+    let provisioner = json!({ "metadata": { "annotations": { PROVISIONED_BY: "other.example" } } });
+    released("adopted", "node-gone", provisioner);
     create_volume(&kube, "free", ("node-gone", "Available"), json!({ "spec": { "claimRef": null } }));
     wait_in_force(&[(volumes, &|| delete(&kube, "retained")), (nodes, &|| delete(&kube, "living"))]);
 
     let finalizers = json!({ "metadata": { "finalizers": null } });
-    for name in ["retained", "foreign", "by-hand", "free"] {
+    for name in ["retained", "foreign", "adopted", "free"] {
         assert_rejected(delete(&kube, name), volumes, name);
         assert_rejected(patch(&kube, "pv", name, &finalizers), volumes, name);
     }

@@ -85,6 +85,11 @@ impl PolicyFixture {
         self.patch_with(node, (kind, name), patch, &[])
     }
 
+    fn select_as(&self, by: &str, claim: &str, node: Option<&str>) -> Result<String> {
+        let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
+        self.patch_as(by, "persistentvolumeclaim", claim, &patch)
+    }
+
     fn patch_status_as(&self, node: &str, claim: &str, patch: &Value) -> Result<String> {
         self.patch_with(node, ("persistentvolumeclaim", claim), patch, &["--subresource=status"])
     }
@@ -215,10 +220,7 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
         "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } },
     });
     site.kube.create_objects(&claim.to_string()).expect("a claim");
-    let select = |by: &str, node: Option<&str>| {
-        let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
-        site.patch_as(by, "persistentvolumeclaim", "claim", &patch)
-    };
+    let select = |by: &str, node: Option<&str>| site.select_as(by, "claim", node);
     assert_rejected(select("node-a", Some("node-b")), ONLY_NODE);
     select("node-a", Some("node-a")).expect("of its node");
     assert_rejected(select("node-a", Some("node-b")), ONLY_NODE);
@@ -226,15 +228,18 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
     assert_rejected(select("node-b", Some("node-b")), ONLY_NODE);
     assert_rejected(select("", None), "names no node");
     select("node-a", None).expect("of its node");
+    let mut foreign = claim.clone();
+    foreign["metadata"]["name"] = "foreign".into();
+    foreign["metadata"]["annotations"] =
+        json!({ "volume.kubernetes.io/storage-provisioner": "other.example" });
+    site.kube.create_objects(&foreign.to_string()).expect("a claim");
+    assert_rejected(site.select_as("node-a", "foreign", Some("node-a")), "or of one of another driver");
     // A claim with a data source goes to the node of that.
     let mut copy = claim;
     copy["metadata"]["name"] = "copy".into();
     copy["spec"]["dataSource"] = json!({ "kind": "PersistentVolumeClaim", "name": "claim" });
     site.kube.create_objects(&copy.to_string()).expect("a claim");
-    let hand = |by: &str, node: &str| {
-        let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
-        site.patch_as(by, "persistentvolumeclaim", "copy", &patch)
-    };
+    let hand = |by: &str, node: &str| site.select_as(by, "copy", Some(node));
     assert_rejected(hand("node-a", "node-b"), ONLY_NODE);
     hand("node-a", "node-a").expect("of its node");
     hand("node-a", "node-b").expect("it was selected before");
@@ -258,6 +263,8 @@ fn an_account_changes_no_other_metadata_of_a_claim() {
     let owner = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-00000000dead",
     });
+    // `own-claims.yaml` rejects changes of a status where there is no volume at all.
+    site.create_claim("bound", "volume", json!({}));
     for metadata in [
         // The garbage collector deletes what has no living owner.
         json!({ "ownerReferences": [owner] }),
@@ -271,14 +278,11 @@ fn an_account_changes_no_other_metadata_of_a_claim() {
     ] {
         let patch = json!({ "metadata": metadata });
         assert_rejected(site.patch_as("node-b", "persistentvolumeclaim", "claim", &patch), KEPT);
-        assert_rejected(site.patch_status_as("node-b", "claim", &patch), KEPT);
+        // Until it has seen that volume, `own-claims.yaml` may answer first.
+        assert_rejected(site.patch_status_as("node-b", "claim", &patch), "");
     }
-    let select = |node: Option<&str>| {
-        let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
-        site.patch_as("node-b", "persistentvolumeclaim", "claim", &patch)
-    };
-    select(Some("node-b")).expect("of its node");
-    select(None).expect("of its node");
+    site.select_as("node-b", "claim", Some("node-b")).expect("of its node");
+    site.select_as("node-b", "claim", None).expect("of its node");
 }
 
 #[test]
@@ -377,6 +381,9 @@ fn an_account_resizes_a_claim_without_a_selected_node_only_if_its_volume_is_on_i
         Ok(())
     };
     wait_until(TIMEOUT, "the claims' policy to be in force", is_in_force).expect("the policy is in force");
+    // A node that selected itself would pass for that of the volume.
+    let selected = site.select_as("node-b", "rebound", Some("node-b"));
+    assert_rejected(selected, "the selected node of a bound claim");
     site.patch_status_as("node-a", "rebound", &resized("3Mi")).expect("its volume is on this node");
 }
 
