@@ -194,7 +194,8 @@ const SOAKS: &[Soak] = &[
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let chosen: Vec<&Soak> = SOAKS.iter().filter(|soak| name.is_none_or(|name| name == soak.name)).collect();
     if chosen.is_empty() {
-        let names: Vec<_> = SOAKS.iter().map(|soak| soak.name).collect();
+        let mut names: Vec<_> = SOAKS.iter().map(|soak| soak.name).collect();
+        names.dedup();
         bail!("unknown stress run {:?}; known: {}", name.unwrap_or_default(), names.join(", "));
     }
     let mut report = Report::new(Log::default());

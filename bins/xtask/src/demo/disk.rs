@@ -58,7 +58,7 @@ impl DemoDisk {
 impl Drop for DemoDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.mount_point).output();
-        if self.is_encrypted {
+        if self.device.has_mapping() {
             let _ = Command::new("dmsetup").args(["remove", "--retry", MAPPING]).output();
         }
     }
@@ -77,6 +77,15 @@ impl LoopDevice {
         let device = PathBuf::from(free.trim());
         command_output(Command::new(&losetup).arg(&device).arg(image))?;
         Ok(Self(device))
+    }
+
+    /// Whether the mapping is over this device: another node's has the same name.
+    fn has_mapping(&self) -> bool {
+        let name = self.0.file_name().unwrap_or_default();
+        let holders = fs::read_dir(Path::new("/sys/block").join(name).join("holders"));
+        let read_name = |holder: PathBuf| fs::read_to_string(holder.join("dm/name"));
+        let mut holders = holders.into_iter().flatten().flatten();
+        holders.any(|holder| read_name(holder.path()).is_ok_and(|name| name.trim_end() == MAPPING))
     }
 }
 
@@ -134,7 +143,13 @@ mod tests {
         let device = disk.device.0.clone();
         let backing = Path::new("/sys/block").join(device.file_name().unwrap()).join("loop/backing_file");
         assert!(backing.exists());
+        // Another node has opened its volume meanwhile.
+        let dmsetup = |arguments: &[&str]| {
+            command_output(Command::new("dmsetup").args(arguments).env("DM_DISABLE_UDEV", "1")).unwrap()
+        };
+        dmsetup(&["create", MAPPING, "--noudevsync", "--table", "0 8 error"]);
         drop(disk);
         assert!(!backing.exists());
+        dmsetup(&["remove", "--noudevsync", MAPPING]);
     }
 }
