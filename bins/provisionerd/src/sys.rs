@@ -1,13 +1,13 @@
 //! The only unsafe code of the program.
 #![allow(unsafe_code, reason = "glibc's allocator is configured by calls that no library wraps")]
 
-/// The size from which an allocation gets pages of its own, and how much free memory the allocator keeps, in bytes.
+/// The size from which an allocation gets separate pages, and how much free memory the allocator keeps, in bytes.
 /// These are glibc's initial values: by itself it raises both, up to 64 MiB, with the largest list that is freed.
 #[cfg(target_env = "gnu")]
 const THRESHOLD_BYTES: libc::c_int = 128 << 10;
 
 /// Lets the allocator return memory that is no longer needed, at the price of a lock that all threads share. By default
-/// each of the threads that create volumes keeps memory of its own.
+/// each of the threads that create volumes keeps separate memory.
 ///
 /// To be called before the first thread is started. *Source:* mallopt(3).
 pub(crate) fn limit_free_memory() {

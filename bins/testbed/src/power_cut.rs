@@ -123,7 +123,7 @@ impl RecordedDisk {
         Self::acquire_disks(&[part_sizes])
     }
 
-    /// The same with each part on a disk of its own: a flush of one leaves the others in their caches.
+    /// The same with each part on a separate disk: a flush of one leaves the others in their caches.
     ///
     /// # Errors
     /// Those of [`acquire`](Self::acquire), with two disks for each part.
