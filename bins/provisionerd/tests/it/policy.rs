@@ -38,23 +38,10 @@ impl PolicyFixture {
             .expect("the policy");
         kube.apply_manifests(include_str!("../../../../deploy/policy/own-claims.yaml")).expect("the policy");
         let site = Self { kube, scratch: ScratchDir::new().expect("a directory") };
-        // The policy applies once the API server has observed it.
-        let is_in_force = || {
-            let foreign =
-                site.create_as("node-a", &volume_manifest("probe", DRIVER, &["node-b"]), "--dry-run=server");
-            let message = format!("{:#}", foreign.err().context("a foreign volume would be accepted")?);
-            ensure!(message.contains(POLICY), "{message}");
-            Ok(())
-        };
-        wait_until(TIMEOUT, "the policy to be in force", is_in_force).expect("the policy is in force");
-        let is_in_force = || {
-            let foreign = site.create_as("node-a", &capacity_manifest("probe", "node-b"), "--dry-run=server");
-            let message = format!("{:#}", foreign.err().context("a foreign capacity would be accepted")?);
-            ensure!(message.contains(CAPACITY_POLICY), "{message}");
-            Ok(())
-        };
-        wait_until(TIMEOUT, "the capacity's policy to be in force", is_in_force)
-            .expect("the policy is in force");
+        let foreign = volume_manifest("probe", DRIVER, &["node-b"]);
+        wait_until_rejected(|| site.create_as("node-a", &foreign, "--dry-run=server"), POLICY);
+        let foreign = capacity_manifest("probe", "node-b");
+        wait_until_rejected(|| site.create_as("node-a", &foreign, "--dry-run=server"), CAPACITY_POLICY);
         site
     }
 
@@ -162,12 +149,23 @@ fn capacity_manifest(name: &str, node: &str) -> Value {
     })
 }
 
+/// A policy applies once the API server has observed it, and the volumes that are its parameters.
+fn wait_until_rejected(tried: impl Fn() -> Result<String>, why: &str) {
+    let is_in_force = || {
+        let message = format!("{:#}", tried().err().context("it is accepted")?);
+        ensure!(message.contains(why), "{message}");
+        Ok(())
+    };
+    wait_until(TIMEOUT, why, is_in_force).expect("the policy is in force");
+}
+
 fn assert_rejected(tried: Result<String>, why: &str) {
     let message = format!("{:#}", tried.expect_err("the policy rejects it"));
     assert!(message.contains("provisionerd-own-") && message.contains(why), "{message}");
 }
 
 const FOREIGN: &str = "not one of this driver on this node alone";
+const VOLUME_ELSEWHERE: &str = "the volume of the claim is not one of this driver on this node alone";
 
 #[test]
 #[ignore = "needs kube"]
@@ -263,8 +261,10 @@ fn an_account_changes_no_other_metadata_of_a_claim() {
     let owner = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-00000000dead",
     });
-    // `own-claims.yaml` rejects changes of a status where there is no volume at all.
+    // Without any volume, the policy of claims rejects each status before this one.
     site.create_claim("bound", "volume", json!({}));
+    let labels = json!({ "metadata": { "labels": { "app": "other" } } });
+    wait_until_rejected(|| site.patch_status_as("node-b", "claim", &labels), KEPT);
     for metadata in [
         // The garbage collector deletes what has no living owner.
         json!({ "ownerReferences": [owner] }),
@@ -278,8 +278,7 @@ fn an_account_changes_no_other_metadata_of_a_claim() {
     ] {
         let patch = json!({ "metadata": metadata });
         assert_rejected(site.patch_as("node-b", "persistentvolumeclaim", "claim", &patch), KEPT);
-        // Until it has seen that volume, `own-claims.yaml` may answer first.
-        assert_rejected(site.patch_status_as("node-b", "claim", &patch), "");
+        assert_rejected(site.patch_status_as("node-b", "claim", &patch), KEPT);
     }
     site.select_as("node-b", "claim", Some("node-b")).expect("of its node");
     site.select_as("node-b", "claim", None).expect("of its node");
@@ -373,14 +372,8 @@ fn an_account_resizes_a_claim_without_a_selected_node_only_if_its_volume_is_on_i
     let site = PolicyFixture::start();
     site.kube.apply_manifests(STATUS_READER).expect("a role");
     site.create_claim("rebound", "pvc-rebound", json!({}));
-    // The policy applies once the API server has observed it.
-    let is_in_force = || {
-        let tried = site.patch_status_as("node-b", "rebound", &resized("2Mi"));
-        let message = format!("{:#}", tried.err().context("a foreign claim would be resized")?);
-        ensure!(message.contains(CLAIMS_POLICY), "{message}");
-        Ok(())
-    };
-    wait_until(TIMEOUT, "the claims' policy to be in force", is_in_force).expect("the policy is in force");
+    let by_other_node = || site.patch_status_as("node-b", "rebound", &resized("2Mi"));
+    wait_until_rejected(by_other_node, VOLUME_ELSEWHERE);
     // A node that selected itself would pass for that of the volume.
     let selected = site.select_as("node-b", "rebound", Some("node-b"));
     assert_rejected(selected, "the selected node of a bound claim");
