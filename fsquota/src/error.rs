@@ -68,10 +68,10 @@ pub enum Error {
     /// The file system is mounted read-only. Remount it.
     #[error("the file system is mounted read-only: remount it with `mount -o remount,rw`")]
     ReadOnly,
-    /// Another process, which only root can start, has held the lock that serializes changes until the
+    /// Other processes, which only root can start, have held the lock that serializes changes until the
     /// deadline. A retry helps.
     #[error(
-        "another process has held {0} for {1} s: wait for it, or stop it (`fuser -v {0}`)",
+        "other processes have held {0} for {1} s: wait for them, or stop them (`fuser -v {0}`)",
         path.display(),
         LOCK_TIMEOUT.as_secs()
     )]
