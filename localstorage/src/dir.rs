@@ -135,7 +135,16 @@ impl Dir {
     /// # Errors
     /// [`FileOperation::Open`]; also [`is_not_a_file`](Error::is_not_a_file).
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File, Error> {
-        self.open_regular_file(path.as_ref(), FileOperation::Open).map(|(fd, _)| fd.into())
+        self.open_regular_file(path.as_ref(), OFlags::RDONLY, FileOperation::Open).map(|(fd, _)| fd.into())
+    }
+
+    /// Opens an existing regular file below this directory to read and write. What the caller writes is not durable
+    /// until it is synced. To create a missing file, use [`open_or_create_file`](Self::open_or_create_file).
+    ///
+    /// # Errors
+    /// Those of [`open_file`](Self::open_file).
+    pub fn open_file_to_write(&self, path: impl AsRef<Path>) -> Result<File, Error> {
+        self.open_regular_file(path.as_ref(), OFlags::RDWR, FileOperation::Open).map(|(fd, _)| fd.into())
     }
 
     /// Reads a regular file of at most [`READ_LIMIT`] bytes.
@@ -153,7 +162,7 @@ impl Dir {
     /// [`is_not_a_file`](Error::is_not_a_file), [`is_too_large`](Error::is_too_large).
     pub fn read_at_most(&self, path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>, Error> {
         let path = path.as_ref();
-        let (fd, metadata) = self.open_regular_file(path, FileOperation::Read)?;
+        let (fd, metadata) = self.open_regular_file(path, OFlags::RDONLY, FileOperation::Read)?;
         let to_error = |source: io::Error| Error::new(FileOperation::Read, self.full_path(path), source);
         let mut content = Vec::new();
         if metadata.size <= limit {
@@ -172,10 +181,15 @@ impl Dir {
         Ok(content)
     }
 
-    fn open_regular_file(&self, path: &Path, operation: FileOperation) -> Result<(OwnedFd, Metadata), Error> {
+    fn open_regular_file(
+        &self,
+        path: &Path,
+        access: OFlags,
+        operation: FileOperation,
+    ) -> Result<(OwnedFd, Metadata), Error> {
         // A pipe without a writer must not block the caller, and a terminal must not become its controlling
         // terminal.
-        let fd = self.open_beneath(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, operation)?;
+        let fd = self.open_beneath(path, access | OFlags::NONBLOCK | OFlags::NOCTTY, operation)?;
         let to_error = |source: io::Error| Error::new(operation, self.full_path(path), source);
         let metadata = Metadata::from_stat(&syscalls::stat(&fd).map_err(|source| to_error(source.into()))?);
         if metadata.kind != FileKind::File {

@@ -11,10 +11,11 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use crate::fixture::{raw_names, scratch_dir};
 
 /// All operations that take a path, with their names.
-fn path_operations(dir: &Dir, path: &Path) -> [(&'static str, Result<(), Error>); 11] {
+fn path_operations(dir: &Dir, path: &Path) -> [(&'static str, Result<(), Error>); 12] {
     [
         ("read", dir.read(path).map(drop)),
         ("open_file", dir.open_file(path).map(drop)),
+        ("open_file_to_write", dir.open_file_to_write(path).map(drop)),
         ("write", dir.write(path, b"changed", FileMode::PRIVATE_FILE)),
         ("open_dir", dir.open_dir(path).map(drop)),
         ("ensure_dir", dir.ensure_dir(path, FileMode::new(0o711)).map(drop)),
