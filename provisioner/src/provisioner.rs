@@ -56,7 +56,8 @@ pub struct ProvisionerConfig {
     /// How many claims are reconciled concurrently; the same number applies to volumes. Default 16: most of
     /// the time is spent waiting for the API server.
     pub concurrency: NonZeroU16,
-    /// How many volumes are copied from a snapshot or another volume concurrently; the other claims don't wait for them.
+    /// How many volumes are copied from a snapshot or another volume concurrently, and how many snapshots are taken; the
+    /// other claims don't wait for them.
     /// Default 4: copies keep the disk busy.
     pub copy_concurrency: NonZeroU16,
     /// The backoff of retries, for each claim and volume separately. Default 1 s, doubled up to 5 min, with a

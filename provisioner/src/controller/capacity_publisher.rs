@@ -12,12 +12,12 @@ use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event};
 use nodekeel_fsquota::Bytes;
-use tokio::sync::{Mutex as AsyncMutex, Notify};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::apply::{ApplyError, status_code};
 use crate::controller::ReconcileContext;
-use crate::controller::retry_tracker::random_fraction;
+use crate::controller::retry_tracker::{later, random_fraction};
 use crate::controller::watch_errors::with_backoff;
 use crate::error_chain::format_chain;
 use crate::plan::{
@@ -33,6 +33,9 @@ const PUBLISH_INTERVAL: Duration = Duration::from_secs(5);
 /// of other data, or has no inodes left. Nothing reports when that ends.
 const SHORTAGE_PERIOD: Duration = Duration::from_secs(60);
 
+/// How long a claim that does not fit waits for the first list of the objects, without which nothing is published.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often changes are planned in a row; each time another client has changed an object meanwhile.
 const MAX_PASSES: usize = 4;
 
@@ -43,6 +46,8 @@ pub(super) struct CapacityPublisher {
     changed: Notify,
     /// The objects that exist, by their names.
     found: Mutex<FoundObjects>,
+    /// Whether the first list of them is complete.
+    is_listed: watch::Sender<bool>,
     /// Locked during a publication.
     offer: AsyncMutex<CapacityOffer>,
 }
@@ -133,6 +138,12 @@ impl CapacityPublisher {
         self.changed.notify_one();
     }
 
+    /// Waits until it is known which objects exist.
+    async fn wait_until_listed(&self) {
+        // Never fails: `self` holds the sender.
+        let _ = self.is_listed.subscribe().wait_for(|is_listed| *is_listed).await;
+    }
+
     fn found(&self) -> MutexGuard<'_, FoundObjects> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -175,8 +186,12 @@ async fn watch_objects(context: &ReconcileContext) {
             Event::Apply(object) | Event::InitApply(object) | Event::Delete(object) => is_ours(object),
             Event::Init | Event::InitDone => true,
         });
+        let is_list = matches!(event, Some(Event::InitDone));
         if event.is_some_and(|event| context.capacity.found().observe_event(event)) {
             context.capacity.notify_change();
+        }
+        if is_list {
+            context.capacity.is_listed.send_replace(true);
         }
         ready(())
     };
@@ -197,7 +212,7 @@ async fn publish_changes(context: &ReconcileContext) {
                 let delay = backoff.jittered_delay(failures, random_fraction());
                 context.record_api_error(&error);
                 tracing::warn!("publish the free capacity: {}; retrying in {delay:?}", format_chain(&error));
-                (None, Some(Instant::now() + delay))
+                (None, Some(later(delay)))
             }
         };
         sleep(PUBLISH_INTERVAL).await;
@@ -289,6 +304,11 @@ impl ReconcileContext {
     /// Publishes that a volume of this size did not fit, before another node is selected for it: otherwise the
     /// scheduler might select this one again.
     pub(super) async fn publish_shortage(&self, size: Bytes) -> Result<(), ApplyError> {
+        let store = &self.provisioner.applier.store;
+        if store.capacity().await.map_err(ApplyError::Store)?.is_some() {
+            // Without the right to list them it never ends.
+            let _ = timeout(LIST_TIMEOUT, self.capacity.wait_until_listed()).await;
+        }
         match self.publish_capacity(Some(size)).await {
             // Without that right the scheduler knows of no capacity: another try is all that is left.
             Err(error) if is_rejected(&error) => {

@@ -8,6 +8,9 @@ use std::time::Duration;
 use nodekeel_supervisor::Backoff;
 use tokio::time::Instant;
 
+/// What passes for never; a moment that is much later can't be represented.
+const LONGEST_WAIT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
 /// The retry states of objects that were not reconciled at the first attempt, by UID.
 #[derive(Debug)]
 pub(super) struct RetryTracker {
@@ -49,7 +52,7 @@ impl RetryTracker {
     /// comes back, it is held for the backoff delay, which is returned.
     pub(super) fn record_reschedule(&self, uid: &str) -> Duration {
         let time = self.record_failure(uid);
-        self.retry_states().entry(uid.to_owned()).or_default().held_until = Some(Instant::now() + time);
+        self.retry_states().entry(uid.to_owned()).or_default().held_until = Some(later(time));
         time
     }
 
@@ -74,7 +77,7 @@ impl RetryTracker {
     pub(super) fn remaining_wait(&self, uid: &str, time: impl FnOnce() -> Duration) -> Option<Duration> {
         let (mut all, now) = (self.retry_states(), Instant::now());
         let state = all.entry(uid.to_owned()).or_default();
-        let due = *state.wait_until.get_or_insert_with(|| now + time());
+        let due = *state.wait_until.get_or_insert_with(|| later(time()));
         let left = due.saturating_duration_since(now);
         if left.is_zero() {
             state.wait_until = None;
@@ -91,6 +94,11 @@ impl RetryTracker {
         state.last_rejection = Some(rejection.to_owned());
         is_new
     }
+}
+
+/// The moment after a time that a configuration may have set, however long it is.
+pub(super) fn later(time: Duration) -> Instant {
+    Instant::now() + time.min(LONGEST_WAIT)
 }
 
 /// A random number in `[0, 1)`.
@@ -127,6 +135,15 @@ mod tests {
         assert_eq!(wait(), Some(Duration::from_secs(1)));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(wait(), None);
+    }
+
+    #[test]
+    fn a_hold_may_last_for_ever() {
+        let initial = Duration::MAX;
+        let tracker = RetryTracker::new(Backoff { initial, factor: 2.0, max: initial, jitter: 0.0 });
+        tracker.record_reschedule("a");
+        assert!(tracker.remaining_hold("a").is_some_and(|time| time > LONGEST_WAIT / 2));
+        assert!(tracker.remaining_wait("b", || initial).is_some());
     }
 
     #[test]

@@ -37,13 +37,17 @@ pub(super) async fn run_snapshots(context: &Arc<ReconcileContext>) {
                 Ok(watcher::Event::Apply(content)) => content.is_ready(),
                 // One may have become ready while the watch was disconnected.
                 Ok(watcher::Event::InitDone) => true,
+                Ok(watcher::Event::Delete(content)) => {
+                    requeued.retries.forget(content.metadata.uid.as_deref().unwrap_or_default());
+                    false
+                }
                 _ => false,
             };
             if may_be_ready {
                 requeued.requeue_restores();
             }
         });
-    let concurrency = provisioner.config.concurrency;
+    let concurrency = provisioner.config.copy_concurrency;
     reconcile_changes(changed_objects(events), (contents, concurrency), async |content| {
         let done = catch_panic(reconcile_content(&content, context)).await;
         done.unwrap_or_else(|error| retry_content(&content, &error, context))

@@ -152,7 +152,8 @@ impl OpenStore {
 }
 
 impl StoreInner {
-    /// Opens the directory beside the store that uses it, to count what is in it. Nothing in it is changed.
+    /// Opens the directory beside the store that uses it, to count what is in it. Creates the directories of a store
+    /// where they are missing, and changes nothing else.
     pub(super) fn open_beside(
         base: Dir,
         quota: Arc<dyn QuotaSetter>,

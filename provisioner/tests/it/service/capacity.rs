@@ -116,6 +116,26 @@ async fn objects_that_another_client_deletes_or_changes_are_repaired() {
     wait_published(&api, &[("local", "50Mi")]).await;
 }
 
+async fn wait_deselected_after_publication(api: &FakeApi) {
+    wait_until(api, |api| {
+        let is_known = published(api) == [("local".to_owned(), "10Mi".to_owned())];
+        assert!(is_known || !is_deselected(api, "claim-1"), "deselected before the capacity is known");
+        is_deselected(api, "claim-1")
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_does_not_fit_waits_for_the_list_of_published_capacities() {
+    let (api, store) = (test_api(), store_of(10));
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    for _ in 0..2 {
+        api.fail_next(RequestVerb::List, ObjectKind::StorageCapacity, RequestFault::Status(500));
+    }
+    let _node = TestNode::start_with_store(&api, &store).await;
+    wait_deselected_after_publication(&api).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_capacity_is_acknowledged_before_the_node_is_deselected() {
     let (api, store) = (test_api(), store_of(10));
@@ -128,12 +148,7 @@ async fn the_capacity_is_acknowledged_before_the_node_is_deselected() {
     // Before it has listed the objects, it publishes none.
     wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::StorageCapacity) > 0).await;
     api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
-    wait_until(&api, |api| {
-        let is_known = published(api) == [("local".to_owned(), "10Mi".to_owned())];
-        assert!(is_known || !is_deselected(api, "claim-1"), "deselected before the capacity is known");
-        is_deselected(api, "claim-1")
-    })
-    .await;
+    wait_deselected_after_publication(&api).await;
     let notes = api.event_notes("claim-1");
     assert!(notes.iter().any(|note| note.contains("50Mi never fits on this node")), "{notes:?}");
 }
