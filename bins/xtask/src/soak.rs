@@ -121,6 +121,12 @@ const SOAKS: &[Soak] = &[
         work: Work::Tests("provisionerd", "node", "kills::a_daemon_killed_at_each_moment"),
         count: None,
     },
+    // The API server killed for 150 s under provisionerd.
+    Soak {
+        name: "api-outage",
+        work: Work::Tests("provisionerd", "it", "api_outage::"),
+        count: None,
+    },
     // The power cut between the writes of expansions, on XFS and ext4.
     Soak {
         name: "volume-power-cuts",

@@ -5,6 +5,8 @@ mod agent;
 #[cfg(feature = "kill-points")]
 mod agent_policy;
 #[cfg(feature = "kill-points")]
+mod api_outage;
+#[cfg(feature = "kill-points")]
 mod capacity;
 mod charts;
 #[cfg(feature = "kill-points")]
