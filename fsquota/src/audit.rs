@@ -18,7 +18,7 @@ use crate::engine::QuotaEngine;
 use crate::kernel::{ProjectTag, QuotaKernel};
 use crate::linux::LinuxKernel;
 use crate::tree::{OpenEntry, TreeVisitor, walk_tree};
-use crate::{Bytes, Error, Inodes, ProjectId, ProjectRange, QuotaLimits, QuotaUsage};
+use crate::{Bytes, Error, Inodes, ProjectId, ProjectRange, QuotaLimits, QuotaStatus, QuotaUsage};
 
 use judge::{KnownProjects, Scope};
 use owner_search::OwnerSearch;
@@ -89,6 +89,9 @@ pub struct AuditSummary {
     /// What has a project of an unknown owner, which is never changed: [`FindingKind::Restored`] and
     /// [`FindingKind::Unowned`], and all entries that lie in them.
     pub unowned: QuotaUsage,
+    /// Directories that own a project and use more than its limits: processes with `CAP_SYS_RESOURCE` exceed those of ext4,
+    /// those with `CAP_FOWNER` on XFS return to a project what left it, or a limit was set below the usage.
+    pub over_limit: u64,
     /// Repaired entries.
     pub repaired: u64,
     /// Immutable entries (`chattr +i`), which were not repaired.
@@ -173,13 +176,18 @@ pub(crate) fn audit_tree(
     let mut search = OwnerSearch::new(None, WalkPace::new(options.entries_per_second), stop);
     visit_tree(dir, &mut search)?;
     let listed = engine.list_projects(ProjectRange::full_range())?;
+    let is_exceeded =
+        |status: &&QuotaStatus| search.owned.contains(&status.project.get()) && status.is_over_limit();
+    let over_limit = listed.iter().filter(is_exceeded).count() as u64;
     let limited = listed.into_iter().filter(|status| status.limits != QuotaLimits::default());
     let limited = limited.map(|status| status.project.get()).collect();
     let projects = KnownProjects { owned: search.owned, limited };
     let above = scope_above(&engine.kernel, dir).map_err(|source| walk_error((PathBuf::new(), source)))?;
     let mut visitor = AuditVisitor::new((engine, &projects), (options, stop), above);
     visit_tree(dir, &mut visitor)?;
-    Ok(visitor.into_report(search.unread))
+    let mut report = visitor.into_report(search.unread);
+    report.summary.over_limit = over_limit;
+    Ok(report)
 }
 
 /// Finds the directories of a project in the tree of a directory.

@@ -22,6 +22,7 @@ struct AuditOutput {
     escaped: UsageOutput,
     outside: UsageOutput,
     unowned: UsageOutput,
+    over_limit: u64,
     repaired: u64,
     immutable: u64,
     special: u64,
@@ -94,6 +95,7 @@ fn print_report(path: &Path, report: &AuditReport, out: &mut OutputWriter) -> Re
         escaped,
         outside,
         unowned,
+        over_limit,
         repaired,
         immutable,
         special,
@@ -113,6 +115,7 @@ fn print_report(path: &Path, report: &AuditReport, out: &mut OutputWriter) -> Re
     }
     let mut line = format!("{entries} inspected, {owners} owners, {repaired} repaired");
     for (count, what) in [
+        (over_limit, "owners over their limits"),
         (immutable, "immutable (run `chattr -i` on them, then try again)"),
         (special, "links and special files, whose project this kernel does not tell"),
         (mounts, "mounts not entered"),
@@ -157,7 +160,7 @@ impl AuditOutput {
             project: found.project.map(ProjectId::get),
         };
         let AuditSummary { entries, owners, escaped, outside, unowned, repaired, .. } = report.summary;
-        let AuditSummary { immutable, special, mounts, unread, .. } = report.summary;
+        let AuditSummary { over_limit, immutable, special, mounts, unread, .. } = report.summary;
         let unread_paths = report.unread.iter().map(|path| path.to_string_lossy().into_owned()).collect();
         Self {
             directory: path.to_string_lossy().into_owned(),
@@ -166,6 +169,7 @@ impl AuditOutput {
             escaped: usage(escaped),
             outside: usage(outside),
             unowned: usage(unowned),
+            over_limit,
             repaired,
             immutable,
             special,

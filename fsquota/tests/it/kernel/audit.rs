@@ -211,6 +211,20 @@ fn an_audit_follows_no_link_enters_no_mount_and_counts_what_it_can_not_read() {
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_directory_that_uses_more_than_its_limit_is_counted() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_limited_dir("dir", both_limits(8 * MIB, 100));
+        write_synced(&fixture.path("dir/file"), 64 * 1024);
+        assert_eq!(audit(&fixture, "", false).summary.over_limit, 0);
+        let dir = fixture.open_dir("dir");
+        fixture.quota.set_limits(dir.as_fd(), both_limits(4096, 100)).unwrap();
+        let report = audit(&fixture, "", false);
+        assert!(report.summary.over_limit == 1 && report.is_clean(), "{report:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn an_audit_of_a_part_knows_the_owner_above_and_takes_its_time() {
     on_xfs_and_ext4(|fixture| {
         fixture.create_limited_dir("dir", both_limits(8 * MIB, 200));
