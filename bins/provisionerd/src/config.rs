@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use nodekeel_fsquota::Bytes;
@@ -58,6 +59,7 @@ pub(crate) struct DaemonConfig {
     #[serde(deserialize_with = "deserialize_mode")]
     pub(crate) volume_mode: FileMode,
     pub(crate) capacity: CapacityConfig,
+    pub(crate) audit: AuditConfig,
     pub(crate) log: LogConfig,
 }
 
@@ -73,6 +75,21 @@ pub(crate) struct CapacityConfig {
 impl Default for CapacityConfig {
     fn default() -> Self {
         Self { ratio: 1.0, reserve: Bytes(0) }
+    }
+}
+
+/// The `[audit]` section.
+#[derive(Debug, Clone, Copy, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct AuditConfig {
+    #[serde(deserialize_with = "deserialize_interval")]
+    pub(crate) interval: Duration,
+    pub(crate) rate: NonZeroU32,
+}
+
+impl Default for AuditConfig {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(6 * 60 * 60), rate: NonZeroU32::MIN.saturating_add(999) }
     }
 }
 
@@ -107,6 +124,7 @@ impl Default for DaemonConfig {
             concurrency: NonZeroU16::MIN.saturating_add(15),
             volume_mode: FileMode::new(0o777),
             capacity: CapacityConfig::default(),
+            audit: AuditConfig::default(),
             log: LogConfig::default(),
         }
     }
@@ -130,6 +148,17 @@ fn deserialize_node_name<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<NodeName>, D::Error> {
     deserialize_parsed(deserializer).map(Some)
+}
+
+fn deserialize_interval<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    parse_interval(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
+    interval.filter(|interval| *interval >= Duration::from_secs(1)).ok_or_else(|| {
+        format!("invalid interval {text:?}: use a duration of at least a second, such as \"30m\"")
+    })
 }
 
 fn deserialize_mode<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<FileMode, D::Error> {
@@ -173,6 +202,9 @@ pub(crate) struct ConfigFlags {
     /// Bytes kept for other data, such as 10Gi
     #[arg(long, value_name = "BYTES")]
     capacity_reserve: Option<Bytes>,
+    /// Time between two audits of limits, such as 30m
+    #[arg(long, value_name = "DURATION", value_parser = parse_interval)]
+    audit_interval: Option<Duration>,
     /// Log format
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -198,6 +230,7 @@ impl ConfigFlags {
             kubeconfig,
             capacity_ratio,
             capacity_reserve,
+            audit_interval,
             log_format,
             log_level,
             ..
@@ -211,6 +244,7 @@ impl ConfigFlags {
         config.kubeconfig = kubeconfig.or(config.kubeconfig);
         config.capacity.ratio = capacity_ratio.unwrap_or(config.capacity.ratio);
         config.capacity.reserve = capacity_reserve.unwrap_or(config.capacity.reserve);
+        config.audit.interval = audit_interval.unwrap_or(config.audit.interval);
         config.log.format = log_format.unwrap_or(config.log.format);
         config.log.level = log_level.unwrap_or(config.log.level);
         config.validate()
@@ -295,6 +329,17 @@ mod tests {
                 && parse_config("volume_mode = \"17777\"\n").is_err()
         );
         assert!(parse_config("concurrency = 0\n").is_err());
+        for (interval, seconds) in
+            [("5s", Some(5)), ("1h 30m", Some(5400)), ("0s", None), ("-1h", None), ("6", None)]
+        {
+            let config = parse_config(&format!("[audit]\ninterval = \"{interval}\"\n")).ok();
+            assert_eq!(
+                config.map(|config| config.audit.interval),
+                seconds.map(Duration::from_secs),
+                "{interval}"
+            );
+        }
+        assert!(parse_config("[audit]\nrate = 0\n").is_err());
     }
 
     #[test]
@@ -305,12 +350,14 @@ mod tests {
             config: Some(file.path().to_owned()),
             directory: Some("/b".into()),
             no_csi: true,
+            audit_interval: Some(Duration::from_secs(5)),
             ..Default::default()
         };
         let config = flags.load_config().expect("a configuration");
         assert_eq!(config.driver.as_str(), "a.b");
         assert_eq!(config.directory, Path::new("/b"));
         assert!(!config.csi);
+        assert_eq!(config.audit.interval, Duration::from_secs(5));
         let zero = ConfigFlags { capacity_ratio: Some(0.0), ..Default::default() };
         assert!(matches!(zero.load_config(), Err(ConfigError::CapacityRatio(_))));
         let relative = ConfigFlags { directory: Some("b".into()), ..Default::default() };

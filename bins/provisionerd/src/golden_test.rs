@@ -31,6 +31,7 @@ fn configurations_of_the_first_release_are_read() {
         concurrency: 3.try_into().expect("not 0"),
         volume_mode: FileMode::new(0o750),
         capacity: DaemonConfig::default().capacity,
+        audit: DaemonConfig::default().audit,
         log: LogConfig { format: LogFormat::Json, level: "info,nodekeel_provisioner=debug".into() },
     };
     assert_eq!(config, expected);

@@ -140,6 +140,7 @@ impl DaemonParts {
         };
         let mut wanted = ProvisionerConfig::new(identity);
         wanted.concurrency = config.concurrency;
+        (wanted.audit_interval, wanted.audit_rate) = (config.audit.interval, config.audit.rate);
         let deps = Deps {
             client: client.clone(),
             store: store.clone(),

@@ -145,6 +145,8 @@ const SOAKS: &[Soak] = &[
         work: Work::ImageTests("provisionerd", "node", "three_nodes::"),
         count: None,
     },
+    // Each way out of a quota, on ext4; `cargo xtask test` has them on XFS.
+    Soak { name: "quota-escapes", work: Work::ImageTests("provisionerd", "node", "escapes::"), count: None },
     // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.
     Soak {
         name: "node-kills",

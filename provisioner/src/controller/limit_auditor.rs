@@ -44,4 +44,8 @@ fn log_changes(last: &AuditSummary, now: &AuditSummary) {
             );
         }
     }
+    if now.over_limit > 0 && last.over_limit != now.over_limit {
+        let volumes = now.over_limit;
+        tracing::warn!(volumes, "volumes use more than their limits: find them with `provisionerd volumes`");
+    }
 }

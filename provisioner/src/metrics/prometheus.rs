@@ -30,6 +30,7 @@ type MetricLabels = Vec<(&'static str, String)>;
 ///   before the first one: `escaped` left the limits of its volume, `outside` counts for a volume in which it doesn't lie,
 ///   `unowned` has limits of an unknown owner;
 /// - `controller_persistentvolume_audit_unread`: what the last audit could not inspect.
+/// - `controller_persistentvolume_over_limit`: volumes that use more than their limits, as of the last audit.
 /// - `csistoragecapacities_desired_goal`, `csistoragecapacities_desired_current` and `csistoragecapacities_obsolete`: the
 ///   CSIStorageCapacity objects that this node should have, those that are up to date, and those to delete;
 /// - `controller_api_errors_total`, with `call`: failed calls of the API server.
@@ -58,6 +59,7 @@ struct AuditMetrics {
     bytes: Family<MetricLabels, Gauge>,
     files: Family<MetricLabels, Gauge>,
     unread: Family<MetricLabels, Gauge>,
+    over_limit: Family<MetricLabels, Gauge>,
 }
 
 #[derive(Debug, Clone)]
@@ -141,6 +143,7 @@ impl AuditMetrics {
                 &this.files,
             ),
             ("audit_unread", "Files and directories that the last audit could not inspect", &this.unread),
+            ("over_limit", "Volumes that use more than their limits, as of the last audit", &this.over_limit),
         ] {
             registry.register(format!("controller_persistentvolume_{name}"), help, Family::clone(family));
         }
@@ -151,13 +154,14 @@ impl AuditMetrics {
         let set = |family: &Family<MetricLabels, Gauge>, labels: MetricLabels, value: u64| {
             family.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
-        let AuditSummary { escaped, outside, unowned, unread, .. } = summary;
+        let AuditSummary { escaped, outside, unowned, unread, over_limit, .. } = summary;
         for (reason, usage) in [("escaped", escaped), ("outside", outside), ("unowned", unowned)] {
             let labels = || vec![("reason", reason.to_owned())];
             set(&self.bytes, labels(), usage.bytes.0);
             set(&self.files, labels(), usage.inodes.0);
         }
         set(&self.unread, Vec::new(), *unread);
+        set(&self.over_limit, Vec::new(), *over_limit);
     }
 }
 
@@ -239,13 +243,14 @@ mod tests {
             prometheus_client::encoding::text::encode(&mut text, registry).expect("encode");
             text
         };
-        let is_value = |line: &&str| line.contains("uncounted") || line.contains("audit_unread");
+        let names = ["uncounted", "audit_unread", "over_limit"];
+        let is_value = |line: &&str| names.iter().any(|name| line.contains(name));
         let values = |text: &str| text.lines().filter(|line| !line.starts_with('#')).filter(is_value).count();
         let text = encode(&registry);
         assert_eq!(values(&text), 0, "{text}");
         let mut summary = AuditSummary::default();
         (summary.escaped.bytes.0, summary.escaped.inodes.0, summary.outside.inodes.0) = (4096, 2, 1);
-        summary.unread = 3;
+        (summary.unread, summary.over_limit) = (3, 1);
         metrics.set_audit(&summary);
         let text = encode(&registry);
         for line in [
@@ -254,6 +259,7 @@ mod tests {
             "controller_persistentvolume_uncounted_files{reason=\"outside\"} 1",
             "controller_persistentvolume_uncounted_bytes{reason=\"unowned\"} 0",
             "controller_persistentvolume_audit_unread{} 3",
+            "controller_persistentvolume_over_limit{} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

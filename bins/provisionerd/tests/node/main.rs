@@ -5,6 +5,7 @@
 
 mod cluster;
 mod disk;
+mod escapes;
 mod external_storage;
 #[cfg(feature = "kill-points")]
 mod kills;
