@@ -16,6 +16,7 @@ use crate::error_chain::format_chain;
 use crate::event::{EventReason, EventRecorder};
 use crate::guard::{GuardError, VolumeGuard, VolumeReservation};
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::manifest::build_persistent_volume;
 use crate::metrics::VolumeMetrics;
 use crate::plan::{
@@ -353,11 +354,15 @@ impl ActionApplier {
         spec: &VolumeSpec,
         content: &VolumeContent<'_>,
     ) -> Result<CreateOutcome, ApplyError> {
-        match content {
-            VolumeContent::Copy(snapshots, from) => {
+        match (content, spec.kind) {
+            (VolumeContent::Copy(snapshots, from), VolumeKind::Directory) => {
                 snapshots.create_volume_from(&spec.id, from, spec.limits).await
             }
-            _ => self.store.create(&spec.id, spec.limits).await,
+            (VolumeContent::Copy(snapshots, from), VolumeKind::Image(format)) => {
+                snapshots.create_image_from(&spec.id, from, format, spec.capacity).await
+            }
+            (_, VolumeKind::Directory) => self.store.create(&spec.id, spec.limits).await,
+            (_, VolumeKind::Image(format)) => self.store.create_image(&spec.id, format, spec.capacity).await,
         }
         .map_err(ApplyError::Store)?;
         let volume = build_persistent_volume(&self.identity, store, spec);

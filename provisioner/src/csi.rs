@@ -1,8 +1,7 @@
 //! The CSI node plugin: mounts volumes into pods, and registers the driver with the kubelet.
 //!
 //! It does not create or delete volumes: the [`Provisioner`](crate::Provisioner) does, in a
-//! [`VolumeStore`](crate::VolumeStore). So it has no controller service. It supports neither staging nor
-//! block volumes.
+//! [`VolumeStore`](crate::VolumeStore). So it has no controller service. It does not support staging.
 //!
 //! ```text
 //!   kubelet ── plugins_registry/<driver>@reg.sock ── registration: the driver's name and the path of csi.sock
@@ -10,6 +9,7 @@
 //!      └────── plugins/<driver>/csi.sock ─────────── node: publish, unpublish, stats
 //!                                               │
 //!              VolumeOpener::open ── descriptor ──┴── VolumeMounter::mount ── pods/<uid>/volumes/…/mount
+//!                                                                        └─ plugins/kubernetes.io/csi/volumeDevices/publish/…
 //! ```
 //!
 //! # Behaviour
@@ -18,6 +18,10 @@
 //!   beneath the kubelet's directory without following symbolic links.
 //! - A repeated publish, also after a restart of the kubelet or of this program, finds the mount and keeps
 //!   it.
+//! - A block volume is a loop device with direct IO over the volume's file, attached while it is published. It is
+//!   read-only or writable, for all pods on the node. The file system of a strict volume is mounted from such a device,
+//!   which disappears with the last mount. Nothing of both is kept in memory, and what a killed process leaves attached is
+//!   used again, or released by the unpublish, by the next start, or with the volume.
 //! - While a call for a volume is in flight, a second one fails with `ABORTED`; the kubelet retries.
 //! - A pod's mount has `nosuid` and `nodev` unless the PersistentVolume's `mountOptions` contain `suid` or
 //!   `dev`. It has `noexec` only if they contain it: with runc before 1.2, a container's mount inherits the
@@ -33,6 +37,7 @@ mod condition;
 mod guard;
 mod identity;
 mod in_flight;
+mod mount_source;
 mod mounter;
 mod node;
 mod plugin;
@@ -45,7 +50,9 @@ mod request;
 mod socket;
 mod stats;
 mod sys;
+mod target_list;
 mod target_path;
+mod target_state;
 #[cfg(feature = "testing")]
 pub mod testing;
 

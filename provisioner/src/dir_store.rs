@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,24 +18,29 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
+use crate::image::{ImageFormat, VolumeKind};
 use crate::plan::{CapacityPolicy, StoreCapacity};
 use crate::snapshot::StoredId;
 use crate::step::{StepHook, StepRunner, VolumeStep};
-use crate::store::{ErrorSource, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 use crate::store_id::{StoreId, StoreIdentity};
 
 mod audit_threads;
 mod capacity;
 mod copies;
+mod copy_limits;
 mod erase_schedule;
 mod eraser;
 mod error;
+mod images;
 mod import;
 mod inventory;
+mod kinds;
 mod limits;
 mod location;
 mod loss_watch;
 mod mount_table;
+mod opening;
 mod slot;
 mod snapshots;
 mod staging;
@@ -43,9 +48,12 @@ mod trash;
 
 pub use eraser::PendingErasures;
 pub use error::DirStoreError;
+pub use images::IMAGE_FILE;
 pub use import::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use inventory::StoredVolume;
 
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use kinds::read_kind_mark;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use trash::read_trash_name;
 
@@ -54,6 +62,7 @@ use capacity::CapacityLedger;
 use copies::CopyState;
 use eraser::EraseQueue;
 use error::{lost_error, store_error};
+use kinds::KindMarks;
 use mount_table::MountTable;
 use slot::StoreSlot;
 use trash::TrashEntry;
@@ -76,7 +85,9 @@ const LOCK_COUNT: usize = 64;
 /// <base>/store-id                   its identity: a UUID and a newline
 ///        volumes/pvc-<uid>          a volume with its limits
 ///        snapshots/snap-<uid>       a snapshot, with the limits of its volume
-///        .unpublished/pvc-<uid>     a mark: the volume is a copy, and may have no PersistentVolume yet
+///        kinds/pvc-<uid>            a mark: the volume, or the snapshot, is a block or strict one
+///        .unpublished/pvc-<uid>     a mark: the volume was not empty when it was created, and may have no
+///                                   PersistentVolume yet
 ///        .new/pvc-<uid>             staging: a directory that is not a volume yet and not listed
 ///        .import/                   directories that a `VolumeImporter` turns into volumes, and its records
 ///        .trash/pvc-<uid>.7.0/      a trash entry: a removed volume whose quota has project 7
@@ -85,6 +96,13 @@ const LOCK_COUNT: usize = 64;
 ///
 /// These directories have mode `0700`, so that other users reach a volume only through its mount; a
 /// volume itself has the [mode](DirStoreOptions::mode) that pods need.
+///
+/// # Block and strict volumes
+/// They are directories, too, which no pod sees, with one sparse file, `image`: the content of the block device, or
+/// the file system. Its size limits what pods write. The project quota of the directory is larger, for the list of
+/// the file's extents and for blocks that are being copied. The mark in `kinds` has the word `block`, `ext4` or
+/// `xfs` and a newline. It is written before the volume is renamed into its place; a volume without a mark is a
+/// directory.
 ///
 /// # Crash recovery
 /// The directories are the only record of a volume's state, so no other record can contradict them: a
@@ -164,6 +182,7 @@ struct StoreInner {
     hasher: RandomState,
     erasures: EraseQueue,
     copies: CopyState,
+    kinds: KindMarks,
     /// A call found that the directory is not the store.
     missed: Notify,
     /// Keeps other stores out, until the last action in progress is complete. `None` if this only reads, beside one.
@@ -287,6 +306,7 @@ impl StoreInner {
     fn create_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), DirStoreError> {
         self.require_identity()?;
         if let Some(dir) = self.find_volume(id)? {
+            self.check_kind((&id.clone().into(), &dir), VolumeKind::Directory)?;
             self.check_not_imported(id, &dir)?;
             self.raise_limits(id, &dir, limits)?;
             return self.sync_volumes();
@@ -319,6 +339,8 @@ impl StoreInner {
         // In the file system's journal the rename follows the limits, so the sync that makes it durable makes
         // them durable, too.
         dir.sync().map_err(DirStoreError::Directory)?;
+        // A mark that an earlier volume of this name has left.
+        self.remove_kind(&id.clone().into())?;
         let publish = || self.staging.rename(id.as_str(), &self.volumes, id.as_str(), RenameMode::NoReplace);
         self.steps.run_step(VolumeStep::RenameIntoPlace, publish).map_err(DirStoreError::Directory)
     }
@@ -383,6 +405,7 @@ impl StoreInner {
             self.erasures.enqueue_entry(entry, bytes);
         }
         moved?;
+        self.remove_kind(id)?;
         match id {
             StoredId::Volume(id) => self.mark_published(id),
             StoredId::Snapshot(_) => Ok(()),
@@ -416,7 +439,7 @@ impl StoreInner {
         match removed {
             Ok(_) => {
                 self.ledger.set_limit(id.as_str(), None);
-                Ok(true)
+                self.remove_kind(&stored).map(|()| true)
             }
             Err(error) if error.is_not_empty() => Ok(false),
             Err(error) => Err(failed(error)),
@@ -477,14 +500,31 @@ impl VolumeStore for DirStore {
         created.map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Create { id, source }))
     }
 
+    async fn create_image(
+        &self,
+        id: &VolumeId,
+        format: ImageFormat,
+        size: Bytes,
+    ) -> Result<(), VolumeStoreError> {
+        let owned = id.clone();
+        let create = move |inner: &StoreInner, is_canceled: &dyn Fn() -> bool| {
+            inner.create_image(&owned, (format, size), is_canceled)
+        };
+        let created = self.run_copy(create).await;
+        created.map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Create { id, source }))
+    }
+
     async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let owned = id.clone();
         let resize = move |inner: &StoreInner| {
             inner.require_identity()?;
-            let dir = inner.find_volume(&owned)?;
-            let name = owned.as_str();
-            let set = |dir: Dir| inner.with_promise(name, limits.bytes, || inner.resize_limits(&dir, limits));
-            dir.map(set).transpose()
+            let Some(dir) = inner.find_volume(&owned)? else { return Ok(None) };
+            let set = || inner.resize_limits(&dir, limits);
+            match inner.read_kind(&owned.clone().into(), &dir)? {
+                VolumeKind::Directory => inner.with_promise(owned.as_str(), limits.bytes, set),
+                VolumeKind::Image(_) => inner.resize_image(&owned, &dir, limits),
+            }
+            .map(Some)
         };
         let resized = self.run_blocking(Some(id), resize).await;
         let resized = resized
@@ -495,14 +535,13 @@ impl VolumeStore for DirStore {
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
         let owned = id.clone();
         let read = move |inner: &StoreInner| match inner.find_volume(&owned)? {
-            Some(dir) => inner.read_status(&dir).map(Some),
+            Some(dir) => inner.read_usage(&owned, &dir).map(Some),
             None => Ok(None),
         };
-        let status = self.run_blocking(Some(id), read).await;
-        let status =
-            status.map_err(|source| VolumeStoreError::Usage { id: id.clone(), source: Box::new(source) })?;
-        let status = status.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })?;
-        Ok(VolumeUsage { limits: status.limits, usage: status.usage })
+        let usage = self.run_blocking(Some(id), read).await;
+        let usage =
+            usage.map_err(|source| VolumeStoreError::Usage { id: id.clone(), source: Box::new(source) })?;
+        usage.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 
     async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
@@ -586,38 +625,6 @@ impl VolumeStore for DirStore {
         let created = self.run_blocking(None, StoreInner::create_identity).await.map_err(lost_error)?;
         self.start_serving().await?;
         Ok(StoreIdentity::Present(created))
-    }
-}
-
-impl DirStore {
-    /// Opens a volume's directory, after a preparation.
-    fn open_volume(
-        &self,
-        id: &VolumeId,
-        prepare: impl FnOnce(&StoreInner) -> Result<(), DirStoreError>,
-    ) -> Result<OwnedFd, VolumeStoreError> {
-        let failed = |source| VolumeStoreError::Open { id: id.clone(), source };
-        let find = || {
-            let inner = self.slot.inner()?;
-            inner.require_identity()?;
-            inner.check_location()?;
-            prepare(&inner)?;
-            inner.find_volume(id)
-        };
-        match find().map_err(|error| failed(error.into()))? {
-            Some(dir) => dir.as_fd().try_clone_to_owned().map_err(|error| failed(error.into())),
-            None => Err(VolumeStoreError::NotFound { id: id.clone() }),
-        }
-    }
-}
-
-impl VolumeOpener for DirStore {
-    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
-        self.open_volume(id, |inner| inner.mark_published(id))
-    }
-
-    fn inspect(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
-        self.open_volume(id, |_| Ok(()))
     }
 }
 

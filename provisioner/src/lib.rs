@@ -2,8 +2,8 @@
 //! PersistentVolume for each claim scheduled to the node, and deletes both after the claim is deleted.
 //!
 //! Each node serves the claims scheduled to it, without a central controller. What no node can do for itself,
-//! such as to give up a claim whose node is gone, an optional agent does. Block volumes are not supported:
-//! claims that ask for them are rejected. It never creates an empty volume for a restore.
+//! such as to give up a claim whose node is gone, an optional agent does. It never creates an empty volume for a
+//! restore, nor a block volume from a file system, or the other way round.
 //!
 //! ```text
 //!  claims ─┐                      ┌─ VolumeStore: a directory, created with its limits
@@ -75,6 +75,9 @@
 //! - The node affinity of volumes refers to a label of this driver ([`DriverName::topology_key`]), which the
 //!   kubelet sets when it registers the plugin.
 //! - Before it creates a volume, it reads the claim again: a stale cache causes no second volume.
+//! - A claim with `volumeMode: Block` gets a file that pods see as a block device; one of a class with `strict: "true"`,
+//!   a file system in a file, ext4 or XFS, whose files can't leave its limits. Both are snapshotted, cloned and
+//!   expanded as directories are.
 //! - A bound claim that requests more gets it at once, with and without a running pod; what the node can't
 //!   promise is reported as infeasible, and the request can be lowered. A VolumeAttributesClass sets the inode
 //!   limit.
@@ -118,6 +121,7 @@ mod error_chain;
 mod event;
 mod guard;
 mod id;
+mod image;
 mod import;
 mod manifest;
 mod metrics;
@@ -137,11 +141,12 @@ pub mod testing;
 mod volume_locks;
 
 pub use dir_store::{
-    DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, PendingErasures, StoredVolume,
+    DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, IMAGE_FILE, PendingErasures, StoredVolume,
 };
 pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use guard::{GuardError, VolumeGuard, VolumeReservation};
 pub use id::{VolumeId, VolumeIdError};
+pub use image::{FormatError, ImageFormat, InvalidKind, VolumeKind};
 pub use import::{ImportDeps, ImportError, ImportRequest, import_directory};
 pub use manifest::build_persistent_volume;
 #[cfg(feature = "metrics")]
@@ -153,10 +158,10 @@ pub use plan::{
 };
 pub use plan::{
     BETA_STORAGE_PROVISIONER, CapacityPolicy, CapacityShortage, ClaimAction, ClaimIgnoreReason,
-    ClaimRejection, FINALIZER, HOSTNAME, InvalidRatio, ObservedClaim, PROVISIONED_BY, ProvisionerIdentity,
-    ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER, STORE_ATTRIBUTE, SizeError, StoreAction,
-    StoreCapacity, StoreRejection, VolumeAction, VolumeIgnoreReason, VolumeRejection, VolumeSpec, plan_claim,
-    plan_new_store, plan_store, plan_volume,
+    ClaimRejection, FINALIZER, HOSTNAME, InvalidRatio, KIND_ATTRIBUTE, ObservedClaim, PROVISIONED_BY,
+    ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER, STORE_ATTRIBUTE, SizeError,
+    StoreAction, StoreCapacity, StoreRejection, VolumeAction, VolumeIgnoreReason, VolumeRejection,
+    VolumeSpec, plan_claim, plan_new_store, plan_store, plan_volume,
 };
 pub use plan::{DataSource, SnapshotAction, SnapshotRejection, plan_snapshot};
 pub use plan::{ImportAction, ImportRejection, plan_import};
@@ -171,6 +176,6 @@ pub use snapshot::{
     VolumeSnapshotStatus,
 };
 pub use step::{StepHook, StepMoment, VolumeStep};
-pub use store::{ErrorSource, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
+pub use store::{ErrorSource, OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
 pub use store_id::{StoreId, StoreIdError, StoreIdentity};
 pub use store_status::{StoreFault, StoreStatus};

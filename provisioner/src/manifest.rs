@@ -8,7 +8,10 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::plan::{PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, STORE_ATTRIBUTE, VolumeSpec};
+use crate::image::ImageFormat;
+use crate::plan::{
+    KIND_ATTRIBUTE, PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, STORE_ATTRIBUTE, VolumeSpec,
+};
 use crate::quantity;
 use crate::store_id::StoreId;
 
@@ -41,8 +44,8 @@ pub fn build_persistent_volume(
             claim_ref: Some(volume.claim_ref.clone()),
             csi: Some(CSIPersistentVolumeSource {
                 driver: identity.driver.to_string(),
-                volume_attributes: store
-                    .map(|store| BTreeMap::from([(STORE_ATTRIBUTE.to_owned(), store.to_string())])),
+                fs_type: volume.kind.image_format().and_then(ImageFormat::fs_type).map(str::to_owned),
+                volume_attributes: Some(volume_attributes(store, volume)).filter(|all| !all.is_empty()),
                 volume_handle: volume.id.to_string(),
                 ..CSIPersistentVolumeSource::default()
             }),
@@ -51,11 +54,18 @@ pub fn build_persistent_volume(
             persistent_volume_reclaim_policy: Some(volume.reclaim_policy.as_str().to_owned()),
             storage_class_name: Some(volume.storage_class.clone()),
             volume_attributes_class_name: volume.attributes_class.clone(),
-            volume_mode: Some("Filesystem".to_owned()),
+            volume_mode: Some(volume.kind.volume_mode().to_owned()),
             ..PersistentVolumeSpec::default()
         }),
         status: None,
     }
+}
+
+/// What the node plugin is given when it mounts the volume: its store, and what it is, unless it is a directory.
+fn volume_attributes(store: Option<&StoreId>, volume: &VolumeSpec) -> BTreeMap<String, String> {
+    let store = store.map(|store| (STORE_ATTRIBUTE.to_owned(), store.to_string()));
+    let kind = volume.kind.image_format();
+    store.into_iter().chain(kind.map(|kind| (KIND_ATTRIBUTE.to_owned(), kind.to_string()))).collect()
 }
 
 /// Affinity to this node alone.

@@ -39,6 +39,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 
 use crate::id::VolumeId;
+use crate::image::{ImageFormat, VolumeKind};
 use crate::name::{DriverName, NodeName};
 use crate::quantity::QuantityError;
 
@@ -51,7 +52,7 @@ pub(crate) use claim::{nonempty_annotation, waits_for_consumer};
 pub use condition::required_volume;
 pub(crate) use condition::{VolumeCondition, plan_conditions};
 pub use data_source::DataSource;
-pub(crate) use data_source::{SourceAction, plan_clone, plan_restore, waits_for_snapshot};
+pub(crate) use data_source::{SourceAction, check_source_kind, plan_clone, plan_restore, waits_for_snapshot};
 pub use expansion::{BoundClaim, ExpansionAction, plan_expansion};
 pub(crate) use expansion::{bound_volume, bound_volume_name, may_resize, needs_expansion};
 pub use import::{ImportAction, ImportRejection, plan_import};
@@ -67,8 +68,8 @@ pub(crate) use size::requested_capacity;
 pub(crate) use snapshot::has_content_finalizer;
 pub use snapshot::{SnapshotAction, SnapshotRejection, plan_snapshot};
 pub(crate) use storage_capacity::{CapacityAction, capacity_labels, plan_capacities, wanted_capacities};
-pub use store::{STORE_ATTRIBUTE, StoreAction, StoreRejection, plan_store};
-pub(crate) use store::{is_marked_lost, named_store, node_of_volume};
+pub use store::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, StoreAction, StoreRejection, plan_store};
+pub(crate) use store::{is_marked_lost, named_kind, named_store, node_of_volume};
 pub use volume::{VolumeAction, VolumeIgnoreReason, plan_volume};
 pub(crate) use volume::{has_finalizer, ownership_mismatch};
 
@@ -121,7 +122,9 @@ pub struct VolumeSpec {
     pub id: VolumeId,
     /// The capacity in the PersistentVolume: the claim's request, in whole bytes.
     pub capacity: Bytes,
-    /// The limits that it is created with.
+    /// What it is.
+    pub kind: VolumeKind,
+    /// The limits that it is created with. Those of a block or strict volume are its size.
     pub limits: QuotaLimits,
     /// From what it is created; `None` is an empty volume.
     pub source: Option<DataSource>,
@@ -222,6 +225,30 @@ pub enum ClaimRejection {
         size: Bytes,
         /// The requested size.
         capacity: Bytes,
+    },
+    /// The volume would be too small for a file system.
+    #[error(
+        "the claim requests {} bytes, and a strict volume of {format} needs at least {}: request at least as much",
+        capacity.0, format.min_size().0
+    )]
+    TooSmall {
+        /// The file system.
+        format: ImageFormat,
+        /// The requested size.
+        capacity: Bytes,
+    },
+    /// The data source is of another kind than the claim's volume.
+    #[error(
+        "the kind of data source {source_name} is {found}, and that of the claim's volume {wanted}: copy it with a claim \
+         whose volumeMode, class and csi.storage.k8s.io/fstype give the kind of the source"
+    )]
+    OtherSourceKind {
+        /// The data source.
+        source_name: String,
+        /// What it is.
+        found: VolumeKind,
+        /// What the claim's volume would be.
+        wanted: VolumeKind,
     },
     /// The data source belongs to another driver.
     #[error(

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::api_timeout::with_timeout;
 use crate::apply::{error_hint, status_code};
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::plan::{
     OrphanState, ProvisionerIdentity, adopted_volume, is_marked_lost, is_removal, named_store,
     ownership_mismatch, plan_orphan, removed_volume,
@@ -140,11 +141,11 @@ impl VolumeRecovery {
     pub async fn adopt_volume(
         &self,
         store: &StoreId,
-        (id, usage): (&VolumeId, &VolumeUsage),
+        (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
         class: Option<&str>,
     ) -> Result<(), RecoveryError> {
         let state = self.read_state(id).await?;
-        match adopted_volume((&self.identity, store), (id, usage), (&state, class)) {
+        match adopted_volume((&self.identity, store), (id, kind, usage), (&state, class)) {
             Some(volume) => self.create_volume(&volume).await,
             None if state == OrphanState::Owned => Ok(()),
             None => {
@@ -161,11 +162,11 @@ impl VolumeRecovery {
     pub async fn remove_volume(
         &self,
         store: &StoreId,
-        (id, usage): (&VolumeId, &VolumeUsage),
+        (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
     ) -> Result<(), RecoveryError> {
         let owners = self.read_owners(&BTreeSet::from([id.clone()])).await?;
         let state = owners.orphan_state(&self.identity, id);
-        match removed_volume((&self.identity, store), (id, usage), &state) {
+        match removed_volume((&self.identity, store), (id, kind, usage), &state) {
             Some(volume) => self.create_volume(&volume).await,
             None if state == OrphanState::Owned
                 && owners.volumes.get(id.as_str()).is_some_and(|volume| is_removal(id, volume)) =>

@@ -19,7 +19,19 @@ pub enum VolumeStep {
     LimitTree,
     /// Clone the files of a snapshot or of a copy into the staged directory.
     CloneTree,
-    /// Mark a copy as a volume that has no PersistentVolume yet.
+    /// Create the sparse file of a block or strict volume in the staged directory.
+    CreateImage,
+    /// Make the file system in it.
+    FormatImage,
+    /// Set the size of the file of an existing volume, or of a copy.
+    GrowImage,
+    /// Grow what uses the file: its loop device, and the mounted file system in it.
+    GrowDevice,
+    /// Record that a volume or a snapshot is a block or strict one.
+    MarkKind,
+    /// Remove that record.
+    UnmarkKind,
+    /// Mark a copy, or a block or strict volume, as one that has no PersistentVolume yet.
     MarkUnpublished,
     /// Remove the mark.
     MarkPublished,
@@ -35,6 +47,18 @@ pub enum VolumeStep {
     ReleaseProject,
     /// Remove the empty trash entry.
     RemoveTrashEntry,
+    /// Attach the file of a block or strict volume to a loop device.
+    AttachDevice,
+    /// Create the directory or file at which a volume is mounted for a pod.
+    CreateTarget,
+    /// Mount the volume there.
+    MountVolume,
+    /// Unmount it.
+    UnmountVolume,
+    /// Remove the directory or file.
+    RemoveTarget,
+    /// Detach the file of a block volume from its loop device.
+    DetachDevice,
     /// Write this node into a claim without a selected node.
     SelectNode,
     /// Remove this node from a claim whose volume does not fit on it.
@@ -77,7 +101,7 @@ pub enum VolumeStep {
 
 impl VolumeStep {
     /// All steps of a volume's life cycle, in order.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 45] = [
         Self::PublishCapacity,
         Self::SelectNode,
         Self::CreateDirectory,
@@ -86,7 +110,10 @@ impl VolumeStep {
         Self::LimitTree,
         Self::HandOverClaim,
         Self::CloneTree,
+        Self::CreateImage,
+        Self::FormatImage,
         Self::MarkUnpublished,
+        Self::MarkKind,
         Self::CopyTree,
         Self::RenameIntoPlace,
         Self::UpdateSnapshotStatus,
@@ -96,13 +123,22 @@ impl VolumeStep {
         Self::DeselectNode,
         Self::RecordClaim,
         Self::AddFinalizer,
+        Self::CreateTarget,
+        Self::AttachDevice,
+        Self::MountVolume,
         Self::MarkResize,
         Self::ResizeLimits,
+        Self::GrowImage,
+        Self::GrowDevice,
         Self::UpdateVolume,
         Self::FinishResize,
         Self::MarkInfeasible,
+        Self::UnmountVolume,
+        Self::RemoveTarget,
+        Self::DetachDevice,
         Self::CreateTrashEntry,
         Self::MoveToTrash,
+        Self::UnmarkKind,
         Self::DeletePersistentVolume,
         Self::RemoveFinalizer,
         Self::RemoveSnapshotFinalizer,

@@ -2,13 +2,14 @@
 
 use std::error::Error;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use nodekeel_fsquota::{AuditOptions, AuditSummary, QuotaLimits, QuotaUsage};
+use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
+use crate::image::{ImageFormat, VolumeKind};
 use crate::plan::StoreCapacity;
 use crate::store_id::StoreIdentity;
 
@@ -30,6 +31,9 @@ pub struct VolumeUsage {
 /// - **Creation.** When [`create`](Self::create) returns, the volume exists, is empty unless it existed
 ///   before, and has its limits; at no time does it exist without them. Creating an existing volume succeeds:
 ///   its data stay, and a limit lower than requested is raised, never lowered.
+/// - **Images.** A volume that [`create_image`](Self::create_image) has created is a block device, or a file system, of
+///   its size: a mark that no pod can change says so. No method takes it for a directory, nor the other way round. Until
+///   it is published, it counts as empty.
 /// - **Removal.** When [`remove`](Self::remove) returns, no other method finds the volume, a crash does not
 ///   bring it back, and its name is free. Removing a missing volume succeeds. Its data may be erased in the
 ///   background, also after a restart; `remove` does not wait for it.
@@ -58,8 +62,25 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// [`VolumeStoreError::Create`]: anything else; a retry can help.
     async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError>;
 
+    /// Creates a block or strict volume of this format and size, in bytes, which may be rounded up to blocks of 4 KiB.
+    /// Default: an error, for a store without such volumes.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create); [`VolumeStoreError::Create`] also if the volume exists and is of another kind,
+    /// or if the node lacks the program that makes the file system.
+    async fn create_image(
+        &self,
+        id: &VolumeId,
+        format: ImageFormat,
+        size: Bytes,
+    ) -> Result<(), VolumeStoreError> {
+        let _ = (format, size);
+        Err(VolumeStoreError::Create { id: id.clone(), source: Box::new(ImagesUnsupported) })
+    }
+
     /// Sets the limits of a volume, raising or lowering each; its data stay even if they exceed the new
-    /// limits.
+    /// limits. Those of a block or strict volume are its size, which can't be lowered, and no inode limit; what uses it
+    /// sees the new size at once.
     ///
     /// # Errors
     /// [`VolumeStoreError::NotFound`], [`VolumeStoreError::Exhausted`] or [`VolumeStoreError::Resize`].
@@ -186,29 +207,69 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     }
 }
 
-/// A store whose volumes are directories that can be bind-mounted into a pod.
+/// An open volume.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenVolume {
+    /// Its directory (`O_DIRECTORY`, not `O_PATH`).
+    Directory(OwnedFd),
+    /// Its file: the content of a block device, or a file system.
+    Image {
+        /// Open for reading and writing; for reading only if it was opened by
+        /// [`inspect`](VolumeOpener::inspect).
+        file: OwnedFd,
+        /// What it contains.
+        format: ImageFormat,
+    },
+}
+
+impl AsFd for OpenVolume {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Directory(dir) => dir.as_fd(),
+            Self::Image { file, .. } => file.as_fd(),
+        }
+    }
+}
+
+impl OpenVolume {
+    /// What the volume is.
+    pub fn kind(&self) -> VolumeKind {
+        match self {
+            Self::Directory(_) => VolumeKind::Directory,
+            Self::Image { format, .. } => VolumeKind::Image(*format),
+        }
+    }
+}
+
+/// A store whose volumes can be mounted into a pod.
 ///
 /// # Contract
-/// The descriptor refers to the volume's directory (`O_DIRECTORY`, not `O_PATH`), opened without following a
-/// symbolic link. It refers to the volume as it is now: once the volume is removed, it refers to a directory
-/// that is being erased.
+/// The descriptor refers to the volume's directory or file, opened without following a symbolic link. It refers to
+/// the volume as it is now: once the volume is removed, it refers to one that is being erased.
 pub trait VolumeOpener: Send + Sync + fmt::Debug {
-    /// Opens a volume's directory for a pod, which may write into it from now on. Blocks for as long as the file system
-    /// takes.
+    /// Opens a volume for a pod, which may write into it from now on. Blocks for as long as the file system takes.
     ///
     /// # Errors
     /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Open`].
-    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError>;
+    fn open(&self, id: &VolumeId) -> Result<OpenVolume, VolumeStoreError>;
 
-    /// Opens a volume's directory to find its mounts and its file system: nothing is written into it, and the store
-    /// records nothing. Default: [`open`](Self::open), for a store that records nothing then.
+    /// Opens a volume to find its mounts and its file system: nothing is written into it, and the store records
+    /// nothing. Default: [`open`](Self::open), for a store that records nothing then.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    fn inspect(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
+    fn inspect(&self, id: &VolumeId) -> Result<OpenVolume, VolumeStoreError> {
         self.open(id)
     }
 }
+
+/// The store has no block and strict volumes: the source of an error.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "this node has no block and strict volumes: request volumeMode Filesystem, of a class without strict"
+)]
+pub(crate) struct ImagesUnsupported;
 
 /// Why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]

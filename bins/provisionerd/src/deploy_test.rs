@@ -12,6 +12,8 @@ const CSI_DRIVER: &str = include_str!("../../../deploy/csidriver.yaml");
 const CLASSES: &str = include_str!("../../../deploy/storageclass.yaml");
 const DAEMON_SET: &str = include_str!("../../../deploy/daemonset.yaml");
 const EXAMPLE: &str = include_str!("../../../deploy/examples/pod.yaml");
+const BLOCK_EXAMPLE: &str = include_str!("../../../deploy/examples/block.yaml");
+const STRICT_EXAMPLE: &str = include_str!("../../../deploy/examples/strict.yaml");
 const IMPORT: &str = include_str!("../../../deploy/examples/import.yaml");
 const NAMESPACE: &str = include_str!("../../../deploy/namespace.yaml");
 const POLICY: &str = include_str!("../../../deploy/policy/own-node.yaml");
@@ -169,6 +171,8 @@ fn the_daemon_set_matches_the_programs_configuration() {
     let expected = BTreeSet::from([
         config.directory.parent().expect("a directory below another").display().to_string(),
         format!("{kubelet}/pods"),
+        format!("{kubelet}/plugins/kubernetes.io/csi/volumeDevices"),
+        "/dev".to_owned(),
         format!("{kubelet}/plugins/{}", config.driver),
         format!("{kubelet}/plugins_registry"),
     ]);
@@ -189,7 +193,7 @@ fn mount_paths_in_the_container_equal_those_on_the_host() {
         assert_eq!(text_at(volume, "/hostPath/path"), text_at(mount, "/mountPath"));
         let propagation = mount.pointer("/mountPropagation").and_then(Value::as_str);
         let expected = match name {
-            "pods" => Some("Bidirectional"),
+            "pods" | "block-targets" => Some("Bidirectional"),
             // A disk that is mounted again on the node is served without a restart.
             "volumes" => Some("HostToContainer"),
             _ => None,
@@ -248,6 +252,24 @@ fn the_examples_fit_the_classes_and_the_command_line() {
         text_at(pod, "/spec/volumes/0/persistentVolumeClaim/claimName"),
         text_at(claim, "/metadata/name")
     );
+    let [claim, pod] = &parse_documents(BLOCK_EXAMPLE)[..] else { panic!("a claim and a pod") };
+    assert!(
+        parse_documents(CLASSES)
+            .iter()
+            .any(|known| known["metadata"]["name"] == claim["spec"]["storageClassName"])
+    );
+    assert_eq!(claim["spec"]["volumeMode"], "Block");
+    assert_eq!(
+        text_at(pod, "/spec/containers/0/volumeDevices/0/name"),
+        text_at(pod, "/spec/volumes/0/name"),
+        "a block volume is a device of its pod"
+    );
+    let [class, claim, pod] = &parse_documents(STRICT_EXAMPLE)[..] else {
+        panic!("a class, a claim and a pod")
+    };
+    assert_eq!(class["metadata"]["name"], claim["spec"]["storageClassName"]);
+    let claim_name = text_at(pod, "/spec/volumes/0/persistentVolumeClaim/claimName");
+    assert_eq!(claim_name, text_at(claim, "/metadata/name"));
     let import = parse_document(IMPORT);
     let container = &list_at(&import, "/spec/containers")[0];
     assert_image(container);

@@ -77,8 +77,11 @@ impl QuotaSetter for FileQuota {
         if self.max_bytes.is_some_and(|max| limits.bytes.is_some_and(|bytes| bytes > max)) {
             return Err(kernel_error(io::ErrorKind::StorageFull.into()));
         }
-        let (bytes, inodes) = (limits.bytes.unwrap_or(Bytes(0)), limits.inodes.unwrap_or(Inodes(0)));
-        fs::write(self.limits_file(project), format!("{} {}", bytes.0, inodes.0)).map_err(kernel_error)?;
+        // A missing limit is a word, so that it is read as one.
+        let text = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+        let (bytes, inodes) = (limits.bytes.map(|bytes| bytes.0), limits.inodes.map(|inodes| inodes.0));
+        let line = format!("{} {}", text(bytes), text(inodes));
+        fs::write(self.limits_file(project), line).map_err(kernel_error)?;
         self.read_status(dir)?.ok_or_else(|| kernel_error(io::ErrorKind::NotFound.into()))
     }
 

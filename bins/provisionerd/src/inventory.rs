@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
-use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
@@ -10,9 +9,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::{BindMounter, VolumeMounter as _};
 use nodekeel_provisioner::{
-    DirStore, OrphanState, ProvisionerIdentity, SnapshotId, StoreAction, StoreId, StoreIdentity,
-    StoredVolume, VolumeId, VolumeOwners, VolumeRecovery, VolumeUsage, plan_new_store, plan_store,
-    required_volume,
+    DirStore, IMAGE_FILE, OpenVolume, OrphanState, ProvisionerIdentity, SnapshotId, StoreAction, StoreId,
+    StoreIdentity, StoredVolume, VolumeId, VolumeKind, VolumeOwners, VolumeRecovery, VolumeUsage,
+    plan_new_store, plan_store, required_volume,
 };
 use serde::Serialize;
 
@@ -37,6 +36,8 @@ pub(crate) struct NodeInventory {
 pub(crate) struct VolumeRow {
     pub(crate) id: String,
     pub(crate) state: RowState,
+    /// `directory`, `block`, `ext4` or `xfs`; `None` if it is unknown.
+    pub(crate) kind: Option<String>,
     /// As `namespace/name`.
     pub(crate) claim: Option<String>,
     /// The phase of the PersistentVolume.
@@ -123,7 +124,7 @@ impl NodeInventory {
     pub(crate) fn rows(&self, config: &DaemonConfig) -> Vec<VolumeRow> {
         let mounter = BindMounter::new(&config.kubelet);
         let stored =
-            self.stored.values().map(|volume| self.stored_row(volume, list_mounts(&mounter, &volume.path)));
+            self.stored.values().map(|volume| self.stored_row(volume, list_mounts(&mounter, volume)));
         let mut rows: Vec<_> = stored.collect();
         if let Ok(owners) = &self.owners {
             let missing = owners.volumes.values().filter_map(|object| {
@@ -145,6 +146,7 @@ impl NodeInventory {
         VolumeRow {
             id: volume.id.to_string(),
             state: owners.map_or(RowState::Unknown, |owners| self.row_state(owners, &volume.id)),
+            kind: volume.kind.map(|kind| kind.to_string()),
             claim: object.and_then(claim_of_volume).or_else(|| claim.map(claim_name)),
             phase: object.and_then(phase_of_volume),
             limit_bytes: usage.and_then(|usage| usage.limits.bytes).map(|bytes| bytes.0),
@@ -182,6 +184,11 @@ impl NodeInventory {
     pub(crate) fn usage(&self, id: &VolumeId) -> Option<VolumeUsage> {
         self.stored.get(id)?.usage
     }
+
+    /// What a volume in the directory is.
+    pub(crate) fn kind(&self, id: &VolumeId) -> Option<VolumeKind> {
+        self.stored.get(id)?.kind
+    }
 }
 
 /// What the API server knows of volumes and of the snapshots of the node.
@@ -196,6 +203,7 @@ fn missing_row(id: &VolumeId, object: &PersistentVolume) -> VolumeRow {
     VolumeRow {
         id: id.to_string(),
         state: RowState::Missing,
+        kind: None,
         claim: claim_of_volume(object),
         phase: phase_of_volume(object),
         limit_bytes: None,
@@ -207,10 +215,21 @@ fn missing_row(id: &VolumeId, object: &PersistentVolume) -> VolumeRow {
     }
 }
 
-/// The targets at which a volume is mounted; none if its directory or that of the kubelet can't be read.
-fn list_mounts(mounter: &BindMounter, path: &Path) -> Vec<String> {
-    let targets = Dir::open(path).ok().and_then(|dir| mounter.list_targets(dir.as_fd()).ok());
+/// The targets at which a volume is mounted; none if it or the directory of the kubelet can't be read.
+fn list_mounts(mounter: &BindMounter, volume: &StoredVolume) -> Vec<String> {
+    let targets = open_stored(volume).and_then(|volume| mounter.list_targets(&volume).ok());
     targets.unwrap_or_default().iter().map(ToString::to_string).collect()
+}
+
+/// Opens a volume for a look at its mounts.
+fn open_stored(volume: &StoredVolume) -> Option<OpenVolume> {
+    let dir = Dir::open(&volume.path).ok()?;
+    match volume.kind? {
+        VolumeKind::Directory => dir.as_fd().try_clone_to_owned().ok().map(OpenVolume::Directory),
+        VolumeKind::Image(format) => {
+            Some(OpenVolume::Image { file: dir.open_file(IMAGE_FILE).ok()?.into(), format })
+        }
+    }
 }
 
 fn phase_of_volume(object: &PersistentVolume) -> Option<String> {

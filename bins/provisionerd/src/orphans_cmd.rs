@@ -122,18 +122,21 @@ async fn act_on_orphan(
     let usage = inventory.usage(id).with_context(|| {
         format!("volume {id} has no limits: set some, `dirquota set {directory}/volumes/{id} --bytes …`")
     })?;
+    let kind = inventory.kind(id).with_context(|| {
+        format!("can't tell what volume {id} is: its mark in {directory}/kinds is invalid; write it again")
+    })?;
     let store = inventory.store.as_ref().with_context(|| {
         format!("{directory} has no store-id: start provisionerd once, or mount the disk")
     })?;
     let recovery = inventory.recovery.as_ref().context("can't act without the API server")?;
     match task {
         OrphanTask::Remove => {
-            recovery.remove_volume(store, (id, &usage)).await?;
+            recovery.remove_volume(store, (id, kind, &usage)).await?;
             wait_removed(config, id).await?;
             Ok(format!("removed volume {id}"))
         }
         OrphanTask::Adopt { class } => {
-            recovery.adopt_volume(store, (id, &usage), class).await?;
+            recovery.adopt_volume(store, (id, kind, &usage), class).await?;
             Ok(format!("created PersistentVolume {id}"))
         }
         OrphanTask::List => Ok(String::new()),

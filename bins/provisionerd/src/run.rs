@@ -135,7 +135,7 @@ impl DaemonParts {
         let (store, client) = open_store(config, &identity, hook.clone()).await?;
         let metrics = Arc::new(DaemonMetrics::new());
         let plugin = match config.csi {
-            true => Some(open_plugin(config, &node, &store)?),
+            true => Some(open_plugin(config, &node, (&store, hook.clone()))?),
             false => None,
         };
         let mut wanted = ProvisionerConfig::new(identity);
@@ -222,14 +222,14 @@ async fn needs_store(client: &kube::Client, identity: &ProvisionerIdentity) -> b
 fn open_plugin(
     config: &DaemonConfig,
     node: &NodeName,
-    store: &Arc<DirStore>,
+    (store, hook): (&Arc<DirStore>, Option<Arc<dyn StepHook>>),
 ) -> Result<(NodePlugin, DriverLock)> {
     let deps = PluginDeps {
         driver: config.driver.clone(),
         node: node.clone(),
         store: Arc::clone(store) as _,
         volumes: Arc::clone(store) as _,
-        mounter: Arc::new(BindMounter::new(&config.kubelet)),
+        mounter: Arc::new(BindMounter::new(&config.kubelet).with_hook(hook)),
     };
     let plugin = NodePlugin::new(deps, &config.kubelet)?;
     let lock = plugin.lock_driver()?;

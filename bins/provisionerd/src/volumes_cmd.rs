@@ -71,10 +71,10 @@ fn format_json(
 
 /// A table with one line for each volume.
 pub(crate) fn format_table(rows: &[VolumeRow]) -> String {
-    let header = ["VOLUME", "STATE", "CLAIM", "PHASE", "USED", "LIMIT", "FILES", "AGE", "MOUNTS"];
+    let header = ["VOLUME", "STATE", "KIND", "CLAIM", "PHASE", "USED", "LIMIT", "FILES", "AGE", "MOUNTS"];
     let mut cells = vec![header.map(str::to_owned)];
     cells.extend(rows.iter().map(row_cells));
-    let mut widths = [0; 9];
+    let mut widths = [0; 10];
     for row in &cells {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
@@ -89,7 +89,7 @@ pub(crate) fn format_table(rows: &[VolumeRow]) -> String {
     text
 }
 
-fn row_cells(row: &VolumeRow) -> [String; 9] {
+fn row_cells(row: &VolumeRow) -> [String; 10] {
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let is_stored = row.state != RowState::Missing;
     let limit = row.limit_bytes.map_or_else(|| if is_stored { "none" } else { "-" }.to_owned(), format_bytes);
@@ -100,6 +100,7 @@ fn row_cells(row: &VolumeRow) -> [String; 9] {
     [
         row.id.clone(),
         row.state.as_str().to_owned(),
+        text(&row.kind),
         text(&row.claim),
         text(&row.phase),
         row.used_bytes.map_or_else(|| "-".to_owned(), format_bytes),
@@ -139,6 +140,7 @@ mod tests {
         let row = |state, used: Option<u64>| VolumeRow {
             id: "pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f".to_owned(),
             state,
+            kind: used.map(|_| "directory".to_owned()),
             claim: Some("default/data".to_owned()),
             phase: None,
             limit_bytes: used.map(|_| 8 << 20),
@@ -151,8 +153,11 @@ mod tests {
         let text = format_table(&[row(RowState::Ok, Some(4096)), row(RowState::Missing, None)]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
-        assert!(lines[1].contains("ok       default/data  -      4Ki   8Mi    3      1m   -"), "{text}");
-        assert!(lines[2].contains("missing  default/data"), "{text}");
+        assert!(
+            lines[1].contains("ok       directory  default/data  -      4Ki   8Mi    3      1m   -"),
+            "{text}"
+        );
+        assert!(lines[2].contains("missing  -          default/data"), "{text}");
         assert_eq!(lines[0].find("CLAIM"), lines[1].find("default/data"));
     }
 

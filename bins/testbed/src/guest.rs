@@ -51,6 +51,7 @@ mod qemu;
 mod root_tree;
 
 pub use control_port::GuestTask;
+pub use root_tree::find_libraries;
 
 use control_port::ControlPort;
 use kernel::GuestKernel;

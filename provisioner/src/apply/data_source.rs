@@ -8,7 +8,8 @@ use crate::api_timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, ApplyOutcome, none_if_not_found};
 use crate::event::EventReason;
 use crate::plan::{
-    ClaimRejection, DataSource, SourceAction, VolumeSpec, bound_volume_name, plan_clone, plan_restore,
+    ClaimRejection, DataSource, SourceAction, VolumeSpec, bound_volume_name, check_source_kind, plan_clone,
+    plan_restore,
 };
 use crate::snapshot::{SnapshotStore, StoredId, VolumeSnapshot, VolumeSnapshotContent};
 use crate::step::VolumeStep;
@@ -36,7 +37,10 @@ impl ActionApplier {
             return Ok(VolumeContent::Unavailable(ApplyOutcome::Rejected(rejection)));
         };
         match self.plan_source(spec, source).await? {
-            SourceAction::Copy(id) => Ok(VolumeContent::Copy(store, id)),
+            SourceAction::Copy(id) => match self.check_snapshot_kind(store, &id, spec).await? {
+                Some(rejection) => Ok(VolumeContent::Unavailable(ApplyOutcome::Rejected(rejection))),
+                None => Ok(VolumeContent::Copy(store, id)),
+            },
             SourceAction::Wait(reason) => Err(ApplyError::SourceNotReady { reason }),
             SourceAction::Reject(rejection) => {
                 Ok(VolumeContent::Unavailable(ApplyOutcome::Rejected(rejection)))
@@ -46,6 +50,20 @@ impl ActionApplier {
                 Ok(VolumeContent::Unavailable(ApplyOutcome::HandedOver))
             }
         }
+    }
+
+    /// Rejects the restore of a snapshot of another kind: its object says only whether it is one of a block volume.
+    async fn check_snapshot_kind(
+        &self,
+        store: &dyn SnapshotStore,
+        id: &StoredId,
+        spec: &VolumeSpec,
+    ) -> Result<Option<ClaimRejection>, ApplyError> {
+        let (StoredId::Snapshot(id), Some(DataSource::Snapshot(name))) = (id, &spec.source) else {
+            return Ok(None);
+        };
+        let found = store.find_snapshot(id).await.map_err(ApplyError::Snapshot)?;
+        Ok(found.and_then(|info| check_source_kind(spec, name, info.kind)))
     }
 
     /// Records that a volume of this node has its PersistentVolume.

@@ -1,45 +1,57 @@
 //! Mounts by system calls.
 
-use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::mount::mount_table;
-use rustix::fs::{AtFlags, FileType, Mode, StatxAttributes, StatxFlags};
+use nodekeel_localstorage::mount::{MountEntry, mount_table};
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
+use rustix::mount::MoveMountFlags;
 
+use super::mount_source::{attach_block, detached_mount, device_mount, file_system_mount};
 use super::mounter::{
     FileId, MountRestrictions, TargetConflict, TargetMount, TargetMountError, VolumeMounter,
 };
-use super::sys;
+use super::target_list::{attached_devices, filter_targets, mounts_below};
 use super::target_path::TargetPath;
+use super::target_state::{
+    TargetState, create_target, inspect_error, open_file, open_target, remove_target, unmount_name,
+};
+use crate::id::VolumeId;
+use crate::image::loops::{self, LoopDevice};
+use crate::image::{ImageFormat, VolumeKind};
+use crate::step::{StepHook, StepRunner, VolumeStep};
+use crate::store::OpenVolume;
 
-/// Bind-mounts a volume's directory, by its descriptor, at a target below the kubelet's directory.
+/// Mounts a volume, by its descriptor, at a target below the kubelet's directory: the directory of a volume, the loop
+/// device of a block volume, or the file system in a file.
 ///
 /// Creates a detached mount, sets its flags, and then moves it to the target: it is never visible with other
-/// flags. Requires Linux 5.12 and the right to mount.
+/// flags. Requires Linux 5.12 and the right to mount; for volumes in files, also loop devices and `/dev`.
 ///
-/// *Source:* `open_tree`(2), `mount_setattr`(2), `move_mount`(2).
+/// Keeps nothing in memory: which device has the file of a volume, and where it is mounted, the kernel knows.
+///
+/// *Source:* `open_tree`(2), `mount_setattr`(2), `fsmount`(2), `move_mount`(2), `loop`(4).
 #[derive(Debug, Clone)]
 pub struct BindMounter {
     kubelet_dir: PathBuf,
-}
-
-/// What is at a target path.
-enum TargetState {
-    Absent,
-    Directory,
-    Mount { id: u64, directory: FileId },
+    steps: StepRunner,
 }
 
 impl BindMounter {
     /// A mounter for targets below the kubelet's directory. Opens the directory again for each call: it may
     /// be mounted later.
     pub fn new(kubelet: impl Into<PathBuf>) -> Self {
-        Self { kubelet_dir: kubelet.into() }
+        Self { kubelet_dir: kubelet.into(), steps: StepRunner::default() }
+    }
+
+    /// Notifies a hook of the steps that outlive the process, for tests.
+    #[must_use]
+    pub fn with_hook(self, hook: Option<Arc<dyn StepHook>>) -> Self {
+        Self { steps: StepRunner::new(hook), ..self }
     }
 
     /// Checks whether a directory can be mounted, without mounting it.
@@ -77,239 +89,261 @@ impl BindMounter {
         }
     }
 
-    /// Mounts at a target whose parent directory exists.
-    fn mount_in_parent(
+    /// Mounts at a target that exists.
+    fn mount_in_parent(&self, parent: &Dir, request: &MountRequest<'_>) -> Result<(), TargetMountError> {
+        let place = request.open_place(parent)?;
+        let mount = self.create_mount(request)?;
+        let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        let move_there = || rustix::mount::move_mount(&mount, c"", &place, c"", both);
+        self.steps
+            .run_step(VolumeStep::MountVolume, move_there)
+            .map_err(|errno| request.mount_error(errno.into()))
+    }
+
+    /// Creates a mount with the flags that nobody sees.
+    fn create_mount(&self, request: &MountRequest<'_>) -> Result<OwnedFd, TargetMountError> {
+        let mount = match request.volume {
+            OpenVolume::Directory(dir) => detached_mount(dir.as_fd(), request.flags),
+            OpenVolume::Image { file, format: ImageFormat::Block } => {
+                device_mount(&self.attach_device(file.as_fd(), request)?)
+            }
+            OpenVolume::Image { file, format } => {
+                file_system_mount(&self.steps, (file.as_fd(), *format), request.flags)
+            }
+        };
+        mount.map_err(|source| request.mount_error(source))
+    }
+
+    /// The device of a block volume. One that is attached already, also by a process that was killed, is used again.
+    fn attach_device(
         &self,
-        parent: &Dir,
-        volume: BorrowedFd<'_>,
+        file: BorrowedFd<'_>,
         request: &MountRequest<'_>,
-    ) -> Result<(), TargetMountError> {
-        let occupied = |source| TargetMountError::Occupied { target: request.target.clone(), source };
-        let dir = parent.open_dir(Path::new(request.target.parent_and_name().1)).map_err(|error| {
-            let source = io::Error::new(error.io_kind(), error);
-            TargetMountError::Mount { target: request.target.clone(), source }
-        })?;
-        let is_empty = dir.is_empty().map_err(|error| inspect_error(request.target)(error.into_cause()))?;
-        if !is_empty {
-            return Err(occupied(TargetConflict::NotEmpty));
+    ) -> Result<LoopDevice, TargetMountError> {
+        let failed = |source| request.mount_error(source);
+        let read_only = request.flags.read_only;
+        let has_other_access = |device: &LoopDevice| device.is_read_only() != read_only;
+        let mut attached = loops::find(file).map_err(failed)?;
+        if attached.iter().any(has_other_access) {
+            drop(attached);
+            self.release(request.volume)?;
+            attached = loops::find(file).map_err(failed)?;
         }
-        bind_mount(volume, dir.as_fd(), request.flags)
-            .map_err(|source| TargetMountError::Mount { target: request.target.clone(), source })
+        if attached.iter().any(has_other_access) {
+            return Err(TargetMountError::AccessConflict { target: request.target.clone() });
+        }
+        match attached.into_iter().find(LoopDevice::is_complete) {
+            None => attach_block(&self.steps, file, read_only).map_err(failed),
+            Some(mut device) => {
+                device.keep_attached().and_then(|()| device.grow()).map_err(failed)?;
+                Ok(device)
+            }
+        }
+    }
+
+    /// Detaches the device of a target that was unmounted, unless another target shows it.
+    fn detach_unused(&self, device: LoopDevice) -> io::Result<()> {
+        let is_ours = !device.is_autoclear() && device.name().parse::<VolumeId>().is_ok();
+        let kubelet = std::fs::canonicalize(&self.kubelet_dir)?;
+        let shows_device =
+            |mount: &MountEntry| device.may_be_node_of(mount) && mount.target.starts_with(&kubelet);
+        if is_ours && !mount_table()?.iter().any(shows_device) {
+            self.steps.run_step(VolumeStep::DetachDevice, || device.detach())?;
+        }
+        Ok(())
     }
 }
 
-/// The target and the flags of a mount.
+/// A volume to mount at a target, with these flags.
 struct MountRequest<'a> {
+    volume: &'a OpenVolume,
     target: &'a TargetPath,
     flags: MountRestrictions,
+}
+
+impl MountRequest<'_> {
+    /// Whether the target is a device, and not a directory.
+    fn is_device(&self) -> bool {
+        self.volume.kind() == VolumeKind::Image(ImageFormat::Block)
+    }
+
+    /// Whether the target must be created.
+    fn is_new(&self, state: &TargetState) -> Result<bool, TargetMountError> {
+        let path = || self.target.relative_path().to_owned();
+        match (state, self.is_device()) {
+            (TargetState::Mount(_), _) => Err(self.occupied(TargetConflict::Mount)),
+            (TargetState::Absent, _) => Ok(true),
+            (TargetState::Directory, false) | (TargetState::File, true) => Ok(false),
+            (TargetState::Directory, true) => Err(TargetMountError::NotFile { path: path() }),
+            (TargetState::File, false) => Err(TargetMountError::NotDirectory { path: path() }),
+        }
+    }
+
+    /// Opens the empty directory, or the file, to mount at.
+    fn open_place(&self, parent: &Dir) -> Result<OwnedFd, TargetMountError> {
+        let name = Path::new(self.target.parent_and_name().1);
+        if self.is_device() {
+            return open_file(parent, name).map_err(|source| self.mount_error(source));
+        }
+        let dir = parent
+            .open_dir(name)
+            .map_err(|error| self.mount_error(io::Error::new(error.io_kind(), error)))?;
+        if !dir.is_empty().map_err(|error| inspect_error(self.target)(error.into_cause()))? {
+            return Err(self.occupied(TargetConflict::NotEmpty));
+        }
+        dir.as_fd().try_clone_to_owned().map_err(|source| self.mount_error(source))
+    }
+
+    fn occupied(&self, source: TargetConflict) -> TargetMountError {
+        TargetMountError::Occupied { target: self.target.clone(), source }
+    }
+
+    fn mount_error(&self, source: io::Error) -> TargetMountError {
+        TargetMountError::Mount { target: self.target.clone(), source }
+    }
 }
 
 impl VolumeMounter for BindMounter {
     fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, TargetMountError> {
         let Some(parent) = self.open_parent(target)? else { return Ok(None) };
-        let TargetState::Mount { id, directory } = target_state(&parent, target)? else { return Ok(None) };
+        let TargetState::Mount(mounted) = TargetState::read(&parent, target)? else { return Ok(None) };
         let all = mount_table().map_err(inspect_error(target))?;
-        Ok(all
-            .iter()
-            .find(|mount| mount.id == id)
-            .map(|mount| TargetMount { directory, flags: mount.own_flags.into() }))
+        let Some(mount) = all.iter().find(|mount| mount.id == mounted.mount) else { return Ok(None) };
+        let mut flags = MountRestrictions::from(mount.own_flags);
+        let Some(device) = mounted.loop_device(mount).map_err(inspect_error(target))? else {
+            return Ok(Some(TargetMount { volume: mounted.file, flags }));
+        };
+        if mounted.is_device() {
+            flags.read_only = device.is_read_only();
+        }
+        Ok(Some(TargetMount { volume: device.backing_file().into(), flags }))
     }
 
     fn mount(
         &self,
-        volume: BorrowedFd<'_>,
+        volume: &OpenVolume,
         target: &TargetPath,
         flags: MountRestrictions,
     ) -> Result<(), TargetMountError> {
+        let request = MountRequest { volume, target, flags };
         let (parent_path, name) = target.parent_and_name();
         let no_parent = || TargetMountError::NoParent { parent: parent_path.to_owned() };
         let parent = self.open_parent(target)?.ok_or_else(no_parent)?;
-        let is_new = match target_state(&parent, target)? {
-            TargetState::Mount { .. } => {
-                return Err(TargetMountError::Occupied {
-                    target: target.clone(),
-                    source: TargetConflict::Mount,
-                });
-            }
-            TargetState::Directory => false,
-            TargetState::Absent => true,
-        };
+        let is_new = request.is_new(&TargetState::read(&parent, target)?)?;
+        let (name, is_device) = (Path::new(name), request.is_device());
         if is_new {
-            let mode = Mode::from_raw_mode(0o750);
-            rustix::fs::mkdirat(&parent, name, mode)
-                .map_err(|errno| TargetMountError::Mount { target: target.clone(), source: errno.into() })?;
+            let create = || create_target(&parent, name, is_device);
+            self.steps
+                .run_step(VolumeStep::CreateTarget, create)
+                .map_err(|errno| request.mount_error(errno.into()))?;
         }
-        let done = self.mount_in_parent(&parent, volume, &MountRequest { target, flags });
-        if is_new && done.is_err() {
-            // If that fails, the next publish finds and uses the empty directory.
-            let _ = rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR);
+        let done = self.mount_in_parent(&parent, &request);
+        if done.is_err() {
+            // If that fails, the next publish finds and uses the empty directory or file, and the device.
+            if is_new {
+                let _ = remove_target(&parent, name, is_device);
+            }
+            let _ = self.release(volume);
         }
         done
     }
 
     fn unmount(&self, target: &TargetPath) -> Result<(), TargetMountError> {
         let Some(parent) = self.open_parent(target)? else { return Ok(()) };
-        let failed = |errno: Errno| match errno {
-            Errno::BUSY => TargetMountError::Busy { target: target.clone() },
-            Errno::NOTEMPTY => {
-                TargetMountError::Occupied { target: target.clone(), source: TargetConflict::NotEmpty }
-            }
-            errno => TargetMountError::Unmount { target: target.clone(), source: errno.into() },
+        let failed = |errno| unmount_error(target, errno);
+        let name = Path::new(target.parent_and_name().1);
+        let remove = |is_device| {
+            let removed = || remove_target(&parent, name, is_device);
+            self.steps.run_step(VolumeStep::RemoveTarget, removed).map_err(failed)
         };
-        let name = target.parent_and_name().1;
+        let mut devices = Vec::new();
         loop {
-            match target_state(&parent, target)? {
-                TargetState::Absent => return Ok(()),
-                TargetState::Directory => match rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR) {
-                    Ok(()) | Err(Errno::NOENT) => return Ok(()),
-                    Err(errno) => return Err(failed(errno)),
-                },
-                TargetState::Mount { .. } => unmount_name(&parent, name.as_ref()).map_err(failed)?,
+            match TargetState::read(&parent, target)? {
+                TargetState::Absent => break,
+                TargetState::Directory => remove(false)?,
+                TargetState::File => remove(true)?,
+                TargetState::Mount(mounted) => {
+                    // A device that can't be inspected is found by its volume.
+                    devices.extend(mounted.own_device().ok().flatten());
+                    let unmount = || unmount_name(&parent, name);
+                    self.steps.run_step(VolumeStep::UnmountVolume, unmount).map_err(failed)?;
+                }
             }
         }
+        devices
+            .into_iter()
+            .try_for_each(|device| self.detach_unused(device))
+            .map_err(|source| TargetMountError::Unmount { target: target.clone(), source })
     }
 
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError> {
+    fn list_targets(&self, volume: &OpenVolume) -> Result<Vec<TargetPath>, TargetMountError> {
         let list = |source| TargetMountError::List { source };
-        let directory = FileId::from_fd(volume).map_err(list)?;
-        let device = (rustix::fs::major(directory.device), rustix::fs::minor(directory.device));
+        let file = FileId::from_fd(volume.as_fd()).map_err(list)?;
+        let numbers = (rustix::fs::major(file.device), rustix::fs::minor(file.device));
+        let devices = attached_devices(volume).map_err(list)?;
+        let may_show = |mount: &MountEntry| match volume {
+            OpenVolume::Directory(_) => mount.info.device == numbers,
+            OpenVolume::Image { .. } => {
+                devices.iter().any(|device| device.is_source_of(mount) || device.may_be_node_of(mount))
+            }
+        };
         // The mount table has resolved paths, even if symbolic links lead to the kubelet's directory.
         let kubelet = std::fs::canonicalize(&self.kubelet_dir).map_err(list)?;
         let all = mount_table().map_err(list)?;
-        let here = all.iter().filter(|mount| mount.info.device == device);
+        let here = all.iter().filter(|mount| may_show(mount));
         let below = here.filter_map(|mount| TargetPath::try_new(&kubelet, mount.target.to_str()?).ok());
-        filter_targets(directory, below, |target| self.find_mount(target))
+        filter_targets(file, below, |target| self.find_mount(target))
     }
 
-    fn list_nested(&self, volume: BorrowedFd<'_>) -> Result<Vec<PathBuf>, TargetMountError> {
+    fn list_nested(&self, volume: &OpenVolume) -> Result<Vec<PathBuf>, TargetMountError> {
         let list = || {
             let kubelet = std::fs::canonicalize(&self.kubelet_dir)?;
-            let stat = rustix::fs::statx(volume, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
-            let path = std::fs::read_link(format!("/proc/self/fd/{}", volume.as_raw_fd()))?;
             let all = mount_table()?;
-            let holder = all.iter().find(|mount| mount.id == stat.stx_mnt_id);
-            let below =
-                holder.and_then(|holder| Some(holder.root.join(path.strip_prefix(&holder.target).ok()?)));
-            // Without a path, as of a disk that was unmounted, nothing is known of it.
-            let (Some(holder), Some(volume)) = (holder, below) else { return Ok(Vec::new()) };
-            let nested = all.iter().filter(|mount| {
-                mount.info.device == holder.info.device
-                    && mount.root != volume
-                    && mount.root.starts_with(&volume)
-                    && mount.target.starts_with(&kubelet)
-            });
-            Ok(nested.map(|mount| mount.target.clone()).collect())
+            let nested = match volume {
+                OpenVolume::Directory(dir) => mounts_below(dir.as_fd(), &all)?,
+                OpenVolume::Image { .. } => {
+                    let devices = attached_devices(volume)?;
+                    let is_nested = |mount: &&MountEntry| {
+                        mount.root != Path::new("/")
+                            && devices.iter().any(|device| device.is_source_of(mount))
+                    };
+                    all.iter().filter(is_nested).collect()
+                }
+            };
+            let below = nested.into_iter().filter(|mount| mount.target.starts_with(&kubelet));
+            Ok(below.map(|mount| mount.target.clone()).collect())
         };
         list().map_err(|source| TargetMountError::List { source })
     }
-}
 
-/// The targets at which this directory is mounted, sorted. A target that is missing or covered by another
-/// mount does not show the volume, nor does a file, which some pods mount. A target that cannot be inspected
-/// is an error, since it may show it.
-fn filter_targets(
-    directory: FileId,
-    targets: impl Iterator<Item = TargetPath>,
-    inspect: impl Fn(&TargetPath) -> Result<Option<TargetMount>, TargetMountError>,
-) -> Result<Vec<TargetPath>, TargetMountError> {
-    let mut found = BTreeSet::new();
-    for target in targets {
-        let mounted = match inspect(&target) {
-            Err(TargetMountError::NotDirectory { .. }) => None,
-            result => result?,
-        };
-        if mounted.is_some_and(|mounted| mounted.directory == directory) {
-            found.insert(target);
+    fn open_mount(&self, target: &TargetPath) -> Result<Option<OwnedFd>, TargetMountError> {
+        let Some(parent) = self.open_parent(target)? else { return Ok(None) };
+        let TargetState::Mount(_) = TargetState::read(&parent, target)? else { return Ok(None) };
+        let opened = open_target(&parent, Path::new(target.parent_and_name().1));
+        opened.map(Some).map_err(|errno| inspect_error(target)(errno.into()))
+    }
+
+    fn list_attached(&self) -> Result<Vec<VolumeId>, TargetMountError> {
+        let names = loops::list_names().map_err(|source| TargetMountError::List { source })?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    fn release(&self, volume: &OpenVolume) -> Result<(), TargetMountError> {
+        let OpenVolume::Image { file, format: ImageFormat::Block } = volume else { return Ok(()) };
+        let failed = |source| TargetMountError::Release { source };
+        if loops::find(file.as_fd()).map_err(failed)?.is_empty() || !self.list_targets(volume)?.is_empty() {
+            return Ok(());
         }
+        let detach = || loops::detach_all(file.as_fd());
+        self.steps.run_step(VolumeStep::DetachDevice, detach).map_err(failed)
     }
-    Ok(found.into_iter().collect())
 }
 
-fn inspect_error(target: &TargetPath) -> impl Fn(io::Error) -> TargetMountError {
-    |source| TargetMountError::Inspect { target: target.clone(), source }
-}
-
-/// Inspects the topmost mount at a target.
-fn target_state(parent: &Dir, target: &TargetPath) -> Result<TargetState, TargetMountError> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID;
-    let stat = match rustix::fs::statx(parent, target.parent_and_name().1, flags, wanted) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(TargetState::Absent),
-        Err(errno) => return Err(inspect_error(target)(errno.into())),
-    };
-    if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::Directory {
-        return Err(TargetMountError::NotDirectory { path: target.relative_path().to_owned() });
-    }
-    Ok(match stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
-        false => TargetState::Directory,
-        true => TargetState::Mount {
-            id: stat.stx_mnt_id,
-            directory: FileId {
-                device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
-                inode: stat.stx_ino,
-            },
-        },
-    })
-}
-
-/// Bind-mounts one directory over another, both by descriptor.
-fn bind_mount(volume: BorrowedFd<'_>, over: BorrowedFd<'_>, flags: MountRestrictions) -> io::Result<()> {
-    let mount = detached_mount(volume, flags)?;
-    let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    Ok(rustix::mount::move_mount(&mount, c"", over, c"", both)?)
-}
-
-/// Creates a detached mount of a directory; dropping it unmounts it.
-fn detached_mount(volume: BorrowedFd<'_>, flags: MountRestrictions) -> io::Result<OwnedFd> {
-    let clone =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let mount = rustix::mount::open_tree(volume, c"", clone)?;
-    let old = "the kernel does not support mount_setattr: Linux 5.12 or newer is required";
-    let set = sys::set_mount_flags(mount.as_fd(), flags);
-    set.map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOSYS) => io::Error::new(io::ErrorKind::Unsupported, old),
-        _ => error,
-    })?;
-    Ok(mount)
-}
-
-/// Unmounts the topmost mount at a name. Refers to the parent by its descriptor and follows no link, so
-/// nothing else can be unmounted. An open descriptor of the mount itself would keep it busy.
-fn unmount_name(parent: &Dir, name: &Path) -> rustix::io::Result<()> {
-    let path = Path::new("/proc/self/fd").join(parent.as_fd().as_raw_fd().to_string()).join(name);
-    rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_target_that_cannot_be_inspected_is_an_error() {
-        let target =
-            |name: &str| TargetPath::try_new(Path::new("/k"), &format!("/k/{name}")).expect("a target");
-        let volume = FileId { device: 1, inode: 2 };
-        let mounted = |inode| TargetMount {
-            directory: FileId { device: 1, inode },
-            flags: MountRestrictions::default(),
-        };
-        let seen = |target: &TargetPath| match target.to_string().as_str() {
-            "gone" => Ok(None),
-            "other" => Ok(Some(mounted(3))),
-            "file" => Err(TargetMountError::NotDirectory { path: target.relative_path().to_owned() }),
-            "unreadable" => Err(inspect_error(target)(io::Error::from_raw_os_error(libc::EMFILE))),
-            _ => Ok(Some(mounted(2))),
-        };
-        let all = ["b", "gone", "a", "other", "file", "b"].map(target);
-        assert_eq!(
-            filter_targets(volume, all.into_iter(), seen).expect("all are inspected"),
-            ["a", "b"].map(target)
-        );
-        let result = filter_targets(volume, ["gone", "unreadable"].map(target).into_iter(), seen);
-        assert!(
-            matches!(&result, Err(TargetMountError::Inspect { target, .. }) if target.to_string() == "unreadable"),
-            "{result:?}"
-        );
+fn unmount_error(target: &TargetPath, errno: Errno) -> TargetMountError {
+    let target = target.clone();
+    match errno {
+        Errno::BUSY => TargetMountError::Busy { target },
+        Errno::NOTEMPTY => TargetMountError::Occupied { target, source: TargetConflict::NotEmpty },
+        errno => TargetMountError::Unmount { target, source: errno.into() },
     }
 }

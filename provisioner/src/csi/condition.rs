@@ -37,7 +37,7 @@ impl NodeService {
                 let message = match error {
                     VolumeStoreError::NotFound { id } => {
                         format!(
-                            "the directory of volume {id} is missing: restore it from a backup, or delete the claim"
+                            "volume {id} is missing in its store: restore it from a backup, or delete the claim"
                         )
                     }
                     error => format_chain(&error),

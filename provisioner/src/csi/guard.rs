@@ -1,6 +1,5 @@
 //! Finds volumes in use: those that are mounted, or are about to be.
 
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use super::in_flight::InFlightCalls;
@@ -30,13 +29,12 @@ impl VolumeGuard for MountGuard {
             Err(VolumeStoreError::NotFound { .. }) => return Ok(VolumeReservation::new(in_flight)),
             Err(error) => return Err(inspect_error(error.into())),
         };
-        let targets =
-            self.mounter.list_targets(volume.as_fd()).map_err(|error| inspect_error(error.into()))?;
+        let targets = self.mounter.list_targets(&volume).map_err(|error| inspect_error(error.into()))?;
         if let Some(target) = targets.first() {
             return Err(in_use(format!("mounted at {target} below the kubelet's directory")));
         }
         // A subPath mount may outlive that of its volume.
-        let nested = self.mounter.list_nested(volume.as_fd()).map_err(|error| inspect_error(error.into()))?;
+        let nested = self.mounter.list_nested(&volume).map_err(|error| inspect_error(error.into()))?;
         match nested.first() {
             Some(target) => Err(in_use(format!("a directory of it is mounted at {}", target.display()))),
             None => Ok(VolumeReservation::new(in_flight)),

@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use super::target_path::TargetPath;
+use crate::id::VolumeId;
+use crate::image::loops::BackingFile;
+use crate::store::OpenVolume;
 
-/// Identifies a directory: its device and inode.
+/// Identifies a directory or file: its device and inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The device number, as in `stat`.
@@ -17,7 +20,7 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// The directory that a descriptor refers to.
+    /// The directory or file that a descriptor refers to.
     ///
     /// # Errors
     /// `fstat` failed.
@@ -27,7 +30,13 @@ impl FileId {
     }
 }
 
-/// Restrictions of a mount.
+impl From<BackingFile> for FileId {
+    fn from(file: BackingFile) -> Self {
+        Self { device: file.device, inode: file.inode }
+    }
+}
+
+/// Restrictions of a mount. A device that is mounted has only the first one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct MountRestrictions {
     /// No writes.
@@ -55,8 +64,9 @@ impl From<nodekeel_localstorage::mount::MountFlags> for MountRestrictions {
 /// The topmost mount at a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetMount {
-    /// The directory that is visible there.
-    pub directory: FileId,
+    /// The volume that is visible there: its directory, or the file that is below a device or file system. Otherwise
+    /// the directory or file that is there.
+    pub volume: FileId,
     /// The restrictions of this mount, without those of its file system.
     pub flags: MountRestrictions,
 }
@@ -65,8 +75,10 @@ pub struct TargetMount {
 ///
 /// # Contract
 /// - A target is opened beneath the kubelet's directory without following symbolic links.
+/// - The target of a block volume is a file, which becomes the device; that of any other volume is a directory.
 /// - [`mount`](Self::mount) either mounts the volume with exactly these flags, or mounts nothing and leaves
-///   no directory that it created. At no time is the volume visible there with other flags.
+///   nothing that it created. At no time is the volume visible there with other flags.
+/// - What is mounted is found again after a restart: nothing depends on the memory of the process.
 /// - Calls for different targets may be concurrent. The caller serializes calls for one target.
 /// - Calls block for as long as the kernel takes.
 ///
@@ -78,19 +90,22 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
     /// [`TargetMountError::NotDirectory`] or [`TargetMountError::Inspect`].
     fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, TargetMountError>;
 
-    /// Mounts a volume at a target. Creates the target's directory if it is missing; its parent must exist.
+    /// Mounts a volume at a target. Creates the target's directory or file if it is missing; its parent must exist.
+    ///
+    /// A file system in a file is grown to the size of the file. A block volume is mounted read-only or writable, at all
+    /// its targets.
     ///
     /// # Errors
-    /// [`TargetMountError::NoParent`], [`TargetMountError::NotDirectory`], [`TargetMountError::Occupied`] or
-    /// [`TargetMountError::Mount`].
+    /// [`TargetMountError::NoParent`], [`TargetMountError::NotDirectory`], [`TargetMountError::NotFile`],
+    /// [`TargetMountError::Occupied`], [`TargetMountError::AccessConflict`] or [`TargetMountError::Mount`].
     fn mount(
         &self,
-        volume: BorrowedFd<'_>,
+        volume: &OpenVolume,
         target: &TargetPath,
         flags: MountRestrictions,
     ) -> Result<(), TargetMountError>;
 
-    /// Unmounts all mounts at a target, and removes its directory. Succeeds if the target does not exist.
+    /// Unmounts all mounts at a target, and removes its directory or empty file. Succeeds if the target does not exist.
     ///
     /// # Errors
     /// [`TargetMountError::NotDirectory`], [`TargetMountError::Occupied`], [`TargetMountError::Busy`] or
@@ -102,16 +117,44 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`TargetMountError::List`] or [`TargetMountError::Inspect`].
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError>;
+    fn list_targets(&self, volume: &OpenVolume) -> Result<Vec<TargetPath>, TargetMountError>;
 
     /// All mount points below the kubelet's directory at which a directory or file within a volume is visible, such as those
     /// of a `subPath`. Default: none, for a mounter that can't tell.
     ///
     /// # Errors
     /// [`TargetMountError::List`].
-    fn list_nested(&self, volume: BorrowedFd<'_>) -> Result<Vec<PathBuf>, TargetMountError> {
+    fn list_nested(&self, volume: &OpenVolume) -> Result<Vec<PathBuf>, TargetMountError> {
         let _ = volume;
         Ok(Vec::new())
+    }
+
+    /// Opens the topmost mount at a target (`O_PATH`), to read the size of its file system. `None`, the default: nothing
+    /// is mounted there, or the mounter can't tell. An open mount can't be unmounted.
+    ///
+    /// # Errors
+    /// [`TargetMountError::NotDirectory`] or [`TargetMountError::Inspect`].
+    fn open_mount(&self, target: &TargetPath) -> Result<Option<OwnedFd>, TargetMountError> {
+        let _ = target;
+        Ok(None)
+    }
+
+    /// The volumes that may hold something of the node that must be [released](Self::release). Default: none.
+    ///
+    /// # Errors
+    /// [`TargetMountError::List`].
+    fn list_attached(&self) -> Result<Vec<VolumeId>, TargetMountError> {
+        Ok(Vec::new())
+    }
+
+    /// Releases what a volume holds of the node, such as a loop device, if it is mounted nowhere. Default: nothing, for a
+    /// mounter whose volumes hold nothing then.
+    ///
+    /// # Errors
+    /// [`TargetMountError::Release`], or those of [`list_targets`](Self::list_targets).
+    fn release(&self, volume: &OpenVolume) -> Result<(), TargetMountError> {
+        let _ = volume;
+        Ok(())
     }
 }
 
@@ -138,6 +181,21 @@ pub enum TargetMountError {
     NotDirectory {
         /// The path, relative to the kubelet's directory.
         path: PathBuf,
+    },
+    /// The target of a block volume is a directory. Find out what created it.
+    #[error("{} below the kubelet's directory is a directory, not a file: remove it", path.display())]
+    NotFile {
+        /// The path, relative to the kubelet's directory.
+        path: PathBuf,
+    },
+    /// A block volume is published read-only and writable at once. A retry helps once it is unpublished elsewhere.
+    #[error(
+        "can't mount a block volume at target {target}: it is read-only elsewhere on this node and writable here, or \
+         the reverse; use it in one way at a time"
+    )]
+    AccessConflict {
+        /// The target.
+        target: TargetPath,
     },
     /// The target conflicts with an existing mount or directory.
     #[error("mount target {target} below the kubelet's directory is occupied, and no volume was mounted")]
@@ -184,6 +242,13 @@ pub enum TargetMountError {
     /// Listing the mounts of this node failed.
     #[error("can't list the mounts of this node")]
     List {
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// Detaching the device of a volume failed.
+    #[error("can't detach the loop device of a volume")]
+    Release {
         /// The cause.
         #[source]
         source: io::Error,

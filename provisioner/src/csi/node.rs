@@ -13,10 +13,11 @@ use super::proto::csi::node_server::Node;
 use super::proto::csi::node_service_capability::{Rpc, Type, rpc};
 use super::proto::csi::*;
 use super::request::{PublishRequest, StatsRequest, UnpublishRequest};
-use super::stats::FilesystemSpace;
+use super::stats::{FilesystemSpace, PublishedSpace};
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::store::{VolumeOpener, VolumeStoreError};
+use crate::image::{ImageFormat, VolumeKind};
+use crate::store::{OpenVolume, VolumeOpener, VolumeStoreError};
 
 /// The node service.
 #[derive(Debug, Clone)]
@@ -73,44 +74,87 @@ impl NodeVolumes {
     /// Publishes a volume; returns whether it was published already.
     fn publish_volume(&self, wanted: &PublishRequest) -> Result<bool, Status> {
         let volume = self.volumes.open(&wanted.id).map_err(|error| store_status(&error))?;
-        let directory =
-            FileId::from_fd(volume.as_fd()).map_err(|error| Status::internal(error.to_string()))?;
+        check_kind(wanted, volume.kind())?;
+        let file = FileId::from_fd(volume.as_fd()).map_err(|error| Status::internal(error.to_string()))?;
         if let Some(mounted) =
             self.mounter.find_mount(&wanted.target).map_err(|error| mount_status(&error))?
         {
-            return match (mounted.directory == directory, wanted.options.match_flags(mounted.flags)) {
+            return match (mounted.volume == file, wanted.options.match_flags(mounted.flags)) {
                 (true, true) => Ok(true),
                 (true, false) => Err(already_exists(wanted, "already mounted with different options")),
                 (false, _) => Err(already_exists(wanted, "occupied by another mount")),
             };
         }
         if wanted.is_exclusive {
-            let others = self.mounter.list_targets(volume.as_fd()).map_err(|error| mount_status(&error))?;
+            let others = self.mounter.list_targets(&volume).map_err(|error| mount_status(&error))?;
             if let Some(other) = others.iter().find(|other| **other != wanted.target) {
                 let text =
                     format!("volume {} is for a single pod, and already published at {other}", wanted.id);
                 return Err(Status::failed_precondition(text));
             }
         }
-        let result = self.mounter.mount(volume.as_fd(), &wanted.target, wanted.options.mount_flags());
+        let result = self.mounter.mount(&volume, &wanted.target, wanted.options.mount_flags());
         result.map(|()| false).map_err(|error| mount_status(&error))
     }
 
-    pub(super) fn published_space(&self, wanted: &StatsRequest) -> Result<FilesystemSpace, Status> {
-        let volume = self.volumes.inspect(&wanted.id).map_err(|error| store_status(&error))?;
-        let space = || {
-            Ok::<_, std::io::Error>((
-                FileId::from_fd(volume.as_fd())?,
-                FilesystemSpace::from_fd(volume.as_fd())?,
-            ))
-        };
-        let (directory, space) = space().map_err(|error| Status::internal(error.to_string()))?;
-        let mounted = self.mounter.find_mount(&wanted.target).map_err(|error| mount_status(&error))?;
-        match mounted.is_some_and(|mounted| mounted.directory == directory) {
-            true => Ok(space),
-            false => Err(Status::not_found(format!("volume {} is not mounted at volume_path", wanted.id))),
+    /// Unpublishes a volume, and releases the device of a block volume that is published nowhere else: also one that a
+    /// killed process attached and did not mount.
+    fn unpublish_volume(&self, wanted: &UnpublishRequest) -> Result<(), Status> {
+        self.mounter.unmount(&wanted.target).map_err(|error| mount_status(&error))?;
+        match self.volumes.inspect(&wanted.id) {
+            Ok(volume) => self.mounter.release(&volume).map_err(|error| mount_status(&error)),
+            Err(error) => {
+                tracing::debug!(volume = %wanted.id, "unpublished a volume that is not in the store: {error}");
+                Ok(())
+            }
         }
     }
+
+    pub(super) fn published_space(&self, wanted: &StatsRequest) -> Result<PublishedSpace, Status> {
+        let volume = self.volumes.inspect(&wanted.id).map_err(|error| store_status(&error))?;
+        let io_status = |error: std::io::Error| Status::internal(error.to_string());
+        let file = FileId::from_fd(volume.as_fd()).map_err(io_status)?;
+        let mounted = self.mounter.find_mount(&wanted.target).map_err(|error| mount_status(&error))?;
+        let not_mounted = || Status::not_found(format!("volume {} is not mounted at volume_path", wanted.id));
+        if mounted.is_none_or(|mounted| mounted.volume != file) {
+            return Err(not_mounted());
+        }
+        match &volume {
+            OpenVolume::Directory(dir) => {
+                FilesystemSpace::from_fd(dir.as_fd()).map(PublishedSpace::Limited).map_err(io_status)
+            }
+            OpenVolume::Image { format: ImageFormat::Block, .. } => Ok(PublishedSpace::Device),
+            OpenVolume::Image { .. } => {
+                let root = self.mounter.open_mount(&wanted.target).map_err(|error| mount_status(&error))?;
+                let root = root.ok_or_else(not_mounted)?;
+                FilesystemSpace::from_fd(root.as_fd()).map(PublishedSpace::Separate).map_err(io_status)
+            }
+        }
+    }
+
+    /// Releases what volumes hold that are published nowhere, which processes leave that are killed.
+    pub(super) fn release_unused(&self, in_flight: &InFlightCalls) -> Result<(), TargetMountError> {
+        for id in self.mounter.list_attached()? {
+            // A call in flight does it itself, if it must.
+            let Some(_guard) = in_flight.try_acquire(&id) else { continue };
+            if let Ok(volume) = self.volumes.inspect(&id) {
+                self.mounter.release(&volume)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rejects a publish whose PersistentVolume says that the volume is what it is not.
+fn check_kind(wanted: &PublishRequest, found: VolumeKind) -> Result<(), Status> {
+    if wanted.kind == found {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(format!(
+        "volume {} is of the kind {found}, and its PersistentVolume says {}: restore the volume's record in the \
+         directory of volumes, or the PersistentVolume",
+        wanted.id, wanted.kind
+    )))
 }
 
 fn already_exists(wanted: &PublishRequest, what: &str) -> Status {
@@ -127,10 +171,12 @@ pub(super) fn store_status(error: &VolumeStoreError) -> Status {
 fn mount_status(error: &TargetMountError) -> Status {
     let text = format_chain(error);
     match error {
-        TargetMountError::NotDirectory { .. } => Status::invalid_argument(text),
-        TargetMountError::NoParent { .. } | TargetMountError::Occupied { .. } => {
-            Status::failed_precondition(text)
+        TargetMountError::NotDirectory { .. } | TargetMountError::NotFile { .. } => {
+            Status::invalid_argument(text)
         }
+        TargetMountError::NoParent { .. }
+        | TargetMountError::Occupied { .. }
+        | TargetMountError::AccessConflict { .. } => Status::failed_precondition(text),
         TargetMountError::Busy { .. } => Status::unavailable(text),
         _ => Status::internal(text),
     }
@@ -164,11 +210,9 @@ impl Node for NodeService {
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        let UnpublishRequest { id, target } = UnpublishRequest::parse(request.get_ref(), &self.kubelet_dir)?;
-        let target_path = target.clone();
-        let result = self.run_exclusive(&id, move |volumes| {
-            volumes.mounter.unmount(&target_path).map_err(|error| mount_status(&error))
-        });
+        let wanted = UnpublishRequest::parse(request.get_ref(), &self.kubelet_dir)?;
+        let (id, target) = (wanted.id.clone(), wanted.target.clone());
+        let result = self.run_exclusive(&id, move |volumes| volumes.unpublish_volume(&wanted));
         result.await.inspect_err(|status| {
             tracing::warn!(volume = %id, target_path = %target, "unpublish volume: {}", status.message());
         })?;

@@ -22,12 +22,16 @@ use super::proto::csi::node_server::NodeServer;
 use super::proto::registration::registration_server::RegistrationServer;
 use super::registration::RegistrationService;
 use super::socket::{self, SocketError};
+use crate::error_chain::format_chain;
 use crate::guard::VolumeGuard;
 use crate::name::{DriverName, NodeName};
 use crate::store::{VolumeOpener, VolumeStore};
 
 /// Grace period of calls in flight when the plugin is stopped.
 const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(10);
+
+/// How long the start waits for devices to be released.
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The dependencies of the plugin.
 #[derive(Debug, Clone)]
@@ -38,7 +42,7 @@ pub struct PluginDeps {
     pub node: NodeName,
     /// Reports the usage of volumes.
     pub store: Arc<dyn VolumeStore>,
-    /// Opens a volume's directory; usually the store itself.
+    /// Opens volumes; usually the store itself.
     pub volumes: Arc<dyn VolumeOpener>,
     /// Mounts volumes at targets; usually [`BindMounter`](super::BindMounter), for the directory of the same
     /// kubelet.
@@ -188,12 +192,35 @@ impl NodePlugin {
             (Arc::clone(&self.deps), self.sockets.clone(), self.registration_state.clone());
         move |ctx: Context| serve_registration(ctx, Arc::clone(&deps), sockets.clone(), registered.clone())
     }
+
+    /// Releases what an earlier process left attached and not mounted. A disk that hangs delays it, and the start only for a
+    /// while: what it misses is released with the volume.
+    fn release_unused(&self) -> BoxFuture<'static, ()> {
+        let service =
+            NodeService::new(Arc::clone(&self.deps), self.kubelet_dir.clone(), self.in_flight.clone());
+        let (volumes, in_flight) = (service.node_volumes(), self.in_flight.clone());
+        Box::pin(async move {
+            let release = tokio::task::spawn_blocking(move || {
+                if let Err(error) = volumes.release_unused(&in_flight) {
+                    tracing::warn!("can't release devices of unpublished volumes: {}", format_chain(&error));
+                }
+            });
+            if tokio::time::timeout(RELEASE_WITHIN, release).await.is_err() {
+                tracing::warn!(
+                    "releasing devices of unpublished volumes takes long: is the disk overloaded?"
+                );
+            }
+        })
+    }
 }
 
 impl Runnable for NodePlugin {
     fn run(&self, ctx: Context) -> RunFuture {
         let (node, registration) = (self.node_server(), self.registration_server());
+        let release_unused = self.release_unused();
         Box::pin(async move {
+            // Before the kubelet calls: a call for a volume that is being released would be aborted.
+            release_unused.await;
             ctx.run_child("node", node)?;
             ctx.run_child("registration", registration)?;
             for name in ["node", "registration"] {

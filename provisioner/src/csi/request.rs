@@ -8,7 +8,8 @@ use super::mounter::MountRestrictions;
 use super::proto::csi;
 use super::target_path::TargetPath;
 use crate::id::VolumeId;
-use crate::plan::{MountOption, UnknownMountOption, split_options};
+use crate::image::{ImageFormat, VolumeKind};
+use crate::plan::{KIND_ATTRIBUTE, MountOption, UnknownMountOption, split_options};
 
 /// Maximum length of a text in bytes. *Source:* CSI specification, "Size Limits".
 const MAX_TEXT_BYTES: usize = 128;
@@ -21,6 +22,8 @@ const MAX_FLAGS_BYTES: usize = 4096;
 pub(super) struct PublishRequest {
     pub(super) id: VolumeId,
     pub(super) target: TargetPath,
+    /// What the PersistentVolume says that the volume is; the request asks for it in this way.
+    pub(super) kind: VolumeKind,
     pub(super) options: MountOptions,
     /// The volume may be published at one target only.
     pub(super) is_exclusive: bool,
@@ -83,12 +86,18 @@ impl PublishRequest {
         let id = parse_volume_id(&request.volume_id)?;
         let target = parse_target(kubelet, &request.target_path, "target_path")?;
         let mode = parse_access_mode(capability)?;
+        let kind = parse_kind(request)?;
         let mut options = MountOptions::default();
-        for flag in requested_options(capability)? {
+        for flag in requested_options(capability, kind)? {
             options.apply_option(flag)?;
         }
+        if options.dev == Some(true) && kind != VolumeKind::Directory {
+            return Err(Status::invalid_argument(
+                "mount option dev is not supported by strict volumes: remove it from mountOptions of the StorageClass",
+            ));
+        }
         options.read_only |= request.readonly || mode.is_read_only;
-        Ok(Self { id, target, options, is_exclusive: mode.is_exclusive })
+        Ok(Self { id, target, kind, options, is_exclusive: mode.is_exclusive })
     }
 }
 
@@ -170,26 +179,51 @@ fn parse_access_mode(capability: &csi::VolumeCapability) -> Result<NodeAccess, S
     Ok(NodeAccess { is_read_only, is_exclusive })
 }
 
-/// The requested mount options; rejects anything but a file system volume.
-fn requested_options(capability: &csi::VolumeCapability) -> Result<impl Iterator<Item = &str>, Status> {
+/// What the PersistentVolume says that its volume is; nothing is a directory.
+fn parse_kind(request: &csi::NodePublishVolumeRequest) -> Result<VolumeKind, Status> {
+    VolumeKind::from_attribute(request.volume_context.get(KIND_ATTRIBUTE).map(String::as_str))
+        .map_err(|error| Status::invalid_argument(format!("volume_context {KIND_ATTRIBUTE}: {error}")))
+}
+
+/// The requested mount options; rejects a volume of this kind that is requested in another way.
+fn requested_options(
+    capability: &csi::VolumeCapability,
+    kind: VolumeKind,
+) -> Result<impl Iterator<Item = &str>, Status> {
     use csi::volume_capability::AccessType;
-    let mount = match capability.access_type.as_ref() {
+    let is_block = kind == VolumeKind::Image(ImageFormat::Block);
+    let options: &[String] = match capability.access_type.as_ref() {
         None => return Err(missing_field("volume_capability.access_type")),
+        Some(AccessType::Block(_)) if is_block => &[],
         Some(AccessType::Block(_)) => {
-            return Err(Status::invalid_argument(
-                "block volumes are not supported: use volumeMode Filesystem",
-            ));
+            return Err(Status::invalid_argument(format!(
+                "the volume has a file system ({kind}) and is not a block device: use volumeMode Filesystem"
+            )));
         }
-        Some(AccessType::Mount(mount)) => mount,
+        Some(AccessType::Mount(_)) if is_block => {
+            return Err(Status::invalid_argument("the volume is a block device: use volumeMode Block"));
+        }
+        Some(AccessType::Mount(mount)) => check_mount(mount, kind)?,
     };
+    Ok(split_options(options))
+}
+
+/// The mount options of a volume with a file system.
+fn check_mount(mount: &csi::volume_capability::MountVolume, kind: VolumeKind) -> Result<&[String], Status> {
     if !mount.volume_mount_group.is_empty() {
         return Err(Status::invalid_argument("volume_mount_group is not supported"));
+    }
+    // A directory is on any file system.
+    let fs_type = kind.image_format().and_then(ImageFormat::fs_type).unwrap_or(mount.fs_type.as_str());
+    if ![fs_type, ""].contains(&mount.fs_type.as_str()) {
+        let text = format!("fs_type is not that of the volume: {fs_type}");
+        return Err(Status::invalid_argument(text));
     }
     let size: usize = mount.mount_flags.iter().map(String::len).sum();
     if size > MAX_FLAGS_BYTES {
         return Err(Status::invalid_argument(format!("mount_flags exceeds {MAX_FLAGS_BYTES} bytes")));
     }
-    Ok(split_options(&mount.mount_flags))
+    Ok(&mount.mount_flags)
 }
 
 #[cfg(test)]

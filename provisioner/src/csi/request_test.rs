@@ -78,6 +78,50 @@ fn unsupported_requests_are_rejected() {
     });
 }
 
+/// The kind and the read-only flag of a volume that is requested in this way, or the rejection.
+fn parse_kind_of(kind: Option<&str>, access: AccessType) -> Result<(VolumeKind, bool), Status> {
+    let mut request = publish_message(Mode::SingleNodeReaderOnly, &[]);
+    request.volume_context.extend(kind.map(|kind| (KIND_ATTRIBUTE.to_owned(), kind.to_owned())));
+    capability_mut(&mut request).access_type = Some(access);
+    parse_publish(&request).map(|publish| (publish.kind, publish.options.mount_flags().read_only))
+}
+
+fn mount_access(fs_type: &str, flag: &str) -> AccessType {
+    AccessType::Mount(MountVolume {
+        fs_type: fs_type.into(),
+        mount_flags: vec![flag.into()],
+        ..Default::default()
+    })
+}
+
+#[test]
+fn a_volume_is_requested_as_what_it_is() {
+    let block = || AccessType::Block(BlockVolume {});
+    for (kind, access) in [
+        (None, mount_access("", "")),
+        (None, mount_access("btrfs", "dev")),
+        (Some("directory"), mount_access("", "")),
+        (Some("block"), block()),
+        (Some("ext4"), mount_access("ext4", "suid,noexec")),
+        (Some("xfs"), mount_access("", "nodev")),
+    ] {
+        let expected: VolumeKind = kind.unwrap_or("directory").parse().expect("a kind");
+        assert_eq!(parse_kind_of(kind, access).expect("accepted"), (expected, true));
+    }
+    for (kind, access, reason) in [
+        (None, block(), "volumeMode Filesystem"),
+        (Some("ext4"), block(), "volumeMode Filesystem"),
+        (Some("block"), mount_access("", ""), "volumeMode Block"),
+        (Some("ext4"), mount_access("xfs", ""), "fs_type"),
+        (Some("xfs"), mount_access("", "dev"), "option dev"),
+        (Some("zfs"), mount_access("", ""), KIND_ATTRIBUTE),
+    ] {
+        let status = parse_kind_of(kind, access).expect_err("rejected");
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().contains(reason), "{status}");
+    }
+}
+
 #[test]
 fn hostile_handles_and_targets_are_rejected() {
     let long = "x".repeat(4096);

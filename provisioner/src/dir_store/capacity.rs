@@ -131,7 +131,8 @@ impl StoreInner {
         for id in self.list_volumes()? {
             let Some(dir) = self.find_volume(&id)? else { continue };
             let (limits, _) = self.status_or_nothing(&dir);
-            replace((&mut promises.sum, &mut promises.limits), id.to_string(), limits.bytes);
+            let promised = self.promised_to(&id, &dir, limits);
+            replace((&mut promises.sum, &mut promises.limits), id.to_string(), promised);
         }
         // A snapshot can't grow: it needs what it uses, once its volume has changed all its blocks.
         for id in self.list_snapshots()? {
@@ -187,7 +188,8 @@ impl StoreInner {
             let is_counted = self.ledger.lock().limits.contains_key(id.as_str());
             let imported = if is_counted { None } else { self.find_volume(id)? };
             if let Some(dir) = imported {
-                self.ledger.set_limit(id.as_str(), self.status_or_nothing(&dir).0.bytes);
+                let limits = self.status_or_nothing(&dir).0;
+                self.ledger.set_limit(id.as_str(), self.promised_to(id, &dir, limits));
             }
         }
         Ok(volumes)
@@ -232,8 +234,10 @@ impl StoreInner {
     /// snapshot may use is not limited so; the expected amount holds.
     fn limit_in_force(&self, name: &str, expected: Option<Bytes>, most: Option<Bytes>) -> Option<Bytes> {
         let Ok(id) = name.parse::<VolumeId>() else { return expected };
-        match self.find_volume(&id).map(|dir| dir.map(|dir| self.read_status(&dir))) {
-            Ok(Some(Ok(status))) => status.limits.bytes,
+        let status =
+            |dir: Dir| self.read_status(&dir).map(|status| self.promised_to(&id, &dir, status.limits));
+        match self.find_volume(&id).map(|dir| dir.map(status)) {
+            Ok(Some(Ok(promised))) => promised,
             Ok(None) => None,
             _ => most,
         }

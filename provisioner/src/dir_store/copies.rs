@@ -6,26 +6,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaStatus, QuotaUsage};
+use nodekeel_fsquota::{Bytes, QuotaLimits};
 use nodekeel_localstorage::{Dir, Error as DirError, FileCloner, FileKind, FileMode, RenameMode};
 use rustix::fs::{AtFlags, StatxFlags};
 
+use crate::dir_store::copy_limits::{check_fit, snapshot_limits, with_margin};
+use crate::dir_store::images::{copied_size, image_size, open_image, visible_limits};
 use crate::dir_store::location::MountedDir;
 use crate::dir_store::{DirStoreError, StoreInner};
 use crate::id::VolumeId;
+use crate::image::{ImageFormat, VolumeKind, directory_limits, promised_bytes};
 use crate::snapshot::{SnapshotId, SnapshotInfo, StoredId};
 use crate::step::VolumeStep;
-use crate::store::larger_limit;
 
 /// Directory of snapshots, by id. It is created with the first one.
 pub(super) const SNAPSHOTS_DIR: &str = "snapshots";
 
-/// Directory of marks: an empty file for each volume that was created as a copy and is not known to be published. It
-/// is created with the first one.
+/// Directory of marks: an empty file for each volume that was created as a copy or as an image, so that it is never
+/// empty, and is not known to be published. It is created with the first one.
 const MARKS_DIR: &str = ".unpublished";
-
-/// How much more than its limits a copy may use while it is made.
-const MARGIN: QuotaUsage = QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(64) };
 
 /// What a store knows of copies.
 pub(super) struct CopyState {
@@ -38,11 +37,11 @@ pub(super) struct CopyState {
     in_progress: Mutex<HashSet<StoredId>>,
     finished: Condvar,
     /// The directory is being closed.
-    are_canceled: AtomicBool,
+    pub(super) are_canceled: AtomicBool,
 }
 
 /// Keeps other calls from the same snapshot or copy, for as long as a copy takes.
-struct CopyLock<'a> {
+pub(super) struct CopyLock<'a> {
     copies: &'a CopyState,
     id: StoredId,
 }
@@ -59,7 +58,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Opens a directory of the base, if it exists.
-fn find_dir(base: &Dir, name: &str) -> Result<OnceLock<Dir>, DirStoreError> {
+pub(super) fn find_dir(base: &Dir, name: &str) -> Result<OnceLock<Dir>, DirStoreError> {
     match base.open_dir(name) {
         Ok(dir) => Ok(dir.into()),
         Err(error) if error.is_not_found() => Ok(OnceLock::new()),
@@ -68,7 +67,11 @@ fn find_dir(base: &Dir, name: &str) -> Result<OnceLock<Dir>, DirStoreError> {
 }
 
 /// The open directory, created before if it is missing.
-fn ensure_dir<'a>(slot: &'a OnceLock<Dir>, base: &Dir, name: &str) -> Result<&'a Dir, DirStoreError> {
+pub(super) fn ensure_dir<'a>(
+    slot: &'a OnceLock<Dir>,
+    base: &Dir,
+    name: &str,
+) -> Result<&'a Dir, DirStoreError> {
     if let Some(dir) = slot.get() {
         return Ok(dir);
     }
@@ -96,7 +99,7 @@ impl CopyState {
         self.are_canceled.store(true, Ordering::Relaxed);
     }
 
-    fn lock_copy(&self, id: StoredId) -> CopyLock<'_> {
+    pub(super) fn lock_copy(&self, id: StoredId) -> CopyLock<'_> {
         let mut held = lock(&self.in_progress);
         while !held.insert(id.clone()) {
             held = self.finished.wait(held).unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +107,7 @@ impl CopyState {
         CopyLock { copies: self, id }
     }
 
-    /// Whether a volume was created as a copy and is not known to be published.
+    /// Whether a volume was created as a copy or as an image, and is not known to be published.
     pub(super) fn is_unpublished(&self, id: &VolumeId) -> bool {
         lock(&self.unpublished).contains(id)
     }
@@ -139,6 +142,9 @@ struct CopyPlan<'a> {
     source: &'a Dir,
     to: &'a StoredId,
     limits: QuotaLimits,
+    kind: VolumeKind,
+    /// The size of the file of an image.
+    size: Option<Bytes>,
     is_canceled: &'a dyn Fn() -> bool,
 }
 
@@ -178,11 +184,12 @@ impl StoreInner {
 
     pub(super) fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotInfo>, DirStoreError> {
         let dir = self.find_stored(&id.clone().into())?;
-        dir.map(|dir| self.read_snapshot(&dir)).transpose()
+        dir.map(|dir| self.read_snapshot(id, &dir)).transpose()
     }
 
-    fn read_snapshot(&self, dir: &Dir) -> Result<SnapshotInfo, DirStoreError> {
-        let status = self.read_status(dir)?;
+    fn read_snapshot(&self, id: &SnapshotId, dir: &Dir) -> Result<SnapshotInfo, DirStoreError> {
+        let (status, kind) = (self.read_status(dir)?, self.read_kind(&id.clone().into(), dir)?);
+        let limits = visible_limits(kind, dir, status.limits)?;
         let failed = |error: rustix::io::Errno| DirStoreError::ReadSnapshot {
             path: dir.path().to_owned(),
             source: error.into(),
@@ -193,7 +200,7 @@ impl StoreInner {
         let created = if has_birth { stat.stx_btime } else { stat.stx_ctime };
         let seconds = u64::try_from(created.tv_sec).unwrap_or_default();
         let created: SystemTime = UNIX_EPOCH + Duration::new(seconds, created.tv_nsec);
-        Ok(SnapshotInfo { created, restore_size: status.limits.bytes.unwrap_or(status.usage.bytes) })
+        Ok(SnapshotInfo { created, restore_size: limits.bytes.unwrap_or(status.usage.bytes), kind })
     }
 
     /// Creates a snapshot, unless it exists; `None` if the volume does not exist.
@@ -208,20 +215,20 @@ impl StoreInner {
         let _lock = self.copies.lock_copy(to.clone());
         if let Some(dir) = self.find_stored(&to)? {
             self.sync_dir_of(&to)?;
-            return self.read_snapshot(&dir).map(Some);
+            return self.read_snapshot(id, &dir).map(Some);
         }
         let Some(source) = self.find_stored(&from)? else { return Ok(None) };
         self.check_cloner()?;
         let status = self.read_status(&source)?;
-        let limits = snapshot_limits(&status);
+        let (limits, kind) = (snapshot_limits(&status), self.read_kind(&from, &source)?);
         // The volume itself may change all its blocks: then the snapshot alone holds the old ones.
         let promise = Some(status.usage.bytes);
-        let plan = CopyPlan { from: &from, source: &source, to: &to, limits, is_canceled };
+        let plan = CopyPlan { from: &from, source: &source, to: &to, limits, kind, size: None, is_canceled };
         self.with_promise(to.as_str(), promise, || self.copy_stored(&plan))?;
         let Some(dir) = self.find_stored(&to)? else { return Ok(None) };
         // The volume may have grown while it was copied.
         self.ledger.set_limit(to.as_str(), Some(self.read_status(&dir)?.usage.bytes));
-        self.read_snapshot(&dir).map(Some)
+        self.read_snapshot(id, &dir).map(Some)
     }
 
     /// Creates a volume with the files of its source, unless it exists.
@@ -237,16 +244,44 @@ impl StoreInner {
         let _lock = self.copies.lock_copy(to.clone());
         if let Some(dir) = self.find_stored(&to)? {
             let _held = self.lock_volume(id);
+            self.check_kind((&to, &dir), VolumeKind::Directory)?;
             self.raise_limits(id, &dir, limits)?;
             return self.sync_dir_of(&to);
         }
         let source =
             self.find_stored(from)?.ok_or_else(|| DirStoreError::NoSource { source_id: from.clone() })?;
+        let kind = VolumeKind::Directory;
+        self.check_kind((from, &source), kind)?;
         self.check_cloner()?;
         let status = self.read_status(&source)?;
         check_fit(from, &status, limits)?;
-        let plan = CopyPlan { from, source: &source, to: &to, limits, is_canceled };
+        let plan = CopyPlan { from, source: &source, to: &to, limits, kind, size: None, is_canceled };
         self.with_promise(to.as_str(), limits.bytes, || self.copy_stored(&plan))
+    }
+
+    /// Creates an image volume with the content of its source, unless it exists.
+    pub(super) fn create_image_from(
+        &self,
+        id: &VolumeId,
+        from: &StoredId,
+        (format, size): (ImageFormat, Bytes),
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<(), DirStoreError> {
+        self.require_identity()?;
+        let to = StoredId::from(id.clone());
+        let _lock = self.copies.lock_copy(to.clone());
+        if self.raise_image(id, (format, size))? {
+            return Ok(());
+        }
+        let source =
+            self.find_stored(from)?.ok_or_else(|| DirStoreError::NoSource { source_id: from.clone() })?;
+        let kind = VolumeKind::from(format);
+        self.check_kind((from, &source), kind)?;
+        self.check_cloner()?;
+        let size = copied_size(from, image_size(&source)?, size)?;
+        let (limits, promise, size) = (directory_limits(size), promised_bytes(size), Some(size));
+        let plan = CopyPlan { from, source: &source, to: &to, limits, kind, size, is_canceled };
+        self.with_promise(to.as_str(), Some(promise), || self.copy_stored(&plan))
     }
 
     /// Removes a snapshot, once a copy of it in progress to the same name has ended.
@@ -279,6 +314,9 @@ impl StoreInner {
         let dir = self.steps.run_step(VolumeStep::CreateDirectory, make).map_err(DirStoreError::Directory)?;
         let wide = with_margin(plan.limits);
         self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, wide))?;
+        if plan.kind != VolumeKind::Directory {
+            self.sync_image(plan.source)?;
+        }
         let is_canceled = || (plan.is_canceled)() || self.copies.are_canceled.load(Ordering::Relaxed);
         let clone = || plan.source.clone_tree(&dir, &*self.copies.cloner, &is_canceled);
         let cloned = self.steps.run_step(VolumeStep::CloneTree, clone).map_err(DirStoreError::Directory)?;
@@ -291,6 +329,9 @@ impl StoreInner {
                 plan.from
             );
         }
+        if let Some(size) = plan.size {
+            self.extend_image(&dir, &open_image(&dir)?, size)?;
+        }
         self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, plan.limits))
     }
 
@@ -301,15 +342,23 @@ impl StoreInner {
         if found.is_none_or(|dir| identity(&dir) != identity(plan.source)) {
             return Err(DirStoreError::NoSource { source_id: plan.from.clone() });
         }
-        let into = match plan.to {
+        self.publish_staged(plan.to, plan.kind)
+    }
+
+    /// Renames a complete directory from staging into place, under its marks.
+    pub(super) fn publish_staged(&self, to: &StoredId, kind: VolumeKind) -> Result<(), DirStoreError> {
+        let into = match to {
             StoredId::Snapshot(_) => ensure_dir(&self.copies.snapshots, &self.base, SNAPSHOTS_DIR)?,
             StoredId::Volume(id) => {
                 self.mark_unpublished(id)?;
                 &self.volumes
             }
         };
-        let _held = self.lock_id(plan.to.as_str());
-        let name = plan.to.as_str();
+        let (_held, name) = (self.lock_id(to.as_str()), to.as_str());
+        // Otherwise the rename fails, and the mark is that of another.
+        if !into.exists(name).map_err(DirStoreError::Directory)? {
+            self.mark_kind(to, kind)?;
+        }
         let publish = || self.staging.rename(name, into, name, RenameMode::NoReplace);
         self.steps.run_step(VolumeStep::RenameIntoPlace, publish).map_err(DirStoreError::Directory)
     }
@@ -336,40 +385,5 @@ impl StoreInner {
     /// Makes a rename of a killed instance durable.
     pub(super) fn sync_dir_of(&self, id: &StoredId) -> Result<(), DirStoreError> {
         self.dir_of(id).map_or(Ok(()), |dir| dir.sync().map_err(DirStoreError::Directory))
-    }
-}
-
-/// The limits of the volume, so that it can be restored with them, and never less than what it uses.
-fn snapshot_limits(status: &QuotaStatus) -> QuotaLimits {
-    QuotaLimits {
-        bytes: larger_limit(status.limits.bytes, Some(status.usage.bytes)),
-        inodes: larger_limit(status.limits.inodes, Some(status.usage.inodes)),
-    }
-}
-
-/// The limits of a copy while it is made: its source may be full, and the copy's directories may lie differently on the
-/// disk.
-fn with_margin(limits: QuotaLimits) -> QuotaLimits {
-    QuotaLimits {
-        bytes: limits.bytes.map(|bytes| Bytes(bytes.0.saturating_add(MARGIN.bytes.0))),
-        inodes: limits.inodes.map(|inodes| Inodes(inodes.0.saturating_add(MARGIN.inodes.0))),
-    }
-}
-
-/// Checks that what a source uses fits into the limits: the kernel's error would not say so. The snapshot of a full
-/// volume may use a little more than the volume's limit.
-fn check_fit(from: &StoredId, status: &QuotaStatus, limits: QuotaLimits) -> Result<(), DirStoreError> {
-    let (bytes, inodes) = (status.usage.bytes, status.usage.inodes);
-    let too_large = |used: String, limit: String| {
-        Err(DirStoreError::SourceTooLarge { source_id: from.clone(), used, limit })
-    };
-    match limits {
-        QuotaLimits { bytes: Some(Bytes(limit)), .. } if bytes.0 > limit.saturating_add(MARGIN.bytes.0) => {
-            too_large(format!("{} bytes", bytes.0), format!("{limit} bytes"))
-        }
-        QuotaLimits { inodes: Some(Inodes(limit)), .. } if inodes.0 > limit => {
-            too_large(format!("{} inodes", inodes.0), format!("{limit} inodes"))
-        }
-        _ => Ok(()),
     }
 }

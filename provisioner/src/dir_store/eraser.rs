@@ -245,6 +245,7 @@ impl StoreInner {
 
     fn erase_content(&self, entry: &TrashEntry, slice: &mut EraseSlice) -> Result<SliceEnd, DirStoreError> {
         let queue = &self.erasures;
+        self.detach_image(entry)?;
         let mut keep_going = |_| {
             let has_ended = slice.record_progress(Instant::now());
             match queue.is_stopped() || (has_ended && queue.is_contended()) {

@@ -3,10 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use nodekeel_fsquota::Error as QuotaError;
+use nodekeel_fsquota::{Bytes, Error as QuotaError};
 use nodekeel_localstorage::Error as DirError;
 
 use crate::id::VolumeId;
+use crate::image::{FormatError, VolumeKind};
 use crate::plan::CapacityShortage;
 use crate::snapshot::StoredId;
 use crate::store::{ErrorSource, VolumeStoreError};
@@ -153,6 +154,61 @@ pub enum DirStoreError {
         #[source]
         source: io::Error,
     },
+    /// The mark that says what a volume or a snapshot is can't be read: nothing is done with either until it can.
+    #[error(
+        "file {} is missing or invalid: write the word in volumeAttributes.kind of its PersistentVolume, and a newline, into it",
+        path.display()
+    )]
+    InvalidKind {
+        /// The mark.
+        path: PathBuf,
+    },
+    /// The volume or the snapshot is of another kind than its claim asks for. Ask for its kind.
+    #[error("the kind of {id} is {found}, not {wanted}: nothing was created")]
+    OtherKind {
+        /// The volume or the snapshot.
+        id: StoredId,
+        /// What it is.
+        found: VolumeKind,
+        /// What it should be.
+        wanted: VolumeKind,
+    },
+    /// An operation on the file of a block or strict volume failed.
+    #[error("can't {step} image {}", path.display())]
+    Image {
+        /// The failed step.
+        step: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// Making the file system of a strict volume failed.
+    #[error("can't make the file system in image {}", path.display())]
+    FormatImage {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: FormatError,
+    },
+    /// A block or strict volume can't be made smaller: its data may be anywhere in it. Request its size.
+    #[error("can't shrink image {} from {} to {} bytes: request its size or more", path.display(), size.0, wanted.0)]
+    ImageShrunk {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size: Bytes,
+        /// The requested size.
+        wanted: Bytes,
+    },
+    /// A block or strict volume has a size, and no inode limit.
+    #[error("can't set these limits of image {}: it has a size, and no inode limit", path.display())]
+    ImageLimits {
+        /// The file.
+        path: PathBuf,
+    },
     /// Starting the thread that erases volumes failed.
     #[error("can't start the thread that erases volumes")]
     StartEraser(#[source] io::Error),
@@ -168,6 +224,7 @@ impl DirStoreError {
         match self {
             Self::Capacity(_) => true,
             Self::Directory(error) => error.is_full(),
+            Self::Image { source, .. } => matches!(source.kind(), StorageFull | QuotaExceeded),
             Self::Quota { source: QuotaError::RangeExhausted { .. }, .. } => true,
             Self::Quota { source: QuotaError::Kernel { source, .. }, .. } => {
                 matches!(source.kind(), StorageFull | QuotaExceeded)

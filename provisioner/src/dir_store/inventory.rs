@@ -8,8 +8,11 @@ use nodekeel_fsquota::QuotaSetter;
 use nodekeel_localstorage::Dir;
 
 use crate::dir_store::copies::{SNAPSHOTS_DIR, list_snapshot_ids};
+use crate::dir_store::images::visible_limits;
+use crate::dir_store::kinds::KindMarks;
 use crate::dir_store::{DirStore, DirStoreError, VOLUMES_DIR, list_volume_ids};
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::snapshot::SnapshotId;
 use crate::store::VolumeUsage;
 
@@ -21,6 +24,8 @@ pub struct StoredVolume {
     pub id: VolumeId,
     /// Its directory, which is not kept open: there may be more volumes than files that a process may open.
     pub path: PathBuf,
+    /// What it is; `None` if its mark can't be read.
+    pub kind: Option<VolumeKind>,
     /// Its limits and its usage; `None` if it has no limits.
     pub usage: Option<VolumeUsage>,
     /// When an entry of its directory was last created or removed.
@@ -40,10 +45,10 @@ impl DirStore {
             Err(error) if error.is_not_found() => return Ok(Vec::new()),
             Err(error) => return Err(DirStoreError::Directory(error)),
         };
-        let mut found = Vec::new();
+        let (mut found, kinds) = (Vec::new(), KindMarks::open(base)?);
         for id in list_volume_ids(&volumes)? {
             match volumes.open_dir(id.as_str()) {
-                Ok(dir) => found.push(read_volume(id, &dir, quota)?),
+                Ok(dir) => found.push(read_volume(id, &dir, (quota, &kinds))?),
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(DirStoreError::Directory(error)),
             }
@@ -67,12 +72,21 @@ impl DirStore {
     }
 }
 
-fn read_volume(id: VolumeId, dir: &Dir, quota: &dyn QuotaSetter) -> Result<StoredVolume, DirStoreError> {
+fn read_volume(
+    id: VolumeId,
+    dir: &Dir,
+    (quota, kinds): (&dyn QuotaSetter, &KindMarks),
+) -> Result<StoredVolume, DirStoreError> {
     let path = dir.path().to_owned();
+    let kind = kinds.read_mark(id.as_str()).ok();
     let status = quota.read_status(dir.as_fd());
     let status = status.map_err(|source| DirStoreError::Quota { path: path.clone(), source })?;
-    let usage = status.map(|status| VolumeUsage { limits: status.limits, usage: status.usage });
+    let usage = status.map(|status| {
+        let limits = visible_limits(kind.unwrap_or_default(), dir, status.limits);
+        // The file of an image may be lost: then the limits of its directory are all that is known.
+        VolumeUsage { limits: limits.unwrap_or(status.limits), usage: status.usage }
+    });
     let seconds = rustix::fs::fstat(dir.as_fd()).map_or(0, |stat| stat.st_mtime);
     let modified = UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-    Ok(StoredVolume { id, path, usage, modified })
+    Ok(StoredVolume { id, path, kind, usage, modified })
 }

@@ -13,6 +13,7 @@ use tokio::sync::{Mutex as AsyncMutex, Notify};
 use crate::dir_store::capacity::CapacityLedger;
 use crate::dir_store::copies::CopyState;
 use crate::dir_store::eraser::{EraseQueue, VolumeEraser};
+use crate::dir_store::kinds::KindMarks;
 use crate::dir_store::{
     DirStoreError, DirStoreOptions, LOCK_COUNT, STAGING_DIR, StoreInner, TRASH_DIR, VOLUMES_DIR, location,
     try_lock,
@@ -173,6 +174,7 @@ impl StoreInner {
         let (volumes, staging, trash) = (ensure(VOLUMES_DIR)?, ensure(STAGING_DIR)?, ensure(TRASH_DIR)?);
         let lock = lock(&volumes)?;
         let copies = CopyState::open(&base, &volumes, Arc::clone(&options.cloner))?;
+        let kinds = KindMarks::open(&base)?;
         let (is_open, closed) = mpsc::channel(1);
         let inner = Self {
             base,
@@ -188,6 +190,7 @@ impl StoreInner {
             hasher: RandomState::new(),
             erasures: EraseQueue::default(),
             copies,
+            kinds,
             missed: Notify::new(),
             _lock: lock,
             _is_open: is_open,
@@ -201,6 +204,7 @@ impl StoreInner {
         self.base.remove_stale_files().map_err(DirStoreError::Directory)?;
         self.remove_stale_marks()?;
         let has_moved = self.sweep_staging()?;
+        self.remove_stale_kinds()?;
         let trash_entries = self.list_trash()?;
         self.release_leaked_projects(&trash_entries);
         if has_moved {

@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::QuotaLimits;
+use nodekeel_fsquota::{Bytes, QuotaLimits};
 
 use crate::dir_store::error::store_error;
 use crate::dir_store::{CancelOnDrop, DirStore, DirStoreError, StoreInner};
 use crate::id::VolumeId;
+use crate::image::ImageFormat;
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
 use crate::store::VolumeStoreError;
 
 impl DirStore {
-    /// Copies on a blocking thread; a copy whose future is dropped ends soon.
-    async fn run_copy<T: Send + 'static>(
+    /// Copies, or makes an image, on a blocking thread; a copy whose future is dropped ends soon.
+    pub(super) async fn run_copy<T: Send + 'static>(
         &self,
         copy: impl FnOnce(&StoreInner, &dyn Fn() -> bool) -> Result<T, DirStoreError> + Send + 'static,
     ) -> Result<T, DirStoreError> {
@@ -70,6 +71,21 @@ impl SnapshotStore for DirStore {
         let (owned, from) = (id.clone(), source.clone());
         let copy = move |inner: &StoreInner, is_canceled: &dyn Fn() -> bool| {
             inner.create_volume_from(&owned, &from, limits, is_canceled)
+        };
+        let created = self.run_copy(copy).await;
+        created.map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Create { id, source }))
+    }
+
+    async fn create_image_from(
+        &self,
+        id: &VolumeId,
+        source: &StoredId,
+        format: ImageFormat,
+        size: Bytes,
+    ) -> Result<(), VolumeStoreError> {
+        let (owned, from) = (id.clone(), source.clone());
+        let copy = move |inner: &StoreInner, is_canceled: &dyn Fn() -> bool| {
+            inner.create_image_from(&owned, &from, (format, size), is_canceled)
         };
         let created = self.run_copy(copy).await;
         created.map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Create { id, source }))

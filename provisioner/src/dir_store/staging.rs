@@ -29,6 +29,7 @@ impl StoreInner {
 
     /// Discards what a failed creation has left; what can't be removed now is removed at the next start.
     pub(super) fn discard_failed(&self, id: &StoredId) {
+        self.discard_kind(id);
         match self.discard_staged(id) {
             Ok(Some(entry)) => self.erasures.enqueue_entry(entry, 0),
             Ok(None) => {}

@@ -18,7 +18,7 @@ use crate::plan::{
 /// Kubernetes.
 const BETA_STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// Access modes that a directory on one node can serve.
+/// Access modes that a volume on one node can serve.
 const ACCESS_MODES: [&str; 3] = ["ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany"];
 
 /// A claim and the objects related to it, as far as they are in the cache.
@@ -170,33 +170,37 @@ pub(super) fn build_spec(
     let request = claim.spec.as_ref().unwrap_or(&empty);
     let uid = meta.uid.as_deref().unwrap_or_default();
     let id = VolumeId::from_uid(uid).map_err(|_| ClaimRejection::InvalidUid { uid: uid.to_owned() })?;
-    check_supported_fields(request)?;
+    let is_block = checked_mode(request)?;
     let capacity = size::requested_capacity(request)?;
+    let (kind, limits) = size::volume_shape(capacity, class, is_block)?;
     Ok(VolumeSpec {
         id,
         capacity,
-        limits: size::volume_limits(capacity, class)?,
+        kind,
+        limits,
         claim_ref: claim_reference(claim),
         access_modes: checked_access_modes(request)?,
         storage_class: class_name(claim).unwrap_or_default().to_owned(),
         source: requested_source(request)?,
         attributes_class: requested_attributes(claim).map(str::to_owned),
-        mount_options: checked_mount_options(class)?,
+        // A device is not mounted.
+        mount_options: if is_block { Vec::new() } else { checked_mount_options(class)? },
         reclaim_policy: parse_reclaim_policy(class)?,
     })
 }
 
-/// Rejects a claim for anything but a new directory.
-fn check_supported_fields(request: &PersistentVolumeClaimSpec) -> Result<(), ClaimRejection> {
+/// Whether a claim asks for a block volume. Rejects one for an existing volume.
+fn checked_mode(request: &PersistentVolumeClaimSpec) -> Result<bool, ClaimRejection> {
     let reject =
         |field, value: &str, hint| Err(ClaimRejection::Unsupported { field, value: value.to_owned(), hint });
-    if let Some(mode) = request.volume_mode.as_deref().filter(|mode| !matches!(*mode, "" | "Filesystem")) {
-        return reject("spec.volumeMode", mode, ": use Filesystem");
-    }
     if request.selector.is_some() {
         return reject("spec.selector", "", ": selectors apply to pre-provisioned volumes only");
     }
-    Ok(())
+    match request.volume_mode.as_deref() {
+        None | Some("" | "Filesystem") => Ok(false),
+        Some("Block") => Ok(true),
+        Some(mode) => reject("spec.volumeMode", mode, ": use Filesystem or Block"),
+    }
 }
 
 fn checked_access_modes(request: &PersistentVolumeClaimSpec) -> Result<Vec<String>, ClaimRejection> {

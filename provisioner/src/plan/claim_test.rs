@@ -227,12 +227,10 @@ fn access_modes_of_one_node_are_copied_and_others_rejected() {
 }
 
 #[test]
-fn claims_for_more_than_an_empty_directory_are_rejected() {
-    for (field, value) in [
-        ("volumeMode", json!("Block")),
-        ("volumeMode", json!("Unheard")),
-        ("selector", json!({ "matchLabels": { "a": "b" } })),
-    ] {
+fn claims_for_unknown_or_existing_volumes_are_rejected() {
+    for (field, value) in
+        [("volumeMode", json!("Unheard")), ("selector", json!({ "matchLabels": { "a": "b" } }))]
+    {
         assert!(expect_rejection(plan_claim_spec(json!({ field: value }))).contains(field), "{field}");
     }
 }
@@ -262,7 +260,8 @@ fn inodes_come_from_the_class_or_the_size() {
     assert_eq!(inodes("1Gi", Value::Null), Some((1 << 30) / 2048));
     assert_eq!(inodes("1", Value::Null), Some(1024));
     assert_eq!(inodes("1Gi", json!({ "inodes": "100k" })), Some(100_000));
-    assert_eq!(inodes("1Gi", json!({ "inodes": "7", "csi.storage.k8s.io/fstype": "xfs" })), Some(7));
+    assert_eq!(inodes("1Gi", json!({ "inodes": "7", "csi.storage.k8s.io/pv/name": "a" })), Some(7));
+    assert_eq!(inodes("1Gi", json!({ "inodes": "7", "strict": "false" })), Some(7));
     for parameters in [
         json!({ "inodes": "0" }),
         json!({ "inodes": "-1" }),
@@ -275,6 +274,67 @@ fn inodes_come_from_the_class_or_the_size() {
             "{parameters}"
         );
     }
+}
+
+/// The class of volumes of this kind, and the claim's volumeMode.
+fn expect_kind(mode: &str, parameters: Value) -> VolumeSpec {
+    let claim = json!({ "spec": { "volumeMode": mode, "resources": { "requests": { "storage": "1Gi" } } } });
+    expect_provision(plan_patched(claim, json!({ "parameters": parameters, "mountOptions": ["noexec"] })))
+}
+
+#[test]
+fn the_claim_and_its_class_say_what_a_volume_is() {
+    let fs_type = |name: &str| json!({ "strict": "true", "csi.storage.k8s.io/fstype": name });
+    for (mode, parameters, kind) in [
+        ("Filesystem", json!({}), VolumeKind::Directory),
+        ("", json!({ "strict": "false" }), VolumeKind::Directory),
+        ("Filesystem", json!({ "strict": "true" }), VolumeKind::Image(ImageFormat::Ext4)),
+        ("Filesystem", fs_type(""), VolumeKind::Image(ImageFormat::Ext4)),
+        ("Filesystem", fs_type("ext4"), VolumeKind::Image(ImageFormat::Ext4)),
+        ("", fs_type("xfs"), VolumeKind::Image(ImageFormat::Xfs)),
+        ("Block", json!({}), VolumeKind::Image(ImageFormat::Block)),
+        ("Block", fs_type("xfs"), VolumeKind::Image(ImageFormat::Block)),
+        ("Block", json!({ "inodes": "7" }), VolumeKind::Image(ImageFormat::Block)),
+        ("Block", json!({ "csi.storage.k8s.io/fstype": "btrfs" }), VolumeKind::Image(ImageFormat::Block)),
+    ] {
+        let spec = expect_kind(mode, parameters.clone());
+        assert_eq!(spec.kind, kind, "{mode}, {parameters}");
+        assert_eq!(spec.limits.bytes, Some(Bytes(1 << 30)));
+        assert_eq!(spec.limits.inodes.is_some(), kind == VolumeKind::Directory, "{mode}, {parameters}");
+        assert_eq!(spec.mount_options.is_empty(), mode == "Block", "a device is not mounted");
+    }
+}
+
+#[test]
+fn a_class_whose_parameters_contradict_each_other_is_rejected_by_name() {
+    for (parameters, named, advice) in [
+        (json!({ "strict": "yes" }), "\"strict\"", "\"true\" or \"false\""),
+        (json!({ "csi.storage.k8s.io/fstype": "ext4" }), "fstype\"", "set strict: \"true\""),
+        (json!({ "strict": "false", "csi.storage.k8s.io/fstype": "xfs" }), "fstype\"", "set strict"),
+        (json!({ "strict": "true", "csi.storage.k8s.io/fstype": "btrfs" }), "\"btrfs\"", "use ext4 or xfs"),
+        (json!({ "strict": "true", "csi.storage.k8s.io/fstype": "block" }), "\"block\"", "use ext4 or xfs"),
+        (json!({ "strict": "true", "inodes": "7" }), "\"inodes\"", "no inode limit"),
+        (json!({ "stict": "true" }), "\"stict\"", "known: inodes, strict"),
+    ] {
+        let text = expect_rejection(plan_patched(json!({}), json!({ "parameters": parameters })));
+        assert!(text.contains(named) && text.contains(advice), "{text}");
+    }
+}
+
+#[test]
+fn a_strict_volume_has_space_for_its_file_system() {
+    let plan = |storage: &str, parameters: Value| {
+        let claim = json!({ "spec": { "resources": { "requests": { "storage": storage } } } });
+        plan_patched(claim, json!({ "parameters": parameters }))
+    };
+    let xfs = json!({ "strict": "true", "csi.storage.k8s.io/fstype": "xfs" });
+    let ext4 = json!({ "strict": "true" });
+    for (storage, parameters, min) in [("299Mi", &xfs, "314572800"), ("8388607", &ext4, "8388608")] {
+        let text = expect_rejection(plan(storage, parameters.clone()));
+        assert!(text.contains(min), "{text}");
+    }
+    expect_provision(plan("300Mi", xfs));
+    expect_provision(plan("8Mi", ext4));
 }
 
 #[test]
@@ -308,19 +368,24 @@ fn a_claim_whose_volume_name_exists_is_done_or_rejected() {
 proptest! {
     #[test]
     fn planning_a_claim_never_panics_and_skips_claims_of_other_nodes(
-        node in "(node-[ab])?", phase in "(Pending|Bound|Lost)?", storage in ".{0,12}", mode in ".{0,12}", uid in ".{0,40}",
+        node in "(node-[ab])?", phase in "(Pending|Bound|Lost)?", storage in ".{0,12}",
+        mode in "Block|Filesystem|.{0,12}", strict in "true|false|.{0,8}", fs_type in "ext4|xfs|block|.{0,8}",
+        uid in ".{0,40}",
     ) {
         let claim = sample_claim(1, json!({
             "metadata": { "uid": uid, "annotations": { "volume.kubernetes.io/selected-node": node } },
             "spec": { "volumeMode": mode, "resources": { "requests": { "storage": storage } } },
             "status": { "phase": phase },
         }));
-        let class = sample_class(json!({}));
+        let parameters = json!({ "strict": strict, "csi.storage.k8s.io/fstype": fs_type });
+        let class = sample_class(json!({ "parameters": parameters }));
         let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: None };
         let action = plan_claim(&sample_identity(NODE), observed);
         prop_assert!(node != "node-b" || matches!(action, ClaimAction::Ignore(ClaimIgnoreReason::OtherNode)));
         if let ClaimAction::Provision(spec) = action {
             prop_assert!(spec.capacity.0 > 0 && spec.limits.bytes == Some(spec.capacity));
+            prop_assert_eq!(spec.kind.volume_mode() == "Block", mode == "Block");
+            prop_assert_eq!(spec.limits.inodes.is_some(), spec.kind == VolumeKind::Directory);
         }
     }
 }

@@ -4,7 +4,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Persis
 use nodekeel_fsquota::Bytes;
 
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::plan::expansion::MAX_ROUNDING;
+use crate::plan::store::attributed_kind;
 use crate::plan::{ClaimRejection, HOSTNAME, ProvisionerIdentity, VolumeSpec, class_name};
 use crate::quantity;
 use crate::snapshot::{SNAPSHOT_GROUP, SnapshotId, StoredId, VolumeSnapshot, VolumeSnapshotContent};
@@ -77,12 +79,9 @@ pub(crate) fn plan_restore(
         let driver = content.spec.driver.clone();
         return SourceAction::Reject(ClaimRejection::ForeignSource { source_name: name.to_owned(), driver });
     }
-    if content.spec.source_volume_mode.as_deref() == Some("Block") {
-        return SourceAction::Reject(ClaimRejection::Unsupported {
-            field: "the snapshot's sourceVolumeMode",
-            value: "Block".to_owned(),
-            hint: ": a file system is restored from a snapshot of a file system",
-        });
+    let mode = content.spec.source_volume_mode.as_deref();
+    if let Some(rejection) = check_mode(spec, "the snapshot's sourceVolumeMode", mode) {
+        return SourceAction::Reject(rejection);
     }
     if !content.is_ready() || snapshot.metadata.deletion_timestamp.is_some() {
         return wait("is not ready to use");
@@ -125,12 +124,14 @@ pub(crate) fn plan_clone(
         let driver = volume.csi.as_ref().map_or("another driver", |csi| &csi.driver).to_owned();
         return SourceAction::Reject(ClaimRejection::ForeignSource { source_name: name.to_owned(), driver });
     };
-    if volume.volume_mode.as_deref() == Some("Block") {
-        return SourceAction::Reject(ClaimRejection::Unsupported {
-            field: "the source's volumeMode",
-            value: "Block".to_owned(),
-            hint: ": a file system is cloned from a file system",
-        });
+    let mode = Some(volume.volume_mode.as_deref().unwrap_or("Filesystem"));
+    if let Some(rejection) = check_mode(spec, "the source's volumeMode", mode) {
+        return SourceAction::Reject(rejection);
+    }
+    match attributed_kind(csi).map(|kind| check_source_kind(spec, name, kind)) {
+        Ok(None) => {}
+        Ok(Some(rejection)) => return SourceAction::Reject(rejection),
+        Err(error) => return wait(&format!("can't be cloned: {error}")),
     }
     let capacity = volume.capacity.as_ref().and_then(|capacity| capacity.get("storage"));
     let capacity = capacity.and_then(|capacity| quantity::parse_quantity(&capacity.0).ok());
@@ -149,6 +150,24 @@ pub(crate) fn plan_clone(
         (Some(_), Err(error)) => wait(&format!("can't be cloned: {error}")),
         (None, _) => wait("has a volume on an unknown node"),
     }
+}
+
+/// Rejects a source of another volumeMode, by the name of the field that says so.
+fn check_mode(spec: &VolumeSpec, field: &'static str, mode: Option<&str>) -> Option<ClaimRejection> {
+    let wanted = spec.kind.volume_mode();
+    let hint = match wanted {
+        "Block" => ": a block volume is copied from a block volume; request volumeMode Filesystem",
+        _ => ": a file system is copied from a file system; request volumeMode Block",
+    };
+    let value = mode.filter(|mode| !mode.is_empty() && *mode != wanted)?.to_owned();
+    Some(ClaimRejection::Unsupported { field, value, hint })
+}
+
+/// Rejects a source of another kind.
+pub(crate) fn check_source_kind(spec: &VolumeSpec, name: &str, found: VolumeKind) -> Option<ClaimRejection> {
+    let wanted = spec.kind;
+    let source_name = name.to_owned();
+    (found != wanted).then_some(ClaimRejection::OtherSourceKind { source_name, found, wanted })
 }
 
 /// Rejects a volume that is smaller than its source, whose size may be the limit in force.

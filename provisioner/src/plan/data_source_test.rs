@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::image::ImageFormat;
 use crate::plan::{ClaimAction, ObservedClaim, plan_claim};
 use crate::testing::objects::{
     NODE, patched, sample_claim, sample_class, sample_identity, sample_snapshot_content, sample_uid,
@@ -19,6 +20,11 @@ fn spec_of(source: &Value) -> VolumeSpec {
         ClaimAction::Provision(spec) => *spec,
         other => panic!("{other:?}"),
     }
+}
+
+/// The same claim, for a volume of this kind.
+fn as_kind(spec: VolumeSpec, kind: VolumeKind) -> VolumeSpec {
+    VolumeSpec { kind, ..spec }
 }
 
 fn restore() -> VolumeSpec {
@@ -137,6 +143,65 @@ fn a_source_that_does_not_fit_is_rejected() {
     expect_rejection(plan_of(json!({ "spec": { "capacity": { "storage": "51Mi" } } })), "needs 53477376");
     expect_rejection(plan_of(json!({ "spec": { "csi": { "driver": "other.example" } } })), "other.example");
     expect_rejection(plan_of(json!({ "spec": { "volumeMode": "Block" } })), "volumeMode");
+}
+
+#[test]
+fn a_volume_is_copied_only_into_one_of_its_kind() {
+    let attributes = |kind: VolumeKind| match kind.image_format() {
+        Some(format) => json!({ "kind": format.as_str() }),
+        None => json!({}),
+    };
+    for found in VolumeKind::ALL {
+        let csi = json!({ "volumeAttributes": attributes(found) });
+        let patch = json!({ "spec": { "volumeMode": found.volume_mode(), "csi": csi } });
+        let (claim, volume) = (sample_claim(1, json!({})), sample_volume(1, patch));
+        for wanted in VolumeKind::ALL {
+            let spec = as_kind(clone(), wanted);
+            let observed = (Some(&claim), Some(&volume));
+            match plan_clone(&sample_identity(NODE), &spec, "claim-1", observed) {
+                SourceAction::Copy(_) => assert_eq!(found, wanted),
+                SourceAction::Reject(rejection) => {
+                    assert_ne!(found, wanted);
+                    let text = rejection.to_string();
+                    let (mode, kind) = (found.volume_mode(), found.as_str());
+                    assert!(text.contains(mode) || text.contains(&format!("claim-1 is {kind}")), "{text}");
+                }
+                other => panic!("{found} into {wanted}: {other:?}"),
+            }
+        }
+    }
+    let unknown = json!({ "spec": { "csi": { "volumeAttributes": { "kind": "zfs" } } } });
+    expect_wait(plan_of(unknown), "unknown kind of volume");
+}
+
+#[test]
+fn a_snapshot_is_restored_only_into_its_volume_mode_and_kind() {
+    let plan = |mode: Value, kind: VolumeKind| {
+        let ready = json!({
+            "spec": { "sourceVolumeMode": mode },
+            "status": {
+                "readyToUse": true,
+                "snapshotHandle": format!("snap-{}", sample_uid(1)),
+                "restoreSize": 50 << 20,
+            },
+        });
+        let (snapshot, content) = (snapshot(&sample_uid(1)), sample_snapshot_content(1, ready));
+        let spec = as_kind(restore(), kind);
+        plan_restore(&sample_identity(NODE), &spec, "backup", (Some(&snapshot), Some(&content)))
+    };
+    let [block, ext4] = [ImageFormat::Block, ImageFormat::Ext4].map(VolumeKind::Image);
+    for (mode, kind) in [("Block", block), ("Filesystem", ext4), ("Filesystem", VolumeKind::Directory)] {
+        assert!(matches!(plan(json!(mode), kind), SourceAction::Copy(_)), "{mode}, {kind}");
+        assert!(matches!(plan(Value::Null, kind), SourceAction::Copy(_)), "{kind}: the content does not say");
+    }
+    expect_rejection(plan(json!("Block"), ext4), "request volumeMode Block");
+    expect_rejection(plan(json!("Filesystem"), block), "request volumeMode Filesystem");
+    assert_eq!(check_source_kind(&as_kind(restore(), ext4), "backup", ext4), None);
+    let rejection = check_source_kind(&as_kind(restore(), ext4), "backup", block).expect("rejected");
+    assert!(
+        rejection.to_string().contains("backup is block, and that of the claim's volume ext4"),
+        "{rejection}"
+    );
 }
 
 #[test]

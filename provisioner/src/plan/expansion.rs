@@ -19,10 +19,11 @@ use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::plan::volume::verify_ownership;
 use crate::plan::{
-    ClaimRejection, ProvisionerIdentity, STORAGE_PROVISIONER, SizeError, claim_status, ownership_mismatch,
-    size,
+    ClaimRejection, ProvisionerIdentity, STORAGE_PROVISIONER, SizeError, claim_status, named_kind,
+    ownership_mismatch, size,
 };
 use crate::quantity::parse_quantity;
 use crate::store::{VolumeUsage, larger_limit};
@@ -80,7 +81,7 @@ pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
         return ExpansionAction::Finish(current);
     }
     let capacity = volume_capacity(observed.volume);
-    let target = expansion_target(request.max(capacity), &observed.usage);
+    let target = observed.expansion_target(request.max(capacity));
     let status = observed.status();
     let (state, allocated) = (claim_status::resize_state(&status), claim_status::allocated_size(&status));
     let is_marked = matches!(state, Some(claim_status::IN_PROGRESS | claim_status::INFEASIBLE));
@@ -95,16 +96,6 @@ pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
     match capacity < target {
         true => ExpansionAction::SetCapacity(target),
         false => ExpansionAction::Finish(target),
-    }
-}
-
-/// The size to expand to: what is promised, or more if data were written while the limit was higher.
-fn expansion_target(promised: Bytes, usage: &VolumeUsage) -> Bytes {
-    match usage.limits.bytes {
-        Some(limit) if usage.usage.bytes > promised && !is_in_force(Some(limit), promised) => {
-            promised.max(limit)
-        }
-        _ => promised,
     }
 }
 
@@ -163,10 +154,32 @@ impl BoundClaim<'_> {
         self.claim.status.clone().unwrap_or_default()
     }
 
+    /// Whether the volume is a block or strict one, which has no inode limit and never shrinks.
+    pub(super) fn is_image(&self) -> bool {
+        named_kind(self.volume) != Ok(VolumeKind::Directory)
+    }
+
+    /// The size to expand to: what is promised, or more if data were written while the limit was higher, or may have
+    /// been.
+    fn expansion_target(&self, promised: Bytes) -> Bytes {
+        let VolumeUsage { limits, usage } = self.usage;
+        match limits.bytes {
+            Some(limit)
+                if (self.is_image() || usage.bytes > promised) && !is_in_force(Some(limit), promised) =>
+            {
+                promised.max(limit)
+            }
+            _ => promised,
+        }
+    }
+
     /// The limits of the volume at this size. The number of inodes grows with it, unless a
     /// VolumeAttributesClass has set it.
     fn expanded_limits(&self, size: Bytes) -> QuotaLimits {
         let in_force = self.usage.limits.inodes;
+        if self.is_image() {
+            return QuotaLimits { bytes: Some(size), inodes: None };
+        }
         let inodes = match self.status().current_volume_attributes_class_name.as_deref() {
             None | Some("") => larger_limit(in_force, self.class_inodes(size).or(in_force)),
             Some(_) => in_force,
@@ -176,7 +189,7 @@ impl BoundClaim<'_> {
 
     /// The inode limit that the storage class gives a volume of this size; `None` if it is deleted.
     pub(super) fn class_inodes(&self, size: Bytes) -> Option<Inodes> {
-        self.class.and_then(|class| size::volume_limits(size, class).ok()).and_then(|limits| limits.inodes)
+        self.class.and_then(|class| size::inode_limit(size, class).ok())
     }
 }
 

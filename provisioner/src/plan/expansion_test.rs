@@ -83,6 +83,25 @@ fn a_limit_that_was_raised_further_is_lowered_unless_data_need_it() {
 }
 
 #[test]
+fn a_strict_volume_grows_without_an_inode_limit_and_never_shrinks() {
+    let mut world = ResizeWorld::strict();
+    world.set_request("16Mi");
+    world.settle();
+    world.assert_expanded(16 * MIB);
+    // The size of its file was raised for a request that is lowered.
+    for (steps, request, left) in [(1, "24Mi", 20), (2, "24Mi", 24), (3, "24Mi", 24), (4, "24Mi", 24)] {
+        let mut world = ResizeWorld::strict();
+        world.set_request(request);
+        assert!((0..steps).all(|_| world.expand_step()), "{steps}");
+        if steps < 4 {
+            world.set_request("20Mi");
+        }
+        world.settle();
+        world.assert_expanded(left * MIB);
+    }
+}
+
+#[test]
 fn the_rounding_of_a_file_system_is_not_another_limit() {
     let mut world = ResizeWorld::new();
     world.set_request("8389000");

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::plan::claim::build_spec;
 use crate::plan::{
     ClaimRejection, ObservedClaim, ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, VolumeSpec, class_name,
@@ -84,6 +85,13 @@ pub fn plan_import(
             field: "spec.dataSource",
             value: String::new(),
             hint: ": the directory is the source of the data",
+        }));
+    }
+    if spec.kind != VolumeKind::Directory {
+        return Err(ImportRejection::Claim(ClaimRejection::Unsupported {
+            field: "the kind of the claim's volume",
+            value: spec.kind.to_string(),
+            hint: ": a directory is imported as one; use volumeMode Filesystem, and a class without strict",
         }));
     }
     if let Some(class) = spec.attributes_class.take() {
@@ -197,6 +205,14 @@ mod tests {
                 Err(ImportRejection::HasVolume { .. } | ImportRejection::OtherNode { .. })
             ));
         }
+    }
+
+    #[test]
+    fn a_directory_does_not_become_a_block_or_strict_volume() {
+        let block = plan(json!({ "spec": { "volumeMode": "Block" } }), json!({})).expect_err("rejected");
+        assert!(block.to_string().contains("kind of the claim's volume \"block\""), "{block}");
+        let strict = plan(json!({}), json!({ "parameters": { "strict": "true" } })).expect_err("rejected");
+        assert!(strict.to_string().contains("\"ext4\""), "{strict}");
     }
 
     #[test]

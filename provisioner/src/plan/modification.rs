@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use nodekeel_fsquota::{Inodes, QuotaLimits};
 
+use crate::image::VolumeKind;
 use crate::plan::claim_status::{self, ModifyState};
 use crate::plan::expansion::{BoundClaim, volume_capacity};
 use crate::plan::size::{self, INODES_PARAMETER};
@@ -75,6 +76,14 @@ pub enum AttributesRejection {
         /// The limit that it sets.
         limit: u64,
     },
+    /// The volume is a block or strict one, which has no inode limit.
+    #[error(
+        "VolumeAttributesClass {class:?} sets an inode limit, and a block or strict volume has none: name no class"
+    )]
+    NoInodeLimit {
+        /// The class's name.
+        class: String,
+    },
 }
 
 impl AttributesRejection {
@@ -84,7 +93,8 @@ impl AttributesRejection {
             Self::UnknownClass { class }
             | Self::OtherDriver { class, .. }
             | Self::InvalidParameter { class, .. }
-            | Self::TooSmall { class, .. } => class,
+            | Self::TooSmall { class, .. }
+            | Self::NoInodeLimit { class } => class,
         }
     }
 
@@ -106,6 +116,9 @@ pub fn plan_modification(identity: &ProvisionerIdentity, observed: &BoundClaim<'
     let with_inodes = |inodes| QuotaLimits { inodes, ..in_force };
     let Some(name) = observed.wanted_attributes() else {
         // The first modification was withdrawn.
+        if observed.is_image() {
+            return ModificationAction::Finish(None);
+        }
         let inodes = observed.class_inodes(volume_capacity(observed.volume)).or(in_force.inodes);
         let inodes = inodes.map(|inodes| inodes.max(observed.usage.usage.inodes));
         return match inodes == in_force.inodes {
@@ -144,7 +157,11 @@ pub(crate) fn apply_attributes(
     spec: &mut VolumeSpec,
 ) -> Result<(), AttributesRejection> {
     if let Some(name) = &spec.attributes_class {
-        spec.limits.inodes = Some(class_inodes(identity, name, class)?);
+        let inodes = class_inodes(identity, name, class)?;
+        if spec.kind != VolumeKind::Directory {
+            return Err(AttributesRejection::NoInodeLimit { class: name.clone() });
+        }
+        spec.limits.inodes = Some(inodes);
     }
     Ok(())
 }
@@ -182,6 +199,9 @@ fn checked_inodes(
     observed: &BoundClaim<'_>,
 ) -> Result<Inodes, AttributesRejection> {
     let inodes = class_inodes(identity, name, observed.attributes)?;
+    if observed.is_image() {
+        return Err(AttributesRejection::NoInodeLimit { class: name.to_owned() });
+    }
     match observed.usage.usage.inodes <= inodes {
         true => Ok(inodes),
         false => Err(AttributesRejection::TooSmall { class: name.to_owned(), limit: inodes.0 }),

@@ -56,6 +56,22 @@ fn a_class_that_does_not_apply_changes_nothing_and_another_can_be_named() {
 }
 
 #[test]
+fn a_strict_volume_gets_no_class_and_the_claim_can_withdraw_it() {
+    let mut world = ResizeWorld::strict();
+    let limits = world.usage.limits;
+    world.set_attributes(json!("many"));
+    world.settle();
+    let status = world.status();
+    assert_eq!(claim_status::modify_state(&status), Some(("Infeasible", Some("many"))));
+    let message = status.conditions.expect("conditions")[0].message.clone().expect("a reason");
+    assert!(message.contains("a block or strict volume has none: name no class"), "{message}");
+    world.set_attributes(Value::Null);
+    world.settle();
+    assert!(!needs_modification(&world.claim));
+    assert_eq!(world.usage.limits, limits);
+}
+
+#[test]
 fn a_first_class_can_be_withdrawn_until_the_volume_has_it() {
     for steps in 0..5 {
         let mut world = ResizeWorld::new();

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use nodekeel_fsquota::{Bytes, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::manifest::build_persistent_volume;
 use crate::plan::{
     ProvisionerIdentity, ReclaimPolicy, VolumeSpec, claim_ignore_reason, claim_reference, class_name,
@@ -70,7 +71,7 @@ pub fn plan_orphan(
 /// `None`: it is not an orphan, or its name is taken.
 pub(crate) fn adopted_volume(
     (identity, store): (&ProvisionerIdentity, &StoreId),
-    (id, usage): (&VolumeId, &VolumeUsage),
+    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
     (state, class): (&OrphanState, Option<&str>),
 ) -> Option<PersistentVolume> {
     let (claim_ref, claim_class, access_modes) = match state {
@@ -80,7 +81,8 @@ pub(crate) fn adopted_volume(
         OrphanState::Unclaimed => (None, "", vec!["ReadWriteOnce".to_owned()]),
         _ => return None,
     };
-    let spec = orphan_spec(id, usage, (class.unwrap_or(claim_class), access_modes), ReclaimPolicy::Retain);
+    let class = (class.unwrap_or(claim_class), access_modes);
+    let spec = orphan_spec((id, kind, usage), class, ReclaimPolicy::Retain);
     let mut volume = build_persistent_volume(identity, Some(store), &spec);
     volume.spec.get_or_insert_default().claim_ref = claim_ref;
     Some(volume)
@@ -90,11 +92,11 @@ pub(crate) fn adopted_volume(
 /// deleted like any other, with all checks. `None`: it is not an orphan, or a claim may need it.
 pub(crate) fn removed_volume(
     (identity, store): (&ProvisionerIdentity, &StoreId),
-    (id, usage): (&VolumeId, &VolumeUsage),
+    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
     state: &OrphanState,
 ) -> Option<PersistentVolume> {
     let modes = vec!["ReadWriteOnce".to_owned()];
-    let spec = orphan_spec(id, usage, ("", modes), ReclaimPolicy::Delete);
+    let spec = orphan_spec((id, kind, usage), ("", modes), ReclaimPolicy::Delete);
     (*state == OrphanState::Unclaimed).then(|| build_persistent_volume(identity, Some(store), &spec))
 }
 
@@ -111,8 +113,7 @@ pub(crate) fn is_removal(id: &VolumeId, volume: &PersistentVolume) -> bool {
 }
 
 fn orphan_spec(
-    id: &VolumeId,
-    usage: &VolumeUsage,
+    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
     (class, access_modes): (&str, Vec<String>),
     reclaim_policy: ReclaimPolicy,
 ) -> VolumeSpec {
@@ -121,6 +122,7 @@ fn orphan_spec(
         id: id.clone(),
         // A volume without a limit promises what it has; the API requires a size.
         capacity: limits.bytes.unwrap_or(used).max(Bytes(1)),
+        kind,
         limits: QuotaLimits { bytes: limits.bytes, inodes: limits.inodes },
         source: None,
         claim_ref: ObjectReference {
@@ -145,7 +147,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::plan::{FINALIZER, VolumeAction, VolumeIgnoreReason, plan_volume};
+    use crate::plan::{FINALIZER, VolumeAction, VolumeIgnoreReason, named_kind, plan_volume};
     use crate::testing::objects::{NODE, sample_claim, sample_identity, sample_uid, sample_volume};
 
     const USAGE: VolumeUsage = VolumeUsage {
@@ -183,7 +185,7 @@ mod tests {
         let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
         let adopt = |claim: Option<&PersistentVolumeClaim>, class| {
             let state = plan_orphan(&identity, None, claim);
-            adopted_volume((&identity, &store), (&id(), &USAGE), (&state, class))
+            adopted_volume((&identity, &store), (&id(), VolumeKind::Directory, &USAGE), (&state, class))
         };
         let bound = adopt(Some(&lost_claim()), None).expect("an orphan");
         let spec = bound.spec.as_ref().expect("a spec");
@@ -199,10 +201,24 @@ mod tests {
     }
 
     #[test]
+    fn an_adopted_image_keeps_its_kind() {
+        let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
+        for kind in VolumeKind::ALL {
+            let volume =
+                adopted_volume((&identity, &store), (&id(), kind, &USAGE), (&OrphanState::Unclaimed, None));
+            let volume = volume.expect("an orphan");
+            assert_eq!(named_kind(&volume), Ok(kind));
+            let mode = volume.spec.and_then(|spec| spec.volume_mode);
+            assert_eq!(mode.as_deref(), Some(kind.volume_mode()), "{kind}");
+        }
+    }
+
+    #[test]
     fn a_removed_volume_is_deleted_by_the_provisioner_once_it_is_released() {
         let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
         let remove = |claim: Option<&PersistentVolumeClaim>| {
-            removed_volume((&identity, &store), (&id(), &USAGE), &plan_orphan(&identity, None, claim))
+            let state = plan_orphan(&identity, None, claim);
+            removed_volume((&identity, &store), (&id(), VolumeKind::Directory, &USAGE), &state)
         };
         let mut volume = remove(None).expect("an orphan");
         assert!(volume.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER));

@@ -80,6 +80,16 @@ impl ResizeWorld {
         }
     }
 
+    /// The volume of the claim is a strict one.
+    pub(super) fn strict() -> Self {
+        let mut world = Self::new();
+        let csi = json!({ "volumeAttributes": { "kind": "ext4" } });
+        world.volume = merged(&world.volume, json!({ "spec": { "csi": csi } }));
+        world.class = sample_class(json!({ "parameters": { "strict": "true" } }));
+        world.usage.limits.inodes = None;
+        world
+    }
+
     pub(super) fn status(&self) -> PersistentVolumeClaimStatus {
         self.claim.status.clone().expect("a status")
     }
@@ -111,7 +121,15 @@ impl ResizeWorld {
         let bytes = limits.bytes.expect("a limit").0;
         assert!(bytes >= promised, "a limit of {bytes} is less than {promised}, which is promised");
         assert!(limits.bytes >= Some(self.usage.usage.bytes), "data are above the limit");
-        assert!(limits.inodes >= Some(self.usage.usage.inodes), "files are above the limit");
+        match self.usage.limits {
+            QuotaLimits { inodes: Some(_), .. } => {
+                assert!(limits.inodes >= Some(self.usage.usage.inodes), "files are above the limit");
+            }
+            image => {
+                assert_eq!(limits.inodes, None, "an image has no inode limit");
+                assert!(limits.bytes >= image.bytes, "an image never shrinks");
+            }
+        }
         self.usage.limits = limits;
     }
 
@@ -255,8 +273,9 @@ impl ResizeWorld {
                 let limits = self.usage.limits;
                 let bytes = Bytes(mib * MIB).min(limits.bytes.expect("a limit"));
                 self.usage.usage.bytes = self.usage.usage.bytes.max(bytes);
-                self.usage.usage.inodes =
-                    self.usage.usage.inodes.max(Inodes(files).min(limits.inodes.expect("a limit")));
+                // Files in a strict volume are not those of its directory.
+                let files = limits.inodes.map_or(Inodes(0), |limit| limit.min(Inodes(files)));
+                self.usage.usage.inodes = self.usage.usage.inodes.max(files);
             }
             ResizeOp::Room(mib) => self.room = mib * MIB,
             ResizeOp::Forget(true) => self.patch_status(json!({
@@ -275,9 +294,9 @@ impl ResizeWorld {
 proptest! {
     #[test]
     fn any_sequence_ends_with_the_requested_size_or_says_why_not(
-        ops in prop::collection::vec(op_strategy(), 0..40)
+        ops in prop::collection::vec(op_strategy(), 0..40), is_strict: bool,
     ) {
-        let mut world = ResizeWorld::new();
+        let mut world = if is_strict { ResizeWorld::strict() } else { ResizeWorld::new() };
         ops.into_iter().for_each(|op| world.apply_op(op));
         world.settle();
         let (request, status) = (world.request().expect("a size"), world.status());

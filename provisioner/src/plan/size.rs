@@ -1,4 +1,5 @@
-//! Computes the limits of a claim's volume: bytes from the claim, inodes from the class or the bytes.
+//! What a claim's volume is, by the claim and its class, and its limits: bytes from the claim, inodes from the class or
+//! the bytes.
 
 use std::collections::BTreeMap;
 
@@ -6,6 +7,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use k8s_openapi::api::storage::v1::StorageClass;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 
+use crate::image::{ImageFormat, VolumeKind};
 use crate::plan::{ClaimRejection, SizeError};
 use crate::quantity;
 
@@ -23,8 +25,17 @@ const BYTES_PER_INODE: u64 = 2048;
 /// Minimum number of inodes, unless the class sets `inodes`: small volumes hold small files.
 const MIN_INODES: u64 = 1024;
 
-/// Prefix of parameters for Kubernetes components, such as the file system type.
+/// Prefix of parameters for Kubernetes components.
 const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
+
+/// The parameter of a class whose volumes are file systems in a file: nothing in them can leave their limits.
+const STRICT_PARAMETER: &str = "strict";
+
+/// The file system of strict volumes. *Source:* Kubernetes CSI, "StorageClass parameters".
+const FS_TYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
+
+/// What makes it valid.
+const EXPECTED_STRICT: &str = "volumes are directories on the file system of the node: set strict: \"true\" for such a file system, or remove it";
 
 /// The claim's request, in whole bytes.
 pub(crate) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, ClaimRejection> {
@@ -39,18 +50,79 @@ pub(crate) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Byt
     }
 }
 
-/// The limits of a volume of this capacity and class.
-pub(super) fn volume_limits(capacity: Bytes, class: &StorageClass) -> Result<QuotaLimits, ClaimRejection> {
-    let inodes = inodes_parameter(class.parameters.as_ref()).map_err(|parameter| {
-        ClaimRejection::InvalidParameter {
-            class: class.metadata.name.clone().unwrap_or_default(),
-            name: parameter.name.to_owned(),
-            value: parameter.value.to_owned(),
-            expected: parameter.expected,
+/// The inode limit of a volume of this capacity and class that is a directory.
+pub(super) fn inode_limit(capacity: Bytes, class: &StorageClass) -> Result<Inodes, ClaimRejection> {
+    let parameters = ClassParameters::read(class.parameters.as_ref());
+    parameters.map(|found| found.inode_limit(capacity)).map_err(|parameter| parameter.rejection(class))
+}
+
+/// What a volume of this capacity and class is, and its limits. A block volume is one whatever its class says.
+pub(super) fn volume_shape(
+    capacity: Bytes,
+    class: &StorageClass,
+    is_block: bool,
+) -> Result<(VolumeKind, QuotaLimits), ClaimRejection> {
+    let parameters = ClassParameters::read(class.parameters.as_ref());
+    let parameters = parameters.map_err(|parameter| parameter.rejection(class))?;
+    let kind = match is_block {
+        true => ImageFormat::Block.into(),
+        false => parameters.kind().map_err(|parameter| parameter.rejection(class))?,
+    };
+    let inodes = match kind {
+        VolumeKind::Directory => Some(parameters.inode_limit(capacity)),
+        VolumeKind::Image(format) if capacity < format.min_size() => {
+            return Err(ClaimRejection::TooSmall { format, capacity });
         }
-    })?;
-    let inodes = inodes.unwrap_or(Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES)));
-    Ok(QuotaLimits { bytes: Some(capacity), inodes: Some(inodes) })
+        VolumeKind::Image(_) => None,
+    };
+    Ok((kind, QuotaLimits { bytes: Some(capacity), inodes }))
+}
+
+/// What the parameters of a class say.
+#[derive(Debug, Default)]
+struct ClassParameters<'a> {
+    inodes: Option<Inodes>,
+    is_strict: bool,
+    /// Unchecked: it says nothing of block volumes.
+    fs_type: Option<&'a str>,
+}
+
+impl<'a> ClassParameters<'a> {
+    fn read(parameters: Option<&'a BTreeMap<String, String>>) -> Result<Self, InvalidParameter<'a>> {
+        let mut found = Self::default();
+        for (name, value) in parameters.into_iter().flatten() {
+            let reject = |expected| Err(InvalidParameter { name, value, expected });
+            match (name.as_str(), value.as_str()) {
+                (INODES_PARAMETER, _) => found.inodes = Some(parse_inodes(name, value)?),
+                (STRICT_PARAMETER, "true" | "false") => found.is_strict = value == "true",
+                (STRICT_PARAMETER, _) => return reject("use \"true\" or \"false\""),
+                (FS_TYPE_PARAMETER, fs_type) => found.fs_type = Some(fs_type).filter(|it| !it.is_empty()),
+                (name, _) if name.starts_with(RESERVED_PREFIX) => {}
+                _ => return reject("unknown parameter; known: inodes, strict"),
+            }
+        }
+        Ok(found)
+    }
+
+    fn inode_limit(&self, capacity: Bytes) -> Inodes {
+        self.inodes.unwrap_or(Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES)))
+    }
+
+    /// What a volume with a file system is.
+    fn kind(&self) -> Result<VolumeKind, InvalidParameter<'a>> {
+        let reject = |name, value, expected| Err(InvalidParameter { name, value, expected });
+        let format = match self.fs_type {
+            Some(name) if !self.is_strict => return reject(FS_TYPE_PARAMETER, name, EXPECTED_STRICT),
+            None if !self.is_strict => return Ok(VolumeKind::Directory),
+            Some("ext4") | None => ImageFormat::Ext4,
+            Some("xfs") => ImageFormat::Xfs,
+            Some(other) => return reject(FS_TYPE_PARAMETER, other, "use ext4 or xfs"),
+        };
+        match self.inodes {
+            None => Ok(format.into()),
+            Some(_) => reject(INODES_PARAMETER, "", "a strict volume has no inode limit: remove it"),
+        }
+    }
 }
 
 /// A parameter that is unknown or has an invalid value.
@@ -60,7 +132,26 @@ pub(super) struct InvalidParameter<'a> {
     pub(super) expected: &'static str,
 }
 
-/// The inode limit that the parameters of a class set, if any.
+impl InvalidParameter<'_> {
+    /// The rejection of a claim of this class.
+    fn rejection(self, class: &StorageClass) -> ClaimRejection {
+        ClaimRejection::InvalidParameter {
+            class: class.metadata.name.clone().unwrap_or_default(),
+            name: self.name.to_owned(),
+            value: self.value.to_owned(),
+            expected: self.expected,
+        }
+    }
+}
+
+fn parse_inodes<'a>(name: &'a str, value: &'a str) -> Result<Inodes, InvalidParameter<'a>> {
+    match quantity::parse_quantity(value) {
+        Ok(number) if number > 0 => Ok(Inodes(number)),
+        _ => Err(InvalidParameter { name, value, expected: EXPECTED_INODES }),
+    }
+}
+
+/// The inode limit that the parameters of a VolumeAttributesClass set, if any.
 pub(super) fn inodes_parameter(
     parameters: Option<&BTreeMap<String, String>>,
 ) -> Result<Option<Inodes>, InvalidParameter<'_>> {
@@ -68,11 +159,12 @@ pub(super) fn inodes_parameter(
     for (name, value) in
         parameters.into_iter().flatten().filter(|(name, _)| !name.starts_with(RESERVED_PREFIX))
     {
-        let reject = |expected| InvalidParameter { name, value, expected };
-        inodes = match (name.as_str(), quantity::parse_quantity(value)) {
-            (INODES_PARAMETER, Ok(number)) if number > 0 => Some(Inodes(number)),
-            (INODES_PARAMETER, _) => return Err(reject(EXPECTED_INODES)),
-            _ => return Err(reject("unknown parameter; known: inodes")),
+        inodes = match name.as_str() {
+            INODES_PARAMETER => Some(parse_inodes(name, value)?),
+            _ => {
+                let expected = "unknown parameter; known: inodes";
+                return Err(InvalidParameter { name, value, expected });
+            }
         };
     }
     Ok(inodes)

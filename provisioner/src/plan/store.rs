@@ -2,15 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, PersistentVolume};
 
 use crate::id::VolumeId;
+use crate::image::{InvalidKind, VolumeKind};
 use crate::plan::{ProvisionerIdentity, VolumeIgnoreReason, ownership_mismatch};
 use crate::snapshot::SnapshotId;
 use crate::store_id::{StoreId, StoreIdentity};
 
 /// The volume attribute with the id of the store that the volume was created in.
 pub const STORE_ATTRIBUTE: &str = "store";
+
+/// The volume attribute with the kind of a block or strict volume; others have none.
+pub const KIND_ATTRIBUTE: &str = "kind";
 
 /// What to do with a store before its volumes are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,4 +194,16 @@ pub(crate) fn is_marked_lost(identity: &ProvisionerIdentity, volume: &Persistent
 pub(crate) fn named_store(volume: &PersistentVolume) -> Option<StoreId> {
     let csi = volume.spec.as_ref()?.csi.as_ref()?;
     csi.volume_attributes.as_ref()?.get(STORE_ATTRIBUTE)?.parse().ok()
+}
+
+/// What a PersistentVolume says that its volume is.
+pub(crate) fn named_kind(volume: &PersistentVolume) -> Result<VolumeKind, InvalidKind> {
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.map_or(Ok(VolumeKind::Directory), attributed_kind)
+}
+
+/// What the source of a PersistentVolume says that its volume is.
+pub(super) fn attributed_kind(csi: &CSIPersistentVolumeSource) -> Result<VolumeKind, InvalidKind> {
+    let word = csi.volume_attributes.as_ref().and_then(|attributes| attributes.get(KIND_ATTRIBUTE));
+    VolumeKind::from_attribute(word.map(String::as_str))
 }

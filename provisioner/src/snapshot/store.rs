@@ -7,8 +7,9 @@ use async_trait::async_trait;
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 
 use crate::id::VolumeId;
+use crate::image::{ImageFormat, VolumeKind};
 use crate::snapshot::{SnapshotId, StoredId};
-use crate::store::{ErrorSource, VolumeStoreError};
+use crate::store::{ErrorSource, ImagesUnsupported, VolumeStoreError};
 
 /// A snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct SnapshotInfo {
     pub created: SystemTime,
     /// The smallest byte limit of a volume that is created from it: the limit of its volume at that time.
     pub restore_size: Bytes,
+    /// What its volume is, and what a volume that is created from it must be.
+    pub kind: VolumeKind,
 }
 
 /// Creates and removes the snapshots of one node, and creates volumes from them and from other volumes. The
@@ -32,6 +35,8 @@ pub struct SnapshotInfo {
 ///   an existing volume changes nothing but limits, which it raises as
 ///   [`VolumeStore::create`](crate::VolumeStore::create) does.
 /// - **Independence.** A change of a volume, a snapshot or a copy, or its removal, changes no other one.
+/// - **Images.** A snapshot of a block or strict volume is one of the same kind, as after a power loss, but for what a
+///   mounted file system had in memory, which it has; and so is a copy.
 /// - **Publication.** Until [`mark_published`](Self::mark_published), or until it is opened for a pod, a volume created
 ///   from a source counts as empty: [`VolumeStore::remove_empty`](crate::VolumeStore::remove_empty) removes it.
 /// - **Removal.** When [`remove_snapshot`](Self::remove_snapshot) returns, no other method finds the snapshot. Removing
@@ -84,8 +89,24 @@ pub trait SnapshotStore: Send + Sync + fmt::Debug {
         limits: QuotaLimits,
     ) -> Result<(), VolumeStoreError>;
 
+    /// Creates a block or strict volume of this format and size with the content of its source, which has this format,
+    /// too. It is larger than requested if its source is by the rounding of its size. Default: an error.
+    ///
+    /// # Errors
+    /// Those of [`create_volume_from`](Self::create_volume_from).
+    async fn create_image_from(
+        &self,
+        id: &VolumeId,
+        source: &StoredId,
+        format: ImageFormat,
+        size: Bytes,
+    ) -> Result<(), VolumeStoreError> {
+        let _ = (source, format, size);
+        Err(VolumeStoreError::Create { id: id.clone(), source: Box::new(ImagesUnsupported) })
+    }
+
     /// Records that a volume has a PersistentVolume, so that its data may be needed. Of other volumes than those
-    /// created from a source, and of missing ones, nothing is recorded.
+    /// created from a source or as an image, and of missing ones, nothing is recorded.
     ///
     /// # Errors
     /// [`VolumeStoreError::Open`]: a retry can help.

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use crate::dir_store::read_trash_name;
+use crate::dir_store::{read_kind_mark, read_trash_name};
 use crate::plan::{VolumeAction, plan_volume};
 use crate::quantity;
 use crate::testing::objects::{NODE, sample_identity, sample_volume};
@@ -40,5 +40,13 @@ pub fn fuzz_trash_entry(name: &[u8]) {
     if let Some(entry) = read_trash_name(&name) {
         assert_eq!(entry, name, "the parsed entry has the same name");
         assert!(entry.contains("pvc-") && !entry.contains('/'), "{entry:?}");
+    }
+}
+
+/// Checks that the mark of a volume's kind is a word that prints as the same mark, or is rejected.
+pub fn fuzz_kind_mark(content: &[u8]) {
+    if let Some(mark) = read_kind_mark(content) {
+        assert_eq!(mark.as_bytes(), content, "the parsed mark has the same content");
+        assert_ne!(mark, "directory\n", "directories have none");
     }
 }

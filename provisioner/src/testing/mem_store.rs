@@ -10,6 +10,7 @@ use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, Q
 use tokio::sync::Notify;
 
 use crate::id::VolumeId;
+use crate::image::{ImageFormat, VolumeKind, file_size};
 use crate::plan::{CapacityPolicy, StoreCapacity};
 use crate::snapshot::{SnapshotId, SnapshotInfo};
 use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
@@ -21,6 +22,8 @@ pub struct MemStore(Arc<Mutex<MemStoreState>>);
 #[derive(Default)]
 pub(super) struct MemStoreState {
     pub(super) volumes: BTreeMap<VolumeId, VolumeUsage>,
+    /// The formats of those that are images.
+    pub(super) formats: BTreeMap<VolumeId, ImageFormat>,
     capacity: Option<Bytes>,
     pub(super) failures: Vec<ErrorSource>,
     pub(super) creates: BTreeMap<VolumeId, u32>,
@@ -28,7 +31,7 @@ pub(super) struct MemStoreState {
     audit: Option<AuditSummary>,
     changed: Arc<Notify>,
     pub(super) snapshots: BTreeMap<SnapshotId, (SnapshotInfo, VolumeUsage)>,
-    /// Volumes that were created from a source and are not known to be published.
+    /// Volumes that were not empty when they were created, and are not known to be published.
     pub(super) unpublished: BTreeSet<VolumeId>,
 }
 
@@ -52,6 +55,12 @@ impl MemStore {
         }
     }
 
+    /// What a volume is; `None` if it does not exist.
+    pub fn volume_kind(&self, id: &VolumeId) -> Option<VolumeKind> {
+        let state = self.lock_state();
+        state.volumes.contains_key(id).then(|| state.kind(id))
+    }
+
     /// Sets what audits find from now on; before, limits of this store can't be left.
     pub fn set_audit(&self, summary: AuditSummary) {
         self.lock_state().audit = Some(summary);
@@ -73,6 +82,66 @@ impl MemStore {
 }
 
 impl MemStoreState {
+    /// What a volume is.
+    pub(super) fn kind(&self, id: &VolumeId) -> VolumeKind {
+        self.formats.get(id).copied().map_or(VolumeKind::Directory, VolumeKind::Image)
+    }
+
+    /// Checks that a volume is of this kind, if it exists.
+    fn check_kind(&self, id: &VolumeId, wanted: VolumeKind) -> Result<(), VolumeStoreError> {
+        let found = self.kind(id);
+        if !self.volumes.contains_key(id) || found == wanted {
+            return Ok(());
+        }
+        let source = format!("the kind of the volume is {found}, not {wanted}").into();
+        Err(VolumeStoreError::Create { id: id.clone(), source })
+    }
+
+    /// Creates a volume, or raises the limits of an existing one. Returns whether it is new.
+    fn create(
+        &mut self,
+        id: &VolumeId,
+        (kind, limits): (VolumeKind, QuotaLimits),
+    ) -> Result<bool, VolumeStoreError> {
+        if let Some(source) = self.failures.pop() {
+            return Err(VolumeStoreError::Create { id: id.clone(), source });
+        }
+        self.check_kind(id, kind)?;
+        let old = self.volumes.get(id).copied();
+        let limits = match old {
+            Some(old) => QuotaLimits {
+                bytes: larger_limit(old.limits.bytes, limits.bytes),
+                inodes: larger_limit(old.limits.inodes, limits.inodes),
+            },
+            None => limits,
+        };
+        self.check_capacity(id, limits)?;
+        if old.is_none() {
+            *self.creates.entry(id.clone()).or_default() += 1;
+        }
+        let usage = old.map_or(QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) }, |old| old.usage);
+        self.volumes.insert(id.clone(), VolumeUsage { limits, usage });
+        self.changed.notify_waiters();
+        Ok(old.is_none())
+    }
+
+    /// The limits of an image: its size, which never shrinks.
+    fn check_image_limits(
+        &self,
+        id: &VolumeId,
+        limits: QuotaLimits,
+    ) -> Result<QuotaLimits, VolumeStoreError> {
+        let failed = |why: &str| VolumeStoreError::Resize { id: id.clone(), source: why.into() };
+        let old = self.volumes.get(id).and_then(|volume| volume.limits.bytes).unwrap_or_default();
+        match limits {
+            QuotaLimits { bytes: Some(size), inodes: None } if file_size(size) >= old => {
+                Ok(QuotaLimits { bytes: Some(file_size(size)), inodes: None })
+            }
+            QuotaLimits { inodes: None, bytes: Some(_) } => Err(failed("an image can't shrink")),
+            _ => Err(failed("an image has a size, and no inode limit")),
+        }
+    }
+
     /// What is promised of the capacity, if that is limited.
     fn store_capacity(&self) -> Option<StoreCapacity> {
         let total = self.capacity?;
@@ -93,25 +162,21 @@ impl MemStoreState {
 #[async_trait]
 impl VolumeStore for MemStore {
     async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+        self.lock_state().create(id, (VolumeKind::Directory, limits)).map(drop)
+    }
+
+    async fn create_image(
+        &self,
+        id: &VolumeId,
+        format: ImageFormat,
+        size: Bytes,
+    ) -> Result<(), VolumeStoreError> {
         let mut state = self.lock_state();
-        if let Some(source) = state.failures.pop() {
-            return Err(VolumeStoreError::Create { id: id.clone(), source });
+        let limits = QuotaLimits { bytes: Some(file_size(size)), inodes: None };
+        if state.create(id, (format.into(), limits))? {
+            state.formats.insert(id.clone(), format);
+            state.unpublished.insert(id.clone());
         }
-        let old = state.volumes.get(id).copied();
-        let limits = match old {
-            Some(old) => QuotaLimits {
-                bytes: larger_limit(old.limits.bytes, limits.bytes),
-                inodes: larger_limit(old.limits.inodes, limits.inodes),
-            },
-            None => limits,
-        };
-        state.check_capacity(id, limits)?;
-        if old.is_none() {
-            *state.creates.entry(id.clone()).or_default() += 1;
-        }
-        let usage = old.map_or(QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) }, |old| old.usage);
-        state.volumes.insert(id.clone(), VolumeUsage { limits, usage });
-        state.changed.notify_waiters();
         Ok(())
     }
 
@@ -120,6 +185,10 @@ impl VolumeStore for MemStore {
         if let Some(source) = state.failures.pop() {
             return Err(VolumeStoreError::Resize { id: id.clone(), source });
         }
+        let limits = match state.kind(id) {
+            VolumeKind::Image(_) => state.check_image_limits(id, limits)?,
+            VolumeKind::Directory => limits,
+        };
         state.check_capacity(id, limits)?;
         let volume =
             state.volumes.get_mut(id).ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })?;
@@ -138,6 +207,8 @@ impl VolumeStore for MemStore {
         if let Some(source) = state.failures.pop() {
             return Err(VolumeStoreError::Remove { id: id.clone(), source });
         }
+        state.formats.remove(id);
+        state.unpublished.remove(id);
         if state.volumes.remove(id).is_some() {
             *state.removes.entry(id.clone()).or_default() += 1;
             state.changed.notify_waiters();
@@ -146,9 +217,10 @@ impl VolumeStore for MemStore {
     }
 
     async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
-        let is_empty = |volume: &VolumeUsage| volume.usage.inodes.0 <= 1;
         let is_empty = {
             let state = self.lock_state();
+            let is_empty =
+                |volume: &VolumeUsage| state.kind(id) == VolumeKind::Directory && volume.usage.inodes.0 <= 1;
             state.unpublished.contains(id) || state.volumes.get(id).is_none_or(is_empty)
         };
         match is_empty {

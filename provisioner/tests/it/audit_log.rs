@@ -142,7 +142,7 @@ async fn each_provisioned_and_each_rejected_claim_is_logged() {
     let base = tempfile::tempdir().expect("a directory");
     let (store, _) = store_with_log_checks(base.path(), &id(31), &[]);
     let api = test_api();
-    let rejected = json!({ "metadata": { "name": "blocked" }, "spec": { "volumeMode": "Block" } });
+    let rejected = json!({ "metadata": { "name": "blocked" }, "spec": { "volumeMode": "Unheard" } });
     api.create_object(ObjectKind::Claim, sample_claim(34, rejected));
     provision_and_delete(&api, Arc::new(store)).await;
     wait_for_event(&api, "blocked", "ProvisioningFailed").await;

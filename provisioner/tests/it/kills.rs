@@ -52,10 +52,9 @@ impl FileQuota {
     fn read_limits(&self, project: u32) -> Option<QuotaLimits> {
         let text = fs::read_to_string(self.record_path(project)).ok()?;
         let (bytes, inodes) = text.split_once(' ')?;
-        Some(QuotaLimits {
-            bytes: Some(Bytes(bytes.parse().ok()?)),
-            inodes: Some(Inodes(inodes.parse().ok()?)),
-        })
+        // Block and strict volumes have no inode limit.
+        let inodes = inodes.parse().ok().map(Inodes);
+        Some(QuotaLimits { bytes: Some(Bytes(bytes.parse().ok()?)), inodes })
     }
 }
 
@@ -65,10 +64,12 @@ fn inode_project(dir: BorrowedFd<'_>) -> u32 {
 
 impl QuotaSetter for FileQuota {
     fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
-        let (LimitChange::Set(bytes), LimitChange::Set(inodes)) = (change.bytes, change.inodes) else {
-            panic!("{change:?}")
+        let LimitChange::Set(bytes) = change.bytes else { panic!("{change:?}") };
+        let inodes = match change.inodes {
+            LimitChange::Set(inodes) => inodes.0.to_string(),
+            _ => "unlimited".to_owned(),
         };
-        fs::write(self.record_path(inode_project(dir)), format!("{} {}", bytes.0, inodes.0)).expect("write");
+        fs::write(self.record_path(inode_project(dir)), format!("{} {inodes}", bytes.0)).expect("write");
         Ok(self.read_status(dir)?.expect("just written"))
     }
 

@@ -8,6 +8,8 @@ mod csi;
 mod expansion_limits;
 mod expansion_power_cut;
 mod golden;
+mod image_kills;
+mod images;
 mod import;
 mod import_ceiling;
 mod import_limits;

@@ -44,6 +44,13 @@ pub(crate) fn variants() -> Vec<ClaimVariant> {
         ),
         variant("mount-options", plain(), json!({ "mountOptions": ["noexec", "nodev"] })),
         variant("retain", plain(), json!({ "reclaimPolicy": "Retain" })),
+        variant("block", json!({ "spec": { "volumeMode": "Block" } }), json!({ "mountOptions": ["noexec"] })),
+        variant("strict", plain(), json!({ "parameters": { "strict": "true" } })),
+        variant(
+            "strict-xfs",
+            json!({ "spec": { "resources": { "requests": { "storage": "1Gi" } } } }),
+            json!({ "parameters": { "strict": "true", "csi.storage.k8s.io/fstype": "xfs" } }),
+        ),
         variant("class-of-defaults", plain(), json!({ "reclaimPolicy": null, "volumeBindingMode": null })),
     ]
 }

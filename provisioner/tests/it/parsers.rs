@@ -3,7 +3,7 @@
 use nodekeel_provisioner::csi::proto::csi;
 use nodekeel_provisioner::csi::testing::fuzz_request;
 use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::testing::{fuzz_handle, fuzz_quantity, fuzz_trash_entry};
+use nodekeel_provisioner::testing::{fuzz_handle, fuzz_kind_mark, fuzz_quantity, fuzz_trash_entry};
 use proptest::prelude::*;
 use prost::Message as _;
 
@@ -88,6 +88,7 @@ proptest! {
     fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         fuzz_request(&bytes);
         fuzz_trash_entry(&bytes);
+        fuzz_kind_mark(&bytes);
         fuzz_handle(&bytes);
         fuzz_quantity(&bytes);
     }
@@ -98,6 +99,11 @@ proptest! {
     ) {
         let bare = if is_bare { "bare-" } else { "" };
         fuzz_trash_entry(&apply_edits(format!("{bare}pvc-{}.{project}.{place}", sample_uid(number)).into_bytes(), edits));
+    }
+
+    #[test]
+    fn no_edited_mark_parses_as_another_kind(word in "block|ext4|xfs|directory", edits in edits()) {
+        fuzz_kind_mark(&apply_edits(format!("{word}\n").into_bytes(), edits));
     }
 
     #[test]

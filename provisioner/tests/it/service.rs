@@ -8,6 +8,7 @@ mod dir_node;
 mod expansion;
 mod foreign_store;
 pub(crate) mod harness;
+mod images;
 mod lifecycle;
 mod model;
 mod node_label;

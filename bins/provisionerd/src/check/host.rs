@@ -20,6 +20,11 @@ use crate::volumes;
 /// Timeout of the metrics of a running instance on this machine.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Where the kubelet has the targets of block volumes, below its directory.
+const BLOCK_TARGETS: &str = "plugins/kubernetes.io/csi/volumeDevices";
+
+const LOOP_CONTROL: &str = "/dev/loop-control";
+
 /// More than the metrics of an instance.
 const MAX_METRICS_BYTES: u64 = 4 << 20;
 
@@ -79,6 +84,8 @@ pub(super) fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
         return findings;
     }
     findings.push(check_shared_mount(&config.kubelet.join("pods"), is_in_pod()));
+    findings.extend(is_in_pod().then(|| check_block_targets(&config.kubelet)));
+    findings.push(check_loop_devices(Path::new(LOOP_CONTROL)));
     // The probe works with any directory.
     let probe = || -> Result<()> {
         let dir = Dir::open(&config.kubelet)?;
@@ -122,6 +129,31 @@ pub(crate) fn check_shared_mount(path: &Path, is_pod: bool) -> CheckFinding {
         Err(error) => CheckFinding::Failure(
             anyhow!(error).context(format!("can't read the mounts of {}", path.display())),
         ),
+    }
+}
+
+/// Checks in a container that the kubelet sees block volumes.
+fn check_block_targets(kubelet: &Path) -> CheckFinding {
+    let path = kubelet.join(BLOCK_TARGETS);
+    match BindMounter::is_shared(&path) {
+        Ok(true) => CheckFinding::Pass(format!("the kubelet sees block volumes below {}", path.display())),
+        _ => CheckFinding::Warning(format!(
+            "block volumes can't be published: mount {} of the host into the container, with mountPropagation: \
+             Bidirectional",
+            path.display()
+        )),
+    }
+}
+
+/// Checks that loop devices can be attached.
+fn check_loop_devices(control: &Path) -> CheckFinding {
+    match control.exists() {
+        true => CheckFinding::Pass("loop devices are available, for block and strict volumes".into()),
+        false => CheckFinding::Warning(format!(
+            "block and strict volumes can't be published, without {}: load the module loop, and in a container, mount \
+             the host's /dev",
+            control.display()
+        )),
     }
 }
 
@@ -186,6 +218,18 @@ mod tests {
             let finding = check_address(&config, found);
             assert_eq!(matches!(finding, CheckFinding::Pass(_)), is_ours, "{finding}");
         }
+    }
+
+    #[test]
+    fn what_block_volumes_lack_is_a_warning() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for finding in [
+            check_block_targets(directory.path()),
+            check_loop_devices(&directory.path().join("loop-control")),
+        ] {
+            assert!(matches!(finding, CheckFinding::Warning(_)), "{finding}");
+        }
+        assert!(matches!(check_loop_devices(directory.path()), CheckFinding::Pass(_)));
     }
 
     #[test]

@@ -92,7 +92,7 @@ fn the_api_server_accepts_the_manifests_and_the_examples() {
     let mut diff = kube.kubectl_command();
     diff.env("PATH", "/usr/bin:/bin").args(["diff", "--kustomize", DEPLOY]);
     command_output(&mut diff).expect("nothing of them is dropped or changed");
-    for example in ["pod.yaml", "import.yaml"] {
+    for example in ["pod.yaml", "block.yaml", "strict.yaml", "import.yaml"] {
         let file = format!("{DEPLOY}/examples/{example}");
         // The pods' account may not exist yet.
         wait_until(Duration::from_secs(60), example, || {

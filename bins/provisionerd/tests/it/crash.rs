@@ -7,14 +7,18 @@ use testbed::FakeNode;
 use crate::cluster::{self, DRIVER, TestDaemon};
 
 mod clones;
+mod images;
 mod leak_counts;
 mod run;
 mod scenarios;
 
 use leak_counts::LeakCounts;
-use run::CrashRun;
+use run::{CrashRun, MAX_BYTES, MAX_IMAGE_BYTES};
 
 const IMMEDIATE_CLASS: &str = "immediate";
+
+/// The class of strict volumes.
+const STRICT_CLASS: &str = "strict";
 
 /// Maximum number of parallel runs.
 const MAX_PARALLEL: usize = 4;
@@ -41,11 +45,21 @@ enum ClaimScenario {
     Cloned,
     /// The same, and it is deleted before provisionerd starts again: nobody needs the copy, which is not empty.
     CloneAbandoned,
+    /// A claim for a block volume is provisioned, written, expanded, and deleted.
+    Block,
+    /// The same, for a strict volume.
+    Strict,
+    /// A claim for a strict volume is deleted before provisionerd starts again: nobody needs the volume, which is not empty.
+    StrictAbandoned,
 }
 
 impl ClaimScenario {
     fn is_clone(self) -> bool {
         matches!(self, Self::Cloned | Self::CloneAbandoned)
+    }
+
+    fn is_image(self) -> bool {
+        matches!(self, Self::Block | Self::Strict | Self::StrictAbandoned)
     }
 }
 
@@ -60,8 +74,28 @@ const CLONE_STEPS: &[&str] = &[
     "MarkPublished",
 ];
 
+/// The steps of a strict volume.
+const STRICT_STEPS: &[&str] = &[
+    "CreateDirectory",
+    "SetLimits",
+    "CreateImage",
+    "FormatImage",
+    "MarkUnpublished",
+    "MarkKind",
+    "RenameIntoPlace",
+    "CreatePersistentVolume",
+    "MarkPublished",
+    "ResizeLimits",
+    "GrowImage",
+    "GrowDevice",
+    "UpdateVolume",
+    "MoveToTrash",
+    "UnmarkKind",
+    "EraseContent",
+];
+
 /// The steps of each scenario.
-const STEPS: [(ClaimScenario, &[&str]); 8] = [
+const STEPS: [(ClaimScenario, &[&str]); 11] = [
     (
         ClaimScenario::Selected,
         &[
@@ -89,6 +123,12 @@ const STEPS: [(ClaimScenario, &[&str]); 8] = [
     ),
     (ClaimScenario::Cloned, CLONE_STEPS),
     (ClaimScenario::CloneAbandoned, CLONE_STEPS),
+    (ClaimScenario::Block, &["CreateImage", "MarkKind", "GrowImage", "GrowDevice", "UnmarkKind"]),
+    (ClaimScenario::Strict, STRICT_STEPS),
+    (
+        ClaimScenario::StrictAbandoned,
+        &["FormatImage", "MarkUnpublished", "MarkKind", "RenameIntoPlace", "CreatePersistentVolume"],
+    ),
 ];
 
 /// The moments of the kills: before and after each step.
@@ -107,10 +147,18 @@ fn node_name(scenario: ClaimScenario, moment: &str, pass: usize) -> String {
 /// Kills provisionerd at every moment, this many times.
 fn kill_at_each_moment(rounds: usize) -> LeakCounts {
     let kube = cluster::start_control_plane();
-    let class = format!(
-        "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {IMMEDIATE_CLASS}}}, provisioner: {DRIVER}}}"
-    );
-    kube.apply_manifests(&class).expect("a class");
+    for (name, more) in [
+        (IMMEDIATE_CLASS, ""),
+        (
+            STRICT_CLASS,
+            ", volumeBindingMode: WaitForFirstConsumer, allowVolumeExpansion: true, parameters: {strict: 'true'}",
+        ),
+    ] {
+        let class = format!(
+            "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {name}}}, provisioner: {DRIVER}{more}}}"
+        );
+        kube.apply_manifests(&class).expect("a class");
+    }
     let kubeconfig = cluster::account_kubeconfig(&kube);
     // Only a schedulable node selects itself.
     for pass in 0..rounds {
@@ -133,12 +181,19 @@ fn kill_at_each_moment(rounds: usize) -> LeakCounts {
             async move {
                 let name = node_name(scenario, &moment, pass);
                 let program = TestDaemon::new(&kubeconfig, name.clone());
-                match scenario.is_clone() {
-                    true => {
-                        let run = CrashRun::start((client, name), program, "");
+                match scenario {
+                    _ if scenario.is_clone() => {
+                        let run = CrashRun::start((client, name), (program, MAX_BYTES), "");
                         run.clone_claim(scenario, &moment).await
                     }
-                    false => CrashRun::start((client, name), program, &moment).run_scenario(scenario).await,
+                    _ if scenario.is_image() => {
+                        let run = CrashRun::start((client, name), (program, MAX_IMAGE_BYTES), &moment);
+                        run.use_image(scenario).await
+                    }
+                    _ => {
+                        let mut run = CrashRun::start((client, name), (program, MAX_BYTES), &moment);
+                        run.run_scenario(scenario).await
+                    }
                 }
             }
         };

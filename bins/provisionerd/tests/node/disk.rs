@@ -23,7 +23,7 @@ impl VolumeFileSystem {
         };
         // The first disk holds the rest of /var/lib.
         let script = format!(
-            "set -e; disk=${{NODEKEEL_GUEST_DISKS##*:}}; {make} $disk; mkdir {VOLUMES}; mount -o prjquota $disk {VOLUMES}"
+            "set -e; modprobe loop; disk=${{NODEKEEL_GUEST_DISKS##*:}}; {make} $disk; mkdir {VOLUMES}; mount -o prjquota $disk {VOLUMES}"
         );
         node.run_shell(&script).map(drop).with_context(|| format!("mount {self:?}"))
     }

@@ -7,6 +7,7 @@ mod cluster;
 mod disk;
 mod escapes;
 mod external_storage;
+mod images;
 #[cfg(feature = "kill-points")]
 mod kills;
 mod lifecycle;

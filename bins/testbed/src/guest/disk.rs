@@ -114,7 +114,7 @@ impl GuestDisk {
 fn load_file_systems() {
     let is_loaded = Path::new(LOCKS).join("loaded");
     if !is_loaded.exists() {
-        let modules = ["xfs", "ext4", "vfat", "nls_cp437", "nls_ascii"];
+        let modules = ["xfs", "ext4", "vfat", "nls_cp437", "nls_ascii", "loop"];
         let _ = command_output(Command::new("modprobe").arg("-a").args(modules));
         let _ = File::create(is_loaded);
     }

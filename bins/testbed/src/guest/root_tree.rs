@@ -206,8 +206,11 @@ fn append_entry(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Tre
     Ok(())
 }
 
-/// The libraries and loaders that the programs need, with their paths.
-pub(super) fn find_libraries(programs: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
+/// The libraries and loaders that the programs need: where the programs look for them, and where they are.
+///
+/// # Errors
+/// `ldd` is missing, or does not find one of them.
+pub fn find_libraries(programs: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
     if programs.is_empty() {
         return Ok(Vec::new());
     }

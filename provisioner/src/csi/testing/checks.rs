@@ -29,6 +29,9 @@ pub fn fuzz_request(message: &[u8]) {
             let flags = publish.options.mount_flags();
             assert!(!read_only || flags.read_only, "{request:?}");
             assert!(publish.options.match_flags(flags), "{request:?}: a repeated publish matches its mount");
+            let access = request.volume_capability.as_ref().and_then(|wanted| wanted.access_type.as_ref());
+            let is_block = matches!(access, Some(csi::volume_capability::AccessType::Block(_)));
+            assert_eq!(is_block, publish.kind.volume_mode() == "Block", "{request:?}");
         }
         let parsed = parsed.map(|publish| (publish.id, publish.target));
         check_parsed(parsed, &request.volume_id, &request.target_path);

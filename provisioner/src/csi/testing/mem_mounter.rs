@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::csi::mounter::{
     FileId, MountRestrictions, TargetConflict, TargetMount, TargetMountError, VolumeMounter,
 };
 use crate::csi::target_path::TargetPath;
+use crate::store::OpenVolume;
 
 /// Keeps mounts in memory. Like the kernel, it can stack one mount on another. The parent directory of each
 /// target exists. Clones share their mounts.
@@ -73,12 +74,12 @@ impl VolumeMounter for MemMounter {
 
     fn mount(
         &self,
-        volume: BorrowedFd<'_>,
+        volume: &OpenVolume,
         target: &TargetPath,
         flags: MountRestrictions,
     ) -> Result<(), TargetMountError> {
         let failed = |source| TargetMountError::Mount { target: target.clone(), source };
-        let directory = FileId::from_fd(volume).map_err(failed)?;
+        let volume = FileId::from_fd(volume.as_fd()).map_err(failed)?;
         let mut state = self.state();
         if state.mounts.contains_key(target) {
             return Err(TargetMountError::Occupied { target: target.clone(), source: TargetConflict::Mount });
@@ -87,7 +88,7 @@ impl VolumeMounter for MemMounter {
             return Err(failed(kind.into()));
         }
         state.directories.insert(target.clone());
-        state.mounts.entry(target.clone()).or_default().push(TargetMount { directory, flags });
+        state.mounts.entry(target.clone()).or_default().push(TargetMount { volume, flags });
         Ok(())
     }
 
@@ -101,9 +102,9 @@ impl VolumeMounter for MemMounter {
         Ok(())
     }
 
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError> {
-        let directory = FileId::from_fd(volume).map_err(|source| TargetMountError::List { source })?;
+    fn list_targets(&self, volume: &OpenVolume) -> Result<Vec<TargetPath>, TargetMountError> {
+        let volume = FileId::from_fd(volume.as_fd()).map_err(|source| TargetMountError::List { source })?;
         let all = self.list_mounts().into_iter();
-        Ok(all.filter(|(_, mounted)| mounted.directory == directory).map(|(target, _)| target).collect())
+        Ok(all.filter(|(_, mounted)| mounted.volume == volume).map(|(target, _)| target).collect())
     }
 }

@@ -1,21 +1,26 @@
 //! A running plugin with mounts in memory or real ones; the test acts as the kubelet.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_provisioner::csi::proto::csi::identity_client::IdentityClient;
 use nodekeel_provisioner::csi::proto::csi::node_client::NodeClient;
 use nodekeel_provisioner::csi::proto::csi::volume_capability::access_mode::Mode;
-use nodekeel_provisioner::csi::proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use nodekeel_provisioner::csi::proto::csi::volume_capability::{
+    AccessMode, AccessType, BlockVolume, MountVolume,
+};
 use nodekeel_provisioner::csi::proto::csi::*;
 use nodekeel_provisioner::csi::testing::{FakeKubelet, MemMounter, connect_socket};
 use nodekeel_provisioner::csi::{NodePlugin, PluginDeps, TargetPath, VolumeMounter};
 use nodekeel_provisioner::testing::MemStore;
-use nodekeel_provisioner::{DriverName, NodeName, VolumeId, VolumeOpener, VolumeStore, VolumeStoreError};
+use nodekeel_provisioner::{
+    DriverName, ImageFormat, KIND_ATTRIBUTE, NodeName, OpenVolume, VolumeId, VolumeKind, VolumeOpener,
+    VolumeStore, VolumeStoreError,
+};
 use nodekeel_supervisor::{Context, Failure, Supervisor};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -78,10 +83,12 @@ impl PluginServer {
     }
 }
 
-/// Volumes as directories, with their limits in memory.
+/// Volumes as directories or files, with their limits in memory.
 #[derive(Clone)]
 pub(crate) struct VolumeDirectories {
     directory: Arc<TempDir>,
+    /// The formats of those that are files.
+    formats: Arc<Mutex<BTreeMap<VolumeId, ImageFormat>>>,
 }
 
 impl fmt::Debug for VolumeDirectories {
@@ -97,15 +104,26 @@ impl VolumeDirectories {
 }
 
 impl VolumeOpener for VolumeDirectories {
-    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
-        match File::open(self.path(id)) {
-            Ok(file) => Ok(file.into()),
+    fn open(&self, id: &VolumeId) -> Result<OpenVolume, VolumeStoreError> {
+        let format = self.formats.lock().expect("not poisoned").get(id).copied();
+        let opened = match format {
+            None => File::open(self.path(id)).map(|dir| OpenVolume::Directory(dir.into())),
+            Some(format) => open_image(&self.path(id), format),
+        };
+        match opened {
+            Ok(volume) => Ok(volume),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Err(VolumeStoreError::NotFound { id: id.clone() })
             }
             Err(error) => Err(VolumeStoreError::Open { id: id.clone(), source: error.into() }),
         }
     }
+}
+
+/// Opens a volume that is a file.
+pub(crate) fn open_image(path: &Path, format: ImageFormat) -> std::io::Result<OpenVolume> {
+    let file = File::options().read(true).write(true).open(path)?;
+    Ok(OpenVolume::Image { file: file.into(), format })
 }
 
 pub(crate) fn id(number: u32) -> VolumeId {
@@ -131,7 +149,7 @@ impl TestPlugin {
     ) -> Self {
         let kubelet = directory.path().join("kubelet");
         fs::create_dir_all(kubelet.join("pods")).expect("create");
-        let volumes = VolumeDirectories { directory: Arc::clone(&directory) };
+        let volumes = VolumeDirectories { directory: Arc::clone(&directory), formats: Arc::default() };
         let deps = PluginDeps {
             driver: DriverName::try_new(DRIVER).expect("a name"),
             node: NodeName::try_new("node-a").expect("a name"),
@@ -165,12 +183,23 @@ impl TestPlugin {
         id
     }
 
+    /// Creates a volume that is an empty file of 8 MiB.
+    pub(crate) async fn create_image(&self, number: u32, format: ImageFormat) -> VolumeId {
+        let id = id(number);
+        let path = self.volumes.path(&id);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("create");
+        File::create(path).and_then(|file| file.set_len(8 << 20)).expect("create");
+        self.volumes.formats.lock().expect("not poisoned").insert(id.clone(), format);
+        self.store.create_image(&id, format, Bytes(8 << 20)).await.expect("create");
+        id
+    }
+
     pub(crate) async fn discover_plugin(&self) -> FakeKubelet {
         FakeKubelet::discover_plugin(&self.registration).await.expect("a plugin")
     }
 
     pub(crate) async fn node_client(&self) -> TestClient {
-        TestClient(NodeClient::new(connect_socket(&self.socket).await.expect("a plugin")))
+        TestClient::connect(&self.socket).await
     }
 
     pub(crate) async fn identity_client(&self) -> IdentityClient<Channel> {
@@ -199,7 +228,22 @@ pub(crate) fn publish_message(id: &VolumeId, path: &str, mode: Mode) -> NodePubl
     }
 }
 
+/// A publish of a volume of this kind, which its PersistentVolume says.
+pub(crate) fn publish_message_of(id: &VolumeId, path: &str, kind: VolumeKind) -> NodePublishVolumeRequest {
+    let mut message = publish_message(id, path, Mode::SingleNodeMultiWriter);
+    message.volume_context.insert(KIND_ATTRIBUTE.into(), kind.as_str().into());
+    if kind.volume_mode() == "Block" {
+        let capability = message.volume_capability.as_mut().expect("a capability");
+        capability.access_type = Some(AccessType::Block(BlockVolume {}));
+    }
+    message
+}
+
 impl TestClient {
+    pub(crate) async fn connect(socket: &Path) -> Self {
+        Self(NodeClient::new(connect_socket(socket).await.expect("a plugin")))
+    }
+
     pub(crate) async fn send_publish(&mut self, request: NodePublishVolumeRequest) -> Result<(), Code> {
         self.0.node_publish_volume(request).await.map(|_| ()).map_err(status_code)
     }

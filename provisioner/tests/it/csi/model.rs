@@ -91,7 +91,7 @@ fn check_mounts(plugin: &TestPlugin, mounts: &MemMounter, model: &MountModel) {
         let target = plugin.target_path(PODS[*pod]);
         let volume = plugin.volumes.path(&id(u32::try_from(*volume).expect("small")));
         let of = FileId::from_fd(File::open(volume).expect("open").as_fd()).expect("stat");
-        assert_eq!((all[&target].directory, all[&target].flags.read_only), (of, *is_read_only));
+        assert_eq!((all[&target].volume, all[&target].flags.read_only), (of, *is_read_only));
         assert_eq!(mounts.stack_depth(&target), 1);
     }
     for pod in PODS {

@@ -1,12 +1,10 @@
 //! The calls of the node service.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaUsage};
-use nodekeel_provisioner::VolumeStore as _;
 use nodekeel_provisioner::csi::proto::csi::node_service_capability::{Type, rpc};
 use nodekeel_provisioner::csi::proto::csi::volume_capability::access_mode::Mode;
 use nodekeel_provisioner::csi::proto::csi::volume_usage::Unit;
@@ -15,9 +13,10 @@ use nodekeel_provisioner::csi::testing::MemMounter;
 use nodekeel_provisioner::csi::{
     FileId, MountRestrictions, TargetMount, TargetMountError, TargetPath, VolumeMounter,
 };
+use nodekeel_provisioner::{ImageFormat, OpenVolume, VolumeKind, VolumeStore as _};
 use tonic::Code;
 
-use super::harness::{TestPlugin, id, mount_capability, publish_message};
+use super::harness::{TestPlugin, id, mount_capability, publish_message, publish_message_of};
 
 #[tokio::test]
 async fn a_second_publish_does_not_stack_mounts() {
@@ -196,6 +195,49 @@ async fn volume_stats_report_the_quota() {
 }
 
 #[tokio::test]
+async fn a_volume_is_published_as_what_the_store_and_its_object_say() {
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let block = plugin.create_image(1, ImageFormat::Block).await;
+    let (strict, directory) =
+        (plugin.create_image(2, ImageFormat::Ext4).await, plugin.create_volume(3).await);
+    let mut node = plugin.node_client().await;
+    let kinds = [
+        (block, VolumeKind::Image(ImageFormat::Block)),
+        (strict, VolumeKind::Image(ImageFormat::Ext4)),
+        (directory, VolumeKind::Directory),
+    ];
+    for (id, kind) in &kinds {
+        for (_, said) in &kinds {
+            let path = plugin.pod_path(said.as_str());
+            let expected = if said == kind { Ok(()) } else { Err(Code::FailedPrecondition) };
+            let message = publish_message_of(id, &path, *said);
+            assert_eq!(node.send_publish(message.clone()).await, expected, "a {kind} as {said}");
+            assert_eq!(node.send_publish(message).await, expected, "again");
+            assert_eq!(mounts.list_mounts().len(), usize::from(said == kind));
+            assert_eq!(node.unpublish(id, &path).await, Ok(()));
+        }
+    }
+    let path = plugin.pod_path("a");
+    assert_eq!(node.publish(&kinds[0].0, &path).await, Err(Code::FailedPrecondition), "without the kind");
+}
+
+#[tokio::test]
+async fn the_stats_of_a_block_volume_are_its_size() {
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    let (block, path) = (plugin.create_image(1, ImageFormat::Block).await, plugin.pod_path("a"));
+    let mut node = plugin.node_client().await;
+    assert_eq!(node.stats(&block, &path).await, Err(Code::NotFound), "not published");
+    let message = publish_message_of(&block, &path, VolumeKind::Image(ImageFormat::Block));
+    assert_eq!(node.send_publish(message).await, Ok(()));
+    let rows = node.stats(&block, &path).await.expect("stats");
+    assert_eq!(rows.len(), 1);
+    assert_eq!(
+        (rows[0].unit(), rows[0].total, rows[0].used, rows[0].available),
+        (Unit::Bytes, 8 << 20, 0, 0)
+    );
+}
+
+#[tokio::test]
 async fn a_published_volume_that_is_lost_is_abnormal_and_another_is_not_found() {
     let (plugin, _) = TestPlugin::start_in_memory().await;
     let volume = plugin.create_volume(1).await;
@@ -254,7 +296,7 @@ impl VolumeMounter for SlowMounter {
 
     fn mount(
         &self,
-        volume: BorrowedFd<'_>,
+        volume: &OpenVolume,
         target: &TargetPath,
         flags: MountRestrictions,
     ) -> Result<(), TargetMountError> {
@@ -269,7 +311,7 @@ impl VolumeMounter for SlowMounter {
         self.memory.unmount(target)
     }
 
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError> {
+    fn list_targets(&self, volume: &OpenVolume) -> Result<Vec<TargetPath>, TargetMountError> {
         self.memory.list_targets(volume)
     }
 }
@@ -302,5 +344,5 @@ async fn a_second_call_for_a_volume_is_aborted_while_the_first_is_in_flight() {
     let of = FileId::from_fd(std::os::fd::AsFd::as_fd(
         &std::fs::File::open(plugin.volumes.path(&one)).expect("open"),
     ));
-    assert_eq!(slow.memory.list_mounts()[&plugin.target_path("a")].directory, of.expect("stat"));
+    assert_eq!(slow.memory.list_mounts()[&plugin.target_path("a")].volume, of.expect("stat"));
 }

@@ -1,13 +1,13 @@
 //! Real mounts, in a private mount namespace.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nodekeel_provisioner::OpenVolume;
 use nodekeel_provisioner::csi::testing::{ConformanceSetup, conformance};
 use nodekeel_provisioner::csi::{
     BindMounter, MountRestrictions, TargetConflict, TargetMountError, TargetPath, VolumeMounter,
@@ -49,8 +49,8 @@ impl MountFixture {
         self.directory.path().join(below)
     }
 
-    fn volume(&self, name: &str) -> File {
-        File::open(self.path("volumes").join(name)).expect("open")
+    fn volume(&self, name: &str) -> OpenVolume {
+        OpenVolume::Directory(File::open(self.path("volumes").join(name)).expect("open").into())
     }
 
     fn target(&self, below: &str) -> TargetPath {
@@ -65,18 +65,12 @@ fn the_os_mounter_keeps_the_contract() {
     run_in_mount_namespace(|| {
         let fixture = MountFixture::new();
         let (one, two, kubelet) = (fixture.volume("one"), fixture.volume("two"), fixture.path("kubelet"));
-        conformance(
-            &fixture.mounts,
-            ConformanceSetup { volumes: [one.as_fd(), two.as_fd()], kubelet: &kubelet },
-        );
+        conformance(&fixture.mounts, ConformanceSetup { volumes: [&one, &two], kubelet: &kubelet });
         assert_eq!(fs::read_dir(fixture.path("kubelet/pods")).expect("list").count(), 0);
         // Also if the kubelet's directory is reached through a symbolic link, as it often is.
         symlink(&kubelet, fixture.path("link")).expect("link");
         let mounts = BindMounter::new(fixture.path("link"));
-        conformance(
-            &mounts,
-            ConformanceSetup { volumes: [one.as_fd(), two.as_fd()], kubelet: &fixture.path("link") },
-        );
+        conformance(&mounts, ConformanceSetup { volumes: [&one, &two], kubelet: &fixture.path("link") });
     });
 }
 
@@ -86,10 +80,7 @@ fn a_mount_shows_the_volume_and_enforces_its_flags() {
     run_in_mount_namespace(|| {
         let (fixture, target) = (MountFixture::new(), "kubelet/pods/a");
         let read_only = MountRestrictions { read_only: true, ..Default::default() };
-        fixture
-            .mounts
-            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), read_only)
-            .expect("mount");
+        fixture.mounts.mount(&fixture.volume("one"), &fixture.target("pods/a"), read_only).expect("mount");
         assert_eq!(fs::read_to_string(fixture.path(target).join("file")).expect("read"), "one");
         let error = fs::write(fixture.path(target).join("new"), "").expect_err("read-only");
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
@@ -114,14 +105,14 @@ fn a_mount_of_a_directory_within_a_volume_is_a_use_of_it_and_of_no_other() {
                 .expect("mount");
         };
         let (one, two) = (fixture.volume("one"), fixture.volume("two"));
-        let nested = |volume: &File| fixture.mounts.list_nested(volume.as_fd()).expect("list");
+        let nested = |volume: &OpenVolume| fixture.mounts.list_nested(volume).expect("list");
         assert_eq!(nested(&one), Vec::<std::path::PathBuf>::new());
         bind("volumes/one-more/sub");
         assert_eq!(nested(&one), Vec::<std::path::PathBuf>::new(), "a name that begins like it");
         bind("volumes/one/sub/deep");
         assert_eq!(nested(&one), std::slice::from_ref(&below));
         assert_eq!(nested(&two), Vec::<std::path::PathBuf>::new());
-        let targets = fixture.mounts.list_targets(one.as_fd()).expect("list");
+        let targets = fixture.mounts.list_targets(&one).expect("list");
         assert!(targets.is_empty(), "the volume itself is not mounted: {targets:?}");
     });
 }
@@ -133,7 +124,7 @@ fn a_busy_target_stays_until_it_is_free() {
         let fixture = MountFixture::new();
         fixture
             .mounts
-            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountRestrictions::default())
+            .mount(&fixture.volume("one"), &fixture.target("pods/a"), MountRestrictions::default())
             .expect("mount");
         let used = File::open(fixture.path("kubelet/pods/a/file")).expect("open");
         let error = fixture.mounts.unmount(&fixture.target("pods/a")).expect_err("in use");
@@ -153,10 +144,10 @@ fn links_and_conflicting_files_are_kept() {
         fs::create_dir_all(outside.join("mount")).expect("create");
         symlink(&outside, fixture.path("kubelet/pods/way")).expect("link");
         symlink(&outside, fixture.path("kubelet/pods/end")).expect("link");
-        fs::write(fixture.path("kubelet/pods/file"), "").expect("write");
+        fs::write(fixture.path("kubelet/pods/file"), "data").expect("write");
         fs::create_dir_all(fixture.path("kubelet/pods/full/x")).expect("create");
         let volume = fixture.volume("one");
-        let mount = |below: &str| fixture.mounts.mount(volume.as_fd(), &fixture.target(below), flags);
+        let mount = |below: &str| fixture.mounts.mount(&volume, &fixture.target(below), flags);
         for below in ["pods/way/mount", "pods/end", "pods/file", "pods/file/x"] {
             let target = fixture.target(below);
             assert!(
@@ -184,7 +175,7 @@ fn links_and_conflicting_files_are_kept() {
             matches!(full, Err(TargetMountError::Occupied { source: TargetConflict::NotEmpty, .. })),
             "{full:?}"
         );
-        assert_eq!(fixture.mounts.list_targets(volume.as_fd()).expect("list"), []);
+        assert_eq!(fixture.mounts.list_targets(&volume).expect("list"), []);
         assert!(outside.join("mount").exists() && fixture.path("kubelet/pods/full/x").exists());
     });
 }
@@ -194,11 +185,11 @@ fn links_and_conflicting_files_are_kept() {
 fn a_mount_that_fails_leaves_no_directory() {
     run_in_mount_namespace(|| {
         let fixture = MountFixture::new();
-        let file = File::open("/proc/self/status").expect("open");
+        let file = OpenVolume::Directory(File::open("/proc/self/status").expect("open").into());
         let target = fixture.target("pods/a");
         fixture
             .mounts
-            .mount(file.as_fd(), &target, MountRestrictions::default())
+            .mount(&file, &target, MountRestrictions::default())
             .expect_err("a file isn't a directory");
         assert!(!fixture.path("kubelet/pods/a").exists());
     });
@@ -215,7 +206,7 @@ fn mounts_inside_a_published_volume_do_not_reach_the_store() {
         fs::create_dir(fixture.path("volumes/one/sub")).expect("create");
         fixture
             .mounts
-            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountRestrictions::default())
+            .mount(&fixture.volume("one"), &fixture.target("pods/a"), MountRestrictions::default())
             .expect("mount");
         let sub = fixture.path("kubelet/pods/a/sub");
         mount(Some("none"), &sub, Some("tmpfs"), MsFlags::empty(), nothing).expect("mount");

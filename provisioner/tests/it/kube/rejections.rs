@@ -52,13 +52,18 @@ fn unsupported_claims_are_rejected_with_an_event() {
         let node = cluster.start_provisioner("a").await;
         cluster.create_class("rejected-odd", json!({ "parameters": { "inodes": "none" } })).await;
         cluster.create_class("rejected-unknown", json!({ "parameters": { "path": "../x" } })).await;
+        let fs_type = json!({ "csi.storage.k8s.io/fstype": "xfs" });
+        cluster.create_class("rejected-fs-type", json!({ "parameters": fs_type })).await;
+        let strict = json!({ "strict": "true", "csi.storage.k8s.io/fstype": "xfs" });
+        cluster.create_class("rejected-small", json!({ "parameters": strict })).await;
         cluster.create_class("rejected-options", json!({ "mountOptions": ["noatime"] })).await;
         let source = json!({ "apiGroup": "other.example", "kind": "Book", "name": "other" });
         let of_class = |class: &str| json!({ "spec": { "storageClassName": class } });
         // The claim, and a part of its event's note.
         let cases = [
             ("rwx", json!({ "spec": { "accessModes": ["ReadWriteMany"] } }), "use ReadWriteOnce"),
-            ("block", json!({ "spec": { "volumeMode": "Block" } }), "use Filesystem"),
+            ("fs-type", of_class("rejected-fs-type"), r#"set strict: "true""#),
+            ("small", of_class("rejected-small"), "needs at least 314572800"),
             ("source-ref", json!({ "spec": { "dataSourceRef": source } }), "use VolumeSnapshot or"),
             ("selector", json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }), "spec.selector"),
             ("odd", of_class("rejected-odd"), r#"parameter "inodes""#),

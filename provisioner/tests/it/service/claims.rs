@@ -57,7 +57,7 @@ async fn a_rejected_claim_gets_one_event_and_no_retry() {
     let node = TestNode::start(&api, NODE).await;
     let rejected = [
         json!({ "accessModes": ["ReadWriteMany"] }),
-        json!({ "volumeMode": "Block" }),
+        json!({ "volumeMode": "Unheard" }),
         json!({ "dataSource": { "kind": "VolumeSnapshot", "name": "backup" } }),
         json!({ "selector": {} }),
         json!({ "storageClassName": null }),

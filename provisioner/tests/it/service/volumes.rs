@@ -73,7 +73,7 @@ async fn each_deletion_is_counted_once_although_the_volume_changes_meanwhile() {
 async fn a_failure_is_counted_wherever_it_happens() {
     let api = test_api();
     let (_node, counts) = start_counted(&api).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({ "spec": { "volumeMode": "Block" } })));
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({ "spec": { "volumeMode": "Unheard" } })));
     wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
     assert_eq!(counts.get(), [0, 1, 0, 0], "a rejected claim");
     api.fail_next(RequestVerb::Get, ObjectKind::Claim, RequestFault::Status(401));

@@ -15,28 +15,37 @@ use tokio::process::Child;
 use super::leak_counts::LeakCounts;
 use crate::cluster::{self, TIMEOUT, TestDaemon, volumes_api};
 
-/// Every claim fits, except for the one of `TooLarge`.
+/// Every claim for a directory fits, except for the one of `TooLarge`.
 pub(super) const MAX_BYTES: &str = "2097152";
+
+/// The limit of an image is larger than its file.
+pub(super) const MAX_IMAGE_BYTES: &str = "1073741824";
 
 /// A run: its name is that of the claim and of the node.
 pub(super) struct CrashRun {
     pub(super) name: String,
     pub(super) client: Client,
     pub(super) program: TestDaemon,
+    /// The largest limit of a volume, in bytes.
+    max_bytes: &'static str,
     pub(super) child: Child,
     pub(super) kills: usize,
 }
 
 impl CrashRun {
     /// Starts provisionerd, which is killed at this moment; "" for none.
-    pub(super) fn start((client, name): (Client, String), program: TestDaemon, moment: &str) -> Self {
-        let child = start_daemon(&program, moment);
-        Self { name, client, program, child, kills: 0 }
+    pub(super) fn start(
+        (client, name): (Client, String),
+        (program, max_bytes): (TestDaemon, &'static str),
+        moment: &str,
+    ) -> Self {
+        let child = start_daemon((&program, max_bytes), moment);
+        Self { name, client, program, max_bytes, child, kills: 0 }
     }
 
     /// Starts provisionerd again, after it was stopped, to be killed at this moment.
     pub(super) fn restart(&mut self, moment: &str) {
-        self.child = start_daemon(&self.program, moment);
+        self.child = start_daemon((&self.program, self.max_bytes), moment);
     }
 
     /// Waits for a future, and restarts provisionerd if it is killed meanwhile.
@@ -116,7 +125,7 @@ impl CrashRun {
     }
 
     pub(super) async fn count_leftovers(&self, doubles: usize) -> LeakCounts {
-        let directories = ["volumes", ".new", ".trash", ".unpublished"];
+        let directories = ["volumes", ".new", ".trash", ".unpublished", "kinds"];
         let counts = LeakCounts {
             kills: self.kills,
             directories: directories.iter().map(|name| self.program.list_names(name).len()).sum(),
@@ -132,8 +141,8 @@ impl CrashRun {
     }
 }
 
-fn start_daemon(program: &TestDaemon, moment: &str) -> Child {
+fn start_daemon((program, max_bytes): (&TestDaemon, &str), moment: &str) -> Child {
     let kill = (!moment.is_empty()).then_some(("PROVISIONERD_KILL_AT", moment));
-    let environment: Vec<_> = kill.into_iter().chain([("PROVISIONERD_ROOM", MAX_BYTES)]).collect();
+    let environment: Vec<_> = kill.into_iter().chain([("PROVISIONERD_ROOM", max_bytes)]).collect();
     program.start(&environment)
 }

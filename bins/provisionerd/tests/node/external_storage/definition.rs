@@ -55,9 +55,9 @@ pub(super) fn exclusion(spec: &str) -> Option<&'static str> {
     EXCLUSIONS.iter().find(|(part, _)| spec.contains(part)).map(|(_, reason)| *reason)
 }
 
-/// The driver as the suite wants it described. What is not named here is not supported, among it raw block devices,
-/// access from several nodes, limits of volumes per node, ephemeral inline volumes, two PersistentVolumes of one
-/// directory, and a choice of the file system.
+/// The driver as the suite wants it described. What is not named here is not supported, among it access from several
+/// nodes, limits of volumes per node, ephemeral inline volumes, two PersistentVolumes of one directory, and a choice of
+/// the file system without a class of strict volumes.
 ///
 /// *Source:* Kubernetes 1.36, `test/e2e/storage/external/external.go` and `framework/testdriver.go`.
 pub(super) fn driver_definition() -> Value {
@@ -75,6 +75,7 @@ pub(super) fn driver_definition() -> Value {
             "TopologyKeys": [format!("topology.{DRIVER}/node")],
             "Capabilities": {
                 "persistence": true,
+                "block": true,
                 "exec": true,
                 "fsGroup": true,
                 "multipods": true,

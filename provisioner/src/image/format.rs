@@ -1,0 +1,285 @@
+//! Makes the file system in the file of a volume, by the programs of e2fsprogs and xfsprogs.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nodekeel_fsquota::Bytes;
+use rustix::fs::MemfdFlags;
+
+use super::{ImageFormat, root_mode};
+use crate::sys;
+
+/// Where the programs are looked for: in `PATH` first.
+const PROGRAM_DIRS: [&str; 4] = ["", "/usr/sbin", "/sbin", "/usr/local/sbin"];
+
+/// How long a program may take. A file is sparse: a file system of terabytes takes seconds.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
+
+/// How soon a canceled call ends.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The standard input of a program is the image.
+const IMAGE_PATH: &str = "/proc/self/fd/0";
+
+/// What every ext4 has, whatever mke2fs.conf of the host says. *Source:* ext4(5); the defaults of e2fsprogs 1.47.
+const EXT4_FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,\
+                             sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum";
+
+/// File systems below this size get four times as many inodes for their size, as mke2fs(8) does for small ones.
+const SMALL_BYTES: u64 = 512 << 20;
+
+/// An XFS whose top directory is writable for everybody. *Source:* mkfs.xfs(8), `-p protofile`.
+const XFS_PROTO: &[u8] = b"/\n0 0\nd--777 0 0\n$\n";
+
+/// Why the file system of a volume was not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// The program is not installed: volumes of this format can't be created on the node.
+    #[error(
+        "{program} is missing on this node: install e2fsprogs for ext4 and xfsprogs for xfs, or use a class without \
+         strict"
+    )]
+    Missing {
+        /// The program.
+        program: &'static str,
+    },
+    /// The program could not be started.
+    #[error("can't run {program}")]
+    Start {
+        /// The program.
+        program: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The program failed.
+    #[error("{program} failed with {status}: {stderr}")]
+    Failed {
+        /// The program.
+        program: &'static str,
+        /// Its exit status.
+        status: ExitStatus,
+        /// The first line of its error output.
+        stderr: String,
+    },
+    /// The program did not end in five minutes, and was killed.
+    #[error("{program} did not end in five minutes, and was killed: is the disk overloaded?")]
+    TimedOut {
+        /// The program.
+        program: &'static str,
+    },
+    /// The call was canceled, and the program killed.
+    #[error("{program} was stopped before it was complete")]
+    Canceled {
+        /// The program.
+        program: &'static str,
+    },
+    /// The top directory of the new ext4 could not be made writable for everybody.
+    #[error("can't set the mode of the top directory of the new file system")]
+    RootMode(#[source] io::Error),
+}
+
+/// Makes the file system of this format in a new, sparse file of this size. A block volume gets none.
+///
+/// The top directory has mode 0777, as that of a volume that is a directory. The file has few blocks afterwards, and
+/// nothing is durable until it is synced.
+pub(crate) fn format_image(
+    image: &File,
+    (format, size): (ImageFormat, Bytes),
+    is_canceled: &dyn Fn() -> bool,
+) -> Result<(), FormatError> {
+    match format {
+        ImageFormat::Block => Ok(()),
+        ImageFormat::Ext4 => {
+            run_program("mkfs.ext4", ext4_arguments(size), image, is_canceled)?;
+            root_mode::open_root(image).map_err(FormatError::RootMode)
+        }
+        ImageFormat::Xfs => {
+            let program = "mkfs.xfs";
+            let failed = |source| FormatError::Start { program, source };
+            let proto = proto_file().map_err(failed)?;
+            // The child opens it anew, from its beginning.
+            let proto_path = format!("/proc/{}/fd/{}", std::process::id(), proto.as_raw_fd());
+            run_program(program, xfs_arguments(proto_path), image, is_canceled)
+        }
+    }
+}
+
+fn ext4_arguments(size: Bytes) -> Vec<OsString> {
+    let inode_ratio = if size.0 < SMALL_BYTES { "4096" } else { "16384" };
+    let mut arguments = vec!["-q", "-F", "-b", "4096", "-I", "256", "-i", inode_ratio, "-m", "0"];
+    // All blocks of a new file are zero already: nothing is written later to make them so.
+    arguments.extend(["-O", EXT4_FEATURES, "-E", "lazy_itable_init=0,lazy_journal_init=1"]);
+    arguments.into_iter().map(OsString::from).collect()
+}
+
+fn xfs_arguments(proto_path: String) -> Vec<OsString> {
+    let mut arguments = vec!["-q", "-f", "-K", "-s", "size=4096", "-b", "size=4096", "-m", "crc=1,reflink=1"];
+    arguments.push("-p");
+    arguments.into_iter().map(OsString::from).chain([proto_path.into()]).collect()
+}
+
+fn proto_file() -> io::Result<File> {
+    let mut file = File::from(rustix::fs::memfd_create("mkfs-proto", MemfdFlags::CLOEXEC)?);
+    file.write_all(XFS_PROTO)?;
+    Ok(file)
+}
+
+fn run_program(
+    program: &'static str,
+    mut arguments: Vec<OsString>,
+    image: &File,
+    is_canceled: &dyn Fn() -> bool,
+) -> Result<(), FormatError> {
+    arguments.push(IMAGE_PATH.into());
+    let child = start_program(program, &arguments, image)?;
+    let (status, stderr) = wait_for_end(child, program, is_canceled)?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(FormatError::Failed { program, status, stderr: first_line(&stderr) }),
+    }
+}
+
+/// Starts a program, which ends with this one.
+fn start_program(program: &'static str, arguments: &[OsString], image: &File) -> Result<Child, FormatError> {
+    let failed = |source| FormatError::Start { program, source };
+    for dir in PROGRAM_DIRS {
+        let mut command = Command::new(Path::new(dir).join(program));
+        command.args(arguments).env("LC_ALL", "C").stdin(image.try_clone().map_err(failed)?);
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        // The next start discards what this one has begun; it must not find the program still at work.
+        sys::end_with_parent(&mut command);
+        match command.spawn() {
+            Ok(child) => return Ok(child),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Err(FormatError::Missing { program })
+}
+
+/// Waits for the end of a program, and kills it if it takes too long or the call is canceled.
+fn wait_for_end(
+    mut child: Child,
+    program: &'static str,
+    is_canceled: &dyn Fn() -> bool,
+) -> Result<(ExitStatus, String), FormatError> {
+    let (stderr, started) = (child.stderr.take(), Instant::now());
+    let (stopped, text) = thread::scope(|scope| {
+        // Disconnected when the error output has ended.
+        let (reading, is_read) = mpsc::channel::<()>();
+        let reader = scope.spawn(move || {
+            let (_reading, mut bytes) = (reading, Vec::new());
+            let _ = stderr.map(|mut stderr| stderr.read_to_end(&mut bytes));
+            bytes
+        });
+        let stopped = loop {
+            match is_read.recv_timeout(POLL_INTERVAL) {
+                Err(RecvTimeoutError::Timeout) if is_canceled() => {
+                    break Some(FormatError::Canceled { program });
+                }
+                Err(RecvTimeoutError::Timeout) if started.elapsed() > TIME_LIMIT => {
+                    break Some(FormatError::TimedOut { program });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                _ => break None,
+            }
+        };
+        if stopped.is_some() {
+            let _ = child.kill();
+        }
+        (stopped, reader.join().unwrap_or_default())
+    });
+    let status = child.wait().map_err(|source| FormatError::Start { program, source })?;
+    match stopped {
+        Some(error) => Err(error),
+        None => Ok((status, String::from_utf8_lossy(&text).into_owned())),
+    }
+}
+
+fn first_line(stderr: &str) -> String {
+    let line = stderr.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("Usage:"));
+    line.unwrap_or("it says no reason").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    fn new_image(bytes: u64) -> (tempfile::TempDir, std::path::PathBuf, File) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("image");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+        file.set_len(bytes).expect("it is sparse");
+        (directory, path, file)
+    }
+
+    fn output_of(program: &str, arguments: &[&str], path: &Path) -> (bool, String) {
+        let programs = PROGRAM_DIRS.map(|dir| Path::new(dir).join(program));
+        let run = |program| Command::new(program).args(arguments).arg(path).output().ok();
+        let output = programs.iter().find_map(run).expect("a program of e2fsprogs");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    #[test]
+    fn an_ext4_is_valid_sparse_and_writable_for_everybody() {
+        for mebibytes in [8, 64, 10 << 10] {
+            let size = Bytes(mebibytes << 20);
+            let (_directory, path, file) = new_image(size.0);
+            format_image(&file, (ImageFormat::Ext4, size), &|| false).expect("an ext4");
+            let (is_valid, found) = output_of("e2fsck", &["-f", "-n"], &path);
+            assert!(is_valid, "{mebibytes} MiB: {found}");
+            let (_, root) = output_of("debugfs", &["-R", "stat <2>"], &path);
+            assert!(root.contains("Mode:  0777"), "{root}");
+            let (_, header) = output_of("dumpe2fs", &["-h"], &path);
+            assert!(header.contains("has_journal") && header.contains("metadata_csum"), "{header}");
+            assert_eq!(file.metadata().expect("metadata").len(), size.0);
+            let used = file.metadata().expect("metadata").blocks() * 512;
+            assert!(used <= 8 << 20, "{mebibytes} MiB: {used} bytes are allocated");
+        }
+    }
+
+    #[test]
+    fn a_block_volume_stays_empty() {
+        let (_directory, _, file) = new_image(1 << 20);
+        format_image(&file, (ImageFormat::Block, Bytes(1 << 20)), &|| false).expect("nothing to do");
+        assert_eq!(file.metadata().expect("metadata").blocks(), 0);
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let (_directory, _, file) = new_image(1 << 20);
+        let error = run_program("mkfs.nodekeel-test", Vec::new(), &file, &|| false).expect_err("missing");
+        assert!(matches!(error, FormatError::Missing { program: "mkfs.nodekeel-test" }), "{error}");
+        assert!(error.to_string().starts_with("mkfs.nodekeel-test is missing on this node"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_fails_says_why() {
+        let (_directory, _, file) = new_image(0);
+        let size = (ImageFormat::Ext4, Bytes(0));
+        let error = format_image(&file, size, &|| false).expect_err("it has no size");
+        assert!(matches!(&error, FormatError::Failed { stderr, .. } if !stderr.is_empty()), "{error}");
+    }
+
+    #[test]
+    fn a_canceled_program_is_killed() {
+        let (_directory, _, file) = new_image(1 << 20);
+        let started = Instant::now();
+        let arguments = vec!["-f".into(), "/dev/null".into()];
+        let error = run_program("tail", arguments, &file, &|| true).expect_err("canceled");
+        assert!(matches!(error, FormatError::Canceled { .. }), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,332 @@
+//! Loop devices: block devices whose content is a file.
+//!
+//! Nothing of them is kept in memory: the kernel knows which device has which file, so that all are found again after a
+//! restart.
+//!
+//! *Source:* loop(4); Linux `drivers/block/loop.c`.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nodekeel_localstorage::mount::{MountEntry, mount_table};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::{mounts, sys};
+
+/// All block devices, each with a directory or a link.
+const BLOCK_DEVICES: &str = "/sys/block";
+
+/// The major device number. *Source:* `LOOP_MAJOR` in Linux `include/uapi/linux/major.h`.
+const LOOP_MAJOR: u32 = 7;
+
+/// How long a detached file may have its device because something looks at it, and how often that is checked.
+const DETACH_WITHIN: Duration = Duration::from_millis(500);
+const DETACH_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The file of a device, as `stat` identifies it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BackingFile {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+}
+
+impl BackingFile {
+    fn from_fd(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Self { device: stat.st_dev, inode: stat.st_ino })
+    }
+}
+
+/// A loop device with a file, open for reading. While it is open, it keeps its file.
+#[derive(Debug)]
+pub(crate) struct LoopDevice {
+    device: OwnedFd,
+    /// The major and minor device number.
+    numbers: (u32, u32),
+    status: sys::LoopStatus,
+}
+
+impl LoopDevice {
+    /// Opens the device with this number; `None` if it does not exist or has no file.
+    pub(super) fn open(number: u32) -> io::Result<Option<Self>> {
+        let path = device_path(number);
+        let opened = open_device(&path, OFlags::RDONLY);
+        let device = match opened {
+            Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => return Ok(None),
+            opened => opened.map_err(|errno| path_error(&path, errno))?,
+        };
+        let stat = rustix::fs::fstat(&device)?;
+        let numbers = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers.0 != LOOP_MAJOR {
+            return Err(other_device(&path));
+        }
+        match sys::read_status(device.as_fd()) {
+            Ok(status) if status.number != number => Err(other_device(&path)),
+            Ok(status) => Ok(Some(Self { device, numbers, status })),
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens the device with these device numbers; `None` if that is not a loop device, or has no file.
+    pub(crate) fn open_numbers((major, minor): (u32, u32)) -> io::Result<Option<Self>> {
+        if major != LOOP_MAJOR {
+            return Ok(None);
+        }
+        // With partitions, the minor number is not that of the name.
+        let link = match fs::read_link(format!("/sys/dev/block/{major}:{minor}")) {
+            Ok(link) => link,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        link.file_name().and_then(loop_number).map_or(Ok(None), Self::open)
+    }
+
+    /// Its node below `/dev`.
+    pub(crate) fn path(&self) -> PathBuf {
+        device_path(self.status.number)
+    }
+
+    /// Its file.
+    pub(crate) fn backing_file(&self) -> BackingFile {
+        BackingFile { device: decode_device(self.status.device), inode: self.status.inode }
+    }
+
+    /// Whether it can't be written.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.status.flags & sys::READ_ONLY != 0
+    }
+
+    /// Whether the kernel detaches the file once nobody uses the device.
+    pub(crate) fn is_autoclear(&self) -> bool {
+        self.status.flags & sys::AUTOCLEAR != 0
+    }
+
+    /// Whether it reads and writes the file without a second cache.
+    pub(crate) fn has_direct_io(&self) -> bool {
+        self.status.flags & sys::DIRECT_IO != 0
+    }
+
+    /// Whether it shows all of its file.
+    pub(crate) fn is_complete(&self) -> bool {
+        (self.status.offset, self.status.size_limit) == (0, 0)
+    }
+
+    /// The name that it was attached with.
+    pub(crate) fn name(&self) -> String {
+        let name = self.status.name.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).into_owned()
+    }
+
+    /// Its size in bytes.
+    pub(crate) fn size(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(&self.device, SeekFrom::End(0))?)
+    }
+
+    /// Keeps the file attached, also while nobody uses the device.
+    pub(crate) fn keep_attached(&mut self) -> io::Result<()> {
+        if self.is_autoclear() {
+            let flags = self.status.flags & !sys::AUTOCLEAR;
+            sys::set_status(self.device.as_fd(), sys::LoopStatus::to_set(flags, self.status.name))?;
+            self.status.flags = flags;
+        }
+        Ok(())
+    }
+
+    /// Gives it the size of its file, if that has grown.
+    pub(crate) fn grow(&self) -> io::Result<()> {
+        sys::update_size(self.device.as_fd())
+    }
+
+    /// Detaches the file: at once, or when the last user closes the device. Waits for a user that only looks at it, such as
+    /// another thread that looks for the device of its file, and not for one that keeps it open.
+    pub(crate) fn detach(self) -> io::Result<()> {
+        let number = self.status.number;
+        match sys::clear(self.device.as_fd()) {
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => return Ok(()),
+            done => done?,
+        }
+        drop(self);
+        let deadline = Instant::now() + DETACH_WITHIN;
+        while is_attached(number) && Instant::now() < deadline {
+            thread::park_timeout(DETACH_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Writes what is in its cache into the file, and makes the file durable.
+    fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.device)?)
+    }
+
+    /// Opens the node itself, to mount it.
+    pub(crate) fn open_node(&self) -> io::Result<OwnedFd> {
+        let node = open_device(&self.path(), OFlags::PATH)?;
+        let stat = rustix::fs::fstat(&node)?;
+        match (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == self.numbers {
+            true => Ok(node),
+            false => Err(other_device(&self.path())),
+        }
+    }
+
+    /// Whether a mount is one of the file system on this device.
+    pub(crate) fn is_source_of(&self, mount: &MountEntry) -> bool {
+        mount.info.device == self.numbers
+    }
+
+    /// Whether a mount can be one of its node: by the node's name, which is that of the device in each directory of
+    /// devices.
+    pub(crate) fn may_be_node_of(&self, mount: &MountEntry) -> bool {
+        mount.root.file_name() == self.path().file_name()
+    }
+}
+
+impl AsFd for LoopDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
+/// All devices that have this file.
+///
+/// # Errors
+/// A device can't be inspected: it may have the file.
+pub(crate) fn find(file: BorrowedFd<'_>) -> io::Result<Vec<LoopDevice>> {
+    let wanted = BackingFile::from_fd(file)?;
+    let mut found = Vec::new();
+    for number in attached_numbers()? {
+        match LoopDevice::open(number) {
+            // Of an ordinary user, none of them has the file: where the file of such a device is, all can read.
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied && has_other_file(number, wanted) => {}
+            opened => found.extend(opened?.filter(|device| device.backing_file() == wanted)),
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the file at the path that the kernel shows of a device is another one.
+fn has_other_file(number: u32, wanted: BackingFile) -> bool {
+    let shown = fs::read(Path::new(BLOCK_DEVICES).join(format!("loop{number}/loop/backing_file")));
+    let path = shown.as_ref().map(|path| OsStr::from_bytes(path.trim_ascii_end()));
+    let stat = path.ok().and_then(|path| rustix::fs::stat(path).ok());
+    stat.is_some_and(|stat| BackingFile { device: stat.st_dev, inode: stat.st_ino } != wanted)
+}
+
+/// The names of all devices that have a file.
+///
+/// # Errors
+/// A device can't be inspected.
+pub(crate) fn list_names() -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for number in attached_numbers()? {
+        names.extend(LoopDevice::open(number)?.map(|device| device.name()));
+    }
+    Ok(names)
+}
+
+/// The numbers of all devices that have a file.
+fn attached_numbers() -> io::Result<Vec<u32>> {
+    let directory = Path::new(BLOCK_DEVICES);
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        numbers.extend(loop_number(&name).filter(|number| is_attached(*number)));
+    }
+    Ok(numbers)
+}
+
+/// Whether a device has a file: with it, the kernel creates this directory.
+fn is_attached(number: u32) -> bool {
+    Path::new(BLOCK_DEVICES).join(format!("loop{number}/loop")).exists()
+}
+
+/// Gives each device of a file the size that the file has now, and the file system that is mounted from it, too. It can be
+/// repeated: what has the size stays as it is.
+///
+/// # Errors
+/// A device or a file system can't grow. A retry can help.
+pub(crate) fn grow_attached(file: BorrowedFd<'_>) -> io::Result<()> {
+    for device in find(file)? {
+        device.grow()?;
+        if let Some(mount) = mounts::mount_again(&device, &mount_table()?)? {
+            mount.grow_to(&device)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes what the caches of a file's devices, and of file systems that are mounted from them, hold.
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn sync_mounted(file: BorrowedFd<'_>) -> io::Result<()> {
+    for device in find(file)? {
+        if let Some(mount) = mounts::mount_again(&device, &mount_table()?)? {
+            mount.sync()?;
+        }
+        device.sync()?;
+    }
+    Ok(())
+}
+
+/// Detaches a file from all devices that have it: a device in use when its last user closes it.
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn detach_all(file: BorrowedFd<'_>) -> io::Result<()> {
+    find(file)?.into_iter().try_for_each(LoopDevice::detach)
+}
+
+pub(super) fn device_path(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/loop{number}"))
+}
+
+/// `loop7` is number 7; a partition of it is not a loop device.
+fn loop_number(name: &OsStr) -> Option<u32> {
+    let number = name.to_str()?.strip_prefix("loop")?;
+    number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse().ok())?
+}
+
+/// *Source:* `huge_encode_dev` in Linux `include/linux/kdev_t.h`.
+fn decode_device(encoded: u64) -> u64 {
+    let (major, minor) = (encoded >> 8 & 0xfff, encoded & 0xff | encoded >> 12 & 0xf_ff00);
+    let number = |part: u64| u32::try_from(part).unwrap_or_default();
+    rustix::fs::makedev(number(major), number(minor))
+}
+
+pub(super) fn open_device(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    open_file(path, flags | OFlags::NOFOLLOW)
+}
+
+pub(super) fn open_file(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+}
+
+pub(super) fn path_error(path: &Path, errno: Errno) -> io::Error {
+    let error = io::Error::from(errno);
+    let text = format!(
+        "can't open {}: {error}; load the module loop, and in a container, run privileged with the host's /dev",
+        path.display()
+    );
+    io::Error::new(error.kind(), text)
+}
+
+fn other_device(path: &Path) -> io::Error {
+    let text = format!(
+        "{} is not the loop device of that number: in a container, mount the host's /dev",
+        path.display()
+    );
+    io::Error::other(text)
+}
+
+#[cfg(test)]
+#[path = "loops_test.rs"]
+mod tests;

@@ -1,0 +1,106 @@
+//! A process killed at each step of mounting and unmounting a volume: the next one completes or undoes it, and no device
+//! is left.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+
+use nodekeel_provisioner::csi::{BindMounter, MountRestrictions, TargetPath, VolumeMounter as _};
+use nodekeel_provisioner::{ImageFormat, StepMoment, VolumeStep};
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::harness::open_image;
+use super::real_images::ImageFixture;
+use super::real_mounts::run_in_mount_namespace;
+
+/// Environment variables of the child: the directory, the format of its volume, and the step at which it is killed.
+const BASE: &str = "NODEKEEL_MOUNT_KILLS_BASE";
+const FORMAT: &str = "NODEKEEL_MOUNT_KILLS_FORMAT";
+const STEP: &str = "NODEKEEL_MOUNT_KILLS_STEP";
+
+const STEPS: [VolumeStep; 6] = [
+    VolumeStep::CreateTarget,
+    VolumeStep::AttachDevice,
+    VolumeStep::MountVolume,
+    VolumeStep::UnmountVolume,
+    VolumeStep::RemoveTarget,
+    VolumeStep::DetachDevice,
+];
+
+const POD: &str = "pods/a";
+
+fn target_in(kubelet: &Path) -> TargetPath {
+    TargetPath::try_new(kubelet, kubelet.join(POD).to_str().expect("UTF-8")).expect("a target")
+}
+
+/// The child process; without its environment variables this test does nothing.
+#[test]
+fn child() {
+    let variable = |name| std::env::var(name).ok();
+    let (Some(base), Some(format), Some(step)) = (variable(BASE), variable(FORMAT), variable(STEP)) else {
+        return;
+    };
+    let (base, format): (_, ImageFormat) = (PathBuf::from(base), format.parse().expect("a format"));
+    let hook = move |at: VolumeStep, moment: StepMoment| {
+        if format!("{moment:?} {at:?}") == step {
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+    };
+    let kubelet = base.join("kubelet");
+    let (mounts, target) = (BindMounter::new(&kubelet).with_hook(Some(Arc::new(hook))), target_in(&kubelet));
+    let image = base.join("volumes").join(super::harness::id(1).as_str()).join("image");
+    let volume = open_image(&image, format).expect("open");
+    mounts.mount(&volume, &target, MountRestrictions::default()).expect("mount");
+    mounts.unmount(&target).and_then(|()| mounts.release(&volume)).expect("unmount");
+}
+
+fn run_child(base: &Path, format: ImageFormat, step: &str) -> ExitStatus {
+    let program = std::env::current_exe().expect("this program");
+    let mut child = Command::new(program);
+    child.args(["--exact", "csi::real_mount_kills::child"]);
+    child.env(BASE, base).env(FORMAT, format.as_str()).env(STEP, step);
+    child.output().expect("a child").status
+}
+
+/// Kills a process at each step. After that, the kubelet publishes the volume again, or unpublishes it.
+fn kill_at_each_step(format: ImageFormat, is_repeated: bool) -> usize {
+    let fixture = ImageFixture::new();
+    let (volume, target) = (fixture.create(1, format), fixture.target(POD));
+    let mut kills = 0;
+    for step in STEPS {
+        for moment in [StepMoment::Before, StepMoment::After] {
+            let point = format!("{moment:?} {step:?}");
+            let status = run_child(&fixture.path(""), format, &point);
+            if step == VolumeStep::DetachDevice && format != ImageFormat::Block {
+                assert!(status.success(), "{point}: the device of a file system detaches itself");
+            } else {
+                assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{format} {point}");
+                kills += 1;
+            }
+            let mounts = BindMounter::new(fixture.path("kubelet"));
+            let is_mounted = mounts.find_mount(&target).expect("inspect").is_some();
+            if is_repeated && !is_mounted {
+                mounts.mount(&volume, &target, MountRestrictions::default()).expect("mount");
+            }
+            let expected = if is_mounted || is_repeated { std::slice::from_ref(&target) } else { &[] };
+            assert_eq!(mounts.list_targets(&volume).expect("list"), expected, "{format} {point}");
+            fixture.unmount(POD);
+            mounts.release(&volume).expect("release");
+            assert!(!fixture.target_path(POD).exists(), "{format} {point}");
+            fixture.wait_detached();
+        }
+    }
+    kills
+}
+
+#[test]
+#[ignore = "needs root: it attaches loop devices"]
+fn a_process_killed_at_any_step_of_a_mount_leaves_what_the_next_one_completes_or_undoes() {
+    run_in_mount_namespace(|| {
+        let formats = [ImageFormat::Block, ImageFormat::Ext4];
+        let cases = formats.into_iter().flat_map(|format| [true, false].map(|again| (format, again)));
+        let kills: usize = cases.map(|(format, again)| kill_at_each_step(format, again)).sum();
+        assert_eq!(kills, 2 * (12 + 10));
+    });
+}
