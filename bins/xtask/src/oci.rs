@@ -13,6 +13,8 @@ use crate::run::{self, Log};
 use crate::test::binaries;
 use crate::workspace::{cargo, target_directory};
 
+mod formatters;
+
 /// The one program that is made for containers, and its package.
 pub(crate) const PACKAGE: &str = "provisionerd";
 
@@ -126,7 +128,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds the program as one static file for each platform, and an OCI layout around them.
+/// Builds the program as one static file for each platform, and an OCI layout around them, with the programs that make file
+/// systems.
 fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
     let program = &arguments.program;
     let tag = arguments.tag.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
@@ -140,6 +143,7 @@ fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
             .for_architecture(platform.architecture())
             .add_file(program, executable)
             .with_entrypoint([format!("/{program}")]);
+        let image = formatters::add_formatters(image, *platform, log)?;
         images.push(FILES.into_iter().fold(image, |image, (at, text)| image.add_text(at, text)));
     }
     let default = || target_directory().join("oci").join(format!("{program}.tar"));
