@@ -122,11 +122,7 @@ const SOAKS: &[Soak] = &[
         count: None,
     },
     // The API server killed for 150 s under provisionerd.
-    Soak {
-        name: "api-outage",
-        work: Work::Tests("provisionerd", "it", "api_outage::"),
-        count: None,
-    },
+    Soak { name: "api-outage", work: Work::Tests("provisionerd", "it", "api_outage::"), count: None },
     // The power cut between the writes of expansions, on XFS and ext4.
     Soak {
         name: "volume-power-cuts",
