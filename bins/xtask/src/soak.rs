@@ -143,6 +143,8 @@ const SOAKS: &[Soak] = &[
     },
     // Each way out of a quota, on ext4; `cargo xtask test` has them on XFS.
     Soak { name: "quota-escapes", work: Work::ImageTests("provisionerd", "node", "escapes::"), count: None },
+    // Block and strict volumes under a kubelet, from claim to deletion.
+    Soak { name: "node-images", work: Work::ImageTests("provisionerd", "node", "images::"), count: None },
     // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.
     Soak {
         name: "node-kills",

@@ -86,7 +86,7 @@ const SIZES: &str = "blockdev --getsize64 /dev/block; \
 const DEVICES: &str = "grep -h /image$ /sys/block/loop*/loop/backing_file 2>/dev/null | wc -l";
 
 #[test]
-#[ignore = "needs kube, a node and provisionerd's image"]
+#[ignore = "soak: three volumes live on a real node"]
 fn block_and_strict_volumes_grow_survive_restarts_and_leave_nothing() {
     with_cluster(VolumeFileSystem::Xfs, |cluster| {
         start_pod(cluster)?;
