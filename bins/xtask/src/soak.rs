@@ -141,7 +141,7 @@ const SOAKS: &[Soak] = &[
         work: Work::ImageTests("provisionerd", "node", "three_nodes::"),
         count: None,
     },
-    // Each way out of a quota, on ext4; `cargo xtask test` has them on XFS.
+    // Each way out of a quota, in pods on XFS and ext4.
     Soak { name: "quota-escapes", work: Work::ImageTests("provisionerd", "node", "escapes::"), count: None },
     // Block and strict volumes under a kubelet, from claim to deletion.
     Soak { name: "node-images", work: Work::ImageTests("provisionerd", "node", "images::"), count: None },
