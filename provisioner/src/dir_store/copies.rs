@@ -248,11 +248,8 @@ impl StoreInner {
             self.raise_limits(id, &dir, limits)?;
             return self.sync_dir_of(&to);
         }
-        let source =
-            self.find_stored(from)?.ok_or_else(|| DirStoreError::NoSource { source_id: from.clone() })?;
         let kind = VolumeKind::Directory;
-        self.check_kind((from, &source), kind)?;
-        self.check_cloner()?;
+        let source = self.find_source(from, kind)?;
         let status = self.read_status(&source)?;
         check_fit(from, &status, limits)?;
         let plan = CopyPlan { from, source: &source, to: &to, limits, kind, size: None, is_canceled };
@@ -273,11 +270,8 @@ impl StoreInner {
         if self.raise_image(id, (format, size))? {
             return Ok(());
         }
-        let source =
-            self.find_stored(from)?.ok_or_else(|| DirStoreError::NoSource { source_id: from.clone() })?;
         let kind = VolumeKind::from(format);
-        self.check_kind((from, &source), kind)?;
-        self.check_cloner()?;
+        let source = self.find_source(from, kind)?;
         let size = copied_size(from, image_size(&source)?, size)?;
         let (limits, promise, size) = (directory_limits(size), promised_bytes(size), Some(size));
         let plan = CopyPlan { from, source: &source, to: &to, limits, kind, size, is_canceled };
@@ -290,6 +284,14 @@ impl StoreInner {
         let _lock = self.copies.lock_copy(id.clone());
         let _held = self.lock_id(id.as_str());
         self.move_to_trash(&id)
+    }
+
+    /// The source of a copy of this kind.
+    fn find_source(&self, from: &StoredId, kind: VolumeKind) -> Result<Dir, DirStoreError> {
+        let source = self.find_stored(from)?;
+        let source = source.ok_or_else(|| DirStoreError::NoSource { source_id: from.clone() })?;
+        self.check_kind((from, &source), kind)?;
+        self.check_cloner().map(|()| source)
     }
 
     /// Checks that files can be cloned: not in the source, whose limits may leave no space for the two files.

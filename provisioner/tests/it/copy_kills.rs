@@ -23,15 +23,15 @@ use crate::kills::{FileQuota, LIMITS, names};
 const BASE: &str = "NODEKEEL_COPY_KILLS_BASE";
 const MOMENT: &str = "NODEKEEL_COPY_KILLS_MOMENT";
 
-fn id(number: u32) -> VolumeId {
+pub(crate) fn id(number: u32) -> VolumeId {
     VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
 }
 
-fn snapshot_id() -> SnapshotId {
+pub(crate) fn snapshot_id() -> SnapshotId {
     SnapshotId::from_uid(&sample_uid(1)).expect("a UUID")
 }
 
-async fn open(base: &Path, mut options: DirStoreOptions) -> DirStore {
+pub(crate) async fn open(base: &Path, mut options: DirStoreOptions) -> DirStore {
     options.cloner = Arc::new(DataCloner);
     let quota = Arc::new(FileQuota(base.join("records")));
     let store = DirStore::with_options(Dir::open(base).expect("the base"), quota, options).expect("a store");

@@ -10,16 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nodekeel_fsquota::{Bytes, QuotaLimits};
-use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::testing::DataCloner;
-use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::{
-    DirStore, DirStoreOptions, ImageFormat, SnapshotId, SnapshotStore as _, StepMoment, VolumeId, VolumeKind,
-    VolumeOpener as _, VolumeStep, VolumeStore as _,
+    DirStore, DirStoreOptions, ImageFormat, SnapshotStore as _, StepMoment, VolumeKind, VolumeOpener as _,
+    VolumeStep, VolumeStore as _,
 };
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::kills::{FileQuota, names};
+use crate::copy_kills::{id, open, snapshot_id};
+use crate::kills::names;
 
 /// Environment variables of the child: its directory, the format, and the number of the moment at which it is killed.
 const BASE: &str = "NODEKEEL_IMAGE_KILLS_BASE";
@@ -31,22 +29,6 @@ const SIZES: [u64; 3] = [8 << 20, 12 << 20, 16 << 20];
 
 /// Where a pod writes: in a part of the file that every format has.
 const PLACE: u64 = 7 << 20;
-
-fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
-}
-
-fn snapshot_id() -> SnapshotId {
-    SnapshotId::from_uid(&sample_uid(1)).expect("a UUID")
-}
-
-async fn open(base: &Path, mut options: DirStoreOptions) -> DirStore {
-    options.cloner = Arc::new(DataCloner);
-    let quota = Arc::new(FileQuota(base.join("records")));
-    let store = DirStore::with_options(Dir::open(base).expect("the base"), quota, options).expect("a store");
-    store.create_identity().await.expect("an identity");
-    store
-}
 
 fn image_path(base: &Path, place: &str, name: &str) -> PathBuf {
     base.join(place).join(name).join("image")
