@@ -20,12 +20,14 @@ mod entries;
 mod lock;
 mod remove;
 mod replace;
+mod walk;
 
 pub use clone::{CloneSummary, FileCloner, Reflink};
 pub use entries::RenameMode;
 pub use lock::DirLock;
 pub use remove::RemovalProgress;
 pub use replace::FileReplacement;
+pub use walk::{OpenOutcome, TreeWalk, WalkEvent};
 
 /// The largest file that [`Dir::read`] reads: 64 MiB, more than any configuration file of a node and less
 /// than the memory of the smallest node.

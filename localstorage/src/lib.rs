@@ -11,6 +11,8 @@
 //!  FileStore ─── read, write, create_dir, list, remove: in a directory, in memory, or your implementation
 //!   │
 //!  Dir ───────── an open directory: everything below is reached through its descriptor, every change is durable
+//!   │
+//!  TreeWalk ──── everything in a directory, at any depth, while other processes change it
 //!
 //!  step_journal ─ a small state in two files that are written in turn; step lists that resume after a crash
 //!  volume ────── the data partition: found, probed, created without data loss, encrypted, mounted, grown
@@ -54,8 +56,8 @@
 //! - A call that changes something returns after the sync that makes the change durable. A call that fails or
 //!   is killed leaves the old state or the new one, and can be repeated; the tests kill it, and make it fail,
 //!   at every system call.
-//! - A removal takes bounded memory and descriptors for each level, stops at mount points, and resumes after
-//!   a kill.
+//! - A walk, and so a removal or a clone, takes bounded memory for each level and a few descriptors, and enters no
+//!   mount point. A removal resumes after a kill.
 //! - Modes are exact: the umask does not apply.
 //! - Errors name the operation and the path, and classify the cause: [`Error::is_full`],
 //!   [`Error::is_symlink`].
@@ -101,7 +103,8 @@ pub mod volume;
 pub mod testing;
 
 pub use dir::{
-    CloneSummary, Dir, DirLock, FileCloner, FileReplacement, READ_LIMIT, Reflink, RemovalProgress, RenameMode,
+    CloneSummary, Dir, DirLock, FileCloner, FileReplacement, OpenOutcome, READ_LIMIT, Reflink,
+    RemovalProgress, RenameMode, TreeWalk, WalkEvent,
 };
 pub use error::{Error, FileOperation};
 pub use file_name::{FileName, InvalidName};

@@ -119,7 +119,7 @@ pub(crate) fn set_mode_by_proc_path(file: impl AsFd, mode: Mode) -> Result<()> {
 pub(crate) struct DirListing(fs::Dir);
 
 impl DirListing {
-    /// Lists a directory that was opened only for this.
+    /// Lists a directory by a descriptor whose offset nothing else uses.
     pub(crate) fn new(dir: OwnedFd) -> Result<Self> {
         fs::Dir::new(dir).map(Self)
     }
@@ -128,14 +128,6 @@ impl DirListing {
     pub(crate) fn reopen(dir: impl AsFd) -> Result<Self> {
         failpoints::check_failpoint("openat")?;
         fs::Dir::read_from(dir).map(Self)
-    }
-
-    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>> {
-        self.0.fd()
-    }
-
-    pub(crate) fn rewind(&mut self) {
-        self.0.rewind();
     }
 }
 

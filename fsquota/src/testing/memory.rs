@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use nodekeel_localstorage::{OpenOutcome, TreeWalk, WalkEvent};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use crate::Error;
 use crate::error::KernelOperation;
@@ -190,22 +191,18 @@ impl MemoryState {
 
     fn count_usage(&self, dir: BorrowedFd<'_>, record: &mut QuotaRecord) -> io::Result<()> {
         add_inode(&rustix::fs::fstat(dir)?, record);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut entries = Dir::new(rustix::fs::openat(dir, ".", flags, Mode::empty())?)?;
-        while let Some(entry) = entries.read() {
-            let entry = entry?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
+        let mut walk = TreeWalk::open(dir)?;
+        while let Some(event) = walk.next_event()? {
+            let (WalkEvent::Entry { name, .. } | WalkEvent::Directory { name }) = event else { continue };
             // It may have been removed since.
-            let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let Ok(stat) = rustix::fs::statat(walk.dir(), &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
                 add_inode(&stat, record);
             } else if !self.tagged.contains_key(&inode_identity(&stat))
-                && let Ok(below) = rustix::fs::openat(dir, name, flags, Mode::empty())
+                && let Ok(OpenOutcome::Opened(below)) = walk.open_dir(&name)
             {
-                self.count_usage(below.as_fd(), record)?;
+                add_inode(&stat, record);
+                walk.enter(&name, below)?;
             }
         }
         Ok(())

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use nodekeel_localstorage::{OpenOutcome, TreeWalk, WalkEvent};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// A directory or a file of a tree, opened for reading.
@@ -34,7 +35,8 @@ impl<'a> OpenEntry<'a> {
     }
 }
 
-/// What is done with the entries of a tree. The files of a directory are visited directly after it.
+/// What is done with the entries of a tree. Of a directory, files are visited before its subdirectories; one with very many
+/// subdirectories is visited in parts.
 pub(crate) trait TreeVisitor {
     /// Visits a directory or a file; returns whether the directory is entered.
     fn visit_inode(&mut self, entry: OpenEntry<'_>) -> io::Result<bool>;
@@ -65,240 +67,92 @@ pub(crate) trait TreeVisitor {
     fn leave_directory(&mut self) {}
 }
 
-/// Visits every entry below `dir`. Nothing that is mounted in the tree is entered, not even another directory
-/// of the same file system.
-///
-/// It needs two descriptors and no recursion at any depth: for each directory above, it keeps the names still
-/// to be entered. It returns by `..`, and checks that this is the directory it came from. If it was moved out of it
-/// meanwhile, it goes on in the deepest directory above that is where it was.
+/// Visits every entry below `dir`, as a [`TreeWalk`] meets them. If a directory was moved away while the walk was in it, the
+/// walk goes on in the deepest directory above that is where it was.
 pub(crate) fn walk_tree(
     dir: BorrowedFd<'_>,
     visitor: &mut dyn TreeVisitor,
 ) -> Result<(), (PathBuf, io::Error)> {
-    let mut walk = TreeWalk { top: dir, visitor, levels: Vec::new() };
-    let walked = walk.run();
-    walked.map_err(|(name, source)| (entry_path(&walk.levels, name.as_deref()), source))
-}
-
-/// A directory on the way down.
-struct DirectoryLevel {
-    /// Its name in the directory above.
-    name: CString,
-    /// Its device and inode number.
-    identity: (u64, u64),
-    /// Its subdirectories that are still to be entered.
-    pending: Vec<CString>,
-}
-
-struct TreeWalk<'a> {
-    top: BorrowedFd<'a>,
-    visitor: &'a mut dyn TreeVisitor,
-    levels: Vec<DirectoryLevel>,
-}
-
-/// The entry of the deepest directory that failed, `None` for that directory itself, and the error.
-type WalkFailure = (Option<CString>, io::Error);
-
-const OPEN_DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-impl TreeWalk<'_> {
-    fn run(&mut self) -> Result<(), WalkFailure> {
-        let here = |error: Errno| (None, error.into());
-        let mut at = self.open_top().map_err(here)?;
-        self.enter_directory(CString::default(), &at)?;
-        while let Some(level) = self.levels.last_mut() {
-            if let Some(name) = level.pending.pop() {
-                match self.open_subdirectory(at.as_fd(), &name) {
-                    Ok(Some(below)) => {
-                        at = below;
-                        self.enter_directory(name, &at)?;
-                    }
-                    Ok(None) => {}
-                    Err(error) => self.report_failure(Some(&name), error)?,
-                }
-            } else {
-                self.levels.pop();
-                self.visitor.leave_directory();
-                at = self.return_from(at)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Visits the files of a directory, which itself has been visited, and collects its subdirectories.
-    fn enter_directory(&mut self, name: CString, at: &OwnedFd) -> Result<(), WalkFailure> {
-        let identity = file_identity(at).map_err(|error| (None, error.into()))?;
-        self.levels.push(DirectoryLevel { name, identity, pending: Vec::new() });
-        let mut below = Vec::new();
-        if let Err(error) = self.visit_files(at, &mut below)? {
-            self.report_failure(None, error.into())?;
-        }
-        if let Some(level) = self.levels.last_mut() {
-            level.pending = below;
-        }
-        Ok(())
-    }
-
-    /// Visits the files of a directory, and adds its subdirectories. The inner error is that of the directory.
-    fn visit_files(
-        &mut self,
-        at: &OwnedFd,
-        below: &mut Vec<CString>,
-    ) -> Result<Result<(), Errno>, WalkFailure> {
-        let mut entries = match Dir::read_from(at) {
-            Ok(entries) => entries,
-            // It has been removed.
-            Err(Errno::NOENT) => return Ok(Ok(())),
-            Err(error) => return Ok(Err(error)),
+    let mut walk = TreeWalk::open(dir).map_err(|error| (PathBuf::new(), error))?;
+    loop {
+        let (path, error) = match walk.next_event() {
+            Ok(None) => return Ok(()),
+            Ok(Some(event)) => match visit_event(&mut walk, visitor, event) {
+                Ok(()) => continue,
+                Err(failed) => failed,
+            },
+            Err(error) => (walk.path(None), error),
         };
-        while let Some(entry) = entries.read() {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(Errno::NOENT) => break,
-                Err(error) => return Ok(Err(error)),
-            };
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let is_file = !matches!(entry.file_type(), FileType::Directory | FileType::Unknown);
-            if is_file && !self.visitor.visits_files() {
-                continue;
-            }
-            match self.visit_entry(at.as_fd(), name) {
-                Ok(true) => below.push(name.to_owned()),
-                Ok(false) => {}
-                Err(error) => self.report_failure(Some(name), error)?,
-            }
-        }
-        Ok(Ok(()))
+        visitor.visit_failed(path.clone(), error).map_err(|error| (path, error))?;
     }
+}
 
-    fn report_failure(&mut self, name: Option<&CStr>, error: io::Error) -> Result<(), WalkFailure> {
-        let path = entry_path(&self.levels, name);
-        self.visitor.visit_failed(path, error).map_err(|error| (name.map(CStr::to_owned), error))
-    }
-
-    /// Returns to the directory above `from`, or `from` itself at the top.
-    fn return_from(&mut self, from: OwnedFd) -> Result<OwnedFd, WalkFailure> {
-        let Some(level) = self.levels.last() else { return Ok(from) };
-        let above = rustix::fs::openat(&from, "..", OPEN_DIRECTORY, Mode::empty());
-        match above {
-            Ok(above) if file_identity(&above).ok() == Some(level.identity) => Ok(above),
-            _ => self.descend_again(),
-        }
-    }
-
-    /// Descends from the top, as far as the directories are where they were; the others were moved away or removed, and
-    /// are left.
-    fn descend_again(&mut self) -> Result<OwnedFd, WalkFailure> {
-        let mut at = self.open_top().map_err(|error| (None, error.into()))?;
-        let mut depth = 1;
-        for level in self.levels.iter().skip(1) {
-            let flags = ResolveFlags::NO_XDEV;
-            let below = rustix::fs::openat2(&at, level.name.as_c_str(), OPEN_DIRECTORY, Mode::empty(), flags);
-            match below {
-                Ok(below) if file_identity(&below).ok() == Some(level.identity) => at = below,
-                _ => break,
-            }
-            depth += 1;
-        }
-        while self.levels.len() > depth {
-            if self.levels.len() == depth + 1 {
-                self.report_failure(None, Errno::AGAIN.into())?;
-            }
-            self.levels.pop();
-            self.visitor.leave_directory();
-        }
-        Ok(at)
-    }
-
-    fn open_top(&self) -> Result<OwnedFd, Errno> {
-        rustix::fs::openat(self.top, ".", OPEN_DIRECTORY, Mode::empty())
-    }
-
-    /// Visits an entry that is not a directory; returns whether it is a directory.
-    fn visit_entry(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
-        let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(false),
-            stat => stat?,
-        };
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => return Ok(true),
-            _ if !self.visitor.visits_files() => {}
-            FileType::RegularFile => self.visit_file(dir, name)?,
-            _ => {
-                // Opened for nothing else than to know whether another one is mounted on it.
-                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                if self.open_entry(dir, name, flags)?.is_some() {
-                    let path = || entry_path(&self.levels, Some(name));
-                    self.visitor.visit_special(NamedEntry { dir, name, path: &path })?;
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    fn visit_file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-        // A link may have replaced the file meanwhile, or a device, which does something when it is opened.
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Some(found) = self.open_entry(dir, name, flags)? else { return Ok(()) };
-        if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::RegularFile {
+fn visit_event(
+    walk: &mut TreeWalk,
+    visitor: &mut dyn TreeVisitor,
+    event: WalkEvent,
+) -> Result<(), (PathBuf, io::Error)> {
+    let (visited, name) = match event {
+        WalkEvent::Entry { name, .. } if visitor.visits_files() => (visit_entry(walk, visitor, &name), name),
+        WalkEvent::Entry { .. } => return Ok(()),
+        WalkEvent::Directory { name } => (visit_directory(walk, visitor, &name), name),
+        WalkEvent::Leave { .. } => {
+            visitor.leave_directory();
             return Ok(());
         }
-        // A lease does not block.
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty());
-        let path = || entry_path(&self.levels, Some(name));
-        match opened {
-            Ok(file) => {
-                let entry = OpenEntry { file: file.as_fd(), is_directory: false, path: &path };
-                self.visitor.visit_inode(entry).map(drop)
-            }
-            Err(Errno::AGAIN) => self.visitor.visit_leased(NamedEntry { dir, name, path: &path }),
-            Err(error) => Err(error.into()),
+        WalkEvent::Moved { name, levels } => {
+            (0..levels).for_each(|_| visitor.leave_directory());
+            (Err(Errno::AGAIN.into()), name)
         }
-    }
+    };
+    visited.map_err(|error| (walk.path(Some(&name)), error))
+}
 
-    /// Visits a directory; `None` if it is not entered.
-    fn open_subdirectory(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<OwnedFd>> {
-        let Some(below) = self.open_entry(dir, name, OPEN_DIRECTORY)? else { return Ok(None) };
-        let path = || entry_path(&self.levels, Some(name));
-        // Before its entries: those created meanwhile inherit the right project.
-        let entry = OpenEntry { file: below.as_fd(), is_directory: true, path: &path };
-        Ok(self.visitor.visit_inode(entry)?.then_some(below))
+/// Visits an entry that was not a directory when it was listed.
+fn visit_entry(walk: &TreeWalk, visitor: &mut dyn TreeVisitor, name: &OsStr) -> io::Result<()> {
+    // Another entry may have replaced it meanwhile: a link, or a device, which does something when it is opened.
+    let Some(found) = opened(walk.open_path(name)?, visitor) else { return Ok(()) };
+    let path = || walk.path(Some(name));
+    let text = CString::new(name.as_bytes())?;
+    let named = NamedEntry { dir: walk.dir(), name: &text, path: &path };
+    match FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) {
+        FileType::Directory => return Ok(()),
+        FileType::RegularFile => {}
+        _ => return visitor.visit_special(named),
     }
-
-    /// `None` if the entry has just been removed, or something is mounted on it.
-    fn open_entry(
-        &mut self,
-        dir: BorrowedFd<'_>,
-        name: &CStr,
-        flags: OFlags,
-    ) -> Result<Option<OwnedFd>, Errno> {
-        match rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
-            Ok(file) => Ok(Some(file)),
-            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(None),
-            Err(Errno::XDEV) => {
-                self.visitor.visit_mount();
-                Ok(None)
-            }
-            Err(error) => Err(error),
+    // A lease does not block.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty());
+    match opened {
+        Ok(file) => {
+            let entry = OpenEntry { file: file.as_fd(), is_directory: false, path: &path };
+            visitor.visit_inode(entry).map(drop)
         }
+        Err(Errno::AGAIN) => visitor.visit_leased(named),
+        Err(error) => Err(error.into()),
     }
 }
 
-/// The device and the inode number of an open file.
-fn file_identity(file: &OwnedFd) -> Result<(u64, u64), Errno> {
-    let stat = rustix::fs::fstat(file)?;
-    Ok((stat.st_dev, stat.st_ino))
+/// Visits a directory, and enters it if the visitor wants to.
+fn visit_directory(walk: &mut TreeWalk, visitor: &mut dyn TreeVisitor, name: &OsStr) -> io::Result<()> {
+    let Some(dir) = opened(walk.open_dir(name)?, visitor) else { return Ok(()) };
+    let path = || walk.path(Some(name));
+    // Before its entries: those created meanwhile inherit the right project.
+    let entry = OpenEntry { file: dir.as_fd(), is_directory: true, path: &path };
+    if visitor.visit_inode(entry)? {
+        walk.enter(name, dir).inspect_err(|_| visitor.leave_directory())?;
+    }
+    Ok(())
 }
 
-/// The path of an entry of the deepest directory, `None` for that directory itself.
-fn entry_path(levels: &[DirectoryLevel], name: Option<&CStr>) -> PathBuf {
-    let names = levels.iter().skip(1).map(|level| level.name.as_c_str()).chain(name);
-    names.map(|name| OsStr::from_bytes(name.to_bytes())).collect()
+/// The open entry; none if it has just been removed, or something is mounted on it.
+fn opened(outcome: OpenOutcome, visitor: &mut dyn TreeVisitor) -> Option<OwnedFd> {
+    match outcome {
+        OpenOutcome::Opened(file) => return Some(file),
+        OpenOutcome::MountPoint => visitor.visit_mount(),
+        OpenOutcome::Vanished => {}
+    }
+    None
 }
 
 #[cfg(test)]

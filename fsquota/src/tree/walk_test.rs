@@ -184,7 +184,6 @@ fn what_has_replaced_a_file_is_not_opened() {
     let mut before = |_: &Path| {};
     let mut notes = Notes::new(&mut before);
     let top = File::open(scratch.path()).unwrap();
-    let mut walk = TreeWalk { top: top.as_fd(), visitor: &mut notes, levels: Vec::new() };
-    walk.visit_file(top.as_fd(), c"socket").unwrap();
+    visit_entry(&TreeWalk::open(top).unwrap(), &mut notes, OsStr::new("socket")).unwrap();
     assert_eq!(notes.visited, Vec::<PathBuf>::new());
 }

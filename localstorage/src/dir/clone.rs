@@ -4,26 +4,23 @@ use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{FileType, Mode as RawMode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::walk::{OpenOutcome, TreeWalk, WalkEvent};
 use super::{Dir, OPEN_DIR_FLAGS};
-use crate::error::{Error, FileOperation, RejectReason, resolve_error};
+use crate::error::{Error, FileOperation, RejectReason};
 use crate::metadata::{FileKind, Metadata};
 use crate::syscalls::clone::{self as calls, entry_at};
-use crate::syscalls::{self, DirListing};
+use crate::syscalls::{self, EntryAt};
 
 mod attributes;
 mod links;
 
 use attributes::{AttributeCopier, owner_of};
 use links::{LinkTable, MAX_TABLE_BYTES};
-
-/// How many directories the path in an error has.
-const SHOWN_LEVELS: usize = 8;
 
 /// Copies the content of files.
 ///
@@ -118,150 +115,97 @@ impl Dir {
         is_canceled: &dyn Fn() -> bool,
         links: LinkTable,
     ) -> Result<CloneSummary, Error> {
+        let to_error = |source: io::Error| Error::new(FileOperation::Clone, &self.path, source);
         let mut tree = TreeClone {
             cloner,
             is_canceled,
+            walk: TreeWalk::open(self).map_err(to_error)?,
             top: to.as_fd(),
+            target: syscalls::open_beneath(to, Path::new("."), OPEN_DIR_FLAGS)
+                .map_err(|source| to_error(source.into()))?,
             links,
-            levels: Vec::new(),
-            entry: OsString::new(),
+            entry: None,
             attributes: AttributeCopier::new(),
             summary: CloneSummary::default(),
         };
-        let cloned = tree.run(self.as_fd()).and_then(|()| Ok(syscalls::sync(to)?));
-        match cloned {
+        match tree.run().and_then(|()| Ok(syscalls::sync(to)?)) {
             Ok(()) => Ok(tree.summary),
-            Err(source) => Err(Error::new(FileOperation::Clone, tree.display_path(&self.path), source)),
+            Err(source) => {
+                let path = tree.walk.display_path((&self.path, 1), tree.entry.as_deref());
+                Err(Error::new(FileOperation::Clone, path, source))
+            }
         }
     }
-}
-
-/// A directory and its clone.
-struct DirPair {
-    source: OwnedFd,
-    target: OwnedFd,
-}
-
-impl DirPair {
-    fn open_top(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<Self> {
-        let open = |dir| syscalls::open_beneath(dir, Path::new("."), OPEN_DIR_FLAGS);
-        Ok(Self { source: open(source)?, target: open(target)? })
-    }
-
-    /// The directories above, if they are still where they were.
-    fn open_parents(&self, level: &CloneLevel) -> io::Result<Self> {
-        let above = Self {
-            source: syscalls::open_parent(&self.source)?,
-            target: syscalls::open_parent(&self.target)?,
-        };
-        let found = Metadata::from_stat(&syscalls::stat(&above.source)?);
-        if found.is_same_file(&level.source) { Ok(above) } else { Err(RejectReason::Moved.into()) }
-    }
-}
-
-/// A directory on the way down.
-struct CloneLevel {
-    name: OsString,
-    /// The directory, to recognize it.
-    source: Metadata,
-    /// Its subdirectories that are still to be cloned.
-    pending: Vec<OsString>,
 }
 
 struct TreeClone<'a> {
     cloner: &'a dyn FileCloner,
     is_canceled: &'a dyn Fn() -> bool,
+    walk: TreeWalk,
+    /// The clone of the tree.
     top: BorrowedFd<'a>,
+    /// The clone of the directory in which the walk is.
+    target: OwnedFd,
     links: LinkTable,
-    levels: Vec<CloneLevel>,
-    /// The entry of the lowest directory that is being cloned.
-    entry: OsString,
+    /// The entry of that directory that is being cloned.
+    entry: Option<OsString>,
     attributes: AttributeCopier,
     summary: CloneSummary,
 }
 
 impl TreeClone<'_> {
-    fn run(&mut self, source: BorrowedFd<'_>) -> io::Result<()> {
-        let mut at = DirPair::open_top(source, self.top)?;
-        self.enter(OsString::new(), &at)?;
-        while let Some(level) = self.levels.last_mut() {
-            if let Some(name) = level.pending.pop() {
-                if let Some(below) = self.open_below(&at, name.clone())? {
-                    at = below;
-                    self.enter(name, &at)?;
-                }
-                continue;
-            }
-            self.levels.pop();
-            // Before the mode may forbid it.
-            let above = self.levels.last().map(|level| at.open_parents(level)).transpose()?;
-            self.attributes.copy_attributes(at.source.as_fd(), at.target.as_fd())?;
-            self.summary.entries += 1;
-            if let Some(above) = above {
-                at = above;
-            }
-        }
-        Ok(())
-    }
-
-    /// Clones the entries of a directory that are not directories, and collects the others.
-    fn enter(&mut self, name: OsString, at: &DirPair) -> io::Result<()> {
-        let source = Metadata::from_stat(&syscalls::stat(&at.source)?);
-        self.levels.push(CloneLevel { name, source, pending: Vec::new() });
-        let mut pending = Vec::new();
-        for entry in DirListing::reopen(&at.source)? {
-            let entry = match entry {
-                // The directory has been removed.
-                Err(Errno::NOENT) => break,
-                entry => entry?,
-            };
-            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                continue;
-            }
+    fn run(&mut self) -> io::Result<()> {
+        while let Some(event) = self.walk.next_event()? {
             if (self.is_canceled)() {
                 return Err(RejectReason::CloneStopped.into());
             }
-            self.entry = OsString::from_vec(entry.file_name().to_bytes().to_vec());
-            let name = self.entry.clone();
-            if self.clone_entry(at, &name)? {
-                pending.push(name);
+            match event {
+                WalkEvent::Entry { name, .. } => {
+                    self.entry = Some(name.clone());
+                    self.clone_entry(&name)?;
+                }
+                WalkEvent::Directory { name } => {
+                    self.entry = Some(name.clone());
+                    self.clone_dir(&name)?;
+                }
+                WalkEvent::Leave { dir, .. } => self.leave_dir(dir.as_fd())?,
+                WalkEvent::Moved { .. } => return Err(RejectReason::Moved.into()),
             }
-        }
-        self.entry.clear();
-        if let Some(level) = self.levels.last_mut() {
-            level.pending = pending;
+            self.entry = None;
         }
         Ok(())
     }
 
-    /// Clones an entry, unless it is a directory; returns whether it is one. One that has just been removed is left
-    /// out, and one that is listed twice, because it was renamed, is cloned once.
-    fn clone_entry(&mut self, at: &DirPair, name: &OsStr) -> io::Result<bool> {
-        let stat = match syscalls::stat_at(&at.source, name) {
-            Err(Errno::NOENT) => return Ok(false),
+    /// Clones an entry that is not a directory. One that has just been removed is left out, and one that is listed twice,
+    /// because it was renamed, is cloned once.
+    fn clone_entry(&mut self, name: &OsStr) -> io::Result<()> {
+        let stat = match syscalls::stat_at(self.walk.dir(), name) {
+            Err(Errno::NOENT) => return Ok(()),
             stat => stat?,
         };
+        let (from, to) = (self.walk.dir(), entry_at(self.target.as_fd(), name));
         let cloned = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => return Ok(true),
-            FileType::RegularFile => self.clone_file(at, name),
-            FileType::Symlink => clone_symlink(at, name, &stat),
+            // It has replaced the entry.
+            FileType::Directory => return Ok(()),
+            FileType::RegularFile => self.clone_file(name),
+            FileType::Symlink => clone_symlink(from, to, &stat),
             FileType::CharacterDevice | FileType::BlockDevice if stat.st_rdev != 0 => {
                 self.summary.devices += 1;
-                return Ok(false);
+                return Ok(());
             }
-            kind => clone_node(at, name, kind, &stat),
+            kind => clone_node(to, kind, &stat),
         };
         match cloned {
             Ok(()) => self.summary.entries += 1,
             Err(error) if is_vanished(&error) => {}
             Err(error) => return Err(error),
         }
-        Ok(false)
+        Ok(())
     }
 
-    fn clone_file(&mut self, at: &DirPair, name: &OsStr) -> io::Result<()> {
+    fn clone_file(&mut self, name: &OsStr) -> io::Result<()> {
         // A link may have replaced the file meanwhile, or a device, which does something when it is opened.
-        let found = syscalls::open_on_same_mount(&at.source, name, OFlags::PATH).map_err(open_error)?;
+        let found = opened(self.walk.open_path(name)?)?;
         let metadata = Metadata::from_stat(&syscalls::stat(&found)?);
         if metadata.kind != FileKind::File {
             return Err(Errno::NOENT.into());
@@ -270,7 +214,7 @@ impl TreeClone<'_> {
         if let Some(identity) = identity
             && let Some(path) = self.links.find(identity)
         {
-            calls::link(self.top, path, entry_at(at.target.as_fd(), name))?;
+            calls::link(self.top, path, entry_at(self.target.as_fd(), name))?;
             self.links.count_link(identity);
             return Ok(());
         }
@@ -281,66 +225,65 @@ impl TreeClone<'_> {
             Errno::NOENT => RejectReason::NoProc.into(),
             errno => io::Error::from(errno),
         })?;
-        let to = syscalls::create_new_file(&at.target, name)?;
+        let to = syscalls::create_new_file(&self.target, name)?;
         self.cloner.clone_file(from.as_fd(), to.as_fd())?;
         self.attributes.copy_attributes(from.as_fd(), to.as_fd())?;
         if let Some(identity) = identity
-            && !self.links.insert(identity, self.entry_path(), metadata.links)
+            && !self.links.insert(identity, self.walk.path(Some(name)), metadata.links)
         {
             self.summary.separate_files += 1;
         }
         Ok(())
     }
 
-    /// Creates and opens the clone of a directory; `None` if it has just been removed.
-    fn open_below(&mut self, at: &DirPair, name: OsString) -> io::Result<Option<DirPair>> {
-        self.entry = name;
-        let source = match syscalls::open_on_same_mount(&at.source, &self.entry, OPEN_DIR_FLAGS) {
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
-            source => source.map_err(open_error)?,
+    /// Creates the clone of a directory, and enters both, unless it has just been removed, or was cloned before.
+    fn clone_dir(&mut self, name: &OsStr) -> io::Result<()> {
+        let dir = match opened(self.walk.open_dir(name)?) {
+            Err(error) if is_vanished(&error) => return Ok(()),
+            dir => dir?,
         };
-        match syscalls::make_dir(&at.target, &self.entry, RawMode::RWXU) {
-            Err(Errno::EXIST) => return Ok(None),
+        match syscalls::make_dir(&self.target, name, RawMode::RWXU) {
+            Err(Errno::EXIST) => return Ok(()),
             made => made?,
         }
-        let target = syscalls::open_on_same_mount(&at.target, &self.entry, OPEN_DIR_FLAGS)?;
-        self.entry.clear();
-        Ok(Some(DirPair { source, target }))
+        self.target = syscalls::open_on_same_mount(&self.target, name, OPEN_DIR_FLAGS)?;
+        self.walk.enter(name, dir)
     }
 
-    /// The path of the entry that is being cloned, relative to the tree.
-    fn entry_path(&self) -> PathBuf {
-        let names = self.levels.iter().skip(1).map(|level| &level.name);
-        names.chain(Some(&self.entry).filter(|entry| !entry.is_empty())).collect()
-    }
-
-    /// The path of the entry that is being cloned; a long one without its middle.
-    fn display_path(&self, top: &Path) -> PathBuf {
-        let mut path = top.to_owned();
-        let below = self.levels.get(1..).unwrap_or_default();
-        if below.len() > SHOWN_LEVELS {
-            path.push("…");
+    /// Completes the clone of a directory.
+    fn leave_dir(&mut self, dir: BorrowedFd<'_>) -> io::Result<()> {
+        // Before the mode may forbid it.
+        let above = (self.walk.depth() > 0).then(|| syscalls::open_parent(&self.target)).transpose()?;
+        self.attributes.copy_attributes(dir, self.target.as_fd())?;
+        self.summary.entries += 1;
+        if let Some(above) = above {
+            self.target = above;
         }
-        path.extend(below[below.len().saturating_sub(SHOWN_LEVELS)..].iter().map(|level| &level.name));
-        path.extend(Some(&self.entry).filter(|entry| !entry.is_empty()));
-        path
+        Ok(())
     }
 }
 
-fn clone_symlink(at: &DirPair, name: &OsStr, stat: &Stat) -> io::Result<()> {
-    let target: CString = syscalls::read_link(&at.source, name)?;
-    let to = entry_at(at.target.as_fd(), name);
+/// The open entry of a tree, or the error of opening it.
+fn opened(outcome: OpenOutcome) -> io::Result<OwnedFd> {
+    match outcome {
+        OpenOutcome::Opened(file) => Ok(file),
+        OpenOutcome::Vanished => Err(Errno::NOENT.into()),
+        OpenOutcome::MountPoint => Err(RejectReason::MountPoint.into()),
+    }
+}
+
+fn clone_symlink(from: BorrowedFd<'_>, to: EntryAt<'_>, stat: &Stat) -> io::Result<()> {
+    let target: CString = syscalls::read_link(from, to.name)?;
     calls::create_symlink(&target, to)?;
     calls::set_owner_at(to, owner_of(stat))?;
     Ok(calls::set_times_at(to, &calls::times_of(stat))?)
 }
 
 /// Clones a FIFO, a socket or a whiteout.
-fn clone_node(at: &DirPair, name: &OsStr, kind: FileType, stat: &Stat) -> io::Result<()> {
-    let to = entry_at(at.target.as_fd(), name);
+fn clone_node(to: EntryAt<'_>, kind: FileType, stat: &Stat) -> io::Result<()> {
     calls::create_node(to, kind, stat.st_rdev)?;
     calls::set_owner_at(to, owner_of(stat))?;
-    let node = syscalls::open_beneath(to.dir, Path::new(name), OFlags::PATH)?;
+    let node = syscalls::open_beneath(to.dir, Path::new(to.name), OFlags::PATH)?;
     syscalls::set_mode_by_proc_path(&node, RawMode::from_raw_mode(stat.st_mode))?;
     Ok(calls::set_times_at(to, &calls::times_of(stat))?)
 }
@@ -348,16 +291,6 @@ fn clone_node(at: &DirPair, name: &OsStr, kind: FileType, stat: &Stat) -> io::Re
 /// Whether an entry was removed or replaced after it was listed, or was cloned before.
 fn is_vanished(error: &io::Error) -> bool {
     [Errno::NOENT, Errno::EXIST].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
-}
-
-/// Translates the error number of opening an entry of the tree.
-fn open_error(errno: Errno) -> io::Error {
-    match errno {
-        Errno::XDEV => RejectReason::MountPoint.into(),
-        // A link has replaced it.
-        Errno::LOOP => Errno::NOENT.into(),
-        errno => resolve_error(errno),
-    }
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use rustix::fs::{OFlags, RenameFlags};
+use rustix::fs::{FileType, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::{Dir, OPEN_DIR_FLAGS};
@@ -23,6 +23,22 @@ pub enum RenameMode {
     Replace,
     /// It fails (`RENAME_NOREPLACE`).
     NoReplace,
+}
+
+/// The kind of a listed entry, which not every file system lists; none if it has just been removed.
+pub(super) fn entry_kind(
+    dir: impl AsFd,
+    name: &OsStr,
+    listed: FileType,
+) -> rustix::io::Result<Option<FileKind>> {
+    match FileKind::from(listed) {
+        FileKind::Unknown => match syscalls::stat_at(dir, name) {
+            Ok(stat) => Ok(Some(Metadata::from_stat(&stat).kind)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(source) => Err(source),
+        },
+        kind => Ok(Some(kind)),
+    }
 }
 
 impl Dir {
@@ -42,14 +58,7 @@ impl Dir {
             if name == "." || name == ".." || file_name::is_temp_file_name(name.as_bytes()) {
                 continue;
             }
-            let kind = match FileKind::from(entry.file_type()) {
-                FileKind::Unknown => match syscalls::stat_at(self, name) {
-                    Ok(stat) => Metadata::from_stat(&stat).kind,
-                    Err(Errno::NOENT) => continue,
-                    Err(source) => return Err(source.into()),
-                },
-                kind => kind,
-            };
+            let Some(kind) = entry_kind(self, name, entry.file_type())? else { continue };
             entries.push(DirEntry::new(FileName::try_new(name)?, kind, entry.ino()));
         }
         entries.sort_unstable();

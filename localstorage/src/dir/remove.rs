@@ -4,20 +4,16 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{FileType, IFlags, Mode as RawMode, OFlags};
 use rustix::io::Errno;
 
+use super::walk::{TreeWalk, WalkEvent};
 use super::{Dir, OPEN_DIR_FLAGS};
 use crate::error::{Error, FileOperation, RejectReason, resolve_error};
-use crate::metadata::Metadata;
-use crate::syscalls::{self, DirListing};
-
-/// How many levels of the tree stay open. The removal returns to levels above through `..`, and compares that
-/// directory with the one from the way down.
-const MAX_OPEN_LEVELS: usize = 32;
+use crate::metadata::FileKind;
+use crate::syscalls;
 
 /// How often an emptied directory may turn out not to be empty.
 const MAX_ATTEMPTS: u32 = 100;
@@ -61,136 +57,85 @@ impl Dir {
             Err(error) if error.is_not_found() => return Ok(false),
             parent => parent?,
         };
-        let mut removal = TreeRemoval { levels: Vec::new(), progress: RemovalProgress::default(), hook };
-        let existed = removal.remove_all(parent.as_fd(), name).map_err(|source| {
-            Error::new(FileOperation::Remove, removal.display_path(&self.full_path(path)), source)
+        let to_error = |source: io::Error| Error::new(FileOperation::Remove, self.full_path(path), source);
+        let walk = TreeWalk::open_entry(&parent, name).map_err(to_error)?;
+        let (attempts, progress) = (Vec::new(), RemovalProgress::default());
+        let mut removal = TreeRemoval { walk, attempts, failed: None, progress, hook };
+        let existed = removal.remove_all().map_err(|source| {
+            let entry = removal.failed.as_deref().filter(|_| removal.walk.depth() > 1);
+            let path = removal.walk.display_path((&self.full_path(path), 2), entry);
+            Error::new(FileOperation::Remove, path, source)
         })?;
-        syscalls::sync(&parent)
-            .map_err(|source| Error::new(FileOperation::Remove, self.full_path(path), source))?;
+        syscalls::sync(&parent).map_err(|source| to_error(source.into()))?;
         Ok(existed)
     }
 }
 
-/// A directory of the tree whose entries are being removed.
-#[derive(Debug)]
-struct OpenLevel {
-    /// Its name in its parent.
-    name: OsString,
-    identity: Metadata,
-    /// None while too many levels below it are open.
-    listing: Option<DirListing>,
-    attempts: u32,
-}
-
-impl OpenLevel {
-    fn new(name: OsString, fd: OwnedFd) -> io::Result<Self> {
-        let identity = Metadata::from_stat(&syscalls::stat(&fd)?);
-        Ok(Self { name, identity, listing: Some(DirListing::new(fd)?), attempts: 0 })
-    }
-
-    /// The next entry, or none at the end.
-    fn next_entry(&mut self) -> io::Result<Option<(OsString, FileType)>> {
-        let listing = self.listing.as_mut().expect("the lowest level is open");
-        loop {
-            match listing.next().transpose()? {
-                None => return Ok(None),
-                Some(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-                Some(entry) => {
-                    let name = OsString::from_vec(entry.file_name().to_bytes().to_vec());
-                    return Ok(Some((name, entry.file_type())));
-                }
-            }
-        }
-    }
-
-    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
-        Ok(self.listing.as_ref().expect("the lowest level is open").fd()?)
-    }
-}
-
 struct TreeRemoval<'a> {
-    levels: Vec<OpenLevel>,
+    /// From the parent of the tree.
+    walk: TreeWalk,
+    /// How often each directory of the tree on the way down was emptied before.
+    attempts: Vec<u32>,
+    /// The entry that could not be removed.
+    failed: Option<OsString>,
     progress: RemovalProgress,
     hook: &'a mut dyn FnMut(RemovalProgress) -> ControlFlow<()>,
 }
 
 impl TreeRemoval<'_> {
-    /// Removes the entry with this name. Returns whether it existed.
-    fn remove_all(&mut self, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<bool> {
-        let outcome = remove_or_open(EntryParent::outside(parent), name.to_owned(), FileType::Unknown)?;
-        let existed = !matches!(outcome, EntryOutcome::Absent);
-        self.handle_outcome(outcome)?;
-        while let Some(level) = self.levels.last_mut() {
-            match level.next_entry()? {
-                Some((name, kind)) => {
-                    let outcome = remove_or_open(EntryParent::inside(level.fd()?), name, kind)?;
-                    self.handle_outcome(outcome)?;
+    /// Removes what is to be walked. Returns whether it existed.
+    fn remove_all(&mut self) -> io::Result<bool> {
+        let mut existed = false;
+        while let Some(event) = self.walk.next_event()? {
+            match event {
+                WalkEvent::Entry { name, kind } => self.remove_or_enter(name, kind, 0).map(drop)?,
+                WalkEvent::Directory { name } => existed |= self.remove_or_enter(name, FileKind::Dir, 0)?,
+                // The parent of the tree.
+                WalkEvent::Leave { .. } if self.walk.depth() == 0 => {}
+                WalkEvent::Leave { name, .. } => self.remove_emptied(name)?,
+                WalkEvent::Moved { levels, .. } => {
+                    self.attempts.truncate(self.attempts.len().saturating_sub(levels));
                 }
-                None => self.remove_emptied_level(parent)?,
             }
         }
         Ok(existed)
     }
 
-    fn handle_outcome(&mut self, outcome: EntryOutcome) -> io::Result<()> {
-        match outcome {
-            EntryOutcome::Absent => Ok(()),
-            EntryOutcome::Removed => self.count_removed(),
-            EntryOutcome::Opened(level) => {
-                self.push_level(level);
-                Ok(())
+    /// Removes an entry, or enters it if it is a directory, which was emptied so often before. Returns whether it existed.
+    fn remove_or_enter(&mut self, name: OsString, kind: FileKind, attempts: u32) -> io::Result<bool> {
+        let outcome =
+            remove_or_open(self.holder(), &name, kind).inspect_err(|_| self.failed = Some(name.clone()));
+        match outcome? {
+            EntryOutcome::Absent => return Ok(false),
+            EntryOutcome::Removed => self.count_removed()?,
+            EntryOutcome::Opened(dir) => {
+                self.walk.enter(&name, dir)?;
+                self.attempts.push(attempts);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Removes a directory that has been emptied, or empties it again.
+    fn remove_emptied(&mut self, name: OsString) -> io::Result<()> {
+        let attempts = self.attempts.pop().unwrap_or_default() + 1;
+        let holder = self.holder();
+        match remove_forced(holder, &name, || syscalls::remove_dir(holder.dir, &name)) {
+            Ok(()) => self.count_removed(),
+            Err(Errno::NOENT) => Ok(()),
+            Err(Errno::NOTEMPTY | Errno::EXIST) if attempts < MAX_ATTEMPTS => {
+                self.remove_or_enter(name, FileKind::Dir, attempts).map(drop)
+            }
+            failed => {
+                self.failed = Some(name);
+                failed.map_err(removal_error)
             }
         }
     }
 
-    fn push_level(&mut self, level: OpenLevel) {
-        self.levels.push(level);
-        if let Some(closed) = self.levels.len().checked_sub(MAX_OPEN_LEVELS + 1) {
-            self.levels[closed].listing = None;
-        }
-    }
-
-    /// Removes the lowest directory, which has no entries left.
-    fn remove_emptied_level(&mut self, top: BorrowedFd<'_>) -> io::Result<()> {
-        let above = self.reopen_parent()?;
-        let holder =
-            above.as_ref().map_or(EntryParent::outside(top), |above| EntryParent::inside(above.as_fd()));
-        let Some(level) = self.levels.last_mut() else { return Ok(()) };
-        match remove_forced(holder, &level.name, || syscalls::remove_dir(holder.dir, &level.name)) {
-            Ok(()) => {
-                self.levels.pop();
-                self.count_removed()
-            }
-            Err(Errno::NOENT) => {
-                self.levels.pop();
-                Ok(())
-            }
-            Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                level.attempts += 1;
-                if level.attempts == MAX_ATTEMPTS {
-                    return Err(RejectReason::Changing.into());
-                }
-                if let Some(listing) = &mut level.listing {
-                    listing.rewind();
-                }
-                Ok(())
-            }
-            Err(source) => Err(removal_error(source)),
-        }
-    }
-
-    /// The parent of the lowest directory, reopened if it was closed.
-    fn reopen_parent(&mut self) -> io::Result<Option<OwnedFd>> {
-        let [.., above, lowest] = self.levels.as_mut_slice() else { return Ok(None) };
-        if above.listing.is_none() {
-            let fd = syscalls::open_parent(lowest.fd()?)?;
-            // Another process has moved the lowest directory. Entries outside the tree must stay.
-            if !Metadata::from_stat(&syscalls::stat(&fd)?).is_same_file(&above.identity) {
-                return Err(RejectReason::Changing.into());
-            }
-            above.listing = Some(DirListing::new(fd)?);
-        }
-        Ok(Some(above.fd()?.try_clone_to_owned()?))
+    /// The directory in which the walk is.
+    fn holder(&self) -> EntryParent<'_> {
+        EntryParent { dir: self.walk.dir(), is_inside: self.walk.depth() > 1 }
     }
 
     fn count_removed(&mut self) -> io::Result<()> {
@@ -199,17 +144,6 @@ impl TreeRemoval<'_> {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(RejectReason::Stopped.into()),
         }
-    }
-
-    /// The path of the lowest directory; a long one without its middle.
-    fn display_path(&self, top: &Path) -> PathBuf {
-        let mut path = top.to_owned();
-        let below = self.levels.get(1..).unwrap_or_default();
-        if below.len() > 8 {
-            path.push("…");
-        }
-        path.extend(below[below.len().saturating_sub(8)..].iter().map(|level| &level.name));
-        path
     }
 }
 
@@ -221,16 +155,6 @@ struct EntryParent<'a> {
     is_inside: bool,
 }
 
-impl<'a> EntryParent<'a> {
-    fn outside(dir: BorrowedFd<'a>) -> Self {
-        Self { dir, is_inside: false }
-    }
-
-    fn inside(dir: BorrowedFd<'a>) -> Self {
-        Self { dir, is_inside: true }
-    }
-}
-
 /// The result of handling an entry.
 #[derive(Debug)]
 enum EntryOutcome {
@@ -238,31 +162,30 @@ enum EntryOutcome {
     Absent,
     Removed,
     /// It is a directory, which must be emptied first.
-    Opened(OpenLevel),
+    Opened(OwnedFd),
 }
 
-/// Removes the entry, or opens it if it is a directory. A listing may not report the kind, and the kind may
-/// have changed since.
-fn remove_or_open(holder: EntryParent<'_>, name: OsString, kind: FileType) -> io::Result<EntryOutcome> {
-    if kind != FileType::Directory && kind != FileType::Unknown {
-        match remove_forced(holder, &name, || syscalls::unlink(holder.dir, &name)) {
+/// Removes the entry, or opens it if it is a directory. Its kind may have changed since it was listed.
+fn remove_or_open(holder: EntryParent<'_>, name: &OsStr, kind: FileKind) -> io::Result<EntryOutcome> {
+    if kind != FileKind::Dir {
+        match remove_forced(holder, name, || syscalls::unlink(holder.dir, name)) {
             Ok(()) => return Ok(EntryOutcome::Removed),
             Err(Errno::NOENT) => return Ok(EntryOutcome::Absent),
             Err(Errno::ISDIR) => {}
             Err(source) => return Err(removal_error(source)),
         }
     }
-    let open = || syscalls::open_on_same_mount(holder.dir, &name, OPEN_DIR_FLAGS);
+    let open = || syscalls::open_on_same_mount(holder.dir, name, OPEN_DIR_FLAGS);
     let opened = match open() {
-        Err(Errno::ACCESS) => grant_entry_access(holder, &name).and_then(|()| open()),
+        Err(Errno::ACCESS) => grant_entry_access(holder, name).and_then(|()| open()),
         opened => opened,
     };
     match opened {
-        Ok(fd) => Ok(EntryOutcome::Opened(OpenLevel::new(name, fd)?)),
+        Ok(dir) => Ok(EntryOutcome::Opened(dir)),
         Err(Errno::NOENT) => Ok(EntryOutcome::Absent),
         // Any kind but a directory. This recurses at most once.
-        Err(Errno::NOTDIR | Errno::LOOP) if kind != FileType::RegularFile => {
-            remove_or_open(holder, name, FileType::RegularFile)
+        Err(Errno::NOTDIR | Errno::LOOP) if kind == FileKind::Dir => {
+            remove_or_open(holder, name, FileKind::File)
         }
         Err(source) => Err(removal_error(source)),
     }
@@ -272,6 +195,7 @@ fn remove_or_open(holder: EntryParent<'_>, name: OsString, kind: FileType) -> io
 fn removal_error(errno: Errno) -> io::Error {
     match errno {
         Errno::XDEV | Errno::BUSY => RejectReason::MountPoint.into(),
+        Errno::NOTEMPTY | Errno::EXIST => RejectReason::Changing.into(),
         errno => resolve_error(errno),
     }
 }
@@ -332,23 +256,4 @@ fn grant_entry_access(holder: EntryParent<'_>, name: &OsStr) -> rustix::io::Resu
     let locked = syscalls::open_on_same_mount(holder.dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
     let mode = RawMode::from_raw_mode(syscalls::stat(&locked)?.st_mode);
     syscalls::set_mode_by_proc_path(&locked, mode | RawMode::RWXU)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deep_path_is_shown_without_its_middle() {
-        let temporary = tempfile::tempdir().unwrap();
-        let level = |index: usize| {
-            let fd = syscalls::open(temporary.path(), OPEN_DIR_FLAGS).unwrap();
-            OpenLevel::new(format!("l{index}").into(), fd).unwrap()
-        };
-        let hook = &mut |_| ControlFlow::Continue(());
-        let mut removal = TreeRemoval { levels: vec![level(0)], progress: RemovalProgress::default(), hook };
-        assert_eq!(removal.display_path(Path::new("/t")), Path::new("/t"));
-        removal.levels.extend((1..20).map(level));
-        assert_eq!(removal.display_path(Path::new("/t")), Path::new("/t/…/l12/l13/l14/l15/l16/l17/l18/l19"));
-    }
 }

@@ -9,7 +9,8 @@ use serde_json::Value;
 const LIBRARIES: [&str; 7] =
     ["supervisor", "logtree", "localstorage", "fsquota", "provisioner", "containerd-svc", "cluster"];
 const LEAVES: usize = 4;
-/// The leaves that use another leaf: fsquota reads the mount table with localstorage's parser, the only one.
+/// The leaves that use another leaf: fsquota reads the mount table with localstorage's parser and walks trees with its
+/// walker, the only ones.
 const LEAF_USES: [(&str, &str); 1] = [("fsquota", "localstorage")];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,12 +123,23 @@ fn layers_point_down() {
     assert_eq!(violations(&metadata), Vec::<String>::new());
 }
 
-/// The sources that name the mount table beside localstorage's parser: they wait for its changes and read nothing.
-const MOUNT_WATCHERS: [&str; 2] =
-    ["provisioner/src/dir_store/mount_table.rs", "bins/noded/src/parts/provisioner/kubelet_dir.rs"];
+/// What only one source does, by a text that all others would need, and the sources that have it for another purpose: they
+/// wait for changes of the mount table and read nothing, or list one directory and none below it.
+const ONLY_SOURCES: [(&str, &str, &[&str]); 2] = [
+    (
+        "self/mountinfo\"",
+        "localstorage/src/mount/table.rs",
+        &["provisioner/src/dir_store/mount_table.rs", "bins/noded/src/parts/provisioner/kubelet_dir.rs"],
+    ),
+    (
+        "Dir::read_from(",
+        "localstorage/src/syscalls.rs",
+        &["fsquota/src/engine.rs", "fsquota/src/testing/same_calls.rs"],
+    ),
+];
 
-/// The sources of a program or a library that read the mount table themselves.
-fn mount_table_readers(root: &Path, members: &[String]) -> Vec<String> {
+/// The sources of programs and libraries that contain a text, except these.
+fn sources_with(text: &str, except: &[&str], (root, members): (&Path, &[String])) -> Vec<String> {
     let mut found = Vec::new();
     let mut left: Vec<_> = members.iter().map(|member| root.join(member).join("src")).collect();
     while let Some(directory) = left.pop() {
@@ -135,9 +147,9 @@ fn mount_table_readers(root: &Path, members: &[String]) -> Vec<String> {
             let path = entry.path();
             if path.is_dir() {
                 left.push(path);
-            } else if std::fs::read_to_string(&path).is_ok_and(|text| text.contains("self/mountinfo\"")) {
+            } else if std::fs::read_to_string(&path).is_ok_and(|source| source.contains(text)) {
                 let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-                found.extend((!MOUNT_WATCHERS.contains(&&*name)).then_some(name));
+                found.extend((!except.contains(&&*name)).then_some(name));
             }
         }
     }
@@ -145,7 +157,7 @@ fn mount_table_readers(root: &Path, members: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn one_crate_parses_the_mount_table() {
+fn one_crate_parses_the_mount_table_and_walks_trees() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
@@ -153,11 +165,13 @@ fn one_crate_parses_the_mount_table() {
     // These two can't depend on localstorage: they build before everything.
     let members: Vec<_> =
         members.filter(|directory| !["bins/testbed", "bins/xtask"].contains(&&**directory)).collect();
-    assert_eq!(mount_table_readers(&root, &members), ["localstorage/src/mount/table.rs"]);
-    let planted = tempfile::tempdir().unwrap();
-    std::fs::create_dir_all(planted.path().join("a/src/b")).unwrap();
-    std::fs::write(planted.path().join("a/src/b/c.rs"), "open(\"/proc/self/mountinfo\")").unwrap();
-    assert_eq!(mount_table_readers(planted.path(), &["a".to_owned()]), ["a/src/b/c.rs"]);
+    for (text, only, except) in ONLY_SOURCES {
+        assert_eq!(sources_with(text, except, (&root, &members)), [only]);
+        let planted = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(planted.path().join("a/src/b")).unwrap();
+        std::fs::write(planted.path().join("a/src/b/c.rs"), text).unwrap();
+        assert_eq!(sources_with(text, except, (planted.path(), &["a".to_owned()])), ["a/src/b/c.rs"]);
+    }
 }
 
 fn planted(directory: &str, dependency: &str, kind: Value) -> Vec<String> {

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
-use rustix::fs::{AtFlags, StatxFlags};
+use nodekeel_localstorage::{OpenOutcome, TreeWalk, WalkEvent};
+use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 
 use super::{IMPORT_DIR, ImportMode, SourceError};
 use crate::dir_store::VOLUMES_DIR;
@@ -54,11 +54,10 @@ impl SourceDir<'_> {
         if is_part_of_store(&fs::canonicalize(self.0).map_err(failed)?, &real_base) {
             return Err(SourceError::PartOfStore { path: path(), base: base.to_owned() });
         }
-        let mount = mount_id(self.0)?;
-        if mode == ImportMode::Move && mount != mount_id(base)? {
+        if mode == ImportMode::Move && mount_id(self.0)? != mount_id(base)? {
             return Err(SourceError::OtherMount { path: path(), base: base.to_owned() });
         }
-        let used = self.measure(mount)?;
+        let used = self.measure()?;
         let fits = |used: u64, limit: Option<u64>| limit.is_none_or(|limit| used <= limit);
         let is_small = fits(used.bytes.0, limits.bytes.map(|limit| limit.0))
             && fits(used.inodes.0, limits.inodes.map(|limit| limit.0));
@@ -66,32 +65,37 @@ impl SourceDir<'_> {
     }
 
     /// What it uses; an inode with several names counts once.
-    fn measure(self, mount: u64) -> Result<QuotaUsage, SourceError> {
+    fn measure(self) -> Result<QuotaUsage, SourceError> {
         let (mut used, mut linked) = (QuotaUsage { bytes: Bytes(0), inodes: Inodes(0) }, HashSet::new());
-        let mut count = |stat: &fs::Metadata| {
-            if stat.is_dir() || stat.nlink() == 1 || linked.insert(stat.ino()) {
-                used.bytes.0 += stat.blocks() * BLOCK_BYTES;
+        let mut count = |stat: &Stat| {
+            let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            if is_dir || stat.st_nlink == 1 || linked.insert(stat.st_ino) {
+                used.bytes.0 += u64::try_from(stat.st_blocks).unwrap_or_default() * BLOCK_BYTES;
                 used.inodes.0 += 1;
             }
         };
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| SourceError::Read { path, source }
-        };
-        count(&fs::symlink_metadata(self.0).map_err(failed(self.0))?);
-        // Directories alone: one may have more files than fit into memory.
-        let mut pending: Vec<PathBuf> = vec![self.0.to_owned()];
-        while let Some(path) = pending.pop() {
-            if mount_id(&path)? != mount {
-                return Err(SourceError::Mounted { path });
-            }
-            for entry in fs::read_dir(&path).map_err(failed(&path))? {
-                let entry = entry.map_err(failed(&path))?;
-                let stat = entry.metadata().map_err(failed(&entry.path()))?;
-                count(&stat);
-                if stat.is_dir() {
-                    pending.push(entry.path());
+        let failed = |path: PathBuf| move |source| SourceError::Read { path: self.0.join(path), source };
+        let mut walk = fs::File::open(self.0).and_then(TreeWalk::open).map_err(failed(PathBuf::new()))?;
+        let top = rustix::fs::fstat(walk.dir()).map_err(io::Error::from);
+        count(&top.map_err(failed(PathBuf::new()))?);
+        while let Some(event) = walk.next_event().map_err(failed(walk.path(None)))? {
+            let (name, is_dir) = match event {
+                WalkEvent::Directory { name } => (name, true),
+                // One that was moved away is reported as missing.
+                WalkEvent::Entry { name, .. } | WalkEvent::Moved { name, .. } => (name, false),
+                WalkEvent::Leave { .. } => continue,
+            };
+            let path = walk.path(Some(&name));
+            let stat =
+                rustix::fs::statat(walk.dir(), &name, AtFlags::SYMLINK_NOFOLLOW).map_err(io::Error::from);
+            count(&stat.map_err(failed(path.clone()))?);
+            let opened = is_dir.then(|| walk.open_dir(&name).map_err(failed(path.clone()))).transpose()?;
+            match opened {
+                Some(OpenOutcome::Opened(dir)) => walk.enter(&name, dir).map_err(failed(path))?,
+                Some(OpenOutcome::MountPoint) => {
+                    return Err(SourceError::Mounted { path: self.0.join(path) });
                 }
+                Some(OpenOutcome::Vanished) | None => {}
             }
         }
         Ok(used)
