@@ -4,10 +4,10 @@
 use std::hint::black_box;
 use std::io::Write;
 use std::pin::Pin;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Waker};
-use std::thread;
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Instant;
 
 use futures_core::Stream;
@@ -26,9 +26,11 @@ const LINE: &[u8; 135] = &{
 };
 
 fn main() -> anyhow::Result<()> {
+    let [two_stores, two_writers] = bench_two_writers();
     let rows = [
-        bench_two_writers(),
-        bench_beside(
+        two_stores,
+        two_writers,
+        bench_beside_reads(
             "beside_tails",
             "reads the newest 1,000 entries of 64 full names, again and again",
             |store| {
@@ -36,10 +38,15 @@ fn main() -> anyhow::Result<()> {
                 black_box(store.open_reader(query).expect("a valid query").read_backlog());
             },
         ),
-        bench_beside("beside_search", "searches 64 full names for a rare level, again and again", |store| {
-            let query = LogQuery::of_dn(dn("full")).include_descendants().min_level(Level::Error);
-            black_box(store.open_reader(query).expect("a valid query").read_backlog());
-        }),
+        bench_beside_reads(
+            "beside_search",
+            "searches 64 full names for a rare level, again and again",
+            |store| {
+                let query = LogQuery::of_dn(dn("full")).include_descendants().min_level(Level::Error);
+                black_box(store.open_reader(query).expect("a valid query").read_backlog());
+            },
+        ),
+        bench_beside_live_tail(),
         bench_idle_followers(),
         bench_live_tail(),
         bench_names(),
@@ -85,27 +92,27 @@ fn rate(writers: &mut [LineWriter], also: impl Fn() + Sync) -> f64 {
 }
 
 /// The limit is that of two stores whose writers share nothing but a number that both increment: that much costs the order
-/// over all names, because the number's cache line moves from processor to processor. Two stores without it reach 2.0 on
-/// processors without other work, and the store reaches its limit; with other work, neither is far above 1.
-fn bench_two_writers() -> BenchRow {
+/// over all names, because the number's cache line moves from processor to processor. The row of two stores is what the
+/// processors allow without it: 2.0 without other work, and not far above 1 with it.
+fn bench_two_writers() -> [BenchRow; 2] {
     let (store, other) = (LogStore::default(), LogStore::default());
     let mut shared = [open_writer(&store, "a"), open_writer(&store, "b")];
     let mut separate = [open_writer(&store, "c"), open_writer(&other, "c")];
     let number = CacheLine(AtomicU64::new(0));
-    let (mut ratios, mut limits) = (Vec::new(), Vec::new());
+    let (mut ratios, mut limits, mut machine) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let one = rate(&mut shared[..1], || ());
         ratios.push(rate(&mut shared, || ()) / one);
         limits.push(rate(&mut separate, || _ = number.0.fetch_add(1, Ordering::AcqRel)) / one);
+        machine.push(rate(&mut separate, || ()) / one);
     }
-    BenchRow::new(
-        "two_writers",
-        "append raw lines on two threads, each to a name of its own, beside one thread; the limit: two stores and a shared counter",
-        "x",
-        median(&ratios),
-    )
-    .limit(median(&limits))
-    .goal_at_least(1.8)
+    let work = "append raw lines on two threads, each to a private store, beside one thread: what the machine allows";
+    let two_stores = BenchRow::new("two_stores", work, "x", median(&machine));
+    let work = "append raw lines on two threads, each to a private name, beside one thread; the limit: two stores and a shared counter";
+    [
+        two_stores,
+        BenchRow::new("two_writers", work, "x", median(&ratios)).limit(median(&limits)).goal_at_least(1.8),
+    ]
 }
 
 /// A value that shares its cache line with no other.
@@ -132,32 +139,89 @@ fn append_p99(writer: &mut LineWriter) -> f64 {
     percentile(&times.collect::<Vec<_>>(), 99.0)
 }
 
-/// The 99th percentile of appends beside a thread that reads what they append to, and without.
-fn bench_beside(id: &str, work: &str, read: impl Fn(&LogStore) + Sync) -> BenchRow {
-    let store = full_store();
-    let mut writer = open_writer(&store, "full.7");
-    let mut ratios = Vec::new();
+/// The 99th percentile of appends while another thread works.
+fn p99_beside(writer: &mut LineWriter, work: &(dyn Fn() + Sync)) -> f64 {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                work();
+            }
+        });
+        let p99 = append_p99(writer);
+        stop.store(true, Ordering::Relaxed);
+        working.thread().unpark();
+        p99
+    })
+}
+
+/// Appends beside a thread that reads what they append to. The thread without it is as busy, so that the machine is as fast.
+/// The limit is that of a thread that does the same with another store, with which the writer shares no lock: what is above
+/// the limit is the store's, and the rest is that of caches, memory and the scheduler.
+fn bench_beside(
+    id: &str,
+    work: &str,
+    mut writer: LineWriter,
+    read: &(dyn Fn() + Sync),
+    read_other: &(dyn Fn() + Sync),
+) -> BenchRow {
+    let compute = || (0..1000).for_each(|number| drop(black_box(number.to_string())));
+    let (mut ratios, mut limits) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        // Another thread is as busy, so that the machine is as fast.
-        let mut beside = |read: &(dyn Fn() + Sync)| {
-            let stop = AtomicBool::new(false);
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        read();
-                    }
-                });
-                let p99 = append_p99(&mut writer);
-                stop.store(true, Ordering::Relaxed);
-                p99
-            })
-        };
-        let alone = beside(&|| (0..1000).for_each(|number| drop(black_box(number.to_string()))));
-        ratios.push(beside(&|| read(&store)) / alone);
+        let alone = p99_beside(&mut writer, &compute);
+        limits.push(p99_beside(&mut writer, read_other) / alone);
+        ratios.push(p99_beside(&mut writer, read) / alone);
     }
-    let work =
-        format!("99th percentile of appends while another thread {work}, beside one that only computes");
-    BenchRow::new(id, work, "x", median(&ratios)).goal_at_most(1.2)
+    let work = format!(
+        "99th percentile of appends while another thread {work}, beside one that only computes; the limit: the thread does it with another store"
+    );
+    BenchRow::new(id, work, "x", median(&ratios)).limit(median(&limits)).goal_at_most(1.2)
+}
+
+fn bench_beside_reads(id: &str, work: &str, read: impl Fn(&LogStore) + Sync) -> BenchRow {
+    let (store, other) = (full_store(), full_store());
+    bench_beside(id, work, open_writer(&store, "full.7"), &|| read(&store), &|| read(&other))
+}
+
+/// Wakes a thread that waits for an entry.
+struct ThreadWaker(Thread);
+
+impl Wake for ThreadWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A store with 1,000 names, and a follower that has read all of them.
+fn followed_store() -> (LogStore, Mutex<LogReader>) {
+    let store = LogStore::default();
+    (0..1000).for_each(|name| write_line(&mut open_writer(&store, &format!("live.{name}"))));
+    let query = LogQuery::of_dn(dn("live")).include_descendants().follow();
+    let mut reader = store.open_reader(query).expect("a valid query");
+    poll_to_end(&mut reader);
+    (store, Mutex::new(reader))
+}
+
+/// Reads an entry, or waits for the next.
+fn follow_entry(reader: &Mutex<LogReader>) {
+    let waker = Waker::from(Arc::new(ThreadWaker(thread::current())));
+    let mut reader = reader.lock().expect("not poisoned");
+    if Pin::new(&mut *reader).poll_next(&mut Context::from_waker(&waker)).is_pending() {
+        thread::park();
+    }
+}
+
+/// The thread without the store's lock follows another store, to which it appends itself.
+fn bench_beside_live_tail() -> BenchRow {
+    let ((store, reader), (other, other_reader)) = (followed_store(), followed_store());
+    let other_writer = Mutex::new(open_writer(&other, "live.7"));
+    let read_other = || {
+        write_line(&mut other_writer.lock().expect("not poisoned"));
+        follow_entry(&other_reader);
+    };
+    let writer = open_writer(&store, "live.7");
+    let work = "follows 1,000 names, of which this is one";
+    bench_beside("beside_live_tail", work, writer, &|| follow_entry(&reader), &read_other)
 }
 
 fn poll_to_end(reader: &mut LogReader) {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use crate::follower::Follower;
 use crate::name_log::NameLog;
-use crate::query::ClassMask;
+use crate::query::{ClassMask, LogQuery};
 use crate::record::RecordHead;
 use crate::ring::{ClassCounts, LogRing};
+use crate::segment::SegmentView;
 
-/// Maximum number of records that a reader visits under the lock of a ring, so that its writers wait for
-/// a microsecond, not for a whole read.
-const MAX_STEPS_PER_LOCK: usize = 128;
+/// Maximum number of segments that a reader skips under the lock of a ring. Writers wait for that, and for nothing else
+/// that it does: it reads records without the lock.
+const MAX_SKIPS_PER_LOCK: usize = 64;
 
 /// Entries that were dropped before a reader reached them and are not yet reported to it; none if `count` is
 /// 0.
@@ -63,23 +64,21 @@ pub(crate) enum NextItem {
     Never,
 }
 
-/// Records before the position of a cursor.
+/// What is before the position of a cursor.
 enum PreviousItem {
-    Record {
-        at: u64,
-        head: RecordHead,
-    },
-    /// Records that are not wanted were passed; this was the number of the last one.
-    Unwanted(u64),
+    /// Records, of which not all need be wanted.
+    Records(SegmentView),
+    /// Wanted records that are evicted; the sequence number of the newest.
     Evicted(u64),
     Nothing,
 }
 
 impl PreviousItem {
+    /// Its sequence number, or an upper bound of that of the wanted record.
     fn seq(&self) -> Option<u64> {
         match self {
-            PreviousItem::Record { head, .. } => Some(head.seq),
-            PreviousItem::Unwanted(seq) | PreviousItem::Evicted(seq) => Some(*seq),
+            PreviousItem::Records(records) => Some(records.read_head_before(records.range().end).1.seq),
+            PreviousItem::Evicted(seq) => Some(*seq),
             PreviousItem::Nothing => None,
         }
     }
@@ -87,20 +86,19 @@ impl PreviousItem {
 
 /// How far a cursor moves back: see [`RingCursor::step_back`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BackwardStep {
+pub(crate) struct BackwardStep<'a> {
     pub(crate) down_to: u64,
     pub(crate) max: usize,
     pub(crate) live_from: u64,
     pub(crate) after: u64,
-    /// Whether the caller wants copies of the records.
-    pub(crate) copies: bool,
+    /// Filters by content that records must pass to be counted.
+    pub(crate) content: Option<&'a LogQuery>,
 }
 
-/// What a cursor has passed, and the sequence number of the item before it, or an upper bound of it.
+/// How many records a cursor has passed, and the sequence number of the item before it, or an upper bound of it.
 #[derive(Debug, Default)]
 pub(crate) struct PassedRecords {
     pub(crate) count: usize,
-    pub(crate) records: Vec<u8>,
     pub(crate) previous_seq: Option<u64>,
 }
 
@@ -170,26 +168,22 @@ impl RingCursor {
             let mut ring = self.log.lock_ring();
             self.position.catch_up(&ring, mask);
             let missed = (self.position.missed.count > 0).then_some(self.position.missed.seq);
-            match self.position.pass_unwanted(&ring, mask) {
-                Some(Some(seq)) => {
-                    if limit > 0 {
-                        let segment = ring.segment_at(self.position.at);
-                        segment.copy_records(self.position.at, limit, &mut self.position.records);
+            let Some(records) = self.position.next_records(&ring, mask) else {
+                return match missed {
+                    Some(seq) => NextItem::Item(seq),
+                    None if ring.account.is_forgotten => NextItem::Never,
+                    None => {
+                        follower.into_iter().for_each(|follower| ring.add_waiting(follower));
+                        NextItem::Nothing
                     }
-                    return NextItem::Item(missed.unwrap_or(seq));
+                };
+            };
+            drop(ring);
+            if let Some(seq) = self.position.pass_unwanted(&records, mask) {
+                if limit > 0 {
+                    records.copy_records(self.position.at, limit, &mut self.position.records);
                 }
-                Some(None) => {
-                    return match missed {
-                        Some(seq) => NextItem::Item(seq),
-                        None if ring.account.is_forgotten => NextItem::Never,
-                        None => {
-                            follower.into_iter().for_each(|follower| ring.add_waiting(follower));
-                            NextItem::Nothing
-                        }
-                    };
-                }
-                // Writers may have their turn.
-                None => {}
+                return NextItem::Item(missed.unwrap_or(seq));
             }
         }
     }
@@ -197,7 +191,10 @@ impl RingCursor {
     /// The sequence number of the item before the position: a wanted record, or the newest evicted one; or an
     /// upper bound of it.
     pub(crate) fn previous_seq(&mut self, mask: ClassMask) -> Option<u64> {
-        self.position.find_previous(&self.log.lock_ring(), mask, &mut { MAX_STEPS_PER_LOCK }).seq()
+        let ring = self.log.lock_ring();
+        let previous = self.position.find_previous(&ring, mask);
+        drop(ring);
+        previous.seq()
     }
 
     /// How many of the entries that it missed and did not report are not newer than `seq`.
@@ -211,24 +208,18 @@ impl RingCursor {
         evicted.saturating_sub(read)
     }
 
-    /// Moves back over records with numbers not below `down_to`, until it has passed `max` of those below
-    /// `live_from`; returns those. Evicted records newer than `after` count as missed.
-    pub(crate) fn step_back(&mut self, mask: ClassMask, step: BackwardStep) -> PassedRecords {
-        let ring = self.log.lock_ring();
+    /// Moves back over wanted records with numbers not below `down_to`, until it has passed `max` of those below
+    /// `live_from`. Evicted records newer than `after` count as missed.
+    pub(crate) fn step_back(&mut self, mask: ClassMask, step: BackwardStep<'_>) -> PassedRecords {
         let mut passed = PassedRecords::default();
-        let mut steps = MAX_STEPS_PER_LOCK;
         passed.previous_seq = loop {
-            match self.position.find_previous(&ring, mask, &mut steps) {
-                // Writers may have their turn.
-                previous if steps == 0 => break previous.seq(),
-                PreviousItem::Record { at, head } if head.seq >= step.down_to && passed.count < step.max => {
-                    self.position.at = at;
-                    self.position.passed[usize::from(head.class)] -= 1;
-                    if head.seq < step.live_from {
-                        passed.count += 1;
-                        if step.copies {
-                            ring.segment_at(at).copy_records(at, 0, &mut passed.records);
-                        }
+            let ring = self.log.lock_ring();
+            match self.position.find_previous(&ring, mask) {
+                PreviousItem::Records(records) => {
+                    drop(ring);
+                    let previous_seq = self.position.pass_back(&records, mask, step, &mut passed.count);
+                    if previous_seq.is_some() {
+                        break previous_seq;
                     }
                 }
                 PreviousItem::Evicted(seq) if seq >= step.down_to && passed.count < step.max => {
@@ -261,56 +252,80 @@ impl RingPosition {
         self.passed[usize::from(head.class)] += 1;
     }
 
-    /// Moves to the next wanted record, over at most some others: `Some` with its sequence number, or with
-    /// `None` at the end; `None` if it must be called again.
-    fn pass_unwanted(&mut self, ring: &LogRing, mask: ClassMask) -> Option<Option<u64>> {
-        for _ in 0..MAX_STEPS_PER_LOCK {
-            if self.at == ring.end() {
-                return Some(None);
+    /// The next records, after segments without wanted ones, which it skips; `None` at the end.
+    fn next_records(&mut self, ring: &LogRing, mask: ClassMask) -> Option<SegmentView> {
+        for (skipped, segment) in ring.segments_from(self.at).enumerate() {
+            let is_partly_read = self.at > segment.start.max(ring.start);
+            if is_partly_read || segment.has_class(mask) || skipped >= MAX_SKIPS_PER_LOCK {
+                return Some(segment.view(self.at..segment.end()));
             }
-            let segment = ring.segment_at(self.at);
-            if self.at == segment.start.max(ring.start) && !segment.has_class(mask) {
-                self.at = segment.end();
-                (0..7).for_each(|class| self.passed[class] += segment.counts[class]);
-                continue;
-            }
-            let head = segment.read_head(self.at);
+            self.at = segment.end();
+            (0..7).for_each(|class| self.passed[class] += segment.counts[class]);
+        }
+        None
+    }
+
+    /// Moves to the next wanted record; returns its sequence number, or `None` at the end of these records.
+    fn pass_unwanted(&mut self, records: &SegmentView, mask: ClassMask) -> Option<u64> {
+        while self.at < records.range().end {
+            let head = records.read_head(self.at);
             if mask.contains(head.class) {
-                return Some(Some(head.seq));
+                return Some(head.seq);
             }
             self.pass_record(head);
         }
         None
     }
 
-    /// Finds the previous wanted record, and moves before others that come after it.
-    fn find_previous(&mut self, ring: &LogRing, mask: ClassMask, steps: &mut usize) -> PreviousItem {
-        let mut passed_seq = None;
-        while *steps > 0 || passed_seq.is_none() {
-            *steps = steps.saturating_sub(1);
-            if self.at <= ring.start {
-                let evicted = ring.evicted_seq(mask);
-                return match self.missed.count == 0 && evicted > 0 {
-                    true => PreviousItem::Evicted(evicted),
-                    false => PreviousItem::Nothing,
-                };
-            }
-            let segment = ring.segment_before(self.at);
-            let before = segment.record_before(self.at);
-            let head = segment.read_head(before);
-            passed_seq = Some(head.seq);
-            if self.at == segment.end() && !segment.has_class(mask) {
-                self.at = segment.start.max(ring.start);
-                (0..7).for_each(|class| self.passed[class] -= segment.counts[class]);
+    /// What is before the position, and before segments without wanted records, which it skips.
+    fn find_previous(&mut self, ring: &LogRing, mask: ClassMask) -> PreviousItem {
+        for (skipped, segment) in ring.segments_before(self.at).enumerate() {
+            let start = segment.start.max(ring.start);
+            if self.at <= start {
+                // Empty, or evicted.
                 continue;
             }
-            if mask.contains(head.class) {
-                return PreviousItem::Record { at: before, head };
+            let is_partly_read = self.at < segment.end();
+            if is_partly_read || segment.has_class(mask) || skipped >= MAX_SKIPS_PER_LOCK {
+                return PreviousItem::Records(segment.view(start..self.at));
             }
-            self.at = before;
-            self.passed[usize::from(head.class)] -= 1;
+            self.at = start;
+            (0..7).for_each(|class| self.passed[class] -= segment.counts[class]);
         }
-        passed_seq.map_or(PreviousItem::Nothing, PreviousItem::Unwanted)
+        match ring.evicted_seq(mask) {
+            seq if seq > 0 && self.missed.count == 0 => PreviousItem::Evicted(seq),
+            _ => PreviousItem::Nothing,
+        }
+    }
+
+    /// Moves back over these records as far as a step goes, and counts those that it wants. Returns the sequence number of
+    /// the item before the position, or an upper bound; `None` at the start of these records.
+    fn pass_back(
+        &mut self,
+        records: &SegmentView,
+        mask: ClassMask,
+        step: BackwardStep<'_>,
+        count: &mut usize,
+    ) -> Option<u64> {
+        let mut copy = Vec::new();
+        while self.at > records.range().start {
+            let (at, head) = records.read_head_before(self.at);
+            let is_wanted = mask.contains(head.class);
+            if *count == step.max || (is_wanted && head.seq < step.down_to) {
+                return Some(head.seq);
+            }
+            self.at = at;
+            self.passed[usize::from(head.class)] -= 1;
+            if is_wanted && head.seq < step.live_from {
+                let matches = step.content.is_none_or(|query| {
+                    copy.clear();
+                    records.copy_records(at, 0, &mut copy);
+                    query.matches_record(&copy)
+                });
+                *count += usize::from(matches);
+            }
+        }
+        None
     }
 
     /// Whether records have been copied and not read.

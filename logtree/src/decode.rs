@@ -5,7 +5,8 @@ use crate::{Dn, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, 
 
 /// Decodes a record written by [`RecordBuffer`](crate::record::RecordBuffer).
 pub(crate) fn decode_record(dn: Dn, record: &[u8]) -> LogEntry {
-    let mut fields = RecordBytes(&record[4..record.len() - TRAILER_BYTES]);
+    let padding = usize::from(record[6]);
+    let mut fields = RecordBytes(&record[4..record.len() - TRAILER_BYTES - padding]);
     let [class, flags, _, _] = fields.take_array();
     let seq = u64::from_le_bytes(fields.take_array());
     let time = time_from_nanos(i64::from_le_bytes(fields.take_array()));

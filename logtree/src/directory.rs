@@ -14,7 +14,7 @@ use crate::name_levels::LevelTable;
 use crate::name_log::NameLog;
 use crate::partial_lines::PartialLineBudget;
 use crate::query::{ClassMask, LogQuery};
-use crate::ring::LogRing;
+use crate::ring::{LogRing, MAX_SEGMENT_BYTES};
 use crate::{Dn, Level, LogLimits};
 
 /// How many cleared names are remembered with their counts, for each name with entries.
@@ -152,13 +152,14 @@ impl Directory {
 
     /// Replaces the oldest segments of a name with one for a record.
     fn replace_segments(&mut self, log: &Arc<NameLog>, length: usize) {
-        let max = self.limits.bytes_per_dn;
+        let limits = self.limits;
         self.change_ring(log, |ring| {
             let before = ring.capacity();
-            while (ring.capacity() + length > max || before - ring.capacity() < length)
+            let wanted = ring.next_segment_bytes(length, &limits);
+            while (ring.capacity() + wanted > limits.bytes_per_dn || before - ring.capacity() < wanted)
                 && ring.evict_segment().is_some()
             {}
-            ring.add_segment((before - ring.capacity()).max(length));
+            ring.add_segment((before - ring.capacity()).clamp(length, length.max(MAX_SEGMENT_BYTES)));
         });
         self.keep_budget(log);
     }
@@ -309,12 +310,28 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
     use crate::StreamOrigin;
     use crate::record::RecordBuffer;
     use crate::ring::AppendResult;
+
+    fn append(directory: &mut Directory, name: &str, record: &mut RecordBuffer, next_seq: &AtomicU64) {
+        let log = directory.find_or_create_name(&name.parse().unwrap());
+        let limits = directory.limits;
+        loop {
+            let seq = next_seq.load(Ordering::Relaxed);
+            let mut ring = log.lock_ring();
+            let appended = ring.append(record, (log.id, &limits, next_seq), &mut Vec::new());
+            drop(ring);
+            match appended {
+                AppendResult::Appended => return,
+                AppendResult::MemoryChanged => return directory.settle_memory(&log),
+                AppendResult::NoRoom => directory.make_room(&log, record.bytes().len(), seq),
+            }
+        }
+    }
 
     #[test]
     fn memory_is_counted_and_stays_within_the_budget() {
@@ -331,23 +348,29 @@ mod tests {
             for number in 0..30_000usize {
                 let name = number % 7 * (number / if max_names == 40 { 1000 } else { 10 });
                 record.write_raw_line(0, "x".repeat(number * 31 % 1024).as_bytes(), None, false);
-                let log = directory.find_or_create_name(&format!("n.{name}").parse().unwrap());
-                let seq = number as u64 + 1;
-                loop {
-                    let mut ring = log.lock_ring();
-                    let appended = ring.append(&mut record, (log.id, &limits, &next_seq), &mut Vec::new());
-                    drop(ring);
-                    match appended {
-                        AppendResult::Appended => break,
-                        AppendResult::MemoryChanged => break directory.settle_memory(&log),
-                        AppendResult::NoRoom => directory.make_room(&log, record.bytes().len(), seq),
-                    }
-                }
+                append(&mut directory, &format!("n.{name}"), &mut record, &next_seq);
                 check_directory(&directory, number.is_multiple_of(100));
             }
             let appended: u64 = directory.names().map(|log| log.lock_ring().total_appended()).sum();
             assert_eq!(appended, 30_000);
         }
+    }
+
+    #[test]
+    fn a_full_name_has_few_segments_and_a_reader_few_locks() {
+        let limits = LogLimits::default();
+        let mut directory = Directory::new(1, limits, Arc::new(PartialLineBudget::new(0)));
+        let (mut record, next_seq) =
+            (RecordBuffer::for_raw_lines(&StreamOrigin::default()), AtomicU64::new(1));
+        record.write_raw_line(0, &[b'x'; 135], None, false);
+        for _ in 0..20_000 {
+            append(&mut directory, "n", &mut record, &next_seq);
+        }
+        check_directory(&directory, true);
+        let log = directory.find_or_create_name(&"n".parse().unwrap());
+        let ring = log.lock_ring();
+        let segments = ring.segments_from(ring.start).count();
+        assert!(ring.capacity() > limits.bytes_per_dn * 15 / 16 && segments <= 24, "{segments}");
     }
 
     fn check_directory(directory: &Directory, thoroughly: bool) {

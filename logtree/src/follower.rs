@@ -3,7 +3,7 @@
 //! A reader that has read all of a name waits there, and leaves with the first record that it wants: an
 //! append pays for the readers that it wakes, not for those that are idle.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -23,8 +23,8 @@ pub(crate) struct Follower {
 /// What has happened since the reader looked.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    /// Names with records for the reader, by id; also those that were forgotten.
-    pub(crate) ready: HashSet<u64>,
+    /// Ids of names with records for the reader, and of those that were forgotten; some of them twice.
+    pub(crate) ready: Vec<u64>,
     /// Names of its query that were created, by id.
     pub(crate) created: HashMap<u64, Arc<NameLog>>,
     /// The entries of names that were created and forgotten since.
@@ -54,17 +54,17 @@ impl Follower {
     pub(crate) fn forget_name(&self, id: u64, missed: MissedEntries) {
         let mut inbox = self.lock_inbox();
         if inbox.created.remove(&id).is_some() {
-            inbox.ready.remove(&id);
+            inbox.ready.retain(|&ready| ready != id);
             inbox.forgotten.add(missed);
         } else {
-            inbox.ready.insert(id);
+            inbox.ready.push(id);
         }
     }
 
     /// Notifies it of a record; returns the waker, to be called without locks.
     fn notify(&self, id: u64) -> Option<Waker> {
         let mut inbox = self.lock_inbox();
-        inbox.ready.insert(id);
+        inbox.ready.push(id);
         inbox.waker.take()
     }
 

@@ -52,8 +52,10 @@
 //! A reader merges its names by number, and reads up to the number that the counter had when it began. A name
 //! that it has read to the end notifies it of the next record that it wants, before that record gets its
 //! number: so no record below the reader's limit can be missing, and names and readers that have nothing to
-//! do with a record cost its writer nothing. A reader locks one ring at a time, for some records, and copies
-//! them; a search skips the blocks of a ring that have no record of the wanted levels.
+//! do with a record cost its writer nothing. A reader locks one ring at a time, and only to find a block of
+//! it with records of the wanted levels; others it skips. It reads the block without the lock, while writers
+//! append behind what it reads. Should the ring evict the block meanwhile, it stays until the reader has copied
+//! its part: a call of a reader has one such block at a time, of at most 64 KiB or one record.
 //!
 //! The minimum level of a name is an atomic number beside its ring: a writer reads it before it encodes an entry, and takes
 //! a lock only to count one that is not kept. While any level is set, the layer looks up whether one holds for the name of

@@ -33,7 +33,8 @@ pub struct LogLimits {
     /// more get it from the names that use most: a flooding name cannot evict a quiet one. Only when there is
     /// no such name, the name that is idle for longest loses its entries. Default 64 MiB.
     ///
-    /// Readers take memory in addition, some 200 bytes for each name they read.
+    /// Readers take memory in addition: some 200 bytes for each name they read, and 64 KiB or an entry during a call, for
+    /// entries that may be dropped while they are copied.
     pub total_bytes: usize,
     /// Maximum number of names with entries, at least 2. Beyond it, the name that is idle for longest loses
     /// its entries, and its readers find their number. It is forgotten when there are five times as many

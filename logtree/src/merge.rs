@@ -15,9 +15,8 @@ use crate::follower::Follower;
 use crate::name_log::NameLog;
 use crate::query::{ClassMask, LogQuery};
 
-/// Memory for copies of records, shared by the names that are read, and the maximum for each.
+/// Memory for copies of records, shared by the names that are read.
 const COPIED_BYTES: usize = 64 << 10;
-const MAX_COPIED_BYTES: usize = 16 << 10;
 /// Maximum number of items that a call reads or skips.
 const MAX_ITEMS_PER_CALL: usize = 1024;
 
@@ -106,11 +105,11 @@ impl RingMerge {
             // As far as this name has the newest.
             let others = newest.peek().map_or(0, |&(seq, _)| seq);
             let end = if n == 0 { live_from } else { after + 1 };
-            let copies = self.query.filters_content();
+            let content = self.query.filters_content().then_some(&self.query);
             let step =
-                BackwardStep { down_to: others.max(end), max: n.max(1), live_from, after: end - 1, copies };
+                BackwardStep { down_to: others.max(end), max: n.max(1), live_from, after: end - 1, content };
             let passed = cursor.step_back(mask, step);
-            n -= if copies { self.query.count_matching(&passed.records) } else { passed.count };
+            n -= passed.count;
             newest.extend(passed.previous_seq.map(|seq| (seq, id)));
         }
     }
@@ -168,7 +167,7 @@ impl RingMerge {
         to: &mut VecDeque<LogEntry>,
         copied: &mut Vec<u64>,
     ) -> PullResult {
-        let limit = (COPIED_BYTES / self.queue.len().max(1)).clamp(1, MAX_COPIED_BYTES);
+        let limit = (COPIED_BYTES / self.queue.len().max(1)).max(1);
         let follower = self.follower.as_ref();
         for _ in 0..MAX_ITEMS_PER_CALL {
             let Some(mut top) = self.queue.peek_mut() else { return PullResult::Done };

@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::Dn;
+use crate::log_store::CacheLine;
 use crate::name_levels::AtomicLevel;
 use crate::ring::LogRing;
 
-/// A name and its ring, with its lock: writers of two names don't wait for each other, and share no cache line.
+/// A name and its ring, with its lock: writers of two names don't wait for each other, and share no cache line. What
+/// readers need for each entry shares none with the ring, which writers change.
 #[derive(Debug)]
-#[repr(align(128))]
 pub(crate) struct NameLog {
     /// Of its store: two stores that are layers of one subscriber share the addresses in its spans.
     pub(crate) store_id: u64,
@@ -17,19 +18,20 @@ pub(crate) struct NameLog {
     pub(crate) dn: Dn,
     /// Contains no level if the store has forgotten the name.
     pub(crate) min_level: AtomicLevel,
-    ring: Mutex<LogRing>,
+    ring: CacheLine<Mutex<LogRing>>,
 }
 
 impl NameLog {
     pub(crate) fn new(store_id: u64, id: u64, dn: Dn, ring: LogRing) -> NameLog {
-        NameLog { store_id, id, dn, min_level: AtomicLevel::default(), ring: Mutex::new(ring) }
+        let ring = CacheLine(Mutex::new(ring));
+        NameLog { store_id, id, dn, min_level: AtomicLevel::default(), ring }
     }
 
     #[inline]
     pub(crate) fn lock_ring(&self) -> MutexGuard<'_, LogRing> {
         // No foreign code runs under the lock, and a panic of ours must not silence the log that would report
         // it.
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts an entry below the level that is set for the name.

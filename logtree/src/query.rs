@@ -7,7 +7,6 @@ use std::time::SystemTime;
 use crate::content_filter::{ContentFilter, TextPattern};
 use crate::cursor::MissedEntries;
 use crate::decode::decode_record;
-use crate::record::RecordHead;
 use crate::{Dn, DroppedEntries, EntryBody, Level, LogEntry};
 
 /// Which entries a reader returns. Start with [`LogQuery::of_dn`]; the filters apply to backlog and live stream
@@ -231,15 +230,9 @@ impl LogQuery {
         self.content.matches(entry)
     }
 
-    /// How many of these records pass the filters by content.
-    pub(crate) fn count_matching(&self, mut records: &[u8]) -> usize {
-        let mut count = 0;
-        while !records.is_empty() {
-            let (record, rest) = records.split_at(RecordHead::from_bytes(records).length);
-            count += usize::from(self.matches_content(&decode_record(Dn::root(), record)));
-            records = rest;
-        }
-        count
+    /// Whether a record passes the filters by content.
+    pub(crate) fn matches_record(&self, record: &[u8]) -> bool {
+        self.matches_content(&decode_record(Dn::root(), record))
     }
 
     /// Reports missed entries.

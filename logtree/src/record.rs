@@ -1,10 +1,10 @@
 //! The encoding of an entry in a ring: written once, decoded by every reader.
 //!
 //! ```text
-//! length u32 | class u8 | flags u8 | 0 u16 | seq u64 | time i64 | payload | length u32
+//! length u32 | class u8 | flags u8 | padding u8 | 0 u8 | seq u64 | time i64 | payload | padding | length u32
 //! ```
-//! The length is that of the whole record. It is stored at both ends, so that a ring can be walked in both
-//! directions.
+//! The length is that of the whole record, in bytes: a multiple of eight, for which up to seven bytes of padding
+//! follow the payload. It is stored at both ends, so that a ring can be walked in both directions.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,7 +14,9 @@ use nix::time::{ClockId, clock_gettime};
 use crate::text::floor_char_boundary;
 use crate::{FieldValue, Level, LogMessage, StreamOrigin};
 
-/// Bytes after the payload.
+/// A record consists of words of this many bytes.
+pub(crate) const WORD_BYTES: usize = size_of::<u64>();
+/// Bytes after the payload and its padding.
 pub(crate) const TRAILER_BYTES: usize = 4;
 /// Maximum length of a stored stream, file or field name, in bytes.
 const MAX_NAME_BYTES: usize = 255;
@@ -88,9 +90,15 @@ impl RecordBuffer {
     }
 
     fn finish_record(&mut self) {
-        let length = (self.buf.len() + TRAILER_BYTES) as u32;
-        self.buf[..4].copy_from_slice(&length.to_le_bytes());
-        self.buf.extend_from_slice(&length.to_le_bytes());
+        let unpadded = self.buf.len() + TRAILER_BYTES;
+        let length = unpadded.next_multiple_of(WORD_BYTES);
+        // A constant number of bytes is stored without a call.
+        self.buf.extend_from_slice(&[0; TRAILER_BYTES + WORD_BYTES - 1]);
+        self.buf.truncate(length);
+        let length_bytes = (length as u32).to_le_bytes();
+        self.buf[..4].copy_from_slice(&length_bytes);
+        self.buf[6] = (length - unpadded) as u8;
+        self.buf[length - TRAILER_BYTES..].copy_from_slice(&length_bytes);
     }
 
     /// Frees the memory of a large record, so that an idle writer keeps little.
@@ -310,16 +318,18 @@ pub(crate) struct RecordHead {
 }
 
 impl RecordHead {
+    /// The head of a record that starts with these words.
+    #[inline]
+    pub(crate) fn from_words(first: u64, seq: u64) -> RecordHead {
+        RecordHead { length: first as u32 as usize, class: (first >> 32) as u8, seq }
+    }
+
     /// The head of the record at the start of these bytes.
     #[inline]
     pub(crate) fn from_bytes(bytes: &[u8]) -> RecordHead {
-        let [l0, l1, l2, l3, class, _, _, _, seq @ ..] =
-            *bytes.first_chunk::<16>().expect("records are complete");
-        RecordHead {
-            length: u32::from_le_bytes([l0, l1, l2, l3]) as usize,
-            class,
-            seq: u64::from_le_bytes(seq),
-        }
+        let words = bytes.as_chunks::<WORD_BYTES>().0;
+        let [first, seq] = *words.first_chunk::<2>().expect("records are complete");
+        RecordHead::from_words(u64::from_le_bytes(first), u64::from_le_bytes(seq))
     }
 }
 

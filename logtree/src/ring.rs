@@ -16,11 +16,9 @@ use crate::segment::Segment;
 
 /// How many records are evicted, at most, between two points of the history.
 const EVICTIONS_PER_POINT: usize = 16;
-/// The smallest and the largest capacity of a segment.
+/// The smallest capacity of a segment, and the largest.
 const MIN_SEGMENT_BYTES: usize = 512;
-const MAX_SEGMENT_BYTES: usize = 64 << 10;
-/// Memory of a segment beside its capacity.
-const SEGMENT_BYTES: usize = size_of::<Segment>();
+pub(crate) const MAX_SEGMENT_BYTES: usize = 64 << 10;
 
 /// One number per record class: the six levels, and raw.
 pub(crate) type ClassCounts = [u64; 7];
@@ -117,7 +115,9 @@ impl LogRing {
 
     /// All memory behind it.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.capacity + self.segments.capacity() * SEGMENT_BYTES + self.eviction_history.memory_bytes()
+        self.capacity
+            + self.segments.capacity() * Segment::OVERHEAD_BYTES
+            + self.eviction_history.memory_bytes()
     }
 
     /// Position after the newest byte.
@@ -143,25 +143,25 @@ impl LogRing {
     }
 
     pub(crate) fn add_segment(&mut self, capacity: usize) {
-        self.add_buffer(Vec::with_capacity(capacity));
+        self.push_segment(Segment::new(self.end(), capacity));
     }
 
-    fn add_buffer(&mut self, buffer: Vec<u8>) {
-        self.capacity += buffer.capacity();
-        self.segments.push_back(Segment::new(self.end(), buffer));
+    fn push_segment(&mut self, segment: Segment) {
+        self.capacity += segment.capacity();
+        self.segments.push_back(segment);
     }
 
     /// Reuses the oldest segment for the next records, if it is large enough and isn't the only one.
-    pub(crate) fn reuse_oldest_segment(&mut self, length: usize) -> bool {
+    fn reuse_oldest_segment(&mut self, length: usize) -> bool {
         let fits = self.is_divisible() && self.segments[0].capacity() >= length;
-        if fits && let Some(buffer) = self.evict_segment() {
-            self.add_buffer(buffer);
+        if fits && let Some(oldest) = self.evict_segment() {
+            self.push_segment(oldest.renew(self.end()));
         }
         fits
     }
 
     /// Drops the oldest segment; `None` if there is none.
-    pub(crate) fn evict_segment(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn evict_segment(&mut self) -> Option<Segment> {
         let end = self.segments.front()?.end();
         self.evict_before(end);
         let oldest = self.segments.pop_front()?;
@@ -170,7 +170,7 @@ impl LogRing {
         if self.segments.capacity() > 4 * self.segments.len() + 4 {
             self.segments.shrink_to(2 * self.segments.len());
         }
-        Some(oldest.into_buffer())
+        Some(oldest)
     }
 
     /// Drops the oldest record.
@@ -221,11 +221,14 @@ impl LogRing {
     }
 
     /// Makes room without more memory, if the ring has reached its limit or was denied more, or if all
-    /// records of its oldest segment are evicted.
+    /// records of its oldest segment are evicted. The directory replaces small segments, from when the ring was
+    /// small, by one: a reader locks the ring for each.
     fn make_room(&mut self, length: usize, limits: &LogLimits) -> bool {
+        let Some(oldest) = self.segments.front() else { return false };
         let may_grow = self.end() >= self.retry_growth_at && self.growth_bytes(length, limits).is_some();
-        let is_oldest_empty = self.segments.front().is_some_and(|oldest| oldest.end() <= self.start);
-        (is_oldest_empty || !may_grow) && self.reuse_oldest_segment(length)
+        let is_small = oldest.capacity() * 4 < self.next_segment_bytes(length, limits);
+        let is_empty = oldest.end() <= self.start;
+        (is_empty || !(may_grow || is_small)) && self.reuse_oldest_segment(length)
     }
 
     /// Appends a record with the next number, and collects the wakers of the readers that wait for it.
@@ -303,14 +306,15 @@ impl LogRing {
         mask.max_over(|class| self.evicted_seq[class])
     }
 
-    /// The segment with the record at a position, which must not be the end.
-    pub(crate) fn segment_at(&self, at: u64) -> &Segment {
-        &self.segments[self.segments.partition_point(|segment| segment.end() <= at)]
+    /// The segments with the records from a position on, oldest first.
+    pub(crate) fn segments_from(&self, at: u64) -> impl Iterator<Item = &Segment> {
+        self.segments.range(self.segments.partition_point(|segment| segment.end() <= at)..)
     }
 
-    /// The segment with the record before a position, which must not be the start.
-    pub(crate) fn segment_before(&self, at: u64) -> &Segment {
-        &self.segments[self.segments.partition_point(|segment| segment.end() < at)]
+    /// The segments with the records before a position, newest first.
+    pub(crate) fn segments_before(&self, at: u64) -> impl Iterator<Item = &Segment> {
+        let count = self.segments.partition_point(|segment| segment.start < at);
+        self.segments.range(..count).rev()
     }
 }
 
@@ -334,17 +338,20 @@ mod tests {
                 }
             }
             let (mut forward, mut at) = (Vec::new(), ring.start);
-            while at < ring.end() {
-                let head = ring.segment_at(at).read_head(at);
+            while let Some(segment) = ring.segments_from(at).next() {
+                let head = segment.read_head(at);
                 let mut bytes = Vec::new();
-                ring.segment_at(at).copy_records(at, 0, &mut bytes);
-                assert_eq!((bytes.len(), bytes.len() as u64 - 37), (head.length, head.seq % 37));
+                segment.view(at..segment.end()).copy_records(at, 0, &mut bytes);
+                let text = bytes.len() - 37 - usize::from(bytes[6]);
+                assert_eq!((bytes.len(), text as u64), (head.length, head.seq % 37));
                 forward.push(at);
                 at += head.length as u64;
             }
+            assert_eq!(at, ring.end());
             let mut backward = Vec::new();
             while at > ring.start {
-                at = ring.segment_before(at).record_before(at);
+                let segment = ring.segments_before(at).next().unwrap();
+                at = segment.view(segment.start..at).read_head_before(at).0;
                 backward.push(at);
             }
             backward.reverse();

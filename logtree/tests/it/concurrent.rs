@@ -8,6 +8,7 @@ use nodekeel_logtree::{
     BacklogLimit, Dn, EntryBody, Level, LogEntry, LogLimits, LogMessage, LogQuery, LogReader, LogStore,
     WriterOptions,
 };
+use proptest::prelude::*;
 
 use crate::support::*;
 
@@ -209,4 +210,114 @@ fn all_entries_of_names_that_come_and_go_are_counted_while_they_are_read() {
 
 fn entry_count(entry: &LogEntry) -> u64 {
     if let EntryBody::Dropped(dropped) = entry.body { dropped.count } else { 1 }
+}
+
+/// Each name gets entries with the numbers from 0 on, and a reader wants those that a step divides.
+struct NumberedEntries {
+    /// The length of a text is below.
+    longest: u64,
+    step: u64,
+    /// How many of the wanted entries come before the next, by name.
+    next: HashMap<Dn, u64>,
+    seq: u64,
+}
+
+impl NumberedEntries {
+    fn new(longest: u64, step: u64) -> NumberedEntries {
+        NumberedEntries { longest, step, next: HashMap::new(), seq: 0 }
+    }
+
+    /// All names are read from their first entry on.
+    fn with_all_names(mut self) -> NumberedEntries {
+        let names = (0..WRITERS).flat_map(|writer| (0..NAMES_PER_WRITER).map(move |name| (writer, name)));
+        self.next = names.map(|(writer, name)| (name_of(writer, name), 0)).collect();
+        self
+    }
+
+    /// Depends on the number in each byte, so that it differs from what was in its memory before.
+    fn text_of(&self, number: u64) -> String {
+        let filler = char::from(b'a' + (number % 26) as u8);
+        format!("{number} {}", String::from(filler).repeat((number * 31 % self.longest) as usize))
+    }
+
+    fn check(&mut self, entry: &LogEntry) {
+        assert!(entry.seq > self.seq, "{} after {}", entry.seq, self.seq);
+        self.seq = entry.seq;
+        if let EntryBody::Dropped(dropped) = entry.body {
+            assert!(dropped.exact);
+            self.next.entry(entry.dn.clone()).and_modify(|next| *next += dropped.count);
+            return;
+        }
+        let text = entry_text(entry);
+        let number: u64 = text.split(' ').next().unwrap().parse().unwrap();
+        assert_eq!(text, self.text_of(number));
+        assert_eq!(number % self.step, 0);
+        let next = self.next.entry(entry.dn.clone()).or_insert(number / self.step);
+        assert_eq!(number, *next * self.step, "{}", entry.dn);
+        *next += 1;
+    }
+
+    fn write_all(&self, store: &LogStore, writer: usize) {
+        for number in 0..EACH {
+            let level = if number.is_multiple_of(self.step) { Level::Error } else { Level::Info };
+            for name in 0..NAMES_PER_WRITER {
+                append_message(store, name_of(writer, name).as_str(), level, self.text_of(number));
+            }
+        }
+    }
+
+    /// Checks the entries of a follower from before the first, up to the last.
+    fn check_follower(mut self, mut reader: LogReader, done: &AtomicBool) {
+        loop {
+            let is_last = done.load(Ordering::Acquire);
+            std::iter::from_fn(|| reader.try_next()).for_each(|entry| self.check(&entry));
+            if is_last {
+                let wanted = EACH.div_ceil(self.step);
+                return assert!(self.next.values().all(|&next| next == wanted), "{:?}", self.next);
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
+
+    #[test]
+    fn a_reader_gets_each_entry_once_and_whole_while_writers_reuse_its_memory(
+        bytes_per_dn in 4096usize..20_000,
+        entries_per_dn in proptest::option::of(1usize..60),
+        longest in 1u64..700,
+        rare in 2u64..80,
+        newest in 1usize..300,
+    ) {
+        let limits = LogLimits { bytes_per_dn, entries_per_dn, ..LogLimits::default() };
+        let (store, done) = (&LogStore::new(limits), &AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for step in [1, rare] {
+                let min_level = if step == 1 { Level::Trace } else { Level::Error };
+                let query = move || subtree_query("w").min_level(min_level);
+                let follower = store.open_reader(query().follow()).unwrap();
+                scope.spawn(move || {
+                    NumberedEntries::new(longest, step).with_all_names().check_follower(follower, done);
+                });
+                scope.spawn(move || {
+                    while !done.load(Ordering::Acquire) {
+                        let mut all = NumberedEntries::new(longest, step).with_all_names();
+                        read_backlog(store, query()).iter().for_each(|entry| all.check(entry));
+                        let mut tail = NumberedEntries::new(longest, step);
+                        let found = read_backlog(store, query().last_entries(newest));
+                        found.iter().for_each(|entry| tail.check(entry));
+                        let records = found.iter().filter(|entry| !matches!(entry.body, EntryBody::Dropped(_)));
+                        assert!(records.count() <= newest);
+                    }
+                });
+            }
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|writer| scope.spawn(move || NumberedEntries::new(longest, rare).write_all(store, writer)))
+                .collect();
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            done.store(true, Ordering::Release);
+        });
+    }
 }
