@@ -83,7 +83,7 @@ pub enum RunnableChange {
         /// How it exited.
         exit: ExitReason,
     },
-    /// It has failed too often, and stays dead, as its [`LimitAction`](crate::LimitAction) says.
+    /// It has failed too often, and stays dead, as its [`RestartLimitAction`](crate::RestartLimitAction) says.
     LimitExceeded {
         /// The limit.
         limit: RestartLimit,

@@ -104,7 +104,7 @@ pub use fsm::{AddChildError, ControlError, LifecycleSignalError, Removal};
 pub use grpc::{GrpcServer, ServeError, serve_grpc};
 pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
-pub use policy::{Backoff, ChildPolicy, GroupPolicy, LimitAction, RestartLimit, RestartPolicy};
+pub use policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
 pub use runnable::{CanceledError, ChildSpec, Failure, RunFuture, Runnable};
 pub use state::{
     ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,

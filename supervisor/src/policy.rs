@@ -24,7 +24,7 @@ pub struct ChildPolicy {
 
 /// A number of restarts within a period (OTP: intensity and period).
 ///
-/// The failure that would need one more restart is not followed by one. What happens instead, the [`LimitAction`] says.
+/// The failure that would need one more restart is not followed by one. What happens instead, the [`RestartLimitAction`] says.
 /// Restarts of canceled runnables and an operator's restarts do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartLimit {
@@ -33,13 +33,13 @@ pub struct RestartLimit {
     /// The period. The backoff must leave room for the restarts within it, or the limit is never exceeded.
     pub period: Duration,
     /// What happens instead of one more restart.
-    pub action: LimitAction,
+    pub action: RestartLimitAction,
 }
 
 /// What happens to a runnable that exceeds its restart limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum LimitAction {
+pub enum RestartLimitAction {
     /// Its parent fails with [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its group
     /// shares its fate, it restarts by its policy, and its limit counts that restart. A restarted parent adds its children
     /// with new counts. A root that exceeds its limit stays dead, and the tree [has ended](crate::Supervisor::ended).

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::entry::TreeEntry;
 use super::{ROOT_SLOT, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{Backoff, ChildPolicy, GroupPolicy, LimitAction, RestartLimit, RestartPolicy};
+use crate::policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -50,7 +50,7 @@ impl TreeShape {
         let restart_limit = self.limit.map(|restarts| RestartLimit {
             restarts,
             period: second,
-            action: LimitAction::FailParent,
+            action: RestartLimitAction::FailParent,
         });
         Arc::new(RunnableSettings {
             policy: ChildPolicy { restart: self.restart, backoff, stable_after: second, restart_limit },

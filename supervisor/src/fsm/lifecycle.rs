@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::entry::{ChildHistories, NameOwner, PastExit, RunnableHistory};
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{LimitAction, RestartLimit, RestartPolicy};
+use crate::policy::{RestartLimit, RestartLimitAction, RestartPolicy};
 use crate::process::{AdoptedProcess, ForcedKill, ProcessExit};
 use crate::state::{ExitReason, RunnableState};
 
@@ -212,8 +212,8 @@ impl TreeFsm {
                 && let Some(limit) = self.entry_mut(slot).exceeds_restart_limit(now)
             {
                 match limit.action {
-                    LimitAction::FailParent => return self.fail_parent(slot, limit, now),
-                    LimitAction::StayDead => self.stay_dead(slot, limit),
+                    RestartLimitAction::FailParent => return self.fail_parent(slot, limit, now),
+                    RestartLimitAction::StayDead => self.stay_dead(slot, limit),
                 }
             }
         }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    Backoff, ChildPolicy, ChildSpec, Context, ExitReason, Failure, LimitAction, RestartLimit, RestartPolicy,
-    RunnableState, Supervisor,
+    Backoff, ChildPolicy, ChildSpec, Context, ExitReason, Failure, RestartLimit, RestartLimitAction,
+    RestartPolicy, RunnableState, Supervisor,
 };
 use tokio::time::timeout;
 
 use crate::tree::{TestTree, steady};
 
 const LIMIT: RestartLimit =
-    RestartLimit { restarts: 2, period: Duration::from_secs(10), action: LimitAction::FailParent };
+    RestartLimit { restarts: 2, period: Duration::from_secs(10), action: RestartLimitAction::FailParent };
 
 fn limited() -> ChildPolicy {
     ChildPolicy { backoff: Backoff::NONE, restart_limit: Some(LIMIT), ..ChildPolicy::default() }
@@ -137,7 +137,7 @@ async fn a_child_that_exceeds_its_limit_can_stay_dead_until_it_is_started_with_a
     let tree = TestTree::with_root(move |ctx: Context| {
         let child = failing.clone();
         async move {
-            let limit = RestartLimit { action: LimitAction::StayDead, ..LIMIT };
+            let limit = RestartLimit { action: RestartLimitAction::StayDead, ..LIMIT };
             let policy = ChildPolicy { restart_limit: Some(limit), ..limited() };
             ctx.run_group([ChildSpec::new("child", child).policy(policy)])?;
             ctx.run_child("other", steady)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nodekeel_supervisor::process::{
     self, Liveness, Privileges, Process, ProcessHandle, ProcessLimits, ReloadAction, Signal,
 };
-use nodekeel_supervisor::{ChildPolicy, LimitAction, RestartLimit};
+use nodekeel_supervisor::{ChildPolicy, RestartLimit, RestartLimitAction};
 
 use crate::config::{
     ReadinessConfig, ReloadConfig, RestartLimitConfig, RestartPolicy, ServiceLimits, UserService,
@@ -121,7 +121,7 @@ fn service_policy(config: &UserService) -> ChildPolicy {
     let limit = |RestartLimitConfig { restarts, period }| RestartLimit {
         restarts,
         period,
-        action: LimitAction::StayDead,
+        action: RestartLimitAction::StayDead,
     };
     let (backoff, restart_limit) = (config.backoff.to_backoff(), config.restart_limit.map(limit));
     ChildPolicy { restart, backoff, restart_limit, ..ChildPolicy::default() }

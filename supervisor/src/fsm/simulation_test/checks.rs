@@ -6,7 +6,7 @@ use super::super::RunKey;
 use super::expected::{Barrier, ExpectedEntry};
 use super::{SimulatedDriver, SimulatedTask, exit_of_process};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{LimitAction, RestartPolicy};
+use crate::policy::{RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState, WaitReason};
 
 impl SimulatedDriver {
@@ -78,7 +78,7 @@ impl SimulatedDriver {
             CancelCause::Shutdown => self.check_stop_order(dn),
             CancelCause::Sibling(failed) => self.check_sibling(dn, failed),
             CancelCause::RestartLimit(child) => {
-                self.entries[child].check_exceeds_limit(child, LimitAction::FailParent, self.now);
+                self.entries[child].check_exceeds_limit(child, RestartLimitAction::FailParent, self.now);
             }
             _ => {}
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::{RunKey, RunnableSettings, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{GroupPolicy, LimitAction, RestartPolicy};
+use crate::policy::{GroupPolicy, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
 /// The group of an entry, and its place in it.
@@ -176,14 +176,14 @@ impl ExpectedEntry {
     /// It exceeds its restart limit, and counts its restarts anew from its next start on.
     fn stay_dead(&mut self, dn: &str, now: TreeTime) {
         assert_eq!(self.state, RunnableState::Dead, "{dn} runs and stays dead");
-        self.check_exceeds_limit(dn, LimitAction::StayDead, now);
+        self.check_exceeds_limit(dn, RestartLimitAction::StayDead, now);
         self.stays_dead = true;
         self.restarts.clear();
         self.possible_restarts.clear();
     }
 
     /// Checks that it may have exceeded its restart limit.
-    pub(super) fn check_exceeds_limit(&self, dn: &str, action: LimitAction, now: TreeTime) {
+    pub(super) fn check_exceeds_limit(&self, dn: &str, action: RestartLimitAction, now: TreeTime) {
         let limit = self.settings.policy.restart_limit.expect("it has a limit");
         assert_eq!(limit.action, action, "{dn}");
         let counted = self.possible_restarts.iter().filter(|at| now - **at < limit.period).count();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::{Removal, RunnableSettings};
 use super::expected::ExpectedGroup;
 use super::{STOP_TIMEOUT, SimulatedDriver};
-use crate::policy::{ChildPolicy, GroupPolicy, LimitAction, RestartLimit, RestartPolicy};
+use crate::policy::{ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
 
 pub(super) fn settings_with(restart: RestartPolicy) -> RunnableSettings {
     let policy = ChildPolicy { restart, ..ChildPolicy::default() };
@@ -64,7 +64,7 @@ impl SimulatedDriver {
         let mut settings = settings_with(restart);
         if self.random_below(4) == 0 {
             let (restarts, period) = (self.random_below(3) as u32, Duration::from_secs(60));
-            let action = [LimitAction::FailParent, LimitAction::StayDead][self.random_below(2)];
+            let action = [RestartLimitAction::FailParent, RestartLimitAction::StayDead][self.random_below(2)];
             settings.policy.restart_limit = Some(RestartLimit { restarts, period, action });
         }
         let mut candidates: Vec<Arc<str>> = self.entries.keys().cloned().collect();

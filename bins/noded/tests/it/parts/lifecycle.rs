@@ -9,7 +9,9 @@ use nodekeel_node::part::{
 };
 use nodekeel_node::plan::PartPlanner;
 use nodekeel_node::v1::HealthRequest;
-use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, LimitAction, RestartLimit};
+use nodekeel_supervisor::{
+    Backoff, ChildPolicy, ChildSpec, Context, Failure, RestartLimit, RestartLimitAction,
+};
 use testbed::ScratchDir;
 use tokio::time::timeout;
 
@@ -20,7 +22,7 @@ use crate::harness::{NO_DAEMONS, TEST_TIMEOUT};
 async fn a_part_whose_child_exceeds_its_restart_limit_names_the_child() {
     let parent = ExtraRunnable::new("parent", |ctx: Context| async move {
         let mut policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
-        let (restarts, period, action) = (2, Duration::from_secs(60), LimitAction::FailParent);
+        let (restarts, period, action) = (2, Duration::from_secs(60), RestartLimitAction::FailParent);
         policy.restart_limit = Some(RestartLimit { restarts, period, action });
         let fails = |_: Context| async { Err::<(), Failure>(Failure::new("no luck")) };
         ctx.run_group([ChildSpec::new("child", fails).policy(policy)])?;
