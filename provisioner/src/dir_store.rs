@@ -46,7 +46,7 @@ mod snapshots;
 mod staging;
 mod trash;
 
-pub use eraser::PendingErasures;
+pub use eraser::EraseBacklog;
 pub use error::DirStoreError;
 pub use images::IMAGE_FILE;
 pub use import::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
@@ -262,8 +262,8 @@ impl DirStore {
     }
 
     /// The removed volumes that are not erased yet; none while the store is lost.
-    pub fn pending_erasures(&self) -> PendingErasures {
-        self.slot.inner().map(|inner| inner.erasures.pending()).unwrap_or_default()
+    pub fn erase_backlog(&self) -> EraseBacklog {
+        self.slot.inner().map(|inner| inner.erasures.backlog()).unwrap_or_default()
     }
 
     /// Runs blocking work on a blocking thread, with the lock of a volume, if any.

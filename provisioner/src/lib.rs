@@ -141,7 +141,7 @@ pub mod testing;
 mod volume_locks;
 
 pub use dir_store::{
-    DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, IMAGE_FILE, PendingErasures, StoredVolume,
+    DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, EraseBacklog, IMAGE_FILE, StoredVolume,
 };
 pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use guard::{GuardError, VolumeGuard, VolumeReservation};

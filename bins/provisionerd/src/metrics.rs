@@ -127,9 +127,9 @@ impl DaemonMetrics {
         registered: Option<&watch::Receiver<bool>>,
         is_api_server_up: bool,
     ) -> String {
-        let erasures = store.pending_erasures();
-        self.erasing.set(i64::try_from(erasures.volumes).unwrap_or(i64::MAX));
-        self.erasing_bytes.set(i64::try_from(erasures.bytes).unwrap_or(i64::MAX));
+        let backlog = store.erase_backlog();
+        self.erasing.set(i64::try_from(backlog.entries).unwrap_or(i64::MAX));
+        self.erasing_bytes.set(i64::try_from(backlog.bytes).unwrap_or(i64::MAX));
         self.registered.set(registered.is_some_and(|registered| *registered.borrow()).into());
         self.api_server_up.set(is_api_server_up.into());
         let mut text = String::new();

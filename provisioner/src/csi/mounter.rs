@@ -198,7 +198,7 @@ pub enum TargetMountError {
         target: TargetPath,
     },
     /// The target conflicts with an existing mount or directory.
-    #[error("mount target {target} below the kubelet's directory is occupied, and no volume was mounted")]
+    #[error("target {target} below the kubelet's directory is occupied, and was not changed")]
     Occupied {
         /// The target.
         target: TargetPath,
@@ -263,6 +263,6 @@ pub enum TargetConflict {
     #[error("another process mounted something there meanwhile, which stays: retry")]
     Mount,
     /// A directory that is not empty. It is not changed.
-    #[error("the directory there is not empty: move its content away")]
+    #[error("its directory is not empty: move its content away")]
     NotEmpty,
 }

@@ -25,12 +25,12 @@ use crate::step::VolumeStep;
 const RETRY_BACKOFF: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(300), jitter: 0.0 };
 
-/// The removed volumes that are not erased yet.
+/// The removed volumes and snapshots that are not erased yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct PendingErasures {
+pub struct EraseBacklog {
     /// Their number.
-    pub volumes: usize,
+    pub entries: usize,
     /// The bytes that they still use, as of the last slice of each.
     pub bytes: u64,
 }
@@ -44,7 +44,7 @@ struct SharedQueue {
     /// An entry was added, or the thread must stop.
     changed: Condvar,
     is_stopped: AtomicBool,
-    pending: watch::Sender<PendingErasures>,
+    backlog: watch::Sender<EraseBacklog>,
 }
 
 struct QueueState {
@@ -60,7 +60,7 @@ impl Default for EraseQueue {
             state: Mutex::new(state),
             changed: Condvar::new(),
             is_stopped: AtomicBool::new(false),
-            pending: watch::Sender::default(),
+            backlog: watch::Sender::default(),
         }))
     }
 }
@@ -73,17 +73,17 @@ impl EraseQueue {
             state.schedule.add_entry(entry);
             self.0.changed.notify_one();
         }
-        self.publish_pending(&state);
+        self.publish_backlog(&state);
     }
 
-    pub(super) fn pending(&self) -> PendingErasures {
-        *self.0.pending.borrow()
+    pub(super) fn backlog(&self) -> EraseBacklog {
+        *self.0.backlog.borrow()
     }
 
     /// Waits until the queue is empty.
     pub(super) async fn wait_until_idle(&self) {
         // Never fails: `self` holds the sender.
-        let _ = self.0.pending.subscribe().wait_for(|pending| pending.volumes == 0).await;
+        let _ = self.0.backlog.subscribe().wait_for(|backlog| backlog.entries == 0).await;
     }
 
     /// The next entry to erase, as soon as there is one. `None` once the thread must stop.
@@ -110,7 +110,7 @@ impl EraseQueue {
         let mut state = self.lock_state();
         state.queued.insert(entry.entry.clone(), bytes);
         state.schedule.yield_entry(entry);
-        self.publish_pending(&state);
+        self.publish_backlog(&state);
     }
 
     /// Queues an entry again that could not be erased.
@@ -122,12 +122,12 @@ impl EraseQueue {
     fn mark_erased(&self, entry: &TrashEntry) {
         let mut state = self.lock_state();
         state.queued.remove(entry);
-        self.publish_pending(&state);
+        self.publish_backlog(&state);
     }
 
-    fn publish_pending(&self, state: &QueueState) {
+    fn publish_backlog(&self, state: &QueueState) {
         let bytes = state.queued.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        self.0.pending.send_replace(PendingErasures { volumes: state.queued.len(), bytes });
+        self.0.backlog.send_replace(EraseBacklog { entries: state.queued.len(), bytes });
     }
 
     fn is_contended(&self) -> bool {
@@ -152,7 +152,7 @@ impl EraseQueue {
 
 impl fmt::Debug for EraseQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("EraseQueue").field(&self.pending()).finish()
+        f.debug_tuple("EraseQueue").field(&self.backlog()).finish()
     }
 }
 

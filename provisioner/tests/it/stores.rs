@@ -155,7 +155,7 @@ async fn a_removed_volume_is_erased_in_the_background_and_its_name_is_free_at_on
     }
     store.wait_until_erased().await;
     assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new());
-    assert_eq!((store.pending_erasures().volumes, store.list().await.expect("list")), (0, Vec::new()));
+    assert_eq!((store.erase_backlog().entries, store.list().await.expect("list")), (0, Vec::new()));
 }
 
 #[tokio::test]
