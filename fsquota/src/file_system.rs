@@ -127,7 +127,10 @@ pub enum OpenError {
         mount_point: PathBuf,
     },
     /// The kernel was built without quotas for the file system.
-    #[error("this kernel has no quotas for {kind}: it needs {}", required_kernel_options(kind))]
+    #[error(
+        "this kernel was built without quotas for {kind}: boot one with {}",
+        required_kernel_options(kind)
+    )]
     NoKernelSupport {
         /// The type of the file system.
         kind: FileSystemKind,

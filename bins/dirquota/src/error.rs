@@ -10,7 +10,7 @@ use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub(crate) enum CommandError {
-    #[error("can't open {}", path.display())]
+    #[error("can't open directory {}", path.display())]
     OpenDirectory { path: PathBuf, source: io::Error },
     #[error("{} is {what}: use a directory", path.display())]
     NotADirectory { path: PathBuf, what: &'static str },

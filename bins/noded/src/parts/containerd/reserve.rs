@@ -88,7 +88,7 @@ impl fmt::Display for ReserveEnforcement {
 enum ReserveError {
     #[error("can't read the free space of {}", path.display())]
     ReadSpace { path: PathBuf, source: io::Error },
-    #[error("can't open {}", path.display())]
+    #[error("can't open containerd's directory {}", path.display())]
     Open { path: PathBuf, source: nodekeel_localstorage::Error },
     #[error("can't limit {}", path.display())]
     Limit { path: PathBuf, source: QuotaError },

@@ -195,7 +195,7 @@ async fn run_controller(provisioner: Provisioner, ctx: Context) -> Result<(), Fa
 
 /// The kubeconfig became invalid after the plan checked it.
 #[derive(Debug, Error)]
-#[error("can't load kubeconfig {}", path.display())]
+#[error("can't create a Kubernetes client from kubeconfig {}", path.display())]
 struct ClientError {
     path: PathBuf,
     #[source]

@@ -47,13 +47,13 @@ pub(super) enum StorageError {
     )]
     Lost { device: PathBuf, report: Box<DiskReport>, record: PathBuf },
     #[error(
-        "can't mount a file system on {}: the directory has files, which it would hide; move them away",
+        "can't mount a file system on {}: the directory has files, which the file system would hide; move them away",
         path.display()
     )]
     Hidden { path: PathBuf },
     #[error("can't find the data volume")]
     Find(#[source] PartitionError),
-    #[error("can't mount the EFI system partition: attach it, and restart noded")]
+    #[error("can't mount the EFI system partition; when it is corrected, restart noded")]
     Esp(#[source] Arc<EspError>),
     #[error(
         "can't open the data volume in a directory: this node has had one on a disk; set storage.kind as it was, or, if \
@@ -68,11 +68,11 @@ pub(super) enum StorageError {
 /// The EFI system partition can't be mounted.
 #[derive(Debug, Error)]
 pub(super) enum EspError {
-    #[error("can't find it")]
+    #[error("can't find it: attach it")]
     Find(#[source] PartitionError),
     #[error(transparent)]
     Mount(MountError),
-    #[error("{} has files, which it would hide: move them to the partition, or set storage.esp = \"directory\"", path.display())]
+    #[error("{} has files, which the partition would hide: move them to the partition, or set storage.esp = \"directory\"", path.display())]
     Hidden { path: PathBuf },
     #[error("can't open its mount point")]
     Directory(#[source] nodekeel_localstorage::Error),
