@@ -65,12 +65,12 @@ mod log;
 mod plan;
 mod replay;
 
-pub use plan::{CutMoments, CutPlan, PowerCut};
+pub use plan::{CutMoments, CutPlan, PowerCut, selected_seed};
 
 use choice::{CutPoint, choose_joint_cuts};
 use device::{MappedDevice, Part, linear_table, logged_table, open_disk};
 use log::{LogEntry, read_log};
-use plan::{selected_seed, step_mark};
+use plan::step_mark;
 use replay::Replay;
 
 const SECTOR_BYTES: u64 = 512;

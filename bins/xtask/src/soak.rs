@@ -143,6 +143,12 @@ const SOAKS: &[Soak] = &[
     },
     // Each way out of a quota, in pods on XFS and ext4.
     Soak { name: "quota-escapes", work: Work::ImageTests("provisionerd", "node", "escapes::"), count: None },
+    // A volume's life under a kubelet, on ext4.
+    Soak {
+        name: "node-ext4",
+        work: Work::ImageTests("provisionerd", "node", "a_volume_on_ext4"),
+        count: None,
+    },
     // Block and strict volumes under a kubelet, from claim to deletion.
     Soak { name: "node-images", work: Work::ImageTests("provisionerd", "node", "images::"), count: None },
     // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.

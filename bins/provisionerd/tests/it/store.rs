@@ -103,10 +103,10 @@ async fn lose_disk(client: &kube::Client, daemon: &TestDaemon, port: u16, report
     assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 0"));
 }
 
-/// Waits until a daemon that was started without its disk has found that out.
-fn wait_rejected(daemon: &TestDaemon) {
+/// Waits until a daemon that was started without its disk has found that out. Its log has what its former incarnations wrote.
+fn wait_rejected(daemon: &TestDaemon, former: &str) {
     let reported = testbed::wait_until(TIMEOUT, "the store to be rejected", || {
-        anyhow::ensure!(daemon.log_text().contains("has no store-id"), "not reported");
+        anyhow::ensure!(daemon.log_text()[former.len()..].contains("has no store-id"), "not reported");
         Ok(())
     });
     reported.unwrap_or_else(|error| panic!("{error:#}: {}", daemon.log_text()));
@@ -142,8 +142,9 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
 
         // Not mounted at the start: the same.
         child.kill().await.expect("killed");
+        let former = daemon.log_text();
         let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
-        wait_rejected(&daemon);
+        wait_rejected(&daemon, &former);
         wait_object(&volumes_api(&client), &deleted, is_released).await;
         assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
         assert!(!below.join("store-id").exists());

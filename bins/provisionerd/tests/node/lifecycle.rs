@@ -90,7 +90,7 @@ fn a_volume_on_xfs_survives_restarts_and_leaves_nothing() {
 }
 
 #[test]
-#[ignore = "needs kube, a node and provisionerd's image"]
+#[ignore = "soak: XFS is tested always, and ext4's limits in a guest without a kubelet"]
 fn a_volume_on_ext4_enforces_its_limit_and_leaves_nothing() {
     with_cluster(VolumeFileSystem::Ext4, |cluster| {
         let volumes = fill_volumes(cluster)?;

@@ -83,7 +83,11 @@ impl CutPlan<'_> {
     }
 }
 
-pub(super) fn selected_seed() -> Result<u64> {
+/// The seed of a sample: `NODEKEEL_SEED`, by default the same in each run.
+///
+/// # Errors
+/// The variable is not a number.
+pub fn selected_seed() -> Result<u64> {
     match env::var("NODEKEEL_SEED") {
         Err(_) => Ok(DEFAULT_SEED),
         Ok(seed) => seed.parse().context("read NODEKEEL_SEED: a number"),
