@@ -30,9 +30,9 @@ const SHOWN_LEVELS: usize = 8;
 ///
 /// No symbolic link is followed, and nothing is opened that is mounted in the tree, not even another directory of the same
 /// file system. A walk takes four descriptors and no stack, however deep the tree is: of each directory on the way down it
-/// keeps the names of at most 65,536 subdirectories, and a descriptor if there are more. It returns by `..`, and compares
-/// that directory with the one from the way down. If a directory was moved or removed meanwhile, it goes on in the deepest
-/// one above that is where it was.
+/// keeps the names of at most 65,536 subdirectories, and a descriptor if there are more. It returns by `..`. If that is not
+/// the directory from the way down, since another one was moved or removed meanwhile, it goes on in the deepest directory
+/// above that is where it was.
 ///
 /// ```
 /// use nodekeel_localstorage::{OpenOutcome, TreeWalk, WalkEvent};

@@ -165,7 +165,7 @@ proptest! {
         prop_assert!(record.moved.is_empty());
     }
 
-    /// Whatever others do, the walk ends, stays in the tree, leaves what it enters, and meets all that stays where it is.
+    /// Whatever others do, the walk ends, follows no link, and meets and leaves all that stays where it is.
     #[test]
     fn a_walk_goes_on_while_others_change_the_tree(tree in trees(), changes in changes()) {
         let scratch = create_tree(&tree);
@@ -199,6 +199,31 @@ proptest! {
         let mut met = record.entries.keys().chain(record.entered.keys());
         prop_assert!(met.all(|path| !path.ends_with("secret")), "{:?}", record);
     }
+}
+
+#[test]
+fn a_directory_that_has_replaced_another_one_is_not_taken_for_it() {
+    let scratch = tempfile::tempdir().unwrap();
+    let root = scratch.path().join("root");
+    fs::create_dir_all(root.join("a/b/c")).unwrap();
+    let mut walk = walk_of(&root);
+    for name in ["a", "b", "c"].map(OsStr::new) {
+        assert!(matches!(walk.next_event(), Ok(Some(WalkEvent::Directory { .. }))));
+        let OpenOutcome::Opened(dir) = walk.open_dir(name).unwrap() else { panic!("it exists") };
+        walk.enter(name, dir).unwrap();
+    }
+    for (name, gone) in [("a/b/c", "c"), ("a/b", "b")] {
+        fs::rename(root.join(name), scratch.path().join(gone)).unwrap();
+    }
+    fs::create_dir_all(root.join("a/b/c")).unwrap();
+    let moved = walk.next_event().unwrap();
+    assert!(matches!(&moved, Some(WalkEvent::Moved { name, levels: 2 }) if name == "b"), "{moved:?}");
+    assert_eq!((walk.depth(), walk.path(None)), (2, PathBuf::from("a")));
+    for name in ["a", ""] {
+        let left = walk.next_event().unwrap();
+        assert!(matches!(&left, Some(WalkEvent::Leave { name: left, .. }) if left == name), "{left:?}");
+    }
+    assert!(matches!(walk.next_event(), Ok(None)));
 }
 
 /// A tree of directories below each other, deeper than any path; each has a file.
