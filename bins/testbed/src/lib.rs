@@ -16,6 +16,7 @@
 mod containerd;
 mod daemon;
 mod exit;
+mod kill_tally;
 mod kube;
 mod port;
 mod program;
@@ -37,6 +38,7 @@ pub use containerd::Containerd;
 pub use daemon::{Daemon, command_output};
 pub use exit::{end_group, wait_exit};
 pub use guest::Guest;
+pub use kill_tally::{KillPlace, KillTally};
 pub use kube::{
     BUSYBOX_IMAGE, ContainerImage, FakeNode, GUEST_NODE, GuestNode, GuestNodeBuilder, Kube, KubeBuilder,
     KubeDaemon, KubePrograms, KubeUser, ObjectChange, ObjectWatch,
