@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::image::{ImageFormat, VolumeKind};
+use crate::image::{Formatter, ImageFormat, VolumeKind};
 use crate::plan::{CapacityPolicy, StoreCapacity};
 use crate::snapshot::StoredId;
 use crate::step::{StepHook, StepRunner, VolumeStep};
@@ -148,6 +148,9 @@ pub struct DirStoreOptions {
     /// How much of the file system may be promised to volumes. Default: each byte once, apart from what other
     /// data occupy.
     pub capacity: CapacityPolicy,
+    /// Where `mkfs.ext4` and `mkfs.xfs` of strict volumes are searched before `PATH` and the usual directories. Default:
+    /// nowhere.
+    pub program_directories: Vec<PathBuf>,
     /// Copies the files of snapshots and of volumes created from a source. Default: [`Reflink`].
     pub cloner: Arc<dyn FileCloner>,
     /// Is called at each step; for tests.
@@ -161,6 +164,7 @@ impl Default for DirStoreOptions {
         Self {
             mode: FileMode::new(0o777),
             capacity: CapacityPolicy::default(),
+            program_directories: Vec::new(),
             cloner: Arc::new(Reflink),
             hook: None,
             opener: None,
@@ -176,6 +180,7 @@ struct StoreInner {
     trash: Dir,
     quota: Arc<dyn QuotaSetter>,
     mode: FileMode,
+    formatter: Formatter,
     ledger: CapacityLedger,
     steps: StepRunner,
     locks: [Mutex<()>; LOCK_COUNT],

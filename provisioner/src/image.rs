@@ -17,7 +17,7 @@ mod root_mode;
 mod sys;
 
 pub use format::FormatError;
-pub(crate) use format::format_image;
+pub(crate) use format::Formatter;
 
 /// The size of a file is a multiple of this: the block size of the file systems in it, and of the disks with the
 /// largest sectors.

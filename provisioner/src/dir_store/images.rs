@@ -11,9 +11,7 @@ use nodekeel_localstorage::{Dir, FileKind, FileMode};
 use crate::dir_store::trash::TrashEntry;
 use crate::dir_store::{DirStoreError, StoreInner};
 use crate::id::VolumeId;
-use crate::image::{
-    ImageFormat, VolumeKind, directory_limits, file_size, format_image, loops, promised_bytes,
-};
+use crate::image::{ImageFormat, VolumeKind, directory_limits, file_size, loops, promised_bytes};
 use crate::snapshot::StoredId;
 use crate::step::VolumeStep;
 use crate::store::VolumeUsage;
@@ -140,7 +138,7 @@ impl StoreInner {
         self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, directory_limits(size)))?;
         let file = self.steps.run_step(VolumeStep::CreateImage, || create_file(&dir, size))?;
         let is_canceled = || is_canceled() || self.copies.are_canceled.load(Ordering::Relaxed);
-        let make = || format_image(&file, (format, size), &is_canceled);
+        let make = || self.formatter.format_image(&file, (format, size), &is_canceled);
         let made = self.steps.run_step(VolumeStep::FormatImage, make);
         made.map_err(|source| DirStoreError::FormatImage { path: dir.path().join(IMAGE_FILE), source })?;
         try_image("sync", &dir, || file.sync_all())?;

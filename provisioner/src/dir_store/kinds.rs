@@ -69,7 +69,7 @@ impl StoreInner {
     }
 
     /// Whether a directory without a mark has lost it: volumes that are directories have an inode limit, which no pod can
-    /// change, and images have none.
+    /// change, and images have none. Of a quota that limits nothing, that can't be seen.
     fn looks_like_image(&self, dir: &Dir) -> Result<bool, DirStoreError> {
         match dir.metadata(IMAGE_FILE) {
             Ok(found) if found.kind == FileKind::File => {}
@@ -78,7 +78,7 @@ impl StoreInner {
         }
         let status = self.quota.read_status(dir.as_fd());
         let status = status.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })?;
-        Ok(status.is_some_and(|status| status.limits.inodes.is_none()))
+        Ok(status.is_some_and(|status| status.limits.bytes.is_some() && status.limits.inodes.is_none()))
     }
 
     /// Checks that the volume or the snapshot in this directory is of this kind.

@@ -18,6 +18,7 @@ use crate::dir_store::{
     DirStoreError, DirStoreOptions, LOCK_COUNT, STAGING_DIR, StoreInner, TRASH_DIR, VOLUMES_DIR, location,
     try_lock,
 };
+use crate::image::Formatter;
 use crate::step::StepRunner;
 
 /// The directory of a store while it is open, and how to open it again.
@@ -184,6 +185,7 @@ impl StoreInner {
             trash,
             quota,
             mode: options.mode,
+            formatter: Formatter::new(options.program_directories.clone()),
             ledger: CapacityLedger::new(options.capacity),
             steps: StepRunner::new(options.hook.clone()),
             locks: [const { Mutex::new(()) }; LOCK_COUNT],

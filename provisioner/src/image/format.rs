@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -16,7 +16,7 @@ use rustix::fs::MemfdFlags;
 use super::{ImageFormat, root_mode};
 use crate::sys;
 
-/// Where the programs are looked for: in `PATH` first.
+/// Where the programs are looked for, after the directories of a [`Formatter`]: in `PATH` first.
 const PROGRAM_DIRS: [&str; 4] = ["", "/usr/sbin", "/sbin", "/usr/local/sbin"];
 
 /// How long a program may take. A file is sparse: a file system of terabytes takes seconds.
@@ -87,29 +87,87 @@ pub enum FormatError {
     RootMode(#[source] io::Error),
 }
 
-/// Makes the file system of this format in a new, sparse file of this size. A block volume gets none.
-///
-/// The top directory has mode 0777, as that of a volume that is a directory. The file has few blocks afterwards, and
-/// nothing is durable until it is synced.
-pub(crate) fn format_image(
-    image: &File,
-    (format, size): (ImageFormat, Bytes),
-    is_canceled: &dyn Fn() -> bool,
-) -> Result<(), FormatError> {
-    match format {
-        ImageFormat::Block => Ok(()),
-        ImageFormat::Ext4 => {
-            run_program("mkfs.ext4", ext4_arguments(size), image, is_canceled)?;
-            root_mode::open_root(image).map_err(FormatError::RootMode)
+/// Makes file systems, by programs that are looked for in its directories first.
+#[derive(Debug, Default)]
+pub(crate) struct Formatter {
+    directories: Vec<PathBuf>,
+}
+
+impl ImageFormat {
+    /// The program that makes the file system; `None` for a block device.
+    pub fn mkfs_program(self) -> Option<&'static str> {
+        match self {
+            Self::Block => None,
+            Self::Ext4 => Some("mkfs.ext4"),
+            Self::Xfs => Some("mkfs.xfs"),
         }
-        ImageFormat::Xfs => {
-            let program = "mkfs.xfs";
-            let failed = |source| FormatError::Start { program, source };
-            let proto = proto_file().map_err(failed)?;
-            // The child opens it anew, from its beginning.
-            let proto_path = format!("/proc/{}/fd/{}", std::process::id(), proto.as_raw_fd());
-            run_program(program, xfs_arguments(proto_path), image, is_canceled)
+    }
+}
+
+impl Formatter {
+    pub(crate) fn new(directories: Vec<PathBuf>) -> Self {
+        Self { directories }
+    }
+
+    /// Makes the file system of this format in a new, sparse file of this size. A block volume gets none.
+    ///
+    /// The top directory has mode 0777, as that of a volume that is a directory. The file has few blocks afterwards, and
+    /// nothing is durable until it is synced.
+    pub(crate) fn format_image(
+        &self,
+        image: &File,
+        (format, size): (ImageFormat, Bytes),
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<(), FormatError> {
+        let Some(program) = format.mkfs_program() else { return Ok(()) };
+        if format == ImageFormat::Ext4 {
+            self.run_program(program, ext4_arguments(size), image, is_canceled)?;
+            return root_mode::open_root(image).map_err(FormatError::RootMode);
         }
+        let failed = |source| FormatError::Start { program, source };
+        let proto = proto_file().map_err(failed)?;
+        // The child opens it anew, from its beginning.
+        let proto_path = format!("/proc/{}/fd/{}", std::process::id(), proto.as_raw_fd());
+        self.run_program(program, xfs_arguments(proto_path), image, is_canceled)
+    }
+
+    fn run_program(
+        &self,
+        program: &'static str,
+        mut arguments: Vec<OsString>,
+        image: &File,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<(), FormatError> {
+        arguments.push(IMAGE_PATH.into());
+        let child = self.start_program(program, &arguments, image)?;
+        let (status, stderr) = wait_for_end(child, program, is_canceled)?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(FormatError::Failed { program, status, stderr: first_line(&stderr) }),
+        }
+    }
+
+    /// Starts a program, which ends with this one.
+    fn start_program(
+        &self,
+        program: &'static str,
+        arguments: &[OsString],
+        image: &File,
+    ) -> Result<Child, FormatError> {
+        let failed = |source| FormatError::Start { program, source };
+        for dir in self.directories.iter().map(PathBuf::as_path).chain(PROGRAM_DIRS.map(Path::new)) {
+            let mut command = Command::new(dir.join(program));
+            command.args(arguments).env("LC_ALL", "C").stdin(image.try_clone().map_err(failed)?);
+            command.stdout(Stdio::null()).stderr(Stdio::piped());
+            // The next start discards what this one has begun; it must not find the program still at work.
+            sys::end_with_parent(&mut command);
+            match command.spawn() {
+                Ok(child) => return Ok(child),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(FormatError::Missing { program })
     }
 }
 
@@ -131,39 +189,6 @@ fn proto_file() -> io::Result<File> {
     let mut file = File::from(rustix::fs::memfd_create("mkfs-proto", MemfdFlags::CLOEXEC)?);
     file.write_all(XFS_PROTO)?;
     Ok(file)
-}
-
-fn run_program(
-    program: &'static str,
-    mut arguments: Vec<OsString>,
-    image: &File,
-    is_canceled: &dyn Fn() -> bool,
-) -> Result<(), FormatError> {
-    arguments.push(IMAGE_PATH.into());
-    let child = start_program(program, &arguments, image)?;
-    let (status, stderr) = wait_for_end(child, program, is_canceled)?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(FormatError::Failed { program, status, stderr: first_line(&stderr) }),
-    }
-}
-
-/// Starts a program, which ends with this one.
-fn start_program(program: &'static str, arguments: &[OsString], image: &File) -> Result<Child, FormatError> {
-    let failed = |source| FormatError::Start { program, source };
-    for dir in PROGRAM_DIRS {
-        let mut command = Command::new(Path::new(dir).join(program));
-        command.args(arguments).env("LC_ALL", "C").stdin(image.try_clone().map_err(failed)?);
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-        // The next start discards what this one has begun; it must not find the program still at work.
-        sys::end_with_parent(&mut command);
-        match command.spawn() {
-            Ok(child) => return Ok(child),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-    }
-    Err(FormatError::Missing { program })
 }
 
 /// Waits for the end of a program, and kills it if it takes too long or the call is canceled.
@@ -237,7 +262,8 @@ mod tests {
         for mebibytes in [8, 64, 10 << 10] {
             let size = Bytes(mebibytes << 20);
             let (_directory, path, file) = new_image(size.0);
-            format_image(&file, (ImageFormat::Ext4, size), &|| false).expect("an ext4");
+            let formatter = Formatter::default();
+            formatter.format_image(&file, (ImageFormat::Ext4, size), &|| false).expect("an ext4");
             let (is_valid, found) = output_of("e2fsck", &["-f", "-n"], &path);
             assert!(is_valid, "{mebibytes} MiB: {found}");
             let (_, root) = output_of("debugfs", &["-R", "stat <2>"], &path);
@@ -253,23 +279,37 @@ mod tests {
     #[test]
     fn a_block_volume_stays_empty() {
         let (_directory, _, file) = new_image(1 << 20);
-        format_image(&file, (ImageFormat::Block, Bytes(1 << 20)), &|| false).expect("nothing to do");
+        let block = (ImageFormat::Block, Bytes(1 << 20));
+        Formatter::default().format_image(&file, block, &|| false).expect("nothing to do");
         assert_eq!(file.metadata().expect("metadata").blocks(), 0);
     }
 
     #[test]
     fn a_missing_program_is_named() {
         let (_directory, _, file) = new_image(1 << 20);
-        let error = run_program("mkfs.nodekeel-test", Vec::new(), &file, &|| false).expect_err("missing");
+        let formatter = Formatter::new(vec!["/nowhere".into()]);
+        let missing = formatter.run_program("mkfs.nodekeel-test", Vec::new(), &file, &|| false);
+        let error = missing.expect_err("missing");
         assert!(matches!(error, FormatError::Missing { program: "mkfs.nodekeel-test" }), "{error}");
         assert!(error.to_string().starts_with("mkfs.nodekeel-test is missing on this node"), "{error}");
+    }
+
+    #[test]
+    fn a_program_in_a_directory_of_the_store_comes_first() {
+        let (directory, _, file) = new_image(300 << 20);
+        let program = directory.path().join("mkfs.xfs");
+        std::os::unix::fs::symlink("/bin/false", &program).expect("a link");
+        let formatter = Formatter::new(vec!["/nowhere".into(), directory.path().to_owned()]);
+        let size = (ImageFormat::Xfs, Bytes(300 << 20));
+        let error = formatter.format_image(&file, size, &|| false).expect_err("it is /bin/false");
+        assert!(matches!(&error, FormatError::Failed { program: "mkfs.xfs", .. }), "{error}");
     }
 
     #[test]
     fn a_program_that_fails_says_why() {
         let (_directory, _, file) = new_image(0);
         let size = (ImageFormat::Ext4, Bytes(0));
-        let error = format_image(&file, size, &|| false).expect_err("it has no size");
+        let error = Formatter::default().format_image(&file, size, &|| false).expect_err("it has no size");
         assert!(matches!(&error, FormatError::Failed { stderr, .. } if !stderr.is_empty()), "{error}");
     }
 
@@ -278,7 +318,8 @@ mod tests {
         let (_directory, _, file) = new_image(1 << 20);
         let started = Instant::now();
         let arguments = vec!["-f".into(), "/dev/null".into()];
-        let error = run_program("tail", arguments, &file, &|| true).expect_err("canceled");
+        let stopped = Formatter::default().run_program("tail", arguments, &file, &|| true);
+        let error = stopped.expect_err("canceled");
         assert!(matches!(error, FormatError::Canceled { .. }), "{error}");
         assert!(started.elapsed() < Duration::from_secs(60));
     }

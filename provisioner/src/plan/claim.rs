@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use crate::id::VolumeId;
+use crate::image::VolumeKind;
 use crate::plan::data_source::requested_source;
 use crate::plan::modification::requested_attributes;
 use crate::plan::{
@@ -184,7 +185,7 @@ pub(super) fn build_spec(
         source: requested_source(request)?,
         attributes_class: requested_attributes(claim).map(str::to_owned),
         // A device is not mounted.
-        mount_options: if is_block { Vec::new() } else { checked_mount_options(class)? },
+        mount_options: if is_block { Vec::new() } else { checked_mount_options(class, kind)? },
         reclaim_policy: parse_reclaim_policy(class)?,
     })
 }
@@ -216,17 +217,25 @@ fn checked_access_modes(request: &PersistentVolumeClaimSpec) -> Result<Vec<Strin
     Err(ClaimRejection::Unsupported { field: "spec.accessModes", value, hint })
 }
 
-/// The class's mount options. The kubelet would report an unknown one only once a pod waits for its mount.
-fn checked_mount_options(class: &StorageClass) -> Result<Vec<String>, ClaimRejection> {
+/// The class's mount options for a volume of this kind. The kubelet would report one that is unknown or refused only
+/// once a pod waits for its mount.
+fn checked_mount_options(class: &StorageClass, kind: VolumeKind) -> Result<Vec<String>, ClaimRejection> {
     let options = class.mount_options.as_deref().unwrap_or_default();
-    let mut unknown = split_options(options).filter(|flag| flag.parse::<MountOption>().is_err());
-    match unknown.next() {
-        None => Ok(options.to_owned()),
-        Some(flag) => Err(ClaimRejection::Unsupported {
-            field: "the class's mountOptions",
-            value: flag.to_owned(),
-            hint: UnknownMountOption::HINT,
-        }),
+    let reject = |value: &str, hint| {
+        let field = "the class's mountOptions";
+        Err(ClaimRejection::Unsupported { field, value: value.to_owned(), hint })
+    };
+    let mut has_devices = false;
+    for flag in split_options(options) {
+        match flag.parse() {
+            Ok(MountOption::Dev(allowed)) => has_devices = allowed,
+            Ok(_) => {}
+            Err(UnknownMountOption) => return reject(flag, UnknownMountOption::HINT),
+        }
+    }
+    match has_devices && kind != VolumeKind::Directory {
+        true => reject("dev", " by strict volumes: remove it, or use a class without strict"),
+        false => Ok(options.to_owned()),
     }
 }
 

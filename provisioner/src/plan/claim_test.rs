@@ -276,6 +276,15 @@ fn inodes_come_from_the_class_or_the_size() {
     }
 }
 
+#[test]
+fn a_strict_class_with_devices_is_rejected_at_the_claim() {
+    let strict = |options| json!({ "parameters": { "strict": "true" }, "mountOptions": [options] });
+    let text = expect_rejection(plan_patched(json!({}), strict("nodev,dev")));
+    assert!(text.contains("mountOptions \"dev\" is not supported by strict volumes"), "{text}");
+    expect_provision(plan_patched(json!({}), strict("dev,nodev")));
+    expect_provision(plan_patched(json!({}), json!({ "mountOptions": ["dev"] })));
+}
+
 /// The class of volumes of this kind, and the claim's volumeMode.
 fn expect_kind(mode: &str, parameters: Value) -> VolumeSpec {
     let claim = json!({ "spec": { "volumeMode": mode, "resources": { "requests": { "storage": "1Gi" } } } });

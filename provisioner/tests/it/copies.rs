@@ -8,50 +8,24 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nodekeel_fsquota::testing::MemQuota;
-use nodekeel_fsquota::{Bytes, Inodes, ProjectQuota, QuotaLimits};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_localstorage::testing::DataCloner;
 use nodekeel_localstorage::{Dir, FileCloner};
 use nodekeel_provisioner::csi::testing::MemMounter;
 use nodekeel_provisioner::csi::{NodePlugin, PluginDeps};
-use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_uid};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
 use nodekeel_provisioner::testing::{MemStore, conformance, snapshot_conformance};
 use nodekeel_provisioner::{
-    Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, SnapshotId, SnapshotStore as _,
-    SnapshotStoreError, StoredId, VolumeId, VolumeOpener as _, VolumeStore as _,
+    Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, SnapshotStore as _, SnapshotStoreError,
+    StoredId, VolumeOpener as _, VolumeStore as _,
 };
-use testbed::guest::disk::{FileSystem, GuestDisk};
+use testbed::guest::disk::FileSystem;
 use tokio_util::sync::CancellationToken;
 
+use crate::fixture::{MIB, PLACES, assert_empty, id, names, open, open_on_disk, snapshot_id};
 use crate::service::harness::test_api;
 
-const MIB: u64 = 1 << 20;
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(16 * MIB)), inodes: Some(Inodes(1024)) };
-
-fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
-}
-
-fn snapshot_id(number: u32) -> SnapshotId {
-    SnapshotId::from_uid(&sample_uid(number)).expect("a UUID")
-}
-
-/// A store on any file system: it copies data.
-async fn open(base: &Path, quota: &Arc<MemQuota>) -> DirStore {
-    let mut options = DirStoreOptions::default();
-    options.cloner = Arc::new(DataCloner);
-    let dir = Dir::open(base).expect("the base");
-    let store = DirStore::with_options(dir, Arc::clone(quota) as _, options).expect("a store");
-    store.create_identity().await.expect("an identity");
-    store
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
-}
 
 fn volume_path(base: &Path, number: u32) -> std::path::PathBuf {
     base.join("volumes").join(id(number).as_str())
@@ -69,9 +43,7 @@ async fn the_dir_store_keeps_the_contract_of_snapshots() {
     snapshot_conformance(&store).await;
     store.wait_until_erased().await;
     assert_eq!(quota.list_projects(), [], "no project is left");
-    for place in ["volumes", "snapshots", ".new", ".trash", ".unpublished"] {
-        assert_eq!(names(&base.path().join(place)), Vec::<String>::new(), "{place}");
-    }
+    assert_empty(base.path(), &PLACES);
 }
 
 #[tokio::test]
@@ -229,9 +201,7 @@ async fn a_new_store_sweeps_incomplete_copies_and_stale_marks() {
     fs::write(base.path().join(".unpublished").join(id(2).as_str()), "").expect("a mark");
     let store = open(base.path(), &quota).await;
     store.wait_until_erased().await;
-    for place in [".new", ".trash", ".unpublished"] {
-        assert_eq!(names(&base.path().join(place)), Vec::<String>::new(), "{place}");
-    }
+    assert_empty(base.path(), &[".new", ".trash", ".unpublished"]);
 }
 
 #[tokio::test]
@@ -263,12 +233,8 @@ fn fill(path: &Path) -> u64 {
 #[tokio::test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
 async fn on_xfs_full_volumes_are_copied() {
-    let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
-    let disk = disk.expect("a disk");
+    let (disk, store) = open_on_disk(FileSystem::Xfs).await;
     let base = disk.mount_point();
-    let quota = Arc::new(ProjectQuota::open(base).expect("project quotas"));
-    let store = DirStore::new(Dir::open(base).expect("open"), quota).expect("a store");
-    store.create_identity().await.expect("an identity");
     let files = |number: u32| -> BTreeMap<String, Vec<u8>> {
         let path = volume_path(base, number);
         let read = |name: String| (name.clone(), fs::read(path.join(name)).expect("a file"));
@@ -303,12 +269,8 @@ async fn on_xfs_full_volumes_are_copied() {
 #[tokio::test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
 async fn on_xfs_copies_share_blocks_and_their_limits_bind() {
-    let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
-    let disk = disk.expect("a disk");
+    let (disk, store) = open_on_disk(FileSystem::Xfs).await;
     let base = disk.mount_point();
-    let quota = || Arc::new(ProjectQuota::open(base).expect("project quotas"));
-    let store = DirStore::new(Dir::open(base).expect("open"), quota()).expect("a store");
-    store.create_identity().await.expect("an identity");
     conformance(&store).await;
     snapshot_conformance(&store).await;
     store.wait_until_erased().await;
@@ -356,20 +318,13 @@ async fn on_xfs_copies_share_blocks_and_their_limits_bind() {
     }
     store.remove_snapshot(&snapshot_id(1)).await.expect("remove");
     store.wait_until_erased().await;
-    for place in ["volumes", "snapshots", ".new", ".trash"] {
-        assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{place}");
-    }
+    assert_empty(base, &PLACES);
 }
 
 #[tokio::test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
 async fn on_ext4_snapshots_are_refused_by_name() {
-    let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Ext4, "prjquota"));
-    let disk = disk.expect("a disk");
-    let base = disk.mount_point();
-    let quota = Arc::new(ProjectQuota::open(base).expect("project quotas"));
-    let store = DirStore::new(Dir::open(base).expect("open"), quota).expect("a store");
-    store.create_identity().await.expect("an identity");
+    let (_disk, store) = open_on_disk(FileSystem::Ext4).await;
     store.create(&id(1), LIMITS).await.expect("create");
     let error = store.create_snapshot(&snapshot_id(1), &id(1)).await.expect_err("ext4");
     let cause = std::error::Error::source(&error).expect("a cause");

@@ -1,4 +1,4 @@
-//! A process killed at each moment of taking, restoring and removing a snapshot: the next one finds each volume and
+//! A process killed at moments of taking, restoring and removing a snapshot: the next one finds each volume and
 //! snapshot complete or not at all.
 
 use std::fs;
@@ -6,30 +6,19 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::testing::DataCloner;
-use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::{
-    DirStore, DirStoreOptions, SnapshotId, SnapshotStore as _, StepMoment, VolumeId, VolumeStep,
-    VolumeStore as _,
-};
-use rustix::process::{Signal, getpid, kill_process};
+use nodekeel_provisioner::{DirStore, DirStoreOptions, SnapshotStore as _, VolumeStore as _};
+use testbed::{KillPlace, KillTally};
 
-use crate::kills::{FileQuota, LIMITS, names};
+use crate::fixture::{PLACES, id, names, snapshot_id};
+use crate::kill_sample::{choose_moments, killing_options, recording_options};
+use crate::kills::{FileQuota, LIMITS};
 
 /// Environment variables of the child: its directory, and the number of the moment at which it is killed.
 const BASE: &str = "NODEKEEL_COPY_KILLS_BASE";
 const MOMENT: &str = "NODEKEEL_COPY_KILLS_MOMENT";
-
-pub(crate) fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
-}
-
-pub(crate) fn snapshot_id() -> SnapshotId {
-    SnapshotId::from_uid(&sample_uid(1)).expect("a UUID")
-}
 
 pub(crate) async fn open(base: &Path, mut options: DirStoreOptions) -> DirStore {
     options.cloner = Arc::new(DataCloner);
@@ -49,10 +38,10 @@ async fn live_through(store: &DirStore, base: &Path) {
     let data = base.join("volumes").join(id(1).as_str()).join("a/b");
     fs::create_dir_all(&data).expect("a directory");
     fs::write(data.join("file"), "data").expect("a file");
-    store.create_snapshot(&snapshot_id(), &id(1)).await.expect("a snapshot");
-    store.create_volume_from(&id(2), &snapshot_id().into(), LIMITS).await.expect("a restore");
+    store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
+    store.create_volume_from(&id(2), &snapshot_id(1).into(), LIMITS).await.expect("a restore");
     store.mark_published(&id(2)).await.expect("marked");
-    store.remove_snapshot(&snapshot_id()).await.expect("remove");
+    store.remove_snapshot(&snapshot_id(1)).await.expect("remove");
     store.wait_until_erased().await;
     for number in [1, 2] {
         store.remove(&id(number)).await.expect("remove");
@@ -66,63 +55,64 @@ async fn child() {
     let (Some(base), Ok(moment)) = (std::env::var_os(BASE).map(PathBuf::from), std::env::var(MOMENT)) else {
         return;
     };
-    let (moment, passed) = (moment.parse::<u32>().expect("a number"), AtomicU32::new(0));
-    let mut options = DirStoreOptions::default();
-    options.hook = Some(Arc::new(move |_: VolumeStep, _: StepMoment| {
-        if passed.fetch_add(1, Ordering::Relaxed) == moment {
-            let _ = kill_process(getpid(), Signal::KILL);
-        }
-    }));
+    let options = killing_options(moment.parse().expect("a number"));
     live_through(&open(&base, options).await, &base).await;
 }
 
-fn run_child(base: &Path, moment: u32) -> ExitStatus {
+fn run_child(base: &Path, moment: usize) -> ExitStatus {
     let mut child = Command::new(std::env::current_exe().expect("this program"));
     child.args(["--exact", "copy_kills::child"]).env(BASE, base).env(MOMENT, moment.to_string());
     child.output().expect("a child").status
 }
 
-#[tokio::test]
-async fn a_process_killed_at_any_moment_of_a_copy_leaves_it_complete_or_nothing_of_it() {
-    let mut kills = 0;
-    for moment in 0.. {
-        let base = tempfile::tempdir().expect("a directory");
-        let base = base.path();
-        fs::create_dir(base.join("records")).expect("a directory");
-        let status = run_child(base, moment);
-        if status.success() {
-            break;
-        }
-        assert_eq!(status.signal(), Some(9), "moment {moment}");
-        kills += 1;
-        let store = open(base, DirStoreOptions::default()).await;
-        store.wait_until_erased().await;
-        for place in [".new", ".trash"] {
-            assert_eq!(names(&base.join(place)), Vec::<String>::new(), "moment {moment}: {place}");
-        }
-        let (volumes, snapshots) =
-            (store.list().await.expect("list"), store.list_snapshots().await.expect("list"));
-        let records = names(&base.join("records")).len();
-        assert_eq!(records, volumes.len() + snapshots.len(), "moment {moment}: no project leaks");
-        for snapshot in &snapshots {
-            let data = data_of(base, "snapshots", snapshot.as_str());
-            assert_eq!(data.as_deref(), Some("data"), "moment {moment}: a snapshot is complete");
-        }
-        for volume in &volumes {
-            assert_eq!(store.usage(volume).await.expect("usage").limits, LIMITS, "moment {moment}");
-            if *volume == id(2) {
-                let data = data_of(base, "volumes", volume.as_str());
-                assert_eq!(data.as_deref(), Some("data"), "moment {moment}: a copy is complete");
-            }
-        }
-        let unpublished = base.join(".unpublished");
-        let marks = if unpublished.exists() { names(&unpublished) } else { Vec::new() };
-        assert!(marks.is_empty() || volumes.contains(&id(2)), "moment {moment}: {marks:?} is of a volume");
-        live_through(&store, base).await;
-        assert_eq!(names(&base.join("records")), Vec::<String>::new(), "moment {moment}");
-        for place in ["volumes", "snapshots", ".new", ".trash", ".unpublished"] {
-            assert_eq!(names(&base.join(place)), Vec::<String>::new(), "moment {moment}: {place}");
+fn new_base() -> tempfile::TempDir {
+    let base = tempfile::tempdir().expect("a directory");
+    fs::create_dir(base.path().join("records")).expect("a directory");
+    base
+}
+
+/// Checks what a killed process has left, once the next one serves it.
+async fn check_rest(store: &DirStore, base: &Path, point: &str) {
+    for place in [".new", ".trash"] {
+        assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{point}: {place}");
+    }
+    let (volumes, snapshots) =
+        (store.list().await.expect("list"), store.list_snapshots().await.expect("list"));
+    let records = names(&base.join("records")).len();
+    assert_eq!(records, volumes.len() + snapshots.len(), "{point}: no project leaks");
+    for snapshot in &snapshots {
+        let data = data_of(base, "snapshots", snapshot.as_str());
+        assert_eq!(data.as_deref(), Some("data"), "{point}: a snapshot is complete");
+    }
+    for volume in &volumes {
+        assert_eq!(store.usage(volume).await.expect("usage").limits, LIMITS, "{point}");
+        if *volume == id(2) {
+            let data = data_of(base, "volumes", volume.as_str());
+            assert_eq!(data.as_deref(), Some("data"), "{point}: a copy is complete");
         }
     }
-    assert!(kills > 50, "{kills} kills");
+    let marks = names(&base.join(".unpublished"));
+    assert!(marks.is_empty() || volumes.contains(&id(2)), "{point}: {marks:?} is of a volume");
+}
+
+#[tokio::test]
+async fn a_process_killed_at_any_moment_of_a_copy_leaves_it_complete_or_nothing_of_it() {
+    let (base, (options, moments)) = (new_base(), recording_options());
+    live_through(&open(base.path(), options).await, base.path()).await;
+    let (moments, mut tally) = (moments.lock().expect("not poisoned").clone(), KillTally::default());
+    assert!(moments.len() > 50, "{} moments", moments.len());
+    for moment in choose_moments("copy", moments.len()) {
+        let (base, name) = (new_base(), &moments[moment]);
+        let (base, point) = (base.path(), format!("moment {moment}, {name}"));
+        assert_eq!(run_child(base, moment).signal(), Some(9), "{point}");
+        tally.record(KillPlace::Host, name);
+        let store = open(base, DirStoreOptions::default()).await;
+        store.wait_until_erased().await;
+        check_rest(&store, base, &point).await;
+        live_through(&store, base).await;
+        for place in PLACES.iter().chain(&["records"]) {
+            assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{point}: {place}");
+        }
+    }
+    tally.print_lines();
 }

@@ -6,51 +6,19 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nodekeel_fsquota::testing::MemQuota;
-use nodekeel_fsquota::{Bytes, Inodes, ProjectQuota, QuotaLimits, QuotaSetter};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaSetter as _};
 use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::testing::DataCloner;
-use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::testing::{MemStore, image_conformance};
 use nodekeel_provisioner::{
-    CapacityPolicy, DirStore, DirStoreOptions, ImageFormat, OpenVolume, SnapshotId, SnapshotStore as _,
-    VolumeId, VolumeKind, VolumeOpener as _, VolumeStore as _, VolumeStoreError,
+    CapacityPolicy, DirStore, DirStoreOptions, ImageFormat, OpenVolume, SnapshotStore as _, VolumeId,
+    VolumeKind, VolumeOpener as _, VolumeStore as _, VolumeStoreError,
 };
-use testbed::guest::disk::{FileSystem, GuestDisk};
+use testbed::guest::disk::FileSystem;
 
-const MIB: u64 = 1 << 20;
-
-fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
-}
-
-fn snapshot_id(number: u32) -> SnapshotId {
-    SnapshotId::from_uid(&sample_uid(number)).expect("a UUID")
-}
+use crate::fixture::{MIB, PLACES, assert_empty, id, names, open, open_on_disk, open_with, snapshot_id};
 
 fn size_limits(mebibytes: u64) -> QuotaLimits {
     QuotaLimits { bytes: Some(Bytes(mebibytes * MIB)), inodes: None }
-}
-
-/// A store on any file system: it copies data.
-async fn open_with(base: &Path, quota: &Arc<MemQuota>, mut options: DirStoreOptions) -> DirStore {
-    options.cloner = Arc::new(DataCloner);
-    let dir = Dir::open(base).expect("the base");
-    let store = DirStore::with_options(dir, Arc::clone(quota) as _, options).expect("a store");
-    store.create_identity().await.expect("an identity");
-    store
-}
-
-async fn open(base: &Path, quota: &Arc<MemQuota>) -> DirStore {
-    open_with(base, quota, DirStoreOptions::default()).await
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 fn image_path(base: &Path, number: u32) -> PathBuf {
@@ -79,9 +47,7 @@ async fn the_dir_store_keeps_the_contract_of_images() {
     image_conformance(&store, &[ImageFormat::Block, ImageFormat::Ext4]).await;
     store.wait_until_erased().await;
     assert_eq!(quota.list_projects(), [], "no project is left");
-    for place in ["volumes", "snapshots", ".new", ".trash", ".unpublished", "kinds"] {
-        assert_eq!(names(&base.path().join(place)), Vec::<String>::new(), "{place}");
-    }
+    assert_empty(base.path(), &PLACES);
 }
 
 /// The files below the store that block and strict volumes consist of, with their modes, and their sizes or contents.
@@ -341,12 +307,8 @@ async fn a_store_without_images_refuses_them_by_name() {
 #[tokio::test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 async fn on_xfs_images_are_created_grown_and_copied_and_none_leaves_its_size() {
-    let disk = GuestDisk::acquire().and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"));
-    let disk = disk.expect("a disk");
+    let (disk, store) = open_on_disk(FileSystem::Xfs).await;
     let base = disk.mount_point();
-    let quota = Arc::new(ProjectQuota::open(base).expect("project quotas"));
-    let store = DirStore::new(Dir::open(base).expect("open"), quota).expect("a store");
-    store.create_identity().await.expect("an identity");
     image_conformance(&store, &ImageFormat::ALL).await;
     store.wait_until_erased().await;
 
@@ -383,7 +345,5 @@ async fn on_xfs_images_are_created_grown_and_copied_and_none_leaves_its_size() {
     }
     store.remove_snapshot(&snapshot_id(2)).await.expect("remove");
     store.wait_until_erased().await;
-    for place in ["volumes", "snapshots", "kinds", ".new", ".trash", ".unpublished"] {
-        assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{place}");
-    }
+    assert_empty(base, &PLACES);
 }

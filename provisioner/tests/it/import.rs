@@ -23,7 +23,8 @@ use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::kills::{FileQuota, names};
+use crate::fixture::names;
+use crate::kills::FileQuota;
 use crate::service::harness::wait_until;
 
 const BASE: &str = "NODEKEEL_IMPORT_BASE";

@@ -7,19 +7,14 @@ use std::sync::Arc;
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::{
-    CapacityPolicy, DirStore, DirStoreOptions, ImportMode, SourceError, VolumeId, VolumeImporter,
-    VolumeStore as _,
+    CapacityPolicy, DirStore, DirStoreOptions, ImportMode, SourceError, VolumeImporter, VolumeStore as _,
 };
 
-use crate::kills::{FileQuota, names};
+use crate::fixture::{id, names};
+use crate::kills::FileQuota;
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(50 << 20)), inodes: Some(Inodes(1024)) };
-
-fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
-}
 
 /// Promises 64 MiB.
 fn ceiling(base: &Path) -> CapacityPolicy {

@@ -13,9 +13,10 @@ use nodekeel_fsquota::{
     QuotaUsage,
 };
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::{DirStore, DirStoreOptions, StepMoment, VolumeId, VolumeStep, VolumeStore as _};
+use nodekeel_provisioner::{DirStore, DirStoreOptions, StepMoment, VolumeStep, VolumeStore as _};
 use rustix::process::{Signal, getpid, kill_process};
+
+use crate::fixture::{id, names};
 
 /// Environment variables of the child: its directory, and the step at which it is killed.
 const BASE: &str = "NODEKEEL_KILLS_BASE";
@@ -93,10 +94,6 @@ impl QuotaSetter for FileQuota {
     }
 }
 
-fn id() -> VolumeId {
-    VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
-}
-
 async fn open(base: &Path, options: DirStoreOptions) -> DirStore {
     let quota = Arc::new(FileQuota(base.join("records")));
     let store = DirStore::with_options(Dir::open(base).expect("the base"), quota, options).expect("a store");
@@ -105,12 +102,12 @@ async fn open(base: &Path, options: DirStoreOptions) -> DirStore {
 }
 
 async fn create_and_remove(store: &DirStore, base: &Path) {
-    store.create(&id(), LIMITS).await.expect("create");
-    let data = base.join("volumes").join(id().as_str()).join("a/b");
+    store.create(&id(1), LIMITS).await.expect("create");
+    let data = base.join("volumes").join(id(1).as_str()).join("a/b");
     fs::create_dir_all(&data).expect("a directory");
     fs::write(data.join("file"), "data").expect("a file");
-    store.resize(&id(), RESIZED).await.expect("resize");
-    store.remove(&id()).await.expect("remove");
+    store.resize(&id(1), RESIZED).await.expect("resize");
+    store.remove(&id(1)).await.expect("remove");
     store.wait_until_erased().await;
 }
 
@@ -134,11 +131,6 @@ fn run_child(base: &Path, step: &str) -> ExitStatus {
     let mut child = Command::new(program);
     child.args(["--exact", "kills::child"]).env(BASE, base).env(STEP, step);
     child.output().expect("a child").status
-}
-
-pub(crate) fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").file_name());
-    entries.map(|name| name.to_string_lossy().into_owned()).collect()
 }
 
 #[tokio::test]

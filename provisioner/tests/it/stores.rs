@@ -125,9 +125,15 @@ async fn a_lost_store_keeps_nothing_of_its_disk_open_and_opens_it_again_once_it_
     assert_eq!(store.identity().await.expect("read"), identity);
     assert_eq!(store.list().await.expect("list"), [id(1)]);
     drop(store);
-    for mounted in [base.path(), disk.path()] {
-        nix::mount::umount2(mounted, nix::mount::MntFlags::empty()).expect("nothing is open");
-    }
+    // Its thread ends after this.
+    let unmounted = async {
+        for mounted in [base.path(), disk.path()] {
+            while nix::mount::umount2(mounted, nix::mount::MntFlags::empty()).is_err() {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), unmounted).await.expect("nothing is open");
 }
 
 #[tokio::test]

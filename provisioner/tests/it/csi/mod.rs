@@ -3,8 +3,8 @@
 mod harness;
 mod model;
 mod publish;
-mod real_images;
+pub(crate) mod real_images;
 mod real_mount_kills;
-mod real_mounts;
+pub(crate) mod real_mounts;
 mod registration;
 mod sanity;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use nodekeel_provisioner::csi::{BindMounter, MountRestrictions, TargetPath, VolumeMounter as _};
 use nodekeel_provisioner::{ImageFormat, StepMoment, VolumeStep};
 use rustix::process::{Signal, getpid, kill_process};
+use testbed::{KillPlace, KillTally};
 
 use super::harness::open_image;
 use super::real_images::ImageFixture;
@@ -18,6 +19,9 @@ use super::real_mounts::run_in_mount_namespace;
 const BASE: &str = "NODEKEEL_MOUNT_KILLS_BASE";
 const FORMAT: &str = "NODEKEEL_MOUNT_KILLS_FORMAT";
 const STEP: &str = "NODEKEEL_MOUNT_KILLS_STEP";
+
+/// How often a process is killed at each step; once without.
+const ROUNDS_VARIABLE: &str = "NODEKEEL_VOLUME_KILLS";
 
 const STEPS: [VolumeStep; 6] = [
     VolumeStep::CreateTarget,
@@ -64,10 +68,9 @@ fn run_child(base: &Path, format: ImageFormat, step: &str) -> ExitStatus {
 }
 
 /// Kills a process at each step. After that, the kubelet publishes the volume again, or unpublishes it.
-fn kill_at_each_step(format: ImageFormat, is_repeated: bool) -> usize {
+fn kill_at_each_step(format: ImageFormat, is_repeated: bool, tally: &mut KillTally) {
     let fixture = ImageFixture::new();
     let (volume, target) = (fixture.create(1, format), fixture.target(POD));
-    let mut kills = 0;
     for step in STEPS {
         for moment in [StepMoment::Before, StepMoment::After] {
             let point = format!("{moment:?} {step:?}");
@@ -76,7 +79,7 @@ fn kill_at_each_step(format: ImageFormat, is_repeated: bool) -> usize {
                 assert!(status.success(), "{point}: the device of a file system detaches itself");
             } else {
                 assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{format} {point}");
-                kills += 1;
+                tally.record(KillPlace::Host, &point);
             }
             let mounts = BindMounter::new(fixture.path("kubelet"));
             let is_mounted = mounts.find_mount(&target).expect("inspect").is_some();
@@ -91,16 +94,22 @@ fn kill_at_each_step(format: ImageFormat, is_repeated: bool) -> usize {
             fixture.wait_detached();
         }
     }
-    kills
 }
 
 #[test]
 #[ignore = "needs root: it attaches loop devices"]
 fn a_process_killed_at_any_step_of_a_mount_leaves_what_the_next_one_completes_or_undoes() {
     run_in_mount_namespace(|| {
-        let formats = [ImageFormat::Block, ImageFormat::Ext4];
-        let cases = formats.into_iter().flat_map(|format| [true, false].map(|again| (format, again)));
-        let kills: usize = cases.map(|(format, again)| kill_at_each_step(format, again)).sum();
-        assert_eq!(kills, 2 * (12 + 10));
+        let rounds = std::env::var(ROUNDS_VARIABLE).map_or(1, |count| count.parse().expect("a number"));
+        let mut tally = KillTally::default();
+        for _ in 0..rounds {
+            for format in ImageFormat::ALL {
+                for is_repeated in [true, false] {
+                    kill_at_each_step(format, is_repeated, &mut tally);
+                }
+            }
+        }
+        assert_eq!(tally.count_at(KillPlace::Host), rounds * 2 * (12 + 10 + 10));
+        tally.print_lines();
     });
 }

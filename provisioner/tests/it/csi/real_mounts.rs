@@ -5,8 +5,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use nodekeel_localstorage::mount::{MountEntry, mount_table};
 use nodekeel_provisioner::OpenVolume;
 use nodekeel_provisioner::csi::testing::{ConformanceSetup, conformance};
 use nodekeel_provisioner::csi::{
@@ -22,10 +23,20 @@ pub(crate) fn run_in_mount_namespace(run: impl FnOnce() + Send + 'static) {
         unshare(CloneFlags::CLONE_NEWNS).expect("root may unshare");
         let nothing = None::<&str>;
         mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).expect("make private");
+        unmount_copies();
         run();
     };
     if let Err(panic) = std::thread::spawn(run_apart).join() {
         std::panic::resume_unwind(panic);
+    }
+}
+
+/// Other tests unmount their disks, and need them unused then: copies of their mounts would keep them in use.
+fn unmount_copies() {
+    let directory = std::env::temp_dir();
+    let is_copy = |mount: &&MountEntry| mount.target != directory && mount.target.starts_with(&directory);
+    for mount in mount_table().expect("the mounts").iter().rev().filter(is_copy) {
+        let _ = umount2(&mount.target, MntFlags::MNT_DETACH);
     }
 }
 

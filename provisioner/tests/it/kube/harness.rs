@@ -1,8 +1,6 @@
 //! A control plane that tests share; each test has a separate driver, namespace and nodes in it.
 
 use std::fmt::Debug;
-use std::fs;
-use std::path::Path;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -30,6 +28,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use crate::fixture::names;
 use crate::service::harness::AttemptCounts;
 
 /// Timeout of waits, on a busy machine.
@@ -377,13 +376,6 @@ pub(crate) fn phase(claim: &PersistentVolumeClaim) -> &str {
 /// The id of a claim's volume.
 pub(crate) fn id(claim: &PersistentVolumeClaim) -> VolumeId {
     VolumeId::from_uid(claim.metadata.uid.as_deref().expect("a UID")).expect("a UUID")
-}
-
-pub(crate) fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").file_name());
-    let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 /// Merges a patch into a value. *Source:* RFC 7386.
