@@ -8,11 +8,11 @@ use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::DeleteParams;
 use kube::{Api, Client};
 use serde_json::json;
-use testbed::{FakeNode, Kube};
+use testbed::{FakeNode, KillPlace, KillTally, Kube};
 use tokio::process::Child;
 
 use crate::cluster::{
-    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, wait_object, wait_objects,
+    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, kill_rounds, wait_object, wait_objects,
 };
 
 const MIB: u64 = 1 << 20;
@@ -20,6 +20,9 @@ const MIB: u64 = 1 << 20;
 /// The node that the scheduler prefers, and the one with a pod that occupies most of its processors.
 const PREFERRED: &str = "preferred";
 const BUSY: &str = "busy";
+
+pub(crate) const PUBLICATION_MOMENTS: [&str; 4] =
+    ["Before PublishCapacity", "After PublishCapacity", "Before RemoveCapacity", "After RemoveCapacity"];
 
 /// How long the pod may take: the scheduler alone needs a second for a volume.
 const PLACED_WITHIN: Duration = Duration::from_secs(30);
@@ -157,15 +160,9 @@ async fn wait_classes(client: &Client, daemon: &TestDaemon, expected: &[&str]) {
 fn a_daemon_killed_around_each_publication_leaves_one_object_for_each_class() {
     run(async |cluster| {
         let classes: Api<StorageClass> = Api::all(cluster.client.clone());
-        for (number, moment) in [
-            "Before PublishCapacity",
-            "After PublishCapacity",
-            "Before RemoveCapacity",
-            "After RemoveCapacity",
-        ]
-        .into_iter()
-        .enumerate()
-        {
+        let moments = PUBLICATION_MOMENTS.into_iter().cycle().take(PUBLICATION_MOMENTS.len() * kill_rounds());
+        let mut tally = KillTally::default();
+        for (number, moment) in moments.enumerate() {
             // Names after the others, so that the object of this class is published last.
             let class = format!("z-{number}");
             let temporary = json!({
@@ -181,6 +178,7 @@ fn a_daemon_killed_around_each_publication_leaves_one_object_for_each_class() {
             let status =
                 tokio::time::timeout(TIMEOUT, child.wait()).await.expect("it is killed").expect("a status");
             assert_eq!(status.signal(), Some(9), "{moment}: {}", daemon.log_text());
+            tally.record(KillPlace::Host, moment);
             let _child = daemon.start_promising(64 * MIB, &[]);
             if moment.ends_with("PublishCapacity") {
                 wait_classes(&cluster.client, &daemon, &["nodekeel", "nodekeel-retain", &class]).await;
@@ -188,5 +186,6 @@ fn a_daemon_killed_around_each_publication_leaves_one_object_for_each_class() {
             }
             wait_classes(&cluster.client, &daemon, &["nodekeel", "nodekeel-retain"]).await;
         }
+        tally.print_lines();
     });
 }

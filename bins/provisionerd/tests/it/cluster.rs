@@ -18,6 +18,7 @@ use kube::runtime::watcher::{self, watch_object, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use testbed::gotool::SNAPSHOT_CRDS;
 use testbed::{Kube, KubeUser};
 use tokio::process::{Child, Command};
 
@@ -25,6 +26,20 @@ use tokio::process::{Child, Command};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) const DRIVER: &str = "volumes.nodekeel";
+
+/// How often a daemon is killed at each moment: once, unless a stress run sets the variable.
+pub(crate) fn kill_rounds() -> usize {
+    std::env::var("NODEKEEL_VOLUME_KILLS").map_or(1, |count| count.parse().expect("a number"))
+}
+
+/// Installs the kinds of the snapshot API.
+pub(crate) fn install_snapshot_api(kube: &Kube) {
+    for manifest in SNAPSHOT_CRDS {
+        kube.apply_manifests(manifest).expect("the kinds of the snapshot API");
+    }
+    let kind = "volumesnapshotcontents.snapshot.storage.k8s.io";
+    kube.wait_for_condition("customresourcedefinition", kind, "condition=Established").expect("established");
+}
 
 /// Starts a control plane with the objects of deploy/.
 pub(crate) fn start_control_plane() -> Kube {

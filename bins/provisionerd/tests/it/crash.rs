@@ -1,30 +1,22 @@
 //! Kills provisionerd at each moment of a volume's lifecycle, on a real API server, and starts it again:
 //! nothing leaks, and nothing is provisioned twice.
 
-use futures_util::StreamExt as _;
-use testbed::FakeNode;
+use nodekeel_provisioner::VolumeStep;
+use testbed::{KillPlace, KillTally};
 
-use crate::cluster::{self, DRIVER, TestDaemon};
+use crate::cluster::kill_rounds;
+use crate::{capacity, import};
 
 mod clones;
 mod images;
 mod leak_counts;
+mod marks;
+mod matrix;
 mod run;
 mod scenarios;
+mod snapshots;
 
 use leak_counts::LeakCounts;
-use run::{CrashRun, MAX_BYTES, MAX_IMAGE_BYTES};
-
-const IMMEDIATE_CLASS: &str = "immediate";
-
-/// The class of strict volumes.
-const STRICT_CLASS: &str = "strict";
-
-/// Maximum number of parallel runs.
-const MAX_PARALLEL: usize = 4;
-
-/// The variable with the number of passes of a stress run through all moments.
-const ROUNDS_VARIABLE: &str = "NODEKEEL_VOLUME_KILLS";
 
 /// The scenario of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,18 +41,16 @@ enum ClaimScenario {
     Block,
     /// The same, for a strict volume.
     Strict,
+    /// The same, with XFS.
+    StrictXfs,
     /// A claim for a strict volume is deleted before provisionerd starts again: nobody needs the volume, which is not empty.
     StrictAbandoned,
-}
-
-impl ClaimScenario {
-    fn is_clone(self) -> bool {
-        matches!(self, Self::Cloned | Self::CloneAbandoned)
-    }
-
-    fn is_image(self) -> bool {
-        matches!(self, Self::Block | Self::Strict | Self::StrictAbandoned)
-    }
+    /// The claim is a clone of one whose volume is on another node.
+    HandedOver,
+    /// A snapshot of the claim's volume is taken and deleted.
+    Snapshotted,
+    /// The disk of the claim's volume was declared lost, and is there.
+    DeclaredLost,
 }
 
 /// The steps of a clone.
@@ -95,7 +85,7 @@ const STRICT_STEPS: &[&str] = &[
 ];
 
 /// The steps of each scenario.
-const STEPS: [(ClaimScenario, &[&str]); 11] = [
+const STEPS: [(ClaimScenario, &[&str]); 15] = [
     (
         ClaimScenario::Selected,
         &[
@@ -126,9 +116,16 @@ const STEPS: [(ClaimScenario, &[&str]); 11] = [
     (ClaimScenario::Block, &["CreateImage", "MarkKind", "GrowImage", "GrowDevice", "UnmarkKind"]),
     (ClaimScenario::Strict, STRICT_STEPS),
     (
+        ClaimScenario::StrictXfs,
+        &["FormatImage", "RenameIntoPlace", "GrowImage", "GrowDevice", "UnmarkKind", "EraseContent"],
+    ),
+    (
         ClaimScenario::StrictAbandoned,
         &["FormatImage", "MarkUnpublished", "MarkKind", "RenameIntoPlace", "CreatePersistentVolume"],
     ),
+    (ClaimScenario::HandedOver, &["HandOverClaim"]),
+    (ClaimScenario::Snapshotted, &["CloneTree", "UpdateSnapshotStatus", "RemoveSnapshotFinalizer"]),
+    (ClaimScenario::DeclaredLost, &["MarkLost"]),
 ];
 
 /// The moments of the kills: before and after each step.
@@ -139,78 +136,33 @@ fn kill_moments() -> Vec<(ClaimScenario, String)> {
         .collect()
 }
 
-/// The name of the node and the claim of a run.
-fn node_name(scenario: ClaimScenario, moment: &str, pass: usize) -> String {
-    format!("{scenario:?}-{}-{pass}", moment.replace(' ', "-")).to_lowercase()
-}
-
-/// Kills provisionerd at every moment, this many times.
-fn kill_at_each_moment(rounds: usize) -> LeakCounts {
-    let kube = cluster::start_control_plane();
-    for (name, more) in [
-        (IMMEDIATE_CLASS, ""),
-        (
-            STRICT_CLASS,
-            ", volumeBindingMode: WaitForFirstConsumer, allowVolumeExpansion: true, parameters: {strict: 'true'}",
-        ),
-    ] {
-        let class = format!(
-            "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {name}}}, provisioner: {DRIVER}{more}}}"
-        );
-        kube.apply_manifests(&class).expect("a class");
-    }
-    let kubeconfig = cluster::account_kubeconfig(&kube);
-    // Only a schedulable node selects itself.
-    for pass in 0..rounds {
-        for (scenario, moment) in kill_moments() {
-            if scenario == ClaimScenario::Immediate {
-                kube.create_fake_node(&FakeNode::new(node_name(scenario, &moment, pass))).expect("a node");
-            }
-        }
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
-        let client = cluster::admin_client(&kube).await;
-        let all = (0..rounds).flat_map(|pass| kill_moments().into_iter().map(move |moment| (pass, moment)));
-        let pass = |(pass, (scenario, moment)): (usize, (ClaimScenario, String))| {
-            let (client, kubeconfig) = (client.clone(), kubeconfig.clone());
-            async move {
-                let name = node_name(scenario, &moment, pass);
-                let program = TestDaemon::new(&kubeconfig, name.clone());
-                match scenario {
-                    _ if scenario.is_clone() => {
-                        let run = CrashRun::start((client, name), (program, MAX_BYTES), "");
-                        run.clone_claim(scenario, &moment).await
-                    }
-                    _ if scenario.is_image() => {
-                        let run = CrashRun::start((client, name), (program, MAX_IMAGE_BYTES), &moment);
-                        run.use_image(scenario).await
-                    }
-                    _ => {
-                        let mut run = CrashRun::start((client, name), (program, MAX_BYTES), &moment);
-                        run.run_scenario(scenario).await
-                    }
-                }
-            }
-        };
-        // An instance that selects its node for claims must run alone.
-        let (alone, together): (Vec<_>, Vec<_>) =
-            all.partition(|(_, (scenario, _))| *scenario == ClaimScenario::Immediate);
-        let counts = futures_util::stream::iter(together).map(pass).buffer_unordered(MAX_PARALLEL);
-        let counts = counts.fold(LeakCounts::default(), async |sum, counts| sum.add(&counts)).await;
-        let rest = futures_util::stream::iter(alone).then(pass);
-        rest.fold(counts, async |sum, counts| sum.add(&counts)).await
-    })
-}
-
 fn assert_no_leaks(rounds: usize) {
-    let counts = kill_at_each_moment(rounds);
+    let (counts, moments) = (matrix::kill_at_each_moment(rounds), kill_moments());
     println!("{counts}");
-    assert_eq!(counts, LeakCounts { kills: rounds * kill_moments().len(), ..LeakCounts::default() });
+    assert_eq!(counts, LeakCounts { kills: rounds * moments.len(), ..LeakCounts::default() });
+    let mut tally = KillTally::default();
+    for (_, moment) in &moments {
+        (0..rounds).for_each(|_| tally.record(KillPlace::Host, moment));
+    }
+    tally.print_lines();
+}
+
+/// Steps of mounts: this daemon has no kubelet. The tests of the mounter kill there, and those on a node.
+const MOUNT_STEPS: [&str; 6] =
+    ["CreateTarget", "AttachDevice", "MountVolume", "UnmountVolume", "RemoveTarget", "DetachDevice"];
+
+#[test]
+fn each_step_has_a_test_that_kills_there() {
+    let here = STEPS.iter().flat_map(|(_, steps)| steps.iter().copied());
+    let imports = import::STEPS.iter().flat_map(|(_, steps)| steps.iter().copied());
+    let publications =
+        capacity::PUBLICATION_MOMENTS.iter().filter_map(|moment| moment.strip_prefix("Before "));
+    let mut killed: Vec<_> = here.chain(imports).chain(publications).chain(MOUNT_STEPS).collect();
+    killed.sort_unstable();
+    killed.dedup();
+    let mut all = VolumeStep::ALL.map(|step| format!("{step:?}"));
+    all.sort_unstable();
+    assert_eq!(killed, all);
 }
 
 #[test]
@@ -222,5 +174,5 @@ fn a_daemon_killed_at_each_moment_leaks_nothing_and_provisions_nothing_twice() {
 #[test]
 #[ignore = "soak: NODEKEEL_VOLUME_KILLS times through all moments"]
 fn a_daemon_killed_repeatedly_leaks_nothing_and_provisions_nothing_twice() {
-    assert_no_leaks(std::env::var(ROUNDS_VARIABLE).map_or(2, |count| count.parse().expect("a number")));
+    assert_no_leaks(kill_rounds());
 }

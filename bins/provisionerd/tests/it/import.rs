@@ -10,18 +10,24 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Client;
 use kube::api::ListParams;
 use serde_json::json;
-use testbed::wait_until;
+use testbed::{KillPlace, KillTally, wait_until};
 use tokio::process::Command;
 
 use crate::cluster::{
-    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, volumes_api, wait_object,
+    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, kill_rounds, volumes_api, wait_object,
 };
 
 /// The steps of a copy and of a move.
-const STEPS: [(&str, &[&str]); 2] = [
+pub(crate) const STEPS: [(&str, &[&str]); 2] = [
     ("copy", &["CreateDirectory", "SetLimits", "CopyTree", "RenameIntoPlace", "CreatePersistentVolume"]),
     ("move", &["MoveToImport", "LimitTree", "RenameIntoPlace", "CreatePersistentVolume"]),
 ];
+
+/// Before and after each step, with its mode.
+fn kill_moments() -> impl Iterator<Item = (&'static str, String)> {
+    let steps = STEPS.iter().flat_map(|(mode, steps)| steps.iter().map(|step| (*mode, *step)));
+    steps.flat_map(|(mode, step)| ["Before", "After"].map(|side| (mode, format!("{side} {step}"))))
+}
 
 /// Imports for the claims of a node whose daemon runs.
 struct ImportFixture {
@@ -58,8 +64,8 @@ impl ImportFixture {
         command.output().await.expect("provisionerd runs")
     }
 
-    async fn import_killed_at(&self, mode: &str, moment: &str) {
-        let name = format!("{mode}-{}", moment.replace(' ', "-").to_lowercase());
+    async fn import_killed_at(&self, mode: &str, moment: &str, round: usize) {
+        let name = format!("{mode}-{}-{round}", moment.replace(' ', "-").to_lowercase());
         let source = self.create_claim(&name).await;
         let killed = self.import((&name, mode), &source, Some(moment)).await;
         assert_eq!(killed.status.signal(), Some(9), "{name}: {}", String::from_utf8_lossy(&killed.stderr));
@@ -101,20 +107,20 @@ fn an_import_killed_at_each_step_binds_the_claim_to_the_data_once() {
         tokio::task::block_in_place(|| wait_until(TIMEOUT, "the daemon to serve its store", is_served))
             .unwrap_or_else(|error| panic!("{error:#}: {}", program.log_text()));
         let site = ImportFixture { client: cluster::admin_client(&kube).await, program };
-        let mut count = 0;
-        for (mode, steps) in STEPS {
-            for moment in
-                steps.iter().flat_map(|step| ["Before", "After"].map(|side| format!("{side} {step}")))
-            {
-                site.import_killed_at(mode, &moment).await;
-                count += 1;
+        let mut tally = KillTally::default();
+        for round in 0..kill_rounds() {
+            for (mode, moment) in kill_moments() {
+                site.import_killed_at(mode, &moment, round).await;
+                tally.record(KillPlace::Host, &moment);
             }
         }
+        let count = tally.count_at(KillPlace::Host);
         let volumes = volumes_api(&site.client).list(&ListParams::default()).await.expect("a list");
         assert_eq!(volumes.items.len(), count, "one for each claim");
         assert_eq!(site.program.list_names("volumes").len(), count);
         assert_eq!(site.program.list_names(".import"), Vec::<String>::new(), "nothing is left");
         assert_eq!(site.program.project_names().len(), count, "no project leaks");
+        tally.print_lines();
     });
 }
 

@@ -2,7 +2,6 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use testbed::gotool::SNAPSHOT_CRDS;
 use testbed::{Kube, command_output, wait_until};
 
 use crate::cluster::{self, DRIVER, TIMEOUT};
@@ -60,11 +59,7 @@ fn content_manifest(name: &str, driver: &str, node: &str) -> Value {
 fn an_account_changes_only_the_snapshots_of_its_node() {
     const FOREIGN: &str = "not one of this driver on this node";
     let kube = cluster::start_control_plane();
-    for manifest in SNAPSHOT_CRDS {
-        kube.apply_manifests(manifest).expect("the kinds of the snapshot API");
-    }
-    let kind = "volumesnapshotcontents.snapshot.storage.k8s.io";
-    kube.wait_for_condition("customresourcedefinition", kind, "condition=Established").expect("established");
+    cluster::install_snapshot_api(&kube);
     kube.apply_manifests(include_str!("../../../../deploy/policy/own-snapshots.yaml")).expect("the policy");
     kube.apply_manifests(STATUS_READER).expect("kubectl reads what it patches");
     for (name, driver, node) in [

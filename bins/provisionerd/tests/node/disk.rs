@@ -62,9 +62,10 @@ fn parse_hard_limit(line: &str) -> Result<(String, u64)> {
     Ok((project, hard.parse().with_context(|| format!("read {line:?}"))?))
 }
 
-/// The directories of volumes: in use, being created, and being erased.
+/// The directories of volumes and snapshots, in use, being created, and being erased, and their marks.
 pub(crate) fn volume_directories(node: &GuestNode) -> Result<Vec<String>> {
-    let text = node.run_shell(&format!("cd {VOLUMES}; ls -d volumes/* .new/* .trash/* 2>/dev/null; true"))?;
+    const PLACES: &str = "volumes/* snapshots/* kinds/* .unpublished/* .new/* .trash/*";
+    let text = node.run_shell(&format!("cd {VOLUMES}; ls -d {PLACES} 2>/dev/null; true"))?;
     Ok(text.lines().map(String::from).collect())
 }
 

@@ -56,7 +56,7 @@ impl CrashRun {
     }
 
     /// A claim for the node of this run; a copy of a source, if that is not null.
-    async fn create_node_claim(&self, name: &str, source: Value) -> PersistentVolumeClaim {
+    pub(super) async fn create_node_claim(&self, name: &str, source: Value) -> PersistentVolumeClaim {
         let claim = json!({
             "metadata": { "name": name, "annotations": { SELECTED_NODE: self.program.node } },
             "spec": {
@@ -69,7 +69,7 @@ impl CrashRun {
         create_object(&claims_api(&self.client), claim).await
     }
 
-    fn file_of(&self, volume: &str) -> std::path::PathBuf {
+    pub(super) fn file_of(&self, volume: &str) -> std::path::PathBuf {
         self.program.base.path().join("volumes").join(volume).join("file")
     }
 }

@@ -9,14 +9,20 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use nodekeel_provisioner::{IMAGE_FILE, KIND_ATTRIBUTE, SELECTED_NODE};
 use serde_json::json;
 
+use super::ClaimScenario;
 use super::leak_counts::LeakCounts;
+use super::matrix::{STRICT_CLASS, XFS_CLASS};
 use super::run::CrashRun;
 use super::scenarios::is_bound;
-use super::{ClaimScenario, STRICT_CLASS};
 use crate::cluster::{claims_api, create_object, volumes_api, wait_object};
 
 /// Where a pod writes: behind what the file system has at its beginning.
 const PLACE: u64 = 7 << 20;
+
+/// The sizes of a volume before and after its expansion, in MiB.
+fn sizes(scenario: ClaimScenario) -> [u64; 2] {
+    if scenario == ClaimScenario::StrictXfs { [300, 320] } else { [8, 16] }
+}
 
 impl CrashRun {
     /// Creates a claim for a block or strict volume, writes into the volume, expands it, and deletes both.
@@ -52,13 +58,14 @@ impl CrashRun {
     async fn create_image_claim(&self, scenario: ClaimScenario) -> PersistentVolumeClaim {
         let (mode, class) = match scenario {
             ClaimScenario::Block => ("Block", "nodekeel"),
+            ClaimScenario::StrictXfs => ("Filesystem", XFS_CLASS),
             _ => ("Filesystem", STRICT_CLASS),
         };
         let claim = json!({
             "metadata": { "name": self.name, "annotations": { SELECTED_NODE: self.program.node } },
             "spec": {
                 "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": "8Mi" } },
+                "resources": { "requests": { "storage": format!("{}Mi", sizes(scenario)[0]) } },
                 "storageClassName": class,
                 "volumeMode": mode,
             },
@@ -74,12 +81,14 @@ impl CrashRun {
         let image = self.image_of(volume);
         let file = fs::File::options().read(true).write(true).open(&image).expect("the image");
         file.write_all_at(b"data", PLACE).expect("it has its size");
-        let request = json!({ "spec": { "resources": { "requests": { "storage": "16Mi" } } } });
+        let [_, mebibytes] = sizes(scenario);
+        let size = format!("{mebibytes}Mi");
+        let request = json!({ "spec": { "resources": { "requests": { "storage": size } } } });
         claims.patch(&name, &PatchParams::default(), &Patch::Merge(request)).await.expect("a patch");
         let is_expanded = |claim: Option<&PersistentVolumeClaim>| {
             let status = claim.and_then(|claim| claim.status.as_ref());
             status.is_some_and(|status| {
-                status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == "16Mi")
+                status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == size)
                     && status.allocated_resource_statuses.is_none()
                     && status.conditions.is_none()
             })
@@ -87,9 +96,13 @@ impl CrashRun {
         self.wait_through_kill(wait_object(&claims, &name, is_expanded)).await;
         let mut data = [0; 4];
         file.read_exact_at(&mut data, PLACE).expect("read");
-        assert_eq!((&data, file.metadata().expect("metadata").len()), (b"data", 16 << 20), "{name}");
+        assert_eq!((&data, file.metadata().expect("metadata").len()), (b"data", mebibytes << 20), "{name}");
         let object = volumes.get(volume).await.expect("the volume").spec.and_then(|spec| spec.csi);
-        let kind = if scenario == ClaimScenario::Block { "block" } else { "ext4" };
+        let kind = match scenario {
+            ClaimScenario::Block => "block",
+            ClaimScenario::StrictXfs => "xfs",
+            _ => "ext4",
+        };
         let attributes = object.and_then(|csi| csi.volume_attributes).expect("attributes");
         assert_eq!(attributes[KIND_ATTRIBUTE], kind, "{name}");
         let mark = fs::read_to_string(self.program.base.path().join("kinds").join(volume));

@@ -125,7 +125,7 @@ impl CrashRun {
     }
 
     pub(super) async fn count_leftovers(&self, doubles: usize) -> LeakCounts {
-        let directories = ["volumes", ".new", ".trash", ".unpublished", "kinds"];
+        let directories = ["volumes", "snapshots", ".new", ".trash", ".unpublished", "kinds"];
         let counts = LeakCounts {
             kills: self.kills,
             directories: directories.iter().map(|name| self.program.list_names(name).len()).sum(),

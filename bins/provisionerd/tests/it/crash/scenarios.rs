@@ -7,9 +7,10 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use nodekeel_provisioner::{DriverName, FINALIZER, SELECTED_NODE};
 use serde_json::{Value, json};
 
+use super::ClaimScenario;
 use super::leak_counts::LeakCounts;
+use super::matrix::IMMEDIATE_CLASS;
 use super::run::{CrashRun, MAX_BYTES};
-use super::{ClaimScenario, IMMEDIATE_CLASS};
 use crate::cluster::{DRIVER, claims_api, create_object, volumes_api, wait_object};
 
 impl CrashRun {
