@@ -38,7 +38,7 @@ pub use health::HealthConfig;
 pub(crate) use locate::CORE_TABLES;
 use locate::TomlDocument;
 pub(crate) use provisioner::check_provisioner;
-pub use provisioner::{CapacitySettings, ProvisionerConfig, QuotaMode};
+pub use provisioner::{AuditSettings, CapacitySettings, ProvisionerConfig, QuotaMode};
 pub use section::ConfigSection;
 use section::PartSections;
 pub(crate) use source::LOG_LEVELS;

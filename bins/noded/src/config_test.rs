@@ -93,6 +93,8 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "quota",
         "csi",
         "kubelet",
+        "capacity",
+        "audit",
     ] {
         assert!(example.iter().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not shown");
     }
@@ -349,6 +351,14 @@ fn an_invalid_provisioner_section_is_rejected_at_its_line_and_field() {
         (
             format!("{given}capacity.ratio = 0.0"),
             "provisioner.capacity.ratio: invalid capacity ratio 0: use a number from 0.001 to 1000, such as 1.0",
+        ),
+        (
+            format!("{given}audit.interval = \"500ms\""),
+            "provisioner.audit.interval: invalid interval 500ms: use a duration of at least a second, such as \"30m\"",
+        ),
+        (
+            format!("{given}audit.rate = 0"),
+            "provisioner.audit.rate: must be a whole number above 0, without quotes, not 0",
         ),
         ("provisioner = \"k\"".into(), ":1:15: provisioner: must be a table, written [provisioner]"),
         (

@@ -6,6 +6,7 @@ mod cluster;
 mod config;
 mod health;
 mod images;
+mod known_dns;
 mod log_levels;
 mod log_query;
 mod process;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
-use nodekeel_logtree::{Dn, LogQuery};
+use nodekeel_logtree::LogQuery;
 use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -98,32 +99,6 @@ impl ControlService {
                 Err(Status::failed_precondition(format!("{dn} is skipped: {reason}")))
             }
         }
-    }
-
-    /// The status for an unknown DN: it suggests similar ones.
-    fn unknown_dn(&self, dn: &str) -> Status {
-        if self.shared.with_supervisor(|_| ()).is_none() {
-            return stopping_status();
-        }
-        let logged = self.shared.log_store.dn_stats().into_iter().map(|stats| stats.dn.to_string());
-        let nodes = self.shared.tree_nodes().into_iter().map(|node| node.dn);
-        Status::not_found(suggestions::unknown_dn_message(dn, nodes.chain(logged)))
-    }
-
-    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-    fn parse_log_dn(&self, dn: &str) -> Result<Dn, Status> {
-        match dn.parse() {
-            Ok(parsed) if self.is_known_dn(dn) => Ok(parsed),
-            _ => Err(self.unknown_dn(dn)),
-        }
-    }
-
-    /// Whether a DN is the root of the log, in the tree, or that of a log entry or above one.
-    fn is_known_dn(&self, dn: &str) -> bool {
-        let Ok(dn) = dn.parse::<Dn>() else { return false };
-        dn.is_root()
-            || self.shared.tree_nodes().iter().any(|node| node.dn == dn.as_str())
-            || self.shared.log_store.dn_stats().iter().any(|stats| stats.dn.is_within(&dn))
     }
 }
 

@@ -44,6 +44,11 @@ impl SearchPath {
         Self { directories }
     }
 
+    /// The directories, in order.
+    pub(crate) fn directories(&self) -> &[PathBuf] {
+        &self.directories
+    }
+
     /// The directories in the syntax of `PATH`, for a child that searches programs itself.
     pub fn as_path_variable(&self) -> String {
         let directories: Vec<_> = self.directories.iter().map(|d| d.to_string_lossy()).collect();

@@ -182,7 +182,7 @@ fn describe_type_error(message: &str) -> String {
     };
     let expected = match expected {
         "a nonzero u16" => "a whole number from 1 to 65535, without quotes",
-        "a nonzero usize" => "a whole number above 0, without quotes",
+        "a nonzero usize" | "a nonzero u32" => "a whole number above 0, without quotes",
         "a boolean" => "true or false, without quotes",
         "f64" => "a number, without quotes",
         "a string" | "path string" => "text in quotes",

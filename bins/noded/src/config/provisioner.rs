@@ -1,8 +1,10 @@
 //! `[provisioner]`: volumes for the claims of a Kubernetes cluster.
 
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use nodekeel_fsquota::Bytes;
 use nodekeel_provisioner::{CapacityPolicy, DriverName, InvalidRatio, NodeName};
@@ -11,6 +13,10 @@ use serde::{Deserialize, de};
 
 use super::NodedConfig;
 use super::check::{ConfigViolation, check_absolute_path, reject_field};
+use super::value::deserialize_duration;
+
+/// An audit reads each directory of the volumes.
+const MIN_AUDIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// `[provisioner]`: if given, the provisioner runs.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -39,6 +45,9 @@ pub struct ProvisionerConfig {
     /// How much of the disk may be promised to volumes.
     #[serde(default)]
     pub capacity: CapacitySettings,
+    /// How the limits of volumes are audited.
+    #[serde(default)]
+    pub audit: AuditSettings,
 }
 
 /// `[provisioner.capacity]`: how much of the disk may be promised to volumes.
@@ -54,6 +63,23 @@ pub struct CapacitySettings {
 impl Default for CapacitySettings {
     fn default() -> Self {
         Self { ratio: 1.0, reserve: 0 }
+    }
+}
+
+/// `[provisioner.audit]`: how the limits of volumes are audited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuditSettings {
+    /// The time between two audits, at least a second: files that left their limits are reported by then.
+    #[serde(deserialize_with = "deserialize_duration")]
+    pub interval: Duration,
+    /// How many files and directories an audit inspects in a second at most.
+    pub rate: NonZeroU32,
+}
+
+impl Default for AuditSettings {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(6 * 60 * 60), rate: NonZeroU32::MIN.saturating_add(999) }
     }
 }
 
@@ -138,6 +164,12 @@ pub(crate) fn check_provisioner(config: &NodedConfig) -> Result<(), ConfigViolat
     }
     if let Err(invalid) = provisioner.capacity_policy() {
         return reject_field("provisioner.capacity.ratio", invalid.to_string());
+    }
+    let interval = provisioner.audit.interval;
+    if interval < MIN_AUDIT_INTERVAL {
+        let message =
+            format!("invalid interval {interval:?}: use a duration of at least a second, such as \"30m\"");
+        return reject_field("provisioner.audit.interval", message);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Volumes for the claims of a Kubernetes cluster.
 
 mod health;
+mod image_support;
 mod kubelet_dir;
 mod no_quota;
 mod volume_service;
@@ -15,9 +16,11 @@ use nodekeel_provisioner::{CapacityPolicy, DriverName, NodeName, PrometheusMetri
 use prometheus_client::registry::Registry;
 
 use self::health::{ApiHealth, CertificateHealth, CurrentProvisioner};
+use self::image_support::ImageSupport;
 use self::volume_service::{ServiceReports, VolumeService};
 use crate::config::{
-    ConfigSection, ConfigViolation, NodedConfig, ProvisionerConfig, QuotaMode, check_provisioner,
+    AuditSettings, ConfigSection, ConfigViolation, NodedConfig, ProvisionerConfig, QuotaMode,
+    check_provisioner,
 };
 use crate::data::{self, DataError, check_writable};
 use crate::layout::{VOLUMES_DIR, VolumesLayout};
@@ -27,6 +30,9 @@ use crate::part::{
 use crate::plan::{PLACED_IN_MEMORY, PartPlanner, check_socket_path, error_chain};
 
 const DN: &str = "root.provisioner";
+
+/// Gives loop devices to the files of block and strict volumes.
+const LOOP_CONTROL: &str = "/dev/loop-control";
 
 /// The part of a node with `[provisioner]`.
 pub(super) struct ProvisionerPart;
@@ -74,6 +80,8 @@ impl Part for ProvisionerPart {
             limits: limits.unwrap_or(LimitEnforcement::None),
             kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
             capacity: provisioner.capacity_policy().expect("a checked configuration has a valid ratio"),
+            audit: provisioner.audit,
+            images: ImageSupport::find(planner.search_path(), Path::new(LOOP_CONTROL)),
         };
         let service = PlannedService::new(DN, plan).skip(skipped);
         planner.add(if is_on_volume { service.layout::<VolumesLayout>() } else { service });
@@ -99,6 +107,10 @@ struct ProvisionerPlan {
     kubelet: Option<PathBuf>,
     /// How much of the disk may be promised to volumes.
     capacity: CapacityPolicy,
+    /// How the limits of volumes are audited.
+    audit: AuditSettings,
+    /// What block and strict volumes need of the machine.
+    images: ImageSupport,
 }
 
 /// How the limits of volumes are enforced.
@@ -261,9 +273,10 @@ impl fmt::Display for ProvisionerPlan {
             LimitEnforcement::None => f.write_str("WITHOUT LIMITS (provisioner.quota is \"none\")")?,
         }
         match &self.kubelet {
-            Some(kubelet) => write!(f, ", mounted into pods through the kubelet in {}", kubelet.display()),
-            None => f.write_str(", not mounted into pods (provisioner.csi is false)"),
+            Some(kubelet) => write!(f, ", mounted into pods through the kubelet in {}", kubelet.display())?,
+            None => f.write_str(", not mounted into pods (provisioner.csi is false)")?,
         }
+        write!(f, ", {}", self.images)
     }
 }
 

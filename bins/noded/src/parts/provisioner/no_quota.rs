@@ -72,7 +72,9 @@ mod tests {
 
     use nodekeel_localstorage::Dir;
     use nodekeel_logtree::LogQuery;
-    use nodekeel_provisioner::{DirStore, StoreCapacity, VolumeId, VolumeStore as _};
+    use nodekeel_provisioner::{
+        DirStore, StoreCapacity, VolumeId, VolumeKind, VolumeOpener as _, VolumeStore as _,
+    };
 
     use super::*;
 
@@ -105,17 +107,32 @@ mod tests {
         store.capacity().await.expect("a capacity").expect("it is limited")
     }
 
+    fn sample_id(last: char) -> VolumeId {
+        VolumeId::from_uid(&format!("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5{last}")).expect("a UUID")
+    }
+
+    const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+
+    /// A directory has no inode limit here, as a block volume has none elsewhere.
+    #[tokio::test]
+    async fn a_directory_with_a_file_of_the_name_of_images_stays_a_directory() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (store, one) = (open_store(base.path()), sample_id('1'));
+        store.create_identity().await.expect("an identity");
+        store.create(&one, LIMITS).await.expect("created");
+        let file = base.path().join("volumes").join(one.as_str()).join(nodekeel_provisioner::IMAGE_FILE);
+        std::fs::write(file, "data").expect("a pod writes");
+        assert_eq!(store.inspect(&one).expect("served").kind(), VolumeKind::Directory);
+    }
+
     #[tokio::test]
     async fn volumes_without_limits_are_promised_nothing_and_count_as_other_data() {
         let base = tempfile::tempdir().expect("a directory");
         let store = open_store(base.path());
         store.create_identity().await.expect("an identity");
-        let limits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
-        let [one, two] = ["1", "2"].map(|last| {
-            VolumeId::from_uid(&format!("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5{last}")).expect("a UUID")
-        });
-        store.create(&one, limits).await.expect("created");
-        store.create(&two, limits).await.expect("created");
+        let [one, two] = ['1', '2'].map(sample_id);
+        store.create(&one, LIMITS).await.expect("created");
+        store.create(&two, LIMITS).await.expect("created");
         assert_eq!(capacity(&store).await.promised, Bytes(0), "no limit is in force");
         store.remove(&one).await.expect("removed");
         assert_eq!(capacity(&store).await.promised, Bytes(0), "also while it is erased");

@@ -1,6 +1,6 @@
 //! Volumes for the claims of a Kubernetes cluster, as a service of the node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -74,14 +74,17 @@ impl VolumeService {
 
     fn csi_plugin(&self) -> Result<Option<NodePlugin>, Failure> {
         let Some(kubelet) = &self.plan.kubelet else { return Ok(None) };
-        let deps = PluginDeps {
+        Ok(Some(NodePlugin::new(self.plugin_deps(kubelet), kubelet)?))
+    }
+
+    fn plugin_deps(&self, kubelet: &Path) -> PluginDeps {
+        PluginDeps {
             driver: self.plan.driver.clone(),
             node: self.plan.node.clone(),
             store: Arc::clone(&self.store) as _,
             volumes: Arc::clone(&self.store) as _,
             mounter: Arc::new(BindMounter::new(kubelet)),
-        };
-        Ok(Some(NodePlugin::new(deps, kubelet)?))
+        }
     }
 }
 
@@ -91,15 +94,15 @@ fn open_store(
     log_store: &LogStore,
 ) -> Result<DirStore, VolumesError> {
     let path = || plan.directory.clone();
-    let capacity = plan.capacity;
+    let mut options = DirStoreOptions::default();
+    options.capacity = plan.capacity;
+    options.program_directories = plan.images.program_directories().to_owned();
     let (plan, log_store) = (plan.clone(), log_store.clone());
     let open = move || {
         let base = open_base().map_err(VolumesError::Directory)?;
         Ok::<_, VolumesError>((base, open_quota(&plan, &log_store)?))
     };
     let (base, quota) = open()?;
-    let mut options = DirStoreOptions::default();
-    options.capacity = capacity;
     options.opener = Some(Arc::new(move || Ok(open()?)));
     DirStore::with_options(base, quota, options).map_err(|source| match source {
         DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
@@ -160,7 +163,9 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     if let Some(plugin) = plugin {
         ctx.run_child("csi", plugin)?;
     }
-    let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
+    let mut config = ProvisionerConfig::new(identity);
+    (config.audit_interval, config.audit_rate) = (plan.audit.interval, plan.audit.rate);
+    let provisioner = Provisioner::new(config, deps);
     let _published = volumes.reports.current.publish(provisioner.clone());
     ctx.run_child("controller", move |ctx: Context| run_controller(provisioner.clone(), ctx))?;
     ctx.wait_ready(&format!("{}.controller", ctx.dn())).await?;
@@ -210,7 +215,7 @@ struct ClientError {
 )]
 struct NoRootCertificates;
 
-async fn new_client(kubeconfig: &std::path::Path) -> Result<kube::Client, ClientError> {
+async fn new_client(kubeconfig: &Path) -> Result<kube::Client, ClientError> {
     let failed = |source| ClientError { path: kubeconfig.to_owned(), source };
     let file = Kubeconfig::read_from(kubeconfig).map_err(|error| failed(error.into()))?;
     let options = KubeConfigOptions::default();
@@ -224,3 +229,7 @@ async fn new_client(kubeconfig: &std::path::Path) -> Result<kube::Client, Client
         error => failed(error.into()),
     })
 }
+
+#[cfg(test)]
+#[path = "volume_service_test.rs"]
+mod tests;

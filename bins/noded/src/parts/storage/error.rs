@@ -53,7 +53,7 @@ pub(super) enum StorageError {
     Hidden { path: PathBuf },
     #[error("can't find the data volume")]
     Find(#[source] PartitionError),
-    #[error("can't mount the EFI system partition; when it is corrected, restart noded")]
+    #[error("can't mount the EFI system partition: correct the cause, and restart noded")]
     Esp(#[source] Arc<EspError>),
     #[error(
         "can't open the data volume in a directory: this node has had one on a disk; set storage.kind as it was, or, if \
@@ -68,7 +68,7 @@ pub(super) enum StorageError {
 /// The EFI system partition can't be mounted.
 #[derive(Debug, Error)]
 pub(super) enum EspError {
-    #[error("can't find it: attach it")]
+    #[error("can't find it; attach it")]
     Find(#[source] PartitionError),
     #[error(transparent)]
     Mount(MountError),
