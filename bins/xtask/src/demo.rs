@@ -65,7 +65,7 @@ pub(crate) fn run() -> Result<()> {
     }
     let new = before.sweep()?;
     ensure!(new.is_empty(), "left behind: {new:?}");
-    clock.print_step("noded exited with 0; no process, mount, cgroup or file is left");
+    clock.print_step("noded exited with 0; no process, mount, cgroup, loop device or file is left");
     Ok(())
 }
 

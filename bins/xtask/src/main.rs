@@ -75,8 +75,8 @@ enum Task {
     Docs,
     /// Run the longest tests at their full counts
     Soak {
-        /// The stress run; all without
-        name: Option<String>,
+        /// The stress runs; all without
+        names: Vec<String>,
     },
     /// Measure beside peers into target/bench/NAME.json
     Bench(bench::Arguments),
@@ -112,7 +112,7 @@ fn start(arguments: CommandLine) -> Result<ExitCode> {
         }
         Some(Task::Check { only: None, .. }) => check::run(),
         Some(Task::Docs) => docs::run().map(|()| ExitCode::SUCCESS),
-        Some(Task::Soak { name }) => soak::run(name.as_deref()),
+        Some(Task::Soak { names }) => soak::run(&names),
         Some(Task::Bench(arguments)) => bench::run(&arguments),
     }
 }

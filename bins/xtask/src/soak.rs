@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use testbed::{KillPlace, KillTally};
 
 use crate::report::Report;
 use crate::run::{Log, run_command};
@@ -15,13 +16,18 @@ use crate::{fuzz, kernel_test, newcomer, oci, planted, test};
 
 /// Long enough for the longest test at its full count.
 const WITHIN: Duration = Duration::from_secs(3600);
+/// The kills of daemons with volumes: most wait for a pod in an emulated guest.
+const KILLS_WITHIN: Duration = Duration::from_secs(6 * 3600);
 /// The end-to-end tests of CSI drivers: an emulated node needs a minute for each of hundreds.
 const SUITE_WITHIN: Duration = Duration::from_secs(12 * 3600);
 /// For each file system: three to ten times what it takes.
 const STORAGE_WITHIN: Duration = Duration::from_secs(1800);
 
-/// The power cuts of a whole run.
-const LEAST_CUTS: usize = 1000;
+/// The kills of processes with volumes, in whole runs of both soaks: of all, of those in guests, and at each point.
+const LEAST_KILLS: [usize; 3] = [1000, 500, 20];
+/// Before and after each step of nodekeel-provisioner.
+const LEAST_POINTS: usize = 90;
+const KILL_SOAKS: [&str; 2] = ["volume-kills", "node-volume-kills"];
 
 /// A stress run, by its name on the command line.
 struct Soak {
@@ -39,8 +45,8 @@ enum Work {
     ImageTests(&'static str, &'static str, &'static str),
     /// Tests in a guest, by filters of `cargo xtask kernel-test`.
     GuestTests(&'static [&'static str]),
-    /// The same, whose power cuts are counted.
-    PowerCuts(&'static [&'static str]),
+    /// The same, with at least so many power cuts in a whole run.
+    PowerCuts(&'static [&'static str], usize),
     /// The rounds of child processes, as every user.
     ProcessRounds,
     /// The bugs that the random tests of the state machines have to find.
@@ -105,7 +111,8 @@ const SOAKS: &[Soak] = &[
         ),
         count: Some(("NODEKEEL_HISTORY_OPS", "20000")),
     },
-    // provisionerd killed at each moment of a volume's life, on a real API server: 70 kills a time.
+    // provisionerd killed at each moment of a volume's life, on a real API server; then an import, publications of
+    // capacity, a mounter and a store.
     Soak {
         name: "volume-kills",
         work: Work::Tests(
@@ -115,18 +122,39 @@ const SOAKS: &[Soak] = &[
         ),
         count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
     },
-    // The same on a real node, with XFS and with ext4; `cargo xtask test` kills once around each step.
+    Soak {
+        name: "volume-kills",
+        work: Work::Tests("provisionerd", "it", "import::an_import_killed_at_each_step"),
+        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
+    },
+    Soak {
+        name: "volume-kills",
+        work: Work::Tests("provisionerd", "it", "capacity::a_daemon_killed_around_each_publication"),
+        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
+    },
+    Soak {
+        name: "volume-kills",
+        work: Work::Tests("nodekeel-provisioner", "it", "csi::real_mount_kills::a_process_killed"),
+        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
+    },
+    Soak {
+        name: "volume-kills",
+        work: Work::Tests("nodekeel-provisioner", "it", "_kills::a_process_killed_at_any_moment"),
+        count: Some(("NODEKEEL_STORE_KILLS", "all")),
+    },
+    // The same on a real node, with XFS and with ext4; `cargo xtask test` kills once around each step. With both soaks,
+    // the kills at each point are counted: `cargo xtask soak volume-kills node-volume-kills`.
     Soak {
         name: "node-volume-kills",
         work: Work::Tests("provisionerd", "node", "kills::a_daemon_killed_at_each_moment"),
-        count: None,
+        count: Some(("NODEKEEL_NODE_VOLUME_KILLS", "2")),
     },
     // The API server killed for 150 s under provisionerd.
     Soak { name: "api-outage", work: Work::Tests("provisionerd", "it", "api_outage::"), count: None },
-    // The power cut between the writes of expansions, on XFS and ext4.
+    // The power cut between the writes of expansions, and in the lives of volumes of each kind, on XFS and ext4.
     Soak {
         name: "volume-power-cuts",
-        work: Work::GuestTests(&["nodekeel-provisioner it expansion_power_cut::"]),
+        work: Work::PowerCuts(&["nodekeel-provisioner it power_cut::"], 400),
         count: Some(("NODEKEEL_POWER_CUTS", "all")),
     },
     // Kubernetes' end-to-end tests of CSI drivers: hours, and an interrupted run goes on where it ended.
@@ -194,48 +222,90 @@ const SOAKS: &[Soak] = &[
     // prints its count, and the seed that repeats it; all of them together have more than a thousand.
     Soak {
         name: "power-cuts",
-        work: Work::PowerCuts(&[
-            "nodekeel-localstorage it power_cut",
-            "nodekeel-fsquota it kernel::power_cut",
-        ]),
+        work: Work::PowerCuts(
+            &["nodekeel-localstorage it power_cut", "nodekeel-fsquota it kernel::power_cut"],
+            1000,
+        ),
         count: Some(("NODEKEEL_POWER_CUTS", "all")),
     },
 ];
 
-/// Runs the named one, or all.
-pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
-    let chosen: Vec<&Soak> = SOAKS.iter().filter(|soak| name.is_none_or(|name| name == soak.name)).collect();
-    if chosen.is_empty() {
-        let mut names: Vec<_> = SOAKS.iter().map(|soak| soak.name).collect();
-        names.dedup();
-        bail!("unknown stress run {:?}; known: {}", name.unwrap_or_default(), names.join(", "));
+/// Runs the named ones, or all.
+pub(crate) fn run(names: &[String]) -> Result<ExitCode> {
+    let is_known = |name: &&String| SOAKS.iter().any(|soak| soak.name == **name);
+    if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
+        let mut known: Vec<_> = SOAKS.iter().map(|soak| soak.name).collect();
+        known.dedup();
+        bail!("unknown stress run {unknown:?}; known: {}", known.join(", "));
     }
+    let is_chosen = |soak: &&Soak| names.is_empty() || names.iter().any(|name| name == soak.name);
     let mut report = Report::new(Log::default());
-    for soak in chosen {
-        soak.run(&mut report).with_context(|| format!("run {}", soak.name))?;
+    let (mut tally, mut is_whole) = (KillTally::default(), true);
+    for soak in SOAKS.iter().filter(is_chosen) {
+        let lines = soak.run(&mut report).with_context(|| format!("run {}", soak.name))?;
+        lines.iter().for_each(|line| tally.read_line(line));
+        is_whole &= soak.count.is_none_or(|(variable, _)| env::var_os(variable).is_none());
     }
+    is_whole &= KILL_SOAKS.iter().all(|name| names.is_empty() || names.iter().any(|chosen| chosen == name));
+    report_kills(&tally, is_whole, &mut report);
     Ok(report.finish())
 }
 
+/// Shows the kills at each point; those of whole runs must be enough.
+fn report_kills(tally: &KillTally, is_whole: bool, report: &mut Report) {
+    if tally.is_empty() {
+        return;
+    }
+    report.log.headline("kills");
+    report.log.line(&tally.to_string());
+    let problem = find_shortage(tally).filter(|_| is_whole);
+    report.add_check("kills at each point", Duration::ZERO, problem);
+}
+
+/// Why there were too few kills.
+fn find_shortage(tally: &KillTally) -> Option<String> {
+    let [all, in_guests, at_each] = LEAST_KILLS;
+    let found = tally.count_at(KillPlace::Guest);
+    if found < in_guests {
+        return Some(format!("{found} kills in guests instead of {in_guests}"));
+    }
+    let found = found + tally.count_at(KillPlace::Host);
+    if found < all {
+        return Some(format!("{found} kills instead of {all}"));
+    }
+    if tally.point_count() < LEAST_POINTS {
+        return Some(format!("kills at {} points instead of {LEAST_POINTS}", tally.point_count()));
+    }
+    let below: Vec<_> =
+        tally.points_below(at_each).map(|(point, count)| format!("{point} ({count})")).collect();
+    (!below.is_empty()).then(|| format!("fewer than {at_each} kills: {}", below.join(", ")))
+}
+
 impl Soak {
-    fn run(&self, report: &mut Report) -> Result<()> {
+    /// Gives what the tests have written, as far as kills are counted in it.
+    fn run(&self, report: &mut Report) -> Result<Vec<String>> {
         let count = self.count.unwrap_or_default();
         match self.work {
-            Work::PlantedBugs => planted::run_all(&env::var(count.0).unwrap_or_default(), report),
-            Work::Fuzz => fuzz::run(report),
-            Work::Examples => newcomer::examples::run(report),
-            Work::Newcomer => newcomer::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report),
-            Work::ProcessRounds => test::run_process_rounds(count, WITHIN, report),
-            Work::GuestTests(filters) => run_in_guests(filters, count, report).map(drop),
-            Work::PowerCuts(filters) => run_power_cuts(filters, count, report),
+            Work::PlantedBugs => planted::run_all(&env::var(count.0).unwrap_or_default(), report)?,
+            Work::Fuzz => fuzz::run(report)?,
+            Work::Examples => newcomer::examples::run(report)?,
+            Work::Newcomer => {
+                newcomer::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report)?;
+            }
+            Work::ProcessRounds => test::run_process_rounds(count, WITHIN, report)?,
+            Work::GuestTests(filters) => drop(run_in_guests(filters, count, report)?),
+            Work::PowerCuts(filters, least) => run_power_cuts((filters, least), count, report)?,
             Work::Tests(package, target, text) => {
-                self.run_tests((package, target), text, None, WITHIN, report)
+                let within = if KILL_SOAKS.contains(&self.name) { KILLS_WITHIN } else { WITHIN };
+                return self.run_tests((package, target), text, None, within, report);
             }
             Work::ImageTests(package, target, text) => {
                 let (image, _) = oci::build_for_tests(&report.log)?;
-                self.run_tests((package, target), text, Some((oci::IMAGE_FILE, image)), SUITE_WITHIN, report)
+                let image = Some((oci::IMAGE_FILE, image));
+                return self.run_tests((package, target), text, image, SUITE_WITHIN, report);
             }
         }
+        Ok(Vec::new())
     }
 
     fn run_tests(
@@ -245,7 +315,7 @@ impl Soak {
         image: Option<(&str, PathBuf)>,
         within: Duration,
         report: &mut Report,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let target = if target == "--lib" { vec![target] } else { vec!["--test", target] };
         let build = [&["test", "--all-features", "-p", package], &*target].concat();
         let binary = binaries::build_one(&build, WITHIN)?;
@@ -258,7 +328,7 @@ impl Soak {
         command.envs(count).envs(image);
         let outcome = run_command(command, &report.log, test::events::show_event, within)?;
         test::add_tests(self.name, &outcome, &selection, report);
-        Ok(())
+        Ok(outcome.lines)
     }
 }
 
@@ -267,14 +337,18 @@ fn run_in_guests(filters: &[&str], count: (&str, &str), report: &mut Report) -> 
     Ok(runs.collect::<Result<Vec<_>>>()?.concat())
 }
 
-fn run_power_cuts(filters: &[&str], count: (&str, &str), report: &mut Report) -> Result<()> {
+fn run_power_cuts(
+    (filters, least): (&[&str], usize),
+    count: (&str, &str),
+    report: &mut Report,
+) -> Result<()> {
     let start = Instant::now();
     let lines = run_in_guests(filters, count, report)?;
     let cuts: usize = lines.iter().filter_map(|line| parse_cuts(line)).sum();
     report.log.line(&format!("{cuts} power cuts"));
     let is_whole = env::var(count.0).is_err();
-    let problem = format!("{cuts} power cuts instead of {LEAST_CUTS}");
-    report.add_check("power cuts", start.elapsed(), (is_whole && cuts < LEAST_CUTS).then_some(problem));
+    let problem = format!("{cuts} power cuts instead of {least}");
+    report.add_check("power cuts", start.elapsed(), (is_whole && cuts < least).then_some(problem));
     Ok(())
 }
 
@@ -289,6 +363,24 @@ fn parse_cuts(line: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn too_few_kills_are_found() {
+        let [all, in_guests, at_each] = LEAST_KILLS;
+        let mut tally = KillTally::default();
+        let kill = |tally: &mut KillTally, point: &str, host: usize, guest: usize| {
+            tally.read_line(&format!("kills on the host at {point}: {host}"));
+            tally.read_line(&format!("kills in a guest at {point}: {guest}"));
+        };
+        kill(&mut tally, "Before a", all, in_guests - 1);
+        assert!(find_shortage(&tally).unwrap().contains("in guests"));
+        kill(&mut tally, "Before b", at_each - 2, 1);
+        assert!(find_shortage(&tally).unwrap().contains("2 points instead of"));
+        (2..LEAST_POINTS).for_each(|number| kill(&mut tally, &format!("After {number}"), at_each, 0));
+        assert_eq!(find_shortage(&tally).unwrap(), "fewer than 20 kills: Before b (19)");
+        kill(&mut tally, "Before b", 0, 1);
+        assert_eq!(find_shortage(&tally), None);
+    }
 
     #[test]
     fn the_cuts_of_each_operation_are_read() {
