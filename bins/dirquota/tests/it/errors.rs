@@ -19,7 +19,7 @@ fn a_missing_directory_exits_with_4() {
     for args in [&["show", "/no/such"][..], &["set", "/no/such", "--bytes", "1Mi"], &["clear", "/no/such"]] {
         assert_fails(args, 4, "open directory /no/such: No such file or directory");
     }
-    assert_fails(&["check", "/no/such"], 4, "open directory /no/such");
+    assert_fails(&["check", "/no/such"], 4, "open /no/such");
 }
 
 #[test]
