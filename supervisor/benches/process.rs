@@ -65,11 +65,16 @@ fn main() -> Result<()> {
     let mut bare = Vec::with_capacity(SAMPLES);
     for round in 0..SAMPLES {
         wait_lifetime();
-        // In turn, so that a host that becomes slower meanwhile slows all of them.
+        // In turn, so that a host that becomes slower meanwhile slows all of them; and each as often the first, because
+        // after the wait the caches are cold and the processors sleep.
+        let mut contenders: Vec<_> =
+            [Some(&mut ours), Some(&mut marked), runit.as_mut()].into_iter().flatten().collect();
+        let first = round % contenders.len();
+        contenders.rotate_left(first);
+        contenders.into_iter().try_for_each(Contender::sample)?;
         bare.push(time_bare_start()?);
-        let s6 = s6.as_mut().filter(|_| round % S6_INTERVAL == 0);
-        for contender in [Some(&mut ours), Some(&mut marked), runit.as_mut(), s6].into_iter().flatten() {
-            contender.sample()?;
+        if let Some(s6) = s6.as_mut().filter(|_| round % S6_INTERVAL == 0) {
+            s6.sample()?;
         }
     }
     let mut rows = restart_rows(&ours, runit.as_ref(), s6.as_ref(), &bare);

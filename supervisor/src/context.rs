@@ -99,6 +99,8 @@ impl Context {
     /// These restart after all of them, with their subtrees, have exited: the canceled members at once, each
     /// failed member after its backoff.
     ///
+    /// The children run when this task next waits: a runnable that blocks its thread holds them up.
+    ///
     /// # Errors
     /// See [`AddChildError`]; none of the group was added.
     pub fn run_group_with(
@@ -325,6 +327,11 @@ impl Context {
     /// The processes of the run did not stop in time, and are being killed.
     pub(crate) fn report_kill(&self, kill: ForcedKill) {
         self.0.driver.apply(|fsm, _| fsm.report_kill(self.0.key, kill));
+    }
+
+    /// Nothing in the tree starts any more.
+    pub(crate) fn forbid_starts(&self) {
+        self.0.driver.apply(TreeFsm::begin_shutdown);
     }
 
     pub(crate) fn report_exit(&self, outcome: RunOutcome) {

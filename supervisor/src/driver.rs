@@ -1,9 +1,11 @@
 //! Drives the state machine: turns its actions into tasks, tokens, timers and events, and the tasks' reports
 //! into calls.
 //!
-//! Every call completes under one lock, including the start of its tasks, so no caller sees half a
-//! transition. Code of other crates runs outside of the lock, except wakers: hooks, the log, a runnable's
-//! drop.
+//! Every call completes under one lock, so no caller sees half a transition. What it starts is spawned after the
+//! release: the tasks need the lock themselves. Code of other crates runs outside of the lock, too, except
+//! wakers: hooks, the log, a runnable's drop.
+
+mod starts;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -14,7 +16,6 @@ use tokio::time::Instant;
 
 use crate::cancellation::{RunCancellation, RunSignal};
 use crate::containment::Contained;
-use crate::context::Context;
 use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
 use crate::event_log::log_event;
@@ -26,7 +27,7 @@ use crate::policy::GroupPolicy;
 use crate::process::{HostSettings, ProcessHost, RecordProblem};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
-use crate::task;
+use starts::{PreparedRun, spawn_runs};
 
 /// The state that all contexts of one supervisor share.
 pub(crate) struct TreeDriver {
@@ -50,6 +51,8 @@ pub(crate) struct TreeDriver {
 
 struct DriverState {
     fsm: TreeFsm,
+    /// Empty: the memory for the state machine's next actions.
+    actions: Vec<TreeAction>,
     /// Indexed by slot.
     runs: Vec<Option<SlotRun>>,
     waiters: Vec<ReadyWaiter>,
@@ -57,6 +60,11 @@ struct DriverState {
     events: Option<Arc<EventQueue>>,
     next_seq: u64,
     armed_deadline: Option<TreeTime>,
+    has_ended: bool,
+    /// The tree has changed when nobody watched it.
+    has_uncounted_change: bool,
+    /// The first runs of added children, until [`AddedRuns`](starts::AddedRuns) spawns them.
+    added_runs: Vec<PreparedRun>,
 }
 
 struct SlotRun {
@@ -66,16 +74,18 @@ struct SlotRun {
     cancellation: Arc<RunCancellation>,
 }
 
-/// Work to do after the lock is released, because it calls code of other crates.
+/// Work to do after the lock is released.
 #[derive(Default)]
 struct DeferredEffects {
+    starts: Vec<PreparedRun>,
     events: Vec<Event>,
     /// Runnables to drop, which may run foreign code.
     dropped_runs: Vec<SlotRun>,
 }
 
 impl DeferredEffects {
-    fn apply_deferred(self) {
+    fn apply_deferred(self, runtime: &Handle) {
+        spawn_runs(runtime, self.starts);
         drop(self.dropped_runs);
         for event in &self.events {
             log_event(event);
@@ -101,11 +111,15 @@ impl TreeDriver {
         let settings = root.settings(&defaults);
         let state = DriverState {
             fsm: TreeFsm::new(TreeTime::ZERO, settings, random_seed()),
+            actions: Vec::new(),
             runs: vec![Some(SlotRun::new(root.runnable))],
             waiters: Vec::new(),
             events,
             next_seq: 1,
             armed_deadline: None,
+            has_ended: false,
+            has_uncounted_change: false,
+            added_runs: Vec::new(),
         };
         let driver = Arc::new(Self {
             state: Mutex::new(state),
@@ -141,10 +155,11 @@ impl TreeDriver {
         mut state: MutexGuard<'_, DriverState>,
         call: impl FnOnce(&mut TreeFsm, TreeTime) -> R,
     ) -> R {
-        let result = call(&mut state.fsm, self.started_at.elapsed());
-        let outcome = self.perform_actions(&mut state);
+        let now = self.now();
+        let result = call(&mut state.fsm, now);
+        let outcome = self.perform_actions(&mut state, now);
         drop(state);
-        outcome.apply_deferred();
+        outcome.apply_deferred(&self.runtime);
         result
     }
 
@@ -207,7 +222,8 @@ impl TreeDriver {
         let named: Vec<_> =
             children.iter().map(|child| (child.name.as_str(), child.settings(&self.defaults))).collect();
         let mut state = self.lock();
-        let slots = call(&mut state.fsm, self.started_at.elapsed(), &named)?;
+        let now = self.now();
+        let slots = call(&mut state.fsm, now, &named)?;
         for (slot, child) in slots.into_iter().zip(children) {
             let slot = slot as usize;
             if state.runs.len() <= slot {
@@ -215,9 +231,13 @@ impl TreeDriver {
             }
             state.runs[slot] = Some(SlotRun::new(child.runnable));
         }
-        let outcome = self.perform_actions(&mut state);
+        let mut outcome = self.perform_actions(&mut state, now);
+        let added = self.keep_added(&mut state, &mut outcome.starts);
         drop(state);
-        outcome.apply_deferred();
+        if let Some(added) = added {
+            self.runtime.spawn(async move { drop(added) });
+        }
+        outcome.apply_deferred(&self.runtime);
         Ok(())
     }
 
@@ -254,7 +274,7 @@ impl TreeDriver {
         let (host, leftovers) = ProcessHost::new(&self.host_settings)?;
         for leftover in leftovers {
             let change = RunnableChange::LeftoverEnded { pid: leftover.pid, name: leftover.name.into() };
-            self.publish_event(&mut self.lock(), "supervisor".into(), 0, change);
+            self.publish_event(&mut self.lock(), self.now(), ("supervisor".into(), 0, change));
         }
         Ok(Arc::clone(processes.insert(Arc::new(host))))
     }
@@ -273,13 +293,23 @@ impl TreeDriver {
 
     /// Records for the status that a runnable waits for another one, or no longer does.
     pub(crate) fn set_dependency(&self, key: RunKey, dn: Option<Arc<str>>) {
-        self.lock().fsm.set_dependency(key, dn);
-        self.announce_status_change();
+        let mut state = self.lock();
+        state.fsm.set_dependency(key, dn);
+        self.count_change(&mut state);
     }
 
     /// Notifies those who watch the tree of a change without an event.
     pub(crate) fn announce_status_change(&self) {
-        self.version.send_modify(|version| *version += 1);
+        self.count_change(&mut self.lock());
+    }
+
+    /// Counts a change for those who watch the tree: usually nobody, and a notification takes as long as the rest of a
+    /// signal.
+    fn count_change(&self, state: &mut DriverState) {
+        state.has_uncounted_change = self.version.receiver_count() == 0;
+        if !state.has_uncounted_change {
+            self.version.send_modify(|version| *version += 1);
+        }
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -288,6 +318,10 @@ impl TreeDriver {
 
     /// A counter that changes with the tree.
     pub(crate) fn version(&self) -> watch::Receiver<u64> {
+        let mut state = self.lock();
+        if std::mem::take(&mut state.has_uncounted_change) {
+            self.version.send_modify(|version| *version += 1);
+        }
         self.version.subscribe()
     }
 
@@ -326,19 +360,22 @@ impl TreeDriver {
 
     /// Performs the state machine's actions in order, except those that must wait for the release of the
     /// lock.
-    fn perform_actions(self: &Arc<Self>, state: &mut DriverState) -> DeferredEffects {
+    fn perform_actions(self: &Arc<Self>, state: &mut DriverState, now: TreeTime) -> DeferredEffects {
         let mut outcome = DeferredEffects::default();
-        let actions: Vec<TreeAction> = state.fsm.drain_actions().collect();
-        for action in actions {
+        let mut actions = std::mem::take(&mut state.actions);
+        state.fsm.swap_actions(&mut actions);
+        for action in actions.drain(..) {
             match action {
-                TreeAction::StartRun { key, dn, generation } => self.start_run(state, key, dn, generation),
+                TreeAction::StartRun { key, dn, generation } => {
+                    outcome.starts.push(self.prepare_run(state, key, dn, generation));
+                }
                 TreeAction::CancelRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Cancel),
                 TreeAction::AbortRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Abort),
                 TreeAction::DropRunnable { slot } => {
                     outcome.dropped_runs.extend(state.runs[slot as usize].take())
                 }
                 TreeAction::EmitEvent { dn, generation, change } => {
-                    outcome.events.push(self.publish_event(state, dn, generation, change));
+                    outcome.events.push(self.publish_event(state, now, (dn, generation, change)));
                 }
                 TreeAction::ShutdownComplete => {
                     if let Some(events) = &state.events {
@@ -350,11 +387,14 @@ impl TreeDriver {
                 }
             }
         }
+        state.actions = actions;
         if !outcome.events.is_empty() {
-            self.version.send_modify(|version| *version += 1);
+            self.count_change(state);
         }
         let has_ended = state.fsm.has_ended();
-        self.ended.send_if_modified(|ended| std::mem::replace(ended, has_ended) != has_ended);
+        if std::mem::replace(&mut state.has_ended, has_ended) != has_ended {
+            self.ended.send_replace(has_ended);
+        }
         let next = state.fsm.next_deadline();
         if next != state.armed_deadline {
             state.armed_deadline = next;
@@ -363,31 +403,13 @@ impl TreeDriver {
         outcome
     }
 
-    fn start_run(self: &Arc<Self>, state: &mut DriverState, key: RunKey, dn: Arc<str>, generation: u64) {
-        let run = state.run_mut(key.slot);
-        match Arc::get_mut(&mut run.cancellation) {
-            Some(unused) => *unused = RunCancellation::default(),
-            None => run.cancellation = Arc::default(),
-        }
-        let context = Context::new(Arc::clone(self), key, dn, generation, Arc::clone(&run.cancellation));
-        let runnable = Contained::new(Arc::clone(&run.runnable));
-        self.runtime.spawn(task::run_incarnation(runnable, context));
-    }
-
     fn publish_event(
         &self,
         state: &mut DriverState,
-        dn: Arc<str>,
-        generation: u64,
-        change: RunnableChange,
+        now: TreeTime,
+        (dn, generation, change): (Arc<str>, u64, RunnableChange),
     ) -> Event {
-        let event = Event {
-            seq: state.next_seq,
-            at: self.wall_time(self.started_at.elapsed()),
-            dn,
-            generation,
-            change,
-        };
+        let event = Event { seq: state.next_seq, at: self.wall_time(now), dn, generation, change };
         state.next_seq += 1;
         if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done))
             && !state.waiters.is_empty()

@@ -107,7 +107,14 @@ impl TreeFsm {
         fsm
     }
 
+    /// Exchanges the actions since the last call, oldest first, for an empty vector.
+    pub(crate) fn swap_actions(&mut self, empty: &mut Vec<TreeAction>) {
+        debug_assert!(empty.is_empty());
+        std::mem::swap(&mut self.actions, empty);
+    }
+
     /// The actions since the last call, oldest first.
+    #[cfg(test)]
     pub(crate) fn drain_actions(&mut self) -> std::vec::Drain<'_, TreeAction> {
         self.actions.drain(..)
     }

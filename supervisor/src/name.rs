@@ -51,7 +51,7 @@ pub(crate) fn child_dn(parent: &str, name: &str) -> Result<String, NameError> {
     if parent.len() + 1 + name.len() > MAX_DN_BYTES {
         return Err(NameError::DnTooLong { name: name.to_owned(), parent: parent.to_owned() });
     }
-    Ok(format!("{parent}.{name}"))
+    Ok([parent, ".", name].concat())
 }
 
 #[cfg(test)]

@@ -56,8 +56,9 @@ pub(crate) fn run_incarnation(
     runnable: Contained<Arc<dyn Runnable>>,
     context: Context,
 ) -> impl Future<Output = ()> + Send {
-    let report = ExitReporter { context, is_reported: false };
+    let mut report = ExitReporter { context, is_started: false, is_reported: false };
     async move {
+        report.is_started = true;
         // Boxed, and from a separate block: the task has room for it from the start, and what the block needs shares
         // its room with what comes after.
         let outcome = async {
@@ -89,6 +90,8 @@ fn outcome_of(ended: Option<Result<Result<(), Contained<Failure>>, String>>) -> 
 /// Reports the exit of a run, also if its task is dropped with the runtime.
 struct ExitReporter {
     context: Context,
+    /// The task was polled.
+    is_started: bool,
     is_reported: bool,
 }
 
@@ -102,6 +105,10 @@ impl ExitReporter {
 impl Drop for ExitReporter {
     fn drop(&mut self) {
         if !self.is_reported {
+            if !self.is_started {
+                // The runtime has stopped. It would drop each restart at once, too.
+                self.context.forbid_starts();
+            }
             self.context.report_exit(RunOutcome::Failed(ExitReason::Aborted));
         }
     }

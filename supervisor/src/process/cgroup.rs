@@ -3,7 +3,8 @@
 //! ```text
 //! <parent>                      this program's cgroup, or a configured one
 //! └── nodekeel-<program>-<host>-<n> locked while the host is running
-//!     └── <start>               one start of one process, with all its descendants
+//!     ├── <number>              one start of one process, with all its descendants
+//!     └── <number>              the next start's, made ahead of it
 //! ```
 //!
 //! The cgroup of a process that is kept lies beside that of the host: `nodekeel-keep-<start>`.
@@ -20,7 +21,8 @@ use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
@@ -63,6 +65,10 @@ pub enum CgroupParent {
 /// The cgroup of one host.
 #[derive(Debug)]
 pub(super) struct HostCgroup {
+    /// The next start's, without limits. It is made when a start is complete, so that a restart does not wait for it.
+    next: Mutex<Option<RunCgroup>>,
+    /// How many it has tried to make: the name of the next one. No name is used twice.
+    count: AtomicU64,
     dir: PathBuf,
     parent: PathBuf,
     /// Shows others that this host is running.
@@ -92,7 +98,7 @@ impl HostCgroup {
         }
         let Some(lock) = try_lock_dir(&dir)? else { return Ok(None) };
         let parent = dir.parent().unwrap_or(&dir).to_owned();
-        let host_cgroup = Self { dir, parent, _lock: lock };
+        let host_cgroup = Self { next: Mutex::default(), count: AtomicU64::new(0), dir, parent, _lock: lock };
         fs::metadata(host_cgroup.dir.join("cgroup.kill"))?;
         Ok(Some(host_cgroup))
     }
@@ -104,12 +110,28 @@ impl HostCgroup {
     /// Creates the cgroup of one start, beside this one if its processes are kept: nothing ends them with those of
     /// this host.
     pub(super) fn create_run_cgroup(&self, mark: ProcessMark) -> io::Result<RunCgroup> {
-        let dir = match mark.survives() {
-            true => self.parent.join(kept_cgroup_name(mark)),
-            false => self.dir.join(format!("{:x}", mark.as_limit())),
-        };
-        fs::create_dir(&dir)?;
-        RunCgroup::open(&dir).inspect_err(|_| _ = fs::remove_dir(&dir))
+        if mark.survives() {
+            return RunCgroup::create(&self.parent.join(kept_cgroup_name(mark)));
+        }
+        let prepared = self.lock_next().take();
+        prepared.map_or_else(|| self.create_numbered(), Ok)
+    }
+
+    /// Creates the cgroup of the next start, unless it is there, or no start has needed one so far. If that fails, the
+    /// next start tries again, and reports why.
+    pub(super) fn prepare_next(&self) {
+        let mut next = self.lock_next();
+        if next.is_none() && self.count.load(Ordering::Relaxed) > 0 {
+            *next = self.create_numbered().ok();
+        }
+    }
+
+    fn create_numbered(&self) -> io::Result<RunCgroup> {
+        RunCgroup::create(&self.dir.join(self.count.fetch_add(1, Ordering::Relaxed).to_string()))
+    }
+
+    fn lock_next(&self) -> MutexGuard<'_, Option<RunCgroup>> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Limits everything in the cgroup of one start.
@@ -119,15 +141,16 @@ impl HostCgroup {
         settings: &[CgroupSetting],
     ) -> Result<(), CgroupLimitError> {
         run.is_limited = true;
-        cgroup_limits::enable_controllers([&self.parent, &self.dir], settings)?;
+        cgroup_limits::enable_controllers(&[&self.parent, &self.dir], settings)?;
         cgroup_limits::write_settings(&run.dir, settings)
     }
 }
 
 impl Drop for HostCgroup {
     fn drop(&mut self) {
-        // If processes remain, the next host ends them: the lock is free then.
-        let _ = fs::remove_dir(&self.dir);
+        // Also those of starts that are about to be removed. If processes remain, the next host ends them: the lock is
+        // free then.
+        let _ = remove_cgroup_tree(&self.dir);
     }
 }
 
@@ -144,6 +167,11 @@ pub(super) struct RunCgroup {
 }
 
 impl RunCgroup {
+    fn create(dir: &Path) -> io::Result<Self> {
+        fs::create_dir(dir)?;
+        Self::open(dir).inspect_err(|_| _ = fs::remove_dir(dir))
+    }
+
     fn open(dir: &Path) -> io::Result<Self> {
         let kill_file = File::options().write(true).open(dir.join("cgroup.kill"))?;
         let events = Arc::new(File::open(dir.join("cgroup.events"))?.into());
@@ -293,7 +321,8 @@ fn remove_cgroup_tree(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            remove_cgroup_tree(&entry.path())?;
+            // If it fails, the removal of this one does, unless another task has removed that one.
+            let _ = remove_cgroup_tree(&entry.path());
         }
     }
     fs::remove_dir(dir)

@@ -152,12 +152,9 @@ fn above_own_cgroup(dir: PathBuf) -> PathBuf {
 }
 
 /// Enables the controllers of the settings in the cgroups below these directories, the upper one first.
-pub(super) fn enable_controllers(
-    [parent, host]: [&Path; 2],
-    settings: &[CgroupSetting],
-) -> Result<(), CgroupLimitError> {
-    check_controllers(parent, settings)?;
-    for dir in [parent, host] {
+pub(super) fn enable_controllers(dirs: &[&Path], settings: &[CgroupSetting]) -> Result<(), CgroupLimitError> {
+    for dir in dirs {
+        check_controllers(dir, settings)?;
         let file = dir.join("cgroup.subtree_control");
         let enabled = read_controllers(&file);
         for &CgroupSetting { controller, .. } in settings {
@@ -172,11 +169,28 @@ pub(super) fn enable_controllers(
                 }
                 result => result,
             };
-            let failed = |source| CgroupLimitError::Enable { controller, dir: dir.to_owned(), source };
+            let failed = |source| CgroupLimitError::Enable { controller, dir: dir.to_path_buf(), source };
             enabled.map_err(failed)?;
         }
     }
     Ok(())
+}
+
+/// Sets the limits of the cgroup of a kept process again. They are gone where the controllers were disabled since its
+/// start: systemd does so when it starts a unit with `Delegate=yes` again while processes are left in its cgroup.
+///
+/// *Source:* `unit_prune_cgroup` and `unit_update_cgroup` in systemd's `src/core/cgroup.c`.
+///
+/// # Errors
+/// A limit can't be enforced any more.
+pub(super) fn renew_limits(dir: &Path, limits: &ProcessLimits) -> Result<(), CgroupLimitError> {
+    let settings = limits.cgroup_settings();
+    let Some(parent) = dir.parent().filter(|_| !settings.is_empty()) else { return Ok(()) };
+    // Where the kernel still has them, this program need not be able to enable controllers.
+    write_settings(dir, &settings).or_else(|_| {
+        enable_controllers(&[parent], &settings)?;
+        write_settings(dir, &settings)
+    })
 }
 
 /// Writes the limits of one cgroup.
@@ -275,6 +289,24 @@ mod tests {
         assert_eq!(error.to_string(), "can't set pids.max to 9");
         assert_eq!(fs::read_to_string(dir.path().join("memory.max")).expect("it is there"), "4096");
         assert!(!dir.path().join("pids.max").exists());
+    }
+
+    #[test]
+    fn limits_that_are_gone_are_enabled_again_and_others_stay() {
+        let parent = cgroup("memory pids\n");
+        let (kept, control) = (parent.path().join("kept"), parent.path().join("cgroup.subtree_control"));
+        fs::create_dir(&kept).expect("it is made");
+        let renew = || renew_limits(&kept, &limits()).map_err(|error| error.to_string());
+        // Only the kernel makes the file, once the controller is enabled.
+        assert_eq!(renew(), Err("can't set memory.max to 4096".to_owned()));
+        assert_eq!(fs::read_to_string(&control).expect("it is written"), "+pids");
+        fs::remove_file(&control).expect("it is there");
+        for file in ["memory.max", "pids.max"] {
+            fs::write(kept.join(file), "").expect("it is written");
+        }
+        assert_eq!(renew(), Ok(()));
+        assert_eq!(fs::read_to_string(kept.join("pids.max")).expect("it is there"), "9");
+        assert!(!control.exists(), "nothing is enabled that is");
     }
 
     #[test]

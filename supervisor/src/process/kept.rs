@@ -69,6 +69,11 @@ impl KeptProcess {
         Self { records: Arc::clone(records), record: Mutex::new(record) }
     }
 
+    /// Whether this process would be started in the same way, and be kept.
+    pub(super) fn has_definition(&self, process: &Process) -> bool {
+        process.keep && self.lock().definition == definition_hash(process)
+    }
+
     /// Records that it has started.
     ///
     /// # Errors
@@ -177,7 +182,7 @@ fn notify_name(mark: ProcessMark) -> String {
 }
 
 /// A hash of what a process is started with. It may differ in another release; then the process is started anew.
-pub(super) fn definition_hash(process: &Process) -> u64 {
+fn definition_hash(process: &Process) -> u64 {
     let Process {
         program_path, args, env, current_dir, stdin, uid, gid, privileges, limits, watchdog, ..
     } = process;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Process;
 use super::error::ProcessError;
 use super::host::ProcessHost;
-use super::kept::{KeptProcess, definition_hash};
+use super::kept::KeptProcess;
 use super::leftovers;
 use super::notify::NotifyState;
 use super::output::StreamSink;
@@ -107,9 +107,9 @@ impl Process {
     async fn adopt_or_end_kept(&self, ctx: &Context, host: &Arc<ProcessHost>) -> Option<RunningProcess> {
         let records = host.records.as_ref()?;
         let record = records.claim(ctx.dn())?;
-        let is_same = self.keep && record.definition == definition_hash(self);
         // Its record stays until it has ended: this program may be killed before.
         let kept = Arc::new(KeptProcess::adopt(records, record.clone()));
+        let is_same = kept.has_definition(self);
         match RunningProcess::adopt(Arc::clone(host), self, Arc::clone(&kept), open_sinks(ctx)) {
             Ok(running) if is_same => {
                 ctx.report_adoption(AdoptedProcess { pid: running.pid(), since: running.since() });

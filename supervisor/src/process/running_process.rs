@@ -10,6 +10,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::cgroup_limits;
 use super::child_setup;
 use super::descendants::{DescendantSet, has_exited};
 use super::error::ProcessError;
@@ -97,7 +98,7 @@ impl RunningProcess {
     /// [`ProcessError::Start`] with a hint, or [`ProcessError::Watch`].
     pub(super) async fn start(
         host: Arc<ProcessHost>,
-        (process, turn): (&Process, StartTurn<'_>),
+        (process, turn): (&Process, StartTurn),
         sinks: [StreamSink; 2],
         keep_for: Option<&str>,
     ) -> Result<Self, ProcessError> {
@@ -125,13 +126,18 @@ impl RunningProcess {
         if let Some(kept) = &kept {
             kept.record_start(main.pid).map_err(ProcessError::Keep)?;
         }
-        Self::watch(host, process, (main, kept), (readers, sinks, socket)).map_err(ProcessError::Watch)
+        let running = Self::watch(host, process, (main, kept), (readers, sinks, socket));
+        let running = running.map_err(ProcessError::Watch)?;
+        if let Some(cgroup) = &running.host.cgroup {
+            cgroup.prepare_next();
+        }
+        Ok(running)
     }
 
     /// Takes over a process that an earlier program has kept.
     ///
     /// # Errors
-    /// The process has exited, or its FIFOs or its notification socket can't be opened.
+    /// The process has exited, its FIFOs or its notification socket can't be opened, or a limit can't be set again.
     pub(super) fn adopt(
         host: Arc<ProcessHost>,
         process: &Process,
@@ -142,6 +148,12 @@ impl RunningProcess {
         let readers = kept.open_fifos()?;
         let socket = kept.notify_name().map(|name| NotifySocket::bind_to(&name)).transpose()?;
         let main = kept.open_main(&host.shared)?;
+        // With another definition it ends, in its own time, within the limits that it has.
+        if kept.has_definition(process)
+            && let Some(dir) = main.kill_scope.cgroup_path()
+        {
+            cgroup_limits::renew_limits(dir, &process.limits).map_err(io::Error::other)?;
+        }
         let mut running = Self::watch(host, process, (main, Some(kept)), (readers, sinks, socket))?;
         (running.is_adopted, running.since) = (true, since);
         Ok(running)
@@ -316,7 +328,14 @@ impl RunningProcess {
         let tail = if before_abort.is_empty() { tail } else { before_abort };
         let status = self.status.as_ref().expect("called only after the exit");
         let main = self.main_process();
-        ProcessExit::new(main.pid, status, main.oom_kill(), tail)
+        let exit = ProcessExit::new(main.pid, status, main.oom_kill(), tail);
+        // The removal of the cgroup need not delay the next start, which has another one. But that of a kept process
+        // precedes the removal of its record, by which the next program would find it.
+        if self.kept.is_none() {
+            let ended = self.main_process.take();
+            self.host.reap_tasks.spawn(async move { drop(ended) });
+        }
+        exit
     }
 
     /// Sends the stop signal, then SIGCONT: a stopped process handles a signal only after it is continued.

@@ -5,12 +5,13 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use rustix::pipe::PipeFlags;
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
 use super::cgroup::{HostCgroup, RunCgroup};
@@ -43,7 +44,7 @@ const MAX_QUEUED_STARTS: usize = 4;
 #[derive(Debug)]
 pub(super) struct ProcessSpawner {
     /// A start has one of these until a thread works on it.
-    turns: Semaphore,
+    turns: Arc<Semaphore>,
     jobs: mpsc::Sender<SpawnJob>,
     waiting: Arc<Mutex<mpsc::Receiver<SpawnJob>>>,
     first_thread: i32,
@@ -55,7 +56,9 @@ struct SpawnJob {
     mark: ProcessMark,
     kill_scope: KillScope,
     shared: Arc<HostState>,
-    started: oneshot::Sender<()>,
+    /// Given back when a thread works on it.
+    turn: StartTurn,
+    is_started: Arc<AtomicBool>,
     reply: oneshot::Sender<Result<MainProcess, (StartStep, io::Error)>>,
 }
 
@@ -64,13 +67,14 @@ impl ProcessSpawner {
         let (jobs, waiting) = mpsc::channel();
         let waiting = Arc::new(Mutex::new(waiting));
         let thread = add_spawner_thread(&waiting)?.recv().map_err(io::Error::other)?;
-        let turns = Semaphore::new(MAX_QUEUED_STARTS);
+        let turns = Arc::new(Semaphore::new(MAX_QUEUED_STARTS));
         Ok(Self { turns, jobs, waiting, first_thread: thread.as_raw_nonzero().get() })
     }
 
     /// Waits until a start may be prepared. Starts get their turns in the order of their calls.
-    pub(super) async fn wait_turn(&self) -> StartTurn<'_> {
-        StartTurn { _permit: self.turns.acquire().await.expect("nothing closes the semaphore") }
+    pub(super) async fn wait_turn(&self) -> StartTurn {
+        let permit = Arc::clone(&self.turns).acquire_owned().await;
+        StartTurn { _permit: permit.expect("nothing closes the semaphore") }
     }
 
     /// The id of the first thread.
@@ -84,28 +88,32 @@ impl ProcessSpawner {
     /// The step that failed, with the kernel's error.
     pub(super) async fn spawn(
         &self,
-        turn: StartTurn<'_>,
+        turn: StartTurn,
         (image, mark, kill_scope): (ExecImage, ProcessMark, KillScope),
         shared: &Arc<HostState>,
     ) -> Result<MainProcess, (StartStep, io::Error)> {
-        let ((started, has_started), (reply, result)) = (oneshot::channel(), oneshot::channel());
-        let job = SpawnJob { image, mark, kill_scope, shared: Arc::clone(shared), started, reply };
+        let ((reply, mut result), is_started) = (oneshot::channel(), Arc::<AtomicBool>::default());
+        let shared = Arc::clone(shared);
+        let job =
+            SpawnJob { image, mark, kill_scope, shared, turn, is_started: Arc::clone(&is_started), reply };
         let gone = || (StartStep::Fork, io::Error::other("the thread that starts processes has exited"));
         self.jobs.send(job).map_err(|_| gone())?;
-        if timeout(SPAWN_QUEUE_TIMEOUT, has_started).await.is_err()
+        if let Ok(result) = timeout(SPAWN_QUEUE_TIMEOUT, &mut result).await {
+            return result.unwrap_or_else(|_| Err(gone()));
+        }
+        if !is_started.load(Ordering::Relaxed)
             && let Err(error) = add_spawner_thread(&self.waiting)
         {
             tracing::warn!(%error, "can't add a thread to start a process: it waits for another slow start");
         }
-        drop(turn);
         result.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
 /// A start's turn to be prepared, see [`ProcessSpawner::wait_turn`].
 #[derive(Debug)]
-pub(super) struct StartTurn<'a> {
-    _permit: SemaphorePermit<'a>,
+pub(super) struct StartTurn {
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Adds a thread that runs jobs until the sender is dropped. Its id follows when it runs.
@@ -128,9 +136,9 @@ fn add_spawner_thread(
 
 impl SpawnJob {
     fn run_job(self, slots: &mut Option<StdioSlots>) {
-        let Self { mut image, mark, mut kill_scope, shared, started, reply } = self;
-        // The receiver is gone if the caller no longer waits.
-        let _ = started.send(());
+        let Self { mut image, mark, mut kill_scope, shared, turn, is_started, reply } = self;
+        is_started.store(true, Ordering::Relaxed);
+        drop(turn);
         shared.begin_start(mark);
         let mut result = sys::spawn_image(&image, slots);
         if let Err((StartStep::Cgroup, error)) = &result
@@ -234,7 +242,7 @@ pub(super) struct MainProcess {
     pub(super) mark: ProcessMark,
     pub(super) pid: i32,
     pub(super) pidfd: Arc<OwnedFd>,
-    kill_scope: KillScope,
+    pub(super) kill_scope: KillScope,
     reaped: bool,
 }
 

@@ -181,3 +181,26 @@ async fn a_shutdown_stops_a_parent_when_what_its_children_held_is_released() {
     assert!(supervisor.shutdown().await.stragglers.is_empty());
     assert_eq!(*found.lock().expect("no panic holds it"), Some(0));
 }
+
+/// Without a delay, each restart is dropped at once, and asks for the next.
+#[test]
+fn a_runtime_that_stops_ends_the_tree_also_where_restarts_have_no_delay() {
+    let (ended, has_ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let supervisor = runtime.block_on(async {
+            let policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
+            let supervisor = Supervisor::builder().default_policy(policy).start(|ctx: Context| async move {
+                ctx.run_child("child", steady)?;
+                steady(ctx).await
+            });
+            supervisor.wait_ready("root.child").await.expect("it runs");
+            supervisor
+        });
+        drop(runtime);
+        let running = supervisor.snapshot().into_iter().filter(|status| status.state.is_running());
+        ended.send(running.count()).expect("the test waits");
+    });
+    assert_eq!(has_ended.recv_timeout(Duration::from_secs(60)), Ok(0), "it restarts without an end");
+}

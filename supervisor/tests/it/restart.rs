@@ -1,5 +1,7 @@
 //! Backoff, and what a restart waits for.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
@@ -63,6 +65,27 @@ async fn failures_are_reported_until_the_runnable_has_been_ready_for_the_stable_
     assert_eq!(reported(), (1, Some(Duration::from_millis(1))));
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert_eq!(reported(), (0, None));
+}
+
+/// It returns before its thread comes to them.
+#[tokio::test(start_paused = true)]
+async fn a_parent_that_fails_before_its_children_run_restarts_with_them() {
+    let has_failed = Arc::new(AtomicBool::new(false));
+    let tree = TestTree::with_root(move |ctx: Context| {
+        let has_failed = Arc::clone(&has_failed);
+        async move {
+            ctx.run_child("a", steady)?;
+            ctx.run_child("b", steady)?;
+            match has_failed.swap(true, Ordering::SeqCst) {
+                true => steady(ctx).await,
+                false => Err(Failure::new("fails")),
+            }
+        }
+    });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    for child in ["root.a", "root.b"] {
+        assert_eq!((tree.state(child), tree.generation(child)), (Some(RunnableState::Ready), 2), "{child}");
+    }
 }
 
 // reference case 9, sequence c

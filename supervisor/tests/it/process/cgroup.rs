@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{CgroupParent, KillMode};
-use nodekeel_supervisor::{ExitReason, RunnableState};
+use nodekeel_supervisor::{ExitReason, Removal, RunnableState};
 
 use crate::logging::LineCollector;
 
@@ -28,6 +28,12 @@ pub(super) fn cgroup_of(pid: i32) -> PathBuf {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it is there");
     let path = text.lines().find_map(|line| line.strip_prefix("0::/")).expect("cgroup v2 is mounted");
     cgroup_root().join(path)
+}
+
+/// The cgroups of starts below that of a host, also the next one's.
+fn starts_of(host: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(host).expect("it is there").map(|entry| entry.expect("it is read").path());
+    paths.filter(|path| path.is_dir()).collect()
 }
 
 fn is_run_of_a_host(dir: &Path) -> bool {
@@ -73,6 +79,39 @@ async fn each_start_has_a_cgroup_that_is_removed_with_it() {
     assert!(matches!(exit, ExitReason::Canceled { process: Some(_) }), "{exit:?}");
     wait_removed(&cgroup);
     fixture.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root: it makes cgroups"]
+async fn a_restart_finds_its_cgroup_made_and_none_is_left_by_a_supervisor_that_is_dropped() {
+    let fixture = ProcessFixture::restart_always(sh("echo pid $$; exec sleep 100"));
+    let first = fixture.output.wait_pid().await;
+    fixture.wait_for_state(RunnableState::Ready).await;
+    let host = cgroup_of(first).parent().expect("it is below a host's").to_owned();
+    let mut next = starts_of(&host);
+    next.retain(|start| *start != cgroup_of(first));
+    super::send_signal("KILL", first);
+    fixture.output.wait_count("pid ", 2).await;
+    let pids = fixture.output.text();
+    let second = pids.lines().filter_map(|line| line.strip_prefix("pid ")).nth(1).expect("two pids");
+    assert_eq!(next, [cgroup_of(second.parse().expect("a pid"))]);
+    drop(fixture);
+    wait_removed(&host);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root: it makes cgroups"]
+async fn a_cgroup_made_ahead_serves_the_whole_supervisor_and_is_removed_when_that_stops() {
+    let fixture = ProcessFixture::run_once(sh("echo pid $$; exec sleep 100").grace_period(GRACE));
+    let first = cgroup_of(fixture.output.wait_pid().await);
+    fixture.wait_for_state(RunnableState::Ready).await;
+    let host = first.parent().expect("it is below a host's").to_owned();
+    assert_eq!(starts_of(&host).len(), 2, "its own one, and the next start's");
+    fixture.supervisor.remove_runnable("root.p", Removal::ForGood).await.expect("the DN exists");
+    wait_removed(&first);
+    assert_eq!(starts_of(&host).len(), 1, "the next start's");
+    fixture.shutdown().await;
+    wait_removed(&host);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

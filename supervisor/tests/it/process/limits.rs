@@ -20,7 +20,7 @@ fn limits(set: impl FnOnce(&mut ProcessLimits)) -> ProcessLimits {
     limits
 }
 
-fn memory_max() -> ProcessLimits {
+pub(super) fn memory_max() -> ProcessLimits {
     limits(|limits| limits.memory_max = Some(32 * MIB))
 }
 

@@ -16,7 +16,8 @@ use nodekeel_supervisor::{
 
 use crate::logging::LineCollector;
 
-use super::cgroup::runtime;
+use super::cgroup::{cgroup_of, cgroup_root, runtime};
+use super::limits::memory_max;
 use super::{OutputBuffer, configured_cgroups, list_pids, mark_of, read_mark, sh, wait_gone};
 
 /// Set in the program that is to be killed: its record directory.
@@ -222,6 +223,50 @@ fn a_kept_process_whose_definition_has_changed_is_started_anew() {
         wait_gone(pid);
         assert_eq!(files_in(records.path()), [""; 0]);
     }
+}
+
+/// As systemd does when it starts a unit again while processes are left in its cgroup.
+fn disable_memory_limits(parent: &Path) {
+    let entries = fs::read_dir(parent).expect("it exists").map(|entry| entry.expect("it is readable").path());
+    // Those below first: the kernel disables no controller that a cgroup below passes on.
+    for dir in entries.filter(|path| path.is_dir()).chain([parent.to_owned()]) {
+        fs::write(dir.join("cgroup.subtree_control"), "-memory").expect("it is written");
+    }
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn a_kept_process_whose_limits_were_disabled_is_limited_again() {
+    let cgroup_for = |records: &Path| {
+        let name = records.file_name().expect("it has a name").to_string_lossy();
+        cgroup_root().join(format!("limited-{name}"))
+    };
+    let process = || kept_process().limits(memory_max());
+    if let Some(records) = records_of_killed() {
+        let records = Path::new(&records);
+        return run_until_killed(records, CgroupParent::Path(cgroup_for(records)), vec![("p", process())]);
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let parent = cgroup_for(records.path());
+    fs::write(cgroup_root().join("cgroup.subtree_control"), "+memory").expect("it is written");
+    fs::create_dir(&parent).expect("a cgroup");
+    let test = "a_kept_process_whose_limits_were_disabled_is_limited_again";
+    let mut program = KilledProgram::start(test, records.path());
+    let pid = program.read_pid("p ");
+    program.kill();
+    let limit = cgroup_of(pid).join("memory.max");
+    disable_memory_limits(&parent);
+    assert!(!limit.exists(), "the test disables it");
+    runtime().block_on(async {
+        let tree =
+            RecordedTree::start(records.path(), CgroupParent::Path(parent.clone()), vec![("p", process())]);
+        let (adopted, _) = tree.wait_adopted().await.expect("it is adopted");
+        assert_eq!(adopted, pid.unsigned_abs());
+        assert_eq!(fs::read_to_string(&limit).expect("it is there").trim(), "33554432");
+        tree.shutdown().await;
+    });
+    wait_gone(pid);
+    drop(fs::remove_dir(&parent));
 }
 
 #[test]
