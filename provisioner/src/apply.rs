@@ -32,6 +32,7 @@ use crate::volume_locks::VolumeLocks;
 
 mod bound_claim;
 mod capacity;
+mod condition_mark;
 mod data_source;
 mod expansion;
 mod foreign_store;

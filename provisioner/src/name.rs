@@ -80,6 +80,13 @@ impl DriverName {
     pub fn lost_annotation(&self) -> String {
         format!("{}/lost-store", self.0)
     }
+
+    /// The annotation of a PersistentVolume while the last event about its condition says that no pod can use it. The
+    /// process that finds it well again need not be the one that reported it, and the API server deletes events after an
+    /// hour.
+    pub fn condition_annotation(&self) -> String {
+        format!("{}/condition", self.0)
+    }
 }
 
 /// The node's name in the API; the node affinity of volumes refers to it.

@@ -50,7 +50,9 @@ pub use claim::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
 pub(crate) use claim::{claim_ignore_reason, claim_reference, class_name};
 pub(crate) use claim::{nonempty_annotation, waits_for_consumer};
 pub use condition::required_volume;
-pub(crate) use condition::{VolumeCondition, plan_conditions};
+pub(crate) use condition::{
+    ConditionChange, VolumeCondition, plan_condition_changes, plan_conditions, reported_conditions,
+};
 pub use data_source::DataSource;
 pub(crate) use data_source::{SourceAction, check_source_kind, plan_clone, plan_restore, waits_for_snapshot};
 pub use expansion::{BoundClaim, ExpansionAction, plan_expansion};

@@ -95,13 +95,16 @@ pub enum VolumeStep {
     RemoveSnapshotFinalizer,
     /// Annotate a PersistentVolume whose disk was declared lost, or remove the annotation where it is not.
     MarkLost,
+    /// Annotate a PersistentVolume before it is reported as abnormal, or remove the annotation after it was reported as
+    /// normal.
+    MarkCondition,
     /// Create or update an event.
     CreateEvent,
 }
 
 impl VolumeStep {
     /// All steps of a volume's life cycle, in order.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 46] = [
         Self::PublishCapacity,
         Self::SelectNode,
         Self::CreateDirectory,
@@ -146,6 +149,7 @@ impl VolumeStep {
         Self::ReleaseProject,
         Self::RemoveTrashEntry,
         Self::MarkLost,
+        Self::MarkCondition,
         Self::RemoveCapacity,
     ];
 }

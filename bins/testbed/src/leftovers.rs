@@ -1,6 +1,7 @@
-//! Leftovers of a directory's programs: processes that name it, and mounts below it.
+//! Leftovers of a directory's programs: processes that name it, mounts below it, and loop devices over its files.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -57,6 +58,24 @@ pub fn find_mounts(directory: &Path) -> Result<Vec<PathBuf>> {
     // A later line may be mounted on an earlier one.
     points.reverse();
     Ok(points)
+}
+
+/// The names of the loop devices over files below the directory, also over removed ones.
+///
+/// # Errors
+/// sysfs can't be read.
+pub fn find_loop_devices(directory: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir("/sys/block").context("read /sys/block")? {
+        let entry = entry.context("read /sys/block")?;
+        // Only an attached loop device has one.
+        let file = fs::read(entry.path().join("loop/backing_file")).unwrap_or_default();
+        if Path::new(OsStr::from_bytes(&file)).starts_with(directory) {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Kills the directory's processes, unmounts what is mounted below it, and removes it. A missing directory is

@@ -1,6 +1,6 @@
 //! Reports the condition of volumes on their PersistentVolumes and claims.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
@@ -10,9 +10,12 @@ use tokio::time::sleep;
 use crate::apply::volume_reference;
 use crate::controller::ReconcileContext;
 use crate::controller::retry_tracker::random_fraction;
+use crate::error_chain::format_chain;
 use crate::event::EventReason;
 use crate::id::VolumeId;
-use crate::plan::{VolumeCondition, plan_conditions};
+use crate::plan::{
+    ConditionChange, VolumeCondition, plan_condition_changes, plan_conditions, reported_conditions,
+};
 use crate::store_status::StoreStatus;
 
 /// How many events are written at once: the volumes of a node are reported within seconds.
@@ -26,24 +29,15 @@ pub(super) async fn run_reporter(context: &ReconcileContext) {
     let mut status = context.provisioner.store_status.subscribe();
     let (mut missing, mut volumes) =
         (context.missing_volumes.subscribe(), context.volumes_changed.subscribe());
-    let (mut reported, mut failures) = (BTreeMap::new(), 0);
+    let (mut reported, mut failures) = (None, 0);
     loop {
         volumes.borrow_and_update();
         let (now, absent) = (status.borrow_and_update().clone(), missing.borrow_and_update().clone());
-        let objects = context.volumes.state();
-        let wanted = plan_conditions(
-            &context.provisioner.config.identity,
-            (&now, &absent),
-            objects.iter().map(AsRef::as_ref),
-        );
-        let is_complete = match wanted {
-            Some(wanted) => report_changes(context, &mut reported, &wanted).await,
-            None => true,
-        };
+        let is_complete = report_conditions(context, &mut reported, (&now, &absent)).await;
         failures = if is_complete { 0 } else { failures + 1 };
         let delay = context.provisioner.config.backoff.jittered_delay(failures, random_fraction());
         // A change of a volume matters only while some are reported: most changes are claims being served.
-        let is_served = matches!(now, StoreStatus::Served(_)) && reported.is_empty();
+        let is_served = matches!(now, StoreStatus::Served(_)) && reported.iter().all(BTreeMap::is_empty);
         tokio::select! {
             _ = status.changed() => {}
             _ = missing.changed() => {}
@@ -53,49 +47,91 @@ pub(super) async fn run_reporter(context: &ReconcileContext) {
     }
 }
 
+/// Reports what has changed since the last report, also if another process has made it. Returns whether all was written.
+async fn report_conditions(
+    context: &ReconcileContext,
+    reported: &mut Option<BTreeMap<VolumeId, VolumeCondition>>,
+    now: (&StoreStatus, &BTreeSet<VolumeId>),
+) -> bool {
+    let (identity, objects) = (&context.provisioner.config.identity, context.volumes.state());
+    // Once it is known, the cache is complete.
+    let Some(wanted) = plan_conditions(identity, now, objects.iter().map(AsRef::as_ref)) else {
+        return true;
+    };
+    // The marks are read once: later, the cache may still have one that this process has removed.
+    let reported =
+        reported.get_or_insert_with(|| reported_conditions(identity, objects.iter().map(AsRef::as_ref)));
+    report_changes(context, reported, &wanted).await
+}
+
 /// Writes the events that lead from the reported conditions to the wanted ones. Returns whether all were written.
 async fn report_changes(
     context: &ReconcileContext,
     reported: &mut BTreeMap<VolumeId, VolumeCondition>,
     wanted: &BTreeMap<VolumeId, VolumeCondition>,
 ) -> bool {
-    let abnormal = wanted.iter().filter(|(id, condition)| reported.get(id) != Some(condition));
-    let abnormal = abnormal.map(|(id, condition)| (id.clone(), Some(condition.clone())));
-    let normal = reported.keys().filter(|id| !wanted.contains_key(id)).map(|id| (id.clone(), None));
-    let changes: Vec<_> = abnormal.chain(normal).collect();
-    let written = stream::iter(changes).map(|(id, condition)| async move {
+    let changes = plan_condition_changes(reported, wanted);
+    let written = stream::iter(changes).map(|(id, change)| async move {
         let is_written = match context.volumes.get(&ObjectRef::new(id.as_str())) {
-            Some(volume) => report_condition(context, &volume, condition.as_ref()).await,
+            Some(volume) => report_change(context, &volume, &change).await,
             None => true,
         };
-        (id, condition, is_written)
+        (id, change, is_written)
     });
     let written: Vec<_> = written.buffer_unordered(CONCURRENCY).collect().await;
     let is_complete = written.iter().all(|(_, _, is_written)| *is_written);
-    for (id, condition, _) in written.into_iter().filter(|(_, _, is_written)| *is_written) {
-        match condition {
-            Some(condition) => drop(reported.insert(id, condition)),
-            None => drop(reported.remove(&id)),
+    for (id, change, _) in written.into_iter().filter(|(_, _, is_written)| *is_written) {
+        match change {
+            ConditionChange::Abnormal { condition, .. } => drop(reported.insert(id, condition)),
+            ConditionChange::Normal => drop(reported.remove(&id)),
         }
     }
     is_complete
 }
 
-/// Reports the condition of a volume on its PersistentVolume and on the claim that is bound to it.
-async fn report_condition(
+/// Reports a change of a volume's condition, and keeps its mark. Returns whether all was written.
+///
+/// A process that is killed in between leaves the mark: the next one rather reports a well volume as normal once too
+/// often than leaves it reported as abnormal.
+async fn report_change(
     context: &ReconcileContext,
     volume: &PersistentVolume,
-    condition: Option<&VolumeCondition>,
+    change: &ConditionChange,
 ) -> bool {
-    let (reason, text) = match condition {
-        Some(condition) => (EventReason::VolumeConditionAbnormal, condition.text.as_str()),
-        None => (EventReason::VolumeConditionNormal, NORMAL_TEXT),
-    };
     let name = volume.metadata.name.as_deref().unwrap_or_default();
-    match condition {
-        Some(_) => tracing::error!(pv = name, "no pod can use the volume: {text}"),
-        None => tracing::info!(pv = name, "{text}"),
+    match change {
+        ConditionChange::Abnormal { condition, is_marked } => {
+            let text = condition.text.as_str();
+            tracing::error!(pv = name, "no pod can use the volume: {text}");
+            // A failure to mark it must not keep the event from the operator.
+            let is_marked = *is_marked || set_mark(context, volume, true).await;
+            record_condition(context, volume, (EventReason::VolumeConditionAbnormal, text)).await && is_marked
+        }
+        ConditionChange::Normal => {
+            tracing::info!(pv = name, "{NORMAL_TEXT}");
+            record_condition(context, volume, (EventReason::VolumeConditionNormal, NORMAL_TEXT)).await
+                && set_mark(context, volume, false).await
+        }
     }
+}
+
+/// Sets or removes the mark of a volume that was reported as abnormal. A failure is logged; returns whether there was none.
+async fn set_mark(context: &ReconcileContext, volume: &PersistentVolume, is_abnormal: bool) -> bool {
+    let marked = context.provisioner.applier.mark_condition(volume, is_abnormal).await;
+    if let Err(error) = &marked {
+        context.record_api_error(error);
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        tracing::warn!(pv = name, "mark the condition of the volume: {}; retrying", format_chain(error));
+    }
+    marked.is_ok()
+}
+
+/// Records an event on a PersistentVolume and on the claim that is bound to it.
+async fn record_condition(
+    context: &ReconcileContext,
+    volume: &PersistentVolume,
+    (reason, text): (EventReason, &str),
+) -> bool {
     let recorder = &context.provisioner.applier.recorder;
     let mut is_written = recorder.try_record_event(&volume_reference(volume), reason, text).await;
     if let Some(claim) = bound_claim(volume) {

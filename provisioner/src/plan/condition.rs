@@ -26,6 +26,22 @@ enum ConditionCause {
     Missing,
     InOtherStore,
     DeclaredLost,
+    /// A former process has reported it, and why is not known.
+    FormerRun,
+}
+
+/// What to report about a volume whose condition has changed.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum ConditionChange {
+    /// No pod can use it.
+    Abnormal {
+        /// Why.
+        condition: VolumeCondition,
+        /// Whether its PersistentVolume has the mark of a volume that was reported as abnormal.
+        is_marked: bool,
+    },
+    /// Pods can use it again.
+    Normal,
 }
 
 impl PartialEq for VolumeCondition {
@@ -53,6 +69,34 @@ pub(crate) fn plan_conditions<'a>(
             Some(missing.map(|(id, object)| (id, missing_condition(identity, store, object))).collect())
         }
     }
+}
+
+/// The volumes of this node that were reported as abnormal, and not as normal since, as their marks say.
+pub(crate) fn reported_conditions<'a>(
+    identity: &ProvisionerIdentity,
+    objects: impl IntoIterator<Item = &'a PersistentVolume>,
+) -> BTreeMap<VolumeId, VolumeCondition> {
+    let annotation = identity.driver.condition_annotation();
+    let is_marked = |object: &PersistentVolume| {
+        object.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&annotation))
+    };
+    let marked = objects.into_iter().filter(|object| is_marked(object));
+    let reported = VolumeCondition { cause: ConditionCause::FormerRun, text: String::new() };
+    marked.filter_map(|object| Some((volume_on_node(identity, object)?, reported.clone()))).collect()
+}
+
+/// What leads from the reported conditions to the wanted ones. A volume in neither needs nothing.
+pub(crate) fn plan_condition_changes(
+    reported: &BTreeMap<VolumeId, VolumeCondition>,
+    wanted: &BTreeMap<VolumeId, VolumeCondition>,
+) -> BTreeMap<VolumeId, ConditionChange> {
+    let abnormal = wanted.iter().filter(|(id, condition)| reported.get(id) != Some(condition));
+    let abnormal = abnormal.map(|(id, condition)| {
+        let is_marked = reported.contains_key(id);
+        (id.clone(), ConditionChange::Abnormal { condition: condition.clone(), is_marked })
+    });
+    let normal = reported.keys().filter(|id| !wanted.contains_key(id));
+    abnormal.chain(normal.map(|id| (id.clone(), ConditionChange::Normal))).collect()
 }
 
 /// The volume that a PersistentVolume of this node needs; `None` for those of other nodes and drivers, and one that is to
@@ -159,6 +203,58 @@ mod tests {
         {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    /// Volumes of store 1, some of which were reported as abnormal.
+    fn marked_volumes(marked: &[u32], others: impl Iterator<Item = u32>) -> Vec<PersistentVolume> {
+        let mark = json!({ sample_identity(NODE).driver.condition_annotation(): "abnormal" });
+        let others = others.map(|number| volume(number, 1, None));
+        let marked = marked
+            .iter()
+            .map(|number| sample_volume(*number, json!({ "metadata": { "annotations": mark } })));
+        marked.chain(others).collect()
+    }
+
+    /// The changes of a process that has just started.
+    fn first_changes(
+        (identity, status): (&ProvisionerIdentity, &StoreStatus),
+        missing: &[u32],
+        objects: &[PersistentVolume],
+    ) -> BTreeMap<VolumeId, ConditionChange> {
+        let missing = missing.iter().map(|number| id(*number)).collect();
+        let wanted = plan_conditions(identity, (status, &missing), objects).expect("known");
+        plan_condition_changes(&reported_conditions(identity, objects), &wanted)
+    }
+
+    #[test]
+    fn a_new_process_reports_as_normal_exactly_the_volumes_that_were_reported_as_abnormal() {
+        let (identity, objects) = (sample_identity(NODE), marked_volumes(&[2, 5], 10..1010));
+        let normal = |number| (id(number), ConditionChange::Normal);
+        let changes = first_changes((&identity, &served()), &[], &objects);
+        assert_eq!(changes, BTreeMap::from([normal(2), normal(5)]));
+        let changes = first_changes((&identity, &served()), &[5], &objects);
+        assert_eq!(changes.get(&id(2)), Some(&ConditionChange::Normal));
+        let missing = changes.get(&id(5));
+        assert!(matches!(missing, Some(ConditionChange::Abnormal { is_marked: true, .. })), "{missing:?}");
+        assert_eq!(changes.len(), 2);
+        let other_node = sample_identity("node-z");
+        assert_eq!(first_changes((&other_node, &served()), &[5], &objects), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_lost_store_marks_what_is_not_marked_and_is_reported_once() {
+        let (identity, objects) = (sample_identity(NODE), marked_volumes(&[1], 2..4));
+        let lost = StoreStatus::Unserved { fault: StoreFault::Absent, why: "unmounted".to_owned() };
+        let changes = first_changes((&identity, &lost), &[], &objects);
+        let marked = |number| match changes.get(&id(number)) {
+            Some(ConditionChange::Abnormal { is_marked, condition }) if condition.text == "unmounted" => {
+                *is_marked
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([1, 2, 3].map(marked), [true, false, false]);
+        let wanted = plan_conditions(&identity, (&lost, &BTreeSet::new()), &objects).expect("known");
+        assert_eq!(plan_condition_changes(&wanted, &wanted), BTreeMap::new());
     }
 
     #[test]

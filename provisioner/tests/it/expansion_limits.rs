@@ -33,7 +33,7 @@ async fn wait_for(api: &FakeApi, is_so: impl Fn(&Value) -> bool) {
     tokio::time::timeout(TIMEOUT, api.wait_until(is_so)).await.expect("within the timeout");
 }
 
-/// Appends to a file until it is told to stop, and goes on when the volume is full. Returns an error that is
+/// Appends to a file until the test stops it, and continues when the volume is full. Returns an error that is
 /// not about a full volume.
 #[expect(clippy::disallowed_methods, reason = "the kernel reports no raised limit")]
 fn write_until(file: &Path, stop: &AtomicBool) -> std::io::Result<()> {

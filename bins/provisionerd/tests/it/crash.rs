@@ -51,6 +51,8 @@ enum ClaimScenario {
     Snapshotted,
     /// The disk of the claim's volume was declared lost, and is there.
     DeclaredLost,
+    /// The claim's volume was reported as abnormal, and is there.
+    ReportedAbnormal,
 }
 
 /// The steps of a clone.
@@ -85,7 +87,7 @@ const STRICT_STEPS: &[&str] = &[
 ];
 
 /// The steps of each scenario.
-const STEPS: [(ClaimScenario, &[&str]); 15] = [
+const STEPS: [(ClaimScenario, &[&str]); 16] = [
     (
         ClaimScenario::Selected,
         &[
@@ -126,6 +128,7 @@ const STEPS: [(ClaimScenario, &[&str]); 15] = [
     (ClaimScenario::HandedOver, &["HandOverClaim"]),
     (ClaimScenario::Snapshotted, &["CloneTree", "UpdateSnapshotStatus", "RemoveSnapshotFinalizer"]),
     (ClaimScenario::DeclaredLost, &["MarkLost"]),
+    (ClaimScenario::ReportedAbnormal, &["MarkCondition"]),
 ];
 
 /// The moments of the kills: before and after each step.

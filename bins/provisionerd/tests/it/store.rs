@@ -12,9 +12,9 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use nodekeel_provisioner::SELECTED_NODE;
+use nodekeel_provisioner::{DriverName, SELECTED_NODE};
 use serde_json::json;
 use testbed::{KubeDaemon, ScratchDir};
 
@@ -162,6 +162,77 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
         assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 1"));
         child.kill().await.expect("killed");
         unmount(&[], &below);
+    });
+}
+
+/// How many events of a reason there are about an object.
+async fn count_events(client: &kube::Client, about: &str, reason: &str) -> usize {
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    let listed = events.list(&ListParams::default()).await.expect("a list");
+    let is_counted = |event: &&Event| {
+        let name = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
+        name == Some(about) && event.reason.as_deref() == Some(reason)
+    };
+    listed.items.iter().filter(is_counted).count()
+}
+
+/// Waits until no mark says that a volume was reported as abnormal.
+async fn wait_unmarked(client: &kube::Client, volume: &str) {
+    let annotation = DriverName::try_new(cluster::DRIVER).expect("a driver name").condition_annotation();
+    let is_unmarked = |volume: Option<&PersistentVolume>| {
+        let annotations = volume.and_then(|volume| volume.metadata.annotations.as_ref());
+        annotations.is_some_and(|all| !all.contains_key(&annotation))
+    };
+    wait_object(&volumes_api(client), volume, is_unmarked).await;
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_disk_that_is_back_before_the_next_start_is_reported_as_normal_once() {
+    let kube = cluster::start_control_plane();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let client = cluster::admin_client(&kube).await;
+        let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "return-node".to_owned());
+        let mut child = daemon.start(&[]);
+        let [first, second] = create_volumes(&client, &daemon, ["first", "second"]).await;
+        let reported = ["first", &first, "second", &second];
+        child.kill().await.expect("killed");
+
+        // A directory without the store's identity is what an unmounted disk leaves.
+        let store_id = daemon.base.path().join("store-id");
+        let away = store_id.with_extension("away");
+        fs::rename(&store_id, &away).expect("moved away");
+        let mut child = daemon.start(&[]);
+        for about in reported {
+            wait_event(&client, about, "VolumeConditionAbnormal").await;
+        }
+        child.kill().await.expect("killed");
+        fs::rename(&away, &store_id).expect("moved back");
+
+        let mut child = daemon.start(&[]);
+        for about in reported {
+            wait_event(&client, about, "VolumeConditionNormal").await;
+        }
+        for volume in [&first, &second] {
+            wait_unmarked(&client, volume).await;
+        }
+        child.kill().await.expect("killed");
+
+        // It serves a claim long after it knows that all is well.
+        let mut child = daemon.start(&[]);
+        let [third, _] = create_volumes(&client, &daemon, ["third", "fourth"]).await;
+        for (about, count) in
+            reported.map(|about| (about, 1)).into_iter().chain([("third", 0), (third.as_str(), 0)])
+        {
+            let normal = count_events(&client, about, "VolumeConditionNormal").await;
+            assert_eq!(normal, count, "{about}: {}", daemon.log_text());
+        }
+        child.kill().await.expect("killed");
     });
 }
 

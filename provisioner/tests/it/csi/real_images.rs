@@ -110,15 +110,7 @@ pub(crate) fn wait_detached(directory: &Path) {
 
 /// The loop devices whose files are below a directory, also of files that were removed.
 pub(crate) fn devices_below(directory: &Path) -> Vec<String> {
-    let all = fs::read_dir("/sys/block").expect("sysfs").map(|entry| entry.expect("an entry"));
-    let shows = |path: &Path| {
-        let file = fs::read_to_string(path.join("loop/backing_file")).unwrap_or_default();
-        file.starts_with(directory.to_str().expect("UTF-8"))
-    };
-    let ours = all.filter(|entry| shows(&entry.path()));
-    let mut names: Vec<_> = ours.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
+    testbed::leftovers::find_loop_devices(directory).expect("sysfs")
 }
 
 fn check_contract(format: ImageFormat) {

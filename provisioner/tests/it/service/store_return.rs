@@ -68,6 +68,49 @@ async fn an_event_that_the_api_server_did_not_accept_is_written_again() {
     node.stop().await;
 }
 
+/// Whether the PersistentVolume of the first claim is marked as reported abnormal.
+fn is_marked_abnormal(api: &FakeApi) -> bool {
+    let annotation = sample_identity(NODE).driver.condition_annotation();
+    let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("a volume");
+    !volume["metadata"]["annotations"][annotation].is_null()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_back_before_the_next_process_is_reported_as_normal_once() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    assert!(!is_marked_abnormal(&api));
+    unmount(base.path());
+    let node = DirNode::start_reopening(&api, base.path());
+    for about in [id(1).as_str(), "claim-1"] {
+        wait_for_event(&api, about, "VolumeConditionAbnormal").await;
+    }
+    node.stop().await;
+    mount(base.path());
+    api.fail_next(RequestVerb::Patch, ObjectKind::Volume, RequestFault::Status(500));
+    for _ in 0..2 {
+        let node = DirNode::start(&api, base.path());
+        wait_until(&api, |api| !is_marked_abnormal(api)).await;
+        advance_time(3600).await;
+        for about in [id(1).as_str(), "claim-1"] {
+            assert_eq!(condition_counts(&api, about), [1, 1]);
+        }
+        node.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mark_that_the_api_server_did_not_accept_is_written_again() {
+    let api = test_api();
+    let base = used_store(&api).await;
+    unmount(base.path());
+    api.fail_next(RequestVerb::Patch, ObjectKind::Volume, RequestFault::Status(500));
+    let node = DirNode::start_reopening(&api, base.path());
+    wait_for_event(&api, "claim-1", "VolumeConditionAbnormal").await;
+    wait_until(&api, is_marked_abnormal).await;
+    node.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_disk_is_served_once_the_old_one_is_declared_lost() {
     let api = test_api();

@@ -5,6 +5,7 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use nodekeel_provisioner::{DriverName, SELECTED_NODE};
 use serde_json::{Value, json};
 
+use super::ClaimScenario;
 use super::leak_counts::LeakCounts;
 use super::run::CrashRun;
 use super::scenarios::is_bound;
@@ -39,17 +40,21 @@ impl CrashRun {
         self.count_leftovers(0).await
     }
 
-    /// Declares the disk of a volume lost, which is there.
-    pub(super) async fn declare_lost(mut self, moment: &str) -> LeakCounts {
+    /// Marks a volume that is there as one whose disk was declared lost, or that was reported as abnormal.
+    pub(super) async fn mark_volume(mut self, scenario: ClaimScenario, moment: &str) -> LeakCounts {
         let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
         let claim = self.create_node_claim(&self.name, Value::Null).await;
         let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
         wait_object(&claims, &self.name, is_bound).await;
         self.terminate().await;
-        let annotation = DriverName::try_new(DRIVER).expect("a driver name").lost_annotation();
+        let driver = DriverName::try_new(DRIVER).expect("a driver name");
+        let annotation = match scenario {
+            ClaimScenario::DeclaredLost => driver.lost_annotation(),
+            _ => driver.condition_annotation(),
+        };
         let store = std::fs::read_to_string(self.program.base.path().join("store-id")).expect("an identity");
-        let lost = json!({ "metadata": { "annotations": { &annotation: store.trim() } } });
-        volumes.patch(&volume, &PatchParams::default(), &Patch::Merge(lost)).await.expect("a patch");
+        let mark = json!({ "metadata": { "annotations": { &annotation: store.trim() } } });
+        volumes.patch(&volume, &PatchParams::default(), &Patch::Merge(mark)).await.expect("a patch");
 
         self.restart(moment);
         let is_taken_back = |volume: Option<&PersistentVolume>| {

@@ -54,7 +54,9 @@ impl CrashCase {
             | ClaimScenario::StrictAbandoned => start(MAX_IMAGE_BYTES, moment).use_image(self.scenario).await,
             ClaimScenario::HandedOver => start(MAX_BYTES, moment).hand_over_clone().await,
             ClaimScenario::Snapshotted => start(MAX_BYTES, "").take_snapshot(moment).await,
-            ClaimScenario::DeclaredLost => start(MAX_BYTES, "").declare_lost(moment).await,
+            ClaimScenario::DeclaredLost | ClaimScenario::ReportedAbnormal => {
+                start(MAX_BYTES, "").mark_volume(self.scenario, moment).await
+            }
             scenario => start(MAX_BYTES, moment).run_scenario(scenario).await,
         }
     }

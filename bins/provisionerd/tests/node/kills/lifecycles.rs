@@ -109,18 +109,25 @@ pub(super) fn check_rebound_volume(cluster: &TestCluster) -> Result<()> {
     assert_nothing_left(cluster)
 }
 
-/// The disk of a volume that is there was declared lost: the next start takes that back.
-pub(super) fn check_declared_loss(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
+/// The disk of a volume that is there was declared lost, and the volume reported as abnormal: the next start takes both
+/// back.
+pub(super) fn check_wrong_marks(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
     let kube = &cluster.kube;
     kube.apply_manifests(&claim_manifest("declared", "immediate").to_string())?;
     let volume = wait_bound(cluster, "declared")?;
-    let annotation = DriverName::try_new(DRIVER)?.lost_annotation();
+    let driver = DriverName::try_new(DRIVER)?;
     let store = cluster.node.run_shell(&format!("cat {VOLUMES}/store-id"))?;
-    kube.patch_object("pv", &volume, &json!({"metadata": {"annotations": {&annotation: store.trim()}}}))?;
-    program.restart(cluster)?;
-    let is_taken_back = |volume: &Value| volume["metadata"]["annotations"][&annotation].is_null();
-    kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_taken_back)?;
-    program.wait_killed(cluster, "MarkLost")?;
+    // One after the other: a kill at a step of the first could come between the second's patch and the moment after it.
+    for (annotation, value, step) in [
+        (driver.lost_annotation(), store.trim(), "MarkLost"),
+        (driver.condition_annotation(), "abnormal", "MarkCondition"),
+    ] {
+        kube.patch_object("pv", &volume, &json!({"metadata": {"annotations": {&annotation: value}}}))?;
+        program.restart(cluster)?;
+        let is_taken_back = |volume: &Value| volume["metadata"]["annotations"][&annotation].is_null();
+        kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_taken_back)?;
+        program.wait_killed(cluster, step)?;
+    }
     kube.delete_object("pvc", "default/declared")?;
     cluster.wait_gone("pv", &volume)?;
     assert_nothing_left(cluster)
