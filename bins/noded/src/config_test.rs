@@ -295,6 +295,15 @@ fn a_service_can_depend_on_the_images() {
 }
 
 #[test]
+fn keys_that_a_cluster_shares_require_a_cluster() {
+    let storage = "[storage]\nkind = \"disk\"\ndevice = \"/dev/sdb\"\nencryption = \"encrypted\"\n\
+                   keys = \"split\"\ncold_start = \"local\"\n";
+    assert_rejected([(storage.to_owned(), ":5:8: storage.keys: \"split\" requires [cluster]")]);
+    parse_config(&format!("{storage}[cluster]\naddress = \"192.0.2.7\"\n"))
+        .expect("a cluster keeps the half");
+}
+
+#[test]
 fn containerd_is_configured_by_settings_or_by_a_file() {
     let cri = "[services.containerd.cri]\n";
     assert_rejected([

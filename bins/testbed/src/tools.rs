@@ -132,6 +132,8 @@ pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 pub const IP: Tool = Tool { name: "ip", package: "iproute2" };
 /// Checks systemd's units.
 pub const SYSTEMD_ANALYZE: Tool = Tool { name: "systemd-analyze", package: "systemd" };
+/// Starts and stops systemd's units.
+pub const SYSTEMCTL: Tool = Tool { name: "systemctl", package: "systemd" };
 
 /// The linker of Rust's programs, and the compiler of the C in some crates.
 pub const CC: Tool = Tool { name: "cc", package: "gcc" };
@@ -141,11 +143,12 @@ pub const ZSTD: Tool = Tool { name: "zstd", package: "zstd" };
 pub const GIT: Tool = Tool { name: "git", package: "git" };
 
 /// Every program that the workspace's builds, tests, benches and demo run.
-pub const ALL: [Tool; 62] = [
+pub const ALL: [Tool; 63] = [
     CC,
     GIT,
     IP,
     SYSTEMD_ANALYZE,
+    SYSTEMCTL,
     ZSTD,
     ETCD,
     ETCDCTL,

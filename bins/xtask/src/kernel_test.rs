@@ -28,6 +28,13 @@ const BINARY_WITHIN: Duration = Duration::from_secs(20 * 60);
 /// Where a bench in a guest leaves its rows.
 const TARGET_IN_GUEST: &str = "/run/target";
 const COPY_WITHIN: Duration = Duration::from_secs(120);
+/// The programs of systemd's manager, which are in no search path; systemd before 255 lacks the second.
+const SYSTEMD_PROGRAMS: [&str; 2] = ["/usr/lib/systemd/systemd", "/usr/lib/systemd/systemd-executor"];
+const SYSTEMD_UNITS: &str = "/usr/lib/systemd/system";
+/// The units that noded's unit depends on, by its text or as every service.
+const SERVICE_TARGETS: [&str; 5] =
+    ["sysinit.target", "basic.target", "shutdown.target", "network-online.target", "multi-user.target"];
+
 /// The tests of one binary that need a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestJob {
@@ -198,6 +205,9 @@ fn guest_builder(need: GuestNeed) -> Result<guest::GuestBuilder> {
     if need.tpm {
         builder = builder.with_tpm();
     }
+    if need.systemd {
+        builder = add_systemd(builder)?;
+    }
     if need.gvisor {
         for gotools in [gotool::CONTAINERD, gotool::GVISOR] {
             let directory = gotools.program_directory()?;
@@ -215,7 +225,16 @@ fn guest_builder(need: GuestNeed) -> Result<guest::GuestBuilder> {
     Ok(if need.network { builder.with_network() } else { builder })
 }
 
-/// Adds the test binary, the programs of its package and the package's files, each at its path on this
+/// Adds this machine's systemd, with the units that a service needs and without those that set up a machine.
+fn add_systemd(builder: guest::GuestBuilder) -> Result<guest::GuestBuilder> {
+    let builder = builder.add_program("/usr/bin/systemctl", tools::find_tool(tools::SYSTEMCTL)?);
+    let programs = SYSTEMD_PROGRAMS.into_iter().filter(|program| Path::new(program).exists());
+    let builder = programs.fold(builder, |builder, program| builder.add_program(program, program));
+    let units = SERVICE_TARGETS.map(|name| Path::new(SYSTEMD_UNITS).join(name));
+    Ok(units.iter().fold(builder, |builder, unit| builder.add_file(unit, unit)))
+}
+
+/// Adds the test binary, the programs that it runs and its package's files, each at its path on this
 /// machine: a test knows them by paths of the build.
 fn add_binary(mut builder: guest::GuestBuilder, binary: &Executable) -> Result<guest::GuestBuilder> {
     builder = builder.add_program(&binary.path, &binary.path);

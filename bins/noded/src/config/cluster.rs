@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nodekeel_cluster::network::NodeAddress;
+use nodekeel_localstorage::volume::KeyPolicy;
 use serde::Deserialize;
 
 use super::check::{ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field};
@@ -46,7 +47,7 @@ fn default_deadline() -> Duration {
 
 /// Checks the rules between fields.
 pub(crate) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(), ConfigViolation> {
-    let Some(cluster) = &config.cluster else { return Ok(()) };
+    let Some(cluster) = &config.cluster else { return check_no_split_keys(config) };
     check_duration("cluster.deadline", Some(cluster.deadline))?;
     if cluster.deadline.is_zero() {
         return reject_field("cluster.deadline", "must be above 0; use \"2m\"");
@@ -81,6 +82,17 @@ pub(crate) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
         }
         // Another part than the shipped network may provide the address.
         (None, None) => Ok(()),
+    }
+}
+
+/// Without a cluster, nothing would keep the other half of the key: the node's key alone would open the volume for good.
+fn check_no_split_keys(config: &NodedConfig) -> Result<(), ConfigViolation> {
+    match config.storage.keys {
+        Some(KeyPolicy::Split) => reject_field(
+            "storage.keys",
+            "\"split\" requires [cluster], which keeps the other half; add it, or choose \"local\"",
+        ),
+        _ => Ok(()),
     }
 }
 

@@ -72,9 +72,9 @@ impl fmt::Display for VolumeKind {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum EncryptionMode {
-    /// `"encrypted-and-authenticated"`: who has the disk can't read it, and who changes it is found out.
+    /// `"encrypted-and-authenticated"`: a thief of the disk can't read it, and a changed block is an error.
     EncryptedAndAuthenticated,
-    /// `"encrypted"`: who has the disk can't read it.
+    /// `"encrypted"`: a thief of the disk can't read it.
     Encrypted,
     /// `"none"`
     None,

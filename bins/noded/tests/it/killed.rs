@@ -234,7 +234,7 @@ const FORKING: usize = 20;
 const KEPT: usize = 5;
 
 /// Each holds a lock with everything that it forks, and reports a lock that is held already: two of one service.
-fn lock_script(scratch: &Path, name: &str, then: &str) -> String {
+pub(crate) fn lock_script(scratch: &Path, name: &str, then: &str) -> String {
     let lock = scratch.join(format!("{name}.lock")).display().to_string();
     let doubled = scratch.join("doubled").display().to_string();
     format!("exec 9>{lock}; flock -n 9 || echo {name} >> {doubled}; {then}")

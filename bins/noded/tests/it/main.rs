@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
 mod api;
+mod block_volumes;
 mod callers;
 mod cluster;
 mod completion;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use testbed::guest::disk::{FileSystem, GuestDisk};
 use testbed::{FakeNode, Kube, KubeUser, ScratchDir, wait_until};
@@ -16,7 +16,7 @@ pub(crate) const UNREACHABLE_KUBECONFIG: &str = "apiVersion: v1\nkind: Config\nc
 /// A file system without quotas on every test machine.
 const WITHOUT_QUOTAS: &str = "/dev/shm";
 
-fn provisioner_config(kubeconfig: &Path, keys: &str) -> String {
+pub(crate) fn provisioner_config(kubeconfig: &Path, keys: &str) -> String {
     format!("{NO_DAEMONS}[provisioner]\nkubeconfig = {kubeconfig:?}\n{keys}\n")
 }
 
@@ -236,7 +236,8 @@ const MANIFESTS: [&str; 3] = [
     include_str!("../../../../deploy/csidriver.yaml"),
 ];
 
-const CLASS_AND_CLAIM: &str = r#"
+/// A claim for 64 MiB, and its class.
+pub(crate) const CLASS_AND_CLAIM: &str = r#"
 apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: {name: here}
@@ -252,13 +253,19 @@ spec:
   resources: {requests: {storage: 64Mi}}
 "#;
 
-/// A control plane, and a noded that provisions its claims without a quota.
-fn start_node_at_api_server() -> (Kube, NodedProcess) {
+/// A control plane for a noded, and the kubeconfig of its provisioner.
+pub(crate) fn start_api_server() -> (Kube, PathBuf) {
     let account = KubeUser::service_account("nodekeel", "provisionerd");
     let kube = Kube::builder().with_user(account.clone()).start().unwrap();
     MANIFESTS.iter().for_each(|manifests| kube.apply_manifests(manifests).unwrap());
     kube.create_fake_node(&FakeNode::new("node").with_driver("volumes.nodekeel")).unwrap();
     let kubeconfig = kube.kubeconfig_file(&account.name).unwrap();
+    (kube, kubeconfig)
+}
+
+/// A control plane, and a noded that provisions its claims without a quota.
+fn start_node_at_api_server() -> (Kube, NodedProcess) {
+    let (kube, kubeconfig) = start_api_server();
     let node = NodedProcess::start(&provisioner_config(&kubeconfig, "csi = false\nquota = \"none\""));
     (kube, node)
 }

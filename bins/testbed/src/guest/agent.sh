@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The guest's end of the control port. One request a line from the host:
-#   run ID SNIPPET    run a snippet of shell in a session of its own
+#   run ID SNIPPET    run a snippet of shell in a separate session
 #   kill ID SIGNAL    send a signal to the process group of that session
 # and one answer a line:
 #   up                requests are read

@@ -25,6 +25,8 @@ pub(crate) struct GuestNeed {
     pub(crate) etcd: bool,
     /// containerd and ctr.
     pub(crate) containerd: bool,
+    /// systemd and systemctl.
+    pub(crate) systemd: bool,
 }
 
 impl Default for GuestNeed {
@@ -42,6 +44,7 @@ impl Default for GuestNeed {
             gvisor: false,
             etcd: false,
             containerd: false,
+            systemd: false,
         }
     }
 }
@@ -49,7 +52,7 @@ impl Default for GuestNeed {
 impl GuestNeed {
     /// Reads `kernel`, or `kernel with` and a list separated by commas or `and`: `2 disks of 1 GiB`,
     /// `a disk of 512 MiB`, `a 4Kn disk of 1 GiB`, `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`, `tpm`,
-    /// `gvisor`, `etcd`, `containerd`. A guest's tests are root, so `root` adds nothing.
+    /// `gvisor`, `etcd`, `containerd`, `systemd`. A guest's tests are root, so `root` adds nothing.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let unknown = || format!("needs {text:?}, which this command doesn't know");
         let rest = text.trim().strip_prefix("kernel").ok_or_else(unknown)?;
@@ -71,6 +74,7 @@ impl GuestNeed {
             "gvisor" => self.gvisor = true,
             "etcd" => self.etcd = true,
             "containerd" => self.containerd = true,
+            "systemd" => self.systemd = true,
             "root" => {}
             _ => {
                 let (count, what) = item.split_once(' ').ok_or_else(unknown)?;
@@ -109,6 +113,7 @@ impl GuestNeed {
             gvisor: self.gvisor || other.gvisor,
             etcd: self.etcd || other.etcd,
             containerd: self.containerd || other.containerd,
+            systemd: self.systemd || other.systemd,
         }
     }
 }
@@ -149,6 +154,7 @@ mod tests {
         assert!(GuestNeed::parse("kernel with gvisor and 2 GiB of memory").unwrap().gvisor);
         let need = GuestNeed::parse("kernel with a disk of 700 MiB, etcd and containerd").unwrap();
         assert!(need.etcd && need.containerd);
+        assert!(GuestNeed::parse("kernel with systemd").unwrap().systemd);
     }
 
     #[test]

@@ -7,8 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use super::since::RUNS;
 use crate::run::{self, Log};
 use crate::workspace::cargo;
+
+/// The variable that names the program nodectl to the tests of noded, which would build it.
+const NODECTL: &str = "NODEKEEL_NODECTL";
 
 /// A test binary, a program or an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +24,7 @@ pub(crate) struct Executable {
     pub(crate) path: PathBuf,
     /// The package's directory, in which cargo runs it.
     pub(crate) directory: PathBuf,
-    /// The programs of the package, which a test knows by their paths.
+    /// The programs that a test runs: those of its package, and those of [`RUNS`].
     pub(crate) programs: Vec<PathBuf>,
     kind: Kind,
 }
@@ -36,7 +40,6 @@ enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Build {
     pub(crate) tests: Vec<Executable>,
-    pub(crate) programs: Vec<Executable>,
     /// The examples of the package `examples`; those of the libraries are parts of their benches.
     pub(crate) examples: Vec<Executable>,
     pub(crate) elapsed: Duration,
@@ -58,6 +61,8 @@ impl Executable {
     pub(crate) fn prepare(&self, mut command: Command) -> Command {
         command.current_dir(&self.directory);
         command.env("CARGO_MANIFEST_DIR", &self.directory).env("CARGO_PKG_NAME", &self.package);
+        let nodectl = self.programs.iter().find(|program| program.ends_with("nodectl"));
+        command.envs(nodectl.map(|path| (NODECTL, path)));
         command
     }
 }
@@ -65,35 +70,32 @@ impl Executable {
 /// Builds all programs, tests and examples of these packages with all features; of the workspace where none
 /// is given.
 pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Build> {
-    let chosen: Vec<&str> = match packages {
-        [] => vec!["--workspace"],
-        packages => packages.iter().flat_map(|package| ["--package", package]).collect(),
+    // By one command: without tests, dependencies have fewer features, and every member would be built for each set of them.
+    let mut command = cargo(&["build", "--bins", "--tests", "--examples", "--keep-going"]);
+    match packages {
+        [] => command.arg("--workspace"),
+        packages => command.args(packages.iter().flat_map(|package| ["--package", package.as_str()])),
     };
-    let start = |arguments: &[&str]| {
-        let mut command = cargo(arguments);
-        command.args(&chosen).args(["--all-features", "--message-format=json-render-diagnostics"]);
-        run::run_command(command, &Log::default(), run::hide_line, deadline)
-    };
-    // A test may run the program of another package, which building the tests alone doesn't make.
-    let programs = start(&["build", "--bins"])?;
-    let tests = start(&["test", "--no-run", "--no-fail-fast"])?;
-    let elapsed = programs.elapsed + tests.elapsed;
-    let mut build = Build { elapsed, problem: programs.problem.or(tests.problem), ..Build::default() };
-    let lines = programs.lines.iter().chain(&tests.lines);
-    let (programs, others) = lines
-        .filter_map(|line| parse_artifact(line))
-        .partition::<Vec<_>, _>(|made| made.kind == Kind::Program);
-    for mut executable in others {
-        let siblings = programs.iter().filter(|program| program.package == executable.package);
-        executable.programs = siblings.map(|program| program.path.clone()).collect();
-        executable.programs.dedup();
+    // A test may run the program of another package.
+    let others = RUNS.iter().filter(|(package, _)| packages.iter().any(|chosen| chosen == package));
+    command.args(others.flat_map(|(_, other)| ["--package", *other]));
+    command.args(["--all-features", "--message-format=json-render-diagnostics"]);
+    let outcome = run::run_command(command, &Log::default(), run::hide_line, deadline)?;
+    let mut build = Build { elapsed: outcome.elapsed, problem: outcome.problem, ..Build::default() };
+    let made = outcome.lines.iter().filter_map(|line| parse_artifact(line));
+    let (programs, others) = made.partition::<Vec<_>, _>(|made| made.kind == Kind::Program);
+    let is_chosen = |made: &Executable| packages.is_empty() || packages.contains(&made.package);
+    for mut executable in others.into_iter().filter(is_chosen) {
+        let package = &*executable.package;
+        let is_run = |other: &str| package == other || RUNS.contains(&(package, other));
+        let run = programs.iter().filter(|program| is_run(&program.package));
+        executable.programs = run.map(|program| program.path.clone()).collect();
         match executable.kind {
             Kind::Test => build.tests.push(executable),
             _ if executable.package == "examples" => build.examples.push(executable),
             _ => {}
         }
     }
-    build.programs = programs;
     Ok(build)
 }
 

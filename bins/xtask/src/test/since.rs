@@ -10,7 +10,7 @@ use crate::workspace::{self, Package};
 
 /// Programs that a package's tests run, which cargo's metadata doesn't say: the package, and that of the
 /// program.
-const RUNS: [(&str, &str); 1] = [("nodekeel-node", "nodectl")];
+pub(super) const RUNS: [(&str, &str); 1] = [("nodekeel-node", "nodectl")];
 /// Outside of the packages, every test may depend on a file but for words and these.
 const WITHOUT_TESTS: [&str; 3] = [".gitignore", "LICENSE", "docs"];
 /// Tests of all packages run on it.

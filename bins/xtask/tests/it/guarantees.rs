@@ -6,7 +6,7 @@ use std::fs;
 use crate::{invariants, sources};
 
 /// Options of cargo and of the test harness that take a value; of `--skip` the value selects tests.
-const WITH_VALUE: [&str; 5] = ["-p", "--package", "--test", "--features", "--bench"];
+const WITH_VALUE: [&str; 6] = ["-p", "--package", "--bin", "--test", "--features", "--bench"];
 
 /// The commands of the tables.
 fn commands(text: &str) -> impl Iterator<Item = &str> {
@@ -48,6 +48,39 @@ fn every_command_of_a_guarantee_selects_tests_that_exist() {
     assert!(commands(&text).flat_map(filters).count() > 30 && gone.is_empty(), "no test matches {gone:?}");
 }
 
+/// Of a test in a guest, its binary and the module with which its filter begins: a filter is text of `PACKAGE BINARY TEST`.
+fn guest_module(command: &str) -> Option<(&str, &str)> {
+    let (_, filter) = command.split_once("kernel-test ")?;
+    let mut words = filter.trim_matches('"').split(' ').skip(1);
+    Some((words.next()?, words.next()?.split("::").next()?))
+}
+
+#[test]
+fn every_filter_of_a_guest_begins_with_a_module_of_its_binary() {
+    let text = fs::read_to_string(sources::root().join("docs/promises.md")).unwrap();
+    let sources = sources::below(".");
+    let exists = |(binary, module): &(&str, &str)| {
+        sources.iter().any(|source| {
+            let mut parts = source.path.iter().filter_map(|part| part.to_str());
+            parts.any(|part| part == "tests")
+                && parts.next() == Some(*binary)
+                && parts.next().is_some_and(|file| file.starts_with(module))
+        })
+    };
+    let gone: Vec<_> = commands(&text).filter_map(guest_module).filter(|module| !exists(module)).collect();
+    assert!(commands(&text).filter_map(guest_module).count() > 10 && gone.is_empty(), "no module {gone:?}");
+}
+
+#[test]
+fn no_command_gives_cargo_two_filters() {
+    let text = fs::read_to_string(sources::root().join("docs/promises.md")).unwrap();
+    let before_dashes = |command: &str| filters(command.split(" -- ").next().unwrap_or_default()).len();
+    let rejected: Vec<&str> = commands(&text)
+        .filter(|command| command.contains("cargo test") && before_dashes(command) > 1)
+        .collect();
+    assert!(rejected.is_empty(), "cargo takes one filter, the others belong after `--`: {rejected:?}");
+}
+
 #[test]
 fn filters_are_told_from_options() {
     assert_eq!(
@@ -56,6 +89,8 @@ fn filters_are_told_from_options() {
     );
     assert_eq!(filters("cargo xtask kernel-test \"nodekeel-provisioner it csi::sanity\""), ["csi::sanity"]);
     assert_eq!(filters("cargo xtask kernel-test dirquota"), Vec::<&str>::new());
+    assert_eq!(guest_module("cargo xtask kernel-test \"a it b::c\""), Some(("it", "b")));
+    assert_eq!(guest_module("cargo xtask kernel-test dirquota"), None);
     assert_eq!(filters("cargo xtask bench quota"), Vec::<&str>::new());
     assert_eq!(
         commands("`cargo test a`\n| b | `cargo test c`; `x` |\n").collect::<Vec<_>>(),
