@@ -6,9 +6,14 @@ use anyhow::{Context as _, Result};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause behind an attempt that takes long itself.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// Repeats the attempt until it succeeds, with growing pauses, at most until the deadline; `what` completes
 /// "waited for".
+///
+/// A pause is as long as the attempt before it took, up to a second: in an emulated guest, attempts would take the processor
+/// that what is waited for needs.
 ///
 /// This is for programs without a notification (etcd's health, containerd's first answer). Where one exists,
 /// use it: a child's exit by [`wait_exit`](crate::wait_exit), a file by reading it.
@@ -20,12 +25,16 @@ pub fn wait_until<T>(deadline: Duration, what: &str, mut attempt: impl FnMut() -
     let start = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
+        let tried = Instant::now();
         match attempt() {
             Ok(value) => return Ok(value),
             Err(error) if start.elapsed() + pause > deadline => {
                 return Err(error).with_context(|| format!("waited {deadline:?} for {what}"));
             }
-            Err(_) => std::thread::sleep(pause),
+            Err(_) => {
+                let rest = pause.max(tried.elapsed().min(LONGEST_REST));
+                std::thread::sleep(rest.min(deadline.saturating_sub(start.elapsed())));
+            }
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

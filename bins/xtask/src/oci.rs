@@ -27,6 +27,10 @@ pub(crate) const IMAGE_FILE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 const FILES: [(&str, &str); 2] = [("etc/group", "root:x:0:\n"), ("etc/passwd", "root:x:0:0:root:/:/\n")];
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 
+/// Cargo's profiles for an image: of a release, and the one that cargo builds in seconds after a change.
+pub(crate) const RELEASE_PROFILE: &str = "release";
+pub(crate) const TEST_PROFILE: &str = "image";
+
 /// A processor of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Platform {
@@ -101,6 +105,9 @@ pub(crate) struct Arguments {
     /// Cargo features, for tests
     #[arg(long, value_name = "FEATURES", default_value = "")]
     features: String,
+    /// Cargo profile, for tests
+    #[arg(long, value_name = "PROFILE", default_value = RELEASE_PROFILE)]
+    profile: String,
     /// Image tag; the version by default
     #[arg(long)]
     tag: Option<String>,
@@ -114,11 +121,11 @@ pub(crate) struct Arguments {
     platform: Vec<Platform>,
 }
 
-/// Builds the image that tests run, and gives its file.
-pub(crate) fn build_for_tests(log: &Log) -> Result<(PathBuf, Duration)> {
+/// Builds the image that tests run by a profile of cargo, and gives its file.
+pub(crate) fn build_for_tests(profile: &str, log: &Log) -> Result<(PathBuf, Duration)> {
     let (start, program) = (Instant::now(), PACKAGE.to_owned());
-    let platform = vec![Platform::native()?];
-    let arguments = Arguments { program, output: None, features: String::new(), tag: None, platform };
+    let (features, profile, platform) = (String::new(), profile.to_owned(), vec![Platform::native()?]);
+    let arguments = Arguments { program, output: None, features, profile, tag: None, platform };
     Ok((build_image(&arguments, log)?, start.elapsed()))
 }
 
@@ -161,7 +168,8 @@ fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
 
 fn build(arguments: &Arguments, platform: Platform, log: &Log) -> Result<PathBuf> {
     let (program, target, compiler) = (&arguments.program, platform.target(), platform.compiler()?);
-    let mut command = cargo(&["build", "--release", "--package", program, "--features", &arguments.features]);
+    let mut command = cargo(&["build", "--package", program, "--features", &arguments.features]);
+    command.args(["--profile", &arguments.profile]);
     // With an explicit target, proc macros are not built as static, which they can't be.
     command.args(["--target", &target, "--message-format", "json-render-diagnostics"]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");

@@ -2,7 +2,9 @@
 //!
 //! A test of invariants that never fails proves nothing: each invariant has a bug here that breaks it.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -268,9 +270,6 @@ fn test_command(tested: &TestedCrate, copy: &Path) -> Command {
 /// directory.
 fn copy_workspace(tested: &TestedCrate) -> Result<PathBuf> {
     let (root, copy) = (root(), target_directory().join("planted"));
-    if copy.exists() {
-        fs::remove_dir_all(&copy).with_context(|| format!("remove {}", copy.display()))?;
-    }
     for member in tested.members {
         copy_tree(&root.join(member), &copy.join(member))?;
     }
@@ -285,22 +284,68 @@ fn copy_workspace(tested: &TestedCrate) -> Result<PathBuf> {
     Ok(copy)
 }
 
+/// Makes a directory equal to another one. A file that is equal keeps its time, so that cargo builds only what has
+/// changed since the last copy.
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
-    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
-        let (entry, to) = entry.map(|entry| (entry.path(), to.join(entry.file_name())))?;
-        if entry.is_dir() {
-            copy_tree(&entry, &to)?;
-        } else {
-            fs::copy(&entry, &to).with_context(|| format!("copy {}", entry.display()))?;
+    for (name, old) in list_entries(to)? {
+        let source = from.join(name);
+        if !source.exists() || source.is_dir() != old.is_dir() {
+            remove_entry(&old).with_context(|| format!("remove {}", old.display()))?;
+        }
+    }
+    for (name, source) in list_entries(from)? {
+        let to = to.join(name);
+        if source.is_dir() {
+            copy_tree(&source, &to)?;
+        } else if !is_equal(&source, &to) {
+            fs::copy(&source, &to).with_context(|| format!("copy {}", source.display()))?;
         }
     }
     Ok(())
 }
 
+fn list_entries(directory: &Path) -> Result<Vec<(OsString, PathBuf)>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    entries.map(|entry| Ok(entry.map(|entry| (entry.file_name(), entry.path()))?)).collect()
+}
+
+fn remove_entry(path: &Path) -> io::Result<()> {
+    if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+}
+
+fn is_equal(one: &Path, other: &Path) -> bool {
+    fs::read(other).is_ok_and(|content| fs::read(one).is_ok_and(|source| source == content))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_is_equal_to_its_source_and_equal_files_keep_their_times() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| scratch.path().join(name));
+        let write = |path: &str, text: &str| {
+            let path = scratch.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("from/src/lib.rs", "same");
+        write("from/src/changed.rs", "old");
+        copy_tree(&from, &to).unwrap();
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+        let copied = fs::File::options().write(true).open(to.join("src/lib.rs")).unwrap();
+        copied.set_modified(long_ago).unwrap();
+        write("from/src/changed.rs", "new");
+        write("to/src/planted.rs", "a bug");
+        write("to/removed/src/lib.rs", "");
+        copy_tree(&from, &to).unwrap();
+        assert_eq!(fs::metadata(to.join("src/lib.rs")).unwrap().modified().unwrap(), long_ago);
+        assert_eq!(fs::read_to_string(to.join("src/changed.rs")).unwrap(), "new");
+        assert_eq!(list_entries(&to).unwrap().len(), 1);
+        assert_eq!(list_entries(&to.join("src")).unwrap().len(), 2);
+    }
 
     #[test]
     fn every_planted_bug_has_its_place_in_the_sources() {

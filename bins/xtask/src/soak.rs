@@ -41,7 +41,7 @@ struct Soak {
 enum Work {
     /// Tests of a package's target with this text in their names.
     Tests(&'static str, &'static str, &'static str),
-    /// The same, with the image of provisionerd.
+    /// The same, with the image of a release of provisionerd.
     ImageTests(&'static str, &'static str, &'static str),
     /// Tests in a guest, by filters of `cargo xtask kernel-test`.
     GuestTests(&'static [&'static str]),
@@ -300,7 +300,7 @@ impl Soak {
                 return self.run_tests((package, target), text, None, within, report);
             }
             Work::ImageTests(package, target, text) => {
-                let (image, _) = oci::build_for_tests(&report.log)?;
+                let (image, _) = oci::build_for_tests(oci::RELEASE_PROFILE, &report.log)?;
                 let image = Some((oci::IMAGE_FILE, image));
                 return self.run_tests((package, target), text, image, SUITE_WITHIN, report);
             }

@@ -1,18 +1,25 @@
 //! The admission policies of the agent in `deploy/policy`, enforced by the API server.
 
 use std::process::Command;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use nodekeel_provisioner::{DriverName, FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER};
 use serde_json::{Value, json};
 use testbed::{FakeNode, Kube, KubeUser, command_output, wait_until};
 
-use crate::cluster::{DRIVER, TIMEOUT};
+use crate::cluster::{DRIVER, SharedControlPlane, TIMEOUT};
 
 const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd-agent";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 const POLICIES: [&str; 3] =
     ["provisionerd-agent-claims", "provisionerd-agent-volumes", "provisionerd-agent-nodes"];
+
+/// The control plane that these tests share.
+fn control_plane() -> Arc<Kube> {
+    static SHARED: SharedControlPlane = SharedControlPlane::new();
+    SHARED.get_or_start(start_control_plane)
+}
 
 /// A control plane with the node `node-a`, and the agent's account and policies.
 fn start_control_plane() -> Kube {
@@ -99,7 +106,7 @@ fn create_claim(kube: &Kube, name: &str, change: Value) {
 #[ignore = "needs kube"]
 fn the_agents_account_only_deselects_the_nodes_of_unbound_claims() {
     let policy = POLICIES[0];
-    let kube = start_control_plane();
+    let kube = control_plane();
     create_claim(&kube, "ours", json!({}));
     create_claim(
         &kube,
@@ -154,7 +161,7 @@ fn create_volume(kube: &Kube, name: &str, (node, phase): (&str, &str), change: V
 #[test]
 #[ignore = "needs kube"]
 fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist() {
-    let kube = start_control_plane();
+    let kube = control_plane();
     let (volumes, nodes) = (POLICIES[1], POLICIES[2]);
     let released = |name: &str, node: &str, change: Value| {
         create_volume(&kube, name, (node, "Released"), change);
@@ -194,7 +201,7 @@ fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist()
 #[test]
 #[ignore = "needs kube"]
 fn the_expressions_of_the_agents_policies_pass_type_checking() {
-    let kube = start_control_plane();
+    let kube = control_plane();
     for policy in POLICIES {
         let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
         let checked = kube.wait_for_object("validatingadmissionpolicy", policy, is_checked);

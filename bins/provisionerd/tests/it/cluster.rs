@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -53,6 +53,25 @@ pub(crate) fn start_control_plane() -> Kube {
     kube.apply_manifests(include_str!("../../../../deploy/rbac.yaml")).expect("the permissions");
     kube.apply_manifests(include_str!("../../../../deploy/storageclass.yaml")).expect("the classes");
     kube
+}
+
+/// A control plane for tests that disturb each other by no object's name. It runs as long as one of them holds it.
+pub(crate) struct SharedControlPlane(Mutex<Weak<Kube>>);
+
+impl SharedControlPlane {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Weak::new()))
+    }
+
+    /// The one that runs, else a new one.
+    pub(crate) fn get_or_start(&self, start: impl FnOnce() -> Kube) -> Arc<Kube> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let kube = Arc::new(start());
+            *shared = Arc::downgrade(&kube);
+            kube
+        })
+    }
 }
 
 /// The kubeconfig of the account that deploy/rbac.yaml is for.

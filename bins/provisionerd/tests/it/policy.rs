@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::process::Command;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use nodekeel_provisioner::DriverName;
 use serde_json::{Value, json};
 use testbed::{Kube, ScratchDir, command_output, wait_until};
 
-use crate::cluster::{self, DRIVER, TIMEOUT};
+use crate::cluster::{self, DRIVER, SharedControlPlane, TIMEOUT};
 
 const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
 const POLICY: &str = "provisionerd-own-node";
@@ -26,17 +27,27 @@ const STATUS_READER: &str = r#"
          "subjects": [{"kind": "ServiceAccount", "name": "provisionerd", "namespace": "nodekeel"}]}"#;
 
 struct PolicyFixture {
-    kube: Kube,
+    kube: Arc<Kube>,
     scratch: ScratchDir,
+}
+
+fn start_with_policies() -> Kube {
+    let kube = cluster::start_control_plane();
+    for manifests in [
+        include_str!("../../../../deploy/policy/own-node.yaml"),
+        include_str!("../../../../deploy/policy/own-capacity.yaml"),
+        include_str!("../../../../deploy/policy/own-claims.yaml"),
+        STATUS_READER,
+    ] {
+        kube.apply_manifests(manifests).expect("the policies and a role");
+    }
+    kube
 }
 
 impl PolicyFixture {
     fn start() -> Self {
-        let kube = cluster::start_control_plane();
-        kube.apply_manifests(include_str!("../../../../deploy/policy/own-node.yaml")).expect("the policy");
-        kube.apply_manifests(include_str!("../../../../deploy/policy/own-capacity.yaml"))
-            .expect("the policy");
-        kube.apply_manifests(include_str!("../../../../deploy/policy/own-claims.yaml")).expect("the policy");
+        static SHARED: SharedControlPlane = SharedControlPlane::new();
+        let kube = SHARED.get_or_start(start_with_policies);
         let site = Self { kube, scratch: ScratchDir::new().expect("a directory") };
         let foreign = volume_manifest("probe", DRIVER, &["node-b"]);
         wait_until_rejected(|| site.create_as("node-a", &foreign, "--dry-run=server"), POLICY);
@@ -48,12 +59,8 @@ impl PolicyFixture {
     /// kubectl as provisionerd's account, with the token of a pod on this node; "" is a token without a node.
     fn kubectl_as_node(&self, node: &str) -> Command {
         let mut kubectl = self.kube.kubectl_command();
-        kubectl.args([
-            "--as",
-            ACCOUNT,
-            "--as-group=system:serviceaccounts",
-            "--as-group=system:authenticated",
-        ]);
+        kubectl.args(["--as", ACCOUNT]);
+        kubectl.args(["--as-group=system:serviceaccounts", "--as-group=system:authenticated"]);
         if !node.is_empty() {
             kubectl.arg(format!("--as-user-extra=authentication.kubernetes.io/node-name={node}"));
         }
@@ -227,11 +234,11 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
     assert_rejected(select("", None), "names no node");
     select("node-a", None).expect("of its node");
     let mut foreign = claim.clone();
-    foreign["metadata"]["name"] = "foreign".into();
+    foreign["metadata"]["name"] = "unselected".into();
     foreign["metadata"]["annotations"] =
         json!({ "volume.kubernetes.io/storage-provisioner": "other.example" });
     site.kube.create_objects(&foreign.to_string()).expect("a claim");
-    assert_rejected(site.select_as("node-a", "foreign", Some("node-a")), "or of one of another driver");
+    assert_rejected(site.select_as("node-a", "unselected", Some("node-a")), "or of one of another driver");
     // A claim with a data source goes to the node of that.
     let mut copy = claim;
     copy["metadata"]["name"] = "copy".into();
@@ -251,10 +258,9 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
 fn an_account_changes_no_other_metadata_of_a_claim() {
     const KEPT: &str = "owners, finalizers, labels and other annotations of a claim may not be changed";
     let site = PolicyFixture::start();
-    site.kube.apply_manifests(STATUS_READER).expect("a role");
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": "claim", "namespace": "default", "annotations": { "kept": "yes" } },
+        "metadata": { "name": "annotated", "namespace": "default", "annotations": { "kept": "yes" } },
         "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } },
     });
     site.kube.create_objects(&claim.to_string()).expect("a claim");
@@ -264,7 +270,7 @@ fn an_account_changes_no_other_metadata_of_a_claim() {
     // Without any volume, the policy of claims rejects each status before this one.
     site.create_claim("bound", "volume", json!({}));
     let labels = json!({ "metadata": { "labels": { "app": "other" } } });
-    wait_until_rejected(|| site.patch_status_as("node-b", "claim", &labels), KEPT);
+    wait_until_rejected(|| site.patch_status_as("node-b", "annotated", &labels), KEPT);
     for metadata in [
         // The garbage collector deletes what has no living owner.
         json!({ "ownerReferences": [owner] }),
@@ -277,11 +283,11 @@ fn an_account_changes_no_other_metadata_of_a_claim() {
         json!({ "annotations": { "kept": null, "volume.kubernetes.io/selected-node": "node-b" } }),
     ] {
         let patch = json!({ "metadata": metadata });
-        assert_rejected(site.patch_as("node-b", "persistentvolumeclaim", "claim", &patch), KEPT);
-        assert_rejected(site.patch_status_as("node-b", "claim", &patch), KEPT);
+        assert_rejected(site.patch_as("node-b", "persistentvolumeclaim", "annotated", &patch), KEPT);
+        assert_rejected(site.patch_status_as("node-b", "annotated", &patch), KEPT);
     }
-    site.select_as("node-b", "claim", Some("node-b")).expect("of its node");
-    site.select_as("node-b", "claim", None).expect("of its node");
+    site.select_as("node-b", "annotated", Some("node-b")).expect("of its node");
+    site.select_as("node-b", "annotated", None).expect("of its node");
 }
 
 #[test]
@@ -332,7 +338,6 @@ fn resized(size: &str) -> Value {
 #[ignore = "needs kube"]
 fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
     let site = PolicyFixture::start();
-    site.kube.apply_manifests(STATUS_READER).expect("a role");
     let selected = json!({ "volume.kubernetes.io/selected-node": "node-a" });
     site.create_claim("ours", "pvc-ours", selected.clone());
     site.create_claim("pending", "", selected);
@@ -370,7 +375,6 @@ fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
 #[ignore = "needs kube"]
 fn an_account_resizes_a_claim_without_a_selected_node_only_if_its_volume_is_on_its_node() {
     let site = PolicyFixture::start();
-    site.kube.apply_manifests(STATUS_READER).expect("a role");
     site.create_claim("rebound", "pvc-rebound", json!({}));
     let by_other_node = || site.patch_status_as("node-b", "rebound", &resized("2Mi"));
     wait_until_rejected(by_other_node, VOLUME_ELSEWHERE);

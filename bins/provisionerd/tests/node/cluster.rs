@@ -118,7 +118,7 @@ impl TestCluster {
         self.node.guest().command_output(Command::new("ctr").args(import), TIMEOUT)?;
         self.times.log_step("image imported");
         command_output(self.kube.kubectl_command().args(["apply", "--kustomize", DEPLOY]))?;
-        // It has tests of its own, and an emulated processor is slow.
+        // It has separate tests, and an emulated processor is slow.
         let agent = ["--namespace=nodekeel", "deployment/provisionerd-agent", "--replicas=0"];
         command_output(self.kube.kubectl_command().arg("scale").args(agent))?;
         let is_ready = |set: &Value| set["status"]["numberReady"] == 1;

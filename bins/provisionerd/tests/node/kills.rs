@@ -28,14 +28,15 @@ const CLASS: &str = "{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadat
 const ROUNDS_VARIABLE: &str = "NODEKEEL_NODE_VOLUME_KILLS";
 
 /// One of so many moments is in a sample.
-const SAMPLE: usize = 5;
+const SAMPLE: usize = 10;
 
 /// Steps that only some claims reach, each in a lifecycle of its kind.
 const RARE_STEPS: [VolumeStep; 4] =
     [VolumeStep::DeselectNode, VolumeStep::SelectNode, VolumeStep::RecordClaim, VolumeStep::RemoveCapacity];
 
 /// Steps at which provisionerd changes what others have written.
-const MARK_STEPS: [VolumeStep; 2] = [VolumeStep::HandOverClaim, VolumeStep::MarkLost];
+const MARK_STEPS: [VolumeStep; 3] =
+    [VolumeStep::HandOverClaim, VolumeStep::MarkLost, VolumeStep::MarkCondition];
 
 /// Steps of block and strict volumes.
 const IMAGE_STEPS: [VolumeStep; 9] = [
@@ -236,9 +237,9 @@ fn run_copies(cluster: &TestCluster, program: &DaemonRunner, coverage: KillCover
         repeat_lifecycle(cluster, program, |_| copies::check_copies(cluster))?;
     }
     program.add_moments(cluster, coverage.moments(&MARK_STEPS))?;
-    lifecycles::check_declared_loss(cluster, program)?;
+    lifecycles::check_wrong_marks(cluster, program)?;
     copies::check_handed_over_clone(cluster, program)?;
-    cluster.times.log_step("a volume declared lost, and a clone of another node's volume");
+    cluster.times.log_step("a volume with wrong marks, and a clone of another node's volume");
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! The lifecycle of a volume: created for a pod, filled to its limit, deleted completely.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,6 +16,13 @@ const LIMIT: u64 = 32 << 20;
 const SLACK: u64 = 128 << 10;
 /// Of the class `few`.
 const INODES: u64 = 100;
+
+const METRICS: [&str; 4] = [
+    "kubelet_volume_stats_capacity_bytes",
+    "kubelet_volume_stats_inodes",
+    "kubelet_volume_stats_inodes_used",
+    "kubelet_volume_stats_used_bytes",
+];
 
 /// Two claims, and a pod that fills both in an init container; it does not run as root.
 const WRITER: &str = r#"
@@ -154,21 +162,15 @@ fn check_pod_output(cluster: &TestCluster) -> Result<()> {
 
 /// Checks that the kubelet exports limits and usage, and that `provisionerd check` finds no problem.
 fn check_metrics(cluster: &mut TestCluster) -> Result<()> {
-    let metric = |name: &str| -> Result<u64> {
-        let path = format!("/api/v1/nodes/{}/proxy/metrics", cluster.node.name());
-        let text = command_output(cluster.kube.kubectl_command().args(["get", "--raw", &path]))?;
-        let is_it = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains("=\"data\"");
-        let line = text.lines().find(is_it).with_context(|| format!("no {name} of the claim"))?;
-        let number: f64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
-        // Prometheus writes counts as floating-point numbers.
-        Ok(number as u64)
+    let used = Cell::new(0);
+    let see = || {
+        let [capacity, inodes, inodes_used, used_bytes] = read_metrics(cluster)?;
+        used.set(used_bytes);
+        Ok([capacity, inodes, inodes_used])
     };
-    let see = |name: &str, wanted: u64| cluster.wait_equal(name, &wanted, || metric(name));
-    see("kubelet_volume_stats_capacity_bytes", LIMIT)?;
-    see("kubelet_volume_stats_inodes", LIMIT / 2048)?;
     // The directory and the file.
-    see("kubelet_volume_stats_inodes_used", 2)?;
-    let used = metric("kubelet_volume_stats_used_bytes")?;
+    cluster.wait_equal("the kubelet's metrics of the volume", &[LIMIT, LIMIT / 2048, 2], see)?;
+    let used = used.get();
     ensure!(used <= LIMIT && used > LIMIT - SLACK, "the kubelet exports {used} bytes");
     cluster.times.log_step("volume metrics exported");
     let (kubectl, pod) = (|| cluster.kube.kubectl_command(), cluster.daemon_pod()?);
@@ -185,6 +187,21 @@ fn check_metrics(cluster: &mut TestCluster) -> Result<()> {
     ensure!(check.contains("the API server grants all permissions needed"), "{check}");
     cluster.times.log_step("provisionerd check");
     Ok(())
+}
+
+/// The kubelet's metrics [`METRICS`] of the claim `data`, of one answer: an emulated kubelet takes seconds for each.
+fn read_metrics(cluster: &TestCluster) -> Result<[u64; METRICS.len()]> {
+    let path = format!("/api/v1/nodes/{}/proxy/metrics", cluster.node.name());
+    let text = command_output(cluster.kube.kubectl_command().args(["get", "--raw", &path]))?;
+    let mut numbers = [0; METRICS.len()];
+    for (number, name) in numbers.iter_mut().zip(METRICS) {
+        let is_it = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains("=\"data\"");
+        let line = text.lines().find(is_it).with_context(|| format!("no {name} of the claim"))?;
+        let value: f64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
+        // Prometheus writes counts as floating-point numbers.
+        *number = value as u64;
+    }
+    Ok(numbers)
 }
 
 /// A restarted kubelet publishes mounted volumes again: each stays mounted once, and pods are not affected.

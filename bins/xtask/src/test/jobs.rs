@@ -22,8 +22,6 @@ const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
 const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");
 /// How many of a part that runs alone run beside each other: most of them wait for a process.
 const THREADS_ALONE: &str = "--test-threads=4";
-/// The variable that names the program nodectl to the tests of noded, which would build it.
-const NODECTL: &str = "NODEKEEL_NODECTL";
 
 /// Tests of one binary that run together.
 struct TestJob<'a> {
@@ -42,17 +40,13 @@ pub(super) fn plan_jobs<'a>(
     report: &mut Report,
 ) -> Vec<Job<'a>> {
     let (mut jobs, mut guest_jobs) = (Vec::new(), Vec::new());
-    let nodectl = build.programs.iter().find(|program| program.target == "nodectl");
-    let nodectl: Vec<_> =
-        nodectl.map(|program| (NODECTL, program.path.display().to_string())).into_iter().collect();
     for binary in &build.tests {
         let tests = match plan.get(&binary.package) {
             Some(Tier::Whole) => plan_all_tests(binary, &mut guest_jobs, report),
             Some(Tier::Quick) => plan_plain_tests(binary),
             None => Vec::new(),
         };
-        for mut job in tests {
-            job.variables.extend(nodectl.clone());
+        for job in tests {
             jobs.push(Job::new(job.name(), job.lane, move |report| job.run(report)));
         }
     }
@@ -163,11 +157,11 @@ impl<'a> TestJob<'a> {
     }
 }
 
-/// Builds the image of provisionerd that its tests run.
+/// Builds the image of provisionerd that its tests run; `cargo xtask soak` runs them on that of a release.
 fn build_image(report: &mut Report) -> Option<PathBuf> {
     const NAME: &str = "image of provisionerd";
     report.log.headline(NAME);
-    let image = oci::build_for_tests(&report.log);
+    let image = oci::build_for_tests(oci::TEST_PROFILE, &report.log);
     match image {
         Ok((_, elapsed)) => report.add_check(NAME, elapsed, None),
         Err(ref error) => report.could_not_run(NAME, &format!("{error:#}")),

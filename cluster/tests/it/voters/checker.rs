@@ -1,6 +1,6 @@
 //! Checks a history of reads and writes.
 //!
-//! Each write has a value of its own, and leaves a key of its own: so a lost one is missing in the end. A write whose
+//! Each write has a unique value, and leaves a unique key: so a lost one is missing in the end. A write whose
 //! outcome is unknown may take effect at any later time, also after newer values; so the order is that of the store's
 //! revisions. A history is linearizable if each read and each acknowledged write has at least the revision that was
 //! acknowledged, or read, before it began, no revision has two values, and nothing is read before its write began.

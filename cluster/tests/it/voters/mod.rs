@@ -39,9 +39,6 @@ on_both! {
     health::a_voter_without_credentials_tells_so_whenever_it_is_asked;
     history::no_acknowledged_write_is_lost_whatever_happens_to_three_voters;
     joins::a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_is_lost;
-    joins::a_clone_with_the_ticket_is_refused_and_the_original_returns;
-    joins::the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join;
-    joins::a_host_whose_member_another_host_became_is_refused;
     joins::a_join_that_an_earlier_release_has_started_is_completed;
     joins::a_voter_that_an_earlier_release_has_started_resumes_without_a_majority;
     membership::a_member_joins_right_after_another;
@@ -50,6 +47,9 @@ on_both! {
     health::a_voter_that_is_cut_off_is_not_ready_within_5_s_and_the_others_are;
     health::an_alarm_takes_readiness_from_every_voter_until_it_is_disarmed;
     health::a_voter_at_its_cold_start_tells_who_is_missing_for_a_majority;
+    joins::a_clone_with_the_ticket_is_refused_and_the_original_returns;
+    joins::the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join;
+    joins::a_host_whose_member_another_host_became_is_refused;
     joins::a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins;
     joins::a_ticket_whose_member_was_removed_is_refused;
     joins::a_joiner_waits_for_a_majority_and_names_who_does_not_answer;

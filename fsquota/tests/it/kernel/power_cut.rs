@@ -134,7 +134,7 @@ fn check_file_system(kind: FileSystem, operation: &str) -> Result<()> {
         operation,
         from: "prepared",
         moments: CutMoments::Any,
-        sample_count: 10,
+        sample_count: 5,
         whole_count: 100,
         torn_bytes: 4096,
     };

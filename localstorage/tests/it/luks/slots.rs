@@ -88,7 +88,7 @@ fn a_local_cold_start_keeps_a_slot_of_the_node_that_each_confirmation_renews() {
     }
     volume.mount_existing().unwrap();
     volume.unmount().unwrap();
-    // Whoever had the disk can have written that into the header.
+    // Anybody who had the disk can have written that into the header.
     let rejected = luks_error(fixture.volume(KeyPolicy::Split).mount_existing_with(&new));
     assert!(matches!(rejected, LuksError::Policy(PolicyViolation::ColdStart)), "{rejected:?}");
 }

@@ -1,4 +1,4 @@
-//! The kill points beside what strace sees: a system call with a side effect that has no point of its own could not be
+//! The kill points beside what strace sees: a system call with a side effect without a separate point could not be
 //! killed or failed by the other tests.
 
 use std::fs;
