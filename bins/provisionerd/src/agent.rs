@@ -125,15 +125,18 @@ pub(crate) fn run_agent(flags: &AgentFlags) -> Result<ExitCode> {
         .build()
         .context("can't start the async runtime")?;
     if flags.check {
-        return runtime.block_on(run_check(flags));
+        return Ok(runtime.block_on(run_check(flags)));
     }
     logging::init_logging(&flags.log_config())?;
     runtime.block_on(run_until_signal(flags))
 }
 
-async fn run_check(flags: &AgentFlags) -> Result<ExitCode> {
-    let client = api_server::api_client(flags.kubeconfig.as_deref()).await?;
-    Ok(check::print_findings(&[flags.check_permissions(&client).await]))
+async fn run_check(flags: &AgentFlags) -> ExitCode {
+    let finding = match api_server::api_client(flags.kubeconfig.as_deref()).await {
+        Ok(client) => flags.check_permissions(&client).await,
+        Err(error) => CheckFinding::Failure(error),
+    };
+    check::print_findings(&[finding])
 }
 
 async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {

@@ -76,6 +76,14 @@ fn an_unreachable_api_server_fails_the_check() {
 }
 
 #[test]
+fn a_check_of_an_agent_without_a_kubeconfig_is_a_failed_finding() {
+    let checked = run_provisionerd(&["agent", "--check"]);
+    let text = stdout_text(&checked);
+    assert_eq!(checked.status.code(), Some(4), "{text}{}", stderr_text(&checked));
+    assert!(text.starts_with("FAIL") && text.contains("set --kubeconfig"), "{text}");
+}
+
+#[test]
 fn a_failed_start_is_one_line() {
     let none = run_provisionerd(&["run", "--directory=/nowhere/at/all", "--listen=127.0.0.1:0"]);
     assert_eq!(none.status.code(), Some(4), "{}", stderr_text(&none));
