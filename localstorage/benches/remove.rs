@@ -1,5 +1,5 @@
 //! The time to remove a million files beside `rm -rf`, on the disk of the scratch directory. The crate and its peer take
-//! turns, each with a tree of its own that was written just before.
+//! turns, each with a separate tree that was written just before.
 //!
 //! `cargo bench -p nodekeel-localstorage --bench remove -- 100000` takes another number of files.
 

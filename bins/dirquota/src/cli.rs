@@ -26,7 +26,7 @@ pub(crate) struct Cli {
     /// Output format; `json` prints one value.
     #[arg(short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
     pub(crate) output: OutputFormat,
-    /// Colours; `auto`: on a terminal, unless NO_COLOR is set.
+    /// Colors; `auto`: on a terminal, unless NO_COLOR is set.
     #[arg(long, global = true, value_enum, default_value_t = ColorMode::Auto, value_name = "WHEN")]
     pub(crate) color: ColorMode,
     /// Suppress warnings.

@@ -13,7 +13,7 @@ pub(crate) struct OutputWriter {
     stream: Box<dyn Write>,
 }
 
-/// The meaning of a text, which determines its colour.
+/// The meaning of a text, which determines its color.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TextStyle {
     Plain,
@@ -38,7 +38,7 @@ impl OutputWriter {
         Self { json: cli.output == OutputFormat::Json, quiet: cli.quiet, color, stream }
     }
 
-    /// The text, in its colour if colours are enabled.
+    /// The text, in its color if colors are enabled.
     pub(crate) fn paint(&self, tone: TextStyle, text: &str) -> String {
         // *Source:* ECMA-48, "select graphic rendition".
         let code = match tone {

@@ -77,7 +77,7 @@ struct SimWorld {
     /// What the configuration was when this run inspected it.
     examined: Option<SimConfig>,
     records: Vec<(ClusterId, NodeId)>,
-    /// Whether the node was told to bootstrap.
+    /// Whether somebody asked the node to bootstrap.
     is_told: bool,
     /// The record that it was enrolled, which outlives journal and volume.
     bootstrap_record: Option<EnrolmentId>,

@@ -270,7 +270,7 @@ proptest! {
     ) {
         let claim_at = claim_offset(size);
         let claim = encode_claim(OURS, "ours", &VolumeContents::Blank);
-        // Not in the block of the superblock: what belongs to it is not told apart there.
+        // Not in the block of the superblock: the probe does not know there what belongs to it.
         let offset = (4096 + ((size - 4096) as f64 * place) as u64).min(size - 1);
         prop_assume!(!(claim_at..claim_at + SECTOR_BYTES as u64).contains(&offset));
         let started = if is_started { &OUR_XFS[..] } else { &[] };

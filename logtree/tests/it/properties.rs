@@ -151,7 +151,7 @@ impl StoreModel {
         }
     }
 
-    /// A reader that resumes gets every later entry, or is told that it may have lost it.
+    /// A reader that resumes gets every later entry, or learns that it may have lost it.
     fn check_resume(&self, query: LogQuery, seq: u64) -> Result<(), TestCaseError> {
         let later =
             self.written[seq as usize..].iter().filter(|entry| matches_query(&query, entry)).count() as u64;
