@@ -227,10 +227,18 @@ impl LeftoverSet {
             for process in self.find(&observe()?) {
                 let is_new = seen.insert(process.id);
                 changed |= is_new;
+                // Before the kill: what has exited may be reaped at once, and has no name then.
+                let name = is_new.then(|| read_name(process.id.pid));
                 match kill_process(process) {
                     Ok(Some(pidfd)) => {
-                        if is_new {
-                            ended.push(name_process(process.id.pid));
+                        if let Some(name) = name {
+                            let pid = process.id.pid.unsigned_abs();
+                            tracing::info!(
+                                dn = "supervisor",
+                                pid,
+                                "killed {name}, a leftover process of a killed supervisor"
+                            );
+                            ended.push(LeftoverProcess { pid, name });
                         }
                         running.push(pidfd);
                     }
@@ -265,11 +273,9 @@ impl LeftoverSet {
     }
 }
 
-fn name_process(pid: i32) -> LeftoverProcess {
+fn read_name(pid: i32) -> String {
     let name = fs::read(Path::new("/proc").join(pid.to_string()).join("comm")).unwrap_or_default();
-    let name = sanitize_line(name.trim_ascii_end());
-    tracing::info!(dn = "supervisor", pid, "killed {name}, a leftover process of a killed supervisor");
-    LeftoverProcess { pid: pid.unsigned_abs(), name }
+    sanitize_line(name.trim_ascii_end())
 }
 
 /// Kills the process, if it is still the observed one. `None` if it has exited.
