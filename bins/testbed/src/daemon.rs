@@ -195,7 +195,7 @@ mod tests {
         let scratch = ScratchDir::new().unwrap();
         let directory = scratch.path().to_owned();
         let mut daemon =
-            Daemon::start(shell("trap 'exit 7' TERM; echo up; sleep 1000 & wait"), scratch, || Ok(()))
+            Daemon::start(shell("trap 'exit 7' TERM; sleep 1000 & echo up; wait"), scratch, || Ok(()))
                 .unwrap();
         wait_until(Duration::from_secs(10), "the trap to be set", || {
             ensure!(daemon.read_log()?.contains("up"), "not up");
