@@ -149,9 +149,10 @@ struct CopyPlan<'a> {
 }
 
 impl StoreInner {
-    /// Removes the marks of volumes that don't exist.
+    /// Removes the marks of volumes that don't exist, and those that were never completely written.
     pub(super) fn remove_stale_marks(&self) -> Result<(), DirStoreError> {
         let Some(marks) = self.copies.marks.get() else { return Ok(()) };
+        marks.remove_stale_files().map_err(DirStoreError::Directory)?;
         for id in marked_ids(marks).map_err(DirStoreError::Directory)? {
             if !self.copies.is_unpublished(&id) {
                 marks.remove_file(id.as_str()).map_err(DirStoreError::Directory)?;

@@ -198,7 +198,10 @@ async fn a_new_store_sweeps_incomplete_copies_and_stale_marks() {
         fs::create_dir_all(base.path().join(".new").join(staged).join("deep")).expect("a staged copy");
     }
     fs::create_dir(base.path().join(".unpublished")).expect("a directory");
-    fs::write(base.path().join(".unpublished").join(id(2).as_str()), "").expect("a mark");
+    // The other one is of a power cut while a mark was written.
+    for mark in [id(2).as_str(), ".nodekeel-0123456789abcdef.new"] {
+        fs::write(base.path().join(".unpublished").join(mark), "").expect("a mark");
+    }
     let store = open(base.path(), &quota).await;
     store.wait_until_erased().await;
     assert_empty(base.path(), &[".new", ".trash", ".unpublished"]);
