@@ -70,17 +70,6 @@ impl CommandError {
         }
     }
 
-    /// The error and its causes on one line.
-    pub(crate) fn error_chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text.push_str(&format!(": {error}"));
-            cause = error.source();
-        }
-        text
-    }
-
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Connect(ConnectError::Permission { .. }) => 5,

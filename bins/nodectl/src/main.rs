@@ -26,6 +26,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
+use nodekeel_node::client::format_chain;
 use nodekeel_node::v1::VersionRequest;
 
 use crate::api_client::ApiClient;
@@ -63,7 +64,7 @@ fn report_result(result: Result<(), CommandError>) -> ExitCode {
         Err(error @ CommandError::NotHealthy) => error.exit_code(),
         Err(error) if !error.is_broken_pipe() => {
             // stderr may be closed.
-            let _ = writeln!(std::io::stderr(), "nodectl: {}", error.error_chain());
+            let _ = writeln!(std::io::stderr(), "nodectl: {}", format_chain(&error));
             error.exit_code()
         }
         _ => ExitCode::SUCCESS,

@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn a_file_that_does_not_exist_is_named() {
         let args = PassphraseArgs { passphrase_file: Some("/nowhere/passphrase".into()) };
-        let error = read_passphrase(&args).unwrap_err().error_chain();
+        let error = read_passphrase(&args).unwrap_err().to_string();
         assert!(error.contains("/nowhere/passphrase"), "{error}");
     }
 }

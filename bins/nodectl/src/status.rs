@@ -125,6 +125,11 @@ fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) 
     }
     if node.crash_looping {
         printer.print_line("  crash-loops  until it has been ready for 10 s")?;
+    } else if node.state == "dead" {
+        printer.print_line(&format!(
+            "  restart      none by itself; when its cause is mended: nodectl restart {}",
+            node.dn
+        ))?;
     }
     if !node.exits.is_empty() {
         printer.print_line("last exits, the newest last:")?;

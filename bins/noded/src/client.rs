@@ -15,6 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 pub use log_entry::{InvalidLogEntry, level_from_wire, level_to_wire};
 pub use log_parser::log_parser_for;
 
+pub use crate::error_chain::format_chain;
 use crate::v1::control_client::ControlClient;
 
 /// The generated client with its connection.

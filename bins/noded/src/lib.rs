@@ -82,7 +82,7 @@ mod control;
 pub mod data;
 #[cfg(feature = "node")]
 mod dependency;
-#[cfg(feature = "node")]
+#[cfg(feature = "client")]
 mod error_chain;
 #[cfg(feature = "node")]
 pub mod event_history;

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
+use nodekeel_node::client::format_chain;
 use nodekeel_node::config::{ConfigError, DEFAULT_CONFIG};
 use nodekeel_node::data::DataError;
 use nodekeel_node::node::{BuildError, NodeBuilder, NodeHandle, StartError};
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
             .map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
-        print_stderr(&format!("{error:#}"));
+        print_stderr(&format_chain(&*error));
         ExitCode::from(exit_code(&error))
     })
 }
@@ -101,6 +102,7 @@ fn make_plan(args: NodeArgs) -> anyhow::Result<NodePlan> {
 fn exit_code(error: &anyhow::Error) -> u8 {
     match (error.downcast_ref::<PlanError>(), error.downcast_ref::<StartError>()) {
         (Some(problems), _) if problems.in_use => 5,
+        (Some(problems), _) if problems.keys_conflict => 3,
         (_, Some(StartError::Data(DataError::InUse { .. }))) => 5,
         (Some(_), _) | (_, Some(StartError::Data(_) | StartError::Part(_) | StartError::Control(_))) => 4,
         _ if error.is::<ConfigError>() => 3,

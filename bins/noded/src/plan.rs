@@ -90,6 +90,8 @@ pub struct PlanError {
     lines: Vec<String>,
     /// Another instance uses the data directory: nothing else was checked.
     pub in_use: bool,
+    /// Two keys of the configuration set one address: no machine can run it, whatever else the lines say.
+    pub keys_conflict: bool,
 }
 
 impl fmt::Display for PlanError {
@@ -130,7 +132,7 @@ impl NodePlan {
         running: Option<&NodePlan>,
     ) -> Result<Self, PlanError> {
         let PlanSource { parts, search, .. } = &source;
-        let conflict = |error: String| PlanError { lines: vec![error], in_use: false };
+        let conflict = |error: String| PlanError { lines: vec![error], in_use: false, keys_conflict: false };
         let absolute = |path: &Path| {
             std::path::absolute(path).map_err(|error| conflict(format!("{}: {error}", path.display())))
         };
@@ -144,7 +146,7 @@ impl NodePlan {
         (planner.dev, planner.running) = (source.dev, running);
         parts.iter().for_each(|part| planner.plan_part(part));
         planner.resolve_dependencies();
-        let PartPlanner { planned: mut services, mut problems, addresses, .. } = planner;
+        let PartPlanner { planned: mut services, mut problems, addresses, keys_conflict, .. } = planner;
         problems.extend(find_invalid_dn(&services));
         skip_dependents(&mut services);
         let services = sort_services(services).unwrap_or_else(|cycle| {
@@ -159,13 +161,13 @@ impl NodePlan {
         ) {
             Ok(()) => {}
             Err(error @ DataError::InUse { .. }) => {
-                return Err(PlanError { lines: vec![error.to_string()], in_use: true });
+                return Err(PlanError { lines: vec![error.to_string()], in_use: true, keys_conflict: false });
             }
             Err(error) => problems.push(error.to_string()),
         }
         problems.extend(check_log_size(config.log.bytes.get()));
         if !problems.is_empty() {
-            return Err(PlanError { lines: problems, in_use: false });
+            return Err(PlanError { lines: problems, in_use: false, keys_conflict });
         }
         let search = search.clone();
         Ok(Self { config, socket, services, search, source, addresses })

@@ -30,6 +30,7 @@ fn reload_status(error: &ReloadError) -> Status {
     match error {
         ReloadError::Stopping => stopping_status(),
         ReloadError::Config(error) => Status::invalid_argument(error.to_string()),
+        ReloadError::Plan(error) if error.keys_conflict => Status::invalid_argument(error.to_string()),
         // One line for each problem.
         ReloadError::Plan(error) => Status::failed_precondition(error.to_string()),
         other => Status::failed_precondition(other.describe()),

@@ -40,6 +40,8 @@ pub struct PartPlanner<'a> {
     pub(super) planned: Vec<PlannedService>,
     /// Where the runnables listen, with the keys that set it.
     pub(super) addresses: Vec<(ListenAddress, String)>,
+    /// Whether two keys set one address.
+    pub(super) keys_conflict: bool,
 }
 
 impl<'a> PartPlanner<'a> {
@@ -66,6 +68,7 @@ impl<'a> PartPlanner<'a> {
             problems,
             planned,
             addresses,
+            keys_conflict: false,
         }
     }
 
@@ -180,6 +183,7 @@ impl<'a> PartPlanner<'a> {
         let conflict =
             others.find(|(other, _)| other.conflicts_with(&address)).map(|(_, field)| field.clone());
         if let Some(other) = &conflict {
+            self.keys_conflict = true;
             self.problems
                 .push(format!("{address} is set by {other} and by {field}: set one of them to another"));
         }

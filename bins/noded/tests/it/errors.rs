@@ -118,7 +118,7 @@ fn an_address_of_two_keys_is_rejected_with_both() {
     );
     let (text, code) =
         run_rejected(&format!("{etcd}[metrics]\naddress = \"0.0.0.0:{}\"\n", port.number()), &[]);
-    assert_eq!(code, Some(4), "{text}");
+    assert_eq!(code, Some(3), "{text}");
     let both = format!(
         "port {} is set by metrics.address and by services.etcd.client_port: set one of them to another",
         port.number()
@@ -131,7 +131,7 @@ fn an_address_of_two_keys_is_rejected_with_both() {
         socket.display().to_string()
     );
     let (text, code) = run_rejected(&sockets, &[]);
-    assert_eq!(code, Some(4), "{text}");
+    assert_eq!(code, Some(3), "{text}");
     let both = format!("socket {} is set by control.socket and by metrics.address", socket.display());
     assert!(text.contains(&both), "{text}");
 }

@@ -37,6 +37,11 @@ fn a_service_that_fails_is_stopped_or_hangs_is_a_problem_until_it_is_well() {
     assert_eq!(found["hint"], "`nodectl status root.service.once`, then `nodectl restart root.service.once`");
     let found = wait_problem(&noded, "root.service.limited", "has failed, and is not restarted: ");
     assert!(found["problem"].as_str().unwrap().contains("exited with code 5"), "{found}");
+    let status = String::from_utf8(noded.nodectl(&["status", "root.service.limited"]).stdout).unwrap();
+    assert!(
+        status.contains("none by itself") && status.contains("nodectl restart root.service.limited"),
+        "{status}"
+    );
     let found = wait_problem(&noded, "root.service.after", "is not ready");
     assert_eq!(found["waiting_for"], "root.service.once to become ready");
     assert_eq!(found["hint"], "`nodectl status root.service.once`");
