@@ -4,8 +4,9 @@ use std::error::Error;
 
 use kube::runtime::watcher;
 
-/// Joins an error and its causes by colons; omits a cause that the text before it ends with.
-pub(crate) fn format_chain(error: &(dyn Error + 'static)) -> String {
+/// Joins an error and its causes by colons; omits a cause that the text before it contains, as the messages of kube do.
+/// Of an answer of the API server it takes the message.
+pub fn format_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(error) = next {
@@ -13,7 +14,7 @@ pub(crate) fn format_chain(error: &(dyn Error + 'static)) -> String {
         next = rest;
         if text.is_empty() {
             text = cause;
-        } else if !text.ends_with(&cause) {
+        } else if !text.contains(&cause) {
             text = format!("{text}: {cause}");
         }
     }
@@ -47,7 +48,23 @@ fn describe_status(status: &kube::core::Status) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kube::config::{Kubeconfig, KubeconfigError};
+
     use super::*;
+
+    /// As kube's `InferConfigError` is.
+    #[derive(Debug, thiserror::Error)]
+    #[error("failed to infer config (kubeconfig: {0})")]
+    struct InferError(#[source] KubeconfigError);
+
+    #[test]
+    fn a_cause_that_the_message_contains_is_not_repeated() {
+        let missing = || Kubeconfig::read_from("/nowhere/config").expect_err("no such file");
+        let message = missing().to_string();
+        assert_eq!(format_chain(&missing()), message);
+        let error = InferError(missing());
+        assert_eq!(format_chain(&error), format!("failed to infer config (kubeconfig: {message})"));
+    }
 
     #[test]
     fn an_answer_of_the_api_server_is_one_sentence() {

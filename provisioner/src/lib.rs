@@ -144,6 +144,7 @@ pub use dir_store::{
     DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, EraseBacklog, IMAGE_FILE, StoredVolume,
 };
 pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
+pub use error_chain::format_chain;
 pub use guard::{GuardError, VolumeGuard, VolumeReservation};
 pub use id::{VolumeId, VolumeIdError};
 pub use image::{FormatError, ImageFormat, InvalidKind, VolumeKind};

@@ -14,8 +14,8 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use clap::Args;
-use nodekeel_provisioner::DriverName;
 use nodekeel_provisioner::agent::{Agent, AgentConfig, AgentDeps, AgentState, PrometheusAgentMetrics};
+use nodekeel_provisioner::{DriverName, format_chain};
 use nodekeel_supervisor::StopSignals;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
@@ -134,7 +134,7 @@ pub(crate) fn run_agent(flags: &AgentFlags) -> Result<ExitCode> {
 async fn run_check(flags: &AgentFlags) -> ExitCode {
     let finding = match api_server::api_client(flags.kubeconfig.as_deref()).await {
         Ok(client) => flags.check_permissions(&client).await,
-        Err(error) => CheckFinding::Failure(error),
+        Err(error) => CheckFinding::Failure(error.into()),
     };
     check::print_findings(&[finding])
 }
@@ -159,7 +159,7 @@ async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {
         if client.apiserver_version().await.is_ok()
             && let CheckFinding::Failure(error) = flags.check_permissions(&client).await
         {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", format_chain(&*error));
         }
         std::future::pending::<()>().await;
     };

@@ -1,32 +1,51 @@
 //! The client of the API server.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use thiserror::Error;
 
 /// Maximum idle time of a connection. Watches get a bookmark every minute, and the server closes them within
 /// five minutes; so no working connection is idle for this long.
 const READ_TIMEOUT: Duration = Duration::from_secs(330);
 
+/// The API server can't be found, or not be called with what is configured.
+#[derive(Debug, Error)]
+pub(crate) enum ApiClientError {
+    #[error("can't read kubeconfig {}: correct it, or set another --kubeconfig", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: KubeconfigError,
+    },
+    #[error("can't use kubeconfig {}: correct it, or set another --kubeconfig", path.display())]
+    Use {
+        path: PathBuf,
+        #[source]
+        source: KubeconfigError,
+    },
+    #[error("can't find the API server: set --kubeconfig, or run in a pod with a service account")]
+    Infer(#[source] InferConfigError),
+    #[error("can't create the client of the API server")]
+    Create(#[source] kube::Error),
+}
+
 /// Creates a client from this kubeconfig, or from the environment.
-pub(crate) async fn api_client(kubeconfig: Option<&Path>) -> Result<Client> {
+pub(crate) async fn api_client(kubeconfig: Option<&Path>) -> Result<Client, ApiClientError> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("can't read kubeconfig {}", path.display()))?;
+                .map_err(|source| ApiClientError::Read { path: path.to_owned(), source })?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
-                .with_context(|| format!("can't use kubeconfig {}", path.display()))?
+                .map_err(|source| ApiClientError::Use { path: path.to_owned(), source })?
         }
-        None => Config::infer()
-            .await
-            .context("can't find the API server: set --kubeconfig, or run in a pod with a service account")?,
+        None => Config::infer().await.map_err(ApiClientError::Infer)?,
     };
     // A dead peer never answers; without this, a list would block forever.
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
-    Client::try_from(config).context("can't create the client of the API server")
+    Client::try_from(config).map_err(ApiClientError::Create)
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
+use nodekeel_provisioner::format_chain;
 
 use crate::config::DaemonConfig;
 use crate::print_stdout;
@@ -47,7 +48,7 @@ impl fmt::Display for CheckFinding {
         let (word, text) = match self {
             Self::Pass(text) => ("ok  ", text.clone()),
             Self::Warning(text) => ("warn", text.clone()),
-            Self::Failure(error) => ("FAIL", format!("{error:#}")),
+            Self::Failure(error) => ("FAIL", format_chain(&**error)),
         };
         write!(f, "{word}  {}", text.replace('\n', " "))
     }

@@ -78,13 +78,14 @@ async fn import_volume(
 ) -> Result<ExitCode> {
     let node = config.node_name()?;
     let hook = run::kill_hook()?;
+    // Before the importer, which changes the directory.
+    let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
     let (base, quota) = volumes::open_with_warnings(config)?;
     let importer = VolumeImporter::open(base, quota, hook.clone())?;
     let importer = Arc::new(match ceiling {
         Some(ceiling) => importer.with_ceiling(ceiling),
         None => importer,
     });
-    let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
     let identity =
         ProvisionerIdentity { driver: config.driver.clone(), node, finalizer: Some(FINALIZER.to_owned()) };
     let (id, outcome) = import_directory(&identity, &ImportDeps { client, importer, hook }, request).await?;

@@ -36,7 +36,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use nodekeel_provisioner::csi::PluginError;
+use nodekeel_provisioner::format_chain;
 
+use crate::api_server::ApiClientError;
 use crate::cli::{Cli, Command};
 use crate::config::ConfigError;
 use crate::run::StartError;
@@ -69,7 +71,7 @@ fn main() -> ExitCode {
     };
     done.unwrap_or_else(|error: anyhow::Error| {
         // A closed stderr must not prevent the exit.
-        let _ = writeln!(std::io::stderr(), "provisionerd: {error:#}");
+        let _ = writeln!(std::io::stderr(), "provisionerd: {}", format_chain(&*error));
         ExitCode::from(exit_code(&error))
     })
 }
@@ -88,7 +90,35 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         (Some(VolumesError::InUse { .. }), _) => 5,
         _ if matches!(error.downcast_ref(), Some(PluginError::InUse { .. })) => 5,
         (Some(_), _) | (_, Some(_)) => 4,
+        _ if error.is::<ApiClientError>() || error.is::<PluginError>() => 4,
         _ if error.is::<ConfigError>() => 3,
         _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use kube::config::KubeconfigError;
+
+    use super::*;
+
+    #[test]
+    fn what_is_missing_has_an_exit_code_and_what_is_invalid_another() {
+        let kubeconfig =
+            ApiClientError::Use { path: "/k".into(), source: KubeconfigError::CurrentContextNotSet };
+        let kubelet = PluginError::Lock { path: "/p".into(), source: io::ErrorKind::PermissionDenied.into() };
+        let directory = ConfigError::RelativePath { key: "directory", path: "d".into() };
+        for (error, code) in [
+            (anyhow::Error::new(kubeconfig).context("can't read the volumes"), 4),
+            (kubelet.into(), 4),
+            (PluginError::InUse { path: "/p".into() }.into(), 5),
+            (VolumesError::InUse { path: "/d".into() }.into(), 5),
+            (directory.into(), 3),
+            (anyhow::anyhow!("the claim does not exist"), 1),
+        ] {
+            assert_eq!(exit_code(&error), code, "{error:#}");
+        }
     }
 }

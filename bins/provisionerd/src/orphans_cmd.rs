@@ -8,7 +8,7 @@ use clap::Args;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::runtime::wait::{await_condition, conditions};
-use nodekeel_provisioner::{OrphanState, StoreAction, VolumeId};
+use nodekeel_provisioner::{OrphanState, StoreAction, VolumeId, format_chain};
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, RowState};
@@ -72,9 +72,11 @@ async fn act_on_orphans(
     ids: Option<Vec<VolumeId>>,
 ) -> Result<ExitCode> {
     let inventory = NodeInventory::read(config).await?;
-    let owners = match &inventory.owners {
-        Ok(owners) => owners,
-        Err(error) => bail!("can't tell orphans from other volumes without the API server: {error:#}"),
+    let owners = match inventory.owners {
+        Ok(ref owners) => owners,
+        Err(error) => {
+            return Err(error.context("can't tell orphans from other volumes without the API server"));
+        }
     };
     let is_orphan = |id: &VolumeId| {
         matches!(
@@ -99,7 +101,7 @@ async fn act_on_orphans(
     for id in ids {
         match act_on_orphan(config, &inventory, task, &id).await {
             Ok(done) => text += &format!("{done}\n"),
-            Err(error) => failed.push(format!("{error:#}")),
+            Err(error) => failed.push(format_chain(&*error)),
         }
     }
     let printed = print_stdout(&text);

@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use nodekeel_provisioner::csi::{BindMounter, DriverLock, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
     Deps, DirStore, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook, StoreAction,
-    StoreIdentity, VolumeRecovery, plan_new_store, plan_store,
+    StoreIdentity, VolumeRecovery, format_chain, plan_new_store, plan_store,
 };
 use nodekeel_supervisor::{Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -96,7 +96,7 @@ async fn log_findings(config: DaemonConfig, client: kube::Client) {
         match finding {
             CheckFinding::Pass(_) => {}
             CheckFinding::Warning(text) => tracing::info!("{text}"),
-            CheckFinding::Failure(error) => tracing::error!("{error:#}"),
+            CheckFinding::Failure(error) => tracing::error!("{}", format_chain(&*error)),
         }
     }
 }
@@ -194,7 +194,7 @@ async fn open_store(
     match (opened, client) {
         (Ok(store), client) => Ok((store, client?)),
         (Err(error), Ok(client)) if error.may_be_absent() && needs_store(&client, identity).await => {
-            tracing::error!("the volumes are not served: {:#}", anyhow::Error::new(error));
+            tracing::error!("the volumes are not served: {}", format_chain(&error));
             Ok((Arc::new(DirStore::closed(&config.directory, options)), client))
         }
         (Err(error), _) => Err(error.into()),

@@ -58,9 +58,9 @@ async fn show_store(config: &DaemonConfig) -> Result<ExitCode> {
         Some(store) => format!("{directory} is store {store}\n"),
         None => format!("{directory} is not a store yet, or its disk is not mounted\n"),
     };
-    let owners = match &inventory.owners {
-        Ok(owners) => owners,
-        Err(error) => bail!("can't compare it with the PersistentVolumes of the node: {error:#}"),
+    let owners = match inventory.owners {
+        Ok(ref owners) => owners,
+        Err(error) => return Err(error.context("can't compare it with the PersistentVolumes of the node")),
     };
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for object in

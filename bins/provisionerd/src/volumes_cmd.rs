@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use nodekeel_provisioner::format_chain;
 use serde::Serialize;
 
 use crate::config::{ConfigFlags, DaemonConfig};
@@ -35,7 +36,7 @@ pub(crate) fn run_volumes(flags: VolumesFlags) -> Result<ExitCode> {
     let config = flags.config.load_config()?;
     let inventory = start_runtime()?.block_on(NodeInventory::read(&config))?;
     let rows = inventory.rows(&config);
-    let api_error = inventory.owners.as_ref().err().map(|error| format!("{error:#}"));
+    let api_error = inventory.owners.as_ref().err().map(|error| format_chain(&**error));
     let store = inventory.store.as_ref().map(|store| store.as_str());
     let text = match flags.json {
         true => format_json(&config, store, api_error, &rows)?,

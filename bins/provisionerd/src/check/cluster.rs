@@ -20,7 +20,7 @@ use crate::config::DaemonConfig;
 pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
     let client = match api_server::api_client(config.kubeconfig.as_deref()).await {
         Ok(client) => client,
-        Err(error) => return vec![CheckFinding::Failure(error)],
+        Err(error) => return vec![CheckFinding::Failure(error.into())],
     };
     let version = client.apiserver_version().await;
     match version {

@@ -152,6 +152,17 @@ fn an_inaccessible_directory_is_reported() {
     }
 }
 
+#[test]
+fn a_daemon_with_an_unusable_kubeconfig_exits_with_4() {
+    let [directory, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let mut command = provisionerd_command(&[], "run", (directory.path(), quota_dir.path()));
+    let output = command.arg("--kubeconfig=/nowhere/config").output().expect("provisionerd runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{text}");
+    assert!(text.contains("provisionerd: can't read kubeconfig /nowhere/config: "), "{text}");
+    assert_eq!(text.matches("No such file or directory").count(), 1, "{text}");
+}
+
 /// A kubeconfig for an API server that does not run.
 pub(crate) fn unreachable_kubeconfig() -> tempfile::NamedTempFile {
     let kubeconfig = tempfile::NamedTempFile::new().expect("a file");

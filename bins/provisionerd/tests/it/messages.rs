@@ -84,6 +84,24 @@ fn a_check_of_an_agent_without_a_kubeconfig_is_a_failed_finding() {
 }
 
 #[test]
+fn an_unusable_kubeconfig_is_a_missing_requirement_with_its_reason_once() {
+    let agent = ["agent", "--listen=127.0.0.1:0"];
+    let import = ["import", "--claim=default/data", "--directory=/proc", "/nowhere/data"];
+    for command in [&agent[..], &import] {
+        let failed = run_provisionerd(&[command, &["--kubeconfig=/nowhere/config"]].concat());
+        let text = stderr_text(&failed);
+        assert_eq!(failed.status.code(), Some(4), "{text}");
+        assert!(text.starts_with("provisionerd: can't read kubeconfig /nowhere/config: "), "{text}");
+        assert_eq!(text.matches("No such file or directory").count(), 1, "{text}");
+    }
+    let without = run_provisionerd(&agent);
+    let text = stderr_text(&without);
+    assert_eq!(without.status.code(), Some(4), "{text}");
+    assert!(text.contains("set --kubeconfig"), "{text}");
+    assert_eq!(text.matches("/nowhere/.kube/config").count(), 1, "{text}");
+}
+
+#[test]
 fn a_failed_start_is_one_line() {
     let none = run_provisionerd(&["run", "--directory=/nowhere/at/all", "--listen=127.0.0.1:0"]);
     assert_eq!(none.status.code(), Some(4), "{}", stderr_text(&none));
