@@ -5,13 +5,15 @@
 //! release: the tasks need the lock themselves. Code of other crates runs outside of the lock, too, except
 //! wakers: hooks, the log, a runnable's drop.
 
+mod processes;
 mod starts;
+mod waiters;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::cancellation::{RunCancellation, RunSignal};
@@ -24,10 +26,11 @@ use crate::fsm::{
 };
 use crate::output::OutputSink;
 use crate::policy::GroupPolicy;
-use crate::process::{HostSettings, ProcessHost, RecordProblem};
+use crate::process::{HostSettings, ProcessHost};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
 use starts::{PreparedRun, spawn_runs};
+use waiters::ReadyWaiter;
 
 /// The state that all contexts of one supervisor share.
 pub(crate) struct TreeDriver {
@@ -91,12 +94,6 @@ impl DeferredEffects {
             log_event(event);
         }
     }
-}
-
-/// A caller that waits for a runnable to become ready.
-struct ReadyWaiter {
-    dn: Arc<str>,
-    ready: oneshot::Sender<()>,
 }
 
 impl TreeDriver {
@@ -246,102 +243,8 @@ impl TreeDriver {
         look(&self.lock().fsm)
     }
 
-    /// Resolves when the runnable with this DN is ready or done; at once if it already is. Fails when the
-    /// tree is shut down.
-    pub(crate) fn wait_ready(&self, dn: &str) -> oneshot::Receiver<()> {
-        let mut state = self.lock();
-        let (ready, waiting) = oneshot::channel();
-        match state.fsm.readiness_of(dn) {
-            Some(true) => _ = ready.send(()),
-            _ if state.fsm.is_shutting_down() => {}
-            _ => {
-                state.waiters.retain(|waiter| !waiter.ready.is_closed());
-                state.waiters.push(ReadyWaiter { dn: dn.into(), ready });
-            }
-        }
-        waiting
-    }
-
-    /// The host of child processes, created by the first caller.
-    ///
-    /// # Errors
-    /// The error that kept it from being created.
-    pub(crate) fn process_host(&self) -> std::io::Result<Arc<ProcessHost>> {
-        let mut processes = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(host) = &*processes {
-            return Ok(Arc::clone(host));
-        }
-        let (host, leftovers) = ProcessHost::new(&self.host_settings)?;
-        for leftover in leftovers {
-            let change = RunnableChange::LeftoverEnded { pid: leftover.pid, name: leftover.name.into() };
-            self.publish_event(&mut self.lock(), self.now(), ("supervisor".into(), 0, change));
-        }
-        Ok(Arc::clone(processes.insert(Arc::new(host))))
-    }
-
-    /// Why processes of an earlier program may still run.
-    pub(crate) fn record_problems(&self) -> Vec<RecordProblem> {
-        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
-        host.as_ref().map(|host| host.record_problems().to_vec()).unwrap_or_default()
-    }
-
-    /// Whether a process of this DN that an earlier program has kept waits for its adoption.
-    pub(crate) fn has_kept_process(&self, dn: &str) -> bool {
-        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
-        host.as_ref().is_some_and(|host| host.has_unclaimed(dn))
-    }
-
-    /// Records for the status that a runnable waits for another one, or no longer does.
-    pub(crate) fn set_dependency(&self, key: RunKey, dn: Option<Arc<str>>) {
-        let mut state = self.lock();
-        state.fsm.set_dependency(key, dn);
-        self.count_change(&mut state);
-    }
-
-    /// Notifies those who watch the tree of a change without an event.
-    pub(crate) fn announce_status_change(&self) {
-        self.count_change(&mut self.lock());
-    }
-
-    /// Counts a change for those who watch the tree: usually nobody, and a notification takes as long as the rest of a
-    /// signal.
-    fn count_change(&self, state: &mut DriverState) {
-        state.has_uncounted_change = self.version.receiver_count() == 0;
-        if !state.has_uncounted_change {
-            self.version.send_modify(|version| *version += 1);
-        }
-    }
-
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
-    }
-
-    /// A counter that changes with the tree.
-    pub(crate) fn version(&self) -> watch::Receiver<u64> {
-        let mut state = self.lock();
-        if std::mem::take(&mut state.has_uncounted_change) {
-            self.version.send_modify(|version| *version += 1);
-        }
-        self.version.subscribe()
-    }
-
-    /// Resolves when a shutdown is complete, all its events are queued for the hook, and every process that
-    /// can be killed has exited.
-    pub(crate) async fn finished(&self) {
-        let mut finished = self.finished.subscribe();
-        // `self` owns the sender, so this can't fail.
-        drop(finished.wait_for(|finished| *finished).await);
-        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(host) = host {
-            host.wait_reaped().await;
-        }
-        *self.process_host.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Resolves when nothing is running and nothing will start by itself.
-    pub(crate) async fn ended(&self) {
-        // `self` owns the sender, so this can't fail.
-        drop(self.ended.subscribe().wait_for(|ended| *ended).await);
     }
 
     pub(crate) fn now(&self) -> TreeTime {
@@ -411,16 +314,8 @@ impl TreeDriver {
     ) -> Event {
         let event = Event { seq: state.next_seq, at: self.wall_time(now), dn, generation, change };
         state.next_seq += 1;
-        if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done))
-            && !state.waiters.is_empty()
-            && state.fsm.readiness_of(&event.dn) == Some(true)
-        {
-            let (ready, waiting) = state.waiters.drain(..).partition(|waiter| waiter.dn == event.dn);
-            state.waiters = waiting;
-            for waiter in Vec::from_iter::<Vec<ReadyWaiter>>(ready) {
-                // The receiver is gone if the caller no longer waits.
-                let _ = waiter.ready.send(());
-            }
+        if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done)) {
+            state.notify_ready(&event.dn);
         }
         if let Some(events) = &state.events {
             events.push(event.clone());
