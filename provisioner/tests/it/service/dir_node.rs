@@ -1,6 +1,7 @@
 //! Nodes whose store is a directory that can be moved away, as an unmounted disk is.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -96,6 +97,9 @@ pub(super) fn unmount(base: &Path) {
 
 /// Puts the directory back.
 pub(super) fn mount(base: &Path) {
-    fs::remove_dir_all(base).expect("removed");
+    // A check of the store may still be in progress on another thread, and create directories in it.
+    while let Err(error) = fs::remove_dir_all(base) {
+        assert_eq!(error.kind(), ErrorKind::DirectoryNotEmpty, "{error}");
+    }
     fs::rename(base.with_extension("moved"), base).expect("moved back");
 }
