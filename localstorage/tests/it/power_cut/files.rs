@@ -124,7 +124,7 @@ fn a_journal_on_vfat_has_its_last_state_after_power_cuts() {
 fn a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts() {
     let name = "power_cut::files::a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts";
     in_child_process(name, || {
-        check_journal_on(SYNCHRONOUS_VFAT, "a step journal on a synchronous vfat", [20, 150]);
+        check_journal_on(SYNCHRONOUS_VFAT, "a step journal on a synchronous vfat", [10, 150]);
     });
 }
 
@@ -132,7 +132,7 @@ fn a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts() {
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_journal_on_xfs_has_its_last_state_after_power_cuts() {
     in_child_process("power_cut::files::a_journal_on_xfs_has_its_last_state_after_power_cuts", || {
-        check_journal_on(XFS, "a step journal on XFS", [6, 150]);
+        check_journal_on(XFS, "a step journal on XFS", [3, 150]);
     });
 }
 
@@ -157,7 +157,7 @@ fn check_replacement(dir: &Dir, written: usize) -> Result<()> {
 fn a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts() {
     let name = "power_cut::files::a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts";
     in_child_process(name, || {
-        let plan = plan("Dir::write on XFS", [10, 200], 4096);
+        let plan = plan("Dir::write on XFS", [5, 200], 4096);
         check_operations(XFS, &plan, |dir| replace(dir, 0), replace, check_replacement).unwrap();
     });
 }
@@ -214,7 +214,7 @@ fn credentials_on_xfs_are_all_old_or_all_new_after_power_cuts() {
             );
             store(dir, stored + 2)
         };
-        let plan = plan("PKI writes on XFS", [5, 150], 4096);
+        let plan = plan("PKI writes on XFS", [3, 150], 4096);
         check_operations(XFS, &plan, |dir| store(dir, 0), store, check).unwrap();
     });
 }
