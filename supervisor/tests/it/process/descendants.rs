@@ -44,20 +44,22 @@ async fn check_stop(process: Process, descendants: usize, takes: StopKind) {
     check_stop_times(takes, || stop_once(process.clone().grace_period(GRACE), descendants, takes)).await;
 }
 
-/// A stop that loses the race with a forking process takes as long as the forking. This limit distinguishes
-/// it from a stop on a busy host.
-const LOST_RACE: Duration = Duration::from_millis(500);
+/// A stop that loses the race with a forking process takes as long as the forking, which is 20 s. This limit
+/// distinguishes it from a stop on a busy host, where the processes that fork take the CPUs as well.
+const LOST_RACE: Duration = Duration::from_secs(5);
 
 /// Every property of a stop except its duration is asserted each time. The duration, less the CPU time of
-/// other programs, must have a median within the margin, and no stop may lose its race. If the median of
-/// these few exceeds the margin, up to three times as many are made.
+/// other programs, must have a median within the margin, except for a race, which no stop may lose. If the
+/// median of these few exceeds the margin, up to three times as many are made.
 ///
-/// `NODEKEEL_STOPS` sets their number and implies that the host is otherwise idle. Then the maximum must be
-/// within the margin too, without deducting others' CPU time, except for a race.
+/// `NODEKEEL_STOPS` sets their number and implies that the host is otherwise idle. Then the median of a race
+/// must be within the margin too, and otherwise the maximum, without deducting others' CPU time.
 async fn check_stop_times<F: Future<Output = StopTime>>(takes: StopKind, stop: impl Fn() -> F) {
     let _alone = EXCLUSIVE.lock().await;
     let wanted = std::env::var("NODEKEEL_STOPS").ok().map(|stops| stops.parse().expect("a number"));
-    let (stops, margin) = (wanted.unwrap_or(3), takes.margin());
+    let is_race = takes == StopKind::ForkRace;
+    let margin = if is_race && wanted.is_none() { LOST_RACE } else { takes.margin() };
+    let stops = wanted.unwrap_or(3);
     let (mut late, mut all) = (Vec::new(), Vec::new());
     while late.len() < stops || late.len() < 3 * stops && percentile(&mut late, 50) > margin {
         let StopTime { total: whole, others } = stop().await;
@@ -75,7 +77,7 @@ async fn check_stop_times<F: Future<Output = StopTime>>(takes: StopKind, stop: i
     println!("{} stops, {takes:?}: beyond the grace period {percentiles}", all.len());
     let (median, worst) = (percentile(&mut late, 50), percentile(&mut late, 100));
     assert!(median <= margin && worst <= LOST_RACE, "less others' time {late:?}, with it {all:?}");
-    let is_strict = wanted.is_some() && takes != StopKind::ForkRace;
+    let is_strict = wanted.is_some() && !is_race;
     assert!(!is_strict || percentile(&mut all, 100) <= margin, "with others' time {all:?}");
 }
 
