@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use nodekeel_provisioner::SELECTED_NODE;
+use nodekeel_provisioner::{SELECTED_NODE, STORAGE_PROVISIONER};
 use serde_json::json;
 use testbed::KubeDaemon;
 
@@ -27,9 +27,11 @@ fn a_claim_is_bound_at_once_after_an_outage_of_the_api_server() {
     let runtime = runtime.expect("a runtime");
     let client = runtime.block_on(cluster::admin_client(&kube));
     let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "node-a".to_owned());
+    // The controller-manager would add the provisioner, but it is stopped when the second claim is created.
     let create = async |name: &str| {
+        let annotations = json!({ SELECTED_NODE: daemon.node, STORAGE_PROVISIONER: "volumes.nodekeel" });
         let claim = json!({
-            "metadata": { "name": name, "annotations": { SELECTED_NODE: daemon.node } },
+            "metadata": { "name": name, "annotations": annotations },
             "spec": {
                 "accessModes": ["ReadWriteOnce"],
                 "resources": { "requests": { "storage": "1Mi" } },
