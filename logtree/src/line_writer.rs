@@ -9,7 +9,6 @@ use crate::log_store::SharedLogStore;
 use crate::name_log::RingAddress;
 use crate::parse::{LineParser, LogFormat};
 use crate::record::{RecordBuffer, now_nanos, time_from_nanos};
-use crate::sys::prefetch_for_write;
 use crate::text::sanitize_text;
 use crate::{Dn, LogMessage, StreamOrigin};
 
@@ -137,8 +136,6 @@ impl LineSink {
     }
 
     fn store_raw(&mut self, line: OutputLine<'_>, now: i64) {
-        // The number of the entry, which the writer of another name may have taken last, arrives while the line is encoded.
-        prefetch_for_write(&self.shared.next_seq);
         let bytes = &line.bytes[..line.bytes.len().min(self.shared.limits.line_bytes)];
         let cut = line.length > bytes.len() as u64;
         let original_bytes = cut.then_some(line.length);

@@ -139,7 +139,8 @@ impl Agent {
     /// Creates an agent; it does nothing before it runs.
     pub fn new(config: AgentConfig, deps: AgentDeps) -> Self {
         let steps = StepRunner::new(deps.hook);
-        let watch_errors = WatchErrors::new(Arc::new(WatchMetrics(Arc::clone(&deps.metrics))));
+        let watch_errors =
+            WatchErrors::new(Arc::new(WatchMetrics(Arc::clone(&deps.metrics))), deps.client.clone());
         let election = LeaderElection::new(deps.client.clone(), &config, watch_errors.clone());
         let recorder =
             EventRecorder::new(deps.client.clone(), (&config.driver, &config.identity), steps.clone());

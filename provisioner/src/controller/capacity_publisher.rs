@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::apply::{ApplyError, status_code};
 use crate::controller::ReconcileContext;
 use crate::controller::retry_tracker::{later, random_fraction};
-use crate::controller::watch_errors::with_backoff;
+use crate::controller::watch_backoff::with_backoff;
 use crate::error_chain::format_chain;
 use crate::plan::{
     SELECTED_NODE, StoreCapacity, capacity_labels, plan_capacities, requested_capacity, wanted_capacities,

@@ -9,7 +9,7 @@ use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
 
 use crate::controller::ReconcileContext;
-use crate::controller::watch_errors::with_backoff;
+use crate::controller::watch_backoff::with_backoff;
 use crate::plan::{NodeFacts, TopologyMismatch, topology_mismatch};
 
 /// What is known of the Node; clones share it.

@@ -11,7 +11,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use crate::apply::{ApplyError, content_reference};
 use crate::controller::ReconcileContext;
 use crate::controller::failures::catch_panic;
-use crate::controller::watch_errors::with_backoff;
+use crate::controller::watch_backoff::with_backoff;
 use crate::controller::watches::changed_objects;
 use crate::controller::work_queue::{NextRun, reconcile_changes};
 use crate::error_chain::format_chain;

@@ -14,7 +14,8 @@ use kube::runtime::watcher::{self, Event};
 
 use crate::controller::ReconcileContext;
 use crate::controller::event_filter::EventFilter;
-use crate::controller::watch_errors::{WatchErrors, with_backoff};
+use crate::controller::watch_backoff::with_backoff;
+use crate::controller::watch_errors::WatchErrors;
 
 /// How many objects of the cluster are listed at once: most of them are dropped.
 const PAGE_SIZE: u32 = 100;

@@ -29,7 +29,7 @@ fn a_claim_is_bound_at_once_after_an_outage_of_the_api_server() {
     let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "node-a".to_owned());
     // The controller-manager would add the provisioner, but it is stopped when the second claim is created.
     let create = async |name: &str| {
-        let annotations = json!({ SELECTED_NODE: daemon.node, STORAGE_PROVISIONER: "volumes.nodekeel" });
+        let annotations = json!({ SELECTED_NODE: daemon.node, STORAGE_PROVISIONER: cluster::DRIVER });
         let claim = json!({
             "metadata": { "name": name, "annotations": annotations },
             "spec": {

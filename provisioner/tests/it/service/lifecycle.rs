@@ -9,6 +9,7 @@ use nodekeel_provisioner::{Provisioner, ProvisionerConfig, RunError, VolumeStore
 use nodekeel_supervisor::{ChildSpec, Context, Failure, Supervisor};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::harness::{TestNode, advance_time, id, test_api, test_deps, wait_bound, wait_until};
@@ -102,15 +103,31 @@ async fn an_api_server_that_is_unreachable_or_rejects_a_watch_is_reported_until_
     assert_eq!(provisioner.check_api().await, None, "at once, and not when the watches try again");
 
     advance_time(60).await;
-    api.fail_next(RequestVerb::Watch, ObjectKind::Volume, RequestFault::Status(403));
+    for _ in 0..6 {
+        api.fail_next(RequestVerb::Watch, ObjectKind::Volume, RequestFault::Status(403));
+    }
     api.reset_watches();
     advance_time(2).await;
     let error = provisioner.check_api().await.expect("the watch of volumes is forbidden");
     assert!(error.contains("forbidden"), "{error}");
-    advance_time(60).await;
+    advance_time(180).await;
     assert_eq!(provisioner.check_api().await, None);
     token.cancel();
     assert!(matches!(run.await.expect("no panic"), Err(RunError::Canceled)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn claims_made_while_the_api_server_is_unreachable_are_bound_three_seconds_after_it_answers() {
+    let api = test_api();
+    let node = TestNode::start(&api, NODE).await;
+    api.set_reachable(false);
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    advance_time(150).await;
+    api.set_reachable(true);
+    let answers = Instant::now();
+    wait_bound(&api, "claim-1").await;
+    assert!(answers.elapsed() < Duration::from_secs(3), "{:?}", answers.elapsed());
+    node.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
