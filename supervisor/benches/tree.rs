@@ -198,7 +198,7 @@ fn resident_bytes() -> u64 {
 
 /// Builds the peer from its module, if Go is installed.
 fn build_suture() -> anyhow::Result<PathBuf> {
-    let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../bins/testbed/peers/suture");
+    let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tools/testbed/peers/suture");
     let binary = testbed::bench::rows_directory().join("suture-peer");
     let built =
         Command::new("go").args(["build", "-o"]).arg(&binary).arg(".").current_dir(module).status()?;

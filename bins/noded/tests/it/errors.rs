@@ -332,5 +332,8 @@ fn check_touches_nothing_and_shows_the_order() {
 #[test]
 fn the_printed_configuration_is_the_shipped_one() {
     let output = noded_command(&["config"]).output().unwrap();
-    assert_eq!(output.stdout, fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("noded.toml")).unwrap());
+    assert_eq!(
+        output.stdout,
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../node/noded.toml")).unwrap()
+    );
 }

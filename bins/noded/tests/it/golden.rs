@@ -141,7 +141,8 @@ fn configurations_of_the_first_release_are_read() {
 #[test]
 fn the_control_api_keeps_every_message_field_and_method_of_the_first_release() {
     let old = FileDescriptorSet::decode(&fs::read(golden_path("control.binpb")).unwrap()[..]).unwrap();
-    let new = protox::compile([PROTO], [Path::new(env!("CARGO_MANIFEST_DIR")).join("proto")]).unwrap();
+    let new =
+        protox::compile([PROTO], [Path::new(env!("CARGO_MANIFEST_DIR")).join("../../node/proto")]).unwrap();
     // Through bytes: protox may be built with another prost.
     let new = FileDescriptorSet::decode(&new.encode_to_vec()[..]).unwrap();
     let file = |set: &FileDescriptorSet| set.file.iter().find(|file| file.name() == PROTO).unwrap().clone();

@@ -182,13 +182,13 @@ const SOAKS: &[Soak] = &[
     // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.
     Soak {
         name: "node-kills",
-        work: Work::Tests("nodekeel-node", "it", "node_killed_with_restarts_pending"),
+        work: Work::Tests("noded", "it", "node_killed_with_restarts_pending"),
         count: Some(("NODEKEEL_NODE_KILLS", "100")),
     },
     // A node's control API while a thousand services start at one instant, and while all of them fail.
     Soak {
         name: "many-services",
-        work: Work::Tests("nodekeel-node", "it", "a_node_with_many_services_answers"),
+        work: Work::Tests("noded", "it", "a_node_with_many_services_answers"),
         count: Some(("NODEKEEL_SERVICES", "1000")),
     },
     Soak { name: "supervisor-process", work: Work::ProcessRounds, count: Some(("NODEKEEL_ROUNDS", "1000")) },
@@ -217,7 +217,7 @@ const SOAKS: &[Soak] = &[
         count: Some(("NODEKEEL_KILLS", "all")),
     },
     // A node's volume on disks and partitions: encrypted by both modes, grown, found again, its keys changed.
-    Soak { name: "node-storage", work: Work::GuestTests(&["nodekeel-node it storage_"]), count: None },
+    Soak { name: "node-storage", work: Work::GuestTests(&["noded it storage_"]), count: None },
     // The power cut between the writes of volumes, key slots, journals, files, credentials and limits. Each test
     // prints its count, and the seed that repeats it; all of them together have more than a thousand.
     Soak {

@@ -19,7 +19,9 @@ enum Layer {
     Leaf,
     /// Depends on leaves.
     Service,
-    /// A program, or a library for programs: depends on anything.
+    /// The library of the node program: depends on leaves and services.
+    Node,
+    /// A program or a test tool: depends on anything.
     Bin,
     /// Examples: depend on anything, and nothing on them.
     Examples,
@@ -30,16 +32,18 @@ fn layer(directory: &str) -> Option<Layer> {
     match LIBRARIES.iter().position(|library| *library == directory) {
         Some(place) if place < LEAVES => Some(Layer::Leaf),
         Some(_) => Some(Layer::Service),
+        None if directory == "node" => Some(Layer::Node),
         None if directory == "examples" => Some(Layer::Examples),
-        None => directory.starts_with("bins/").then_some(Layer::Bin),
+        None => ["bins/", "tools/"].iter().any(|top| directory.starts_with(top)).then_some(Layer::Bin),
     }
 }
 
 fn is_allowed(from: Layer, to: Layer) -> bool {
     matches!(
         (from, to),
-        (Layer::Service, Layer::Leaf)
-            | (Layer::Bin | Layer::Examples, Layer::Leaf | Layer::Service | Layer::Bin)
+        (Layer::Service | Layer::Node, Layer::Leaf)
+            | (Layer::Node, Layer::Service)
+            | (Layer::Bin | Layer::Examples, Layer::Leaf | Layer::Service | Layer::Node | Layer::Bin)
     )
 }
 
@@ -58,8 +62,8 @@ fn violations(metadata: &Value) -> Vec<String> {
                 found.push(format!("{name} ({from:?}) depends on {dependency} ({to:?})"));
             }
             // Tasks and tests must build where protoc isn't installed yet.
-            let is_foundation = directory == "bins/testbed" || directory == "bins/xtask";
-            if is_foundation && dependency != "bins/testbed" {
+            let is_foundation = directory == "tools/testbed" || directory == "tools/xtask";
+            if is_foundation && dependency != "tools/testbed" {
                 found.push(format!("{name} depends on {dependency}, though it must build before everything"));
             }
         }
@@ -129,7 +133,7 @@ const ONLY_SOURCES: [(&str, &str, &[&str]); 2] = [
     (
         "self/mountinfo\"",
         "localstorage/src/mount/table.rs",
-        &["provisioner/src/dir_store/mount_table.rs", "bins/noded/src/parts/provisioner/kubelet_dir.rs"],
+        &["provisioner/src/dir_store/mount_table.rs", "node/src/parts/provisioner/kubelet_dir.rs"],
     ),
     (
         "Dir::read_from(",
@@ -164,7 +168,7 @@ fn one_crate_parses_the_mount_table_and_walks_trees() {
     let members = members(&metadata).into_iter().map(|(_, directory, _)| directory);
     // These two can't depend on localstorage: they build before everything.
     let members: Vec<_> =
-        members.filter(|directory| !["bins/testbed", "bins/xtask"].contains(&&**directory)).collect();
+        members.filter(|directory| !["tools/testbed", "tools/xtask"].contains(&&**directory)).collect();
     for (text, only, except) in ONLY_SOURCES {
         assert_eq!(sources_with(text, except, (&root, &members)), [only]);
         let planted = tempfile::tempdir().unwrap();
@@ -185,11 +189,12 @@ fn planted(directory: &str, dependency: &str, kind: Value) -> Vec<String> {
 fn planted_violations_are_found() {
     assert_eq!(planted("supervisor", "logtree", Value::Null).len(), 1);
     assert_eq!(planted("localstorage", "fsquota", Value::Null).len(), 1);
-    assert_eq!(planted("supervisor", "bins/testbed", "build".into()).len(), 1);
+    assert_eq!(planted("supervisor", "tools/testbed", "build".into()).len(), 1);
     assert_eq!(planted("cluster", "provisioner", Value::Null).len(), 1);
-    assert_eq!(planted("cluster", "bins/noded", Value::Null).len(), 1);
+    assert_eq!(planted("cluster", "node", Value::Null).len(), 1);
+    assert_eq!(planted("node", "bins/noded", Value::Null).len(), 1);
     assert_eq!(planted("bins/noded", "examples", Value::Null).len(), 1);
-    assert_eq!(planted("bins/xtask", "supervisor", Value::Null).len(), 1);
+    assert_eq!(planted("tools/xtask", "supervisor", Value::Null).len(), 1);
     assert_eq!(planted("common", "supervisor", Value::Null).len(), 1);
 }
 
@@ -197,6 +202,6 @@ fn planted_violations_are_found() {
 fn allowed_dependencies_are_not_reported() {
     assert_eq!(planted("cluster", "supervisor", Value::Null), Vec::<String>::new());
     assert_eq!(planted("fsquota", "localstorage", Value::Null), Vec::<String>::new());
-    assert_eq!(planted("bins/nodectl", "bins/noded", Value::Null), Vec::<String>::new());
-    assert_eq!(planted("logtree", "bins/testbed", "dev".into()), Vec::<String>::new());
+    assert_eq!(planted("bins/nodectl", "node", Value::Null), Vec::<String>::new());
+    assert_eq!(planted("logtree", "tools/testbed", "dev".into()), Vec::<String>::new());
 }

@@ -16,7 +16,7 @@ const LONGEST: [&str; 5] = [
     "nodekeel-localstorage it in a guest",
     "nodekeel-cluster it ignored, with daemons",
     "provisionerd node ignored, with guests",
-    "nodekeel-node it in a guest",
+    "noded it in a guest",
     "planted bugs",
 ];
 

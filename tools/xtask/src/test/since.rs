@@ -10,7 +10,7 @@ use crate::workspace::{self, Package};
 
 /// Programs that a package's tests run, which cargo's metadata doesn't say: the package, and that of the
 /// program.
-pub(super) const RUNS: [(&str, &str); 1] = [("nodekeel-node", "nodectl")];
+pub(super) const RUNS: [(&str, &str); 1] = [("noded", "nodectl")];
 /// Outside of the packages, every test may depend on a file but for words and these.
 const WITHOUT_TESTS: [&str; 3] = [".gitignore", "LICENSE", "docs"];
 /// Tests of all packages run on it.
@@ -126,11 +126,12 @@ mod tests {
             package("fsquota", "nodekeel-fsquota", &[("nix", None), tests]),
             package("logtree", "nodekeel-logtree", &[tests]),
             package("provisioner", "nodekeel-provisioner", &[("nodekeel-fsquota", None), tests]),
-            package("bins/noded", "nodekeel-node", &[("nodekeel-provisioner", None), tests]),
+            package("node", "nodekeel-node", &[("nodekeel-provisioner", None), tests]),
+            package("bins/noded", "noded", &[("nodekeel-node", None), tests]),
             package("bins/nodectl", "nodectl", &[("nodekeel-node", None), ("nodekeel-logtree", Some("dev"))]),
             package("examples", "examples", &[("nodectl", Some("dev"))]),
-            package("bins/testbed", TESTBED, &[]),
-            package("bins/xtask", XTASK, &[(TESTBED, None)]),
+            package("tools/testbed", TESTBED, &[]),
+            package("tools/xtask", XTASK, &[(TESTBED, None)]),
         ]});
         serde_json::from_value::<Metadata>(metadata).unwrap().packages
     }
@@ -146,12 +147,18 @@ mod tests {
 
     #[test]
     fn a_changed_leaf_runs_whole_and_its_dependents_quickly() {
-        let mut expected =
-            quick(&["examples", "nodectl", "nodekeel-fsquota", "nodekeel-node", "nodekeel-provisioner"]);
-        expected[2].1 = Tier::Whole;
+        let mut expected = quick(&[
+            "examples",
+            "nodectl",
+            "noded",
+            "nodekeel-fsquota",
+            "nodekeel-node",
+            "nodekeel-provisioner",
+        ]);
+        expected[3].1 = Tier::Whole;
         assert_eq!(plan_for(&["fsquota/src/lib.rs"], false), expected);
         let deep = plan_for(&["fsquota/src/lib.rs"], true);
-        assert!(deep.len() == 5 && deep.iter().all(|(_, tier)| *tier == Tier::Whole));
+        assert!(deep.len() == 6 && deep.iter().all(|(_, tier)| *tier == Tier::Whole));
     }
 
     #[test]
@@ -161,10 +168,7 @@ mod tests {
         let plan = plan_for(&["logtree/src/lib.rs"], false);
         assert_eq!(plan, [("nodectl".to_owned(), Tier::Quick), ("nodekeel-logtree".to_owned(), Tier::Whole)]);
         let plan = plan_for(&["bins/nodectl/src/main.rs"], false);
-        assert_eq!(
-            plan[1..],
-            [("nodectl".to_owned(), Tier::Whole), ("nodekeel-node".to_owned(), Tier::Quick)]
-        );
+        assert_eq!(plan[1..], [("nodectl".to_owned(), Tier::Whole), ("noded".to_owned(), Tier::Quick)]);
     }
 
     #[test]
@@ -179,7 +183,7 @@ mod tests {
     #[test]
     fn a_file_that_every_package_may_depend_on_runs_everything() {
         for file in
-            ["Cargo.toml", "Cargo.lock", ".cargo/config.toml", "bins/testbed/src/lib.rs", "deploy/rbac.yaml"]
+            ["Cargo.toml", "Cargo.lock", ".cargo/config.toml", "tools/testbed/src/lib.rs", "deploy/rbac.yaml"]
         {
             let plan = plan_for(&["README.md", file], false);
             assert!(

@@ -61,7 +61,7 @@
 //! - A [`Part`](part::Part) has its own table of the configuration, needs, directories and gRPC calls; it answers
 //!   [health](health::HealthSource) and adds [metrics](metrics::MetricsRegistries).
 //! - A volume, a network, a consensus: [`NodeBuilder`](node::NodeBuilder).
-//! - Your tools call the node through [`client`]; `bins/noded/proto` describes the messages.
+//! - Your tools call the node through [`client`]; `node/proto` describes the messages.
 //!
 //! # Features
 //! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.

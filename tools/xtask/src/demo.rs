@@ -89,7 +89,7 @@ impl DemoClock {
 /// Builds noded and nodectl; gives their directory.
 fn build() -> Result<PathBuf> {
     println!("build noded and nodectl (a few minutes the first time)");
-    let mut cargo = workspace::cargo(&["build", "--package", "nodekeel-node", "--package", "nodectl"]);
+    let mut cargo = workspace::cargo(&["build", "--package", "noded", "--package", "nodectl"]);
     let status = cargo.status().context("execute cargo")?;
     ensure!(status.success(), "the build failed ({status})");
     Ok(workspace::read_metadata()?.target_directory.join("debug"))

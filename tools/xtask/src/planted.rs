@@ -57,7 +57,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--all-features"],
         target: &["--lib"],
         test: Some("random_operations_keep_the_invariants"),
-        members: &["supervisor", "bins/testbed"],
+        members: &["supervisor", "tools/testbed"],
         place: TestPlace::Host,
     },
     TestedCrate {
@@ -68,7 +68,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--features", "testing"],
         target: &["--lib"],
         test: Some("random_runs_keep_the_invariants"),
-        members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+        members: &["cluster", "supervisor", "localstorage", "tools/testbed"],
         place: TestPlace::Host,
     },
     // The history of three real voters has to find what the state machine can't.
@@ -79,7 +79,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--all-features"],
         target: &["--test", "it"],
         test: Some("voters::debian::no_acknowledged_write_is_lost_whatever_happens_to_three_voters"),
-        members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+        members: &["cluster", "supervisor", "localstorage", "tools/testbed"],
         place: TestPlace::Host,
     },
     // Real members have to find what a review of them has found.
@@ -90,7 +90,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--all-features"],
         target: &["--test", "it"],
         test: None,
-        members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+        members: &["cluster", "supervisor", "localstorage", "tools/testbed"],
         place: TestPlace::Host,
     },
     TestedCrate {
@@ -100,7 +100,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--all-features"],
         target: &["--lib"],
         test: None,
-        members: &["localstorage", "bins/testbed"],
+        members: &["localstorage", "tools/testbed"],
         place: TestPlace::Host,
     },
     // Power cuts have to find a missing sync.
@@ -111,7 +111,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--all-features"],
         target: &["--test", "it"],
         test: None,
-        members: &["localstorage", "bins/testbed"],
+        members: &["localstorage", "tools/testbed"],
         place: TestPlace::Guest,
     },
     TestedCrate {
@@ -121,7 +121,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--features", "testing"],
         target: &["--test", "it"],
         test: None,
-        members: &["containerd-svc", "supervisor", "logtree", "localstorage", "bins/testbed"],
+        members: &["containerd-svc", "supervisor", "logtree", "localstorage", "tools/testbed"],
         place: TestPlace::Host,
     },
     // Real daemons have to find what a kubelet would.
@@ -132,7 +132,7 @@ const CRATES: [TestedCrate; 8] = [
         features: &["--all-features"],
         target: &["--test", "daemon"],
         test: None,
-        members: &["containerd-svc", "supervisor", "logtree", "localstorage", "bins/testbed"],
+        members: &["containerd-svc", "supervisor", "logtree", "localstorage", "tools/testbed"],
         place: TestPlace::Host,
     },
 ];

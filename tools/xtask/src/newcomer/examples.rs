@@ -102,8 +102,7 @@ fn with_packages(line: &str, crates: &Path) -> Result<Vec<String>> {
 
 fn packaged(given: &str, crates: &Path) -> Result<PathBuf> {
     let directory = given.rsplit('/').next().unwrap_or(given);
-    let name =
-        if directory == "noded" { "nodekeel-node".to_owned() } else { format!("nodekeel-{directory}") };
+    let name = format!("nodekeel-{directory}");
     let entries = fs::read_dir(crates).context("list the packages")?.flatten().map(|entry| entry.path());
     let mut found = entries.filter(|path| package_name(path) == name);
     found.next().with_context(|| format!("no package is called {name}"))

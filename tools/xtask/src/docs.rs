@@ -9,12 +9,8 @@ use crate::setup;
 use crate::workspace::{cargo, target_directory};
 
 /// Each program and its package.
-const PROGRAMS: [(&str, &str); 4] = [
-    ("noded", "nodekeel-node"),
-    ("nodectl", "nodectl"),
-    ("provisionerd", "provisionerd"),
-    ("dirquota", "dirquota"),
-];
+const PROGRAMS: [(&str, &str); 4] =
+    [("noded", "noded"), ("nodectl", "nodectl"), ("provisionerd", "provisionerd"), ("dirquota", "dirquota")];
 /// Each shell, and what its completion files are called.
 const SHELLS: [(&str, &str, &str); 3] = [("bash", "", ""), ("zsh", "_", ""), ("fish", "", ".fish")];
 

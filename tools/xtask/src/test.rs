@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     ///
     /// A changed package runs all its tests; a package that depends on it runs those of `cargo test`. Changed
     /// documents run the tests that check documents. A change of Cargo.toml, Cargo.lock, .cargo,
-    /// bins/testbed, or of another file outside the packages runs everything.
+    /// tools/testbed, or of another file outside the packages runs everything.
     #[arg(long, value_name = "COMMIT")]
     since: Option<String>,
     /// Run all tests of dependents, too

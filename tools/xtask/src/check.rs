@@ -26,7 +26,7 @@ const LIBRARY_LINTS: [&str; 5] = [
     "clippy::disallowed_methods",
 ];
 /// The directory of the clippy.toml that names the disallowed methods of libraries.
-const LIBRARY_CLIPPY: &str = "bins/xtask/library-clippy";
+const LIBRARY_CLIPPY: &str = "tools/xtask/library-clippy";
 
 /// A check that runs alone.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]

@@ -178,6 +178,6 @@ mod tests {
 
     #[test]
     fn a_package_named_as_its_directory_has_that_name() {
-        assert_eq!(package_name("path+file:///w/bins/testbed#0.1.0").as_deref(), Some("testbed"));
+        assert_eq!(package_name("path+file:///w/tools/testbed#0.1.0").as_deref(), Some("testbed"));
     }
 }
