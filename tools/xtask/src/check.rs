@@ -1,11 +1,9 @@
-//! `cargo xtask check`: format, lints, docs, words, packages, and dependencies.
+//! `cargo xtask check`: format, lints, docs, packages, and dependencies.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::Result;
-
-pub(crate) mod words;
 
 use crate::report::Report;
 use crate::run::Log;
@@ -28,19 +26,11 @@ const LIBRARY_LINTS: [&str; 5] = [
 /// The directory of the clippy.toml that names the disallowed methods of libraries.
 const LIBRARY_CLIPPY: &str = "tools/xtask/library-clippy";
 
-/// A check that runs alone.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub(crate) enum Only {
-    /// Names and phrases
-    Words,
-}
-
 /// Runs every check, also after one has failed.
 pub(crate) fn run() -> Result<ExitCode> {
     setup::install()?;
     let packages = workspace::read_metadata()?.packages;
     let mut report = Report::new(Log::default());
-    words::check(&mut report);
     let mut step = |name: &str, command: Command| report.run_check(name, command, STEP_WITHIN);
     step("format", cargo_line("fmt --all --check"));
     step("clippy", cargo_line("clippy --workspace --all-targets --all-features --keep-going -- -D warnings"));

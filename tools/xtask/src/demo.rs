@@ -1,6 +1,5 @@
 //! `cargo xtask demo`: a node bootstraps a cluster on a real etcd, runs a container of a preseeded image on a
-//! real containerd, makes a volume of a claim at a real API server, loses etcd, is killed, and recovers all
-//! of it.
+//! real containerd, loses etcd, is killed, and recovers all of it; then it makes a volume of a claim at a real API server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,28 +36,33 @@ const VALUE: &str = "written before the kill";
 /// Sets up, builds, and runs a node; a wrong state is an error.
 pub(crate) fn run() -> Result<()> {
     setup::install()?;
-    // In the foreground, where the progress of a first build is shown.
-    KubePrograms::locate()?;
     let programs = build()?;
     let clock = DemoClock(Instant::now());
     let before = HostLeftovers::find()?;
-    let mut kubernetes = ControlPlane::start(&clock)?;
     let scratch = ScratchDir::new()?;
     let directory = scratch.path().to_owned();
     let disk = DemoDisk::attach(&directory, &directory.join("data"), &clock)?;
-    let node = configure(&programs, &scratch, disk.as_ref(), (&mut kubernetes, &clock))?;
+    let node = configure(&programs, &scratch, disk.as_ref(), &clock)?;
     let daemon = start(&node, &clock)?;
     let said = |daemon: &Daemon| format!("noded's output:\n{}", daemon.read_log().unwrap_or_default());
-    show(&node, &kubernetes, &clock).with_context(|| said(&daemon))?;
-    let mut daemon = kill_noded(&node, daemon, &clock)?;
+    show(&node, &clock).with_context(|| said(&daemon))?;
+    let daemon = kill_noded(&node, daemon, &clock)?;
     show_again(&node, &clock).with_context(|| said(&daemon))?;
 
-    clock.print_step("stop the node with SIGTERM");
-    let status = daemon.terminate(STOPPED_WITHIN)?.context("wait for noded's exit: it still runs")?;
-    ensure!(status.success(), "noded exited with {status}:\n{}", daemon.read_log()?);
+    // The first time, Kubernetes is built here, for minutes: the node has shown itself by then, and goes on.
+    clock.print_step(
+        "next, volumes for Kubernetes; the node goes on while its control plane is built and started",
+    );
+    KubePrograms::locate()?;
+    let mut kubernetes = ControlPlane::start(&clock)?;
+    stop(daemon, &clock)?;
+    kubernetes.configure(&node, &clock)?;
+    let daemon = start(&node, &clock)?;
+    kubernetes.show_volume(&node, &mut TreeWatch::watch(&node)?, &clock).with_context(|| said(&daemon))?;
+    stop(daemon, &clock)?;
     let home = kubernetes.home().context("a control plane has a home")?.to_owned();
     assert_nothing_left(&directory)?;
-    drop((daemon, kubernetes, disk, scratch));
+    drop((kubernetes, disk, scratch));
     assert_nothing_left(&home)?;
     for directory in [&directory, &home] {
         ensure!(!directory.exists(), "{} is left behind", directory.display());
@@ -66,6 +70,13 @@ pub(crate) fn run() -> Result<()> {
     let new = before.sweep()?;
     ensure!(new.is_empty(), "left behind: {new:?}");
     clock.print_step("noded exited with 0; no process, mount, cgroup, loop device or file is left");
+    Ok(())
+}
+
+fn stop(mut daemon: Daemon, clock: &DemoClock) -> Result<()> {
+    clock.print_step("stop the node with SIGTERM");
+    let status = daemon.terminate(STOPPED_WITHIN)?.context("wait for noded's exit: it still runs")?;
+    ensure!(status.success(), "noded exited with {status}:\n{}", daemon.read_log()?);
     Ok(())
 }
 
@@ -100,7 +111,7 @@ fn configure(
     programs: &Path,
     scratch: &ScratchDir,
     disk: Option<&DemoDisk>,
-    (kubernetes, clock): (&mut ControlPlane, &DemoClock),
+    clock: &DemoClock,
 ) -> Result<DemoNode> {
     let (data, config) = (scratch.path().join("data"), scratch.path().join("noded.toml"));
     let images = scratch.path().join("images").join(NAMESPACE);
@@ -115,17 +126,13 @@ fn configure(
         peer.number(),
         scratch.path().join("images")
     ) + &disk.map(DemoDisk::config).unwrap_or_default();
-    let write = |text: &str| fs::write(&config, text).with_context(|| format!("write {}", config.display()));
-    let text = kubernetes.configure(clock, &text, |text| {
-        write(text)?;
-        volumes::check_config(&programs.join("noded"), &config, &data)
-    })?;
-    write(&text)?;
-    let found = volumes::check_config(&programs.join("noded"), &config, &data)?;
+    let node = DemoNode { programs: programs.to_owned(), config, data, etcd: client, _etcd_peer: peer };
+    node.write_config(&text)?;
+    let found = node.check_config()?;
     let volume = found.lines().find(|line| line.starts_with("root.storage")).context("find root.storage")?;
     clock.print_step("noded check: where the node keeps its data, and what it found there");
     println!("    {volume}");
-    Ok(DemoNode { programs: programs.to_owned(), config, data, etcd: client, _etcd_peer: peer })
+    Ok(node)
 }
 
 fn start(node: &DemoNode, clock: &DemoClock) -> Result<Daemon> {
@@ -159,7 +166,7 @@ fn until_ready(tree: &mut TreeWatch, services: &[&str], clock: &DemoClock) -> Re
     Ok(())
 }
 
-fn show(node: &DemoNode, kubernetes: &ControlPlane, clock: &DemoClock) -> Result<()> {
+fn show(node: &DemoNode, clock: &DemoClock) -> Result<()> {
     let mut tree = TreeWatch::watch(node)?;
     let services = services(clock);
     until_ready(&mut tree, &services, clock)?;
@@ -178,8 +185,7 @@ fn show(node: &DemoNode, kubernetes: &ControlPlane, clock: &DemoClock) -> Result
     if run::is_root() {
         show_log(node, "root.containerd", clock)?;
     }
-    kill_etcd(node, &mut tree, clock)?;
-    kubernetes.show_volume(node, &mut tree, clock)
+    kill_etcd(node, &mut tree, clock)
 }
 
 /// Runs a container of the preseeded image.

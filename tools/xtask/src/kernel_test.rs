@@ -123,21 +123,6 @@ pub(crate) fn run_counted(
     Ok(lines)
 }
 
-/// Runs one test of a binary in a guest, and gives what the harness has written.
-///
-/// # Errors
-/// The test needs no guest, or one that this command doesn't know; no guest boots.
-pub(crate) fn run_one(binary: Executable, test: &str, deadline: Duration) -> Result<CommandOutcome> {
-    let name = format!("{} {test}", binary.name());
-    let mut report = Report::new(Log::default());
-    let job =
-        find_job(binary, Some(&name), &mut report)?.with_context(|| format!("find {name} for a guest"))?;
-    let guest = job.boot()?;
-    let command = job.command(&TestSelection::Exactly(job.tests.clone()));
-    let (outcome, _) = run_in_guest(&guest, &command, (&report.log, run::hide_line), deadline);
-    Ok(outcome)
-}
-
 fn build_jobs(filter: Option<&str>, report: &mut Report) -> Result<Vec<GuestJob>> {
     setup::install()?;
     let marked = workspace::read_metadata()?.packages;

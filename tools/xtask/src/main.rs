@@ -1,6 +1,5 @@
 //! The workspace's tasks: `cargo xtask COMMAND`; alone it lists them.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -14,9 +13,9 @@ mod fuzz;
 mod host_leftovers;
 mod kernel_test;
 mod kube;
+mod mutants;
 mod newcomer;
 mod oci;
-mod planted;
 mod report;
 mod run;
 mod setup;
@@ -62,15 +61,8 @@ enum Task {
     },
     /// Build a program's image as an OCI layout
     Oci(oci::Arguments),
-    /// Check format, lints, docs, words, packages and dependencies
-    Check {
-        /// Run this check alone
-        #[arg(value_enum)]
-        only: Option<check::Only>,
-        /// Checkout to read instead of this one
-        #[arg(long, requires = "only", value_name = "DIR")]
-        tree: Option<PathBuf>,
-    },
+    /// Check format, lints, docs, packages and dependencies
+    Check,
     /// Generate man pages and shell completions into target/docs
     Docs,
     /// Run the longest tests at their full counts
@@ -107,10 +99,7 @@ fn start(arguments: CommandLine) -> Result<ExitCode> {
         Some(Task::KernelTest { filter }) => kernel_test::run(filter.as_deref()),
         Some(Task::Kube { task }) => kube::run(&task).map(|()| ExitCode::SUCCESS),
         Some(Task::Oci(arguments)) => oci::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Some(Task::Check { only: Some(check::Only::Words), tree }) => {
-            check::words::run(&tree.unwrap_or_else(workspace::root))
-        }
-        Some(Task::Check { only: None, .. }) => check::run(),
+        Some(Task::Check) => check::run(),
         Some(Task::Docs) => docs::run().map(|()| ExitCode::SUCCESS),
         Some(Task::Soak { names }) => soak::run(&names),
         Some(Task::Bench(arguments)) => bench::run(&arguments),

@@ -12,7 +12,7 @@ use crate::report::Report;
 use crate::run::{Log, run_command};
 use crate::test::binaries;
 use crate::test::launch::{RunAs, TestCommand, TestSelection, test_command};
-use crate::{fuzz, kernel_test, newcomer, oci, planted, test};
+use crate::{fuzz, kernel_test, mutants, newcomer, oci, test};
 
 /// Long enough for the longest test at its full count.
 const WITHIN: Duration = Duration::from_secs(3600);
@@ -49,8 +49,8 @@ enum Work {
     PowerCuts(&'static [&'static str], usize),
     /// The rounds of child processes, as every user.
     ProcessRounds,
-    /// The bugs that the random tests of the state machines have to find.
-    PlantedBugs,
+    /// Mutants of the state machines, which their tests have to find.
+    Mutants,
     /// Every fuzz target.
     Fuzz,
     /// The examples of the packaged crates, in programs outside the workspace.
@@ -60,8 +60,8 @@ enum Work {
 }
 
 const SOAKS: &[Soak] = &[
-    // Of all lists, or of those whose paths contain `NODEKEEL_PLANTED`, as `power-cuts`.
-    Soak { name: "planted-bugs", work: Work::PlantedBugs, count: Some(("NODEKEEL_PLANTED", "")) },
+    // Of `NODEKEEL_MUTANTS` equal shares the first; all without.
+    Soak { name: "mutants", work: Work::Mutants, count: Some(("NODEKEEL_MUTANTS", "1")) },
     Soak { name: "fuzz", work: Work::Fuzz, count: None },
     Soak { name: "examples", work: Work::Examples, count: None },
     // Up to the command `cargo xtask test`; up to the demo with `NODEKEEL_NEWCOMER=demo`.
@@ -286,7 +286,9 @@ impl Soak {
     fn run(&self, report: &mut Report) -> Result<Vec<String>> {
         let count = self.count.unwrap_or_default();
         match self.work {
-            Work::PlantedBugs => planted::run_all(&env::var(count.0).unwrap_or_default(), report)?,
+            Work::Mutants => {
+                mutants::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report)?;
+            }
             Work::Fuzz => fuzz::run(report)?,
             Work::Examples => newcomer::examples::run(report)?,
             Work::Newcomer => {

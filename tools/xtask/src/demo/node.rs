@@ -1,5 +1,6 @@
 //! The demo's node, through nodectl and the daemons' clients.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -24,6 +25,17 @@ pub(crate) struct DemoNode {
 }
 
 impl DemoNode {
+    pub(crate) fn write_config(&self, text: &str) -> Result<()> {
+        fs::write(&self.config, text).with_context(|| format!("write {}", self.config.display()))
+    }
+
+    /// `noded check` of the configuration, which skips what is missing.
+    pub(crate) fn check_config(&self) -> Result<String> {
+        let mut check = Command::new(self.programs.join("noded"));
+        check.args(["check", "--dev", "--config"]).arg(&self.config).arg("--data").arg(&self.data);
+        command_output(&mut check)
+    }
+
     pub(crate) fn nodectl_command(&self) -> Command {
         let mut command = Command::new(self.programs.join("nodectl"));
         command.arg("--socket").arg(self.data.join("run/control.sock"));

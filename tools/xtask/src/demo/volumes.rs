@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -86,32 +85,29 @@ impl ControlPlane {
         self.kubeconfig.parent()
     }
 
-    /// Completes noded's configuration: with limits where `check` finds that they would bind, else without,
-    /// and prints why.
-    pub(super) fn configure(
-        &mut self,
-        clock: &DemoClock,
-        text: &str,
-        check: impl Fn(&str) -> Result<String>,
-    ) -> Result<String> {
-        let with = |quota: &str| {
+    /// Adds the provisioner to the configuration of the node, which is stopped: with limits where noded finds that they
+    /// would bind, else without, and prints why.
+    pub(super) fn configure(&mut self, node: &DemoNode, clock: &DemoClock) -> Result<()> {
+        let text = fs::read_to_string(&node.config).context("read the node's configuration")?;
+        let check_with = |quota: &str| {
             let kubeconfig = &self.kubeconfig;
             // Without a kubelet, no pod can mount the volume.
-            format!("{text}\n[provisioner]\nkubeconfig = {kubeconfig:?}\ncsi = false\nquota = {quota:?}\n")
+            node.write_config(&format!(
+                "{text}\n[provisioner]\nkubeconfig = {kubeconfig:?}\ncsi = false\nquota = {quota:?}\n"
+            ))?;
+            node.check_config()
         };
-        let required = with("require");
-        let found = check(&required)?;
+        let found = check_with("require")?;
         let Some(reason) = skip_reason(&found) else {
             clock.print_step("noded check: volumes can be limited here");
-            return Ok(required);
+            return Ok(());
         };
         clock.print_step("noded check: limits can't bind here, so the demo's volume has none");
         println!("    {reason}");
-        let without = with("none");
-        let found = check(&without)?;
+        let found = check_with("none")?;
         ensure!(skip_reason(&found).is_none(), "volumes are not possible here:\n{found}");
         self.is_unlimited = true;
-        Ok(without)
+        Ok(())
     }
 
     /// Shows a volume from its claim to its deletion.
@@ -207,13 +203,6 @@ fn remaining_entries(base: &Path) -> Result<Vec<PathBuf>> {
 fn skip_reason(found: &str) -> Option<&str> {
     let line = found.lines().find(|line| line.starts_with("root.provisioner "))?;
     line.split_once(" skipped: ").map(|(_, reason)| reason)
-}
-
-/// `noded check` of this configuration, which skips what is missing.
-pub(super) fn check_config(noded: &Path, config: &Path, data: &Path) -> Result<String> {
-    command_output(
-        Command::new(noded).args(["check", "--dev", "--config"]).arg(config).arg("--data").arg(data),
-    )
 }
 
 #[cfg(test)]

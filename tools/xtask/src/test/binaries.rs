@@ -101,15 +101,11 @@ pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Build> {
 
 /// Builds the test or bench that these arguments of cargo select.
 pub(crate) fn build_one(arguments: &[&str], deadline: Duration) -> Result<Executable> {
-    build_by(cargo(arguments), deadline).with_context(|| format!("cargo {}", arguments.join(" ")))
-}
-
-/// Builds the test or bench that this command of cargo would run.
-pub(crate) fn build_by(mut command: Command, deadline: Duration) -> Result<Executable> {
+    let mut command = cargo(arguments);
     command.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let outcome = run::run_command(command, &Log::default(), run::hide_line, deadline)?;
     if let Some(problem) = outcome.problem {
-        bail!("{problem}");
+        bail!("cargo {}: {problem}", arguments.join(" "));
     }
     let mut built = outcome.lines.iter().filter_map(|line| parse_artifact(line));
     built.find(|executable| executable.kind == Kind::Test).context("no executable was built")

@@ -11,10 +11,10 @@ use super::launch::{RunAs, TestCommand, TestSelection, test_command};
 use super::since::{TestPlan, Tier};
 use super::{PART_WITHIN, WHOLE_COUNTS, add_tests, doctests, events, list_ignored, requirement};
 use crate::kernel_test::GuestJob;
+use crate::oci;
 use crate::report::Report;
 use crate::run::{self, run_command};
 use crate::workspace::Package;
-use crate::{oci, planted};
 
 const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
 
@@ -56,7 +56,7 @@ pub(super) fn plan_jobs<'a>(
     jobs
 }
 
-/// Examples, doctests and planted bugs.
+/// Examples and doctests.
 fn plan_other_jobs<'a>(build: &'a Build, plan: &'a TestPlan, packages: &'a [Package]) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     if plan.contains_key("examples") {
@@ -67,10 +67,6 @@ fn plan_other_jobs<'a>(build: &'a Build, plan: &'a TestPlan, packages: &'a [Pack
     let libraries: Vec<&str> = libraries.map(|package| &*package.name).collect();
     if !libraries.is_empty() {
         jobs.push(Job::new("doctests", Lane::Computing, move |report| doctests::run(&libraries, report)));
-    }
-    if planted::has_bugs(is_whole) {
-        let run = move |report: &mut Report| planted::run_sample(is_whole, report);
-        jobs.push(Job::new("planted bugs", Lane::Computing, run));
     }
     jobs
 }

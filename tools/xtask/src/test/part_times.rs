@@ -12,12 +12,11 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "part-times.json";
 
 /// The longest parts, in the order in which they start where no earlier run has left its times.
-const LONGEST: [&str; 5] = [
+const LONGEST: [&str; 4] = [
     "nodekeel-localstorage it in a guest",
     "nodekeel-cluster it ignored, with daemons",
     "provisionerd node ignored, with guests",
     "noded it in a guest",
-    "planted bugs",
 ];
 
 /// The seconds that each part took when it ran last; as JSON: `{"NAME": SECONDS}`.
@@ -59,12 +58,12 @@ mod tests {
     fn parts_are_ordered_by_their_last_times_and_without_times_by_what_is_known() {
         let directory = tempfile::tempdir().unwrap();
         let mut times = PartTimes::read(directory.path());
-        let mut names = ["a", "planted bugs", "b", LONGEST[0]];
+        let mut names = ["a", LONGEST[1], "b", LONGEST[0]];
         let sort = |times: &PartTimes, names: &mut [&str]| {
             names.sort_by(|one, other| times.compare_longest_first(one, other));
         };
         sort(&times, &mut names);
-        assert_eq!(names, [LONGEST[0], "planted bugs", "a", "b"]);
+        assert_eq!(names, [LONGEST[0], LONGEST[1], "a", "b"]);
         times.record("b".into(), Duration::from_secs(100));
         times.record("a".into(), Duration::from_secs(1));
         times.record("a".into(), Duration::from_secs(200));
@@ -72,6 +71,6 @@ mod tests {
         let again = PartTimes::read(directory.path());
         assert_eq!(again, times);
         sort(&again, &mut names);
-        assert_eq!(names, ["a", "b", LONGEST[0], "planted bugs"]);
+        assert_eq!(names, ["a", "b", LONGEST[0], LONGEST[1]]);
     }
 }
