@@ -1,7 +1,6 @@
 //! Rules of the workspace that the compiler doesn't check.
 
-mod guarantees;
-mod invariants;
+mod documents;
 mod layers;
 mod sources;
 mod unsafe_code;
