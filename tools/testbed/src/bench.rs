@@ -10,8 +10,7 @@ use crate::table::Table;
 
 /// One measured thing.
 ///
-/// As JSON: `{id, work, unit, ours, peer, limit, goal, goal_met, command}`, with `null` for absent values,
-/// and `measured: {machine, date, commit}` once `cargo xtask bench` has added it.
+/// As JSON: `{id, work, unit, ours, peer, limit, goal, goal_met, command}`, with `null` for absent values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
     /// A short stable name within its bench, such as `restart`.
@@ -32,20 +31,6 @@ pub struct BenchRow {
     pub goal_met: Option<bool>,
     /// The command that measures it again; [`write_rows()`] fills in an empty one.
     pub command: String,
-    /// Where and when it was measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<MeasurementContext>,
-}
-
-/// The circumstances of a figure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeasurementContext {
-    /// Processors, memory and kernel.
-    pub machine: String,
-    /// The day, as `2026-01-31`.
-    pub date: String,
-    /// The commit, with `+` where files differed from it.
-    pub commit: String,
 }
 
 /// The figure of another program or library for the same work.
@@ -72,7 +57,6 @@ impl BenchRow {
             goal: None,
             goal_met: None,
             command: String::new(),
-            measured: None,
         }
     }
 

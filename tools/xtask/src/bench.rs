@@ -16,8 +16,6 @@ use crate::setup;
 use crate::test::binaries;
 use crate::workspace::{self, Package, cargo};
 
-mod markdown;
-
 const WITHIN: Duration = Duration::from_secs(1800);
 
 /// The part of a member's manifest that lists the benches that run in a guest, with its devices:
@@ -28,9 +26,6 @@ const IN_GUEST: &str = "kernel-benches";
 pub(crate) struct Arguments {
     /// Benches, their packages' directories, or both as DIRECTORY-BENCH; all without
     names: Vec<String>,
-    /// Write docs/bench.md from the rows in target/bench, and measure nothing
-    #[arg(long, conflicts_with = "names")]
-    report: bool,
 }
 
 /// A bench target of a member.
@@ -70,12 +65,6 @@ impl Bench {
 
 /// Runs the named ones, or all. A missed goal is not a failure; a bench that did not run is.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    if arguments.report {
-        let page = workspace::root().join("docs/bench.md");
-        markdown::write_page(&bench::rows_directory(), &page)?;
-        println!("{}", page.display());
-        return Ok(ExitCode::SUCCESS);
-    }
     let all = find_benches(&workspace::read_metadata()?.packages)?;
     let names = &arguments.names;
     if let Some(unknown) = names.iter().find(|name| !all.iter().any(|bench| bench.is_selected(name))) {
@@ -137,17 +126,14 @@ fn find_benches(packages: &[Package]) -> Result<Vec<Bench>> {
     Ok(found)
 }
 
-/// The rows of the files that were written since then, each with what it was measured on: a bench names its
-/// files itself.
+/// The rows of the files that were written since then: a bench names its files itself.
 fn take_rows_since(directory: &Path, start: SystemTime) -> Result<Vec<BenchRow>> {
-    let (mut rows, measured) = (Vec::new(), markdown::describe_run());
-    for name in markdown::row_files(directory) {
-        let file = fs::metadata(directory.join(format!("{name}.json")));
-        if file.and_then(|file| file.modified()).is_ok_and(|time| time >= start) {
-            let mut new = bench::read_rows_from(directory, &name).context("read what the bench wrote")?;
-            new.iter_mut().for_each(|row| row.measured = Some(measured.clone()));
-            bench::write_rows_to(directory, &name, &new)?;
-            rows.extend(new);
+    let mut rows = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let is_new = entry.metadata().and_then(|file| file.modified()).is_ok_and(|time| time >= start);
+        let name = entry.file_name();
+        if let Some(name) = name.to_str().and_then(|name| name.strip_suffix(".json")).filter(|_| is_new) {
+            rows.extend(bench::read_rows_from(directory, name).context("read what the bench wrote")?);
         }
     }
     Ok(rows)

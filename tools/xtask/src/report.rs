@@ -1,23 +1,18 @@
 //! The results of a task, part by part.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use serde::Serialize;
 use testbed::Table;
 
 use crate::run::{Log, run_command, show_line};
-
-mod junit;
 
 /// How many tests the list of the slowest shows.
 const SLOWEST: usize = 20;
 
 /// A test's time and outcome.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TestResult {
     pub(crate) name: String,
     pub(crate) seconds: f64,
@@ -26,7 +21,7 @@ pub(crate) struct TestResult {
 }
 
 /// One part of a task: the tests of a binary that ran together, or one check.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) name: String,
     pub(crate) passed: usize,
@@ -97,20 +92,6 @@ impl Report {
     pub(crate) fn finish(&self) -> ExitCode {
         println!("\n{self}");
         if self.failed() == 0 && self.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-    }
-
-    /// Writes `junit.xml` and `tests.json`.
-    ///
-    /// # Errors
-    /// A file can't be written.
-    pub(crate) fn write(&self, directory: &Path) -> Result<()> {
-        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
-        let json = serde_json::to_string_pretty(&self.parts).context("serialise the results")?;
-        for (name, text) in [("junit.xml", junit::to_xml(&self.parts)), ("tests.json", json)] {
-            let path = directory.join(name);
-            fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
-        }
-        Ok(())
     }
 
     /// `N passed, N failed`.
@@ -224,17 +205,5 @@ mod tests {
         let table = report.slowest_table().unwrap().to_string();
         let lines: Vec<_> = table.lines().collect();
         assert!(lines.len() == SLOWEST + 1 && lines[1].starts_with("30.0") && lines[2].ends_with('b'));
-    }
-
-    #[test]
-    fn a_run_leaves_its_results_as_files() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut report = Report::new(Log::default());
-        report.add_part(part("a", &[1.0]));
-        report.write(&directory.path().join("test")).unwrap();
-        let json = fs::read_to_string(directory.path().join("test/tests.json")).unwrap();
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(json[0]["tests"][0]["seconds"], 1.0);
-        assert!(directory.path().join("test/junit.xml").is_file());
     }
 }

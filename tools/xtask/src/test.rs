@@ -76,7 +76,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let left = before.sweep()?;
     let problem = (!left.is_empty()).then(|| format!("left behind: {left:?}"));
     report.add_check("nothing is left behind", Duration::ZERO, problem);
-    report.write(&directory)?;
     times.write(&directory)?;
     Ok(report.finish())
 }

@@ -33,6 +33,7 @@ impl PartTimes {
     /// # Errors
     /// The file can't be written.
     pub(super) fn write(&self, directory: &Path) -> Result<()> {
+        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
         let path = directory.join(FILE);
         fs::write(&path, serde_json::to_string_pretty(self)?)
             .with_context(|| format!("write {}", path.display()))
