@@ -14,12 +14,14 @@ use tokio_util::task::TaskTracker;
 use crate::cancellation::{RunCancellation, RunSignal};
 use crate::containment::await_contained;
 use crate::driver::TreeDriver;
+use crate::failure::{CanceledError, Failure};
 use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
 use crate::name::NameError;
 use crate::output::{OutputOrigin, OutputStream};
 use crate::policy::GroupPolicy;
-use crate::process::{AdoptedProcess, ForcedKill, ProcessExit, ProcessHost};
-use crate::runnable::{CanceledError, ChildSpec, Failure, Runnable};
+use crate::process::ProcessHost;
+use crate::process_exit::{AdoptedProcess, ForcedKill, ProcessExit};
+use crate::runnable::{ChildSpec, Runnable};
 use crate::state::ExitReason;
 use crate::task;
 

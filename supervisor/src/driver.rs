@@ -5,32 +5,29 @@
 //! release: the tasks need the lock themselves. Code of other crates runs outside of the lock, too, except
 //! wakers: hooks, the log, a runnable's drop.
 
-mod processes;
-mod starts;
-mod waiters;
-
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cancellation::{RunCancellation, RunSignal};
 use crate::containment::Contained;
+use crate::context::Context;
 use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
 use crate::event_log::log_event;
 use crate::fsm::{
-    AddChildError, ControlError, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime,
+    AddChildError, ControlError, NewChild, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm,
+    TreeTime,
 };
 use crate::output::OutputSink;
 use crate::policy::GroupPolicy;
-use crate::process::{HostSettings, ProcessHost};
+use crate::process::{HostSettings, ProcessHost, RecordProblem};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
-use starts::{PreparedRun, spawn_runs};
-use waiters::ReadyWaiter;
+use crate::task;
 
 /// The state that all contexts of one supervisor share.
 pub(crate) struct TreeDriver {
@@ -66,7 +63,7 @@ struct DriverState {
     has_ended: bool,
     /// The tree has changed when nobody watched it.
     has_uncounted_change: bool,
-    /// The first runs of added children, until [`AddedRuns`](starts::AddedRuns) spawns them.
+    /// The first runs of added children, until [`AddedRuns`] spawns them.
     added_runs: Vec<PreparedRun>,
 }
 
@@ -75,6 +72,38 @@ struct SlotRun {
     runnable: Contained<Arc<dyn Runnable>>,
     /// Of the latest start.
     cancellation: Arc<RunCancellation>,
+}
+
+/// A run whose task is not spawned yet.
+struct PreparedRun {
+    runnable: Contained<Arc<dyn Runnable>>,
+    context: Context,
+}
+
+/// Spawns the first runs of added children when it is dropped, as its task does at once; so also with the runtime,
+/// because each run has to report its exit.
+///
+/// A parent usually adds all its children before it first waits, and only then does its thread come to this task.
+/// Until then, each child would wake another thread, which would take the lock from the parent.
+struct AddedRuns(Arc<TreeDriver>);
+
+impl Drop for AddedRuns {
+    fn drop(&mut self) {
+        let added = std::mem::take(&mut self.0.lock().added_runs);
+        spawn_runs(&self.0.runtime, added);
+    }
+}
+
+fn spawn_runs(runtime: &Handle, runs: Vec<PreparedRun>) {
+    for PreparedRun { runnable, context } in runs {
+        runtime.spawn(task::run_incarnation(runnable, context));
+    }
+}
+
+/// A caller that waits for a runnable to become ready.
+struct ReadyWaiter {
+    dn: Arc<str>,
+    ready: oneshot::Sender<()>,
 }
 
 /// Work to do after the lock is released.
@@ -214,10 +243,12 @@ impl TreeDriver {
     fn insert_children<E>(
         self: &Arc<Self>,
         children: Vec<ChildSpec>,
-        call: impl FnOnce(&mut TreeFsm, TreeTime, &[(&str, Arc<RunnableSettings>)]) -> Result<Vec<u32>, E>,
+        call: impl FnOnce(&mut TreeFsm, TreeTime, &[NewChild<'_>]) -> Result<Vec<u32>, E>,
     ) -> Result<(), E> {
-        let named: Vec<_> =
-            children.iter().map(|child| (child.name.as_str(), child.settings(&self.defaults))).collect();
+        let named: Vec<_> = children
+            .iter()
+            .map(|child| NewChild { name: &child.name, settings: child.settings(&self.defaults) })
+            .collect();
         let mut state = self.lock();
         let now = self.now();
         let slots = call(&mut state.fsm, now, &named)?;
@@ -229,9 +260,12 @@ impl TreeDriver {
             state.runs[slot] = Some(SlotRun::new(child.runnable));
         }
         let mut outcome = self.perform_actions(&mut state, now);
-        let added = self.keep_added(&mut state, &mut outcome.starts);
+        // The first of them wakes the task that spawns all of them.
+        let is_first = state.added_runs.is_empty() && !outcome.starts.is_empty();
+        state.added_runs.append(&mut outcome.starts);
         drop(state);
-        if let Some(added) = added {
+        if is_first {
+            let added = AddedRuns(Arc::clone(self));
             self.runtime.spawn(async move { drop(added) });
         }
         outcome.apply_deferred(&self.runtime);
@@ -270,7 +304,16 @@ impl TreeDriver {
         for action in actions.drain(..) {
             match action {
                 TreeAction::StartRun { key, dn, generation } => {
-                    outcome.starts.push(self.prepare_run(state, key, dn, generation));
+                    let run = state.run_mut(key.slot);
+                    // The memory of the last run's cancellation, unless a leaked context still refers to it.
+                    match Arc::get_mut(&mut run.cancellation) {
+                        Some(unused) => *unused = RunCancellation::default(),
+                        None => run.cancellation = Arc::default(),
+                    }
+                    let cancellation = Arc::clone(&run.cancellation);
+                    let context = Context::new(Arc::clone(self), key, dn, generation, cancellation);
+                    let runnable = Contained::new(Arc::clone(&run.runnable));
+                    outcome.starts.push(PreparedRun { runnable, context });
                 }
                 TreeAction::CancelRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Cancel),
                 TreeAction::AbortRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Abort),
@@ -278,7 +321,8 @@ impl TreeDriver {
                     outcome.dropped_runs.extend(state.runs[slot as usize].take())
                 }
                 TreeAction::EmitEvent { dn, generation, change } => {
-                    outcome.events.push(self.publish_event(state, now, (dn, generation, change)));
+                    let at = self.wall_time(now);
+                    outcome.events.push(state.publish_event(at, dn, generation, change));
                 }
                 TreeAction::ShutdownComplete => {
                     if let Some(events) = &state.events {
@@ -306,25 +350,137 @@ impl TreeDriver {
         outcome
     }
 
-    fn publish_event(
-        &self,
-        state: &mut DriverState,
-        now: TreeTime,
-        (dn, generation, change): (Arc<str>, u64, RunnableChange),
-    ) -> Event {
-        let event = Event { seq: state.next_seq, at: self.wall_time(now), dn, generation, change };
-        state.next_seq += 1;
-        if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done)) {
-            state.notify_ready(&event.dn);
+    // Callers that wait for the tree.
+
+    /// Resolves when the runnable with this DN is ready or done; at once if it already is. Fails when the
+    /// tree is shut down.
+    pub(crate) fn wait_ready(&self, dn: &str) -> oneshot::Receiver<()> {
+        let mut state = self.lock();
+        let (ready, waiting) = oneshot::channel();
+        match state.fsm.readiness_of(dn) {
+            Some(true) => _ = ready.send(()),
+            _ if state.fsm.is_shutting_down() => {}
+            _ => {
+                state.waiters.retain(|waiter| !waiter.ready.is_closed());
+                state.waiters.push(ReadyWaiter { dn: dn.into(), ready });
+            }
         }
-        if let Some(events) = &state.events {
-            events.push(event.clone());
+        waiting
+    }
+
+    /// Records for the status that a runnable waits for another one, or no longer does.
+    pub(crate) fn set_dependency(&self, key: RunKey, dn: Option<Arc<str>>) {
+        let mut state = self.lock();
+        state.fsm.set_dependency(key, dn);
+        self.count_change(&mut state);
+    }
+
+    /// Counts a change that has no event.
+    pub(crate) fn announce_status_change(&self) {
+        self.count_change(&mut self.lock());
+    }
+
+    /// Counts a change for those who watch the tree. Usually none does, and a notification takes as long as the rest of
+    /// a signal, so the count is then left to [`version`](Self::version).
+    fn count_change(&self, state: &mut DriverState) {
+        state.has_uncounted_change = self.version.receiver_count() == 0;
+        if !state.has_uncounted_change {
+            self.version.send_modify(|version| *version += 1);
         }
-        event
+    }
+
+    /// A counter that changes with the tree.
+    pub(crate) fn version(&self) -> watch::Receiver<u64> {
+        let mut state = self.lock();
+        if std::mem::take(&mut state.has_uncounted_change) {
+            self.version.send_modify(|version| *version += 1);
+        }
+        self.version.subscribe()
+    }
+
+    /// Resolves when a shutdown is complete, all its events are queued for the hook, and every process that
+    /// can be killed has exited.
+    pub(crate) async fn finished(&self) {
+        let mut finished = self.finished.subscribe();
+        // `self` owns the sender, so this can't fail.
+        drop(finished.wait_for(|finished| *finished).await);
+        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(host) = host {
+            host.wait_reaped().await;
+        }
+        *self.process_host.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Resolves when nothing is running and nothing will start by itself.
+    pub(crate) async fn ended(&self) {
+        // `self` owns the sender, so this can't fail.
+        drop(self.ended.subscribe().wait_for(|ended| *ended).await);
+    }
+
+    // Child processes.
+
+    /// The host of child processes, created by the first caller.
+    ///
+    /// # Errors
+    /// The error that kept it from being created.
+    pub(crate) fn process_host(&self) -> std::io::Result<Arc<ProcessHost>> {
+        let mut processes = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(host) = &*processes {
+            return Ok(Arc::clone(host));
+        }
+        let (host, leftovers) = ProcessHost::new(&self.host_settings)?;
+        for leftover in leftovers {
+            let change = RunnableChange::LeftoverEnded { pid: leftover.pid, name: leftover.name.into() };
+            let at = self.wall_time(self.now());
+            self.lock().publish_event(at, "supervisor".into(), 0, change);
+        }
+        Ok(Arc::clone(processes.insert(Arc::new(host))))
+    }
+
+    /// Why processes of an earlier program may still run.
+    pub(crate) fn record_problems(&self) -> Vec<RecordProblem> {
+        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.as_ref().map(|host| host.record_problems().to_vec()).unwrap_or_default()
+    }
+
+    /// Whether a process of this DN that an earlier program has kept waits for its adoption.
+    pub(crate) fn has_kept_process(&self, dn: &str) -> bool {
+        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.as_ref().is_some_and(|host| host.has_unclaimed(dn))
     }
 }
 
 impl DriverState {
+    /// Numbers an event and queues it for the hook. Returns it for the log.
+    fn publish_event(
+        &mut self,
+        at: SystemTime,
+        dn: Arc<str>,
+        generation: u64,
+        change: RunnableChange,
+    ) -> Event {
+        let event = Event { seq: self.next_seq, at, dn, generation, change };
+        self.next_seq += 1;
+        if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done)) {
+            self.notify_ready(&event.dn);
+        }
+        if let Some(events) = &self.events {
+            events.push(event.clone());
+        }
+        event
+    }
+
+    /// Notifies those who wait for a runnable that has become ready or done, unless its run is ending.
+    fn notify_ready(&mut self, dn: &str) {
+        if self.waiters.is_empty() || self.fsm.readiness_of(dn) != Some(true) {
+            return;
+        }
+        for waiter in self.waiters.extract_if(.., |waiter| &*waiter.dn == dn) {
+            // The receiver is gone if the caller no longer waits.
+            let _ = waiter.ready.send(());
+        }
+    }
+
     fn run_mut(&mut self, slot: u32) -> &mut SlotRun {
         self.runs[slot as usize].as_mut().expect("a slot that is referred to has a runnable")
     }

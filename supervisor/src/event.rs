@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::policy::RestartLimit;
-use crate::process::{AdoptedProcess, ForcedKill};
+use crate::process_exit::{AdoptedProcess, ForcedKill};
 use crate::state::{ExitReason, RunnableState};
 
 /// One change of one runnable.

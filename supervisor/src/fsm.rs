@@ -8,40 +8,66 @@
 //! One walk up from an exited runnable finds it, and a count of running tasks per subtree shows whether it is
 //! due. The cost of an exit is therefore proportional to the depth of the tree, not to its size.
 //!
-//! Three things are separate: *fate* (`group`: which members end with a failed one), *restart* (`lifecycle`: when
-//! an ended runnable starts again) and *order* (`shutdown`: what stops before what).
+//! # An exit, step by step
+//! **Exit** (`exit.rs`). The driver reports the end of a task:
+//! 1. `handle_exit` ignores a run that the tree has given up on.
+//! 2. `classify_exit` decides the state (done, canceled, dead) and the reason to record.
+//! 3. `finish_run` performs the steps 4 to 8 for that state.
+//!
+//! **Fate** (`exit.rs`). The tree decides who ends together with it:
+//! 4. `enter_exited` counts the failure, records the exit and emits the event. After a failure, `cancel_subtree`
+//!    cancels all its descendants and `end_members_with` those members of its group that its policy names. Each
+//!    running one gets a stop timeout; a later `fire_timers` aborts it (`abort_straggler`).
+//! 5. `adjust_live_counts` takes the task off the counts of all its ancestors, and its subtree, if that has ended,
+//!    off the count for which its group waits.
+//!
+//! **Wait** (`restart.rs`). The tree looks for the one entry that this exit has made ready to restart:
+//! 6. `restart_if_settled` walks up to the topmost canceled entry. It stops there while the subtree has running
+//!    tasks, or while members that end together with it do (`waits_for_group`): the last exit among them arrives
+//!    at the same place. Then `release_ended_members` lets all of them go on.
+//! 7. `restart_ended` applies the restart limits first. An entry that exceeds its limit stays dead, or
+//!    `fail_parent` makes its parent fail: back to step 4 for the parent. Each other entry that its policy
+//!    restarts goes to `schedule_restart`.
+//! 8. `schedule_restart` computes the backoff of a failed entry. `reset_incarnation` removes its children, keeps
+//!    their histories and makes its contexts stale; `enter_waiting` announces the delay; `arm_timer` sets the
+//!    deadline. Without a delay, step 10 follows at once.
+//!
+//! **Start** (`restart.rs`). The driver calls again at the deadline:
+//! 9. `fire_timers` calls `start_after_group`: a member whose group has begun to end since step 8 waits for it,
+//!    without a timer, until step 7 of another exit starts it.
+//! 10. `start_run` counts the task and emits [`TreeAction::StartRun`]. The runnable adds its children anew
+//!     (`children.rs`), and each of them gets its history back.
+//!
+//! In a shutdown (`shutdown.rs`), steps 6 to 10 do nothing. Instead, `advance_shutdown_above` stops what the exited
+//! runnable held up.
 
+mod children;
 mod control;
 mod entry;
+mod exit;
 #[cfg(test)]
 mod exploration_test;
-mod group;
-mod lifecycle;
-mod lifecycle_signals;
-mod membership;
+mod restart;
 mod shutdown;
+mod signals;
 #[cfg(test)]
 mod simulation_test;
 mod status;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
+pub(crate) use children::NewChild;
+pub use children::{AddChildError, Removal};
 pub use control::ControlError;
-use entry::RunnableHistory;
-use entry::TreeEntry;
-pub(crate) use entry::{PastExit, RunnableSettings};
-pub(crate) use lifecycle::RunOutcome;
-pub use lifecycle_signals::{AddChildError, LifecycleSignalError};
-pub use membership::Removal;
+pub(crate) use entry::{PastExit, RunnableSettings, TreeTime};
+use entry::{RunnableHistory, TreeEntry};
+pub(crate) use exit::RunOutcome;
+pub use signals::LifecycleSignalError;
 pub(crate) use status::EntryStatus;
 
 use crate::event::RunnableChange;
 use crate::name::ROOT;
-
-/// A point in time, as the duration since the start of the tree.
-pub(crate) type TreeTime = Duration;
 
 /// The key of one incarnation of one runnable, which a context holds. It never refers to another incarnation,
 /// even when slots are reused.
@@ -84,9 +110,6 @@ pub(crate) struct TreeFsm {
 
 const ROOT_SLOT: u32 = 0;
 
-/// A hundred years: clocks can still add it to the current time.
-const MAX_DELAY: TreeTime = Duration::from_secs(100 * 365 * 24 * 3600);
-
 impl TreeFsm {
     /// A tree whose root is about to start.
     pub(crate) fn new(now: TreeTime, settings: Arc<RunnableSettings>, seed: u64) -> Self {
@@ -99,7 +122,7 @@ impl TreeFsm {
             random_state: seed,
             shutdown: None,
         };
-        let mut root = TreeEntry::new(ROOT.into(), None, (0, 0), settings, now, RunnableHistory::default());
+        let mut root = TreeEntry::new(ROOT.into(), settings, now, RunnableHistory::default());
         root.incarnation = fsm.allocate_incarnation();
         let slot = fsm.insert_entry(root);
         debug_assert_eq!(slot, ROOT_SLOT);
@@ -130,9 +153,11 @@ impl TreeFsm {
             && at <= now
         {
             self.disarm_timer(slot);
-            match self.entry(slot).state.is_running() {
-                true => self.abort_straggler(slot, now),
-                false => self.start_after_group(slot, now),
+            // The timer of a running entry is its stop timeout, that of a waiting one its backoff.
+            if self.entry(slot).state.is_running() {
+                self.abort_straggler(slot, now);
+            } else {
+                self.start_after_group(slot, now);
             }
         }
     }
@@ -179,10 +204,10 @@ impl TreeFsm {
         self.next_incarnation
     }
 
-    /// Sets the slot's timer to `delay` from now. Caps the delay at [`MAX_DELAY`].
+    /// Sets the slot's timer to `delay` from now. Caps the delay at [`entry::MAX_DELAY`].
     fn arm_timer(&mut self, slot: u32, now: TreeTime, delay: TreeTime) {
         self.disarm_timer(slot);
-        let at = now.saturating_add(delay.min(MAX_DELAY));
+        let at = now.saturating_add(delay.min(entry::MAX_DELAY));
         self.entry_mut(slot).timer = Some(at);
         self.timers.insert((at, slot));
     }

@@ -13,8 +13,9 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, Router};
 
 use crate::context::Context;
+use crate::failure::CanceledError;
 use crate::fsm::LifecycleSignalError;
-use crate::runnable::{CanceledError, RunFuture, Runnable};
+use crate::runnable::{RunFuture, Runnable};
 
 /// Why a gRPC server ended.
 #[derive(Debug, Error)]

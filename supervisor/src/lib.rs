@@ -80,6 +80,7 @@ mod driver;
 mod event;
 mod event_buffer;
 mod event_log;
+mod failure;
 mod fsm;
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -87,6 +88,7 @@ mod name;
 mod output;
 mod policy;
 pub mod process;
+mod process_exit;
 mod runnable;
 mod state;
 mod stop_signals;
@@ -99,13 +101,14 @@ mod tree;
 pub use context::{Context, StaleContextError, WaitReadyError};
 pub use event::{CancelCause, Event, EventHook, RunnableChange};
 pub use event_buffer::{EventBuffer, NumberedEvent};
+pub use failure::{CanceledError, Failure};
 pub use fsm::{AddChildError, ControlError, LifecycleSignalError, Removal};
 #[cfg(feature = "tonic")]
 pub use grpc::{GrpcServer, ServeError, serve_grpc};
 pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
 pub use policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
-pub use runnable::{CanceledError, ChildSpec, Failure, RunFuture, Runnable};
+pub use runnable::{ChildSpec, RunFuture, Runnable};
 pub use state::{
     ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,
 };

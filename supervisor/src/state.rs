@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::policy::RestartLimit;
-use crate::process::{ForcedKill, ProcessExit};
+use crate::process_exit::{ForcedKill, ProcessExit};
 
 /// The state of a runnable.
 ///

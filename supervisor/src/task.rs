@@ -11,8 +11,9 @@ use tracing::Instrument as _;
 
 use crate::containment::{Contained, await_contained, catch_panic, panic_message};
 use crate::context::Context;
+use crate::failure::Failure;
 use crate::fsm::{RunKey, RunOutcome};
-use crate::runnable::{Failure, Runnable};
+use crate::runnable::Runnable;
 use crate::state::ExitReason;
 
 tokio::task_local! {

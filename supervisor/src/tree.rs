@@ -13,12 +13,13 @@ use crate::context::WaitReadyError;
 use crate::driver::TreeDriver;
 use crate::event::EventHook;
 use crate::event_buffer::EventQueue;
+use crate::failure::CanceledError;
 use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings};
 use crate::name::ROOT;
 use crate::output::{DiscardOutput, OutputSink};
 use crate::policy::ChildPolicy;
 use crate::process::{CgroupParent, HostSettings, ProcessRecords, RecordProblem};
-use crate::runnable::{CanceledError, ChildSpec, Runnable};
+use crate::runnable::{ChildSpec, Runnable};
 use crate::state::{ExitReason, ExitRecord, RunnableStatus};
 
 /// The stop timeout where neither the runnable nor its child specification sets one.

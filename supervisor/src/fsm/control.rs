@@ -2,12 +2,11 @@
 
 use thiserror::Error;
 
+use super::entry::NameOwner;
 use super::{ROOT_SLOT, TreeFsm, TreeTime};
 use crate::event::CancelCause;
 use crate::name::{NameError, ROOT};
 use crate::state::RunnableState;
-
-use super::entry::NameOwner;
 
 /// Why an operator's request was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -112,10 +111,11 @@ impl TreeFsm {
 
     fn startable_slot(&self, dn: &str) -> Result<u32, ControlError> {
         let slot = self.controllable_slot(dn)?;
-        match self.parent_is_canceled(slot) {
-            true => Err(ControlError::ParentNotRunning { dn: dn.to_owned() }),
-            false => Ok(slot),
+        // Its parent is about to restart, and will add it again, or not.
+        if self.parent_is_canceled(slot) {
+            return Err(ControlError::ParentNotRunning { dn: dn.to_owned() });
         }
+        Ok(slot)
     }
 
     pub(super) fn controllable_slot(&self, dn: &str) -> Result<u32, ControlError> {

@@ -6,11 +6,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::group::ChildGroup;
-use super::{MAX_DELAY, TreeTime};
-use crate::policy::{ChildPolicy, RestartLimit};
-use crate::process::{ForcedKill, ProcessExit};
+use crate::policy::{ChildPolicy, GroupPolicy, RestartLimit};
+use crate::process_exit::{ForcedKill, ProcessExit};
 use crate::state::{ExitReason, MAX_EXITS, RunnableState};
+
+/// A point in time, as the duration since the start of the tree.
+pub(crate) type TreeTime = Duration;
+
+/// A hundred years: clocks can still add it to the current time.
+pub(super) const MAX_DELAY: TreeTime = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The settings of one runnable.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,6 +101,23 @@ pub(super) enum NameOwner {
     SubSpan,
 }
 
+/// Children that were added together.
+#[derive(Debug, Clone)]
+pub(super) struct ChildGroup {
+    pub(super) policy: GroupPolicy,
+    pub(super) members: Vec<u32>,
+    /// The members that are ending together.
+    pub(super) ending: Option<EndingMembers>,
+}
+
+/// The members of a group that are ending together: those from a rank on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EndingMembers {
+    pub(super) first_rank: u32,
+    /// How many of them have running tasks in their subtree.
+    pub(super) live: u32,
+}
+
 /// The entry of one runnable in the tree. Most runnables have no children and have never exited: what is about those
 /// takes little memory while it is empty.
 #[derive(Debug, Clone)]
@@ -158,19 +179,18 @@ pub(super) struct TreeEntry {
 }
 
 impl TreeEntry {
+    /// An entry without a place in the tree and an incarnation: the caller gives it both.
     pub(super) fn new(
         dn: Arc<str>,
-        parent: Option<u32>,
-        (group, rank): (u32, u32),
         settings: Arc<RunnableSettings>,
         now: TreeTime,
         history: RunnableHistory,
     ) -> Self {
         Self {
             dn,
-            parent,
-            group,
-            rank,
+            parent: None,
+            group: 0,
+            rank: 0,
             settings,
             incarnation: 0,
             generation: history.generation,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::entry::TreeEntry;
-use super::{ROOT_SLOT, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
+use super::{NewChild, ROOT_SLOT, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
@@ -221,7 +221,7 @@ impl ExploredTree {
         let mut before = entry.child_slots().last().map(|last| self.dn(last));
         let specs = free.map(|name| {
             let earlier = before.replace(format!("{}.{name}", entry.dn).into());
-            (name, self.shape.settings(earlier.filter(|_| self.shape.is_chain)))
+            NewChild { name, settings: self.shape.settings(earlier.filter(|_| self.shape.is_chain)) }
         });
         let specs: Vec<_> = specs.collect();
         self.fsm.add_group(NOW, key, self.shape.group, &specs).expect("the names are free");

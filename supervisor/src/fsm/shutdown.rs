@@ -71,7 +71,7 @@ impl TreeFsm {
         self.shutdown.as_ref().map_or(&[], |progress| &progress.stragglers)
     }
 
-    /// The order in which the running subtrees stop, beside that of children and parents. A runnable that stops
+    /// The order in which the running subtrees stop, in addition to that of children and parents. A runnable that stops
     /// before an ancestor does so anyway, and none can stop before what runs below it.
     fn collect_stop_order(&self) -> ShutdownProgress {
         let mut progress = ShutdownProgress::default();
@@ -104,29 +104,26 @@ impl TreeFsm {
         while let Some(slot) = next
             && self.entry(slot).live_tasks == 0
         {
-            self.stop_what_waited_for(slot, now);
+            // Stop those for which this subtree was the last to wait. One whose parent has not been reached yet
+            // stops with that.
+            let Some(progress) = &mut self.shutdown else { return };
+            for later in progress.stop_before.remove(&slot).unwrap_or_default() {
+                let Some(progress) = &mut self.shutdown else { return };
+                let Some(dependents) = progress.dependents.get_mut(&later) else { continue };
+                *dependents -= 1;
+                if *dependents == 0 {
+                    progress.dependents.remove(&later);
+                    if self.entry(later).parent.is_some_and(|parent| self.entry(parent).stop_requested) {
+                        self.stop_subtree(later, now);
+                    }
+                }
+            }
             next = self.entry(slot).parent;
         }
         if let Some(slot) = next {
             self.stop_without_children(slot, now);
         }
         self.finish_shutdown(now);
-    }
-
-    /// Stops the subtrees of which this one was the last to stop before.
-    fn stop_what_waited_for(&mut self, slot: u32, now: TreeTime) {
-        let Some(progress) = &mut self.shutdown else { return };
-        for later in progress.stop_before.remove(&slot).unwrap_or_default() {
-            let Some(progress) = &mut self.shutdown else { return };
-            let Some(dependents) = progress.dependents.get_mut(&later) else { continue };
-            *dependents -= 1;
-            if *dependents == 0 {
-                progress.dependents.remove(&later);
-                if self.entry(later).parent.is_some_and(|parent| self.entry(parent).stop_requested) {
-                    self.stop_subtree(later, now);
-                }
-            }
-        }
     }
 
     /// Stops everything in a subtree that waits for nothing else. The rest follows when that has ended.

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
+use super::{NewChild, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::policy::{GroupPolicy, RestartPolicy};
-use crate::process::{ForcedKill, ProcessExit, Signal};
+use crate::process_exit::{ForcedKill, ProcessExit, Signal};
 use crate::state::{ExitReason, RunnableState};
 
 use expected::{Barrier, ExpectedEntry, ExpectedGroup};
@@ -214,12 +214,8 @@ impl SimulatedDriver {
         assert!(not_ready.is_err(), "a stale context signaled that it is not ready");
         assert!(self.fsm.signal_done(self.now, key).is_err(), "a stale context signaled done");
         assert!(self.fsm.reserve_sub_span(key, "x").is_err(), "a stale context took a name");
-        let spawned = self.fsm.add_group(
-            self.now,
-            key,
-            GroupPolicy::OneForAll,
-            &[("stale", Arc::new(settings_with(RestartPolicy::Always)))],
-        );
+        let child = NewChild { name: "stale", settings: Arc::new(settings_with(RestartPolicy::Always)) };
+        let spawned = self.fsm.add_group(self.now, key, GroupPolicy::OneForAll, &[child]);
         assert!(spawned.is_err(), "a stale context added a child");
         self.fsm.record_process_exit(key, exit_of_process(key));
         let grace_period = Duration::from_secs(1);

@@ -29,8 +29,18 @@ impl TreeFsm {
         let mut statuses = Vec::with_capacity(self.slots.len() - self.free_slots.len());
         let mut open = vec![ROOT_SLOT];
         while let Some(slot) = open.pop() {
-            statuses.push(self.entry_status(slot));
-            open.extend(self.entry(slot).child_slots().rev());
+            let entry = self.entry(slot);
+            statuses.push(EntryStatus {
+                dn: &entry.dn,
+                state: entry.state,
+                since: entry.since,
+                generation: entry.generation,
+                failures: entry.failures,
+                failures_clear_at: entry.failures_clear_at(),
+                exits: &entry.exits,
+                waiting_for: self.wait_reason(slot),
+            });
+            open.extend(entry.child_slots().rev());
         }
         statuses
     }
@@ -43,20 +53,6 @@ impl TreeFsm {
             RunnableState::Ready => entry.ending_since.is_none(),
             state => state == RunnableState::Done,
         })
-    }
-
-    fn entry_status(&self, slot: u32) -> EntryStatus<'_> {
-        let entry = self.entry(slot);
-        EntryStatus {
-            dn: &entry.dn,
-            state: entry.state,
-            since: entry.since,
-            generation: entry.generation,
-            failures: entry.failures,
-            failures_clear_at: entry.failures_clear_at(),
-            exits: &entry.exits,
-            waiting_for: self.wait_reason(slot),
-        }
     }
 
     fn wait_reason(&self, slot: u32) -> WaitReason<TreeTime> {
@@ -84,8 +80,13 @@ impl TreeFsm {
 
     /// The first few members of its group that end together with it and are still running.
     fn running_members(&self, slot: u32) -> Vec<Arc<str>> {
-        let running = self.live_members_ending_with(slot).take(MAX_NAMED_RUNNABLES);
-        running.map(|member| self.entry(member).dn.clone()).collect()
+        let entry = self.entry(slot);
+        let (Some(parent), Some(ending)) = (entry.parent, self.ending_members(slot)) else {
+            return Vec::new();
+        };
+        let members = &self.entry(parent).groups[entry.group as usize].members[ending.first_rank as usize..];
+        let running = members.iter().map(|member| self.entry(*member)).filter(|member| member.live_tasks > 0);
+        running.take(MAX_NAMED_RUNNABLES).map(|member| member.dn.clone()).collect()
     }
 
     /// The first few running entries below `slot`. It skips subtrees without running tasks.

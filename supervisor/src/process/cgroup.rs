@@ -31,7 +31,7 @@ use super::cgroup_limits;
 use super::cgroup_limits::CgroupLimitError;
 use super::limits::CgroupSetting;
 use super::mark::{HostId, ProcessMark};
-use super::status::OomKill;
+use crate::process_exit::OomKill;
 use crate::sys::{self, WatchedFile};
 
 /// The prefix of all hosts' directory names.

@@ -22,7 +22,7 @@ use super::cgroup::RunCgroup;
 use super::mark::{HostId, ProcessMark};
 use super::procfs;
 use super::snapshot::{ProcessSnapshot, SnapshotCache};
-use super::status::Signal;
+use crate::process_exit::Signal;
 use crate::sys::{self, ReadableFd};
 
 pub(super) use signal_pass::has_exited;

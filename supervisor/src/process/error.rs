@@ -7,9 +7,9 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::cgroup_limits::CgroupLimitError;
-use super::status::ProcessExit;
+use crate::failure::CanceledError;
 use crate::fsm::LifecycleSignalError;
-use crate::runnable::CanceledError;
+use crate::process_exit::ProcessExit;
 
 /// How a run of a [`Process`](super::Process) ended, unless by exit code 0.
 #[derive(Debug, Error)]

@@ -11,8 +11,8 @@ use super::Process;
 use super::descendants::has_exited;
 use super::host::ProcessHost;
 use super::probe_command;
-use super::status::Signal;
-use crate::runnable::Failure;
+use crate::failure::Failure;
+use crate::process_exit::Signal;
 use crate::sys;
 
 /// Signals and reloads the running process of a [`Process`] to which it was [given](Process::handle), or fails where

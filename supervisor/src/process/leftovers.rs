@@ -23,7 +23,7 @@ use super::records::{
     BootId, HostRecord, HostRecords, KeptRecord, ParseRecordError, ProcessId, ProcessRecords, Record,
     RecordProblem,
 };
-use super::status::Signal;
+use crate::process_exit::Signal;
 use crate::sys;
 
 /// How long all leftovers together may take to exit. They have been killed: a process that takes longer waits for

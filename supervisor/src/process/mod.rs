@@ -85,7 +85,6 @@ mod run;
 mod running_process;
 mod snapshot;
 mod spawn;
-mod status;
 mod stdin;
 
 use std::collections::BTreeMap;
@@ -94,6 +93,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use crate::process_exit::{AdoptedProcess, ForcedKill, OomKill, ParseSignalError, ProcessExit, Signal};
 pub use cgroup::CgroupParent;
 pub use cgroup_limits::{CgroupLimitError, check_cgroup_limits};
 pub use error::ProcessError;
@@ -108,7 +108,6 @@ pub use readiness::Readiness;
 #[cfg(feature = "testing")]
 pub(crate) use records::rewrite_record;
 pub use records::{ProcessRecords, RecordProblem};
-pub use status::{AdoptedProcess, ForcedKill, OomKill, ParseSignalError, ProcessExit, Signal};
 pub use stdin::StdinSource;
 
 /// Clocks can still add it to the current time.

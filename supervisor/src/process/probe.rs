@@ -9,7 +9,7 @@ use futures_util::FutureExt as _;
 use tokio::time::timeout;
 
 use crate::containment::{Contained, await_contained, panic_message};
-use crate::runnable::Failure;
+use crate::failure::Failure;
 
 /// The default timeout of one probe, so that one lost packet does not use up the whole start timeout.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -11,8 +11,8 @@ use super::error::ProcessError;
 use super::host::ProcessHost;
 use super::output::StreamSink;
 use super::running_process::{RunningProcess, StopDeadline};
-use super::status::Signal;
-use crate::runnable::Failure;
+use crate::failure::Failure;
+use crate::process_exit::Signal;
 
 /// Runs the command once, with everything that it forks. When it has exited, or when this future is dropped,
 /// the remaining descendants are killed.

@@ -224,7 +224,7 @@ impl fmt::Debug for Readiness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runnable::Failure;
+    use crate::failure::Failure;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[tokio::test(start_paused = true)]

@@ -12,10 +12,11 @@ use super::leftovers;
 use super::notify::NotifyState;
 use super::output::StreamSink;
 use super::running_process::{RunningProcess, StopDeadline};
-use super::status::{AdoptedProcess, ForcedKill, Signal};
 use crate::context::Context;
+use crate::failure::CanceledError;
 use crate::output::OutputStream;
-use crate::runnable::{CanceledError, RunFuture, Runnable};
+use crate::process_exit::{AdoptedProcess, ForcedKill, Signal};
+use crate::runnable::{RunFuture, Runnable};
 
 /// How much longer than its grace period a stop may take before the supervisor gives up on it. A process that
 /// is left then can't be killed.

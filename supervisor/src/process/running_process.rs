@@ -20,8 +20,8 @@ use super::kept::KeptProcess;
 use super::notify::{NotifyListener, NotifySocket, NotifyState, SenderFilter};
 use super::output::{OutputReaders, StreamSink};
 use super::spawn::{self, KillScope, MainProcess, StartTurn};
-use super::status::{ExitStatus, ProcessExit, Signal};
 use super::{KillMode, Process};
+use crate::process_exit::{ExitStatus, ProcessExit, Signal};
 use crate::sys::{ReadableFd, StartStep};
 
 /// When the processes of a start are killed.

@@ -20,8 +20,8 @@ use super::child_setup;
 use super::descendants::DescendantSet;
 use super::host::HostState;
 use super::mark::ProcessMark;
-use super::status::{OomKill, Signal};
 use super::{KillMode, Process};
+use crate::process_exit::{OomKill, Signal};
 use crate::sys::{self, ExecImage, StartStep, StdioSlots};
 
 /// The search path for a program without a slash when the process has no `PATH`.

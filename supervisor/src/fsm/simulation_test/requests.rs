@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{Removal, RunnableSettings};
+use super::super::{NewChild, Removal, RunnableSettings};
 use super::expected::ExpectedGroup;
 use super::{STOP_TIMEOUT, SimulatedDriver};
 use crate::policy::{ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
@@ -34,7 +34,7 @@ impl SimulatedDriver {
             let settings = self.random_settings(&task.dn, &names[..rank]);
             let group = ExpectedGroup { number: group, policy, rank };
             self.pending_children.insert(format!("{}.{name}", task.dn), (settings.clone(), group));
-            children.push((*name, settings));
+            children.push(NewChild { name, settings });
         }
         let existing: Vec<bool> = names
             .iter()
@@ -134,7 +134,7 @@ impl SimulatedDriver {
         let name = ["a", "b", "c", "d", "e"][self.random_below(5)];
         let (dn, settings) = (format!("{parent}.{name}"), self.random_settings(parent, &[]));
         let is_known = self.entries.contains_key(dn.as_str());
-        let result = self.fsm.add_child(self.now, parent, (name, settings.clone()));
+        let result = self.fsm.add_child(self.now, parent, NewChild { name, settings: settings.clone() });
         if result.is_err() {
             assert!(self.fsm.drain_actions().next().is_none(), "a rejected child had an effect");
             return;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::process::procfs;
-use crate::process::status::Signal;
+use crate::process_exit::Signal;
 use crate::sys::{self, ReadableFd};
 
 /// One process that has to exit.

@@ -31,7 +31,7 @@ impl Signal {
     /// nginx' graceful stop.
     pub const WINCH: Self = Self(libc::SIGWINCH);
 
-    pub(super) const CONT: Self = Self(libc::SIGCONT);
+    pub(crate) const CONT: Self = Self(libc::SIGCONT);
 
     /// The signal with this number, `1..=64`.
     pub fn from_number(number: i32) -> Option<Self> {
@@ -129,14 +129,14 @@ pub struct ProcessExit {
 
 /// What the kernel reports of an exit.
 #[derive(Debug)]
-pub(super) enum ExitStatus {
+pub(crate) enum ExitStatus {
     Known(WaitIdStatus),
     /// Only the parent of a process learns it, which an adopted process has lost.
     Unknown,
 }
 
 impl ProcessExit {
-    pub(super) fn new(pid: i32, status: &ExitStatus, oom_kill: Option<OomKill>, tail: Vec<String>) -> Self {
+    pub(crate) fn new(pid: i32, status: &ExitStatus, oom_kill: Option<OomKill>, tail: Vec<String>) -> Self {
         let status = match status {
             ExitStatus::Known(status) => Some(status),
             ExitStatus::Unknown => None,

@@ -1,0 +1,296 @@
+//! Children: added by a run or on request, removed on request or with their parent's run.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::control::ControlError;
+use super::entry::{
+    ChildGroup, ChildHistories, LocalName, NameOwner, RunnableHistory, RunnableSettings, TreeEntry,
+};
+use super::{ROOT_SLOT, RunKey, TreeAction, TreeFsm, TreeTime};
+use crate::event::{CancelCause, RunnableChange};
+use crate::failure::CanceledError;
+use crate::name::{NameError, child_dn};
+use crate::policy::GroupPolicy;
+use crate::state::RunnableState;
+
+/// How many histories an entry keeps of children that its runs no longer add. Operators' stops are kept
+/// beyond that.
+const MAX_CHILD_HISTORIES: usize = 1024;
+
+/// Why adding children failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AddChildError {
+    /// A name is invalid or in use. None of the group was added.
+    #[error(transparent)]
+    Name(NameError),
+    /// The runnable has already signaled ready. Add children before
+    /// [`signal_ready`](crate::Context::signal_ready).
+    #[error("can't add children to {dn}: it has signaled ready; add them before")]
+    AlreadyReady {
+        /// The parent's DN.
+        dn: String,
+    },
+    /// The context is canceled, so the children would never run.
+    #[error("can't add child runnables: their parent is stopping")]
+    Canceled(#[source] CanceledError),
+}
+
+/// Why a runnable is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum Removal {
+    /// A child of its name will be added in its place: it stays stopped if an operator has stopped this one.
+    ForReplacement,
+    /// It is no longer wanted.
+    ForGood,
+}
+
+/// A child to add.
+#[derive(Debug, Clone)]
+pub(crate) struct NewChild<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) settings: Arc<RunnableSettings>,
+}
+
+impl TreeFsm {
+    /// Adds a group of children below a runnable that is not ready yet, and starts them. Returns their slots
+    /// in order.
+    ///
+    /// # Errors
+    /// See [`AddChildError`]; none of the group was added.
+    pub(crate) fn add_group(
+        &mut self,
+        now: TreeTime,
+        parent: RunKey,
+        policy: GroupPolicy,
+        children: &[NewChild<'_>],
+    ) -> Result<Vec<u32>, AddChildError> {
+        let slot = self.resolve_key(parent).ok_or(AddChildError::Name(NameError::StaleContext))?;
+        let entry = self.entry(slot);
+        match entry.state {
+            RunnableState::New if entry.canceled || self.is_shutting_down() => {
+                return Err(AddChildError::Canceled(CanceledError));
+            }
+            RunnableState::New if !entry.was_ready => {}
+            RunnableState::New | RunnableState::Ready => {
+                return Err(AddChildError::AlreadyReady { dn: entry.dn.to_string() });
+            }
+            _ => return Err(AddChildError::Name(NameError::StaleContext)),
+        }
+        let dns = self.child_dns(slot, children).map_err(AddChildError::Name)?;
+        let groups = &mut self.entry_mut(slot).groups;
+        groups.push(ChildGroup { policy, members: Vec::new(), ending: None });
+        let group = groups.len() - 1;
+        Ok(self.insert_members(now, slot, group, children, dns))
+    }
+
+    /// Adds a child as a separate group below a running runnable, and starts it. Returns its slot.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; nothing was added.
+    pub(crate) fn add_child(
+        &mut self,
+        now: TreeTime,
+        parent: &str,
+        child: NewChild<'_>,
+    ) -> Result<u32, ControlError> {
+        let slot = self.controllable_slot(parent)?;
+        let entry = self.entry(slot);
+        if entry.canceled || !entry.state.is_running() {
+            return Err(ControlError::ParentNotRunning { dn: format!("{parent}.{}", child.name) });
+        }
+        let dns = self.child_dns(slot, std::slice::from_ref(&child)).map_err(ControlError::Name)?;
+        // A removed child leaves its group, and its place in the order, to the next one.
+        let groups = &mut self.entry_mut(slot).groups;
+        let group = groups.iter().position(|group| group.members.is_empty()).unwrap_or_else(|| {
+            groups.push(ChildGroup { policy: GroupPolicy::OneForAll, members: Vec::new(), ending: None });
+            groups.len() - 1
+        });
+        let members = self.insert_members(now, slot, group, &[child], dns);
+        Ok(members[0])
+    }
+
+    /// Fills an empty group, and starts its members. Returns their slots in order.
+    fn insert_members(
+        &mut self,
+        now: TreeTime,
+        parent: u32,
+        group: usize,
+        children: &[NewChild<'_>],
+        dns: Vec<Arc<str>>,
+    ) -> Vec<u32> {
+        let mut members = Vec::with_capacity(children.len());
+        for (rank, (child, dn)) in (0..).zip(children.iter().zip(dns)) {
+            // A child of the same name may have run below an earlier incarnation: it continues its generations,
+            // its failures and an operator's stop.
+            let history = self.entry_mut(parent).former_children.remove(child.name).unwrap_or_default();
+            let local_name = LocalName::of_dn(Arc::clone(&dn));
+            let mut entry = TreeEntry::new(dn, Arc::clone(&child.settings), now, history);
+            entry.parent = Some(parent);
+            entry.group = u32::try_from(group).expect("fewer groups than entries");
+            entry.rank = rank;
+            entry.incarnation = self.allocate_incarnation();
+            let child = self.insert_entry(entry);
+            self.entry_mut(parent).names.insert(local_name, NameOwner::Child(child));
+            members.push(child);
+        }
+        // The whole group is in the tree before its first member starts.
+        self.entry_mut(parent).groups[group].members.clone_from(&members);
+        for &member in &members {
+            if self.entry(member).held_by_operator {
+                self.mark_stopped(member, now);
+            } else {
+                self.start_run(member, now);
+            }
+        }
+        members
+    }
+
+    /// The DNs of the children, if all their names are valid and free.
+    fn child_dns(&self, parent: u32, children: &[NewChild<'_>]) -> Result<Vec<Arc<str>>, NameError> {
+        let entry = self.entry(parent);
+        let mut seen = HashSet::new();
+        let dns = children.iter().map(|NewChild { name, .. }| {
+            let dn = child_dn(&entry.dn, name)?;
+            if entry.names.contains_key(*name) || children.len() > 1 && !seen.insert(*name) {
+                let parent = entry.dn.to_string();
+                return Err(NameError::AlreadyInUse { name: (*name).to_owned(), parent });
+            }
+            Ok(Arc::from(dn))
+        });
+        dns.collect()
+    }
+
+    /// Reserves a name for a sub-span of a running runnable, until the runnable's next start. Repeating it is
+    /// allowed.
+    ///
+    /// # Errors
+    /// See [`NameError`].
+    pub(crate) fn reserve_sub_span(&mut self, key: RunKey, name: &str) -> Result<String, NameError> {
+        let slot = self.running_slot(key).ok_or(NameError::StaleContext)?;
+        let entry = self.entry_mut(slot);
+        let dn = child_dn(&entry.dn, name)?;
+        match entry.names.get(name) {
+            Some(NameOwner::Child(_)) => {
+                Err(NameError::AlreadyInUse { name: name.to_owned(), parent: entry.dn.to_string() })
+            }
+            Some(NameOwner::SubSpan) => Ok(dn),
+            None => {
+                entry.names.insert(LocalName::of_dn(dn.as_str().into()), NameOwner::SubSpan);
+                Ok(dn)
+            }
+        }
+    }
+
+    /// Stops a subtree, and removes it from the tree when it has ended, also across a restart of its parent. Until
+    /// then the key refers to it.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub(crate) fn remove_runnable(
+        &mut self,
+        now: TreeTime,
+        dn: &str,
+        removal: Removal,
+    ) -> Result<RunKey, ControlError> {
+        let slot = self.controllable_slot(dn)?;
+        if slot == ROOT_SLOT {
+            return Err(ControlError::RootNotControllable);
+        }
+        let entry = self.entry_mut(slot);
+        entry.removal_requested = true;
+        entry.held_by_operator &= removal == Removal::ForReplacement;
+        let key = RunKey { slot, incarnation: entry.incarnation };
+        match entry.state {
+            RunnableState::Stopped | RunnableState::Waiting => self.remove_child(slot),
+            _ => {
+                self.cancel_subtree(slot, &CancelCause::Operator, now);
+                self.restart_if_settled(slot, now);
+            }
+        }
+        Ok(key)
+    }
+
+    /// Whether the entry of this key has left the tree.
+    pub(crate) fn is_removed(&self, key: RunKey) -> bool {
+        self.resolve_key(key).is_none()
+    }
+
+    /// Removes an entry whose subtree has ended. If members of its group waited for that, they restart.
+    pub(super) fn remove_settled(&mut self, slot: u32, now: TreeTime) {
+        let mut released = Vec::new();
+        if !self.waits_for_group(slot) {
+            released = self.release_ended_members(slot).unwrap_or_default();
+        }
+        self.remove_child(slot);
+        let others: Vec<u32> = released.into_iter().filter(|member| *member != slot).collect();
+        self.restart_ended(&others, now);
+    }
+
+    /// Removes an entry without running tasks. Its parent keeps its history for a child of the same name.
+    pub(super) fn remove_child(&mut self, slot: u32) {
+        let TreeEntry { parent: Some(parent), group, rank, .. } = *self.entry(slot) else { return };
+        let name: Box<str> = self.entry(slot).local_name().into();
+        let history = self.remove_entry(slot);
+        let entry = self.entry_mut(parent);
+        entry.names.remove(&*name);
+        if entry.former_children.len() >= MAX_CHILD_HISTORIES {
+            entry.former_children.retain(|_, history| history.held_by_operator);
+        }
+        entry.former_children.insert(name, history);
+        let group = &mut entry.groups[group as usize];
+        group.members.remove(rank as usize);
+        if let Some(ending) = group.ending.as_mut().filter(|ending| rank < ending.first_rank) {
+            ending.first_rank -= 1;
+        }
+        let later: Vec<u32> = group.members[rank as usize..].to_vec();
+        for member in later {
+            self.entry_mut(member).rank -= 1;
+        }
+    }
+
+    /// Removes an entry's descendants, the last added first, and returns their histories. If the run ended
+    /// before it had added all its children, the histories of the missing ones are kept for the next run.
+    pub(super) fn remove_children(&mut self, slot: u32) -> ChildHistories {
+        let entry = self.entry_mut(slot);
+        let names = std::mem::take(&mut entry.names);
+        let mut histories = std::mem::take(&mut entry.former_children);
+        if histories.len() > MAX_CHILD_HISTORIES {
+            histories.retain(|_, history| history.held_by_operator);
+        }
+        let mut children: Vec<u32> = names
+            .into_values()
+            .filter_map(|name| match name {
+                NameOwner::Child(slot) => Some(slot),
+                NameOwner::SubSpan => None,
+            })
+            .collect();
+        children.sort_unstable_by_key(|slot| self.entry(*slot).incarnation);
+        for child in children.into_iter().rev() {
+            let name = self.entry(child).local_name().into();
+            histories.insert(name, self.remove_entry(child));
+        }
+        histories
+    }
+
+    fn remove_entry(&mut self, slot: u32) -> RunnableHistory {
+        self.disarm_timer(slot);
+        let children = self.remove_children(slot);
+        self.report_change(slot, RunnableChange::Removed);
+        self.actions.push(TreeAction::DropRunnable { slot });
+        self.free_slots.push(slot);
+        let entry = self.slots[slot as usize].take().expect("a referenced slot is in use");
+        debug_assert_eq!(entry.live_tasks, 0);
+        RunnableHistory {
+            generation: entry.generation,
+            failures: entry.failures,
+            exits: entry.exits,
+            held_by_operator: entry.held_by_operator,
+            children,
+        }
+    }
+}

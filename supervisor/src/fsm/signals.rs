@@ -1,0 +1,125 @@
+//! The signals of a runnable: ready, not ready, done, and the runnable that it waits for.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{RunKey, TreeFsm, TreeTime};
+use crate::event::RunnableChange;
+use crate::state::{ExitReason, RunnableState};
+
+/// Why a ready or done signal is invalid. The runnable that sent it is canceled and ends as failed, except
+/// for [`StaleContext`](Self::StaleContext) and [`ForeignContext`](Self::ForeignContext).
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum LifecycleSignalError {
+    /// The context is stale: its run has ended. The signal has no effect.
+    #[error("this context belongs to a run of its runnable that has ended: use the current run's context")]
+    StaleContext,
+    /// A runnable sent the signal through another runnable's context. The signal has no effect.
+    #[error("another runnable sent a ready or done signal for {dn}: only {dn} itself may send it")]
+    ForeignContext {
+        /// The DN of the context.
+        dn: String,
+    },
+    /// The runnable signaled ready a second time.
+    #[error("{dn} signaled ready twice: a runnable may signal it once in a run")]
+    ReadyTwice {
+        /// The DN of the context.
+        dn: String,
+    },
+    /// The runnable signaled done before ready.
+    #[error("{dn} signaled done before ready: signal ready first")]
+    DoneBeforeReady {
+        /// The DN of the context.
+        dn: String,
+    },
+    /// The runnable signaled done a second time.
+    #[error("{dn} signaled done twice: a runnable may signal it once in a run")]
+    DoneTwice {
+        /// The DN of the context.
+        dn: String,
+    },
+}
+
+impl TreeFsm {
+    /// The runnable signals ready.
+    ///
+    /// # Errors
+    /// See [`LifecycleSignalError`].
+    pub(crate) fn signal_ready(&mut self, now: TreeTime, key: RunKey) -> Result<(), LifecycleSignalError> {
+        let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
+        let entry = self.entry(slot);
+        if entry.state == RunnableState::Ready {
+            let error = LifecycleSignalError::ReadyTwice { dn: entry.dn.to_string() };
+            return Err(self.fail_invalid_signal(slot, error, now));
+        }
+        let entry = self.entry_mut(slot);
+        (entry.was_ready, entry.not_ready_reason) = (true, None);
+        entry.enter_state(RunnableState::Ready, now);
+        self.report_change(slot, RunnableChange::Ready);
+        Ok(())
+    }
+
+    /// The runnable signals that it can't do its work at present. It has no effect after a done signal.
+    ///
+    /// # Errors
+    /// [`LifecycleSignalError::StaleContext`].
+    pub(crate) fn signal_not_ready(
+        &mut self,
+        now: TreeTime,
+        key: RunKey,
+        reason: Arc<str>,
+    ) -> Result<(), LifecycleSignalError> {
+        let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
+        let entry = self.entry_mut(slot);
+        if entry.signaled_done {
+            return Ok(());
+        }
+        entry.not_ready_reason = Some(Arc::clone(&reason));
+        if entry.state == RunnableState::Ready {
+            entry.clear_failures_if_stable(entry.ending_since.unwrap_or(now));
+            entry.enter_state(RunnableState::New, now);
+            self.report_change(slot, RunnableChange::NotReady { reason });
+        }
+        Ok(())
+    }
+
+    /// The runnable signals that its work is done and that it will return.
+    ///
+    /// # Errors
+    /// See [`LifecycleSignalError`].
+    pub(crate) fn signal_done(&mut self, now: TreeTime, key: RunKey) -> Result<(), LifecycleSignalError> {
+        let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
+        let entry = self.entry_mut(slot);
+        let dn = entry.dn.to_string();
+        let error = match (entry.state, entry.signaled_done) {
+            (RunnableState::Ready, false) => {
+                entry.signaled_done = true;
+                return Ok(());
+            }
+            (RunnableState::Ready, true) => LifecycleSignalError::DoneTwice { dn },
+            _ => LifecycleSignalError::DoneBeforeReady { dn },
+        };
+        Err(self.fail_invalid_signal(slot, error, now))
+    }
+
+    /// Makes the run end as failed, whatever its runnable returns.
+    fn fail_invalid_signal(
+        &mut self,
+        slot: u32,
+        error: LifecycleSignalError,
+        now: TreeTime,
+    ) -> LifecycleSignalError {
+        let key = RunKey { slot, incarnation: self.entry(slot).incarnation };
+        self.fail_run(now, key, ExitReason::InvalidSignal { error: error.to_string() });
+        error
+    }
+
+    /// Records for the status that the runnable waits for another one.
+    pub(crate) fn set_dependency(&mut self, key: RunKey, dependency: Option<Arc<str>>) {
+        if let Some(slot) = self.resolve_key(key) {
+            self.entry_mut(slot).dependency = dependency;
+        }
+    }
+}
