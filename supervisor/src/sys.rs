@@ -17,7 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
 pub(crate) use exec::{ChildSetup, ResourceLimit, RlimitNumber};
-pub(crate) use spawn::{ExecImage, StartStep, spawn_image};
+pub(crate) use spawn::{ExecImage, StartError, StartStep, StartedChild, spawn_image};
 pub(crate) use stdio_slots::StdioSlots;
 
 /// The soft limit of file locks of a process, which Linux has not enforced since 2.4.

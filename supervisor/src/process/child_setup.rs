@@ -5,12 +5,12 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use super::Process;
 use super::error::ProcessError;
 use super::limits::Rlimit;
 use super::privileges::CapabilitySet;
+use super::settings::Process;
 use super::spawn::c_string;
-use crate::sys::{ChildSetup, StartStep};
+use crate::sys::{ChildSetup, StartError, StartStep};
 
 /// Prepares the settings.
 ///
@@ -33,7 +33,8 @@ pub(super) fn build_setup(process: &Process) -> io::Result<ChildSetup> {
 }
 
 /// The error of a failed start, with a hint.
-pub(super) fn start_error(process: &Process, step: StartStep, source: io::Error) -> ProcessError {
+pub(super) fn start_error(process: &Process, error: StartError) -> ProcessError {
+    let StartError { step, source } = error;
     ProcessError::Start {
         program: process.program_path.clone(),
         hint: start_hint(process, step, &source),

@@ -1,22 +1,16 @@
 //! Finds and ends all descendants of one start of a process.
 
-mod membership;
-mod signal_pass;
-
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{WaitId, WaitIdOptions};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 use tokio::time::{Instant, sleep, timeout_at};
-
-use signal_pass::{
-    DescendantProcess, SignalPass, is_gone, is_resource_shortage, signal_and_continue, watch_exits,
-};
 
 use super::cgroup::RunCgroup;
 use super::mark::{HostId, ProcessMark};
@@ -24,8 +18,6 @@ use super::procfs;
 use super::snapshot::{ProcessSnapshot, SnapshotCache};
 use crate::process_exit::Signal;
 use crate::sys::{self, ReadableFd};
-
-pub(super) use signal_pass::has_exited;
 
 /// How many exits are awaited at once: each needs a descriptor.
 const MAX_WATCHED: usize = 128;
@@ -35,6 +27,40 @@ const MAX_CHASES: usize = 64;
 const MAX_SCANS_IN_A_ROW: usize = 16;
 /// The pause before a retry while no descriptors are available: the kernel does not report when some are.
 const DESCRIPTOR_RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// One process that has to exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct DescendantProcess {
+    pid: i32,
+    limit: u64,
+    /// Its start time, if it is identified by its parents and not by its mark: with the pid, it identifies
+    /// one process.
+    start: Option<u64>,
+}
+
+impl DescendantProcess {
+    /// Opens a descriptor that can only refer to this process. It is opened first and checked afterwards, so
+    /// it refers to the process with this mark or start time, or to one that has exited and ignores signals.
+    fn open(self) -> io::Result<OwnedFd> {
+        let pid = Pid::from_raw(self.pid).ok_or(Errno::SRCH)?;
+        let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let same = procfs::locks_limit(self.pid)? == self.limit
+            && self
+                .start
+                .is_none_or(|start| procfs::read_stat(self.pid).is_ok_and(|stat| stat.start == start));
+        if same { Ok(fd) } else { Err(Errno::SRCH.into()) }
+    }
+}
+
+/// The result of one pass over the processes.
+#[derive(Default)]
+struct SignalPass {
+    watched: Vec<(DescendantProcess, Arc<OwnedFd>)>,
+    /// A process got a signal for the first time, or had already exited: there may be new processes.
+    changed: bool,
+    /// The exit of at least one process can't be awaited.
+    unwatchable: bool,
+}
 
 /// The descendants of one start of a process. The main process is killed with them, but its owner requests
 /// its stop and waits for it.
@@ -66,7 +92,8 @@ pub(super) struct DescendantSet {
 impl DescendantSet {
     pub(super) fn new(
         mark: ProcessMark,
-        (main_pid, main_pidfd): (i32, Arc<OwnedFd>),
+        main_pid: i32,
+        main_pidfd: Arc<OwnedFd>,
         cgroup: Option<Arc<RunCgroup>>,
     ) -> Self {
         Self {
@@ -112,7 +139,7 @@ impl DescendantSet {
         deadline: Instant,
     ) {
         if let Some(cgroup) = self.cgroup.clone()
-            && let Err(error) = self.terminate_cgroup(&cgroup, snapshots, (stop_signal, deadline)).await
+            && let Err(error) = self.terminate_cgroup(&cgroup, snapshots, stop_signal, deadline).await
         {
             tracing::warn!(%error, "can't kill a cgroup as a unit: ending its processes one by one");
         }
@@ -124,7 +151,8 @@ impl DescendantSet {
         &mut self,
         cgroup: &RunCgroup,
         snapshots: &SnapshotCache,
-        (stop_signal, deadline): (Signal, Instant),
+        stop_signal: Signal,
+        deadline: Instant,
     ) -> io::Result<()> {
         // Most main processes leave no other process behind.
         if !cgroup.is_populated()? {
@@ -257,6 +285,65 @@ impl DescendantSet {
         }
     }
 
+    /// The processes that carry this mark, or that of a nested supervisor.
+    fn find_marked(&self, snapshot: &ProcessSnapshot) -> Vec<DescendantProcess> {
+        let own = procfs::own_pid();
+        let candidates =
+            snapshot.limits().iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main_pid);
+        candidates
+            .filter(|(_, limit)| self.is_marked(*limit))
+            .map(|&(pid, limit)| DescendantProcess { pid, limit, start: None })
+            .filter(|member| !self.not_permitted.contains(member))
+            .collect()
+    }
+
+    fn is_marked(&self, limit: u64) -> bool {
+        ProcessMark::from_limit(limit)
+            .is_some_and(|mark| mark == self.mark || self.nested_hosts.contains(&mark.host_id()))
+    }
+
+    /// Adds the descendants that have changed their mark, as a nested supervisor's children have: the first
+    /// of these reveals the mark of all the others.
+    fn find_unmarked(&mut self, snapshot: &ProcessSnapshot) {
+        let marked = self.find_marked(snapshot);
+        // Once the main process has exited, its children have another parent, and its pid may be another process'.
+        let main = (!has_exited(self.main_pidfd.as_fd())).then_some(self.main_pid);
+        let parents = marked.iter().chain(&self.unmarked).map(|member| member.pid).chain(main);
+        let mut known: HashSet<i32> = parents.collect();
+        let mut parents: Vec<i32> = known.iter().copied().collect();
+        if parents.is_empty() {
+            return;
+        }
+        let mut children = HashMap::<i32, Vec<i32>>::new();
+        for (&pid, &parent) in snapshot.parents() {
+            children.entry(parent).or_default().push(pid);
+        }
+        while let Some(parent) = parents.pop() {
+            for &pid in children.get(&parent).into_iter().flatten().filter(|pid| known.insert(**pid)) {
+                parents.push(pid);
+                let Some(limit) = snapshot.limit_of(pid) else { continue };
+                match (ProcessMark::from_limit(limit).map(ProcessMark::host_id), procfs::read_stat(pid)) {
+                    // An adopted process has the mark of an earlier host, as others that were adopted.
+                    (Some(host_id), _) if host_id == self.mark.host_id() => {}
+                    (Some(host_id), _) => _ = self.nested_hosts.insert(host_id),
+                    (None, Ok(stat)) if stat.parent == parent => {
+                        self.unmarked.push(DescendantProcess { pid, limit, start: Some(stat.start) });
+                    }
+                    // It, or its parent, has exited.
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn forget_exited_unmarked(&mut self, snapshot: &ProcessSnapshot) {
+        self.unmarked.retain(|member| {
+            snapshot.limit_of(member.pid) == Some(member.limit)
+                && !self.not_permitted.contains(member)
+                && procfs::read_stat(member.pid).is_ok_and(|stat| Some(stat.start) == member.start)
+        });
+    }
+
     /// Signals every process once. `None` if no process is left.
     fn signal_once(&mut self, snapshot: &ProcessSnapshot, signal: Signal) -> Option<SignalPass> {
         let mut pass = SignalPass::default();
@@ -376,4 +463,39 @@ impl DescendantSet {
         }
         progress
     }
+}
+
+/// Opens the exit notifications of the watched processes. Returns them, and whether they cover every process.
+fn watch_exits(pass: &SignalPass) -> (Vec<(DescendantProcess, ReadableFd)>, bool) {
+    let ends = pass.watched.iter().map(|(member, fd)| Ok((*member, ReadableFd::new(Arc::clone(fd))?)));
+    let watched: Vec<_> = ends.filter_map(|end: io::Result<_>| end.ok()).collect();
+    let all = watched.len() == pass.watched.len() && !pass.unwatchable;
+    (watched, all)
+}
+
+/// Whether an error is a shortage that may be over soon.
+fn is_resource_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
+/// Whether the process has exited; at most a thread has its id.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
+}
+
+/// Whether the process of a pidfd has exited, even if its parent has not reaped it.
+///
+/// *Source:* pidfd_open(2): the descriptor becomes readable when the process terminates.
+pub(super) fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
+    let mut watched = [PollFd::new(&pidfd, PollFlags::IN)];
+    matches!(poll(&mut watched, Some(&Timespec::default())), Ok(1..))
+}
+
+/// Sends a signal, then SIGCONT: a stopped process handles a signal only after it is continued.
+fn signal_and_continue(fd: &OwnedFd, signal: Signal) -> io::Result<()> {
+    sys::send_signal(fd.as_fd(), signal.as_number())?;
+    if signal != Signal::KILL {
+        sys::send_signal(fd.as_fd(), Signal::CONT.as_number())?;
+    }
+    Ok(())
 }

@@ -1,16 +1,16 @@
 //! Signals to a running process, from outside of its run.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use thiserror::Error;
 
-use super::Process;
 use super::descendants::has_exited;
-use super::host::ProcessHost;
-use super::probe_command;
+use super::probe::CommandRunner;
+use super::settings::Process;
 use crate::failure::Failure;
 use crate::process_exit::Signal;
 use crate::sys;
@@ -20,10 +20,17 @@ use crate::sys;
 #[derive(Debug, Clone, Default)]
 pub struct ProcessHandle(Arc<Mutex<Option<AttachedProcess>>>);
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct AttachedProcess {
     target: HandleTarget,
-    host: Weak<ProcessHost>,
+    /// For a reload command.
+    run_command: CommandRunner,
+}
+
+impl fmt::Debug for AttachedProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttachedProcess").field("target", &self.target).finish_non_exhaustive()
+    }
 }
 
 /// The main process of one start.
@@ -89,15 +96,13 @@ impl ProcessHandle {
     /// # Cancel safety
     /// A command that is running is killed when this is dropped.
     pub async fn reload(&self) -> Result<(), ProcessHandleError> {
-        let AttachedProcess { target, host } = self.attached()?;
+        let AttachedProcess { target, run_command } = self.attached()?;
         match &target.reload {
             None => Err(ProcessHandleError::NoReload),
             Some(ReloadAction::Signal(signal)) => send_signal(&target, *signal),
             Some(ReloadAction::Command(command)) => {
-                let host = host.upgrade().ok_or(ProcessHandleError::NotRunning)?;
                 let command = Process::clone(command).env("MAINPID", target.pid.to_string());
-                let result = probe_command::run_probe(host, Arc::new(command)).await;
-                result.map_err(ProcessHandleError::Command)
+                run_command(Arc::new(command)).await.map_err(ProcessHandleError::Command)
             }
         }
     }
@@ -113,9 +118,9 @@ impl ProcessHandle {
     }
 
     /// Acts on this process until the result is dropped.
-    pub(super) fn attach(&self, host: &Arc<ProcessHost>, target: HandleTarget) -> AttachGuard {
+    pub(super) fn attach(&self, target: HandleTarget, run_command: CommandRunner) -> AttachGuard {
         let pid = target.pid;
-        *self.lock() = Some(AttachedProcess { target, host: Arc::downgrade(host) });
+        *self.lock() = Some(AttachedProcess { target, run_command });
         AttachGuard { handle: self.clone(), pid }
     }
 

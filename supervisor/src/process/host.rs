@@ -1,28 +1,26 @@
 //! What all child processes of one supervisor share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Pid, Resource, Rlimit};
+use rustix::process::{Resource, Rlimit};
 use tokio::signal::unix::SignalKind;
-use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use super::Process;
 use super::cgroup::{CgroupParent, HostCgroup};
+use super::host_state::{HostState, is_init};
 use super::kept::KeptProcess;
 use super::leftovers::{LeftoverProcess, LeftoverReport};
 use super::mark::{HostId, MarkAllocator, ProcessMark, ProgramId};
 use super::procfs;
 use super::reap;
 use super::records::{HostRecords, ProcessRecords, RecordProblem};
-use super::snapshot::SnapshotCache;
+use super::settings::Process;
 use super::spawn::ProcessSpawner;
-use crate::sys;
 
 /// How long killed processes may take to exit before a shutdown no longer waits for them.
 const REAP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,7 +51,14 @@ pub(crate) struct ProcessHost {
 
 /// How many hosts need this program as the child subreaper, and whether it was one before the first of them.
 /// The attribute belongs to the whole program, so all hosts share the count.
-static SUBREAPER_USERS: Mutex<(usize, bool)> = Mutex::new((0, false));
+static SUBREAPER: Mutex<SubreaperUse> = Mutex::new(SubreaperUse { hosts: 0, was_set: false });
+
+#[derive(Debug)]
+struct SubreaperUse {
+    hosts: usize,
+    /// Before the first of them.
+    was_set: bool,
+}
 
 /// Keeps this program the child subreaper. After the last guard, the previous setting is restored, because
 /// this program would no longer reap the orphans.
@@ -62,22 +67,22 @@ struct SubreaperGuard;
 
 impl SubreaperGuard {
     fn new() -> io::Result<Self> {
-        let mut subreapers = SUBREAPER_USERS.lock().unwrap_or_else(PoisonError::into_inner);
-        if subreapers.0 == 0 {
-            let before = rustix::process::child_subreaper()?.is_some();
+        let mut subreaper = SUBREAPER.lock().unwrap_or_else(PoisonError::into_inner);
+        if subreaper.hosts == 0 {
+            let was_set = rustix::process::child_subreaper()?.is_some();
             rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-            subreapers.1 = before;
+            subreaper.was_set = was_set;
         }
-        subreapers.0 += 1;
+        subreaper.hosts += 1;
         Ok(Self)
     }
 }
 
 impl Drop for SubreaperGuard {
     fn drop(&mut self) {
-        let mut subreapers = SUBREAPER_USERS.lock().unwrap_or_else(PoisonError::into_inner);
-        subreapers.0 -= 1;
-        if *subreapers == (0, false) {
+        let mut subreaper = SUBREAPER.lock().unwrap_or_else(PoisonError::into_inner);
+        subreaper.hosts -= 1;
+        if subreaper.hosts == 0 && !subreaper.was_set {
             // A kernel that could set it can clear it.
             let _ = rustix::process::set_child_subreaper(None);
         }
@@ -101,15 +106,8 @@ impl ProcessHost {
         let (records, leftovers) = open_records(settings.records.as_ref(), marks.host_id());
         let LeftoverReport { ended, rejected: record_problems } = leftovers;
         let cgroup = create_host_cgroup(&settings.cgroups, marks.host_id());
-        let shared = Arc::new(HostState {
-            program,
-            snapshots: SnapshotCache::new(marks.host_id()),
-            marks,
-            own_lock_limit: own_lock_limit(),
-            initial_children,
-            registry: Mutex::default(),
-            reap_again: Notify::new(),
-        });
+        let shared = HostState::new(program, marks, own_lock_limit(), initial_children);
+        let shared = Arc::new(shared);
         let reaper =
             AbortOnDropHandle::new(tokio::spawn(reap::run_reaper(Arc::clone(&shared), child_exited)));
         let reap_tasks = TaskTracker::new();
@@ -125,13 +123,14 @@ impl ProcessHost {
     /// There are no records, or they can't be written.
     pub(super) fn create_kept(
         &self,
-        process: (&str, &Process),
+        dn: &str,
+        process: &Process,
         mark: ProcessMark,
         cgroup: Option<&Path>,
     ) -> io::Result<Arc<KeptProcess>> {
         let missing = || io::Error::other("this supervisor has no process records, or could not use them");
         let records = self.records.as_ref().ok_or_else(missing)?;
-        KeptProcess::create(records, process, mark, cgroup).map(Arc::new)
+        KeptProcess::create(records, dn, process, mark, cgroup).map(Arc::new)
     }
 
     /// Whether a kept process of this DN waits for its adoption.
@@ -155,69 +154,6 @@ impl ProcessHost {
                 records.remove_host();
             }
         }
-    }
-}
-
-/// The part of a host that its threads and tasks share.
-#[derive(Debug)]
-pub(super) struct HostState {
-    pub(super) program: ProgramId,
-    pub(super) marks: MarkAllocator,
-    /// The limit that children which no host has started inherit.
-    pub(super) own_lock_limit: u64,
-    /// As PID 1: the children from before it marked itself.
-    initial_children: HashSet<i32>,
-    registry: Mutex<ProcessRegistry>,
-    /// Notified when a process becomes, or ceases to be, one that a run waits for.
-    pub(super) reap_again: Notify,
-    pub(super) snapshots: SnapshotCache,
-}
-
-#[derive(Debug, Default)]
-struct ProcessRegistry {
-    /// Starts in progress, whose main processes are not known yet.
-    starting: HashSet<ProcessMark>,
-    /// The processes that runs wait for.
-    main_processes: HashMap<i32, ProcessMark>,
-}
-
-impl HostState {
-    pub(super) fn is_main_process(&self, pid: i32) -> bool {
-        self.lock().main_processes.contains_key(&pid)
-    }
-
-    pub(super) fn is_starting(&self, mark: ProcessMark) -> bool {
-        self.lock().starting.contains(&mark)
-    }
-
-    /// Whether a process without a mark entered the PID namespace of PID 1 from outside, as `nsenter` makes
-    /// one. Both its mark and its session must show it.
-    pub(super) fn came_from_outside(&self, pid: i32) -> bool {
-        is_init()
-            && !self.initial_children.contains(&pid)
-            && sys::session_id(pid).ok() != sys::session_id(0).ok()
-    }
-
-    pub(super) fn begin_start(&self, mark: ProcessMark) {
-        self.lock().starting.insert(mark);
-    }
-
-    pub(super) fn end_start(&self, mark: ProcessMark, main: Option<i32>) {
-        let mut registry = self.lock();
-        registry.starting.remove(&mark);
-        registry.main_processes.extend(main.map(|pid| (pid, mark)));
-        drop(registry);
-        self.reap_again.notify_one();
-    }
-
-    /// No run waits for it any more.
-    pub(super) fn forget_main(&self, main: i32) {
-        self.lock().main_processes.remove(&main);
-        self.reap_again.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ProcessRegistry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -252,10 +188,6 @@ fn create_host_cgroup(cgroups: &CgroupParent, host_id: HostId) -> Option<HostCgr
             None
         }
     }
-}
-
-fn is_init() -> bool {
-    rustix::process::getpid() == Pid::INIT
 }
 
 fn own_lock_limit() -> u64 {

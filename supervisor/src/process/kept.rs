@@ -16,12 +16,14 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use super::cgroup::RunCgroup;
-use super::host::HostState;
+use super::host_state::HostState;
 use super::mark::ProcessMark;
 use super::procfs;
-use super::records::{self, HostRecords, KeptRecord, ProcessId, Record, fnv1a};
+use super::record::{KeptRecord, ProcessId, Record, fnv1a};
+use super::records::{self, HostRecords};
+use super::settings::{KillMode, Process};
 use super::spawn::{KillScope, MainProcess, OutputEnds};
-use super::{KillMode, Process};
+use crate::sys::StartedChild;
 
 /// How much output a kept process can write while no supervisor reads it: what an ordinary user may set, see
 /// `/proc/sys/fs/pipe-max-size`.
@@ -41,7 +43,8 @@ impl KeptProcess {
     /// The failed system call, or a setting that rules it out.
     pub(super) fn create(
         records: &Arc<HostRecords>,
-        (dn, process): (&str, &Process),
+        dn: &str,
+        process: &Process,
         mark: ProcessMark,
         cgroup: Option<&Path>,
     ) -> io::Result<Self> {
@@ -114,7 +117,7 @@ impl KeptProcess {
         }
         let readers = self.open_fifos()?;
         let [stdout, stderr] = paths.map(|path| File::options().read(true).write(true).open(path));
-        Ok((readers, [stdout?.into(), stderr?.into()]))
+        Ok(OutputEnds { readers, writers: [stdout?.into(), stderr?.into()] })
     }
 
     /// Opens the FIFOs for this program.
@@ -148,7 +151,7 @@ impl KeptProcess {
         let kill_scope =
             cgroup.map_or(KillScope::MarkedDescendants, |cgroup| KillScope::WholeCgroup(Arc::new(cgroup)));
         shared.end_start(mark, Some(pid));
-        Ok(MainProcess::new(Arc::clone(shared), (pid, pidfd), mark, kill_scope))
+        Ok(MainProcess::new(Arc::clone(shared), StartedChild { pid, pidfd }, mark, kill_scope))
     }
 
     /// When it started.

@@ -1,4 +1,4 @@
-//! Ends what a killed supervisor has left behind, as its records identify it.
+//! Ends the processes that a killed supervisor has left behind, as its records identify them.
 //!
 //! The decision is a pure function of the records and the processes that a scan shows. A signal goes through a
 //! descriptor that was opened before a second check of the process' start time and mark.
@@ -19,10 +19,8 @@ use super::descendants::has_exited;
 use super::mark::ProcessMark;
 use super::output::sanitize_line;
 use super::procfs;
-use super::records::{
-    BootId, HostRecord, HostRecords, KeptRecord, ParseRecordError, ProcessId, ProcessRecords, Record,
-    RecordProblem,
-};
+use super::record::{BootId, HostRecord, KeptRecord, ParseRecordError, ProcessId, Record};
+use super::records::{HostRecords, ProcessRecords, RecordProblem};
 use crate::process_exit::Signal;
 use crate::sys;
 

@@ -92,10 +92,10 @@ fn records_of_another_boot_identify_nothing_and_are_removed() {
 #[test]
 fn a_damaged_record_identifies_nothing_and_is_left_as_it_is() {
     let observed = [process(100, 1, 50, mark(5, false, 1).as_limit())];
-    let records = vec![("host-7-5".to_owned(), Err(ParseRecordError::Damaged))];
+    let records = vec![("host-7-5".to_owned(), Err(ParseRecordError::Sum))];
     let mut plan = LeftoverPlan::decide(records, &boot(1), |_| true, &observed);
     assert_eq!(plan.leftovers.find(&observed), []);
-    assert_eq!(plan.rejected, [("host-7-5".to_owned(), "it is damaged".to_owned())]);
+    assert_eq!(plan.rejected, [("host-7-5".to_owned(), ParseRecordError::Sum.to_string())]);
     assert!(plan.obsolete.is_empty());
 }
 

@@ -1,4 +1,4 @@
-//! Whether a process that was ready still works.
+//! The probe of a process that was ready.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::Process;
-use super::host::ProcessHost;
-use super::probe::{PROBE_TIMEOUT, ProcessProbe, probe_once};
-use super::probe_command;
+use super::probe::{CommandRunner, PROBE_TIMEOUT, ProcessProbe, probe_once};
+use super::settings::Process;
 
 /// A probe that is repeated while a process is ready. When it fails several times in a row, the process is stopped,
 /// and its run has failed.
@@ -28,6 +26,14 @@ pub struct Liveness {
 enum LivenessProbe {
     Code(Arc<dyn ProcessProbe>),
     Command(Arc<Process>),
+}
+
+/// The failures in a row after which a process is no longer alive.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct LivenessFailure {
+    pub(super) failures: u32,
+    /// The reason of the last one.
+    pub(super) last: String,
 }
 
 impl Liveness {
@@ -66,19 +72,18 @@ impl Liveness {
         self
     }
 
-    /// Resolves when the process is no longer alive: with the number of failures and the last of them.
-    pub(super) async fn wait_failure(&self, host: &Arc<ProcessHost>) -> (u32, String) {
+    /// Resolves when the process is no longer alive.
+    pub(super) async fn wait_failure(&self, run_command: &CommandRunner) -> LivenessFailure {
         match &self.probe {
             LivenessProbe::Code(probe) => self.repeat_probe(&**probe).await,
             LivenessProbe::Command(command) => {
-                let (host, command) = (Arc::clone(host), Arc::clone(command));
-                let probe = move || probe_command::run_probe(Arc::clone(&host), Arc::clone(&command));
-                self.repeat_probe(&probe).await
+                let (run_command, command) = (Arc::clone(run_command), Arc::clone(command));
+                self.repeat_probe(&move || run_command(Arc::clone(&command))).await
             }
         }
     }
 
-    async fn repeat_probe(&self, probe: &dyn ProcessProbe) -> (u32, String) {
+    async fn repeat_probe(&self, probe: &dyn ProcessProbe) -> LivenessFailure {
         let mut failures = 0;
         loop {
             sleep(self.period).await;
@@ -88,7 +93,7 @@ impl Liveness {
                     failures += 1;
                     tracing::warn!(failures, reason, "the liveness probe failed");
                     if failures >= self.failure_threshold {
-                        return (failures, reason);
+                        return LivenessFailure { failures, last: reason };
                     }
                 }
             }
@@ -128,7 +133,10 @@ mod tests {
         let started = Instant::now();
         let liveness = Liveness::probe(probe).with_period(Duration::from_secs(2));
         let LivenessProbe::Code(probe) = &liveness.probe else { panic!("it is code") };
-        assert_eq!(liveness.repeat_probe(&**probe).await, (3, "attempt 7".to_owned()));
+        assert_eq!(
+            liveness.repeat_probe(&**probe).await,
+            LivenessFailure { failures: 3, last: "attempt 7".to_owned() }
+        );
         assert_eq!(started.elapsed().as_secs(), 14);
     }
 
@@ -137,6 +145,7 @@ mod tests {
         let probe = || std::future::pending::<Result<(), String>>();
         let liveness = Liveness::probe(probe).with_timeout(Duration::from_secs(1)).with_failure_threshold(0);
         let LivenessProbe::Code(probe) = &liveness.probe else { panic!("it is code") };
-        assert_eq!(liveness.repeat_probe(&**probe).await, (1, "no result within 1s".to_owned()));
+        let failure = LivenessFailure { failures: 1, last: "no result within 1s".to_owned() };
+        assert_eq!(liveness.repeat_probe(&**probe).await, failure);
     }
 }

@@ -12,7 +12,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::kept::KeptProcess;
 use super::mark::ProcessMark;
 use super::procfs;
 use crate::sys::{self, DatagramSender, ReadableFd};
@@ -20,7 +19,7 @@ use crate::sys::{self, DatagramSender, ReadableFd};
 /// systemd's limit.
 const MAX_MESSAGE: usize = 4096;
 
-/// What the process has reported so far.
+/// The reports of the process so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NotifyState {
     pub(super) ready: bool,
@@ -78,25 +77,25 @@ impl NotifySocket {
         [("NOTIFY_SOCKET".into(), self.env_value.clone().into())].into_iter().chain(micros).collect()
     }
 
-    /// Starts to receive messages from the process and its descendants. What `kept` remembers was received before.
+    /// Starts to receive messages from the process and its descendants. `was_ready`: an earlier program has received
+    /// `READY=1`. `on_ready` is called for each message of a process that is ready.
     pub(super) fn start_listening(
         self,
         senders: SenderFilter,
-        kept: Option<Arc<KeptProcess>>,
+        was_ready: bool,
+        on_ready: impl Fn() + Send + Sync + 'static,
     ) -> NotifyListener {
-        let ready = kept.as_ref().is_some_and(|kept| kept.is_ready());
-        let (state_sender, state) = watch::channel(NotifyState { ready, ..NotifyState::default() });
-        NotifyListener {
-            state,
-            _task: AbortOnDropHandle::new(tokio::spawn(self.receive_messages(senders, state_sender, kept))),
-        }
+        let (state_sender, state) =
+            watch::channel(NotifyState { ready: was_ready, ..NotifyState::default() });
+        let receive = self.receive_messages(senders, state_sender, on_ready);
+        NotifyListener { state, _task: AbortOnDropHandle::new(tokio::spawn(receive)) }
     }
 
     async fn receive_messages(
         self,
         senders: SenderFilter,
         state_sender: watch::Sender<NotifyState>,
-        kept: Option<Arc<KeptProcess>>,
+        on_ready: impl Fn() + Send + Sync + 'static,
     ) {
         loop {
             let Ok(mut readable) = self.fd.wait_readable().await else { return };
@@ -106,8 +105,8 @@ impl NotifySocket {
                     let messages = parse_messages(&text, Instant::now());
                     state_sender
                         .send_modify(|state| messages.for_each(|message| state.apply_message(message)));
-                    if let Some(kept) = kept.as_ref().filter(|_| state_sender.borrow().ready) {
-                        kept.record_ready();
+                    if state_sender.borrow().ready {
+                        on_ready();
                     }
                 }
                 Ok(Ok((_, sender))) => {
@@ -286,7 +285,7 @@ mod tests {
         let address = SocketAddrUnix::new_abstract_name(&socket.env_value.as_bytes()[1..]).expect("a name");
         let main = procfs::own_pid();
         let uid = rustix::process::getuid().as_raw();
-        let listener = socket.start_listening(SenderFilter { mark: mark(), main, uid }, None);
+        let listener = socket.start_listening(SenderFilter { mark: mark(), main, uid }, false, || ());
         let sender = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).expect("a socket");
         rustix::net::connect(&sender, &address).expect("it is there");
         rustix::net::send(&sender, b"READY=1", SendFlags::empty()).expect("it is sent");

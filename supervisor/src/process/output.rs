@@ -41,10 +41,10 @@ impl OutputReaders {
     ///
     /// # Errors
     /// The error of the runtime when it can't watch a pipe.
-    pub(super) fn start(streams: [(OwnedFd, StreamSink); 2]) -> io::Result<Self> {
+    pub(super) fn start(readers: [OwnedFd; 2], sinks: [StreamSink; 2]) -> io::Result<Self> {
         let (tail, ended) = (Arc::<Mutex<OutputTail>>::default(), CancellationToken::new());
-        let mut tasks = Vec::with_capacity(streams.len());
-        for (index, (fd, sink)) in streams.into_iter().enumerate() {
+        let mut tasks = Vec::with_capacity(readers.len());
+        for (index, (fd, sink)) in readers.into_iter().zip(sinks).enumerate() {
             let source = pipe::Receiver::from_owned_fd(fd)?;
             let sink = Contained::new(sink);
             let pump = StreamReader { source, sink, index, tail: Arc::clone(&tail) };

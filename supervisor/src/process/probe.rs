@@ -3,18 +3,20 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::time::timeout;
 
+use super::settings::Process;
 use crate::containment::{Contained, await_contained, panic_message};
 use crate::failure::Failure;
 
 /// The default timeout of one probe, so that one lost packet does not use up the whole start timeout.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What [`ProcessProbe::probe`] returns.
+/// The result of [`ProcessProbe::probe`].
 pub type ProbeFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 /// Probes whether a process is ready, or alive. Implemented for every `Fn() -> impl Future<Output = Result<(), E>>`.
@@ -40,7 +42,11 @@ where
     }
 }
 
-/// Probes once, and says why it failed.
+/// Runs a program to its exit, as a probe or a reload of another one. Exit code 0 is success. Its descendants are
+/// killed when it has exited, or when the future is dropped.
+pub(super) type CommandRunner = Arc<dyn Fn(Arc<Process>) -> ProbeFuture + Send + Sync>;
+
+/// Probes once. An error is the reason of the failure.
 pub(super) async fn probe_once(probe: &dyn ProcessProbe, within: Duration) -> Result<(), String> {
     // The probe shares no state with this task that a panic could leave inconsistent.
     let attempt = AssertUnwindSafe(async { await_contained(probe.probe()).await }).catch_unwind();

@@ -6,23 +6,29 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::Process;
 use super::error::ProcessError;
 use super::host::ProcessHost;
 use super::output::StreamSink;
+use super::probe::CommandRunner;
 use super::running_process::{RunningProcess, StopDeadline};
+use super::settings::Process;
 use crate::failure::Failure;
 use crate::process_exit::Signal;
 
-/// Runs the command once, with everything that it forks. When it has exited, or when this future is dropped,
-/// the remaining descendants are killed.
+/// Runs commands on this host.
 ///
-/// It runs in a separate task, which continues until all of them have exited even if this future is dropped,
-/// also during the start. A shutdown waits for that task.
-pub(super) async fn run_probe(host: Arc<ProcessHost>, command: Arc<Process>) -> Result<(), Failure> {
-    let given_up = CancellationToken::new();
-    let _guard = given_up.clone().drop_guard();
-    host.reap_tasks.spawn(run_command(Arc::clone(&host), command, given_up)).await?
+/// A command runs in a separate task, which continues until all its descendants have exited even if the future is
+/// dropped, also during the start. A shutdown waits for that task.
+pub(super) fn command_runner(host: &Arc<ProcessHost>) -> CommandRunner {
+    let host = Arc::clone(host);
+    Arc::new(move |command| {
+        let host = Arc::clone(&host);
+        Box::pin(async move {
+            let given_up = CancellationToken::new();
+            let _guard = given_up.clone().drop_guard();
+            host.reap_tasks.spawn(run_command(Arc::clone(&host), command, given_up)).await?
+        })
+    })
 }
 
 async fn run_command(
@@ -35,7 +41,7 @@ async fn run_command(
         turn = host.spawner.wait_turn() => turn,
         () = given_up.cancelled() => return Ok(()),
     };
-    let mut running = RunningProcess::start(Arc::clone(&host), (&command, turn), nowhere, None).await?;
+    let mut running = RunningProcess::start(Arc::clone(&host), &command, turn, nowhere, None).await?;
     tokio::select! {
         ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
         () = given_up.cancelled() => {}

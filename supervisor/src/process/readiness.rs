@@ -1,23 +1,21 @@
-//! When a process is ready.
+//! The condition under which a process is ready, and its start timeout.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::Process;
-use super::host::ProcessHost;
 use super::notify::NotifyState;
-use super::probe::{PROBE_TIMEOUT, ProcessProbe, probe_once};
-use super::probe_command;
+use super::probe::{CommandRunner, PROBE_TIMEOUT, ProcessProbe, probe_once};
+use super::settings::Process;
 
 /// The pause after the first failed probe; it doubles after each further failure.
 const INITIAL_PROBE_PAUSE: Duration = Duration::from_millis(20);
 /// The maximum pause between probes.
 const MAX_PROBE_PAUSE: Duration = Duration::from_secs(1);
+
 /// When a process is ready. Default: [`on_start`](Self::on_start).
 #[derive(Clone, Default)]
 pub struct Readiness {
@@ -86,126 +84,124 @@ impl Readiness {
     }
 
     /// Replaces the command by a probe that runs it.
-    pub(super) fn with_command_probe(mut self, host: &Arc<ProcessHost>) -> Self {
+    pub(super) fn with_command_probe(mut self, run_command: &CommandRunner) -> Self {
         let Some(command) = self.on_command.take() else { return self };
-        let host = Arc::clone(host);
+        let run_command = Arc::clone(run_command);
         self.probe_timeout.get_or_insert(Duration::MAX);
-        self.and_probe(move || probe_command::run_probe(Arc::clone(&host), Arc::clone(&command)))
+        self.and_probe(move || run_command(Arc::clone(&command)))
     }
 
-    /// Resolves when the process is ready, or at its timeout: then with the timeout and what is missing.
+    /// Resolves when the process is ready. A process that is ready on exit never is here: its run sees the exit.
     ///
-    /// For a process that is ready on exit, it resolves only at the timeout.
+    /// # Errors
+    /// [`NotReady`] at the start timeout.
     pub(super) async fn wait_ready(
         &self,
-        mut notify: Option<watch::Receiver<NotifyState>>,
-    ) -> Result<(), (Duration, String)> {
-        let started = Instant::now();
-        let within =
-            self.timeout.unwrap_or(if self.on_exit { Duration::MAX } else { Duration::from_secs(60) });
-        // A timeout beyond the range of the clock never expires.
-        let mut deadline = started.checked_add(within);
+        reports: Option<watch::Receiver<NotifyState>>,
+    ) -> Result<(), NotReady> {
         if self.on_exit {
-            return Err((wait_expired(deadline, within).await, "it has not exited".to_owned()));
+            // The task has the time that it was given, and can't extend it.
+            let mut start = StartTimeout::new(self.timeout.unwrap_or(Duration::MAX), None);
+            while start.next_report().await.is_some() {}
+            return Err(start.not_ready("it has not exited".to_owned()));
         }
-        let missing = match &mut notify {
-            Some(notify) if self.on_notify => self.wait_notified(notify, &mut deadline).await,
-            _ => Ok(()),
+        let mut start = StartTimeout::new(self.timeout.unwrap_or(Duration::from_secs(60)), reports);
+        if self.on_notify
+            && let Some(mut report) = start.last_report()
+        {
+            while !report.ready {
+                report = match start.next_report().await {
+                    Some(next) => next,
+                    None => {
+                        let status = report.status.map(|status| format!(", its status is {status:?}"));
+                        let missing = format!("it has not sent READY=1{}", status.unwrap_or_default());
+                        return Err(start.not_ready(missing));
+                    }
+                };
+            }
+        }
+        let Some(probe) = &self.on_probe else { return Ok(()) };
+        let mut last_failure = "it never returned".to_owned();
+        let probing = async {
+            let mut pause = INITIAL_PROBE_PAUSE;
+            while let Err(reason) = probe_once(&**probe, self.probe_timeout.unwrap_or(PROBE_TIMEOUT)).await {
+                last_failure = reason;
+                sleep(pause).await;
+                pause = (pause * 2).min(MAX_PROBE_PAUSE);
+            }
         };
-        let missing = match (missing, &self.on_probe) {
-            (Ok(()), Some(probe)) => {
-                let probe_timeout = self.probe_timeout.unwrap_or(PROBE_TIMEOUT);
-                wait_probe_success(&**probe, probe_timeout, notify, &mut deadline).await
-            }
-            (missing, _) => missing,
-        };
-        missing.map_err(|missing| (deadline.map_or(within, |at| at - started), missing))
-    }
-
-    async fn wait_notified(
-        &self,
-        notify: &mut watch::Receiver<NotifyState>,
-        deadline: &mut Option<Instant>,
-    ) -> Result<(), String> {
-        loop {
-            let NotifyState { ready, status, extended_deadline: extended, .. } =
-                notify.borrow_and_update().clone();
-            if ready {
-                return Ok(());
-            }
-            *deadline = extend_deadline(*deadline, extended);
-            // Without a listener no ready message can arrive, so this waits for the timeout.
-            let changed = async {
-                if notify.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            if until_deadline(*deadline, changed).await.is_none() {
-                let status = status.map(|status| format!(", its status is {status:?}")).unwrap_or_default();
-                return Err(format!("it has not sent READY=1{status}"));
-            }
+        tokio::select! {
+            biased;
+            () = probing => return Ok(()),
+            // Reports go on while it is probed: they may extend the timeout.
+            () = async { while start.next_report().await.is_some() {} } => {}
         }
+        Err(start.not_ready(format!("its probe fails: {last_failure}")))
     }
 }
 
-/// The output of a future, if it resolves before the deadline.
-async fn until_deadline<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
-    match deadline {
-        Some(at) => timeout_at(at, future).await.ok(),
-        None => Some(future.await),
+/// A process that was not ready at its start timeout.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NotReady {
+    /// The timeout with its extensions.
+    pub(super) timeout: Duration,
+    /// The condition that was not met, with the last status or failure.
+    pub(super) missing: String,
+}
+
+/// The start timeout of one start, and the reports of the process, which can extend it.
+struct StartTimeout {
+    started: Instant,
+    within: Duration,
+    /// `None` beyond the range of the clock: it never expires.
+    deadline: Option<Instant>,
+    /// `None` without a `NOTIFY_SOCKET`.
+    reports: Option<watch::Receiver<NotifyState>>,
+}
+
+impl StartTimeout {
+    /// A timeout that starts now.
+    fn new(within: Duration, reports: Option<watch::Receiver<NotifyState>>) -> Self {
+        let started = Instant::now();
+        Self { started, within, deadline: started.checked_add(within), reports }
     }
-}
 
-async fn wait_expired(deadline: Option<Instant>, within: Duration) -> Duration {
-    until_deadline(deadline, std::future::pending::<()>()).await;
-    within
-}
-
-async fn wait_probe_success(
-    probe: &dyn ProcessProbe,
-    probe_timeout: Duration,
-    mut notify: Option<watch::Receiver<NotifyState>>,
-    deadline: &mut Option<Instant>,
-) -> Result<(), String> {
-    let mut last = "it never returned".to_owned();
-    let mut pause = INITIAL_PROBE_PAUSE;
-    let probing = async {
-        loop {
-            match probe_once(probe, probe_timeout).await {
-                Ok(()) => return,
-                Err(reason) => last = reason,
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(MAX_PROBE_PAUSE);
-        }
-    };
-    tokio::select! {
-        biased;
-        () = probing => return Ok(()),
-        () = wait_deadline(&mut notify, deadline) => {}
+    /// The reports so far.
+    fn last_report(&mut self) -> Option<NotifyState> {
+        let report = self.reports.as_mut()?.borrow_and_update().clone();
+        self.extend(&report);
+        Some(report)
     }
-    Err(format!("its probe fails: {last}"))
-}
 
-/// Resolves at the deadline, which the process can extend meanwhile.
-async fn wait_deadline(notify: &mut Option<watch::Receiver<NotifyState>>, deadline: &mut Option<Instant>) {
-    loop {
-        let changed = async {
-            if let Some(notify) = notify
-                && notify.changed().await.is_ok()
+    /// Waits for the next report; `None` when the timeout expires.
+    async fn next_report(&mut self) -> Option<NotifyState> {
+        let reports = &mut self.reports;
+        let next = async {
+            if let Some(reports) = reports
+                && reports.changed().await.is_ok()
             {
-                return notify.borrow_and_update().extended_deadline;
+                return reports.borrow_and_update().clone();
             }
+            // None can arrive any more.
             std::future::pending().await
         };
-        let Some(extended) = until_deadline(*deadline, changed).await else { return };
-        *deadline = extend_deadline(*deadline, extended);
+        let report = match self.deadline {
+            Some(at) => timeout_at(at, next).await.ok()?,
+            None => next.await,
+        };
+        self.extend(&report);
+        Some(report)
     }
-}
 
-/// The later of a deadline and its extension.
-fn extend_deadline(deadline: Option<Instant>, extended: Option<Instant>) -> Option<Instant> {
-    deadline.map(|at| extended.map_or(at, |extended| at.max(extended)))
+    /// An extension never shortens the timeout.
+    fn extend(&mut self, report: &NotifyState) {
+        self.deadline =
+            self.deadline.map(|at| report.extended_deadline.map_or(at, |extended| at.max(extended)));
+    }
+
+    fn not_ready(&self, missing: String) -> NotReady {
+        NotReady { timeout: self.deadline.map_or(self.within, |at| at - self.started), missing }
+    }
 }
 
 impl fmt::Debug for Readiness {
@@ -241,12 +237,16 @@ mod tests {
         assert_eq!(started.elapsed().as_millis() / 10, pauses / 10);
     }
 
+    fn not_ready(seconds: u64, missing: &str) -> NotReady {
+        NotReady { timeout: Duration::from_secs(seconds), missing: missing.to_owned() }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_last_probe_failure_is_reported() {
         let readiness = Readiness::on_probe(|| async { Err::<(), _>("connection refused") })
             .with_timeout(Duration::from_secs(3));
         let late = readiness.wait_ready(None).await.expect_err("it never succeeds");
-        assert_eq!(late, (Duration::from_secs(3), "its probe fails: connection refused".to_owned()));
+        assert_eq!(late, not_ready(3, "its probe fails: connection refused"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -274,7 +274,7 @@ mod tests {
         readiness(Duration::from_secs(7)).wait_ready(None).await.expect("it answers after 6 s");
         readiness(Duration::MAX).wait_ready(None).await.expect("it answers after 6 s");
         let cut = Readiness::on_probe(slow).with_timeout(Duration::from_secs(20)).wait_ready(None).await;
-        assert_eq!(cut, Err((Duration::from_secs(20), "its probe fails: no result within 5s".to_owned())));
+        assert_eq!(cut, Err(not_ready(20, "its probe fails: no result within 5s")));
     }
 
     #[tokio::test(start_paused = true)]
@@ -291,8 +291,7 @@ mod tests {
         });
         let readiness = Readiness::on_notify().with_timeout(Duration::from_secs(3));
         let late = readiness.wait_ready(Some(notify)).await.expect_err("it never becomes ready");
-        let missing = "it has not sent READY=1, its status is \"loading\"".to_owned();
-        assert_eq!(late, (Duration::from_secs(9), missing));
+        assert_eq!(late, not_ready(9, "it has not sent READY=1, its status is \"loading\""));
         assert_eq!(started.elapsed().as_secs(), 9);
     }
 
@@ -306,7 +305,7 @@ mod tests {
         };
         let readiness = Readiness::on_notify().and_probe(probe).with_timeout(Duration::from_secs(3));
         let late = readiness.wait_ready(Some(notify)).await.expect_err("it never succeeds");
-        assert_eq!(late, (Duration::from_secs(9), "its probe fails: loading".to_owned()));
+        assert_eq!(late, not_ready(9, "its probe fails: loading"));
         assert_eq!(started.elapsed().as_secs(), 9);
     }
 
@@ -331,7 +330,7 @@ mod tests {
     async fn a_probe_whose_errors_and_panic_values_panic_in_their_drop_has_failed() {
         let missing = async |readiness: Readiness| {
             let late = readiness.with_timeout(Duration::from_secs(3)).wait_ready(None).await;
-            late.expect_err("it never succeeds").1
+            late.expect_err("it never succeeds").missing
         };
         let fails = || async { Err::<(), Failure>(PanicsInDrop.into()) };
         assert_eq!(missing(Readiness::on_probe(fails)).await, "its probe fails: no answer");
@@ -352,6 +351,6 @@ mod tests {
         Readiness::on_probe(probe).wait_ready(None).await.expect("the second attempt succeeds");
         let always = || async { if true { panic!("a bug") } else { Ok::<(), Failure>(()) } };
         let late = Readiness::on_probe(always).with_timeout(Duration::from_secs(3)).wait_ready(None).await;
-        assert_eq!(late, Err((Duration::from_secs(3), "its probe fails: it panicked: a bug".to_owned())));
+        assert_eq!(late, Err(not_ready(3, "its probe fails: it panicked: a bug")));
     }
 }

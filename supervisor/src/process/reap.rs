@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 
-use super::host::HostState;
+use super::host_state::HostState;
 use super::mark::ProcessMark;
 use super::procfs;
 use crate::sys;

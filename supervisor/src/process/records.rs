@@ -1,4 +1,4 @@
-//! What a supervisor leaves on disk of the processes that it starts, so that its next start finds them.
+//! The directory in which a supervisor records the processes that it starts, so that its next start finds them.
 //!
 //! ```text
 //! <dir>                         locked while the supervisor is running
@@ -9,8 +9,6 @@
 //! ```
 //!
 //! A record is replaced as a whole, and written before the processes that it identifies exist.
-
-mod format;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -24,8 +22,7 @@ use rustix::fs::FlockOperation;
 use super::leftovers::{self, LeftoverReport};
 use super::mark::{HostId, ProcessMark};
 use super::procfs;
-
-pub(super) use format::{BootId, HostRecord, KeptRecord, ParseRecordError, ProcessId, Record, fnv1a};
+use super::record::{BootId, HostRecord, KeptRecord, MAX_RECORD_BYTES, ParseRecordError, Record};
 
 /// A directory in which a supervisor records the processes that it starts.
 ///
@@ -104,7 +101,7 @@ impl HostRecords {
     /// Locks the directory, ends the leftovers that it records, and records this host. Returns what became of them, too.
     ///
     /// # Errors
-    /// The directory can't be used; the text says why.
+    /// The directory can't be used; the text names the reason.
     pub(super) fn open(wanted: &ProcessRecords, host_id: HostId) -> io::Result<(Self, LeftoverReport)> {
         let lock = File::open(&wanted.dir)?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
@@ -239,6 +236,6 @@ fn current_boot() -> io::Result<BootId> {
 
 fn read_record(path: &Path) -> io::Result<Result<Record, ParseRecordError>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(format::MAX_RECORD_BYTES as u64).read_to_end(&mut bytes)?;
+    File::open(path)?.take(MAX_RECORD_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(Record::parse(&bytes))
 }

@@ -4,14 +4,18 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Process;
 use super::error::ProcessError;
 use super::host::ProcessHost;
 use super::kept::KeptProcess;
 use super::leftovers;
+use super::liveness::LivenessFailure;
 use super::notify::NotifyState;
 use super::output::StreamSink;
+use super::probe::CommandRunner;
+use super::probe_command;
+use super::readiness::NotReady;
 use super::running_process::{RunningProcess, StopDeadline};
+use super::settings::Process;
 use crate::context::Context;
 use crate::failure::CanceledError;
 use crate::output::OutputStream;
@@ -33,7 +37,7 @@ impl Runnable for Process {
     }
 }
 
-/// Why a running process needs handling.
+/// The end of the time in which a process is left alone.
 enum StopReason {
     /// It has exited by itself.
     Exited,
@@ -42,11 +46,12 @@ enum StopReason {
     Canceled(CanceledError),
     /// It was kept, and its definition has changed.
     Replaced,
-    NotReady(Duration, String),
-    /// Its watchdog has expired; with whether it asked for that.
-    Watchdog(bool),
-    /// This many liveness probes in a row failed; with the last failure.
-    NotAlive(u32, String),
+    NotReady(NotReady),
+    /// Its watchdog has expired, or it asked for that.
+    Watchdog {
+        triggered: bool,
+    },
+    NotAlive(LivenessFailure),
     Failed(ProcessError),
 }
 
@@ -63,7 +68,9 @@ impl StopReason {
 impl Process {
     async fn run_once(mut self, ctx: &Context) -> Result<(), ProcessError> {
         let host = ctx.process_host().map_err(ProcessError::Prepare)?;
-        self.readiness = self.readiness.with_command_probe(&host);
+        let run_command = probe_command::command_runner(&host);
+        self.readiness = self.readiness.with_command_probe(&run_command);
+        // The start: of a new process, unless an earlier program has kept one.
         let mut running = match self.adopt_or_end_kept(ctx, &host).await {
             Some(running) => running,
             None => {
@@ -74,16 +81,19 @@ impl Process {
                     turn = host.spawner.wait_turn() => turn,
                 };
                 let keep_for = self.keep.then(|| ctx.dn());
-                RunningProcess::start(Arc::clone(&host), (&self, turn), open_sinks(ctx), keep_for).await?
+                RunningProcess::start(Arc::clone(&host), &self, turn, open_sinks(ctx), keep_for).await?
             }
         };
-        let _attached = self.handle.as_ref().map(|handle| handle.attach(&host, running.target(&self)));
-        let turn = self.wait_for_stop_reason(&mut running, (ctx, &host)).await;
+        let _attached =
+            self.handle.as_ref().map(|handle| handle.attach(running.target(&self), Arc::clone(&run_command)));
+        // Its life, until it exits or has to stop. From then on it no longer counts as ready.
+        let reason = self.wait_for_stop_reason(&mut running, ctx, &run_command).await;
         ctx.mark_ending();
-        self.end_processes(&mut running, ctx, &turn).await?;
+        self.end_processes(&mut running, ctx, &reason).await?;
+        // The result. The exit is recorded for a run that returns another error, or none.
         let exit = running.into_exit().await;
         ctx.record_process_exit(exit.clone());
-        match turn {
+        match reason {
             StopReason::Stopping if ctx.is_canceled() => Err(ProcessError::Canceled(CanceledError)),
             StopReason::Exited | StopReason::Stopping if !exit.is_success() => {
                 Err(ProcessError::Exited(exit))
@@ -94,12 +104,16 @@ impl Process {
             // The policy decides whether this is a failure.
             StopReason::Exited | StopReason::Stopping | StopReason::Replaced => Ok(()),
             StopReason::Canceled(canceled) => Err(ProcessError::Canceled(canceled)),
-            StopReason::NotReady(timeout, missing) => Err(ProcessError::NotReady { timeout, missing, exit }),
-            StopReason::Watchdog(triggered) => {
+            StopReason::NotReady(NotReady { timeout, missing }) => {
+                Err(ProcessError::NotReady { timeout, missing, exit })
+            }
+            StopReason::Watchdog { triggered } => {
                 let interval = self.watchdog.unwrap_or_default();
                 Err(ProcessError::Watchdog { interval, triggered, exit })
             }
-            StopReason::NotAlive(failures, last) => Err(ProcessError::NotAlive { failures, last, exit }),
+            StopReason::NotAlive(LivenessFailure { failures, last }) => {
+                Err(ProcessError::NotAlive { failures, last, exit })
+            }
             StopReason::Failed(error) => Err(error),
         }
     }
@@ -139,11 +153,11 @@ impl Process {
         &self,
         running: &mut RunningProcess,
         ctx: &Context,
-        turn: &StopReason,
+        reason: &StopReason,
     ) -> Result<(), ProcessError> {
         // A process that hangs handles no polite signal; this one leaves a core dump of where it hangs.
-        let stop_signal = match turn {
-            StopReason::Watchdog(_) => {
+        let stop_signal = match reason {
+            StopReason::Watchdog { .. } => {
                 running.keep_lines_before_abort();
                 Signal::ABRT
             }
@@ -153,7 +167,7 @@ impl Process {
         let report_kill = |grace_period, main_process| {
             ctx.report_kill(ForcedKill { stop_signal, grace_period, main_process });
         };
-        let has_exited = match turn {
+        let has_exited = match reason {
             StopReason::Exited => true,
             StopReason::Stopping => {
                 let mut deadline = new_deadline();
@@ -176,7 +190,8 @@ impl Process {
     async fn wait_for_stop_reason(
         &self,
         running: &mut RunningProcess,
-        (ctx, host): (&Context, &Arc<ProcessHost>),
+        ctx: &Context,
+        run_command: &CommandRunner,
     ) -> StopReason {
         let notify = running.listener.as_ref().map(|listener| listener.state.clone());
         let ready = tokio::select! {
@@ -186,9 +201,10 @@ impl Process {
             () = NotifyState::wait_stopping(notify.clone()) => return StopReason::Stopping,
             ready = self.readiness.wait_ready(notify.clone()) => ready,
         };
-        if let Err((timeout, missing)) = ready {
-            return StopReason::NotReady(timeout, missing);
+        if let Err(not_ready) = ready {
+            return StopReason::NotReady(not_ready);
         }
+        // They were for the start.
         running.ignore_extensions_so_far();
         if let Err(error) = ctx.signal_ready() {
             return StopReason::Failed(ProcessError::Signal(error));
@@ -198,15 +214,13 @@ impl Process {
             canceled = ctx.canceled() => StopReason::Canceled(canceled),
             exited = running.wait_exit() => StopReason::from_exit(exited),
             () = NotifyState::wait_stopping(notify.clone()) => StopReason::Stopping,
-            triggered = NotifyState::wait_watchdog(notify, self.watchdog) => StopReason::Watchdog(triggered),
-            (failures, last) = self.wait_not_alive(host) => StopReason::NotAlive(failures, last),
-        }
-    }
-
-    async fn wait_not_alive(&self, host: &Arc<ProcessHost>) -> (u32, String) {
-        match &self.liveness {
-            Some(liveness) => liveness.wait_failure(host).await,
-            None => std::future::pending().await,
+            triggered = NotifyState::wait_watchdog(notify, self.watchdog) => StopReason::Watchdog { triggered },
+            failure = async {
+                match &self.liveness {
+                    Some(liveness) => liveness.wait_failure(run_command).await,
+                    None => std::future::pending().await,
+                }
+            } => StopReason::NotAlive(failure),
         }
     }
 }

@@ -19,10 +19,10 @@ use super::host::ProcessHost;
 use super::kept::KeptProcess;
 use super::notify::{NotifyListener, NotifySocket, NotifyState, SenderFilter};
 use super::output::{OutputReaders, StreamSink};
-use super::spawn::{self, KillScope, MainProcess, StartTurn};
-use super::{KillMode, Process};
+use super::settings::{KillMode, Process};
+use super::spawn::{self, KillScope, MainProcess, OutputEnds, PreparedStart, StartTurn};
 use crate::process_exit::{ExitStatus, ProcessExit, Signal};
-use crate::sys::{ReadableFd, StartStep};
+use crate::sys::{ReadableFd, StartError, StartStep};
 
 /// When the processes of a start are killed.
 #[derive(Debug, Clone, Copy)]
@@ -91,6 +91,13 @@ pub(super) struct RunningProcess {
     kept: Option<Arc<KeptProcess>>,
 }
 
+/// The channels between a process and this program.
+struct Channels {
+    readers: [OwnedFd; 2],
+    sinks: [StreamSink; 2],
+    socket: Option<NotifySocket>,
+}
+
 impl RunningProcess {
     /// Starts a process, and keeps it for this DN; its program is running when this returns.
     ///
@@ -98,35 +105,42 @@ impl RunningProcess {
     /// [`ProcessError::Start`] with a hint, or [`ProcessError::Watch`].
     pub(super) async fn start(
         host: Arc<ProcessHost>,
-        (process, turn): (&Process, StartTurn),
+        process: &Process,
+        turn: StartTurn,
         sinks: [StreamSink; 2],
         keep_for: Option<&str>,
     ) -> Result<Self, ProcessError> {
+        // Its identity: the mark that its descendants inherit, and its cgroup.
         let survives = keep_for.is_some() || process.kill_mode == KillMode::Process;
         let mark = host.shared.marks.next_mark(survives);
-        let prepare = |error| child_setup::start_error(process, StartStep::Setup, error);
         let kill_scope = KillScope::from_process(process, mark, host.cgroup.as_ref());
         let kill_scope = kill_scope.map_err(ProcessError::Limit)?;
-        let kept = keep_for.map(|dn| host.create_kept((dn, process), mark, kill_scope.cgroup_path()));
+        // Before there is a process: a program that is killed right after the start must find the record.
+        let kept = keep_for.map(|dn| host.create_kept(dn, process, mark, kill_scope.cgroup_path()));
         let kept = kept.transpose().map_err(ProcessError::Keep)?;
+        // Its channels to this program. Those of a kept process have names, by which it is found again.
+        let prepare =
+            |source| child_setup::start_error(process, StartError { step: StartStep::Setup, source });
         let socket = match kept.as_ref().and_then(|kept| kept.notify_name()) {
             Some(name) => Some(NotifySocket::bind_to(&name)),
             None => process.needs_notify_socket().then(NotifySocket::bind),
         };
         let socket = socket.transpose().map_err(prepare)?;
         let output = kept.as_ref().map_or_else(spawn::open_pipes, |kept| kept.create_fifos());
-        let (readers, writers) = output.map_err(prepare)?;
+        let OutputEnds { readers, writers } = output.map_err(prepare)?;
+        // The start.
         let notify_env =
             socket.as_ref().map(|socket| socket.environment(process.watchdog)).unwrap_or_default();
         let mut image = spawn::build_image(process, mark, &notify_env, writers).map_err(prepare)?;
         image.cgroup = kill_scope.open_cgroup_dir().map_err(prepare)?;
         image.dies_with_parent = kept.is_none();
-        let started = host.spawner.spawn(turn, (image, mark, kill_scope), &host.shared).await;
-        let main = started.map_err(|(step, error)| child_setup::start_error(process, step, error))?;
+        let start = PreparedStart { image, mark, kill_scope };
+        let started = host.spawner.spawn(turn, start, &host.shared).await;
+        let main = started.map_err(|error| child_setup::start_error(process, error))?;
         if let Some(kept) = &kept {
             kept.record_start(main.pid).map_err(ProcessError::Keep)?;
         }
-        let running = Self::watch(host, process, (main, kept), (readers, sinks, socket));
+        let running = Self::watch(host, process, main, kept, Channels { readers, sinks, socket });
         let running = running.map_err(ProcessError::Watch)?;
         if let Some(cgroup) = &running.host.cgroup {
             cgroup.prepare_next();
@@ -154,7 +168,7 @@ impl RunningProcess {
         {
             cgroup_limits::renew_limits(dir, &process.limits).map_err(io::Error::other)?;
         }
-        let mut running = Self::watch(host, process, (main, Some(kept)), (readers, sinks, socket))?;
+        let mut running = Self::watch(host, process, main, Some(kept), Channels { readers, sinks, socket })?;
         (running.is_adopted, running.since) = (true, since);
         Ok(running)
     }
@@ -163,29 +177,33 @@ impl RunningProcess {
     fn watch(
         host: Arc<ProcessHost>,
         process: &Process,
-        (main, kept): (MainProcess, Option<Arc<KeptProcess>>),
-        (readers, sinks, socket): ([OwnedFd; 2], [StreamSink; 2], Option<NotifySocket>),
+        main: MainProcess,
+        kept: Option<Arc<KeptProcess>>,
+        channels: Channels,
     ) -> io::Result<Self> {
         let ended = ReadableFd::new(Arc::clone(&main.pidfd))?;
-        let ([stdout, stderr], [to_stdout, to_stderr]) = (readers, sinks);
-        let output = Some(OutputReaders::start([(stdout, to_stdout), (stderr, to_stderr)])?);
-        let listener = socket.map(|socket| {
+        let output = OutputReaders::start(channels.readers, channels.sinks)?;
+        let listener = channels.socket.map(|socket| {
             let uid = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-            socket.start_listening(SenderFilter { mark: main.mark, main: main.pid, uid }, kept.clone())
+            let senders = SenderFilter { mark: main.mark, main: main.pid, uid };
+            // The record of a kept process remembers its READY=1 for the next supervisor.
+            let was_ready = kept.as_ref().is_some_and(|kept| kept.is_ready());
+            let kept = kept.clone();
+            socket.start_listening(senders, was_ready, move || {
+                kept.iter().for_each(|kept| kept.record_ready());
+            })
         });
-        let (main_process, status, ignored_extension) = (Some((main, ended)), None, None);
-        let (is_adopted, all_ended, since) = (false, false, SystemTime::now());
         Ok(Self {
             host,
-            main_process,
-            since,
-            status,
-            is_adopted,
-            output,
+            main_process: Some((main, ended)),
+            since: SystemTime::now(),
+            status: None,
+            is_adopted: false,
+            output: Some(output),
             lines_before_abort: Vec::new(),
             listener,
-            ignored_extension,
-            all_ended,
+            ignored_extension: None,
+            all_ended: false,
             kept,
         })
     }
@@ -202,8 +220,12 @@ impl RunningProcess {
     /// What a handle of the process acts on.
     pub(super) fn target(&self, process: &Process) -> HandleTarget {
         let main = self.main_process();
-        let (pidfd, reload) = (Arc::clone(&main.pidfd), process.reload.clone());
-        HandleTarget { pid: main.pid, pidfd, since: self.since, reload }
+        HandleTarget {
+            pid: main.pid,
+            pidfd: Arc::clone(&main.pidfd),
+            since: self.since,
+            reload: process.reload.clone(),
+        }
     }
 
     /// Waits until the main process has exited. It can be dropped and called again at any time.
@@ -233,7 +255,7 @@ impl RunningProcess {
             self.listener.as_ref().and_then(|listener| listener.state.borrow().extended_deadline);
     }
 
-    /// Waits for the exit of the main process until the deadline, which the process can extend meanwhile.
+    /// Waits for the exit of the main process until the deadline, which the process can extend until then.
     /// Returns whether it has exited.
     pub(super) async fn wait_exit_until(&mut self, deadline: &mut StopDeadline) -> io::Result<bool> {
         let mut notify = self.listener.as_ref().map(|listener| listener.state.clone());
@@ -362,7 +384,7 @@ impl Drop for RunningProcess {
         let Some((main, ended)) = self.main_process.take().filter(|_| !self.all_ended) else { return };
         main.kill();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let reap = reap_killed(Arc::clone(&self.host), (main, self.kept.take()), ended);
+            let reap = reap_killed(Arc::clone(&self.host), main, self.kept.take(), ended);
             self.host.reap_tasks.spawn_on(reap, &runtime);
         }
     }
@@ -382,7 +404,8 @@ async fn terminate_descendants(
 /// Waits until a killed process and its descendants have exited, and drops its record then.
 async fn reap_killed(
     host: Arc<ProcessHost>,
-    (mut main, _kept): (MainProcess, Option<Arc<KeptProcess>>),
+    mut main: MainProcess,
+    _kept: Option<Arc<KeptProcess>>,
     ended: ReadableFd,
 ) {
     drop(ended.wait_readable().await);

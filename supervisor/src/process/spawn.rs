@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -18,11 +18,11 @@ use super::cgroup::{HostCgroup, RunCgroup};
 use super::cgroup_limits::CgroupLimitError;
 use super::child_setup;
 use super::descendants::DescendantSet;
-use super::host::HostState;
+use super::host_state::HostState;
 use super::mark::ProcessMark;
-use super::{KillMode, Process};
+use super::settings::{KillMode, Process};
 use crate::process_exit::{OomKill, Signal};
-use crate::sys::{self, ExecImage, StartStep, StdioSlots};
+use crate::sys::{self, ExecImage, StartError, StartStep, StartedChild, StdioSlots};
 
 /// The search path for a program without a slash when the process has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
@@ -50,16 +50,22 @@ pub(super) struct ProcessSpawner {
     first_thread: i32,
 }
 
+/// A start that is prepared.
+#[derive(Debug)]
+pub(super) struct PreparedStart {
+    pub(super) image: ExecImage,
+    pub(super) mark: ProcessMark,
+    pub(super) kill_scope: KillScope,
+}
+
 #[derive(Debug)]
 struct SpawnJob {
-    image: ExecImage,
-    mark: ProcessMark,
-    kill_scope: KillScope,
+    start: PreparedStart,
     shared: Arc<HostState>,
     /// Given back when a thread works on it.
     turn: StartTurn,
     is_started: Arc<AtomicBool>,
-    reply: oneshot::Sender<Result<MainProcess, (StartStep, io::Error)>>,
+    reply: oneshot::Sender<Result<MainProcess, StartError>>,
 }
 
 impl ProcessSpawner {
@@ -82,25 +88,29 @@ impl ProcessSpawner {
         self.first_thread
     }
 
-    /// Starts an image. If this future is dropped meanwhile, the process is killed.
+    /// Starts a process. If this future is dropped before it returns, the process is killed.
     ///
     /// # Errors
-    /// The step that failed, with the kernel's error.
+    /// See [`StartError`].
     pub(super) async fn spawn(
         &self,
         turn: StartTurn,
-        (image, mark, kill_scope): (ExecImage, ProcessMark, KillScope),
+        start: PreparedStart,
         shared: &Arc<HostState>,
-    ) -> Result<MainProcess, (StartStep, io::Error)> {
-        let ((reply, mut result), is_started) = (oneshot::channel(), Arc::<AtomicBool>::default());
+    ) -> Result<MainProcess, StartError> {
+        let (reply, mut result) = oneshot::channel();
+        let is_started = Arc::<AtomicBool>::default();
         let shared = Arc::clone(shared);
-        let job =
-            SpawnJob { image, mark, kill_scope, shared, turn, is_started: Arc::clone(&is_started), reply };
-        let gone = || (StartStep::Fork, io::Error::other("the thread that starts processes has exited"));
+        let job = SpawnJob { start, shared, turn, is_started: Arc::clone(&is_started), reply };
+        let gone = || {
+            let source = io::Error::other("the thread that starts processes has exited");
+            StartError { step: StartStep::Fork, source }
+        };
         self.jobs.send(job).map_err(|_| gone())?;
         if let Ok(result) = timeout(SPAWN_QUEUE_TIMEOUT, &mut result).await {
             return result.unwrap_or_else(|_| Err(gone()));
         }
+        // The threads are all blocked in slow starts.
         if !is_started.load(Ordering::Relaxed)
             && let Err(error) = add_spawner_thread(&self.waiting)
         {
@@ -136,22 +146,28 @@ fn add_spawner_thread(
 
 impl SpawnJob {
     fn run_job(self, slots: &mut Option<StdioSlots>) {
-        let Self { mut image, mark, mut kill_scope, shared, turn, is_started, reply } = self;
+        let Self {
+            start: PreparedStart { mut image, mark, mut kill_scope },
+            shared,
+            turn,
+            is_started,
+            reply,
+        } = self;
         is_started.store(true, Ordering::Relaxed);
         drop(turn);
         shared.begin_start(mark);
         let mut result = sys::spawn_image(&image, slots);
-        if let Err((StartStep::Cgroup, error)) = &result
+        if let Err(StartError { step: StartStep::Cgroup, source: error }) = &result
             && !kill_scope.is_limited()
         {
             tracing::warn!(%error, "can't start a process in its cgroup: its descendants are identified by mark");
             (image.cgroup, kill_scope) = (None, KillScope::MarkedDescendants);
             result = sys::spawn_image(&image, slots);
         }
-        shared.end_start(mark, result.as_ref().ok().map(|(pid, _)| *pid));
+        shared.end_start(mark, result.as_ref().ok().map(|child| child.pid));
         // From now on only the child has its descriptors.
         drop(image);
-        let main = result.map(|(pid, pidfd)| MainProcess::new(shared, (pid, pidfd), mark, kill_scope));
+        let main = result.map(|child| MainProcess::new(shared, child, mark, kill_scope));
         // If the caller no longer waits, this drops the process and so kills it.
         drop(reply.send(main));
     }
@@ -250,10 +266,11 @@ impl MainProcess {
     /// The process is in the registry of the host.
     pub(super) fn new(
         shared: Arc<HostState>,
-        (pid, pidfd): (i32, OwnedFd),
+        child: StartedChild,
         mark: ProcessMark,
         kill_scope: KillScope,
     ) -> Self {
+        let StartedChild { pid, pidfd } = child;
         Self { shared, mark, kill_scope, pid, pidfd: Arc::new(pidfd), reaped: false }
     }
 
@@ -289,7 +306,7 @@ impl MainProcess {
             KillScope::MarkedDescendants => None,
             KillScope::WholeCgroup(cgroup) => Some(Arc::clone(cgroup)),
         };
-        Some(DescendantSet::new(self.mark, (self.pid, Arc::clone(&self.pidfd)), cgroup))
+        Some(DescendantSet::new(self.mark, self.pid, Arc::clone(&self.pidfd), cgroup))
     }
 }
 
@@ -302,15 +319,19 @@ impl Drop for MainProcess {
     }
 }
 
-/// The readers and the writers of a process' standard output and error.
-pub(super) type OutputEnds = ([OwnedFd; 2], [OwnedFd; 2]);
+/// The ends of a process' standard output and error.
+#[derive(Debug)]
+pub(super) struct OutputEnds {
+    pub(super) readers: [OwnedFd; 2],
+    pub(super) writers: [OwnedFd; 2],
+}
 
 /// # Errors
 /// The failed system call.
 pub(super) fn open_pipes() -> io::Result<OutputEnds> {
     let (stdout, child_stdout) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, child_stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    Ok(([stdout, stderr], [child_stdout, child_stderr]))
+    Ok(OutputEnds { readers: [stdout, stderr], writers: [child_stdout, child_stderr] })
 }
 
 /// Prepares everything that can be prepared before there is a process.
@@ -338,7 +359,7 @@ pub(super) fn build_image(
             .env
             .iter()
             .chain(notify_env.iter().map(|(key, value)| (key, value)))
-            .map(env_entry)
+            .map(|(key, value)| env_entry(key, value))
             .collect::<io::Result<_>>()?,
         dir: working_dir(process)?,
         stdio: [stdin?, stdout?, stderr?],
@@ -381,11 +402,11 @@ fn candidate_paths(process: &Process) -> io::Result<Vec<CString>> {
         .collect()
 }
 
-fn env_entry((key, value): (&OsString, &OsString)) -> io::Result<CString> {
+fn env_entry(key: &OsStr, value: &OsStr) -> io::Result<CString> {
     if key.is_empty() || key.as_bytes().contains(&b'=') {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("invalid variable name {key:?}")));
     }
-    let mut pair = key.clone().into_vec();
+    let mut pair = key.as_bytes().to_vec();
     pair.push(b'=');
     pair.extend_from_slice(value.as_bytes());
     c_string(OsStr::from_bytes(&pair))

@@ -66,20 +66,35 @@ pub(crate) enum StartStep {
     Exec,
 }
 
+/// A child process whose start has succeeded so far.
+#[derive(Debug)]
+pub(crate) struct StartedChild {
+    pub(crate) pid: i32,
+    pub(crate) pidfd: OwnedFd,
+}
+
+/// The step of a start that failed, with the kernel's error.
+#[derive(Debug)]
+pub(crate) struct StartError {
+    pub(crate) step: StartStep,
+    pub(crate) source: io::Error,
+}
+
 /// Creates a child process in a new process group and returns once it runs the image.
 ///
-/// The kernel kills the child when the calling *thread* exits, unless the image says otherwise. Until its exec, the child borrows this
-/// program's memory, as in `posix_spawn`: a copy would cost a millisecond for every 20 MB of this program.
-/// The calling thread is suspended meanwhile. With slots, which only that thread uses, it also borrows the table of
-/// descriptors. Slots that can't be emptied are dropped.
+/// The kernel kills the child when the calling *thread* exits, unless the image is of a child that survives it. Until
+/// its exec, the child borrows this program's memory, as in `posix_spawn`: a copy would cost a millisecond for every
+/// 20 MB of this program. Until then, the calling thread is suspended. With slots, which only that thread uses, it also
+/// borrows the table of descriptors. Slots that can't be emptied are dropped.
 ///
 /// # Errors
-/// The step that failed, with the kernel's error.
+/// See [`StartError`].
 pub(crate) fn spawn_image(
     image: &ExecImage,
     slots: &mut Option<StdioSlots>,
-) -> Result<(i32, OwnedFd), (StartStep, io::Error)> {
-    let mut plan = ChildPlan::from_image(image).map_err(|error| (StartStep::Setup, error))?;
+) -> Result<StartedChild, StartError> {
+    let setup_error = |source| StartError { step: StartStep::Setup, source };
+    let mut plan = ChildPlan::from_image(image).map_err(setup_error)?;
     if let Some(numbers) = slots.as_mut().and_then(|slots| slots.fill(&image.stdio).ok()) {
         (plan.stdio, plan.borrows_files) = (numbers, true);
     }
@@ -87,11 +102,11 @@ pub(crate) fn spawn_image(
     let created = clone_child(&mut plan);
     drop(borrows_memory);
     drop(slots.take_if(|slots| slots.clear().is_err()));
-    let (pid, pidfd) = created?;
-    let Some((step, errno)) = plan.failure.get() else { return Ok((pid, pidfd)) };
+    let child = created?;
+    let Some((step, errno)) = plan.failure.get() else { return Ok(child) };
     // It did not exec, so it has exited. No other code waits for it.
-    let _ = rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
-    Err((step, io::Error::from_raw_os_error(errno)))
+    let _ = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
+    Err(StartError { step, source: io::Error::from_raw_os_error(errno) })
 }
 
 /// A child that changes its user makes the borrowed memory undumpable, which keeps other programs of that user out
@@ -189,14 +204,14 @@ impl<'a> ChildPlan<'a> {
 }
 
 /// Returns when the child has executed its program or has exited.
-fn clone_child(plan: &mut ChildPlan<'_>) -> Result<(i32, OwnedFd), (StartStep, io::Error)> {
+fn clone_child(plan: &mut ChildPlan<'_>) -> Result<StartedChild, StartError> {
     const STACK: usize = 64 * 1024;
     let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
     let stack = stack.spare_capacity_mut();
     let mut pidfd: c_int = -1;
     // No handler of this program may run in the child, which shares its memory. The child unblocks its
     // signals after it has reset its handlers.
-    let mask = BlockedSignals::block_all().map_err(|error| (StartStep::Fork, error))?;
+    let mask = BlockedSignals::block_all().map_err(|source| StartError { step: StartStep::Fork, source })?;
     let into = plan.image.cgroup.as_ref().map(|cgroup| {
         // SAFETY: as for `clone_vfork` below.
         unsafe { clone_into_cgroup(cgroup.as_fd(), plan, stack, &mut pidfd) }
@@ -218,9 +233,9 @@ fn clone_child(plan: &mut ChildPlan<'_>) -> Result<(i32, OwnedFd), (StartStep, i
     let step = |error: &_| {
         if plan.image.cgroup.is_some() && !is_full(error) { StartStep::Cgroup } else { StartStep::Fork }
     };
-    let pid = pid.map_err(|error| (step(&error), error))?;
+    let pid = pid.map_err(|source| StartError { step: step(&source), source })?;
     // SAFETY: CLONE_PIDFD has stored a new close-on-exec descriptor, which no other code owns.
-    Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+    Ok(StartedChild { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
 }
 
 fn clone_flags(plan: &ChildPlan<'_>) -> c_int {

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::process::mark::{HostId, ProcessMark};
+use super::mark::{HostId, ProcessMark};
 
 const MAGIC: &str = "nodekeel-record 1 ";
 /// No record is longer: a DN has 255 bytes, a path 4,096.
@@ -28,103 +28,131 @@ pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024;
 
 /// The boot and the PID namespace in which a pid and a start time identify a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::process) struct BootId {
-    pub(in crate::process) boot: String,
-    pub(in crate::process) pid_namespace: String,
+pub(super) struct BootId {
+    pub(super) boot: String,
+    pub(super) pid_namespace: String,
 }
 
 /// A process, among all of one boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(in crate::process) struct ProcessId {
-    pub(in crate::process) pid: i32,
+pub(super) struct ProcessId {
+    pub(super) pid: i32,
     /// In clock ticks since boot.
-    pub(in crate::process) start: u64,
+    pub(super) start: u64,
 }
 
 /// A supervisor that starts processes. Written before the first of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::process) struct HostRecord {
-    pub(in crate::process) boot: BootId,
-    pub(in crate::process) host_id: HostId,
+pub(super) struct HostRecord {
+    pub(super) boot: BootId,
+    pub(super) host_id: HostId,
     /// The start time of the program. None of its processes is older.
-    pub(in crate::process) start: u64,
+    pub(super) start: u64,
 }
 
 /// A process that is kept. Written before its start, and again with its pid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::process) struct KeptRecord {
-    pub(in crate::process) boot: BootId,
-    pub(in crate::process) dn: String,
-    pub(in crate::process) mark: ProcessMark,
+pub(super) struct KeptRecord {
+    pub(super) boot: BootId,
+    pub(super) dn: String,
+    pub(super) mark: ProcessMark,
     /// The hash of what the process was started with.
-    pub(in crate::process) definition: u64,
-    pub(in crate::process) cgroup: Option<PathBuf>,
+    pub(super) definition: u64,
+    pub(super) cgroup: Option<PathBuf>,
     /// The abstract name of its notification socket.
-    pub(in crate::process) notify: Option<String>,
+    pub(super) notify: Option<String>,
     /// `None` until it has started.
-    pub(in crate::process) process: Option<ProcessId>,
+    pub(super) process: Option<ProcessId>,
     /// It has reported `READY=1`.
-    pub(in crate::process) is_ready: bool,
+    pub(super) is_ready: bool,
 }
 
 /// What a record file contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::process) enum Record {
+pub(super) enum Record {
     Host(HostRecord),
     Kept(KeptRecord),
 }
 
 /// Why a record can't be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(in crate::process) enum ParseRecordError {
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ParseRecordError {
     #[error("a newer release wrote it")]
     Newer,
-    #[error("it is damaged")]
-    Damaged,
+    #[error("it is not text, or does not begin with {MAGIC:?} and a known kind of record")]
+    NotRecord,
+    #[error("its sum does not match its content: it was cut off or changed")]
+    Sum,
+    #[error("its line {0:?} is missing, repeated, out of order or invalid")]
+    Line(String),
 }
 
 impl Record {
+    /// Reads exactly what [`Display`](fmt::Display) writes.
+    ///
     /// # Errors
-    /// See [`ParseRecordError`]. It accepts exactly what [`Display`](fmt::Display) writes.
-    pub(in crate::process) fn parse(bytes: &[u8]) -> Result<Self, ParseRecordError> {
-        let text = std::str::from_utf8(bytes).map_err(|_| ParseRecordError::Damaged)?;
+    /// See [`ParseRecordError`].
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, ParseRecordError> {
+        let text = std::str::from_utf8(bytes).map_err(|_| ParseRecordError::NotRecord)?;
         let version = text.strip_prefix("nodekeel-record ").and_then(|rest| rest.split(' ').next());
         if version.is_some_and(|version| version.parse().is_ok_and(|number: u32| number > 1)) {
             return Err(ParseRecordError::Newer);
         }
-        let record = parse_fields(text).ok_or(ParseRecordError::Damaged)?;
-        if record.to_string() == text { Ok(record) } else { Err(ParseRecordError::Damaged) }
+        let lines = text.strip_prefix(MAGIC).ok_or(ParseRecordError::NotRecord)?;
+        // A changed byte shows in the sum, so that the error does not blame the line.
+        let content = text.rfind("sum ").map_or("", |at| &text[..at]);
+        if text[content.len()..] != sum_line(content) {
+            return Err(ParseRecordError::Sum);
+        }
+        let record = parse_lines(lines)?;
+        let written = record.to_string();
+        if written == text {
+            return Ok(record);
+        }
+        let differing = text.lines().zip(written.lines()).find(|(line, expected)| line != expected);
+        Err(bad_line(differing.and_then(|(line, _)| line.split(' ').next()).unwrap_or("sum")))
     }
 }
 
-fn parse_fields(text: &str) -> Option<Record> {
-    let mut lines = text.strip_prefix(MAGIC)?.lines();
-    let kind = lines.next()?;
+fn parse_lines(text: &str) -> Result<Record, ParseRecordError> {
+    let mut lines = text.lines();
+    let kind = lines.next();
     let fields: BTreeMap<&str, &str> = lines.filter_map(|line| line.split_once(' ')).collect();
-    let field = |name| fields.get(name).copied();
-    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let boot = BootId { boot: field("boot")?.to_owned(), pid_namespace: field("pidns")?.to_owned() };
+    let field = |name| fields.get(name).copied().ok_or(bad_line(name));
+    let hex = |name| u64::from_str_radix(field(name)?, 16).map_err(|_| bad_line(name));
+    let boot = || -> Result<BootId, ParseRecordError> {
+        Ok(BootId { boot: field("boot")?.to_owned(), pid_namespace: field("pidns")?.to_owned() })
+    };
     match kind {
-        "host" => Some(Record::Host(HostRecord {
-            boot,
-            host_id: HostId::parse(field("host")?)?,
-            start: field("start")?.parse().ok()?,
+        Some("host") => Ok(Record::Host(HostRecord {
+            boot: boot()?,
+            host_id: HostId::parse(field("host")?).ok_or(bad_line("host"))?,
+            start: field("start")?.parse().map_err(|_| bad_line("start"))?,
         })),
-        "kept" => Some(Record::Kept(KeptRecord {
-            boot,
+        Some("kept") => Ok(Record::Kept(KeptRecord {
+            boot: boot()?,
             dn: field("dn")?.to_owned(),
-            mark: ProcessMark::from_limit(hex(field("mark")?)?)?,
-            definition: hex(field("definition")?)?,
-            cgroup: field("cgroup").map(PathBuf::from),
-            notify: field("notify").map(str::to_owned),
+            mark: ProcessMark::from_limit(hex("mark")?).ok_or(bad_line("mark"))?,
+            definition: hex("definition")?,
+            cgroup: field("cgroup").ok().map(PathBuf::from),
+            notify: field("notify").ok().map(str::to_owned),
             process: match field("process") {
-                Some(process) => Some(parse_process(process)?),
-                None => None,
+                Ok(process) => Some(parse_process(process).ok_or(bad_line("process"))?),
+                Err(_) => None,
             },
-            is_ready: field("ready").is_some(),
+            is_ready: field("ready").is_ok(),
         })),
-        _ => None,
+        _ => Err(ParseRecordError::NotRecord),
     }
+}
+
+fn bad_line(name: &str) -> ParseRecordError {
+    ParseRecordError::Line(name.to_owned())
+}
+
+/// The last line of a record with this content.
+fn sum_line(content: &str) -> String {
+    format!("sum {:016x}\n", fnv1a([content.as_bytes()]))
 }
 
 fn parse_process(text: &str) -> Option<ProcessId> {
@@ -142,7 +170,7 @@ impl fmt::Display for Record {
             }
             Self::Kept(kept) => format!("{MAGIC}kept\n{kept}"),
         };
-        writeln!(f, "{text}sum {:016x}", fnv1a([text.as_bytes()]))
+        write!(f, "{text}{}", sum_line(&text))
     }
 }
 
@@ -172,7 +200,7 @@ impl fmt::Display for KeptRecord {
 /// The FNV-1a hash of these parts in a row, which is the same in every release.
 ///
 /// *Source:* draft-eastlake-fnv, the 64-bit parameters.
-pub(in crate::process) fn fnv1a<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+pub(super) fn fnv1a<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     let bytes = parts.into_iter().flatten();
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -184,8 +212,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const HOST: &[u8] = include_bytes!("../../../testdata/records/host-1");
-    const KEPT: &[u8] = include_bytes!("../../../testdata/records/kept-1");
+    const HOST: &[u8] = include_bytes!("../../testdata/records/host-1");
+    const KEPT: &[u8] = include_bytes!("../../testdata/records/kept-1");
 
     fn boot() -> BootId {
         let boot = "5c5f1b4e-9d9b-4c55-9a56-5b8b6e1c1c02".to_owned();
@@ -220,6 +248,24 @@ mod tests {
         assert_eq!(Record::parse(newer.as_bytes()), Err(ParseRecordError::Newer));
     }
 
+    #[test]
+    fn an_error_names_the_line_that_is_invalid() {
+        let content = String::from_utf8_lossy(KEPT);
+        let content = &content[..content.rfind("sum ").expect("it has a sum")];
+        for (from, to, error) in [
+            ("mark 2bff", "mark 0", bad_line("mark")),
+            ("process 4711", "process 1", bad_line("process")),
+            ("boot ", "Boot ", bad_line("boot")),
+            ("ready yes", "ready maybe", bad_line("ready")),
+            ("1 kept", "1 else", ParseRecordError::NotRecord),
+        ] {
+            let changed = content.replacen(from, to, 1);
+            assert_ne!(changed, content);
+            let record = format!("{changed}{}", sum_line(&changed));
+            assert_eq!(Record::parse(record.as_bytes()), Err(error), "{from}");
+        }
+    }
+
     proptest! {
         /// Also one that is cut off, or that lacks a line.
         #[test]
@@ -227,7 +273,8 @@ mod tests {
             let mut flipped = KEPT.to_vec();
             flipped[at] ^= 1 << bit;
             prop_assert!(Record::parse(&flipped).is_err());
-            prop_assert_eq!(Record::parse(&KEPT[..cut]), Err(ParseRecordError::Damaged));
+            let error = if cut < MAGIC.len() { ParseRecordError::NotRecord } else { ParseRecordError::Sum };
+            prop_assert_eq!(Record::parse(&KEPT[..cut]), Err(error));
         }
 
         #[test]
