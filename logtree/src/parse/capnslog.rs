@@ -4,8 +4,14 @@ use std::time::SystemTime;
 
 use jiff::civil::{Date, DateTime};
 
-use super::{take_clock_time, take_digits, utc_system_time};
+use super::time::{take_clock_time, take_digits, utc_system_time};
+use super::zap::zap_line;
 use crate::{Level, LogMessage};
+
+/// Parses a line of etcd: [`zap_line`] JSON, or the older text of [`capnslog_line`].
+pub fn etcd_line(line: &str, now: SystemTime) -> Option<LogMessage> {
+    zap_line(line, now).or_else(|| capnslog_line(line, now))
+}
 
 /// Parses a line of capnslog, `2026-11-21 11:26:08.703131 I | embed: text`, or of etcd's raft library,
 /// `raft2026/11/21 11:26:08 INFO: text`. The package before the colon becomes the field `package`.
@@ -57,41 +63,4 @@ fn take_timestamp(text: &str, separator: char) -> Option<(SystemTime, &str)> {
     let (clock, rest) = take_clock_time(rest.strip_prefix(' ')?)?;
     let date = Date::new(year, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok()?;
     Some((utc_system_time(DateTime::from_parts(date, clock))?, rest.strip_prefix(' ')?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::parse::parse_zoned_time;
-
-    fn parse_line(line: &str) -> Option<LogMessage> {
-        capnslog_line(line, SystemTime::UNIX_EPOCH)
-    }
-
-    #[test]
-    fn both_text_formats_of_etcd_parse() {
-        let message =
-            parse_line("2026-11-21 11:26:09.110541 N | etcdserver/membership: set the version to 3.4")
-                .unwrap();
-        assert_eq!((message.level, message.text.as_str()), (Level::Info, "set the version to 3.4"));
-        assert_eq!(message.time, parse_zoned_time("2026-11-21T11:26:09.110541Z"));
-        assert_eq!(message.fields[0].value, "etcdserver/membership".into());
-
-        let message =
-            parse_line("raft2026/11/21 11:26:08 INFO: raft.node: 2e elected leader 2e at term 2").unwrap();
-        assert_eq!(
-            (message.level, message.text.as_str()),
-            (Level::Info, "raft.node: 2e elected leader 2e at term 2")
-        );
-        assert_eq!(message.time, parse_zoned_time("2026-11-21T11:26:08Z"));
-    }
-
-    #[test]
-    fn malformed_lines_are_rejected() {
-        for line in
-            ["", "raft", "2026-11-21 11:26:09", "2026-13-21 11:26:09.1 I | a: b", "2026-11-21 11:26:09 X | a"]
-        {
-            assert_eq!(parse_line(line), None, "{line}");
-        }
-    }
 }

@@ -2,10 +2,19 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::SystemTime;
 
 use thiserror::Error;
 
-use super::{LineParser, etcd_line, json_line, klog_line, logfmt_line, zap_line};
+use super::capnslog::etcd_line;
+use super::klog::klog_line;
+use super::kubernetes::json_line;
+use super::logfmt::logfmt_line;
+use super::zap::zap_line;
+use crate::LogMessage;
+
+/// A function that parses a line into a message; `None` if the line is not in its format.
+pub type LineParser = fn(line: &str, now: SystemTime) -> Option<LogMessage>;
 
 /// The format of a program's log.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,8 +85,8 @@ impl LogFormat {
         }
     }
 
-    /// Whether a message can have more than one line. Such a line has the level, the time and the position of the
-    /// message.
+    /// Returns whether a message can have more than one line. Such a line has the level, the time and the position
+    /// of the message.
     pub const fn has_continuation_lines(self) -> bool {
         matches!(self, LogFormat::Klog)
     }

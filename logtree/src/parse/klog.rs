@@ -9,13 +9,13 @@ use jiff::tz::TimeZone;
 use serde_json::Value as Json;
 
 use super::logfmt::take_quoted;
-use super::{take_clock_time, take_digits, utc_system_time};
+use super::time::{take_clock_time, take_digits, utc_system_time};
 use crate::{FieldValue, Level, LogField, LogMessage};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// How the first line of a crash of a Go program begins: a panic, an error of the runtime, or a signal that ends it with a
-/// dump of its goroutines, as the SIGABRT of a watchdog.
+/// The beginnings of the first line of a crash of a Go program: a panic, an error of the runtime, or a signal that
+/// ends it with a dump of its goroutines, as the SIGABRT of a watchdog.
 ///
 /// *Source:* Go's runtime/panic.go; runtime/sigtab_linux_generic.go, the signals with `_SigThrow` or `_SigPanic`.
 const GO_CRASHES: [&str; 11] = [
@@ -121,113 +121,4 @@ fn resolve_year(month: i16, day: i16, clock: Time, now: SystemTime) -> Option<Sy
     };
     let recent = |time: &SystemTime| now.duration_since(*time).is_ok_and(|age| age <= 48 * HOUR);
     in_year(this_year + 1).or_else(|| in_year(this_year)).or_else(|| in_year(this_year - 1).filter(recent))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(text: &str) -> SystemTime {
-        super::super::parse_zoned_time(text).unwrap()
-    }
-
-    fn time_of(line: &str, now: &str) -> Option<SystemTime> {
-        klog_line(line, at(now))?.time
-    }
-
-    const NOON: &str = "2026-11-21T12:00:00Z";
-
-    /// Reference case 14: valid, free text, empty, far future, New Year, unknown severity, invalid hour, no
-    /// fraction.
-    #[test]
-    fn klog_lines_parse_and_malformed_lines_do_not() {
-        let good =
-            klog_line("E1121 11:26:08.703131   12345 reflector.go:127] list failed: timeout", at(NOON))
-                .unwrap();
-        assert_eq!(good.level, Level::Error);
-        assert_eq!((good.file.as_str(), good.line), ("reflector.go", 127));
-        assert_eq!(good.text, "list failed: timeout");
-        assert_eq!(good.time, Some(at("2026-11-21T11:26:08.703131Z")));
-
-        for line in [
-            "just some text",
-            "",
-            "D1121 11:26:08.703131 1 a.go:1] severity",
-            "I1121 25:26:08.703131 1 a.go:1] hour",
-            "I1121 11:26:08. 1 a.go:1] empty fraction",
-            "I1121 11:26:08.7 1 a.go:1] ",
-            "I1121 11:26:08.7 x a.go:1] pid",
-            "I1121 11:26:08.7 1 a:b:1] file",
-        ] {
-            assert_eq!(klog_line(line, at(NOON)), None, "{line}");
-        }
-        assert_eq!(time_of("I1224 00:00:00.000000 1 a.go:1] x", "2021-03-01T00:00:00Z"), None);
-        let new_year = time_of("I1231 23:59:43.123456 1 a.go:1] x", "2000-01-01T00:00:01Z");
-        assert_eq!(new_year, Some(at("1999-12-31T23:59:43.123456Z")));
-        let no_fraction = time_of("I1121 11:26:08 1 a.go:1] x", NOON);
-        assert_eq!(no_fraction, Some(at("2026-11-21T11:26:08Z")));
-    }
-
-    #[test]
-    fn a_structured_message_has_fields() {
-        let parse = |text: &str| {
-            let message = klog_line(&format!("I1121 11:26:08.703131 1 a.go:1] {text}"), at(NOON)).unwrap();
-            let fields: Vec<_> = message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
-            (message.text, fields.join("|"))
-        };
-        let split = |text: &str, fields: &str| (text.to_owned(), fields.to_owned());
-        for (text, fields) in [
-            (
-                r#""Pod \"a\" failed" pod="kube-system/a" err="no \"x\"" attempt=3"#,
-                r#"pod=kube-system/a|err=no "x"|attempt=3"#,
-            ),
-            (
-                r#""Pod \"a\" failed" gates={"A":"b c"} list=["a b"] none=<nil>"#,
-                r#"gates={"A":"b c"}|list=["a b"]|none=<nil>"#,
-            ),
-            (r#""Pod \"a\" failed" err=<"#, "err=<"),
-            (r#""Pod \"a\" failed""#, ""),
-        ] {
-            assert_eq!(parse(text), split(r#"Pod "a" failed"#, fields), "{text}");
-        }
-        for text in ["FLAG: --a=\"b\"", "\"x\" and more", "\"x\" a=b  c=d", "\"x\" a={b", "\"open", "x a=b"] {
-            assert_eq!(parse(text), split(text, ""), "it has no structure");
-        }
-    }
-
-    #[test]
-    fn a_crash_of_a_go_program_is_fatal() {
-        for line in [
-            "panic: runtime error: index out of range [1] with length 1",
-            "fatal error: all goroutines are asleep - deadlock!",
-            // As the watchdog of its supervisor aborts it.
-            "SIGABRT: abort",
-        ] {
-            let message = klog_line(line, at(NOON)).unwrap();
-            assert_eq!((message.level, message.text.as_str(), message.time), (Level::Fatal, line, None));
-        }
-        assert_eq!(klog_line("SIGTERM: terminated", at(NOON)), None, "it ends no Go program with a dump");
-    }
-
-    #[test]
-    fn fractions_of_any_length_parse() {
-        for (fraction, nanos) in [("5", 500_000_000), ("000000001", 1), ("1234567899999", 123_456_789)] {
-            let time = time_of(&format!("I1121 11:26:08.{fraction} 1 a.go:1] x"), NOON).unwrap();
-            assert_eq!(time, at("2026-11-21T11:26:08Z") + Duration::from_nanos(nanos));
-        }
-    }
-
-    #[test]
-    fn a_leap_day_parses_in_its_year_and_just_after() {
-        let line = "I0229 23:30:00.000000 1 a.go:1] x";
-        assert_eq!(time_of(line, "2024-02-29T23:31:00Z"), Some(at("2024-02-29T23:30:00Z")));
-        assert_eq!(time_of(line, "2024-12-31T00:00:00Z"), Some(at("2024-02-29T23:30:00Z")));
-        assert_eq!(time_of(line, "2026-01-01T00:00:00Z"), None);
-    }
-
-    #[test]
-    fn a_clock_slightly_ahead_of_ours_at_new_year_is_next_year() {
-        let time = time_of("I0101 00:00:05.0 1 a.go:1] x", "2026-12-31T23:59:58Z");
-        assert_eq!(time, Some(at("2027-01-01T00:00:05Z")));
-    }
 }

@@ -8,7 +8,7 @@ use crate::{FieldValue, Level, LogField, LogMessage};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KmsgRecord {
-    /// Its sequence number; a gap to the previous record means that records were overwritten before they were
+    /// The sequence number; a gap to the previous record means that records were overwritten before they were
     /// read.
     pub seq: u64,
     /// Time since boot, on the kernel's monotonic clock.

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::parse_zoned_time;
+use super::time::parse_zoned_time;
 use crate::{FieldValue, Level, LogField, LogMessage};
 
 /// Parses `time="2026-11-21T11:26:16.7Z" level=info msg="text" key=value`, as logrus writes it. The level and
@@ -102,41 +102,4 @@ fn take_code_point<'a>(kind: char, text: &'a str, value: &mut Vec<u8>) -> Option
         _ => value.extend_from_slice(char::from_u32(number)?.encode_utf8(&mut [0; 4]).as_bytes()),
     }
     Some(rest)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse_line(line: &str) -> Option<LogMessage> {
-        logfmt_line(line, SystemTime::UNIX_EPOCH)
-    }
-
-    #[test]
-    fn containerd_lines_parse_with_quotes_inside_quotes() {
-        let line = r#"time="2026-11-21T11:26:16.759613664Z" level=warning msg="skip plugin \"aufs\"" error="\xc3\xbc \u00fc\n" type=io.v1 empty="#;
-        let message = parse_line(line).unwrap();
-        assert_eq!((message.level, message.text.as_str()), (Level::Warn, "skip plugin \"aufs\""));
-        assert_eq!(message.time, parse_zoned_time("2026-11-21T11:26:16.759613664Z"));
-        let fields: Vec<_> = message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
-        assert_eq!(fields, ["error=ü ü\n", "type=io.v1", "empty="]);
-    }
-
-    #[test]
-    fn malformed_lines_are_rejected() {
-        for line in [
-            "",
-            "level=info",
-            "msg=x",
-            "level=loud msg=x",
-            "level=info msg=x y",
-            r#"level=info msg="x"#,
-            r#"level=info msg="x"y=z"#,
-            r#"level=info msg="\q""#,
-            r#"level=info msg="\uD800""#,
-            "time=yesterday level=info msg=x",
-        ] {
-            assert_eq!(parse_line(line), None, "{line}");
-        }
-    }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value as Json};
 
-use super::parse_zoned_time;
+use super::time::parse_zoned_time;
 use crate::{FieldValue, Level, LogField, LogMessage};
 
 /// Parses a JSON object as [zap](https://github.com/uber-go/zap) writes it: level, time, caller and message
@@ -71,46 +71,5 @@ impl From<Json> for FieldValue {
             },
             other => FieldValue::Text(other.to_string()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse_line(line: &str) -> Option<LogMessage> {
-        zap_line(line, UNIX_EPOCH)
-    }
-
-    /// Reference case 16: three levels, the fields by key.
-    #[test]
-    fn levels_times_positions_and_fields_are_parsed() {
-        for (name, level) in [("info", Level::Info), ("warn", Level::Warn), ("error", Level::Error)] {
-            let message = parse_line(&format!(
-                r#"{{"level":"{name}","ts":"2026-11-21T11:26:12.708+0100","caller":"embed/etcd.go:117","msg":"up","b":[1,"x"],"a":1.5}}"#
-            ))
-            .unwrap();
-            assert_eq!((message.level, message.text.as_str()), (level, "up"));
-            assert_eq!((message.file.as_str(), message.line), ("embed/etcd.go", 117));
-            assert_eq!(message.time, parse_zoned_time("2026-11-21T10:26:12.708Z"));
-            let fields: Vec<_> = message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
-            assert_eq!(fields, ["a=1.5", r#"b=[1,"x"]"#]);
-        }
-    }
-
-    #[test]
-    fn numeric_timestamps_are_parsed() {
-        let message = parse_line(r#"{"level":"info","ts":1.5,"msg":"x"}"#).unwrap();
-        assert_eq!(message.time, Some(UNIX_EPOCH + Duration::from_millis(1500)));
-    }
-
-    #[test]
-    fn lines_that_are_not_zap_are_rejected() {
-        for line in
-            ["", "{", "[]", "{}", r#"{"level":"info"}"#, r#"{"msg":"x"}"#, r#"{"level":"info","msg":1}"#]
-        {
-            assert_eq!(parse_line(line), None, "{line}");
-        }
-        assert_eq!(parse_line(r#"{"level":"info","ts":-1e300,"msg":"x"}"#), None);
     }
 }
