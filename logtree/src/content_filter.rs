@@ -25,7 +25,7 @@ impl TextPattern {
     /// See [`PatternError`]; a retry does not help.
     pub fn new(pattern: &str) -> Result<TextPattern, PatternError> {
         let reason = |error: regex::Error| match error {
-            // The last line says what is wrong; those before show where.
+            // The last line names the mistake; those before show its place.
             regex::Error::Syntax(text) => {
                 text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
             }
@@ -57,7 +57,7 @@ impl PartialEq for TextPattern {
 
 impl Eq for TextPattern {}
 
-/// What an entry must contain.
+/// The content that an entry must have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ContentFilter {
     pub(crate) since: Option<SystemTime>,

@@ -1,38 +1,19 @@
-//! The position of a reader in one ring, and the entries it missed there.
+//! The position of a reader in one ring.
 
 use std::sync::Arc;
 
+use crate::class::{ClassCounts, ClassMask};
 use crate::follower::Follower;
+use crate::missed::MissedEntries;
 use crate::name_log::NameLog;
-use crate::query::{ClassMask, LogQuery};
+use crate::query::LogQuery;
 use crate::record::RecordHead;
-use crate::ring::{ClassCounts, LogRing};
+use crate::ring::LogRing;
 use crate::segment::SegmentView;
 
 /// Maximum number of segments that a reader skips under the lock of a ring. Writers wait for that, and for nothing else
 /// that it does: it reads records without the lock.
 const MAX_SKIPS_PER_LOCK: usize = 64;
-
-/// Entries that were dropped before a reader reached them and are not yet reported to it; none if `count` is
-/// 0.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MissedEntries {
-    pub(crate) count: u64,
-    pub(crate) seq: u64,
-    /// The count is only an upper bound.
-    pub(crate) is_upper_bound: bool,
-}
-
-impl MissedEntries {
-    pub(crate) fn add(&mut self, other: MissedEntries) {
-        if other.count > 0 {
-            // The number in a client's cursor is any.
-            self.count = self.count.saturating_add(other.count);
-            self.seq = self.seq.max(other.seq);
-            self.is_upper_bound |= other.is_upper_bound;
-        }
-    }
-}
 
 /// A reader's place in a name.
 #[derive(Debug)]
@@ -53,7 +34,7 @@ pub(crate) enum CursorState {
     Waiting,
 }
 
-/// What a reader finds next in a ring.
+/// The next find of a reader in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextItem {
     /// A record or a report of missed entries, with this sequence number.
@@ -64,7 +45,7 @@ pub(crate) enum NextItem {
     Never,
 }
 
-/// What is before the position of a cursor.
+/// The item before the position of a cursor.
 enum PreviousItem {
     /// Records, of which not all need be wanted.
     Records(SegmentView),
@@ -74,7 +55,7 @@ enum PreviousItem {
 }
 
 impl PreviousItem {
-    /// Its sequence number, or an upper bound of that of the wanted record.
+    /// The sequence number, or an upper bound of that of the wanted record.
     fn seq(&self) -> Option<u64> {
         match self {
             PreviousItem::Records(records) => Some(records.read_head_before(records.range().end).1.seq),
@@ -84,7 +65,7 @@ impl PreviousItem {
     }
 }
 
-/// How far a cursor moves back: see [`RingCursor::step_back`].
+/// The extent of a move of a cursor: see [`RingCursor::step_back`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackwardStep<'a> {
     pub(crate) down_to: u64,
@@ -95,7 +76,8 @@ pub(crate) struct BackwardStep<'a> {
     pub(crate) content: Option<&'a LogQuery>,
 }
 
-/// How many records a cursor has passed, and the sequence number of the item before it, or an upper bound of it.
+/// The number of records that a cursor has passed, and the sequence number of the item before it, or an upper
+/// bound of it.
 #[derive(Debug, Default)]
 pub(crate) struct PassedRecords {
     pub(crate) count: usize,
@@ -112,7 +94,7 @@ pub(crate) struct RingPosition {
     pub(crate) missed: MissedEntries,
     /// Copies of the records from `at` on.
     records: Vec<u8>,
-    /// How many of these bytes are read.
+    /// The number of these bytes that are read.
     read_bytes: usize,
 }
 
@@ -171,7 +153,7 @@ impl RingCursor {
             let Some(records) = self.position.next_records(&ring, mask) else {
                 return match missed {
                     Some(seq) => NextItem::Item(seq),
-                    None if ring.account.is_forgotten => NextItem::Never,
+                    None if ring.directory_entry.is_forgotten => NextItem::Never,
                     None => {
                         follower.into_iter().for_each(|follower| ring.add_waiting(follower));
                         NextItem::Nothing
@@ -197,7 +179,7 @@ impl RingCursor {
         previous.seq()
     }
 
-    /// How many of the entries that it missed and did not report are not newer than `seq`.
+    /// The number of entries that it missed and did not report, and that are not newer than `seq`.
     pub(crate) fn unreported_up_to(&self, mask: ClassMask, seq: u64) -> u64 {
         if self.position.missed.count == 0 {
             return 0;
@@ -277,7 +259,7 @@ impl RingPosition {
         None
     }
 
-    /// What is before the position, and before segments without wanted records, which it skips.
+    /// The item before the position, and before segments without wanted records, which it skips.
     fn find_previous(&mut self, ring: &LogRing, mask: ClassMask) -> PreviousItem {
         for (skipped, segment) in ring.segments_before(self.at).enumerate() {
             let start = segment.start.max(ring.start);
@@ -328,7 +310,7 @@ impl RingPosition {
         None
     }
 
-    /// Whether records have been copied and not read.
+    /// Returns whether records have been copied and not read.
     pub(crate) fn has_copies(&self) -> bool {
         self.read_bytes < self.records.len()
     }

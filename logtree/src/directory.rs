@@ -7,19 +7,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::cursor::MissedEntries;
+use crate::class::ClassMask;
 use crate::follower::Follower;
-use crate::inherited_counts::InheritedCounts;
+use crate::missed::MissedEntries;
 use crate::name_levels::LevelTable;
 use crate::name_log::NameLog;
 use crate::partial_lines::PartialLineBudget;
-use crate::query::{ClassMask, LogQuery};
+use crate::query::LogQuery;
 use crate::ring::{LogRing, MAX_SEGMENT_BYTES};
 use crate::{Dn, Level, LogLimits};
 
-/// How many cleared names are remembered with their counts, for each name with entries.
+/// The number of cleared names that are remembered with their counts, for each name with entries.
 const CLEARED_PER_NAME: usize = 4;
-/// Memory of a name beside its ring's segments and the text of its name: the ring, and its places below.
+/// Memory of a name in addition to its ring's segments and the text of its name: the ring, and its places below.
 const NAME_BYTES: usize = size_of::<NameLog>() + 256;
 
 /// Names in the order of a number of each.
@@ -103,7 +103,7 @@ impl Directory {
     }
 
     fn create_name(&mut self, dn: Dn) -> Arc<NameLog> {
-        let mut ring = LogRing::new();
+        let mut ring = LogRing::new(self.next_id);
         let followers: Vec<_> = self.followers.iter().filter(|follower| follower.matches_dn(&dn)).collect();
         followers.iter().for_each(|follower| ring.add_waiting(follower));
         let log = Arc::new(NameLog::new(self.store_id, self.next_id, dn.clone(), ring));
@@ -130,10 +130,10 @@ impl Directory {
     /// Makes room for a record of a name, of which `next_seq` will be the lowest number.
     pub(crate) fn make_room(&mut self, log: &Arc<NameLog>, length: usize, next_seq: u64) {
         let ring = log.lock_ring();
-        if ring.account.is_forgotten || ring.has_room(length) {
+        if ring.directory_entry.is_forgotten || ring.has_room(length) {
             return;
         }
-        let (has_entries, memory) = (ring.account.has_entries, ring.account.memory);
+        let (has_entries, memory) = (ring.directory_entry.has_entries, ring.directory_entry.memory);
         let (is_divisible, growth) = (ring.is_divisible(), ring.growth_bytes(length, &self.limits));
         drop(ring);
         if !has_entries && !log.dn.is_root() {
@@ -189,13 +189,13 @@ impl Directory {
     /// Changes a ring, and counts its memory again, unless it is forgotten.
     fn change_ring(&mut self, log: &Arc<NameLog>, change: impl FnOnce(&mut LogRing)) {
         let mut ring = log.lock_ring();
-        if ring.account.is_forgotten {
+        if ring.directory_entry.is_forgotten {
             return;
         }
         change(&mut ring);
-        let before = std::mem::replace(&mut ring.account.memory, 0);
+        let before = std::mem::replace(&mut ring.directory_entry.memory, 0);
         let after = ring.memory_bytes();
-        ring.account.memory = after;
+        ring.directory_entry.memory = after;
         drop(ring);
         if before != after {
             self.memory = self.memory - before + after;
@@ -227,8 +227,8 @@ impl Directory {
     /// Makes a name one of those with entries, and clears others for it.
     fn make_place(&mut self, log: &Arc<NameLog>, next_seq: u64) {
         let mut ring = log.lock_ring();
-        let was_idle_since = std::mem::replace(&mut ring.account.idle_since, next_seq);
-        ring.account.has_entries = true;
+        let was_idle_since = std::mem::replace(&mut ring.directory_entry.idle_since, next_seq);
+        ring.directory_entry.has_entries = true;
         drop(ring);
         self.cleared.remove(&(was_idle_since, log.id));
         // The root has its place in the limit, with or without entries.
@@ -244,8 +244,8 @@ impl Directory {
             self.by_idleness.remove(&key);
             let mut ring = log.lock_ring();
             let newest = ring.newest_seq.max(key.0);
-            ring.account.idle_since = newest;
-            ring.account.has_entries = newest > key.0;
+            ring.directory_entry.idle_since = newest;
+            ring.directory_entry.has_entries = newest > key.0;
             drop(ring);
             // It was written to since it got its place: its place is a later one.
             if newest > key.0 {
@@ -263,11 +263,11 @@ impl Directory {
     fn forget_idlest_cleared(&mut self) -> bool {
         let Some((_, log)) = self.cleared.pop_first() else { return false };
         let mut ring = log.lock_ring();
-        ring.account.is_forgotten = true;
+        ring.directory_entry.is_forgotten = true;
         log.min_level.exclude_all();
         let suppressed = ring.suppressed;
-        let memory = ring.account.memory;
-        let counts = InheritedCounts::of_ring(&ring);
+        let memory = ring.directory_entry.memory;
+        let counts = ring.counts_to_inherit();
         for follower in self.followers.iter().filter(|follower| follower.matches_dn(&log.dn)) {
             ring.remove_waiting(follower);
             follower.forget_name(log.id, ring.evicted_after(follower.mask, 0));
@@ -323,7 +323,7 @@ mod tests {
         loop {
             let seq = next_seq.load(Ordering::Relaxed);
             let mut ring = log.lock_ring();
-            let appended = ring.append(record, (log.id, &limits, next_seq), &mut Vec::new());
+            let appended = ring.append(record, &limits, next_seq, &mut Vec::new());
             drop(ring);
             match appended {
                 AppendResult::Appended => return,
@@ -384,10 +384,10 @@ mod tests {
             let counted = names.values().map(|log| {
                 let ring = log.lock_ring();
                 assert!(ring.capacity() <= limits.bytes_per_dn);
-                assert_eq!(ring.account.memory, ring.memory_bytes());
-                assert!(by_memory.contains_key(&(ring.account.memory, log.id)));
-                let place = (ring.account.idle_since, log.id);
-                assert_eq!(by_idleness.contains_key(&place), ring.account.has_entries);
+                assert_eq!(ring.directory_entry.memory, ring.memory_bytes());
+                assert!(by_memory.contains_key(&(ring.directory_entry.memory, log.id)));
+                let place = (ring.directory_entry.idle_since, log.id);
+                assert_eq!(by_idleness.contains_key(&place), ring.directory_entry.has_entries);
                 NAME_BYTES + log.dn.as_str().len() + ring.memory_bytes()
             });
             assert_eq!(directory.memory, counted.sum::<usize>());

@@ -15,7 +15,7 @@ use crate::text::is_unprintable;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Dn(Arc<str>);
 
-/// Why a text is not a [`Dn`]; each is an error in the text.
+/// The reason why a text is not a [`Dn`]; each is an error in the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DnError {
@@ -60,7 +60,7 @@ impl Dn {
         &self.0
     }
 
-    /// Whether this is the root.
+    /// Returns whether this is the root.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
@@ -97,7 +97,7 @@ impl Dn {
         }
     }
 
-    /// Whether this is `ancestor` or lies below it, part by part: `a.bc` is not within `a.b`.
+    /// Returns whether this is `ancestor` or is below it, part by part: `a.bc` is not within `a.b`.
     pub fn is_within(&self, ancestor: &Dn) -> bool {
         match self.0.strip_prefix(ancestor.as_str()) {
             Some(rest) => ancestor.is_root() || rest.is_empty() || rest.starts_with('.'),

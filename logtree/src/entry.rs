@@ -16,7 +16,7 @@ pub struct LogEntry {
     pub dn: Dn,
     /// When it was written, to the nanosecond; for parsed output the timestamp in the line.
     pub time: SystemTime,
-    /// Its content.
+    /// The content.
     pub body: EntryBody,
 }
 
@@ -36,7 +36,7 @@ pub enum EntryBody {
 /// or parsed from output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeveledEntry {
-    /// Its level.
+    /// The level.
     pub level: Level,
     /// Source file, empty if unknown. Files of dependencies start at their crate's directory.
     pub file: String,
@@ -90,9 +90,9 @@ pub struct StreamOrigin {
 /// One field of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogField {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its value.
+    /// The value.
     pub value: FieldValue,
 }
 
@@ -164,9 +164,9 @@ impl From<bool> for FieldValue {
 /// appends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogMessage {
-    /// Its level.
+    /// The level.
     pub level: Level,
-    /// Its timestamp; `None` means now.
+    /// The timestamp; `None` means now.
     pub time: Option<SystemTime>,
     /// Source file, empty if unknown.
     pub file: String,

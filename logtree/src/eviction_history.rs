@@ -1,7 +1,7 @@
-//! How many records of a ring had been evicted at some sequence numbers: the upper bound for a reader that
+//! The number of records of a ring that had been evicted at some sequence numbers: the upper bound for a reader that
 //! resumes.
 
-use crate::ring::ClassCounts;
+use crate::class::ClassCounts;
 
 /// Maximum number of points. Beyond it, half of them are removed.
 const MAX_POINTS: usize = 128;
@@ -57,7 +57,7 @@ impl EvictionHistory {
         spaced
     }
 
-    /// How many records up to this sequence number have been evicted, at least; and whether that is exact.
+    /// The minimum number of evicted records up to this sequence number, and whether it is exact.
     pub(crate) fn evicted_up_to(&self, seq: u64) -> (ClassCounts, bool) {
         match self.0.partition_point(|point| point.seq <= seq).checked_sub(1) {
             Some(at) => (self.0[at].evicted, self.0[at].seq == seq),

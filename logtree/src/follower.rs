@@ -1,4 +1,4 @@
-//! How appends reach the readers that wait for them.
+//! The way from appends to the readers that wait for them.
 //!
 //! A reader that has read all of a name waits there, and leaves with the first record that it wants: an
 //! append pays for the readers that it wakes, not for those that are idle.
@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::Dn;
-use crate::cursor::MissedEntries;
+use crate::class::ClassMask;
+use crate::missed::MissedEntries;
 use crate::name_log::NameLog;
-use crate::query::{ClassMask, LogQuery};
+use crate::query::LogQuery;
 
 /// The part of a following reader that writers know.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub(crate) struct Follower {
     inbox: Mutex<Inbox>,
 }
 
-/// What has happened since the reader looked.
+/// The events since the reader looked.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     /// Ids of names with records for the reader, and of those that were forgotten; some of them twice.
@@ -92,10 +93,17 @@ impl Follower {
     }
 }
 
+/// The readers that want the same classes.
+#[derive(Debug)]
+struct FollowerGroup {
+    mask: ClassMask,
+    followers: Vec<Arc<Follower>>,
+}
+
 /// The readers that have read all of a name, by the classes they want: there are few different sets.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingFollowers {
-    groups: Vec<(ClassMask, Vec<Arc<Follower>>)>,
+    groups: Vec<FollowerGroup>,
     /// All classes that one of them wants.
     wanted: ClassMask,
 }
@@ -103,19 +111,20 @@ pub(crate) struct WaitingFollowers {
 impl WaitingFollowers {
     pub(crate) fn add(&mut self, follower: &Arc<Follower>) {
         self.wanted = self.wanted.union(follower.mask);
-        match self.groups.iter_mut().find(|(mask, _)| *mask == follower.mask) {
-            Some((_, group)) => group.push(Arc::clone(follower)),
-            None => self.groups.push((follower.mask, vec![Arc::clone(follower)])),
+        match self.groups.iter_mut().find(|group| group.mask == follower.mask) {
+            Some(group) => group.followers.push(Arc::clone(follower)),
+            None => {
+                let group = FollowerGroup { mask: follower.mask, followers: vec![Arc::clone(follower)] };
+                self.groups.push(group);
+            }
         }
     }
 
     pub(crate) fn remove(&mut self, follower: &Arc<Follower>) {
-        if let Some(group) = self.groups.iter().position(|(mask, _)| *mask == follower.mask) {
-            self.groups[group].1.retain(|waiting| !Arc::ptr_eq(waiting, follower));
-            if self.groups[group].1.is_empty() {
-                self.groups.swap_remove(group);
-            }
+        for group in self.groups.iter_mut().filter(|group| group.mask == follower.mask) {
+            group.followers.retain(|waiting| !Arc::ptr_eq(waiting, follower));
         }
+        self.groups.retain(|group| group.mask != follower.mask || !group.followers.is_empty());
         self.count_wanted();
     }
 
@@ -129,14 +138,15 @@ impl WaitingFollowers {
 
     #[cold]
     fn notify_group(&mut self, class: u8, id: u64, wake: &mut Vec<Waker>) {
-        for (_, group) in self.groups.iter_mut().filter(|(mask, _)| mask.contains(class)) {
-            wake.extend(group.drain(..).filter_map(|follower| follower.notify(id)));
+        // A group stays when it is empty: its readers come back when they have read the record.
+        for group in self.groups.iter_mut().filter(|group| group.mask.contains(class)) {
+            wake.extend(group.followers.drain(..).filter_map(|follower| follower.notify(id)));
         }
         self.count_wanted();
     }
 
     fn count_wanted(&mut self) {
-        let waiting = self.groups.iter().filter(|(_, group)| !group.is_empty());
-        self.wanted = waiting.fold(ClassMask::default(), |wanted, (mask, _)| wanted.union(*mask));
+        let waiting = self.groups.iter().filter(|group| !group.followers.is_empty());
+        self.wanted = waiting.fold(ClassMask::default(), |wanted, group| wanted.union(group.mask));
     }
 }

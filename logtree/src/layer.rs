@@ -12,9 +12,9 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::log_store::SharedLogStore;
 use crate::name_log::RingAddress;
 use crate::record::{RecordBuffer, now_nanos, short_source_path};
+use crate::shared_store::SharedLogStore;
 use crate::text::floor_char_boundary;
 use crate::{Dn, FieldValue, Level, LogField};
 
@@ -74,7 +74,7 @@ impl LogStoreLayer {
         self
     }
 
-    /// Whether a level is set for any name.
+    /// Returns whether a level is set for any name.
     fn has_levels(&self) -> bool {
         self.shared.lowest_level.get().is_some()
     }
@@ -253,7 +253,7 @@ impl Visit for SpanRecorder {
     }
 }
 
-/// Whether an event has a value for one of its fields. One that is empty or `None` has not.
+/// Returns whether an event has a value for one of its fields. One that is empty or `None` has not.
 fn has_value(event: &Event<'_>, field: &Field) -> bool {
     let mut finder = ValueFinder { field, found: false };
     event.record(&mut finder);

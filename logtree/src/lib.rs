@@ -54,10 +54,10 @@
 //! number: so no record below the reader's limit can be missing, and names and readers that have nothing to
 //! do with a record cost its writer nothing. A reader locks one ring at a time, and only to find a block of
 //! it with records of the wanted levels; others it skips. It reads the block without the lock, while writers
-//! append behind what it reads. Should the ring evict the block meanwhile, it stays until the reader has copied
+//! append behind what it reads. Should the ring evict the block in between, it stays until the reader has copied
 //! its part: a call of a reader has one such block at a time, of at most 64 KiB or one record.
 //!
-//! The minimum level of a name is an atomic number beside its ring: a writer reads it before it encodes an entry, and takes
+//! The minimum level of a name is an atomic number next to its ring: a writer reads it before it encodes an entry, and takes
 //! a lock only to count one that is not kept. While any level is set, the layer looks up whether one holds for the name of
 //! an event.
 //!
@@ -80,6 +80,7 @@
 //! keeps; systemd's journal for reading by position; s6-log for line limits that bound memory under a flood.
 
 mod abbreviations;
+mod class;
 mod content_filter;
 mod cursor;
 mod decode;
@@ -88,14 +89,15 @@ mod dn;
 mod entry;
 mod eviction_history;
 mod follower;
-mod inherited_counts;
 mod layer;
 mod level;
+mod limits;
 mod line;
 mod line_writer;
 mod log_reader;
 mod log_store;
 mod merge;
+mod missed;
 mod name_levels;
 mod name_log;
 pub mod parse;
@@ -105,6 +107,7 @@ mod record;
 pub mod render;
 mod ring;
 mod segment;
+mod shared_store;
 pub mod source;
 mod sys;
 #[cfg(feature = "testing")]
@@ -120,8 +123,9 @@ pub use entry::{
 };
 pub use layer::LogStoreLayer;
 pub use level::{Level, ParseLevelError};
+pub use limits::LogLimits;
 pub use line_writer::{LineWriter, WriterOptions};
 pub use log_reader::LogReader;
-pub use log_store::{DnStats, LogLimits, LogStore};
+pub use log_store::{DnStats, LogStore};
 pub use query::{BacklogLimit, KindFilter, LogCursor, LogQuery, ParseCursorError, QueryError};
 pub use text::is_unprintable;

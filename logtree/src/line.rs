@@ -11,7 +11,7 @@ use crate::partial_lines::{PartialLine, PartialLineBudget};
 pub(crate) struct OutputLine<'a> {
     /// The line, or its start if it is longer than the limit.
     pub(crate) bytes: &'a [u8],
-    /// Its original length.
+    /// The original length.
     pub(crate) length: u64,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct LineSplitter {
     limit: usize,
     /// The start of a line whose end has not arrived.
     kept: PartialLine,
-    /// Its length so far, and whether it ends in `\r`.
+    /// The length so far, and whether it ends in `\r`.
     length: u64,
     ends_in_cr: bool,
 }

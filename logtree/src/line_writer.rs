@@ -5,10 +5,10 @@ use std::io;
 use std::sync::Arc;
 
 use crate::line::{LineSplitter, OutputLine};
-use crate::log_store::SharedLogStore;
 use crate::name_log::RingAddress;
 use crate::parse::{LineParser, LogFormat};
 use crate::record::{RecordBuffer, now_nanos, time_from_nanos};
+use crate::shared_store::SharedLogStore;
 use crate::text::sanitize_text;
 use crate::{Dn, LogMessage, StreamOrigin};
 

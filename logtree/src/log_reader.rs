@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Waker, ready};
 use futures_core::Stream;
 use tokio::task::coop::poll_proceed;
 
-use crate::log_store::SharedLogStore;
 use crate::merge::{PullResult, RingMerge};
+use crate::shared_store::SharedLogStore;
 use crate::{EntryBody, LogCursor, LogEntry};
 
 /// Maximum number of entries fetched at once.
@@ -20,7 +20,7 @@ const CHUNK_ENTRIES: usize = 512;
 
 /// Entries in order: the backlog, then new entries if the query follows. It is a [`Stream`], too.
 ///
-/// It holds positions, not entries: entries wait in the store until they are read or evicted. An
+/// A reader holds positions, not entries: entries wait in the store until they are read or evicted. An
 /// [`EntryBody::Dropped`](crate::EntryBody::Dropped) with the exact count takes the place of evicted entries.
 /// Dropping the reader ends it at once.
 pub struct LogReader {
@@ -95,7 +95,7 @@ impl LogReader {
         LogCursor { store_id: self.shared.store_id, seq: self.last_seq, missed: self.unreported_entries() }
     }
 
-    /// How many entries up to the last one read were dropped and are not reported, at most.
+    /// The maximum number of entries up to the last one read that were dropped and are not reported.
     fn unreported_entries(&self) -> u64 {
         if self.last_seq == 0 {
             // The next reader starts where this one did.
@@ -176,7 +176,7 @@ impl LogReader {
     }
 }
 
-/// What a fetch found.
+/// The result of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FetchResult {
     /// Entries, or the end of the backlog: fetch again for more.

@@ -9,11 +9,13 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::LogEntry;
-use crate::cursor::{BackwardStep, CursorState, MissedEntries, NextItem, RingCursor};
+use crate::class::ClassMask;
+use crate::cursor::{BackwardStep, CursorState, NextItem, RingCursor};
 use crate::decode::decode_record;
 use crate::follower::Follower;
+use crate::missed::MissedEntries;
 use crate::name_log::NameLog;
-use crate::query::{ClassMask, LogQuery};
+use crate::query::LogQuery;
 
 /// Memory for copies of records, shared by the names that are read.
 const COPIED_BYTES: usize = 64 << 10;
@@ -23,7 +25,7 @@ const MAX_ITEMS_PER_CALL: usize = 1024;
 /// Stands for the entries of forgotten names among the ids of names.
 const FORGOTTEN_ID: u64 = 0;
 
-/// What is left after a call.
+/// The items that are left after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PullResult {
     /// More items may be there already.
@@ -145,7 +147,7 @@ impl RingMerge {
         }
     }
 
-    /// Whether nothing is left to read: a following reader waits for all of its names.
+    /// Returns whether nothing is left to read: a following reader waits for all of its names.
     pub(crate) fn is_drained(&self) -> bool {
         self.queue.is_empty()
     }
@@ -209,12 +211,12 @@ impl RingMerge {
         PullResult::More
     }
 
-    /// Its part that writers know, if it follows.
+    /// The part that writers know, if it follows.
     pub(crate) fn follower(&self) -> Option<&Arc<Follower>> {
         self.follower.as_ref()
     }
 
-    /// How many of the entries that it missed and did not report are not newer than `seq`, at most.
+    /// The number of entries that it missed and did not report, and that are not newer than `seq`, at most.
     pub(crate) fn unreported_up_to(&self, seq: u64) -> u64 {
         let unreported = self.cursors.values().map(|cursor| cursor.unreported_up_to(self.mask, seq));
         unreported.fold(self.forgotten.count, u64::saturating_add)
@@ -250,14 +252,14 @@ mod tests {
     #[test]
     fn a_reader_without_a_backlog_misses_only_what_is_evicted_after_it_was_opened() {
         let limits = LogLimits { entries_per_dn: Some(1), ..LogLimits::default() };
-        let log = Arc::new(NameLog::new(1, 1, Dn::root(), LogRing::new()));
+        let log = Arc::new(NameLog::new(1, 1, Dn::root(), LogRing::new(1)));
         log.lock_ring().add_segment(4096);
         let next_seq = AtomicU64::new(1);
         let append = |count| {
             let mut record = RecordBuffer::for_raw_lines(&StreamOrigin::default());
             for _ in 0..count {
                 record.write_raw_line(0, b"line", None, false);
-                log.lock_ring().append(&mut record, (1, &limits, &next_seq), &mut Vec::new());
+                log.lock_ring().append(&mut record, &limits, &next_seq, &mut Vec::new());
             }
         };
         append(5);

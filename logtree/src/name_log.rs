@@ -3,9 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::Dn;
-use crate::log_store::CacheLine;
 use crate::name_levels::AtomicLevel;
 use crate::ring::LogRing;
+
+/// A value that shares its cache line with no other: all writers write it, and read the others.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct CacheLine<T>(pub(crate) T);
 
 /// A name and its ring, with its lock: writers of two names don't wait for each other, and share no cache line. What
 /// readers need for each entry shares none with the ring, which writers change.
@@ -37,14 +41,14 @@ impl NameLog {
     /// Counts an entry below the level that is set for the name.
     pub(crate) fn suppress_entry(&self) -> SuppressResult {
         let mut ring = self.lock_ring();
-        if ring.account.is_forgotten {
+        if ring.directory_entry.is_forgotten {
             return SuppressResult::Forgotten;
         }
         ring.suppressed += 1;
-        match ring.suppressed == 1 && !ring.account.has_entries {
-            true => SuppressResult::NewName,
-            false => SuppressResult::Counted,
+        if ring.suppressed == 1 && !ring.directory_entry.has_entries {
+            return SuppressResult::NewName;
         }
+        SuppressResult::Counted
     }
 }
 

@@ -42,7 +42,7 @@ impl PartialLineBudget {
 pub(crate) struct PartialLine {
     budget: Arc<PartialLineBudget>,
     bytes: Vec<u8>,
-    /// What was taken from the budget.
+    /// The bytes that were taken from the budget.
     taken: usize,
 }
 

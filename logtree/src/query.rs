@@ -4,9 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::SystemTime;
 
+use crate::class::ClassMask;
 use crate::content_filter::{ContentFilter, TextPattern};
-use crate::cursor::MissedEntries;
 use crate::decode::decode_record;
+use crate::missed::MissedEntries;
 use crate::{Dn, DroppedEntries, EntryBody, Level, LogEntry};
 
 /// Which entries a reader returns. Start with [`LogQuery::of_dn`]; the filters apply to backlog and live stream
@@ -16,27 +17,27 @@ use crate::{Dn, DroppedEntries, EntryBody, Level, LogEntry};
 pub struct LogQuery {
     /// The name to read.
     pub dn: Dn,
-    /// Whether to read all names below it, too.
+    /// True to read all names below it, too.
     pub include_descendants: bool,
-    /// How many stored entries to start with.
+    /// The number of stored entries to start with.
     pub backlog_limit: BacklogLimit,
-    /// Whether to continue with new entries.
+    /// True to continue with new entries.
     pub follow: bool,
     /// Leveled, raw, or both.
     pub kind_filter: KindFilter,
     /// Minimum level of leveled entries.
     pub min_level: Option<Level>,
-    /// Whether raw lines, which have no level, pass a `min_level`. They do not by default.
+    /// True if raw lines, which have no level, pass a `min_level`. They do not by default.
     pub raw_passes_min_level: bool,
     /// Only entries after this position, at which an earlier reader stopped
     /// ([`LogReader::cursor`](crate::LogReader::cursor)).
     pub after: Option<LogCursor>,
-    /// What entries must contain: [`LogQuery::since`], [`LogQuery::matching`], [`LogQuery::with_field`].
+    /// The content that entries must have: [`LogQuery::since`], [`LogQuery::matching`], [`LogQuery::with_field`].
     /// Dropped entries can't be searched: their numbers become upper bounds.
     pub(crate) content: ContentFilter,
 }
 
-/// How many stored entries a reader starts with.
+/// The number of stored entries that a reader starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum BacklogLimit {
@@ -113,7 +114,7 @@ impl LogCursor {
     }
 }
 
-/// Why a query can't be answered.
+/// The reason why a query can't be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
@@ -220,17 +221,17 @@ impl LogQuery {
         self
     }
 
-    /// Whether there are filters by content.
+    /// Returns whether there are filters by content.
     pub(crate) fn filters_content(&self) -> bool {
         !self.content.is_empty()
     }
 
-    /// Whether an entry passes the filters by content.
+    /// Returns whether an entry passes the filters by content.
     pub(crate) fn matches_content(&self, entry: &LogEntry) -> bool {
         self.content.matches(entry)
     }
 
-    /// Whether a record passes the filters by content.
+    /// Returns whether a record passes the filters by content.
     pub(crate) fn matches_record(&self, record: &[u8]) -> bool {
         self.matches_content(&decode_record(Dn::root(), record))
     }
@@ -255,42 +256,6 @@ impl LogQuery {
             KindFilter::All if raw_passes => levels.union(ClassMask::RAW),
             KindFilter::All => levels,
         })
-    }
-}
-
-/// A set of record classes: one bit per level, and one for raw.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ClassMask(u8);
-
-impl ClassMask {
-    const LEVELED: ClassMask = ClassMask(0b011_1111);
-    const RAW: ClassMask = ClassMask(1 << crate::record::RAW_CLASS);
-
-    fn at_least(self, level: Level) -> ClassMask {
-        ClassMask(self.0 & (u8::MAX << level as u8))
-    }
-
-    pub(crate) fn union(self, other: ClassMask) -> ClassMask {
-        ClassMask(self.0 | other.0)
-    }
-
-    pub(crate) fn contains(self, class: u8) -> bool {
-        self.0 >> class & 1 == 1
-    }
-
-    /// Indices of the classes in the set.
-    pub(crate) fn classes(self) -> impl Iterator<Item = usize> {
-        (0..7).filter(move |&class| self.contains(class as u8))
-    }
-
-    /// Largest over the classes in the set.
-    pub(crate) fn max_over(self, number: impl Fn(usize) -> u64) -> u64 {
-        self.classes().map(number).max().unwrap_or(0)
-    }
-
-    /// Sum over the classes in the set.
-    pub(crate) fn sum_over(self, count: impl Fn(usize) -> u64) -> u64 {
-        self.classes().map(count).sum()
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
 
+use crate::class::RAW_CLASS;
 use crate::text::floor_char_boundary;
 use crate::{FieldValue, Level, LogMessage, StreamOrigin};
 
@@ -22,9 +23,6 @@ pub(crate) const TRAILER_BYTES: usize = 4;
 const MAX_NAME_BYTES: usize = 255;
 /// Memory that a buffer keeps for its next record.
 const KEPT_CAPACITY: usize = 512;
-/// The class of raw records; the class of leveled records is their level.
-pub(crate) const RAW_CLASS: u8 = 6;
-
 /// Flags of raw records.
 pub(crate) const LOSSY_FLAG: u8 = 1;
 pub(crate) const CUT_FLAG: u8 = 2;

@@ -6,22 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
 use crate::LogLimits;
-use crate::cursor::MissedEntries;
+use crate::class::{ClassCounts, ClassMask};
 use crate::eviction_history::EvictionHistory;
 use crate::follower::{Follower, WaitingFollowers};
-use crate::inherited_counts::InheritedCounts;
-use crate::query::ClassMask;
+use crate::missed::{InheritedCounts, MissedEntries};
 use crate::record::RecordBuffer;
 use crate::segment::Segment;
 
-/// How many records are evicted, at most, between two points of the history.
+/// The maximum number of records that are evicted between two points of the history.
 const EVICTIONS_PER_POINT: usize = 16;
 /// The smallest capacity of a segment, and the largest.
 const MIN_SEGMENT_BYTES: usize = 512;
 pub(crate) const MAX_SEGMENT_BYTES: usize = 64 << 10;
-
-/// One number per record class: the six levels, and raw.
-pub(crate) type ClassCounts = [u64; 7];
 
 /// The records of one name in segments. Positions count from the first byte ever written and are never
 /// reused.
@@ -30,6 +26,8 @@ pub(crate) type ClassCounts = [u64; 7];
 /// on.
 #[derive(Debug)]
 pub(crate) struct LogRing {
+    /// The id of its name, by which readers know it.
+    id: u64,
     /// Oldest first; records are appended to the last.
     segments: VecDeque<Segment>,
     /// Sum of their capacities.
@@ -51,24 +49,23 @@ pub(crate) struct LogRing {
     pub(crate) newest_seq: u64,
     /// The position up to which a growth that was rejected is not tried again.
     retry_growth_at: u64,
-    /// What the directory keeps of the name.
-    pub(crate) account: NameAccount,
+    pub(crate) directory_entry: DirectoryEntry,
     waiting: WaitingFollowers,
 }
 
-/// What the directory of names keeps of one name; it changes only under the directory's lock, too.
+/// The part of a name that the directory of names keeps: it changes only under the directory's lock, too.
 #[derive(Debug, Default)]
-pub(crate) struct NameAccount {
+pub(crate) struct DirectoryEntry {
     /// The memory that the directory has counted.
     pub(crate) memory: usize,
-    /// Its place among the names with entries, or among those without, by idleness.
+    /// The place among the names with entries, or among those without, by idleness.
     pub(crate) idle_since: u64,
     pub(crate) has_entries: bool,
     /// The store has forgotten the name: nothing may be appended.
     pub(crate) is_forgotten: bool,
 }
 
-/// What an append did.
+/// The result of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AppendResult {
     Appended,
@@ -79,8 +76,9 @@ pub(crate) enum AppendResult {
 }
 
 impl LogRing {
-    pub(crate) fn new() -> LogRing {
+    pub(crate) fn new(id: u64) -> LogRing {
         LogRing {
+            id,
             segments: VecDeque::new(),
             capacity: 0,
             start: 0,
@@ -94,7 +92,7 @@ impl LogRing {
             first_seq: u64::MAX,
             newest_seq: 0,
             retry_growth_at: 0,
-            account: NameAccount::default(),
+            directory_entry: DirectoryEntry::default(),
             waiting: WaitingFollowers::default(),
         }
     }
@@ -130,7 +128,7 @@ impl LogRing {
         self.segments.back().is_some_and(|last| last.has_room(length))
     }
 
-    /// Whether it has records in more than one segment: it can give some away and keep the newest.
+    /// Returns whether it has records in more than one segment: it can give some away and keep the newest.
     pub(crate) fn is_divisible(&self) -> bool {
         self.segments.len() > 1
     }
@@ -236,7 +234,8 @@ impl LogRing {
     pub(crate) fn append(
         &mut self,
         record: &mut RecordBuffer,
-        (id, limits, next_seq): (u64, &LogLimits, &AtomicU64),
+        limits: &LogLimits,
+        next_seq: &AtomicU64,
         wake: &mut Vec<Waker>,
     ) -> AppendResult {
         let length = record.bytes().len();
@@ -252,11 +251,11 @@ impl LogRing {
             self.evict_oldest();
         }
         // Before the record has its number: a reader that knows a later number then knows of this one.
-        self.waiting.notify(record.class(), id, wake);
+        self.waiting.notify(record.class(), self.id, wake);
         let seq = next_seq.fetch_add(1, Ordering::AcqRel);
         record.set_seq(seq);
         self.push(record.bytes(), record.class(), seq);
-        if evicts && self.memory_bytes() != self.account.memory {
+        if evicts && self.memory_bytes() != self.directory_entry.memory {
             return AppendResult::MemoryChanged;
         }
         AppendResult::Appended
@@ -281,9 +280,17 @@ impl LogRing {
         self.waiting.remove(follower);
     }
 
-    /// A sequence number between that of the last record of a class and that of the newest record.
-    pub(crate) fn last_seq_of_class(&self, class: usize) -> u64 {
-        if self.appended[class] > self.evicted[class] { self.newest_seq } else { self.evicted_seq[class] }
+    /// All records that the name has had, and those that it has inherited: what it leaves to the name above it.
+    pub(crate) fn counts_to_inherit(&self) -> InheritedCounts {
+        let mut counts = self.inherited.as_deref().cloned().unwrap_or_default();
+        for class in 0..self.appended.len() {
+            // While the last record of a class is in the ring, its number is not known: that of the newest is a bound.
+            let has_records = self.appended[class] > self.evicted[class];
+            let newest = if has_records { self.newest_seq } else { self.evicted_seq[class] };
+            counts.add_class(class, self.appended[class], newest);
+        }
+        counts.start_at(self.first_seq);
+        counts
     }
 
     /// The evicted records that are newer than `after`.
@@ -327,11 +334,11 @@ mod tests {
     #[test]
     fn records_are_readable_in_both_directions_over_segments() {
         let limits = LogLimits { bytes_per_dn: 4096, ..LogLimits::default() };
-        let (mut ring, next_seq) = (LogRing::new(), AtomicU64::new(1));
+        let (mut ring, next_seq) = (LogRing::new(1), AtomicU64::new(1));
         let mut record = RecordBuffer::for_raw_lines(&StreamOrigin::default());
         for number in 1..=1000u64 {
             record.write_raw_line(0, "x".repeat((number % 37) as usize).as_bytes(), None, false);
-            while ring.append(&mut record, (1, &limits, &next_seq), &mut Vec::new()) == AppendResult::NoRoom {
+            while ring.append(&mut record, &limits, &next_seq, &mut Vec::new()) == AppendResult::NoRoom {
                 match ring.growth_bytes(record.bytes().len(), &limits) {
                     Some(length) => ring.add_segment(length),
                     None => drop(ring.evict_segment()),

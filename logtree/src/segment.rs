@@ -4,9 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::query::ClassMask;
+use crate::class::{ClassCounts, ClassMask};
 use crate::record::{RecordHead, WORD_BYTES};
-use crate::ring::ClassCounts;
 
 /// Records, one after the other, in memory that never grows.
 ///
@@ -21,7 +20,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Its memory beside its capacity: itself, and the counts of its `Arc`.
+    /// The memory in addition to its capacity: itself, and the counts of its `Arc`.
     pub(crate) const OVERHEAD_BYTES: usize = size_of::<Segment>() + 2 * size_of::<usize>();
 
     /// An empty segment of this many bytes, rounded down to words.
@@ -50,7 +49,7 @@ impl Segment {
         self.capacity() - self.length >= length
     }
 
-    /// Whether a record of these classes is in it.
+    /// Returns whether a record of these classes is in it.
     pub(crate) fn has_class(&self, mask: ClassMask) -> bool {
         mask.classes().any(|class| self.counts[class] > 0)
     }

@@ -10,7 +10,7 @@ pub(crate) fn floor_char_boundary(text: &str, limit: usize) -> usize {
     (0..=limit).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// Whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
+/// Returns whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(

@@ -96,9 +96,10 @@ pub fn printable_json(json: String) -> String {
     let mut safe = String::with_capacity(json.len() + 16);
     for c in json.chars() {
         // Such characters occur only in strings, and none of them needs two escapes.
-        match is_unprintable(c) && c != '\n' {
-            true => _ = write!(safe, "\\u{:04x}", u32::from(c)),
-            false => safe.push(c),
+        if is_unprintable(c) && c != '\n' {
+            let _ = write!(safe, "\\u{:04x}", u32::from(c));
+        } else {
+            safe.push(c);
         }
     }
     safe

@@ -26,7 +26,7 @@ const EVENT_BUFFER_BYTES: usize = 4 << 10;
 
 /// A FIFO in the file system, open for reading as long as this exists.
 ///
-/// It is open for writing as well, so reads never end when a writer closes it, and writers never wait for a
+/// The FIFO is open for writing as well, so reads never end when a writer closes it, and writers never wait for a
 /// reader. Two concurrent writers may mix their lines. If a writer dies within a line, the next writer
 /// continues that line.
 #[derive(Debug)]
@@ -35,14 +35,14 @@ pub struct FifoSource {
     receiver: pipe::Receiver,
 }
 
-/// Why a FIFO can't be opened.
+/// The reason why a FIFO can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FifoError {
-    /// It could not be created: check its directory.
+    /// The FIFO could not be created: check its directory.
     #[error("can't create FIFO {path}")]
     Create {
-        /// Its path.
+        /// The path.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -54,10 +54,10 @@ pub enum FifoError {
         /// The path.
         path: PathBuf,
     },
-    /// It exists but can't be opened: check its owner and mode.
+    /// The FIFO exists but can't be opened: check its owner and mode.
     #[error("can't open FIFO {path}")]
     Open {
-        /// Its path.
+        /// The path.
         path: PathBuf,
         /// The kernel's error.
         #[source]

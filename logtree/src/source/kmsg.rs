@@ -26,13 +26,13 @@ const MAX_RECORD_BYTES: usize = 8 << 10;
 /// The device of the kernel log.
 const DEVICE: &str = "/dev/kmsg";
 
-/// Its major and minor number.
+/// The major and minor number.
 ///
 /// *Source:* Linux's Documentation/admin-guide/devices.txt.
 const DEVICE_NUMBER: (u64, u64) = (1, 11);
 
-/// How far the kernel log is stored, shared by all clones. One that outlives its [`KmsgSource`] lets the next one
-/// resume: no record is stored twice, and those that were overwritten meanwhile are counted.
+/// The position up to which the kernel log is stored, shared by all clones. One that outlives its [`KmsgSource`]
+/// lets the next one resume: no record is stored twice, and those that were overwritten in between are counted.
 #[derive(Clone, Debug, Default)]
 pub struct KmsgPosition(Arc<AtomicU64>);
 
@@ -123,10 +123,10 @@ fn open_device() -> io::Result<File> {
 
 fn check_device(file: &File) -> io::Result<()> {
     let (metadata, (major, minor)) = (file.metadata()?, DEVICE_NUMBER);
-    match metadata.file_type().is_char_device() && metadata.rdev() == makedev(major, minor) {
-        true => Ok(()),
-        false => Err(io::Error::other("it is not the kernel's log, but another device or file")),
+    if metadata.file_type().is_char_device() && metadata.rdev() == makedev(major, minor) {
+        return Ok(());
     }
+    Err(io::Error::other("it is not the kernel's log, but another device or file"))
 }
 
 /// The messages for one record: a report of a gap before it, then the record; none if it is before the position.
