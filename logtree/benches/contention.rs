@@ -1,4 +1,4 @@
-//! What writers, readers and names cost each other: every figure is a ratio of two measurements that take
+//! The cost of writers, readers and names to each other: every figure is a ratio of two measurements that take
 //! turns in one run, except the time of 100,000 names.
 
 use std::hint::black_box;

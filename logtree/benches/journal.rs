@@ -89,8 +89,8 @@ fn bench_raw_append() -> BenchRow {
         .goal_at_most(60.0)
 }
 
-/// What no append can do without, each by itself: the time of the entry, its number over all names, and its copy below a
-/// lock.
+/// The parts that no append can do without, each by itself: the time of the entry, its number over all names, and
+/// its copy below a lock.
 fn bench_raw_append_parts() -> [BenchRow; 3] {
     let number = AtomicU64::new(0);
     let ring = Mutex::new(vec![0; LINE.len()]);

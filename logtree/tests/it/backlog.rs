@@ -21,7 +21,7 @@ fn the_newest_entries_of_a_name_are_kept_in_order_and_the_others_counted() {
     for number in 0..9000 {
         append_info(&store, "main", format!("#{number}"));
     }
-    let found = entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("main"))));
+    let found = read_texts(&store, name_query("main"));
     let expected: Vec<_> =
         ["-808".to_owned()].into_iter().chain((808..9000).map(|n| format!("#{n}"))).collect();
     assert_eq!(found, expected);
@@ -40,10 +40,10 @@ fn a_chatty_name_does_not_evict_a_quiet_one() {
     let count = |query| {
         read_backlog(&store, query).iter().filter(|e| !matches!(e.body, EntryBody::Dropped(_))).count()
     };
-    assert_eq!(count(LogQuery::of_dn(dn("chatty"))), 8192);
-    assert_eq!(count(LogQuery::of_dn(dn("solemn"))), 900);
-    assert_eq!(count(LogQuery::of_dn(dn("absent"))), 0);
-    let all = entry_texts(&read_backlog(&store, subtree_query("")));
+    assert_eq!(count(name_query("chatty")), 8192);
+    assert_eq!(count(name_query("solemn")), 900);
+    assert_eq!(count(name_query("absent")), 0);
+    let all = read_texts(&store, subtree_query(""));
     assert_eq!(all.len(), 9092 + 1);
     let all = HashSet::<String>::from_iter(all);
     for number in 0..9000 {
@@ -59,7 +59,7 @@ fn a_subtree_query_returns_a_name_and_its_descendants() {
     for name in ["a", "a.b", "a.b.c", "a.b.d", "e.f", "e.g", "a.bc"] {
         append_info(&store, name, name);
     }
-    let found = |name| entry_texts(&read_backlog(&store, subtree_query(name)));
+    let found = |name| read_texts(&store, subtree_query(name));
     assert_eq!(found(""), ["a", "a.b", "a.b.c", "a.b.d", "e.f", "e.g", "a.bc"]);
     assert_eq!(found("a"), ["a", "a.b", "a.b.c", "a.b.d", "a.bc"]);
     assert_eq!(found("a.b"), ["a.b", "a.b.c", "a.b.d"]);
@@ -78,10 +78,7 @@ fn leveled_and_raw_entries_are_read_together_and_an_unterminated_line_comes_last
     let count = |name| read_backlog(&store, subtree_query(name)).len();
     assert_eq!((count("main"), count(""), count("aux")), (3, 6, 3));
     writer.close();
-    assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("aux"))),
-        ["aux", "processing foo", "processing bar", "baz"]
-    );
+    assert_eq!(read_texts(&store, subtree_query("aux")), ["aux", "processing foo", "processing bar", "baz"]);
 }
 
 /// Case 9.
@@ -91,7 +88,7 @@ fn a_minimum_level_hides_lower_levels() {
     for (level, text) in [(Level::Error, "e"), (Level::Warn, "w"), (Level::Info, "i"), (Level::Debug, "d")] {
         append_message(&store, "main", level, text);
     }
-    let found = read_backlog(&store, LogQuery::of_dn(dn("main")).min_level(Level::Warn));
+    let found = read_backlog(&store, name_query("main").min_level(Level::Warn));
     assert_eq!(entry_texts(&found), ["e", "w"]);
 }
 
@@ -111,14 +108,11 @@ fn the_last_n_entries_are_the_newest_over_all_names_oldest_first() {
         append_info(&store, name, number.to_string());
         written.push(number.to_string());
     }
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("main").last_entries(3))), written[11..]);
-    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("main.foo")).last_entries(3))), ["5"]);
-    assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("main.bar.quiet").last_entries(2))),
-        ["3", "7"]
-    );
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("main").last_entries(14))), written);
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("main").last_entries(usize::MAX))), written);
+    assert_eq!(read_texts(&store, subtree_query("main").last_entries(3)), written[11..]);
+    assert_eq!(read_texts(&store, name_query("main.foo").last_entries(3)), ["5"]);
+    assert_eq!(read_texts(&store, subtree_query("main.bar.quiet").last_entries(2)), ["3", "7"]);
+    assert_eq!(read_texts(&store, subtree_query("main").last_entries(14)), written);
+    assert_eq!(read_texts(&store, subtree_query("main").last_entries(usize::MAX)), written);
     assert_eq!(read_backlog(&store, subtree_query("main").last_entries(0)), []);
     assert_eq!(read_backlog(&store, subtree_query("main").backlog_limit(BacklogLimit::None)), []);
 }
@@ -132,8 +126,8 @@ fn filters_by_kind_and_level_are_independent() {
     }
     let mut raw = store.line_writer(&dn("main"), WriterOptions::new("stdout"));
     raw.write_all(b"raw\n").unwrap();
-    let query = || LogQuery::of_dn(dn("main"));
-    let found = |query| entry_texts(&read_backlog(&store, query));
+    let query = || name_query("main");
+    let found = |query| read_texts(&store, query);
     assert_eq!(found(query().min_level(Level::Warn)), ["warn", "error", "fatal"]);
     assert_eq!(
         found(query().min_level(Level::Warn).raw_passes_min_level()),
@@ -151,11 +145,11 @@ fn filters_by_kind_and_level_are_independent() {
 #[test]
 fn invalid_utf8_is_replaced_once_and_marked() {
     let store = LogStore::default();
-    let mut follower = store.open_reader(LogQuery::of_dn(dn("main")).follow()).unwrap();
+    let mut follower = store.open_reader(name_query("main").follow()).unwrap();
     let mut raw = store.line_writer(&dn("main"), WriterOptions::new("stdout"));
     raw.write_all(b"a\xff\xfez\n").unwrap();
     let live = follower.try_next().unwrap();
-    assert_eq!(read_backlog(&store, LogQuery::of_dn(dn("main"))), std::slice::from_ref(&live));
+    assert_eq!(read_backlog(&store, name_query("main")), std::slice::from_ref(&live));
     let EntryBody::Raw(raw) = live.body else { panic!() };
     assert_eq!((raw.text.as_str(), raw.lossy, raw.original_bytes), ("a\u{fffd}\u{fffd}z", true, None));
 }
@@ -168,16 +162,10 @@ fn dropped_entries_are_reported_only_where_the_reader_would_have_reached_them() 
         append_info(&store, "loud", number.to_string());
     }
     append_info(&store, "quiet", "q2");
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query(""))), ["q1", "-7", "7", "8", "9", "q2"]);
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("").last_entries(4))), ["7", "8", "9", "q2"]);
-    assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("").last_entries(5))),
-        ["q1", "-7", "7", "8", "9", "q2"]
-    );
-    assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("").min_level(Level::Warn))),
-        Vec::<String>::new()
-    );
+    assert_eq!(read_texts(&store, subtree_query("")), ["q1", "-7", "7", "8", "9", "q2"]);
+    assert_eq!(read_texts(&store, subtree_query("").last_entries(4)), ["7", "8", "9", "q2"]);
+    assert_eq!(read_texts(&store, subtree_query("").last_entries(5)), ["q1", "-7", "7", "8", "9", "q2"]);
+    assert_eq!(read_texts(&store, subtree_query("").min_level(Level::Warn)), Vec::<String>::new());
 }
 
 #[test]
@@ -192,24 +180,15 @@ fn a_reader_resumes_where_an_earlier_one_stopped() {
     let position = reader.cursor();
     assert_eq!(read_backlog(&store, subtree_query("").after(position)), []);
     append_info(&store, "a", "3");
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("").after(position))), ["3"]);
+    assert_eq!(read_texts(&store, subtree_query("").after(position)), ["3"]);
     for number in 4..9 {
         append_info(&store, "a", number.to_string());
     }
     // Two of the six new entries of `a` were dropped; the sequence numbers show that it can't be more than
     // two.
-    assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("").after(position))),
-        ["-2?", "5", "6", "7", "8"]
-    );
-    assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("").after(position).last_entries(2))),
-        ["7", "8"]
-    );
-    assert_eq!(
-        entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("a")).after(store.cursor_at(0)))),
-        ["-5", "5", "6", "7", "8"]
-    );
+    assert_eq!(read_texts(&store, subtree_query("").after(position)), ["-2?", "5", "6", "7", "8"]);
+    assert_eq!(read_texts(&store, subtree_query("").after(position).last_entries(2)), ["7", "8"]);
+    assert_eq!(read_texts(&store, name_query("a").after(store.cursor_at(0))), ["-5", "5", "6", "7", "8"]);
 }
 
 #[test]
@@ -258,7 +237,7 @@ fn entries_are_found_by_time_text_and_field_in_backlog_and_stream() {
     let message = |level, text: &str, member: i64| {
         LogMessage::new(level, text).with_field("member", member).with_field("peer", "etcd-1")
     };
-    let query = || LogQuery::of_dn(dn("main")).follow();
+    let query = || name_query("main").follow();
     let pattern = |text| TextPattern::new(text).unwrap();
     let mut follower =
         store.open_reader(query().matching(pattern("refused$")).with_field("member", "7")).unwrap();
@@ -269,7 +248,7 @@ fn entries_are_found_by_time_text_and_field_in_backlog_and_stream() {
     store.line_writer(&dn("main"), WriterOptions::new("stdout")).write_all(b"raw refused\n").unwrap();
     let live: Vec<_> = std::iter::from_fn(|| follower.try_next()).collect();
     assert_eq!(entry_texts(&live), ["conn refused", "all refused"]);
-    let found = |query: LogQuery| entry_texts(&read_backlog(&store, query));
+    let found = |query: LogQuery| read_texts(&store, query);
     assert_eq!(found(query().matching(pattern("^raw|member=8"))), ["conn refused", "raw refused"]);
     assert_eq!(found(query().with_field("peer", "etcd-1").with_field("member", "8")), ["conn refused"]);
     assert_eq!(found(query().with_field("peer", "etcd")), [""; 0]);

@@ -35,7 +35,7 @@ impl Numbers {
     }
 }
 
-/// What one reader must see of each name: the numbers from `next` on that pass its level.
+/// The entries that one reader must see of each name: the numbers from `next` on that pass its level.
 struct Expected {
     min_level: Level,
     next: HashMap<Dn, u64>,
@@ -217,7 +217,7 @@ struct NumberedEntries {
     /// The length of a text is below.
     longest: u64,
     step: u64,
-    /// How many of the wanted entries come before the next, by name.
+    /// The number of wanted entries that come before the next, by name.
     next: HashMap<Dn, u64>,
     seq: u64,
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use nodekeel_logtree::{
-    EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogMessage, LogQuery, LogStore, LogStoreLayer,
+    EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogMessage, LogStore, LogStoreLayer,
 };
 use tracing::{debug, error, info, info_span, trace, warn};
 use tracing_subscriber::layer::SubscriberExt;
@@ -220,7 +220,7 @@ impl std::error::Error for OuterError {
     }
 }
 
-/// Its `Debug` logs.
+/// The `Debug` logs.
 struct LoggingDebug;
 
 impl fmt::Debug for LoggingDebug {
@@ -254,8 +254,8 @@ fn two_log_stores_in_one_program_do_not_mix() {
         info!("1");
         warn!("2");
     });
-    assert_eq!(entry_texts(&read_backlog(&one, LogQuery::of_dn(dn("a")))), ["1", "2"]);
-    assert_eq!(entry_texts(&read_backlog(&other, LogQuery::of_dn(dn("a")))), ["2"]);
+    assert_eq!(entry_texts(&read_backlog(&one, name_query("a"))), ["1", "2"]);
+    assert_eq!(entry_texts(&read_backlog(&other, name_query("a"))), ["2"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use nodekeel_logtree::{EntryBody, Level, LogEntry, LogLimits, LogQuery, LogStore, WriterOptions};
+use nodekeel_logtree::{EntryBody, Level, LogEntry, LogLimits, LogStore, WriterOptions};
 
 use crate::support::*;
 
@@ -20,7 +20,7 @@ fn a_name_is_bounded_in_bytes_whatever_the_size_of_its_entries() {
         append_info(&store, "a", "x".repeat(number * 7 % 9000));
         assert!(store.dn_stats().iter().all(|name| name.bytes <= 16 << 10));
     }
-    let found = read_backlog(&store, LogQuery::of_dn(dn("a")));
+    let found = read_backlog(&store, name_query("a"));
     let EntryBody::Dropped(dropped) = found[0].body else { panic!() };
     assert_eq!(dropped.count + found.len() as u64 - 1, 2000);
     assert_eq!(totals(&store), (2000, found.len() as u64 - 1, dropped.count));
@@ -42,7 +42,7 @@ fn a_long_message_evicts_nothing_while_its_name_has_space() {
 fn a_long_message_is_cut_and_marked() {
     let store = LogStore::new(LogLimits { message_bytes: 100, ..LogLimits::default() });
     append_info(&store, "a", "ü".repeat(1000));
-    let found = read_backlog(&store, LogQuery::of_dn(dn("a")));
+    let found = read_backlog(&store, name_query("a"));
     let EntryBody::Leveled(leveled) = &found[0].body else { panic!() };
     assert!(leveled.message.len() <= 100 && leveled.message.chars().all(|c| c == 'ü'));
     assert_eq!(leveled.original_bytes, Some(2000));
@@ -89,8 +89,8 @@ fn beyond_the_name_limit_the_idlest_name_loses_its_entries_and_reports_them() {
     assert_eq!(totals(&store), (5, 4, 1));
     let idle = &store.dn_stats()[2];
     assert_eq!((idle.dn.as_str(), idle.entries, idle.bytes, idle.dropped), ("a.idle", 0, 0, 1));
-    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("a.idle")))), ["-1"]);
-    let found = entry_texts(&read_backlog(&store, subtree_query("")));
+    assert_eq!(read_texts(&store, name_query("a.idle")), ["-1"]);
+    let found = read_texts(&store, subtree_query(""));
     assert_eq!(found, ["in a", "-1", "in b", "again", "one too many"]);
     for (reader, texts) in
         [(&mut follower, &found[..]), (&mut below, &["in a", "-1", "again"].map(Into::into))]
@@ -100,14 +100,14 @@ fn beyond_the_name_limit_the_idlest_name_loses_its_entries_and_reports_them() {
         assert_eq!(live[1].dn, dn("a.idle"));
     }
     append_info(&store, "a.idle", "back");
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("a.idle"))), ["-1", "back"]);
+    assert_eq!(read_texts(&store, subtree_query("a.idle")), ["-1", "back"]);
 }
 
 /// Five names for each that may have entries: beyond that, one is forgotten.
 #[test]
 fn beyond_five_times_the_name_limit_a_name_is_forgotten_and_its_readers_find_an_upper_bound() {
     let store = LogStore::new(LogLimits { max_names: 2, ..LogLimits::default() });
-    let mut follower = store.open_reader(LogQuery::of_dn(dn("quiet.a")).follow()).unwrap();
+    let mut follower = store.open_reader(name_query("quiet.a").follow()).unwrap();
     append_info(&store, "old", "1");
     append_info(&store, "quiet.a", "2");
     append_info(&store, "quiet.a", "3");
@@ -118,20 +118,20 @@ fn beyond_five_times_the_name_limit_a_name_is_forgotten_and_its_readers_find_an_
     assert!(!names.contains(&"quiet.a".to_owned()) && !names.contains(&"old".to_owned()), "{names:?}");
     assert_eq!(totals(&store), (12, 1, 11));
     // The root has inherited three entries, of which two were under this name.
-    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("quiet.a")))), ["-3?"]);
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("quiet"))), ["-3?"]);
-    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("quiet.a")).last_entries(1))), ["-3?"]);
-    let resumed = LogQuery::of_dn(dn("quiet.a")).after(store.cursor_at(2));
-    assert_eq!(entry_texts(&read_backlog(&store, resumed)), ["-1?"]);
-    let resumed = LogQuery::of_dn(dn("quiet.a")).after(store.cursor_at(3));
-    assert_eq!(entry_texts(&read_backlog(&store, resumed)), [""; 0]);
-    let warnings = LogQuery::of_dn(dn("quiet.a")).min_level(Level::Warn);
-    assert_eq!(entry_texts(&read_backlog(&store, warnings)), [""; 0], "no warning was dropped");
+    assert_eq!(read_texts(&store, name_query("quiet.a")), ["-3?"]);
+    assert_eq!(read_texts(&store, subtree_query("quiet")), ["-3?"]);
+    assert_eq!(read_texts(&store, name_query("quiet.a").last_entries(1)), ["-3?"]);
+    let resumed = name_query("quiet.a").after(store.cursor_at(2));
+    assert_eq!(read_texts(&store, resumed), ["-1?"]);
+    let resumed = name_query("quiet.a").after(store.cursor_at(3));
+    assert_eq!(read_texts(&store, resumed), [""; 0]);
+    let warnings = name_query("quiet.a").min_level(Level::Warn);
+    assert_eq!(read_texts(&store, warnings), [""; 0], "no warning was dropped");
     // A reader from before knows it exactly.
     assert_eq!(entry_text(&follower.try_next().unwrap()), "-2");
     // Written again, it still says what it may have lost before.
     append_info(&store, "quiet.a", "4");
-    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("quiet.a")))), ["-4?", "4"]);
+    assert_eq!(read_texts(&store, name_query("quiet.a")), ["-4?", "4"]);
 }
 
 #[test]
@@ -142,10 +142,10 @@ fn a_quiet_name_in_a_flood_of_names_is_not_lost_silently() {
     }
     let mut flood = (0..).map(|number| append_info(&store, &format!("root.flood-{number}"), "one line"));
     flood.by_ref().take(1100).for_each(drop);
-    let errors = || LogQuery::of_dn(dn("root.etcd")).min_level(Level::Error);
-    assert_eq!(entry_texts(&read_backlog(&store, errors())), ["-5"]);
+    let errors = || name_query("root.etcd").min_level(Level::Error);
+    assert_eq!(read_texts(&store, errors()), ["-5"]);
     flood.take(10_000).for_each(drop);
-    assert_eq!(entry_texts(&read_backlog(&store, errors())), ["-5?"]);
+    assert_eq!(read_texts(&store, errors()), ["-5?"]);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_reader_that_has_read_a_cleared_or_forgotten_name_has_missed_nothing() {
     append_info(&store, "", "root");
     assert_eq!(entry_text(&follower.try_next().unwrap()), "root");
     assert_eq!(follower.try_next(), None);
-    let found = entry_texts(&read_backlog(&store, subtree_query("")));
+    let found = read_texts(&store, subtree_query(""));
     assert_eq!(found.concat(), ["-3", &"-1".repeat(8), "11", "root"].concat());
 }
 
@@ -189,7 +189,7 @@ fn out_of_range_limits_are_clamped() {
                 .line_writer(&dn(name), WriterOptions::new("s".repeat(1000)))
                 .write_all(&[b'x'; 10_000])
                 .unwrap();
-            assert_eq!(read_backlog(&store, LogQuery::of_dn(dn(name)).last_entries(1)).len(), 1);
+            assert_eq!(read_backlog(&store, name_query(name).last_entries(1)).len(), 1);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use nodekeel_logtree::{EntryBody, LineWriter, LogLimits, LogQuery, LogStore, RawLine, WriterOptions};
+use nodekeel_logtree::{EntryBody, LineWriter, LogLimits, LogStore, RawLine, WriterOptions};
 
 use crate::support::*;
 
@@ -15,7 +15,7 @@ fn raw_lines(store: &LogStore) -> Vec<RawLine> {
         EntryBody::Raw(raw) => Some(raw),
         _ => None,
     };
-    read_backlog(store, LogQuery::of_dn(dn("x"))).into_iter().filter_map(raw).collect()
+    read_backlog(store, name_query("x")).into_iter().filter_map(raw).collect()
 }
 
 fn line_texts(store: &LogStore) -> Vec<String> {
@@ -40,8 +40,7 @@ fn writes_are_joined_to_lines_and_closing_completes_the_last() {
 #[test]
 fn the_last_lines_of_a_small_ring_are_kept() {
     let small = |entries| LogStore::new(LogLimits { entries_per_dn: Some(entries), ..LogLimits::default() });
-    let last =
-        |store: &LogStore, n| entry_texts(&read_backlog(store, LogQuery::of_dn(dn("x")).last_entries(n)));
+    let last = |store: &LogStore, n| entry_texts(&read_backlog(store, name_query("x").last_entries(n)));
 
     let store = small(3);
     assert_eq!(last(&store, 1), Vec::<String>::new());
@@ -68,7 +67,7 @@ fn a_long_line_is_cut_and_keeps_its_original_length() {
     let found: Vec<_> = raw_lines(&store).into_iter().map(|raw| (raw.text, raw.original_bytes)).collect();
     let expected = [("Just T", Some(12)), ("Short", None), ("Justtt", None)];
     assert_eq!(found, expected.map(|(text, bytes)| (text.to_owned(), bytes)));
-    let entries = read_backlog(&store, LogQuery::of_dn(dn("x")));
+    let entries = read_backlog(&store, name_query("x"));
     assert!(nodekeel_logtree::render::full_text(&entries[0]).ends_with(" R Just T..."));
     assert!(nodekeel_logtree::render::full_text(&entries[1]).ends_with(" R Short"));
 }

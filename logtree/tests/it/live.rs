@@ -36,7 +36,7 @@ fn a_stream_is_filtered_like_a_backlog() {
     let store = LogStore::default();
     let follow =
         |query: LogQuery| store.open_reader(query.backlog_limit(BacklogLimit::None).follow()).unwrap();
-    let mut exact = follow(LogQuery::of_dn(dn("a")));
+    let mut exact = follow(name_query("a"));
     let mut below = follow(subtree_query("a"));
     let mut warnings = follow(subtree_query("").min_level(Level::Warn));
     let mut raw_lines = follow(subtree_query("").kind_filter(KindFilter::Raw));

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use nodekeel_logtree::parse::{self, LineParser, LogFormat};
-use nodekeel_logtree::{EntryBody, Level, LogEntry, LogQuery, LogStore, WriterOptions};
+use nodekeel_logtree::{EntryBody, Level, LogEntry, LogStore, WriterOptions};
 
 use crate::support::*;
 
@@ -16,7 +16,7 @@ fn store_lines(options: WriterOptions, output: &str) -> Vec<LogEntry> {
     let mut writer = store.line_writer(&dn("x"), options);
     writer.write_all(output.as_bytes()).unwrap();
     writer.close();
-    read_backlog(&store, LogQuery::of_dn(dn("x")))
+    read_backlog(&store, name_query("x"))
 }
 
 /// The letters of the entries' levels, or `R`, without consecutive duplicates.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use nodekeel_logtree::source::{FifoError, FifoSource, KmsgPosition, KmsgSource};
-use nodekeel_logtree::{LogEntry, LogQuery, LogReader, LogStore, WriterOptions, parse};
+use nodekeel_logtree::{LogEntry, LogReader, LogStore, WriterOptions, parse};
 use tokio::time::timeout;
 
 use crate::support::*;
@@ -29,7 +29,7 @@ async fn fifo_lines_arrive_as_messages_also_after_a_reader_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
-    let mut reader = store.open_reader(LogQuery::of_dn(dn("x")).follow()).unwrap();
+    let mut reader = store.open_reader(name_query("x").follow()).unwrap();
     let start = || {
         let mut fifo = FifoSource::open(&path).unwrap();
         let mut to = store.line_writer(&dn("x"), WriterOptions::new("log").line_parser(parse::logfmt_line));
@@ -60,7 +60,7 @@ async fn a_fifo_outlives_its_writers() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
-    let mut reader = store.open_reader(LogQuery::of_dn(dn("x")).follow()).unwrap();
+    let mut reader = store.open_reader(name_query("x").follow()).unwrap();
     let mut fifo = FifoSource::open(&path).unwrap();
     let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
     let _pump = tokio::spawn(async move { fifo.copy_lines(&mut to).await });
@@ -99,7 +99,7 @@ async fn lines_of_an_unlinked_fifo_arrive_until_its_last_writer_closes_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
-    let mut reader = store.open_reader(LogQuery::of_dn(dn("x")).follow()).unwrap();
+    let mut reader = store.open_reader(name_query("x").follow()).unwrap();
     let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
     let fifo = FifoSource::open(&path).unwrap();
     let mut writer = open_for_writing(&path).unwrap();
@@ -138,7 +138,7 @@ fn write_kernel_record(text: &str) {
 /// Copies the kernel log from a position on until an entry with this text arrives.
 async fn copy_until(store: &LogStore, position: &KmsgPosition, text: &str) -> LogEntry {
     let mut kmsg = KmsgSource::open(position).unwrap();
-    let mut reader = store.open_reader(LogQuery::of_dn(dn("kernel")).follow()).unwrap();
+    let mut reader = store.open_reader(name_query("kernel").follow()).unwrap();
     let to = dn("kernel");
     let find = async {
         while let Some(entry) = reader.next().await {
@@ -167,6 +167,6 @@ async fn a_kernel_record_arrives_once_with_its_level_and_facility() {
     assert!(found.time.elapsed().unwrap_or_default() < TIMEOUT);
     write_kernel_record(&second);
     copy_until(&store, &position, &second).await;
-    let texts = entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("kernel"))));
+    let texts = read_texts(&store, name_query("kernel"));
     assert_eq!(texts.iter().filter(|text| [&first, &second].contains(text)).count(), 2);
 }

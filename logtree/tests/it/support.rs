@@ -19,9 +19,19 @@ pub(crate) fn read_backlog(store: &LogStore, query: LogQuery) -> Vec<LogEntry> {
     store.open_reader(query).unwrap().read_backlog()
 }
 
+/// The texts of the current backlog of a query.
+pub(crate) fn read_texts(store: &LogStore, query: LogQuery) -> Vec<String> {
+    entry_texts(&read_backlog(store, query))
+}
+
+/// A query for exactly a name.
+pub(crate) fn name_query(name: &str) -> LogQuery {
+    LogQuery::of_dn(dn(name))
+}
+
 /// A query for a name and all names below it.
 pub(crate) fn subtree_query(name: &str) -> LogQuery {
-    LogQuery::of_dn(dn(name)).include_descendants()
+    name_query(name).include_descendants()
 }
 
 /// The text of an entry; `-N` for N dropped entries, `-N?` for an upper bound.
