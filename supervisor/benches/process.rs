@@ -28,7 +28,7 @@ const S6_INTERVAL: usize = 5;
 /// runsv pauses for a second after a run shorter than that, so each run lasts longer: the restart is
 /// measured, not the pause.
 const SERVICE_LIFETIME: Duration = Duration::from_millis(1100);
-/// How much longer than runit's a restart may take.
+/// The maximum ratio of a restart's duration to runit's.
 const RUNIT_RATIO: f64 = 1.2;
 /// The supervisor without cgroups, which identifies descendants by their mark alone.
 const WITHOUT_CGROUPS: &str = "nodekeel-without-cgroups";
@@ -65,8 +65,8 @@ fn main() -> Result<()> {
     let mut bare = Vec::with_capacity(SAMPLES);
     for round in 0..SAMPLES {
         wait_lifetime();
-        // In turn, so that a host that becomes slower meanwhile slows all of them; and each as often the first, because
-        // after the wait the caches are cold and the processors sleep.
+        // In turn, so that a host that becomes slower in between slows all of them; and each as often the first,
+        // because after the wait the caches are cold and the processors sleep.
         let mut contenders: Vec<_> =
             [Some(&mut ours), Some(&mut marked), runit.as_mut()].into_iter().flatten().collect();
         let first = round % contenders.len();
@@ -250,7 +250,7 @@ fn package_version(package: &str) -> String {
 fn children(pid: u32) -> Result<Vec<i32>> {
     let mut children = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may have exited meanwhile.
+        // A thread may have exited in between.
         let text = fs::read_to_string(thread?.path().join("children")).unwrap_or_default();
         children.extend(text.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
@@ -290,7 +290,7 @@ fn root(process: Process) -> impl nodekeel_supervisor::Runnable {
     }
 }
 
-/// How much longer than its grace period a stop takes if a descendant has to be found and killed.
+/// The time beyond its grace period that a stop takes if a descendant has to be found and killed.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_row() -> Result<BenchRow> {
     let mut samples = Vec::with_capacity(STOPS);

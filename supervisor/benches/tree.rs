@@ -33,7 +33,7 @@ async fn main() -> anyhow::Result<()> {
     }
     let mut ours: [Vec<f64>; 4] = Default::default();
     let mut theirs: [Vec<f64>; 3] = Default::default();
-    // In turn, so that a host that becomes slower meanwhile slows both.
+    // In turn, so that a host that becomes slower in between slows both.
     for _ in 0..ROUNDS {
         ours[0].push(time_restarts().await);
         ours[1].push(time_group_restarts().await);
@@ -55,9 +55,11 @@ async fn main() -> anyhow::Result<()> {
 fn rows(ours: &[Vec<f64>; 4], theirs: &[Vec<f64>; 3]) -> [BenchRow; 4] {
     let row =
         |id, work, unit, index: usize, scale| BenchRow::new(id, work, unit, median(&ours[index]) / scale);
-    let with_peer = |row: BenchRow, index: usize, scale: f64| match theirs[index].is_empty() {
-        true => row,
-        false => row.peer("suture", "4.0.6", median(&theirs[index]) / scale),
+    let with_peer = |row: BenchRow, index: usize, scale: f64| {
+        if theirs[index].is_empty() {
+            return row;
+        }
+        row.peer("suture", "4.0.6", median(&theirs[index]) / scale)
     };
     let restart = row("restart", "exit of a runnable to its next run, no backoff, p50", "µs", 0, 1e3);
     let group = "one failure to all 64 of its group running again, p50";
@@ -139,7 +141,7 @@ async fn time_group_restarts() -> f64 {
                             complete.notify_one();
                         }
                         tokio::select! {
-                            cancelled = ctx.canceled() => Err(cancelled.into()),
+                            canceled = ctx.canceled() => Err(canceled.into()),
                             () = failing.notified(), if number == 0 => Err(Failure::new("fails")),
                         }
                     }

@@ -1,4 +1,4 @@
-//! Code of others that panics where nobody expects it, and hooks that are too slow.
+//! Code of others that panics in unexpected places, and hooks that are too slow.
 
 use std::fmt;
 use std::future::Future;
@@ -16,7 +16,7 @@ use nodekeel_supervisor::{
     OutputSink, RunFuture, Runnable, RunnableState, Supervisor,
 };
 
-use crate::tree::{TestTree, steady};
+use crate::harness::{TestTree, parent_of, steady};
 
 /// Panics when it is dropped.
 #[derive(Debug)]
@@ -55,13 +55,12 @@ async fn runnables_that_panic_in_their_drop_do_not_abort_the_program() {
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_group_that_panics_in_its_drops_fails_only_as_rejected() {
-    let tree = TestTree::with_root(|ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         ctx.run_child("late", |ctx: Context| async move {
             ctx.signal_ready()?;
             ctx.run_group(two_that_panic_in_drop())?;
             Ok::<(), Failure>(())
-        })?;
-        steady(ctx).await
+        })
     });
     let dead = tree.recorder.wait_for_state("root.late", RunnableState::Dead).await;
     assert!(dead.change.to_string().contains("signaled ready"), "{}", dead.change);
@@ -86,10 +85,9 @@ impl Drop for PanicsTwice {
 
 #[tokio::test(start_paused = true)]
 async fn a_future_that_panics_in_its_poll_and_its_drop_fails_its_runnable() {
-    let tree = TestTree::with_root(|ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         ctx.run_child("child", |_: Context| PanicsTwice)?;
-        ctx.run_child("boxed", Boxed)?;
-        steady(ctx).await
+        ctx.run_child("boxed", Boxed)
     });
     for child in ["root.child", "root.boxed"] {
         let dead = tree.recorder.wait_for_state(child, RunnableState::Dead).await;
@@ -110,12 +108,11 @@ async fn a_helper_that_panics_in_its_poll_and_its_drop_fails_its_runnable() {
         }
     }
 
-    let tree = TestTree::with_root(|ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         ctx.run_child("child", |ctx: Context| async move {
             ctx.spawn_joined(Helper(PanicsTwice))?;
             steady(ctx).await
-        })?;
-        steady(ctx).await
+        })
     });
     let dead = tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
     assert!(dead.change.to_string().contains("panicked: in its "), "{}", dead.change);
@@ -153,11 +150,9 @@ impl OutputSink for HostileOutput {
 async fn an_output_sink_that_panics_everywhere_loses_only_output() {
     let recorder = EventRecorder::default();
     let builder = Supervisor::builder().event_hook(recorder.clone());
-    let supervisor =
-        builder.output_sink(HostileOutput(PanicsInDrop("sink"))).start(|ctx: Context| async move {
-            ctx.run_child("echo", Process::new("/bin/sh").args(["-c", "echo line; exit 3"]))?;
-            steady(ctx).await
-        });
+    let supervisor = builder.output_sink(HostileOutput(PanicsInDrop("sink"))).start(parent_of(move |ctx| {
+        ctx.run_child("echo", Process::new("/bin/sh").args(["-c", "echo line; exit 3"]))
+    }));
     let dead = recorder.wait_for_state("root.echo", RunnableState::Dead).await;
     assert_eq!(dead.change.to_string(), "dead: exited with code 3");
     assert!(supervisor.shutdown().await.stragglers.is_empty());
@@ -185,9 +180,8 @@ impl Drop for HostileError {
 }
 
 async fn exit_of(error: fn() -> Failure) -> ExitReason {
-    let tree = TestTree::with_root(move |ctx: Context| async move {
-        ctx.run_child("child", move |_: Context| async move { Err::<(), _>(error()) })?;
-        steady(ctx).await
+    let tree = TestTree::with_children(move |ctx| {
+        ctx.run_child("child", move |_: Context| async move { Err::<(), _>(error()) })
     });
     tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
     let child = tree.supervisor.snapshot().into_iter().find(|node| &*node.dn == "root.child");
@@ -240,12 +234,11 @@ async fn a_hook_that_hangs_beside_a_crash_loop_holds_a_bounded_number_of_events(
     let supervisor = Supervisor::builder()
         .event_hook(hook)
         .max_pending_events(NonZeroUsize::new(PENDING).expect("not zero"))
-        .start(move |ctx: Context| async move {
+        .start(parent_of(move |ctx| {
             ctx.run_child("quiet", steady)?;
             let fails = |_: Context| async { Err::<(), Failure>(Failure::new("again")) };
-            ctx.run_group([ChildSpec::new("loop", fails).policy(policy)])?;
-            steady(ctx).await
-        });
+            ctx.run_group([ChildSpec::new("loop", fails).policy(policy)])
+        }));
     let runs = || supervisor.snapshot().iter().map(|node| node.generation).max();
     while runs() < Some(2000) {
         tokio::time::sleep(Duration::from_millis(1)).await;

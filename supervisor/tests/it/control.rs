@@ -10,7 +10,7 @@ use nodekeel_supervisor::{
 };
 use tokio::time::Instant;
 
-use crate::tree::{TestTree, steady};
+use crate::harness::{TestTree, deaf, parent_of, slow_to_stop, steady};
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_holds_until_a_start_also_across_the_parents_restart() {
@@ -32,32 +32,27 @@ async fn a_stop_holds_until_a_start_also_across_the_parents_restart() {
     assert_eq!((tree.generation("root"), tree.state("root.one")), (2, Some(RunnableState::Stopped)));
     tree.supervisor.start_runnable("root.one").expect("the DN exists");
     settle().await;
-    assert_eq!((tree.state("root.one"), tree.generation("root.one")), (Some(RunnableState::New), 2));
+    assert_eq!(tree.latest_run("root.one"), (RunnableState::New, 2));
 }
 
-/// Whether the runnable exits with an error, with `Ok`, or not at all.
+/// Also if the runnable exits with an error, with `Ok`, or not at all.
 #[tokio::test(start_paused = true)]
 async fn an_operators_stop_or_restart_cancels_no_group_sibling() {
-    let [rude, lazy, deaf] = [0, 1, 2].map(|kind| {
+    let [rude, lazy] = [Err("no time to clean up"), Ok(())].map(|result| {
         move |ctx: Context| async move {
             ctx.signal_ready()?;
             ctx.canceled().await;
-            match kind {
-                0 => Err(Failure::new("no time to clean up")),
-                1 => Ok(()),
-                _ => std::future::pending().await,
-            }
+            result.map_err(Failure::new)
         }
     });
-    let tree = TestTree::with_root(move |ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         let group = [
             ChildSpec::new("rude", rude),
             ChildSpec::new("lazy", lazy),
             ChildSpec::new("deaf", deaf),
             ChildSpec::new("other", steady),
         ];
-        ctx.run_group(group)?;
-        steady(ctx).await
+        ctx.run_group(group)
     });
     settle().await;
     for dn in ["root.rude", "root.lazy", "root.deaf"] {
@@ -67,7 +62,7 @@ async fn an_operators_stop_or_restart_cancels_no_group_sibling() {
         tree.supervisor.stop_runnable(dn).expect("the DN exists");
         tree.recorder.wait_for_state(dn, RunnableState::Stopped).await;
     }
-    assert_eq!((tree.state("root.other"), tree.generation("root.other")), (Some(RunnableState::Ready), 1));
+    assert_eq!(tree.latest_run("root.other"), (RunnableState::Ready, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -77,26 +72,21 @@ async fn a_restart_waits_for_no_backoff_and_a_start_ends_one() {
     child.signal_ready().await;
     tree.supervisor.restart_runnable("root.child").expect("the DN exists");
     settle().await;
-    assert_eq!((tree.state("root.child"), tree.generation("root.child")), (Some(RunnableState::New), 2));
+    assert_eq!(tree.latest_run("root.child"), (RunnableState::New, 2));
     child.fail("gone").await;
     tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
     assert_eq!(tree.state("root.child"), Some(RunnableState::Waiting));
     tree.supervisor.start_runnable("root.child").expect("the DN exists");
-    assert_eq!((tree.state("root.child"), tree.generation("root.child")), (Some(RunnableState::New), 3));
+    assert_eq!(tree.latest_run("root.child"), (RunnableState::New, 3));
 }
 
 #[tokio::test(start_paused = true)]
 async fn invalid_control_requests_are_errors_with_the_reason() {
-    let tree = TestTree::with_root(|ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         ctx.run_child("parent", |ctx: Context| async move {
-            ctx.run_child("child", |ctx: Context| async move {
-                let cancelled = ctx.canceled().await;
-                tokio::time::sleep(Duration::from_secs(5)).await;
-                Err::<(), Failure>(cancelled.into())
-            })?;
+            ctx.run_child("child", slow_to_stop(Duration::from_secs(5)))?;
             Err::<(), _>(Failure::new("at once"))
-        })?;
-        steady(ctx).await
+        })
     });
     settle().await;
     for dn in ["", "root.", "root..parent", "other", "root.parent.nobody"] {
@@ -111,39 +101,36 @@ async fn invalid_control_requests_are_errors_with_the_reason() {
 async fn a_shutdown_stops_children_first_and_everything_else_at_once_and_reports_stragglers() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let note = Arc::clone(&order);
-    let tree = TestTree::with_root(move |ctx: Context| {
+    let tree = TestTree::with_children(move |ctx| {
         let note = Arc::clone(&note);
-        async move {
-            let leaf = move |takes: u64| {
+        let leaf = move |takes: u64| {
+            let note = Arc::clone(&note);
+            move |ctx: Context| {
                 let note = Arc::clone(&note);
-                move |ctx: Context| {
-                    let note = Arc::clone(&note);
-                    async move {
-                        ctx.signal_ready()?;
-                        let cancelled = ctx.canceled().await;
-                        tokio::time::sleep(Duration::from_secs(takes)).await;
-                        note.lock().expect("no panic holds it").push(ctx.dn().to_owned());
-                        Err::<(), Failure>(cancelled.into())
-                    }
-                }
-            };
-            let nested = leaf.clone();
-            ctx.run_child("first", leaf(1))?;
-            ctx.run_child("parent", move |ctx: Context| {
-                let nested = nested.clone();
                 async move {
-                    ctx.run_child("a", nested(1))?;
-                    ctx.run_child("b", nested(1))?;
-                    nodekeel_supervisor::Runnable::run(&nested(0), ctx).await
+                    ctx.signal_ready()?;
+                    let canceled = ctx.canceled().await;
+                    tokio::time::sleep(Duration::from_secs(takes)).await;
+                    note.lock().expect("no panic holds it").push(ctx.dn().to_owned());
+                    Err::<(), Failure>(canceled.into())
                 }
-            })?;
-            ctx.run_group([
-                ChildSpec::new("late-slow", leaf(3)),
-                ChildSpec::new("late-quick", leaf(1)),
-                ChildSpec::new("stubborn", leaf(1_000_000)).stop_timeout(Duration::from_secs(5)),
-            ])?;
-            steady(ctx).await
-        }
+            }
+        };
+        let nested = leaf.clone();
+        ctx.run_child("first", leaf(1))?;
+        ctx.run_child("parent", move |ctx: Context| {
+            let nested = nested.clone();
+            async move {
+                ctx.run_child("a", nested(1))?;
+                ctx.run_child("b", nested(1))?;
+                nodekeel_supervisor::Runnable::run(&nested(0), ctx).await
+            }
+        })?;
+        ctx.run_group([
+            ChildSpec::new("late-slow", leaf(3)),
+            ChildSpec::new("late-quick", leaf(1)),
+            ChildSpec::new("stubborn", leaf(1_000_000)).stop_timeout(Duration::from_secs(5)),
+        ])
     });
     settle().await;
     let started = Instant::now();
@@ -162,20 +149,14 @@ async fn a_shutdown_stops_children_first_and_everything_else_at_once_and_reports
 
 #[tokio::test(start_paused = true)]
 async fn a_straggler_outside_of_a_shutdown_is_reported_aborted_and_restarted() {
-    let tree = TestTree::with_root(|ctx: Context| async move {
-        ctx.run_child("deaf", |ctx: Context| async move {
-            ctx.signal_ready()?;
-            std::future::pending::<Result<(), Failure>>().await
-        })?;
-        steady(ctx).await
-    });
+    let tree = TestTree::with_children(|ctx| ctx.run_child("deaf", deaf));
     settle().await;
     tree.supervisor.restart_runnable("root.deaf").expect("the DN exists");
     let started = Instant::now();
     tree.recorder.wait_for_state("root.deaf", RunnableState::Dead).await;
     assert_eq!(started.elapsed().as_secs(), 30);
     settle().await;
-    assert_eq!((tree.state("root.deaf"), tree.generation("root.deaf")), (Some(RunnableState::Ready), 2));
+    assert_eq!(tree.latest_run("root.deaf"), (RunnableState::Ready, 2));
 }
 
 // A thread that never yields can't be aborted; the shutdown ends nevertheless, and reports it.
@@ -205,19 +186,16 @@ async fn a_shutdown_does_not_wait_for_a_runnable_that_never_awaits() {
 async fn a_shutdown_frees_the_whole_tree() {
     let held = Arc::new(());
     let kept = Arc::downgrade(&held);
-    let tree = TestTree::with_root(move |ctx: Context| {
+    let tree = TestTree::with_children(move |ctx| {
         let held = Arc::clone(&held);
-        async move {
-            let child = move |ctx: Context| {
-                let held = Arc::clone(&held);
-                async move {
-                    let _held = held;
-                    steady(ctx).await
-                }
-            };
-            ctx.run_child("child", child)?;
-            steady(ctx).await
-        }
+        let child = move |ctx: Context| {
+            let held = Arc::clone(&held);
+            async move {
+                let _held = held;
+                steady(ctx).await
+            }
+        };
+        ctx.run_child("child", child)
     });
     settle().await;
     let TestTree { supervisor, recorder } = tree;
@@ -276,14 +254,10 @@ async fn a_default_policy_can_be_replaced_for_all() {
     let child = RemoteRunnable::default();
     let remote = child.clone();
     let recorder = nodekeel_supervisor::testing::EventRecorder::default();
-    let supervisor =
-        Supervisor::builder().default_policy(none).event_hook(recorder.clone()).start(move |ctx: Context| {
-            let remote = remote.clone();
-            async move {
-                ctx.run_child("child", remote)?;
-                steady(ctx).await
-            }
-        });
+    let supervisor = Supervisor::builder()
+        .default_policy(none)
+        .event_hook(recorder.clone())
+        .start(parent_of(move |ctx| ctx.run_child("child", remote.clone())));
     for round in 1..=100 {
         assert_eq!(recorder.wait_for_state("root.child", RunnableState::New).await.generation, round);
         child.fail("at once again").await;
@@ -295,20 +269,16 @@ async fn a_default_policy_can_be_replaced_for_all() {
 async fn an_infinite_timeout_never_expires() {
     let child = RemoteRunnable::default();
     let remote = child.clone();
-    let supervisor = Supervisor::builder().stop_timeout(Duration::MAX).start(move |ctx: Context| {
-        let remote = remote.clone();
-        async move {
-            let backoff = nodekeel_supervisor::Backoff {
-                initial: Duration::MAX,
-                max: Duration::MAX,
-                ..nodekeel_supervisor::Backoff::default()
-            };
-            ctx.run_group([
-                ChildSpec::new("child", remote).policy(ChildPolicy { backoff, ..ChildPolicy::default() })
-            ])?;
-            steady(ctx).await
-        }
-    });
+    let supervisor = Supervisor::builder().stop_timeout(Duration::MAX).start(parent_of(move |ctx| {
+        let backoff = nodekeel_supervisor::Backoff {
+            initial: Duration::MAX,
+            max: Duration::MAX,
+            ..nodekeel_supervisor::Backoff::default()
+        };
+        ctx.run_group([
+            ChildSpec::new("child", remote.clone()).policy(ChildPolicy { backoff, ..ChildPolicy::default() })
+        ])
+    }));
     child.fail("gone").await;
     settle().await;
     assert_eq!(supervisor.snapshot()[1].state, RunnableState::Waiting);
@@ -345,20 +315,17 @@ async fn a_panicking_hook_misses_one_event_and_gets_the_rest() {
 async fn a_watcher_is_notified_when_a_runnable_waits_for_a_dependency() {
     let (go, child) = (Arc::new(tokio::sync::Notify::new()), RemoteRunnable::default());
     let (gone, remote) = (Arc::clone(&go), child.clone());
-    let tree = TestTree::with_root(move |ctx: Context| {
+    let tree = TestTree::with_children(move |ctx| {
         let (go, remote) = (Arc::clone(&gone), remote.clone());
-        async move {
-            ctx.run_child("child", remote)?;
-            ctx.run_child("dependent", move |ctx: Context| {
-                let go = Arc::clone(&go);
-                async move {
-                    go.notified().await;
-                    ctx.wait_ready("root.child").await?;
-                    steady(ctx).await
-                }
-            })?;
-            steady(ctx).await
-        }
+        ctx.run_child("child", remote)?;
+        ctx.run_child("dependent", move |ctx: Context| {
+            let go = Arc::clone(&go);
+            async move {
+                go.notified().await;
+                ctx.wait_ready("root.child").await?;
+                steady(ctx).await
+            }
+        })
     });
     settle().await;
     let mut watch = tree.supervisor.watch_changes();
@@ -384,11 +351,11 @@ async fn children_are_added_to_and_removed_from_a_ready_parent() {
     supervisor.remove_runnable("root.a", Removal::ForReplacement).await.expect("the DN exists");
     assert_eq!(tree.state("root.a"), None);
     supervisor.add_child("root", ChildSpec::new("a", steady)).expect("its name is free");
-    assert_eq!((tree.state("root.a"), tree.generation("root.a")), (Some(RunnableState::Stopped), 1));
+    assert_eq!(tree.latest_run("root.a"), (RunnableState::Stopped, 1));
     supervisor.remove_runnable("root.a", Removal::ForGood).await.expect("the DN exists");
     supervisor.add_child("root", ChildSpec::new("a", steady)).expect("its name is free");
     settle().await;
-    assert_eq!((tree.state("root.a"), tree.generation("root.a")), (Some(RunnableState::Ready), 2));
+    assert_eq!(tree.latest_run("root.a"), (RunnableState::Ready, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -397,10 +364,9 @@ async fn a_child_of_a_parent_that_stays_dead_can_be_removed() {
         ctx.run_child("child", steady)?;
         Err::<(), Failure>(Failure::new("for good"))
     };
-    let tree = TestTree::with_root(move |ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
-        ctx.run_group([ChildSpec::new("parent", parent).policy(policy)])?;
-        steady(ctx).await
+        ctx.run_group([ChildSpec::new("parent", parent).policy(policy)])
     });
     settle().await;
     assert_eq!(tree.state("root.parent"), Some(RunnableState::Dead));
@@ -413,16 +379,9 @@ async fn a_child_of_a_parent_that_stays_dead_can_be_removed() {
 #[tokio::test(start_paused = true)]
 async fn a_removal_waits_for_the_exit_and_a_shutdown_ends_the_wait() {
     const CLEANUP: Duration = Duration::from_secs(5);
-    let slow = |ctx: Context| async move {
-        ctx.signal_ready()?;
-        let canceled = ctx.canceled().await;
-        tokio::time::sleep(CLEANUP).await;
-        Err::<(), Failure>(canceled.into())
-    };
-    let tree = TestTree::with_root(move |ctx: Context| async move {
-        ctx.run_child("a", slow)?;
-        ctx.run_child("b", slow)?;
-        steady(ctx).await
+    let tree = TestTree::with_children(|ctx| {
+        ctx.run_child("a", slow_to_stop(CLEANUP))?;
+        ctx.run_child("b", slow_to_stop(CLEANUP))
     });
     settle().await;
     let started = Instant::now();

@@ -10,7 +10,7 @@ use nodekeel_supervisor::{
 };
 use tokio::time::timeout;
 
-use crate::tree::{TestTree, steady};
+use crate::harness::{TestTree, done, parent_of, steady};
 
 const LIMIT: RestartLimit =
     RestartLimit { restarts: 2, period: Duration::from_secs(10), action: RestartLimitAction::FailParent };
@@ -21,24 +21,16 @@ fn limited() -> ChildPolicy {
 
 /// A parent with a child of limited restarts. The parent is done if `is_done`.
 fn tree_with_limited_child(child: RemoteRunnable, is_done: bool) -> TestTree {
-    TestTree::with_root(move |ctx: Context| {
+    TestTree::with_children(move |ctx| {
         let child = child.clone();
-        async move {
-            let parent = move |ctx: Context| {
-                let child = child.clone();
-                async move {
-                    ctx.run_group([ChildSpec::new("child", child).policy(limited())])?;
-                    ctx.signal_ready()?;
-                    if is_done {
-                        ctx.signal_done()?;
-                        return Ok(());
-                    }
-                    ctx.until_canceled().await
-                }
-            };
-            ctx.run_child("parent", parent)?;
-            steady(ctx).await
-        }
+        let parent = move |ctx: Context| {
+            let child = child.clone();
+            async move {
+                ctx.run_group([ChildSpec::new("child", child).policy(limited())])?;
+                if is_done { done(ctx).await } else { steady(ctx).await }
+            }
+        };
+        ctx.run_child("parent", parent)
     })
 }
 
@@ -104,9 +96,7 @@ async fn a_tree_has_not_ended_while_a_child_of_a_done_root_runs_or_backs_off() {
         let child = remote.clone();
         async move {
             ctx.run_child("child", child)?;
-            ctx.signal_ready()?;
-            ctx.signal_done()?;
-            Ok::<(), Failure>(())
+            done(ctx).await
         }
     });
     settle().await;
@@ -134,15 +124,11 @@ async fn a_root_that_exceeds_its_restart_limit_ends_the_tree() {
 async fn a_child_that_exceeds_its_limit_can_stay_dead_until_it_is_started_with_a_new_count() {
     let child = RemoteRunnable::default();
     let failing = child.clone();
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let child = failing.clone();
-        async move {
-            let limit = RestartLimit { action: RestartLimitAction::StayDead, ..LIMIT };
-            let policy = ChildPolicy { restart_limit: Some(limit), ..limited() };
-            ctx.run_group([ChildSpec::new("child", child).policy(policy)])?;
-            ctx.run_child("other", steady)?;
-            steady(ctx).await
-        }
+    let tree = TestTree::with_children(move |ctx| {
+        let limit = RestartLimit { action: RestartLimitAction::StayDead, ..LIMIT };
+        let policy = ChildPolicy { restart_limit: Some(limit), ..limited() };
+        ctx.run_group([ChildSpec::new("child", failing.clone()).policy(policy)])?;
+        ctx.run_child("other", steady)
     });
     for round in 1..=2_u64 {
         for _ in 0..=LIMIT.restarts {
@@ -191,10 +177,9 @@ fn a_runtime_that_stops_ends_the_tree_also_where_restarts_have_no_delay() {
         let runtime = runtime.expect("a runtime");
         let supervisor = runtime.block_on(async {
             let policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
-            let supervisor = Supervisor::builder().default_policy(policy).start(|ctx: Context| async move {
-                ctx.run_child("child", steady)?;
-                steady(ctx).await
-            });
+            let supervisor = Supervisor::builder()
+                .default_policy(policy)
+                .start(parent_of(move |ctx| ctx.run_child("child", steady)));
             supervisor.wait_ready("root.child").await.expect("it runs");
             supervisor
         });

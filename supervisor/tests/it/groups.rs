@@ -12,25 +12,18 @@ use nodekeel_supervisor::{
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::tree::{SingleRun, TestTree, binary_tree, steady};
+use crate::harness::{SingleRun, TestTree, binary_tree, done, slow_to_stop, steady};
 
 // reference case 1
 #[tokio::test(start_paused = true)]
 async fn children_of_a_done_root_keep_running() {
     let tree = TestTree::with_root(|ctx: Context| async move {
         ctx.run_group([ChildSpec::new("one", steady), ChildSpec::new("two", steady)])?;
-        ctx.signal_ready()?;
-        ctx.signal_done()?;
-        Ok::<(), Failure>(())
+        done(ctx).await
     });
     settle().await;
-    for (dn, state) in [
-        ("root", RunnableState::Done),
-        ("root.one", RunnableState::Ready),
-        ("root.two", RunnableState::Ready),
-    ] {
-        assert_eq!(tree.state(dn), Some(state), "{dn}");
-    }
+    let states = ["root", "root.one", "root.two"].map(|dn| tree.latest_run(dn).0);
+    assert_eq!(states, [RunnableState::Done, RunnableState::Ready, RunnableState::Ready]);
 }
 
 // reference case 2, sequence a
@@ -66,12 +59,8 @@ async fn a_failure_cancels_the_group_which_restarts_before_the_failed_member() {
 async fn a_failure_rebuilds_the_whole_subtree_of_its_sibling() {
     let two = RemoteRunnable::default();
     let child = two.clone();
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let two = child.clone();
-        async move {
-            ctx.run_group([ChildSpec::new("one", binary_tree(5)), ChildSpec::new("two", two)])?;
-            steady(ctx).await
-        }
+    let tree = TestTree::with_children(move |ctx| {
+        ctx.run_group([ChildSpec::new("one", binary_tree(5)), ChildSpec::new("two", child.clone())])
     });
     settle().await;
     let whole = tree.supervisor.snapshot().len();
@@ -116,15 +105,14 @@ async fn two_subtrees_of_one_group_that_fail_on_many_levels_recover() {
                 let patience = Duration::from_millis(200 * u64::from(levels + 1) + ctx.generation() * 37);
                 tokio::select! {
                     () = tokio::time::sleep(patience) => Err("out of patience".into()),
-                    cancelled = ctx.canceled() => Err(cancelled.into()),
+                    canceled = ctx.canceled() => Err(canceled.into()),
                 }
             })
         })
     }
-    let tree = TestTree::with_root(|ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         let trees = ["one", "two"].map(|name| ChildSpec::new(name, failing(4, SingleRun::default())));
-        ctx.run_group(trees)?;
-        steady(ctx).await
+        ctx.run_group(trees)
     });
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(tree.generation("root.one") > 3 && tree.generation("root.two") > 3);
@@ -150,22 +138,19 @@ async fn done_counts_from_the_return_and_not_from_the_signal() {
     let alone = SingleRun::default();
     let outer = RemoteRunnable::default();
     let (child, inner_alone) = (outer.clone(), alone.clone());
-    let tree = TestTree::with_root(move |ctx: Context| {
+    let tree = TestTree::with_children(move |ctx| {
         let (outer, alone) = (child.clone(), inner_alone.clone());
-        async move {
-            let inner = move |ctx: Context| {
-                let inside = alone.enter();
-                async move {
-                    ctx.signal_ready()?;
-                    ctx.signal_done()?;
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                    drop(inside);
-                    Ok::<(), Failure>(())
-                }
-            };
-            ctx.run_group([ChildSpec::new("inner", inner), ChildSpec::new("outer", outer)])?;
-            steady(ctx).await
-        }
+        let inner = move |ctx: Context| {
+            let inside = alone.enter();
+            async move {
+                ctx.signal_ready()?;
+                ctx.signal_done()?;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                drop(inside);
+                Ok::<(), Failure>(())
+            }
+        };
+        ctx.run_group([ChildSpec::new("inner", inner), ChildSpec::new("outer", outer)])
     });
     settle().await;
     outer.fail("in between").await;
@@ -181,18 +166,12 @@ async fn done_counts_from_the_return_and_not_from_the_signal() {
 async fn a_done_sibling_of_a_failure_restarts_with_its_children() {
     let sibling = RemoteRunnable::default();
     let child = sibling.clone();
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let sibling = child.clone();
-        async move {
-            let done = |ctx: Context| async move {
-                ctx.run_child("inner", steady)?;
-                ctx.signal_ready()?;
-                ctx.signal_done()?;
-                Ok::<(), Failure>(())
-            };
-            ctx.run_group([ChildSpec::new("done", done), ChildSpec::new("sibling", sibling)])?;
-            steady(ctx).await
-        }
+    let tree = TestTree::with_children(move |ctx| {
+        let done = |ctx: Context| async move {
+            ctx.run_child("inner", steady)?;
+            done(ctx).await
+        };
+        ctx.run_group([ChildSpec::new("done", done), ChildSpec::new("sibling", child.clone())])
     });
     settle().await;
     assert_eq!(
@@ -209,16 +188,10 @@ async fn a_done_sibling_of_a_failure_restarts_with_its_children() {
 // sequence b
 #[tokio::test(start_paused = true)]
 async fn a_failed_parent_waits_for_its_last_descendant() {
-    let stubborn = |ctx: Context| async move {
-        ctx.signal_ready()?;
-        let cancelled = ctx.canceled().await;
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        Err::<(), Failure>(cancelled.into())
-    };
     let parent = RemoteRunnable::default();
     let tree = TestTree::with_parent(&parent, move |ctx| {
         ctx.run_child("quick", steady)?;
-        ctx.run_child("slow", stubborn)
+        ctx.run_child("slow", slow_to_stop(Duration::from_secs(5)))
     });
     settle().await;
     parent.fail("gone").await;
@@ -239,9 +212,8 @@ async fn a_failed_parent_waits_for_its_last_descendant() {
 #[tokio::test(start_paused = true)]
 async fn a_member_in_its_backoff_is_not_woken_by_a_siblings_failure() {
     let failing = |_: Context| async { Err::<(), _>(Failure::new("never works")) };
-    let tree = TestTree::with_root(move |ctx: Context| async move {
-        ctx.run_group([ChildSpec::new("one", failing), ChildSpec::new("two", failing)])?;
-        steady(ctx).await
+    let tree = TestTree::with_children(move |ctx| {
+        ctx.run_group([ChildSpec::new("one", failing), ChildSpec::new("two", failing)])
     });
     tokio::time::sleep(Duration::from_secs(60)).await;
     for dn in ["root.one", "root.two"] {
@@ -302,17 +274,13 @@ async fn a_policy_decides_which_members_end_with_a_failed_one() {
     ] {
         let failing = RemoteRunnable::default();
         let child = failing.clone();
-        let tree = TestTree::with_root(move |ctx: Context| {
-            let failing = child.clone();
-            async move {
-                let members = [
-                    ChildSpec::new("before", steady),
-                    ChildSpec::new("failing", failing),
-                    ChildSpec::new("after", steady),
-                ];
-                ctx.run_group_with(policy, members)?;
-                steady(ctx).await
-            }
+        let tree = TestTree::with_children(move |ctx| {
+            let members = [
+                ChildSpec::new("before", steady),
+                ChildSpec::new("failing", child.clone()),
+                ChildSpec::new("after", steady),
+            ];
+            ctx.run_group_with(policy, members)
         });
         settle().await;
         failing.fail("gone").await;
@@ -326,23 +294,13 @@ async fn a_policy_decides_which_members_end_with_a_failed_one() {
 async fn no_member_starts_before_all_that_end_with_it_have_ended() {
     let failing = RemoteRunnable::default();
     let child = failing.clone();
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let failing = child.clone();
-        async move {
-            let slow = |ctx: Context| async move {
-                ctx.signal_ready()?;
-                let canceled = ctx.canceled().await;
-                tokio::time::sleep(Duration::from_secs(20)).await;
-                Err::<(), Failure>(canceled.into())
-            };
-            let no_delay = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
-            ctx.run_group([
-                ChildSpec::new("quick", steady),
-                ChildSpec::new("slow", slow),
-                ChildSpec::new("failing", failing).policy(no_delay),
-            ])?;
-            steady(ctx).await
-        }
+    let tree = TestTree::with_children(move |ctx| {
+        let no_delay = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
+        ctx.run_group([
+            ChildSpec::new("quick", steady),
+            ChildSpec::new("slow", slow_to_stop(Duration::from_secs(20))),
+            ChildSpec::new("failing", child.clone()).policy(no_delay),
+        ])
     });
     settle().await;
     failing.fail("gone").await;

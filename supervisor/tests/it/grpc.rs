@@ -15,7 +15,7 @@ use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::transport::Server;
 
-use crate::tree::steady;
+use crate::harness::parent_of;
 
 /// A service without methods: the tests cover only the server's lifecycle.
 #[derive(Clone)]
@@ -41,18 +41,15 @@ impl Service<http::Request<tonic::body::Body>> for SilentService {
 
 fn start_server(socket: &Path, recorder: &EventRecorder) -> Supervisor {
     let socket = socket.to_owned();
-    Supervisor::builder().event_hook(recorder.clone()).start(move |ctx: Context| {
+    Supervisor::builder().event_hook(recorder.clone()).start(parent_of(move |ctx| {
         let socket = socket.clone();
-        async move {
-            let listen = move || {
-                let bound = UnixListener::bind(&socket).map(UnixListenerStream::new);
-                ready(bound)
-            };
-            let router = |_: &Context| Server::builder().add_service(SilentService);
-            ctx.run_group([ChildSpec::new("grpc", serve_grpc(listen, router, Duration::from_millis(200)))])?;
-            steady(ctx).await
-        }
-    })
+        let listen = move || {
+            let bound = UnixListener::bind(&socket).map(UnixListenerStream::new);
+            ready(bound)
+        };
+        let router = |_: &Context| Server::builder().add_service(SilentService);
+        ctx.run_group([ChildSpec::new("grpc", serve_grpc(listen, router, Duration::from_millis(200)))])
+    }))
 }
 
 #[tokio::test]

@@ -1,11 +1,11 @@
-//! What the tree does not do: wake up, and use tasks, clocks or IO in the state machine.
+//! Guards of the tree's restraint: it does not wake up, and use tasks, clocks or IO in the state machine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 
-use crate::tree::TestTree;
+use crate::harness::TestTree;
 
 // Under the paused clock every timer advances time by itself, so an hour of rest becomes an hour of ticks for
 // any task that ticks. The runtime counts how often it went to sleep in between.

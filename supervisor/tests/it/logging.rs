@@ -11,7 +11,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Record};
 use tracing::{Event, Id, Metadata};
 
-use crate::tree::steady;
+use crate::harness::{parent_of, steady};
 
 /// A subscriber that keeps (dn, message), as a log store does that knows only the field `dn` of this crate.
 #[derive(Clone, Default)]
@@ -124,10 +124,9 @@ async fn a_runnables_log_carries_its_dn_and_a_name_has_one_owner() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_logged_under_its_runnable_and_the_restart_under_the_supervisor() {
     let (lines, _guard) = LineCollector::collect();
-    let _supervisor = Supervisor::builder().start(|ctx: Context| async move {
-        ctx.run_child("child", |_: Context| async { Err::<(), _>(Failure::new("disk gone")) })?;
-        steady(ctx).await
-    });
+    let _supervisor = Supervisor::builder().start(parent_of(move |ctx| {
+        ctx.run_child("child", |_: Context| async { Err::<(), _>(Failure::new("disk gone")) })
+    }));
     settle().await;
     assert_eq!(lines.lines_of("root.child"), ["runnable failed: disk gone"]);
     let line = lines.lines_of("supervisor").into_iter().find(|line| line.starts_with("restarting"));

@@ -10,7 +10,7 @@ use nodekeel_supervisor::{
     RunnableState, StaleContextError, WaitReadyError, WaitReason,
 };
 
-use crate::tree::{SingleRun, TestTree, steady};
+use crate::harness::{SingleRun, TestTree, steady};
 
 // reference case 7
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,15 +113,14 @@ async fn an_invalid_signal_order_is_an_error_and_ends_the_run_as_dead() {
         ),
     ];
     for (misuse, message) in cases {
-        let tree = TestTree::with_root(move |ctx: Context| async move {
+        let tree = TestTree::with_children(move |ctx| {
             let child = move |ctx: Context| async move {
                 assert_eq!(misuse(&ctx).to_string(), message);
                 assert!(ctx.is_canceled(), "the context is canceled");
                 // It continues regardless, and still ends as failed.
                 Ok::<(), Failure>(())
             };
-            ctx.run_child("child", child)?;
-            steady(ctx).await
+            ctx.run_child("child", child)
         });
         tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
         let child = &tree.supervisor.snapshot()[1];
@@ -133,22 +132,19 @@ async fn an_invalid_signal_order_is_an_error_and_ends_the_run_as_dead() {
 async fn a_leaked_context_never_acts_for_the_next_incarnation() {
     let leaked = Arc::new(std::sync::Mutex::new(None::<Context>));
     let leak = Arc::clone(&leaked);
-    let tree = TestTree::with_root(move |ctx: Context| {
+    let tree = TestTree::with_children(move |ctx| {
         let leak = Arc::clone(&leak);
-        async move {
-            let child = move |ctx: Context| {
-                leak.lock().expect("no panic holds it").get_or_insert(ctx.clone());
-                async move {
-                    if ctx.generation() == 1 {
-                        Err(Failure::new("the first one dies"))
-                    } else {
-                        Err(ctx.canceled().await.into())
-                    }
+        let child = move |ctx: Context| {
+            leak.lock().expect("no panic holds it").get_or_insert(ctx.clone());
+            async move {
+                if ctx.generation() == 1 {
+                    Err(Failure::new("the first one dies"))
+                } else {
+                    Err(ctx.canceled().await.into())
                 }
-            };
-            ctx.run_child("child", child)?;
-            steady(ctx).await
-        }
+            }
+        };
+        ctx.run_child("child", child)
     });
     tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
     tree.recorder.wait_for_state("root.child", RunnableState::New).await;
@@ -160,7 +156,7 @@ async fn a_leaked_context_never_acts_for_the_next_incarnation() {
     assert_eq!(stale.sub_span("x").err(), Some(NameError::StaleContext));
     assert_eq!(stale.spawn_joined(async {}), Err(StaleContextError));
     assert_eq!(stale.wait_ready("root").await, Ok(()), "a stale context can still wait");
-    assert_eq!((tree.state("root.child"), tree.generation("root.child")), (Some(RunnableState::New), 2));
+    assert_eq!(tree.latest_run("root.child"), (RunnableState::New, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -192,14 +188,13 @@ async fn a_group_with_one_invalid_member_is_rejected_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn a_canceled_runnable_cannot_add_children() {
-    let tree = TestTree::with_root(|ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         let late = |ctx: Context| async move {
-            let cancelled = ctx.canceled().await;
-            assert_eq!(ctx.run_child("child", steady), Err(AddChildError::Canceled(cancelled)));
-            Err::<(), Failure>(cancelled.into())
+            let canceled = ctx.canceled().await;
+            assert_eq!(ctx.run_child("child", steady), Err(AddChildError::Canceled(canceled)));
+            Err::<(), Failure>(canceled.into())
         };
-        ctx.run_child("late", late)?;
-        steady(ctx).await
+        ctx.run_child("late", late)
     });
     settle().await;
     tree.supervisor.restart_runnable("root.late").expect("the DN exists");
@@ -209,9 +204,8 @@ async fn a_canceled_runnable_cannot_add_children() {
 
 #[tokio::test(start_paused = true)]
 async fn a_canceled_error_without_a_cancellation_is_a_failure() {
-    let tree = TestTree::with_root(|ctx: Context| async move {
-        ctx.run_child("liar", |_: Context| async { Err::<(), _>(CanceledError) })?;
-        steady(ctx).await
+    let tree = TestTree::with_children(move |ctx| {
+        ctx.run_child("liar", |_: Context| async { Err::<(), _>(CanceledError) })
     });
     tree.recorder.wait_for_state("root.liar", RunnableState::Dead).await;
 }
@@ -220,28 +214,25 @@ async fn a_canceled_error_without_a_cancellation_is_a_failure() {
 async fn helpers_are_joined_and_their_panics_fail_the_runnable() {
     let ended = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&ended);
-    let tree = TestTree::with_root(move |ctx: Context| {
+    let tree = TestTree::with_children(move |ctx| {
         let count = Arc::clone(&count);
-        async move {
-            let with_helpers = move |ctx: Context| {
-                let count = Arc::clone(&count);
-                async move {
-                    let helper = ctx.clone();
-                    ctx.spawn_joined(async move {
-                        let _cancelled = helper.canceled().await;
-                        tokio::time::sleep(Duration::from_secs(3)).await;
-                        count.fetch_add(1, Ordering::SeqCst);
-                    })?;
-                    if ctx.generation() == 2 {
-                        ctx.spawn_joined(async { panic!("in a helper") })?;
-                        return Err(ctx.canceled().await.into());
-                    }
-                    Err(Failure::new("the runnable itself fails"))
+        let with_helpers = move |ctx: Context| {
+            let count = Arc::clone(&count);
+            async move {
+                let helper = ctx.clone();
+                ctx.spawn_joined(async move {
+                    let _canceled = helper.canceled().await;
+                    tokio::time::sleep(Duration::from_secs(3)).await;
+                    count.fetch_add(1, Ordering::SeqCst);
+                })?;
+                if ctx.generation() == 2 {
+                    ctx.spawn_joined(async { panic!("in a helper") })?;
+                    return Err(ctx.canceled().await.into());
                 }
-            };
-            ctx.run_child("child", with_helpers)?;
-            steady(ctx).await
-        }
+                Err(Failure::new("the runnable itself fails"))
+            }
+        };
+        ctx.run_child("child", with_helpers)
     });
     tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
     assert_eq!(ended.load(Ordering::SeqCst), 1, "the run ended before its helper");
@@ -255,32 +246,25 @@ async fn helpers_are_joined_and_their_panics_fail_the_runnable() {
 async fn a_dependent_resumes_when_its_dependency_is_ready_or_when_it_is_canceled() {
     let dependency = RemoteRunnable::default();
     let remote = dependency.clone();
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let remote = remote.clone();
-        async move {
-            ctx.run_child("dependency", remote)?;
-            ctx.run_child("dependent", |ctx: Context| async move {
-                ctx.wait_ready("root.dependency").await?;
-                steady(ctx).await
-            })?;
-            ctx.run_child("lost", |ctx: Context| async move {
-                let error = ctx.wait_ready("root.nowhere").await;
-                assert_eq!(error, Err(WaitReadyError::UnknownDn { dn: "root.nowhere".into() }));
-                ctx.wait_ready("root.lost").await?;
-                Ok::<(), Failure>(())
-            })?;
+    let tree = TestTree::with_children(move |ctx| {
+        ctx.run_child("dependency", remote.clone())?;
+        ctx.run_child("dependent", |ctx: Context| async move {
+            ctx.wait_ready("root.dependency").await?;
             steady(ctx).await
-        }
+        })?;
+        ctx.run_child("lost", |ctx: Context| async move {
+            let error = ctx.wait_ready("root.nowhere").await;
+            assert_eq!(error, Err(WaitReadyError::UnknownDn { dn: "root.nowhere".into() }));
+            ctx.wait_ready("root.lost").await?;
+            Ok::<(), Failure>(())
+        })
     });
     settle().await;
     assert_eq!(tree.supervisor.snapshot()[2].waiting_for, WaitReason::Dependency("root.dependency".into()));
     dependency.fail("not yet").await;
     dependency.signal_ready().await;
     settle().await;
-    assert_eq!(
-        (tree.state("root.dependent"), tree.generation("root.dependent")),
-        (Some(RunnableState::Ready), 1)
-    );
+    assert_eq!(tree.latest_run("root.dependent"), (RunnableState::Ready, 1));
     tree.supervisor.stop_runnable("root.lost").expect("the DN exists");
     tree.recorder.wait_for_state("root.lost", RunnableState::Canceled).await;
 }
@@ -289,25 +273,22 @@ async fn a_dependent_resumes_when_its_dependency_is_ready_or_when_it_is_canceled
 async fn an_aborted_run_ends_only_with_its_helpers() {
     let (alone, release) = (SingleRun::default(), Arc::new(AtomicBool::new(false)));
     let (child_alone, released) = (alone.clone(), Arc::clone(&release));
-    let tree = TestTree::with_root(move |ctx: Context| {
+    let tree = TestTree::with_children(move |ctx| {
         let (alone, released) = (child_alone.clone(), Arc::clone(&released));
-        async move {
-            let deaf = move |ctx: Context| {
-                let (alone, released) = (alone.clone(), Arc::clone(&released));
-                async move {
-                    ctx.spawn_joined(async move {
-                        let _inside = alone.enter();
-                        while !released.load(Ordering::Relaxed) {
-                            std::thread::yield_now();
-                        }
-                    })?;
-                    ctx.signal_ready()?;
-                    std::future::pending::<Result<(), Failure>>().await
-                }
-            };
-            ctx.run_group([ChildSpec::new("deaf", deaf).stop_timeout(Duration::from_millis(20))])?;
-            steady(ctx).await
-        }
+        let deaf = move |ctx: Context| {
+            let (alone, released) = (alone.clone(), Arc::clone(&released));
+            async move {
+                ctx.spawn_joined(async move {
+                    let _inside = alone.enter();
+                    while !released.load(Ordering::Relaxed) {
+                        std::thread::yield_now();
+                    }
+                })?;
+                ctx.signal_ready()?;
+                std::future::pending::<Result<(), Failure>>().await
+            }
+        };
+        ctx.run_group([ChildSpec::new("deaf", deaf).stop_timeout(Duration::from_millis(20))])
     });
     tree.recorder.wait_for_state("root.deaf", RunnableState::Ready).await;
     tree.supervisor.restart_runnable("root.deaf").expect("the DN exists");
@@ -317,7 +298,7 @@ async fn an_aborted_run_ends_only_with_its_helpers() {
     while !tree.recorder.events().iter().any(straggling) {
         tokio::task::yield_now().await;
     }
-    assert_eq!((tree.state("root.deaf"), tree.generation("root.deaf")), (Some(RunnableState::Ready), 1));
+    assert_eq!(tree.latest_run("root.deaf"), (RunnableState::Ready, 1));
     release.store(true, Ordering::Relaxed);
     assert_eq!(tree.recorder.wait_for_state("root.deaf", RunnableState::Ready).await.generation, 2);
 }

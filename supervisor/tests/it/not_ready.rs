@@ -1,4 +1,4 @@
-//! A runnable that can't do its work at present is not ready, and says why.
+//! A runnable that can't do its work at present is not ready, and tells why.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +8,13 @@ use tokio::sync::watch;
 
 use nodekeel_supervisor::testing::settle;
 
-use super::tree::{TestTree, steady};
+use crate::harness::{TestTree, steady};
 
 /// A tree whose child is ready while the channel holds no reason.
 fn tree_with_reasons(reasons: watch::Receiver<Option<&'static str>>) -> TestTree {
-    TestTree::with_root(move |ctx: Context| {
+    TestTree::with_children(move |ctx| {
         let reasons = reasons.clone();
-        async move {
-            ctx.run_child("child", move |ctx| report_reasons(ctx, reasons.clone()))?;
-            steady(ctx).await
-        }
+        ctx.run_child("child", move |ctx| report_reasons(ctx, reasons.clone()))
     })
 }
 

@@ -9,7 +9,7 @@ use nodekeel_supervisor::{
 };
 use tokio::time::Instant;
 
-use crate::tree::{TestTree, steady};
+use crate::harness::{TestTree, done, parent_of, steady};
 
 /// The names of the runnables that have stopped, in order.
 #[derive(Clone, Default)]
@@ -39,15 +39,7 @@ impl StopLog {
 
 /// A tree with these children below the root.
 fn tree_of(children: impl Fn() -> Vec<ChildSpec> + Send + Sync + 'static) -> TestTree {
-    TestTree::with_root(move |ctx: Context| {
-        let children = children();
-        async move {
-            for child in children {
-                ctx.run_group([child])?;
-            }
-            steady(ctx).await
-        }
-    })
+    TestTree::with_children(move |ctx| children().into_iter().try_for_each(|child| ctx.run_group([child])))
 }
 
 async fn seconds_to_shut_down(supervisor: &Supervisor) -> u64 {
@@ -81,20 +73,14 @@ async fn a_chain_stops_one_by_one_from_its_end() {
     assert_eq!(written.names(), expected);
 }
 
-// What a runnable depends on includes what runs below it.
+// A dependency includes the subtree below it.
 #[tokio::test(start_paused = true)]
 async fn a_dependent_stops_before_the_whole_subtree_that_it_depends_on() {
     let log = StopLog::default();
     let written = log.clone();
     let tree = tree_of(move || {
         let child = log.slow();
-        let parent = move |ctx: Context| {
-            let child = child.clone();
-            async move {
-                ctx.run_child("child", child)?;
-                steady(ctx).await
-            }
-        };
+        let parent = parent_of(move |ctx| ctx.run_child("child", child.clone()));
         let dependent = ChildSpec::new("dependent", log.slow()).stop_before(["root.parent"]);
         vec![dependent, ChildSpec::new("parent", parent)]
     });
@@ -118,11 +104,7 @@ async fn open_file(ctx: Context, opened: Arc<Mutex<Weak<()>>>) -> Result<(), Fai
     })?;
     ctx.run_child("done", move |ctx: Context| {
         let _kept = &file;
-        async move {
-            ctx.signal_ready()?;
-            ctx.signal_done()?;
-            Ok::<(), Failure>(())
-        }
+        done(ctx)
     })?;
     steady(ctx).await
 }
@@ -171,13 +153,7 @@ async fn a_runnable_starts_when_what_it_depends_on_is_ready_also_if_that_is_adde
     let remotes = (needed.clone(), below.clone());
     let tree = tree_of(move || {
         let (needed, below) = remotes.clone();
-        let parent = move |ctx: Context| {
-            let below = below.clone();
-            async move {
-                ctx.run_child("below", below)?;
-                steady(ctx).await
-            }
-        };
+        let parent = parent_of(move |ctx| ctx.run_child("below", below.clone()));
         vec![
             ChildSpec::new("dependent", steady).depends_on(["root.needed", "root.parent.below"]),
             ChildSpec::new("needed", needed),
@@ -192,7 +168,7 @@ async fn a_runnable_starts_when_what_it_depends_on_is_ready_also_if_that_is_adde
     assert_eq!(dependent(&tree).waiting_for, WaitReason::Dependency("root.parent.below".into()));
     below.signal_ready().await;
     tree.recorder.wait_for_state("root.dependent", RunnableState::Ready).await;
-    assert_eq!(dependent(&tree).generation, 1, "it has not failed meanwhile");
+    assert_eq!(dependent(&tree).generation, 1, "it has not failed in between");
     needed.fail("gone").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(dependent(&tree).generation, 1, "readiness counts at the start only");

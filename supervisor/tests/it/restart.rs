@@ -10,7 +10,7 @@ use nodekeel_supervisor::{
 };
 use tokio::time::Instant;
 
-use crate::tree::{SingleRun, TestTree, steady};
+use crate::harness::{SingleRun, TestTree, done, steady};
 
 // reference case 6
 #[tokio::test(start_paused = true)]
@@ -76,15 +76,15 @@ async fn a_parent_that_fails_before_its_children_run_restarts_with_them() {
         async move {
             ctx.run_child("a", steady)?;
             ctx.run_child("b", steady)?;
-            match has_failed.swap(true, Ordering::SeqCst) {
-                true => steady(ctx).await,
-                false => Err(Failure::new("fails")),
+            if has_failed.swap(true, Ordering::SeqCst) {
+                return steady(ctx).await;
             }
+            Err(Failure::new("fails"))
         }
     });
     tokio::time::sleep(Duration::from_secs(10)).await;
     for child in ["root.a", "root.b"] {
-        assert_eq!((tree.state(child), tree.generation(child)), (Some(RunnableState::Ready), 2), "{child}");
+        assert_eq!(tree.latest_run(child), (RunnableState::Ready, 2), "{child}");
     }
 }
 
@@ -92,32 +92,19 @@ async fn a_parent_that_fails_before_its_children_run_restarts_with_them() {
 #[tokio::test(start_paused = true)]
 async fn only_the_parents_backoff_counts_when_both_have_failed() {
     let (inner, outer) = (RemoteRunnable::default(), RemoteRunnable::default());
-    let (remote_inner, remote_outer) = (inner.clone(), outer.clone());
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let (inner, outer) = (remote_inner.clone(), remote_outer.clone());
-        async move {
-            let outer = move |ctx: Context| {
-                let (inner, outer) = (inner.clone(), outer.clone());
-                async move {
-                    ctx.run_child("inner", inner)?;
-                    nodekeel_supervisor::Runnable::run(&outer, ctx).await
-                }
-            };
-            ctx.run_child("outer", outer)?;
-            steady(ctx).await
-        }
-    });
+    let remote = inner.clone();
+    let tree = TestTree::with_parent(&outer, move |ctx| ctx.run_child("inner", remote.clone()));
     settle().await;
     inner.fail("gone").await;
     tokio::time::sleep(Duration::from_millis(10)).await;
     outer.fail("gone").await;
     let failed = Instant::now();
     assert_eq!(
-        tree.recorder.wait_for_state("root.outer.inner", RunnableState::Canceled).await.generation,
+        tree.recorder.wait_for_state("root.parent.inner", RunnableState::Canceled).await.generation,
         1,
         "it is never started"
     );
-    tree.recorder.wait_for_state("root.outer", RunnableState::New).await;
+    tree.recorder.wait_for_state("root.parent", RunnableState::New).await;
     assert!(failed.elapsed() < Duration::from_secs(1), "{:?}", failed.elapsed());
 }
 
@@ -130,9 +117,7 @@ async fn a_child_of_a_done_parent_restarts_alone() {
         let remote = remote.clone();
         async move {
             ctx.run_child("child", remote)?;
-            ctx.signal_ready()?;
-            ctx.signal_done()?;
-            Ok::<(), Failure>(())
+            done(ctx).await
         }
     });
     child.signal_ready().await;
@@ -186,13 +171,12 @@ async fn a_runnable_in_backoff_is_not_started_during_a_shutdown() {
 // context accepts no children.
 #[tokio::test(start_paused = true)]
 async fn a_child_of_a_runnable_that_fails_at_once_is_canceled_before_its_parent_restarts() {
-    let tree = TestTree::with_root(|ctx: Context| async move {
+    let tree = TestTree::with_children(move |ctx| {
         let hasty = |ctx: Context| async move {
             ctx.run_child("child", steady)?;
             Err::<(), _>(Failure::new("at once"))
         };
-        ctx.run_child("hasty", hasty)?;
-        steady(ctx).await
+        ctx.run_child("hasty", hasty)
     });
     tree.recorder.wait_for_state("root.hasty", RunnableState::Dead).await;
     assert_eq!(tree.recorder.wait_for_state("root.hasty.child", RunnableState::Canceled).await.generation, 1);
@@ -211,12 +195,7 @@ async fn the_failure_count_survives_the_parents_restart() {
     parent.fail("gone").await;
     tree.recorder.wait_for_state("root.parent", RunnableState::New).await;
     settle().await;
-    let status = tree
-        .supervisor
-        .snapshot()
-        .into_iter()
-        .find(|node| &*node.dn == "root.parent.child")
-        .expect("the child was added again");
+    let status = tree.status("root.parent.child").expect("the child was added again");
     assert_eq!((status.generation, status.failures, status.exits.len()), (4, 3, 3));
 }
 
@@ -230,11 +209,10 @@ async fn a_policy_decides_which_exits_are_followed_by_a_restart() {
         (RestartPolicy::Always, Ok(()), RunnableState::Waiting),
     ];
     for (restart, result, state) in cases {
-        let tree = TestTree::with_root(move |ctx: Context| async move {
+        let tree = TestTree::with_children(move |ctx| {
             let policy = ChildPolicy { restart, ..ChildPolicy::default() };
             let once = move |_: Context| async move { result.map_err(Failure::new) };
-            ctx.run_group([ChildSpec::new("once", once).policy(policy)])?;
-            steady(ctx).await
+            ctx.run_group([ChildSpec::new("once", once).policy(policy)])
         });
         settle().await;
         assert_eq!(tree.state("root.once"), Some(state), "{restart:?} after {result:?}");

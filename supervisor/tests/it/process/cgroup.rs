@@ -227,7 +227,7 @@ fn leftovers_of_a_killed_supervisor_end_at_the_next_start() {
         found.unwrap_or_else(|| panic!("no {start}"))
     };
     let (left, kept) = (read_pid("left "), read_pid("kept "));
-    // A supervisor that starts meanwhile does not touch the processes of a running one.
+    // A supervisor that starts in between does not touch the processes of a running one.
     start_and_stop_one(&parent);
     assert!(read_mark(left).is_some(), "its supervisor is running");
     program.kill().expect("it runs");

@@ -32,7 +32,7 @@ impl StopKind {
     }
 }
 
-/// How long a stop took, and for how long of that other programs may have used the CPUs.
+/// The duration of a stop, and for how long of that other programs may have used the CPUs.
 struct StopTime {
     total: Duration,
     others: Duration,
@@ -124,41 +124,100 @@ fn measure_load(main: i32, takes: StopKind) -> tokio::task::JoinHandle<CpuLoad> 
     })
 }
 
+/// Cases: what the process does, itself, the number of its descendants, and how its stop goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_obedient_process_ends_within_its_grace_period() {
-    check_stop(sh("echo pid $$; echo up; exec sleep 100"), 0, StopKind::WithinGracePeriod).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_ignores_term_is_killed() {
-    check_stop(sh("trap '' TERM; echo pid $$; sleep 100 & echo up; wait"), 1, StopKind::FullGracePeriod)
-        .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_double_forked_process_is_found() {
-    let script = r#"echo pid $$; (sh -c 'trap "" TERM; sleep 100 & echo up; wait' &); exec sleep 100"#;
-    check_stop(sh(script), 2, StopKind::FullGracePeriod).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_in_another_session_is_found() {
-    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; sleep 100 & echo up; wait' & wait"#;
-    check_stop(sh(script), 2, StopKind::FullGracePeriod).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_obedient_daemon_gets_term_before_kill() {
-    let script =
-        r#"echo pid $$; setsid sh -c 'trap exit TERM; echo up; while :; do sleep 0.01; done' & wait"#;
-    check_stop(sh(script), 1, StopKind::WithinGracePeriod).await;
+async fn no_process_survives_a_stop() {
+    use StopKind::{FullGracePeriod, WithinGracePeriod};
+    let cases = [
+        ("is obedient", sh("echo pid $$; echo up; exec sleep 100"), 0, WithinGracePeriod),
+        (
+            "ignores TERM",
+            sh("trap '' TERM; echo pid $$; sleep 100 & echo up; wait"),
+            1,
+            FullGracePeriod,
+        ),
+        (
+            "forks twice",
+            sh(r#"echo pid $$; (sh -c 'trap "" TERM; sleep 100 & echo up; wait' &); exec sleep 100"#),
+            2,
+            FullGracePeriod,
+        ),
+        (
+            "has a child in another session",
+            sh(r#"echo pid $$; setsid sh -c 'trap "" TERM; sleep 100 & echo up; wait' & wait"#),
+            2,
+            FullGracePeriod,
+        ),
+        (
+            "has a daemon that is obedient, and gets TERM before KILL",
+            sh(r#"echo pid $$; setsid sh -c 'trap exit TERM; echo up; while :; do sleep 0.01; done' & wait"#),
+            1,
+            WithinGracePeriod,
+        ),
+        (
+            "is stopped, and is continued so that it exits",
+            sh("echo pid $$; echo up; kill -STOP $$; sleep 100"),
+            0,
+            WithinGracePeriod,
+        ),
+        (
+            "is stopped, and ignores TERM",
+            sh("trap '' TERM; echo pid $$; echo up; while :; do kill -STOP $$; done"),
+            0,
+            FullGracePeriod,
+        ),
+        (
+            "floods its pipe, which never stalls",
+            perl(r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\nup\n"; print "x" x 9999, "\n" while 1"#),
+            0,
+            FullGracePeriod,
+        ),
+        (
+            "closes its files",
+            sh(
+                r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 100 0<&- 1>&- 2>&-' & exec sleep 100 0<&- 1>&- 2>&-"#,
+            ),
+            1,
+            FullGracePeriod,
+        ),
+        (
+            "leaves its group, and gets TERM too",
+            perl(
+                r#"$|=1; if (!fork) { sleep 100; exit }
+                my $other = fork; if (!$other) { sleep 100; exit }
+                setpgrp($other, $other) and setpgrp(0, $other) or die "$!"; print "pid $$\nup\n"; sleep 100"#,
+            ),
+            2,
+            WithinGracePeriod,
+        ),
+        (
+            "has a hundred descendants, which are killed at once",
+            perl(
+                r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\n";
+                for (1..100) { if (!fork) { setpgrp(0,0) if $_ % 3; sleep 100; exit } } print "up\n"; sleep 100"#,
+            ),
+            100,
+            FullGracePeriod,
+        ),
+        (
+            "has another stop signal in place of TERM",
+            sh(r#"trap '' TERM; trap 'echo bye; exit 0' USR1; echo pid $$; echo up; while :; do sleep 0.01; done"#)
+                .stop_signal(Signal::USR1),
+            0,
+            WithinGracePeriod,
+        ),
+    ];
+    for (name, process, descendants, takes) in cases {
+        println!("a process that {name}:");
+        check_stop(process, descendants, takes).await;
+    }
 }
 
 /// Prints `asked` at each TERM, and continues.
 const TERM_COUNTER: &str =
     r#"$|=1; $SIG{TERM} = sub { print "asked\n" }; print "up\n"; select undef,undef,undef,.01 while 1"#;
 
-/// How many TERM signals the counter in this script gets during a stop.
+/// The number of TERM signals that the counter in this script gets during a stop.
 async fn count_term_signals(script: &str) -> usize {
     let fixture = ProcessFixture::run_once(
         sh(script).arg("/usr/bin/perl").env("COUNTS", TERM_COUNTER).grace_period(GRACE),
@@ -195,48 +254,6 @@ async fn an_infinite_grace_period_is_accepted() {
     let exit = fixture.wait_exit().await.1;
     assert!(matches!(exit, ExitReason::Canceled { process: Some(_) }), "{exit:?}");
     fixture.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_process_is_continued_so_that_it_exits() {
-    check_stop(sh("echo pid $$; echo up; kill -STOP $$; sleep 100"), 0, StopKind::WithinGracePeriod).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_process_that_ignores_term_is_killed() {
-    check_stop(
-        sh("trap '' TERM; echo pid $$; echo up; while :; do kill -STOP $$; done"),
-        0,
-        StopKind::FullGracePeriod,
-    )
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_floods_its_pipe_never_stalls_and_is_killed() {
-    let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\nup\n"; print "x" x 9999, "\n" while 1"#;
-    check_stop(perl(script), 0, StopKind::FullGracePeriod).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_closes_its_files_is_found() {
-    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 100 0<&- 1>&- 2>&-' & exec sleep 100 0<&- 1>&- 2>&-"#;
-    check_stop(sh(script), 1, StopKind::FullGracePeriod).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_leaves_its_group_gets_term_too() {
-    let script = r#"$|=1; if (!fork) { sleep 100; exit }
-        my $other = fork; if (!$other) { sleep 100; exit }
-        setpgrp($other, $other) and setpgrp(0, $other) or die "$!"; print "pid $$\nup\n"; sleep 100"#;
-    check_stop(perl(script), 2, StopKind::WithinGracePeriod).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_processes_are_killed_at_once() {
-    let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\n";
-        for (1..100) { if (!fork) { setpgrp(0,0) if $_ % 3; sleep 100; exit } } print "up\n"; sleep 100"#;
-    check_stop(perl(script), 100, StopKind::FullGracePeriod).await;
 }
 
 // They end by themselves after a while, in case the test is interrupted. Each of the four replaces itself by
@@ -332,11 +349,4 @@ async fn an_aborted_run_kills_its_processes() {
     others.into_iter().for_each(wait_gone);
     // The next run also ignores its cancellation, if it has started by then.
     drop(fixture.supervisor.shutdown().await);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_configured_stop_signal_replaces_term() {
-    let script =
-        r#"trap '' TERM; trap 'echo bye; exit 0' USR1; echo pid $$; echo up; while :; do sleep 0.01; done"#;
-    check_stop(sh(script).stop_signal(Signal::USR1), 0, StopKind::WithinGracePeriod).await;
 }

@@ -1,4 +1,4 @@
-//! How an exit is reported.
+//! The reports of exits.
 
 use std::time::Duration;
 
@@ -26,49 +26,38 @@ async fn an_exit_code_is_reported_with_the_last_lines() {
 }
 
 #[tokio::test]
-async fn a_signal_is_reported_by_its_name() {
-    let fixture = ProcessFixture::run_once(sh("kill -SEGV $$"));
-    let (error, exit) = fixture.wait_failure().await;
-    assert!(error.starts_with("killed by SIGSEGV"), "{error}");
-    assert_eq!((exit.code, exit.signal.map(Signal::as_number)), (None, Some(11)));
-    fixture.shutdown().await;
+async fn a_failure_is_reported_by_its_code_or_signal() {
+    let task = |script| sh(script).ready_when(Readiness::on_exit());
+    for (fixture, error, code, signal) in [
+        (ProcessFixture::run_once(sh("kill -SEGV $$")), "killed by SIGSEGV", None, Some(11)),
+        (ProcessFixture::run_once(sh("kill -37 $$")), "killed by signal 37", None, Some(37)),
+        (ProcessFixture::run_once(task("exit 1")), "exited with code 1", Some(1), None),
+        // A daemon that exits with code 0 has failed, too.
+        (ProcessFixture::restart_always(sh("exit 0")), "exited with code 0 by itself", Some(0), None),
+    ] {
+        let (text, exit) = fixture.wait_failure().await;
+        assert_eq!(text.trim_end_matches(" (core dumped)"), error);
+        assert_eq!((exit.code, exit.signal.map(Signal::as_number)), (code, signal), "{text}");
+        fixture.shutdown().await;
+    }
 }
 
 #[tokio::test]
-async fn a_realtime_signal_is_reported_by_its_number() {
-    let fixture = ProcessFixture::run_once(sh("kill -37 $$"));
-    assert_eq!(fixture.wait_failure().await.0, "killed by signal 37");
-    fixture.shutdown().await;
-}
-
-#[tokio::test]
-async fn a_daemon_that_exits_with_code_0_has_failed_and_is_reported_with_its_last_lines() {
+async fn a_daemon_that_exits_with_code_0_is_reported_with_its_last_lines() {
     let fixture = ProcessFixture::restart_always(sh("echo last words; exit 0"));
-    let (error, exit) = fixture.wait_failure().await;
-    assert_eq!((error.as_str(), exit.code, exit.signal), ("exited with code 0 by itself", Some(0), None));
-    assert_eq!(exit.tail, ["last words"]);
+    assert_eq!(fixture.wait_failure().await.1.tail, ["last words"]);
     fixture.shutdown().await;
 }
 
 #[tokio::test]
-async fn code_0_means_done_where_the_policy_says_so() {
-    let fixture = ProcessFixture::run_once(sh("echo last words; exit 0"));
-    assert_eq!(fixture.wait_exit().await, (RunnableState::Done, ExitReason::Done));
-    fixture.shutdown().await;
-}
-
-#[tokio::test]
-async fn a_task_that_exits_with_code_0_is_done() {
-    let fixture = ProcessFixture::restart_always(sh("exit 0").ready_when(Readiness::on_exit()));
-    assert_eq!(fixture.wait_exit().await, (RunnableState::Done, ExitReason::Done));
-    fixture.shutdown().await;
-}
-
-#[tokio::test]
-async fn a_task_that_exits_with_another_code_has_failed() {
-    let fixture = ProcessFixture::run_once(sh("exit 1").ready_when(Readiness::on_exit()));
-    assert_eq!(fixture.wait_failure().await.0, "exited with code 1");
-    fixture.shutdown().await;
+async fn code_0_means_done_for_a_task_and_where_the_policy_permits_it() {
+    for fixture in [
+        ProcessFixture::run_once(sh("echo last words; exit 0")),
+        ProcessFixture::restart_always(sh("exit 0").ready_when(Readiness::on_exit())),
+    ] {
+        assert_eq!(fixture.wait_exit().await, (RunnableState::Done, ExitReason::Done));
+        fixture.shutdown().await;
+    }
 }
 
 #[tokio::test]

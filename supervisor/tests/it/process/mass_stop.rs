@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use nodekeel_supervisor::{ChildSpec, Context, Failure, Supervisor};
+use nodekeel_supervisor::Supervisor;
+
+use crate::harness::parent_of;
 
 use super::cgroup::runtime;
 use super::{EXCLUSIVE, OutputBuffer, configured_cgroups, sh};
@@ -17,16 +19,9 @@ fn a_hundred_processes_that_ignore_the_stop_signal_take_one_grace_period_togethe
         let _alone = EXCLUSIVE.lock().await;
         let output = OutputBuffer::default();
         let stubborn = sh("trap '' TERM; echo up; while :; do sleep 1000; done").grace_period(GRACE);
-        let root = move |ctx: Context| {
-            let stubborn = stubborn.clone();
-            async move {
-                for number in 0..PROCESSES {
-                    ctx.run_group([ChildSpec::new(format!("p{number}"), stubborn.clone())])?;
-                }
-                ctx.signal_ready()?;
-                Err::<(), Failure>(ctx.canceled().await.into())
-            }
-        };
+        let root = parent_of(move |ctx| {
+            (0..PROCESSES).try_for_each(|number| ctx.run_child(format!("p{number}"), stubborn.clone()))
+        });
         let builder = Supervisor::builder().cgroup_parent(configured_cgroups());
         let supervisor = builder.output_sink(output.clone().sink()).start(root);
         output.wait_count("up", PROCESSES).await;

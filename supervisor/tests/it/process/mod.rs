@@ -25,10 +25,12 @@ use std::time::Duration;
 use nodekeel_supervisor::process::{CgroupParent, Process, ProcessExit};
 use nodekeel_supervisor::testing::EventRecorder;
 use nodekeel_supervisor::{
-    Backoff, ChildPolicy, ChildSpec, Context, Event, ExitReason, Failure, OutputOrigin, RestartPolicy,
-    RunnableChange, RunnableState, Supervisor,
+    Backoff, ChildPolicy, ChildSpec, Event, ExitReason, OutputOrigin, RestartPolicy, RunnableChange,
+    RunnableState, Supervisor,
 };
 use tokio::sync::Notify;
+
+use crate::harness::parent_of;
 
 /// The maximum duration of a stop beyond the grace period.
 const STOP_MARGIN: Duration = Duration::from_millis(50);
@@ -75,46 +77,42 @@ struct ProcessFixture {
 impl ProcessFixture {
     /// A process that is not restarted.
     fn run_once(process: Process) -> Self {
-        Self::with_restart(process, RestartPolicy::Never, None)
+        Self::build(process, RestartPolicy::Never, None, configured_cgroups())
     }
 
     /// A process that restarts at once.
     fn restart_always(process: Process) -> Self {
-        Self::with_restart(process, RestartPolicy::Always, None)
+        Self::build(process, RestartPolicy::Always, None, configured_cgroups())
     }
 
     /// A process whose stop timeout is shorter than its grace period.
     fn with_stop_timeout(process: Process, stop_within: Duration) -> Self {
-        Self::with_restart(process, RestartPolicy::Never, Some(stop_within))
+        Self::build(process, RestartPolicy::Never, Some(stop_within), configured_cgroups())
     }
 
     /// A process that is not restarted, with this parent of its cgroup.
     fn with_cgroups(process: Process, cgroups: CgroupParent) -> Self {
-        Self::build(process, (RestartPolicy::Never, None), cgroups)
+        Self::build(process, RestartPolicy::Never, None, cgroups)
     }
 
-    fn with_restart(process: Process, restart: RestartPolicy, stop_within: Option<Duration>) -> Self {
-        Self::build(process, (restart, stop_within), configured_cgroups())
-    }
-
-    fn build(process: Process, how: (RestartPolicy, Option<Duration>), cgroups: CgroupParent) -> Self {
-        let (restart, stop_within) = how;
+    fn build(
+        process: Process,
+        restart: RestartPolicy,
+        stop_within: Option<Duration>,
+        cgroups: CgroupParent,
+    ) -> Self {
         let (recorder, output) = (EventRecorder::default(), OutputBuffer::default());
         let backoff = Backoff { initial: Duration::ZERO, ..Backoff::default() };
         let policy = ChildPolicy { restart, backoff, ..ChildPolicy::default() };
         let builder = Supervisor::builder().cgroup_parent(cgroups).event_hook(recorder.clone());
-        let supervisor = builder.output_sink(output.clone().sink()).start(move |ctx: Context| {
-            let process = process.clone();
-            async move {
-                let child = ChildSpec::new("p", process).policy(policy);
-                ctx.run_group([match stop_within {
-                    Some(time) => child.stop_timeout(time),
-                    None => child,
-                }])?;
-                ctx.signal_ready()?;
-                Err::<(), Failure>(ctx.canceled().await.into())
-            }
+        let root = parent_of(move |ctx| {
+            let child = ChildSpec::new("p", process.clone()).policy(policy);
+            ctx.run_group([match stop_within {
+                Some(time) => child.stop_timeout(time),
+                None => child,
+            }])
         });
+        let supervisor = builder.output_sink(output.clone().sink()).start(root);
         Self { supervisor, recorder, output }
     }
 
@@ -179,29 +177,28 @@ impl OutputBuffer {
 
     /// Waits for a line with this prefix, and returns the rest of it.
     async fn wait_line(&self, start: &str) -> String {
-        loop {
-            let mut more = std::pin::pin!(self.0.more.notified());
-            more.as_mut().enable();
-            let text = self.text();
+        let find_line = |text: &str| {
             let complete = text.rfind('\n').map_or("", |end| &text[..end]);
-            if let Some(rest) = complete.lines().find_map(|line| line.strip_prefix(start)) {
-                return rest.trim().to_owned();
-            }
-            let waited = tokio::time::timeout(OUTPUT_TIMEOUT, more).await;
-            waited.unwrap_or_else(|_| panic!("no line {start:?} in {:?}", self.text()));
-        }
+            complete.lines().find_map(|line| line.strip_prefix(start)).map(|rest| rest.trim().to_owned())
+        };
+        self.wait_for(&format!("line {start:?}"), find_line).await
     }
 
     /// Waits until this text has been written so often.
     async fn wait_count(&self, text: &str, count: usize) {
+        let find_all = |output: &str| (output.matches(text).count() >= count).then_some(());
+        self.wait_for(&format!("{count} times {text:?}"), find_all).await;
+    }
+
+    async fn wait_for<T>(&self, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
         loop {
             let mut more = std::pin::pin!(self.0.more.notified());
             more.as_mut().enable();
-            if self.text().matches(text).count() >= count {
-                return;
+            if let Some(found) = find(&self.text()) {
+                return found;
             }
             let waited = tokio::time::timeout(OUTPUT_TIMEOUT, more).await;
-            waited.unwrap_or_else(|_| panic!("fewer than {count} times {text:?}"));
+            waited.unwrap_or_else(|_| panic!("no {what} in {:?}", self.text()));
         }
     }
 

@@ -3,26 +3,22 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, Supervisor};
+use nodekeel_supervisor::{Backoff, ChildPolicy, Supervisor};
 use tokio::process::Command as AsyncCommand;
+
+use crate::harness::parent_of;
 
 use super::{EXCLUSIVE, ProcessFixture, sh, wait_gone};
 
 /// Runs hundreds of supervised processes that leave orphans behind, in ten runnables.
 fn start_busy_supervisor() -> Supervisor {
-    Supervisor::builder().start(|ctx: Context| async move {
-        for place in 0..10 {
-            let process = sh("(exec sleep 0.01 &) ; exec true");
-            let delay = Duration::from_millis(1);
-            let policy = ChildPolicy {
-                backoff: Backoff { initial: delay, max: delay, ..Backoff::default() },
-                ..ChildPolicy::default()
-            };
-            ctx.run_group([ChildSpec::new(format!("p{place}"), process).policy(policy)])?;
-        }
-        ctx.signal_ready()?;
-        Err::<(), Failure>(ctx.canceled().await.into())
-    })
+    let delay = Duration::from_millis(1);
+    let backoff = Backoff { initial: delay, max: delay, ..Backoff::default() };
+    let policy = ChildPolicy { backoff, ..ChildPolicy::default() };
+    Supervisor::builder().default_policy(policy).start(parent_of(|ctx| {
+        (0..10)
+            .try_for_each(|place| ctx.run_child(format!("p{place}"), sh("(exec sleep 0.01 &) ; exec true")))
+    }))
 }
 
 fn count_starts(supervisor: &Supervisor) -> u64 {

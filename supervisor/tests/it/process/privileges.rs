@@ -1,4 +1,4 @@
-//! What a process may do, as the kernel shows it.
+//! The permissions of a process, as the kernel shows them.
 
 use nodekeel_supervisor::process::{
     Capability, CapabilitySet, Privileges, Process, ProcessLimits, Rlimit, RlimitResource,

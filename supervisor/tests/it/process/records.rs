@@ -1,4 +1,4 @@
-//! What a killed program leaves behind: its next start ends it, or adopts it.
+//! The processes that a killed program leaves behind: its next start ends or adopts them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
@@ -10,10 +10,9 @@ use nodekeel_supervisor::process::{
     CgroupParent, KillMode, Process, ProcessRecords, Readiness, RecordProblem,
 };
 use nodekeel_supervisor::testing::EventRecorder;
-use nodekeel_supervisor::{
-    ChildPolicy, ChildSpec, Context, Failure, RestartPolicy, RunnableChange, RunnableState, Supervisor,
-};
+use nodekeel_supervisor::{ChildPolicy, ChildSpec, RestartPolicy, RunnableChange, RunnableState, Supervisor};
 
+use crate::harness::parent_of;
 use crate::logging::LineCollector;
 
 use super::cgroup::{cgroup_of, cgroup_root, runtime};
@@ -72,16 +71,12 @@ impl RecordedTree {
         let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
         let builder = Supervisor::builder().cgroup_parent(cgroups).event_hook(recorder.clone());
         let builder = builder.process_records(ProcessRecords::new(records).expect_kept(dns));
-        let supervisor = builder.output_sink(output.clone().sink()).start(move |ctx: Context| {
-            let children = children.clone();
-            async move {
-                for (name, process) in children {
-                    ctx.run_group([ChildSpec::new(name, process).policy(policy)])?;
-                }
-                ctx.signal_ready()?;
-                Err::<(), Failure>(ctx.canceled().await.into())
-            }
+        let root = parent_of(move |ctx| {
+            children.iter().try_for_each(|(name, process)| {
+                ctx.run_group([ChildSpec::new(*name, process.clone()).policy(policy)])
+            })
         });
+        let supervisor = builder.output_sink(output.clone().sink()).start(root);
         Self { supervisor, recorder, output }
     }
 

@@ -5,12 +5,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::process::{Process, Readiness};
-use nodekeel_supervisor::{
-    ChildPolicy, ChildSpec, Context, ExitReason, Failure, RestartPolicy, RunnableState, Supervisor,
-};
+use nodekeel_supervisor::{ChildPolicy, ExitReason, RestartPolicy, RunnableState, Supervisor};
 use rustix::process::{Resource, Rlimit, child_subreaper, getrlimit, setrlimit};
-use tokio::runtime::Runtime;
 
+use crate::harness::parent_of;
+
+use super::cgroup::runtime;
 use super::{
     EXCLUSIVE, ProcessFixture, configured_cgroups, describe, list_pids, mark_of, marked_processes, perl, sh,
 };
@@ -40,17 +40,13 @@ fn misbehaving_processes() -> Vec<Process> {
 
 /// One pass: starts all of them at once, then shuts down. Returns the duration of the shutdown.
 async fn run_pass() -> Duration {
-    let supervisor =
-        Supervisor::builder().cgroup_parent(configured_cgroups()).start(|ctx: Context| async move {
-            let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
-            for (index, process) in misbehaving_processes().into_iter().enumerate() {
-                ctx.run_group([
-                    ChildSpec::new(format!("p{index}"), process.grace_period(GRACE)).policy(policy)
-                ])?;
-            }
-            ctx.signal_ready()?;
-            Err::<(), Failure>(ctx.canceled().await.into())
-        });
+    let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
+    let builder = Supervisor::builder().cgroup_parent(configured_cgroups()).default_policy(policy);
+    let supervisor = builder.start(parent_of(|ctx| {
+        (0..).zip(misbehaving_processes()).try_for_each(|(index, process): (usize, _)| {
+            ctx.run_child(format!("p{index}"), process.grace_period(GRACE))
+        })
+    }));
     tokio::time::sleep(GRACE).await;
     let started = Instant::now();
     let report = supervisor.shutdown().await;
@@ -64,7 +60,7 @@ fn children() -> Vec<String> {
     descriptions.filter(|process| process.split_whitespace().last() == Some(&own)).collect()
 }
 
-/// What the open descriptors are.
+/// The targets of the open descriptors.
 fn descriptors() -> Vec<String> {
     let entries = fs::read_dir("/proc/self/fd").expect("proc is mounted").flatten();
     entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.display().to_string())).collect()
@@ -132,11 +128,6 @@ fn run_in_separate_program(test: &str, job: impl FnOnce()) {
 fn last_lines(output: &str) -> String {
     let lines: Vec<&str> = output.lines().collect();
     lines[lines.len().saturating_sub(60)..].join("\n")
-}
-
-fn runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 fn repeat_passes() {

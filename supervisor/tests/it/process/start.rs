@@ -6,7 +6,9 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use nodekeel_supervisor::process::{Process, ProcessRecords, StdinSource};
 use nodekeel_supervisor::testing::EventRecorder;
-use nodekeel_supervisor::{Context, ExitReason, Failure, RunnableState, Supervisor};
+use nodekeel_supervisor::{Context, ExitReason, RunnableState, Supervisor};
+
+use crate::harness::{parent_of, steady};
 
 use super::{ProcessFixture, configured_cgroups, mark_of, perl, sh, wait_gone};
 
@@ -30,59 +32,66 @@ async fn a_start_error_names_the_program_the_reason_and_the_fix() {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("it is set");
         path
     };
-    let at = dir.path().display();
-    let no_mode = Process::new(file("no-mode", "#!/bin/sh\n", 0o644));
-    let expected = "not executable: check its mode, its directories' and the mount's noexec: Permission denied (os error 13)";
-    assert_eq!(start_failure(no_mode).await, format!("can't start {at}/no-mode: {expected}"));
-    let garbage = Process::new(file("garbage", "no program", 0o755));
-    let expected = "not a program for this host, nor a script with a #! line: Exec format error (os error 8)";
-    assert_eq!(start_failure(garbage).await, format!("can't start {at}/garbage: {expected}"));
-    let interpreter = Process::new(file("interpreter", "#!/no/such\n", 0o755));
-    let expected = "its interpreter or loader is missing: check its #! line, or run `ldd`: No such file or directory (os error 2)";
-    assert_eq!(start_failure(interpreter).await, format!("can't start {at}/interpreter: {expected}"));
-    let expected = "no such file: install it or correct the path: No such file or directory (os error 2)";
-    assert_eq!(start_failure(Process::new("/no/such")).await, format!("can't start /no/such: {expected}"));
-    let expected = "not found in its PATH: install it or configure its full path: No such file or directory (os error 2)";
-    assert_eq!(start_failure(Process::new("no-such")).await, format!("can't start no-such: {expected}"));
-    let expected = "can't enter the working directory /no/such: create it or configure another: No such file or directory (os error 2)";
-    assert_eq!(
-        start_failure(sh("true").current_dir("/no/such")).await,
-        format!("can't start /bin/sh: {expected}")
-    );
-    let error = start_failure(sh("true").arg("a\0b")).await;
-    assert!(error.contains("contains a NUL byte"), "{error}");
-    let error = start_failure(sh("true").uid(1234)).await;
-    assert!(error.contains("set a gid too"), "{error}");
-    let error = start_failure(sh("true").env("A=B", "c")).await;
-    assert!(error.contains("invalid variable name"), "{error}");
+    let at = dir.path().display().to_string();
+    for (process, program, error) in [
+        (
+            Process::new(file("no-mode", "#!/bin/sh\n", 0o644)),
+            format!("{at}/no-mode"),
+            "not executable: check its mode, its directories' and the mount's noexec: Permission denied (os error 13)",
+        ),
+        (
+            Process::new(file("garbage", "no program", 0o755)),
+            format!("{at}/garbage"),
+            "not a program for this host, nor a script with a #! line: Exec format error (os error 8)",
+        ),
+        (
+            Process::new(file("interpreter", "#!/no/such\n", 0o755)),
+            format!("{at}/interpreter"),
+            "its interpreter or loader is missing: check its #! line, or run `ldd`: No such file or directory (os error 2)",
+        ),
+        (
+            Process::new("/no/such"),
+            "/no/such".to_owned(),
+            "no such file: install it or correct the path: No such file or directory (os error 2)",
+        ),
+        (
+            Process::new("no-such"),
+            "no-such".to_owned(),
+            "not found in its PATH: install it or configure its full path: No such file or directory (os error 2)",
+        ),
+        (
+            sh("true").current_dir("/no/such"),
+            "/bin/sh".to_owned(),
+            "can't enter the working directory /no/such: create it or configure another: No such file or directory (os error 2)",
+        ),
+    ] {
+        assert_eq!(start_failure(process).await, format!("can't start {program}: {error}"));
+    }
+    for (process, clause) in [
+        (sh("true").arg("a\0b"), "contains a NUL byte"),
+        (sh("true").uid(1234), "set a gid too"),
+        (sh("true").env("A=B", "c"), "invalid variable name"),
+    ] {
+        let error = start_failure(process).await;
+        assert!(error.contains(clause), "{error}");
+    }
 }
 
 #[tokio::test]
-async fn a_process_gets_only_the_given_environment() {
-    let fixture = ProcessFixture::run_once(Process::new("/usr/bin/env").env("A", "b").envs([("C", "d = e")]));
-    fixture.wait_exit().await;
-    assert_eq!(fixture.output.text(), "A=b\nC=d = e\n");
-    fixture.shutdown().await;
-}
-
-#[tokio::test]
-async fn a_program_is_looked_up_in_its_own_path_variable() {
+async fn a_process_gets_its_own_environment_path_and_directory_and_no_others() {
     let dir = tempfile::tempdir().expect("a directory");
     std::os::unix::fs::symlink("/bin/echo", dir.path().join("here")).expect("it is made");
-    let fixture = ProcessFixture::run_once(
-        Process::new("here").arg("found").env("PATH", format!("/no/such:{}", dir.path().display())),
-    );
-    fixture.wait_exit().await;
-    assert_eq!(fixture.output.text(), "found\n");
-    fixture.shutdown().await;
-}
-
-#[tokio::test]
-async fn a_process_starts_in_its_working_directory() {
-    let fixture = ProcessFixture::run_once(Process::new("/bin/pwd").current_dir("/usr"));
-    fixture.wait_exit().await;
-    assert_eq!(fixture.output.text(), "/usr\n");
-    fixture.shutdown().await;
+    let path = format!("/no/such:{}", dir.path().display());
+    for (process, output) in [
+        (Process::new("/usr/bin/env").env("A", "b").envs([("C", "d = e")]), "A=b\nC=d = e\n"),
+        (Process::new("here").arg("found").env("PATH", path), "found\n"),
+        (Process::new("/bin/pwd").current_dir("/usr"), "/usr\n"),
+    ] {
+        let fixture = ProcessFixture::run_once(process);
+        fixture.wait_exit().await;
+        assert_eq!(fixture.output.text(), output);
+        fixture.shutdown().await;
+    }
 }
 
 #[tokio::test]
@@ -150,15 +159,10 @@ async fn a_program_that_blocks_in_exec_delays_no_other() {
     lease.output.wait_line("up").await;
 
     let recorder = EventRecorder::default();
-    let supervisor = Supervisor::builder().event_hook(recorder.clone()).start(move |ctx: Context| {
-        let slow = Process::new(program.clone()).arg("100");
-        async move {
-            ctx.run_child("slow", slow)?;
-            ctx.run_child("quick", sh("exec sleep 100"))?;
-            ctx.signal_ready()?;
-            Err::<(), Failure>(ctx.canceled().await.into())
-        }
-    });
+    let supervisor = Supervisor::builder().event_hook(recorder.clone()).start(parent_of(move |ctx| {
+        ctx.run_child("slow", Process::new(program.clone()).arg("100"))?;
+        ctx.run_child("quick", sh("exec sleep 100"))
+    }));
     recorder.wait_for_state("root.quick", RunnableState::Ready).await;
     let state_of_slow = || {
         let tree = supervisor.snapshot();
@@ -199,8 +203,7 @@ async fn a_burst_of_starts_delays_no_other_task() {
             // The runtime has one thread: this task follows the first step of all of those.
             tokio::spawn(async {}).await?;
             report.send(count_prepared())?;
-            ctx.signal_ready()?;
-            Err::<(), Failure>(ctx.canceled().await.into())
+            steady(ctx).await
         }
     });
     let prepared = reported.recv().await.expect("the root reports");
@@ -233,7 +236,7 @@ async fn a_process_is_killed_with_its_supervising_program() {
     let mut lines =
         tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(program.stderr.take().expect("piped")));
     let pid = loop {
-        let line = lines.next_line().await.expect("it is text").expect("it says the pid");
+        let line = lines.next_line().await.expect("it is text").expect("it prints the pid");
         if let Some(pid) = line.strip_prefix("pid ") {
             break pid.parse().expect("a pid");
         }

@@ -1,4 +1,4 @@
-//! What a process reports after it is ready: that it works, that it stops, that it needs more time.
+//! The reports of a process that is ready: that it works, that it stops, that it needs more time.
 
 use std::time::Duration;
 
