@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// What a run gets from the supervisor. A run that is to be aborted is canceled.
+/// A signal to a run. A run that is to be aborted is canceled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RunSignal {
     Cancel = 1,

@@ -16,7 +16,7 @@ impl<T> Contained<T> {
         Self(Some(value))
     }
 
-    /// Takes the value out. What is left must only be dropped.
+    /// Takes the value out. The rest must only be dropped.
     pub(crate) fn take(&mut self) -> Self {
         Self(self.0.take())
     }

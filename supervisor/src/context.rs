@@ -52,7 +52,7 @@ struct HelperTasks {
 #[error("this context belongs to a run of its runnable that has ended: use the current run's context")]
 pub struct StaleContextError;
 
-/// Why waiting for another runnable failed.
+/// The reason why waiting for another runnable failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WaitReadyError {
@@ -97,7 +97,7 @@ impl Context {
         self.run_group_with(GroupPolicy::OneForAll, children)
     }
 
-    /// Adds a group of children and starts them. The policy says which of them end together with a failed one.
+    /// Adds a group of children and starts them. The policy decides which of them end together with a failed one.
     /// These restart after all of them, with their subtrees, have exited: the canceled members at once, each
     /// failed member after its backoff.
     ///
@@ -123,7 +123,7 @@ impl Context {
         self.apply_signal(|fsm, now| fsm.signal_ready(now, self.0.key))
     }
 
-    /// Signals that this runnable can't do its work at present, and why: a clause that says what an operator
+    /// Signals that this runnable can't do its work at present, and why: a clause that tells what an operator
     /// can do, like `has no leader: start the other members`. It may be sent before the first ready signal, and
     /// repeated when the reason changes. Its children and those who waited for it keep running; the next
     /// [`signal_ready`](Self::signal_ready) ends it. It has no effect after [`signal_done`](Self::signal_done).
@@ -177,7 +177,7 @@ impl Context {
         Err(self.canceled().await.into())
     }
 
-    /// Whether the runnable has to stop.
+    /// Returns whether the runnable has to stop.
     pub fn is_canceled(&self) -> bool {
         self.0.cancellation.is_canceled()
     }
@@ -270,9 +270,6 @@ impl Context {
     }
 
     /// The host that runs child processes, created at the first call.
-    ///
-    /// # Errors
-    /// The error that kept it from being created.
     pub(crate) fn process_host(&self) -> io::Result<Arc<ProcessHost>> {
         self.0.driver.process_host()
     }
@@ -287,7 +284,7 @@ impl Context {
         self.0.driver.apply(signal)
     }
 
-    /// Makes the run end as failed with `exit`, whatever its runnable returns.
+    /// Makes the run end as failed with `exit`, regardless of its result.
     fn fail_run(&self, exit: ExitReason) {
         self.0.driver.apply(|fsm, now| fsm.fail_run(now, self.0.key, exit));
     }
@@ -307,12 +304,12 @@ impl Context {
         self.0.driver.apply(|fsm, _| fsm.report_adoption(self.0.key, process));
     }
 
-    /// Whether a process of this DN that an earlier program has kept waits for its adoption.
+    /// Returns whether a process of this DN that an earlier program has kept waits for its adoption.
     pub(crate) fn has_kept_process(&self) -> bool {
         self.0.driver.has_kept_process(&self.0.dn)
     }
 
-    /// What the run waits for if it has to start a process after all, see
+    /// The DNs that the run waits for if it has to start a process after all, see
     /// [`wait_deferred_dependencies`](Self::wait_deferred_dependencies).
     pub(crate) fn defer_dependencies(&self, dns: Arc<[Arc<str>]>) {
         // A run defers them once, before its runnable runs.

@@ -1,8 +1,8 @@
 //! Drives the state machine: turns its actions into tasks, tokens, timers and events, and the tasks' reports
 //! into calls.
 //!
-//! Every call completes under one lock, so no caller sees half a transition. What it starts is spawned after the
-//! release: the tasks need the lock themselves. Code of other crates runs outside of the lock, too, except
+//! Every call completes under one lock, so no caller sees half a transition. The runs that it starts are spawned
+//! after the release: the tasks need the lock themselves. Code of other crates runs outside of the lock, too, except
 //! wakers: hooks, the log, a runnable's drop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,7 +61,7 @@ struct DriverState {
     next_seq: u64,
     armed_deadline: Option<TreeTime>,
     has_ended: bool,
-    /// The tree has changed when nobody watched it.
+    /// The tree has changed when no one watched it.
     has_uncounted_change: bool,
     /// The first runs of added children, until [`AddedRuns`] spawns them.
     added_runs: Vec<PreparedRun>,
@@ -217,9 +217,6 @@ impl TreeDriver {
     }
 
     /// Adds a group of children.
-    ///
-    /// # Errors
-    /// See [`AddChildError`]; none of the group was added.
     pub(crate) fn add_group(
         self: &Arc<Self>,
         parent: RunKey,
@@ -230,9 +227,6 @@ impl TreeDriver {
     }
 
     /// Adds a child below a runnable that may be ready.
-    ///
-    /// # Errors
-    /// See [`ControlError`]; nothing was added.
     pub(crate) fn add_child(self: &Arc<Self>, parent: &str, child: ChildSpec) -> Result<(), ControlError> {
         self.insert_children(vec![child], |fsm, now, named| {
             Ok(vec![fsm.add_child(now, parent, named[0].clone())?])
@@ -420,9 +414,6 @@ impl TreeDriver {
     // Child processes.
 
     /// The host of child processes, created by the first caller.
-    ///
-    /// # Errors
-    /// The error that kept it from being created.
     pub(crate) fn process_host(&self) -> std::io::Result<Arc<ProcessHost>> {
         let mut processes = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(host) = &*processes {
@@ -437,13 +428,13 @@ impl TreeDriver {
         Ok(Arc::clone(processes.insert(Arc::new(host))))
     }
 
-    /// Why processes of an earlier program may still run.
+    /// The reason why processes of an earlier program may still run.
     pub(crate) fn record_problems(&self) -> Vec<RecordProblem> {
         let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
         host.as_ref().map(|host| host.record_problems().to_vec()).unwrap_or_default()
     }
 
-    /// Whether a process of this DN that an earlier program has kept waits for its adoption.
+    /// Returns whether a process of this DN that an earlier program has kept waits for its adoption.
     pub(crate) fn has_kept_process(&self, dn: &str) -> bool {
         let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
         host.as_ref().is_some_and(|host| host.has_unclaimed(dn))

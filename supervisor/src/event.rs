@@ -12,7 +12,7 @@ use crate::state::{ExitReason, RunnableState};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// Its sequence number among the supervisor's events, from 1. A gap means that events were dropped.
+    /// The sequence number among the supervisor's events, from 1. A gap means that events were dropped.
     pub seq: u64,
     /// When it happened.
     pub at: SystemTime,
@@ -20,7 +20,7 @@ pub struct Event {
     pub dn: Arc<str>,
     /// The incarnation of this DN that it belongs to, counted from 1; 0 before the first.
     pub generation: u64,
-    /// What changed.
+    /// The change.
     pub change: RunnableChange,
 }
 
@@ -43,10 +43,10 @@ pub enum RunnableChange {
     Ready,
     /// A ready runnable signaled that it can't do its work at present.
     NotReady {
-        /// Why, in its own words.
+        /// The reason, in its own words.
         reason: Arc<str>,
     },
-    /// It runs a process that an earlier program has started and [kept](crate::process::Process::keep).
+    /// The runnable runs a process that an earlier program has started and [kept](crate::process::Process::keep).
     Adopted {
         /// The process.
         process: AdoptedProcess,
@@ -54,43 +54,44 @@ pub enum RunnableChange {
     /// A process of an earlier program was killed before the tree started: see
     /// [`ProcessRecords`](crate::process::ProcessRecords). Its DN is `supervisor`, which is not in the tree.
     LeftoverEnded {
-        /// Its pid.
+        /// The pid.
         pid: u32,
-        /// Its name, as in `ps -o comm`.
+        /// The name, as in `ps -o comm`.
         name: Arc<str>,
     },
-    /// Its context was canceled while it ran.
+    /// The context was canceled while it ran.
     Canceling {
         /// The reason.
         cause: CancelCause,
     },
-    /// It is still running this long after its cancellation; the supervisor is aborting its task.
+    /// The runnable is still running this long after its cancellation; the supervisor is aborting its task.
     Straggling {
         /// The time since the cancellation.
         after: Duration,
     },
-    /// Its child process, or a descendant of it, did not stop within the grace period and is being killed.
+    /// The child process, or a descendant of it, did not stop within the grace period and is being killed.
     Killed {
         /// The signal and the time that were not enough.
         kill: ForcedKill,
     },
-    /// It exited, with its helpers; or it will not be started because its parent ended; or it was
+    /// The runnable exited, with its helpers; or it will not be started because its parent ended; or it was
     /// done, and a child exceeded its restart limit.
     Exited {
         /// [`Done`](RunnableState::Done), [`Dead`](RunnableState::Dead) or
         /// [`Canceled`](RunnableState::Canceled).
         state: RunnableState,
-        /// How it exited.
+        /// The exit.
         exit: ExitReason,
     },
-    /// It has failed too often, and stays dead, as its [`RestartLimitAction`](crate::RestartLimitAction) says.
+    /// The runnable has failed too often, and stays dead by its [`RestartLimitAction`](crate::RestartLimitAction).
     LimitExceeded {
         /// The limit.
         limit: RestartLimit,
     },
-    /// It is stopped, as an operator requested.
+    /// The runnable is stopped, as an operator requested.
     Stopped,
-    /// It left the tree: its parent restarts, or a request [removed](crate::Supervisor::remove_runnable) it.
+    /// The runnable left the tree: its parent restarts, or a request [removed](crate::Supervisor::remove_runnable)
+    /// it.
     Removed,
 }
 
@@ -145,7 +146,7 @@ impl fmt::Display for RunnableChange {
     }
 }
 
-/// Why a context was canceled.
+/// The reason why a context was canceled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelCause {

@@ -11,7 +11,7 @@ use crate::event::Event;
 
 /// An event with a name and a sequence number.
 pub trait NumberedEvent {
-    /// Its sequence number.
+    /// The sequence number.
     fn seq(&self) -> u64;
 
     /// The name that it belongs to.
@@ -36,7 +36,7 @@ pub struct EventBuffer<E = Event> {
     events: BTreeMap<u64, E>,
     /// The sequence numbers of the events of each name, oldest first.
     seqs_by_dn: HashMap<Arc<str>, VecDeque<u64>>,
-    /// How many events each name has, and the oldest of them. The last one is the next to be dropped.
+    /// The number of events of each name, and the oldest of them. The last one is the next to be dropped.
     busiest: BTreeSet<(usize, Reverse<u64>)>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct EventQueue {
 #[derive(Debug)]
 struct QueueState {
     waiting: EventBuffer,
-    /// How many events were dropped because the hook was too slow.
+    /// The number of events that were dropped because the hook was too slow.
     dropped: u64,
     closed: bool,
 }

@@ -1,11 +1,11 @@
-//! Why a runnable ended without success.
+//! The reason why a runnable ended without success.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::containment::catch_panic;
 
-/// Why a runnable failed; holds any error.
+/// The reason why a runnable failed; holds any error.
 ///
 /// It deliberately does not implement `Error`, so that `?` converts every error into it.
 pub struct Failure(Box<dyn Error + Send + Sync>);
@@ -21,7 +21,7 @@ impl Failure {
         std::iter::successors(Some(&*self.0 as &(dyn Error + 'static)), |error| next_cause(*error))
     }
 
-    /// Whether a [`CanceledError`] is anywhere among the causes.
+    /// Returns whether a [`CanceledError`] is anywhere among the causes.
     pub fn is_canceled(&self) -> bool {
         self.error_chain().any(|error| error.is::<CanceledError>())
     }

@@ -77,7 +77,7 @@ pub(crate) struct RunKey {
     pub(crate) incarnation: u64,
 }
 
-/// What the driver has to do, in this order.
+/// A task for the driver, which performs them in their order.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum TreeAction {
     /// Start the slot's runnable with a new context that has this key.
@@ -162,12 +162,12 @@ impl TreeFsm {
         }
     }
 
-    /// Whether nothing is running and nothing will start by itself.
+    /// Returns whether nothing is running and nothing will start by itself.
     pub(crate) fn has_ended(&self) -> bool {
         self.entry(ROOT_SLOT).live_tasks == 0 && self.timers.is_empty()
     }
 
-    /// How the root exited last.
+    /// The last exit of the root.
     pub(crate) fn root_exit(&self) -> Option<&PastExit> {
         self.entry(ROOT_SLOT).exits.last()
     }

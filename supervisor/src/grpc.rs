@@ -17,11 +17,11 @@ use crate::failure::CanceledError;
 use crate::fsm::LifecycleSignalError;
 use crate::runnable::{RunFuture, Runnable};
 
-/// Why a gRPC server ended.
+/// The reason why a gRPC server ended.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Its listener could not be created.
+    /// The listener could not be created.
     #[error("can't listen for gRPC connections")]
     Listen(#[source] io::Error),
     /// The server failed.
@@ -33,7 +33,7 @@ pub enum ServeError {
     /// The tree rejected the ready signal.
     #[error("can't signal to the supervisor that the gRPC server is ready")]
     Signal(#[source] LifecycleSignalError),
-    /// It was canceled, and stopped.
+    /// The server was canceled, and stopped.
     #[error("the gRPC server stopped on request")]
     Canceled(#[source] CanceledError),
 }
@@ -131,10 +131,10 @@ impl<I> AbortableConnection<I> {
     /// Fails if the connection is aborted; otherwise registers the task to be woken when that happens.
     fn check_open(&mut self, cx: &mut TaskContext<'_>) -> io::Result<()> {
         self.is_aborted = self.is_aborted || self.abort.as_mut().poll(cx).is_ready();
-        match self.is_aborted {
-            true => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server has stopped")),
-            false => Ok(()),
+        if self.is_aborted {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server has stopped"));
         }
+        Ok(())
     }
 }
 

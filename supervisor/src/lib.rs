@@ -44,8 +44,7 @@
 //!   runnable restarts at once, and a failed one after its [`Backoff`]. A parent restarts only after its own
 //!   failure, or after a child that exceeds its [`RestartLimit`].
 //! - Order: a runnable starts when those that it [depends on](ChildSpec::depends_on) are ready, and a
-//!   [shutdown](Supervisor::shutdown) stops it before them. What does not depend on each other stops at the same
-//!   time.
+//!   [shutdown](Supervisor::shutdown) stops it before them. Independent runnables stop at the same time.
 //! - Failures count until the runnable has been ready for [`ChildPolicy::stable_after`], also across restarts
 //!   of its parent.
 //! - Every run has a separate [`Context`]. A context that leaks out of an ended run returns errors and never

@@ -11,7 +11,7 @@ pub const MAX_NAME_BYTES: usize = 64;
 /// The maximum length of a DN, in bytes: short enough for a log prefix, a socket name and a metric label.
 pub const MAX_DN_BYTES: usize = 255;
 
-/// Why a child or a sub-span can't have a name.
+/// The reason why a child or a sub-span can't have a name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NameError {

@@ -1,8 +1,8 @@
-//! What a failure ends, and when and how fast a runnable restarts, as plain data.
+//! The consequences of a failure: who ends with it, when and how fast a runnable restarts. Plain data.
 
 use std::time::Duration;
 
-/// How the supervisor restarts a child.
+/// The rules by which the supervisor restarts a child.
 ///
 /// The default: always, after [`Backoff::default`], without a limit, and ten seconds of readiness clear the failure
 /// count.
@@ -12,40 +12,42 @@ pub struct ChildPolicy {
     pub restart: RestartPolicy,
     /// The delay before a restart that follows a failure.
     pub backoff: Backoff,
-    /// How long a runnable must have been ready before its earlier failures are cleared.
+    /// The time for which a runnable must have been ready before its earlier failures are cleared.
     ///
     /// Readiness alone is not enough: a runnable that signals ready and then fails at once would never back
     /// off.
     pub stable_after: Duration,
-    /// How often it may restart after failures before its parent fails instead. Default: as often as needed. A node
-    /// should rather retry at the pace of its backoff than take down what still works.
+    /// The number of times that it may restart after failures before its parent fails instead. Default: as often
+    /// as needed. A node should rather retry at the pace of its backoff than take down what still works.
     pub restart_limit: Option<RestartLimit>,
 }
 
 /// A number of restarts within a period (OTP: intensity and period).
 ///
-/// The failure that would need one more restart is not followed by one. What happens instead, the [`RestartLimitAction`] says.
+/// The failure that would need one more restart is not followed by one. The [`RestartLimitAction`] follows instead.
 /// Restarts of canceled runnables and an operator's restarts do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartLimit {
-    /// How many restarts within the period are allowed; zero: the first failure fails the parent.
+    /// The number of restarts that are allowed within the period; zero: the first failure fails the parent.
     pub restarts: u32,
     /// The period. The backoff must leave room for the restarts within it, or the limit is never exceeded.
     pub period: Duration,
-    /// What happens instead of one more restart.
+    /// The consequence in place of one more restart.
     pub action: RestartLimitAction,
 }
 
-/// What happens to a runnable that exceeds its restart limit.
+/// The consequence for a runnable that exceeds its restart limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum RestartLimitAction {
-    /// Its parent fails with [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its group
+    /// The parent fails with [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its
+    /// group
     /// shares its fate, it restarts by its policy, and its limit counts that restart. A restarted parent adds its children
     /// with new counts. A root that exceeds its limit stays dead, and the tree [has ended](crate::Supervisor::ended).
     #[default]
     FailParent,
-    /// It stays dead, and everything else runs on, until an operator starts it, with a new count, or its parent restarts.
+    /// The runnable stays dead, and everything else runs on, until an operator starts it, with a new count, or its
+    /// parent restarts.
     StayDead,
 }
 
@@ -79,7 +81,7 @@ impl Default for ChildPolicy {
 
 /// Which exits of a runnable are followed by a restart.
 ///
-/// It applies only while the parent runs: a restarted parent adds its children again.
+/// The limit applies only while the parent runs: a restarted parent adds its children again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RestartPolicy {
@@ -127,11 +129,10 @@ impl Backoff {
         let factor = if self.factor >= 1.0 { self.factor } else { 1.0 };
         let seconds = self.initial.as_secs_f64() * factor.powf(f64::from(steps));
         // Zero times infinity is NaN, and means no delay.
-        match seconds.is_nan() {
-            true => Duration::ZERO,
-            false if seconds < self.max.as_secs_f64() => Duration::from_secs_f64(seconds),
-            false => self.max,
+        if seconds.is_nan() {
+            return Duration::ZERO;
         }
+        if seconds < self.max.as_secs_f64() { Duration::from_secs_f64(seconds) } else { self.max }
     }
 
     /// The delay after `failures` consecutive failures; `chance` in `[0, 1)` selects the point within the

@@ -1,4 +1,4 @@
-//! How a process exited.
+//! The exit of a process.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +38,7 @@ impl Signal {
         (1..=64).contains(&number).then_some(Self(number))
     }
 
-    /// Its number.
+    /// The number.
     pub fn as_number(self) -> i32 {
         self.0
     }
@@ -106,17 +106,17 @@ impl FromStr for Signal {
     }
 }
 
-/// How a child process exited, with its last output.
+/// The exit of a child process, with its last output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessExit {
     /// The pid it had.
     pub pid: u32,
-    /// Its exit code, where it exited.
+    /// The exit code, where it exited.
     pub code: Option<i32>,
     /// The signal that killed it, where one did.
     pub signal: Option<Signal>,
-    /// Whether it left a core dump.
+    /// True if it left a core dump.
     pub core_dumped: bool,
     /// The processes that the kernel killed because memory ran out: the process itself, or descendants of it.
     /// Known only where its memory is [limited](super::ProcessLimits::memory_max).
@@ -127,7 +127,7 @@ pub struct ProcessExit {
     pub tail: Vec<String>,
 }
 
-/// What the kernel reports of an exit.
+/// The kernel's report of an exit.
 #[derive(Debug)]
 pub(crate) enum ExitStatus {
     Known(WaitIdStatus),
@@ -151,13 +151,13 @@ impl ProcessExit {
         }
     }
 
-    /// Whether its code or signal is known. It is not for a process that was adopted (see
+    /// Returns whether its code or signal is known. It is not for a process that was adopted (see
     /// [`Process::keep`](super::Process::keep)): the kernel reports it only to the parent.
     pub fn is_status_known(&self) -> bool {
         self.code.is_some() || self.signal.is_some()
     }
 
-    /// Whether it exited with code 0.
+    /// Returns whether it exited with code 0.
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
@@ -185,7 +185,7 @@ impl fmt::Display for ProcessExit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OomKill {
-    /// How many of them, descendants included.
+    /// The number of them, descendants included.
     pub killed: u64,
     /// Their limit together, in bytes. `None` if they had none: the host's memory ran out, or that of a cgroup
     /// above.
@@ -210,9 +210,9 @@ impl fmt::Display for OomKill {
 pub struct ForcedKill {
     /// The signal that requested the stop.
     pub stop_signal: Signal,
-    /// How long the processes had to exit after it.
+    /// The time that the processes had to exit after it.
     pub grace_period: Duration,
-    /// Whether the process itself was still running; otherwise only descendants of it were.
+    /// True if the process itself was still running; otherwise only descendants of it were.
     pub main_process: bool,
 }
 
@@ -229,7 +229,7 @@ impl fmt::Display for ForcedKill {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdoptedProcess {
-    /// Its pid.
+    /// The pid.
     pub pid: u32,
     /// When it was started.
     pub since: SystemTime,

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::fsm::RunnableSettings;
 use crate::policy::ChildPolicy;
 
-/// What [`Runnable::run`] returns.
+/// The result of [`Runnable::run`].
 pub type RunFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 /// A unit of work under supervision. Implemented for every
@@ -32,7 +32,7 @@ pub trait Runnable: Send + Sync + 'static {
     /// Runs one incarnation.
     fn run(&self, ctx: Context) -> RunFuture;
 
-    /// How long it may take to stop after its cancellation. `None`: the value of the [`ChildSpec`], else the
+    /// The time that it may take to stop after its cancellation. `None`: the value of the [`ChildSpec`], else the
     /// supervisor's.
     fn stop_timeout(&self) -> Option<Duration> {
         None

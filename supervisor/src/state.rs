@@ -52,7 +52,7 @@ impl RunnableState {
         }
     }
 
-    /// Whether the runnable's task exists.
+    /// Returns whether the runnable's task exists.
     pub fn is_running(self) -> bool {
         matches!(self, Self::New | Self::Ready)
     }
@@ -64,19 +64,19 @@ impl fmt::Display for RunnableState {
     }
 }
 
-/// How one incarnation of a runnable exited.
+/// The exit of one incarnation of a runnable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExitReason {
-    /// It returned `Ok` after signaling done, or its policy treats a return of `Ok` as success.
+    /// The runnable returned `Ok` after signaling done, or its policy treats a return of `Ok` as success.
     Done,
-    /// It returned `Ok` without signaling done.
+    /// The runnable returned `Ok` without signaling done.
     ReturnedWithoutDone,
-    /// It returned an error; or its child process exited with code 0 although it should keep running.
+    /// The runnable returned an error; or its child process exited with code 0 although it should keep running.
     Failed {
         /// The error with its causes, outermost first, joined by `: `, cut at [`MAX_ERROR_BYTES`].
         error: String,
-        /// How its child process exited, if it had one.
+        /// The exit of its child process, if it had one.
         process: Option<Arc<ProcessExit>>,
     },
     /// It, or one of its helpers, panicked.
@@ -84,7 +84,7 @@ pub enum ExitReason {
         /// The message of the panic, cut at [`MAX_ERROR_BYTES`].
         message: String,
     },
-    /// It sent signals in an invalid order.
+    /// The runnable sent signals in an invalid order.
     InvalidSignal {
         /// The invalid signal, and the reason.
         error: String,
@@ -93,23 +93,23 @@ pub enum ExitReason {
     RestartLimit {
         /// The DN of the child.
         child: Arc<str>,
-        /// Its limit.
+        /// The limit.
         limit: RestartLimit,
     },
-    /// Its context was canceled, and it returned [`CanceledError`](crate::CanceledError).
+    /// The context was canceled, and it returned [`CanceledError`](crate::CanceledError).
     Canceled {
-        /// How its child process exited, if one had started: whatever its code, the stop was planned.
+        /// The exit of its child process, if one had started: the stop was planned, so its code does not matter.
         process: Option<Arc<ProcessExit>>,
     },
-    /// Its context was canceled. Its child process, or a descendant of it, did not stop within the grace
+    /// The context was canceled. Its child process, or a descendant of it, did not stop within the grace
     /// period, and was killed. The state after it is [`Canceled`](RunnableState::Canceled).
     Killed {
-        /// Why it was killed.
+        /// The reason why it was killed.
         kill: ForcedKill,
-        /// How the child process exited.
+        /// The exit of the child process.
         process: Arc<ProcessExit>,
     },
-    /// It did not stop within its timeout after its context was canceled, and the supervisor dropped its
+    /// The runnable did not stop within its timeout after its context was canceled, and the supervisor dropped its
     /// task.
     Aborted,
 }
@@ -166,11 +166,11 @@ pub struct ExitRecord {
     /// The state after it: [`Done`](RunnableState::Done), [`Dead`](RunnableState::Dead) or
     /// [`Canceled`](RunnableState::Canceled).
     pub state: RunnableState,
-    /// How it exited.
+    /// The exit.
     pub exit: ExitReason,
 }
 
-/// What a runnable waits for before its state can change. `At` is the type of a point in time.
+/// The reason why the state of a runnable does not change. `At` is the type of a point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitReason<At = SystemTime> {
@@ -183,15 +183,15 @@ pub enum WaitReason<At = SystemTime> {
     Condition(Arc<str>),
     /// Another runnable to become ready, after a call of [`wait_ready`](crate::Context::wait_ready).
     Dependency(Arc<str>),
-    /// Its backoff, until this time.
+    /// The backoff, until this time.
     Backoff(At),
-    /// Its runnable, which was canceled and has not returned.
+    /// The runnable, which was canceled and has not returned.
     RunnableReturn,
     /// Running descendants that delay its restart: the first few of them.
     Descendants(Vec<Arc<str>>),
     /// Members of its group that end together with it and are still running: the first few of them.
     GroupMembers(Vec<Arc<str>>),
-    /// Its parent, whose context is canceled: the restarted parent adds it again.
+    /// The parent, whose context is canceled: the restarted parent adds it again.
     ParentRestart,
     /// A start by an operator.
     OperatorStart,
@@ -236,27 +236,27 @@ impl<At> fmt::Display for WaitReason<At> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RunnableStatus {
-    /// Its name in the tree, `root.a.b`.
+    /// The name in the tree, `root.a.b`.
     pub dn: Arc<str>,
-    /// Its state.
+    /// The state.
     pub state: RunnableState,
     /// Since when it is in this state.
     pub since: SystemTime,
-    /// How often this DN was started, also before the last restart of its parent.
+    /// The number of starts of this DN, also before the last restart of its parent.
     pub generation: u64,
     /// Consecutive failures. Readiness for [`stable_after`](crate::ChildPolicy::stable_after) clears them.
     pub failures: u32,
-    /// How much longer it must stay ready until its failures are cleared; `None` if it is not ready, or has
+    /// The time that it must stay ready until its failures are cleared; `None` if it is not ready, or has
     /// none.
     pub failures_clear_in: Option<Duration>,
     /// The last exits, the newest last, at most [`MAX_EXITS`].
     pub exits: Vec<ExitRecord>,
-    /// What it waits for.
+    /// The reason for which it waits.
     pub waiting_for: WaitReason,
 }
 
 impl RunnableStatus {
-    /// How often it was restarted.
+    /// The number of restarts.
     pub fn restart_count(&self) -> u64 {
         self.generation.saturating_sub(1)
     }

@@ -32,9 +32,6 @@ pub(crate) fn locks_limit(pid: i32) -> io::Result<u64> {
 }
 
 /// A child of this program that has exited and was not reaped. It stays a zombie.
-///
-/// # Errors
-/// The kernel's error.
 pub(crate) fn exited_child() -> io::Result<Option<i32>> {
     // SAFETY: all zeroes is a siginfo.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -92,7 +89,7 @@ pub(crate) fn send_signal_to_pid(pid: i32, signal: i32) -> io::Result<()> {
     check_result(unsafe { libc::kill(pid, signal) })
 }
 
-/// Whether a process with this pid exists that this program may signal.
+/// Returns whether a process with this pid exists that this program may signal.
 pub(crate) fn can_signal(pid: i32) -> bool {
     // SAFETY: no memory is passed, and no signal sent.
     pid > 0 && unsafe { libc::kill(pid, 0) } == 0
@@ -122,9 +119,6 @@ const MAX_FDS: usize = 253;
 const CONTROL: usize = 160;
 
 /// Receives one datagram: its length, and its sender. Closes the descriptors that came with it.
-///
-/// # Errors
-/// The kernel's error.
 pub(crate) fn receive_datagram(
     socket: BorrowedFd<'_>,
     text: &mut [u8],
@@ -214,9 +208,6 @@ fn register_fd(fd: Arc<OwnedFd>, interest: Interest) -> io::Result<AsyncFd<Arc<O
 }
 
 /// Waits for a change of a kernel file without a runtime, at most as long as `within`.
-///
-/// # Errors
-/// The kernel's error.
 pub(crate) fn poll_for_change(fd: BorrowedFd<'_>, within: Duration) -> io::Result<()> {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLPRI, revents: 0 };
     let within = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX).max(1);

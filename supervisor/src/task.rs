@@ -21,7 +21,7 @@ tokio::task_local! {
     static CURRENT_RUN: u64;
 }
 
-/// Whether this task is known to belong to another run than `key`.
+/// Returns whether this task is known to belong to another run than `key`.
 pub(crate) fn is_other_run(key: RunKey) -> bool {
     CURRENT_RUN.try_with(|current| *current != key.incarnation).unwrap_or(false)
 }

@@ -59,7 +59,7 @@ pub struct EventRecorder(Arc<EventLog>);
 #[derive(Debug, Default)]
 struct EventLog {
     events: Mutex<Vec<Event>>,
-    /// How many events `wait_for_state` has consumed.
+    /// The number of events that `wait_for_state` has consumed.
     seen: Mutex<usize>,
     more: Notify,
 }

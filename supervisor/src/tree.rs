@@ -25,7 +25,8 @@ use crate::state::{ExitReason, ExitRecord, RunnableStatus};
 /// The stop timeout where neither the runnable nor its child specification sets one.
 const DEFAULT_STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How many events wait for a slow hook: some megabytes, at about 0.3 KiB and the text of the exit for each.
+/// The number of events that wait for a slow hook: some megabytes, at about 0.3 KiB and the text of the exit for
+/// each.
 const DEFAULT_PENDING_EVENTS: NonZeroUsize = NonZeroUsize::new(16_384).expect("not zero");
 
 /// A running tree.
@@ -48,7 +49,7 @@ pub struct SupervisorBuilder {
     host_settings: HostSettings,
 }
 
-/// What a shutdown left behind.
+/// The result of a shutdown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
@@ -60,9 +61,9 @@ pub struct ShutdownReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Straggler {
-    /// Its DN.
+    /// The DN.
     pub dn: Arc<str>,
-    /// How long the shutdown waited for it.
+    /// The time that the shutdown waited for it.
     pub waited: Duration,
 }
 
@@ -94,7 +95,7 @@ impl Supervisor {
         self.driver.version()
     }
 
-    /// Why processes that an earlier program left behind may still run, although this one has its
+    /// The reason why processes that an earlier program left behind may still run, although this one has its
     /// [records](SupervisorBuilder::process_records); as of the start.
     pub fn record_problems(&self) -> Vec<RecordProblem> {
         self.driver.record_problems()
@@ -159,7 +160,7 @@ impl Supervisor {
     }
 
     /// Stops a runnable and its subtree, and removes it from the tree: it does not restart. Returns when it has left.
-    /// Its group keeps running, however the runnable exits. The parent's next run must not add it.
+    /// The group keeps running, however the runnable exits. The parent's next run must not add it.
     ///
     /// # Errors
     /// See [`ControlError`]; [`ControlError::ShuttingDown`] also when the shutdown starts while it stops.
@@ -262,7 +263,7 @@ impl SupervisorBuilder {
         self
     }
 
-    /// How many events wait for a slow hook. Beyond it, the runnable with the most waiting events loses its
+    /// The number of events that wait for a slow hook. Beyond it, the runnable with the most waiting events loses its
     /// oldest one, see [`EventBuffer`](crate::EventBuffer). Default 16,384.
     #[must_use]
     pub fn max_pending_events(mut self, events: NonZeroUsize) -> Self {

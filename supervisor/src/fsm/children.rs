@@ -16,11 +16,11 @@ use crate::name::{NameError, child_dn};
 use crate::policy::GroupPolicy;
 use crate::state::RunnableState;
 
-/// How many histories an entry keeps of children that its runs no longer add. Operators' stops are kept
+/// The number of histories that an entry keeps of children that its runs no longer add. Operators' stops are kept
 /// beyond that.
 const MAX_CHILD_HISTORIES: usize = 1024;
 
-/// Why adding children failed.
+/// The reason why adding children failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AddChildError {
@@ -39,13 +39,13 @@ pub enum AddChildError {
     Canceled(#[source] CanceledError),
 }
 
-/// Why a runnable is removed.
+/// The reason why a runnable is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum Removal {
     /// A child of its name will be added in its place: it stays stopped if an operator has stopped this one.
     ForReplacement,
-    /// It is no longer wanted.
+    /// The child is no longer wanted.
     ForGood,
 }
 
@@ -59,9 +59,6 @@ pub(crate) struct NewChild<'a> {
 impl TreeFsm {
     /// Adds a group of children below a runnable that is not ready yet, and starts them. Returns their slots
     /// in order.
-    ///
-    /// # Errors
-    /// See [`AddChildError`]; none of the group was added.
     pub(crate) fn add_group(
         &mut self,
         now: TreeTime,
@@ -89,9 +86,6 @@ impl TreeFsm {
     }
 
     /// Adds a child as a separate group below a running runnable, and starts it. Returns its slot.
-    ///
-    /// # Errors
-    /// See [`ControlError`]; nothing was added.
     pub(crate) fn add_child(
         &mut self,
         now: TreeTime,
@@ -167,9 +161,6 @@ impl TreeFsm {
 
     /// Reserves a name for a sub-span of a running runnable, until the runnable's next start. Repeating it is
     /// allowed.
-    ///
-    /// # Errors
-    /// See [`NameError`].
     pub(crate) fn reserve_sub_span(&mut self, key: RunKey, name: &str) -> Result<String, NameError> {
         let slot = self.running_slot(key).ok_or(NameError::StaleContext)?;
         let entry = self.entry_mut(slot);
@@ -188,9 +179,6 @@ impl TreeFsm {
 
     /// Stops a subtree, and removes it from the tree when it has ended, also across a restart of its parent. Until
     /// then the key refers to it.
-    ///
-    /// # Errors
-    /// See [`ControlError`].
     pub(crate) fn remove_runnable(
         &mut self,
         now: TreeTime,
@@ -215,7 +203,7 @@ impl TreeFsm {
         Ok(key)
     }
 
-    /// Whether the entry of this key has left the tree.
+    /// Returns whether the entry of this key has left the tree.
     pub(crate) fn is_removed(&self, key: RunKey) -> bool {
         self.resolve_key(key).is_none()
     }

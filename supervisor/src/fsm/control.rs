@@ -8,7 +8,7 @@ use crate::event::CancelCause;
 use crate::name::{NameError, ROOT};
 use crate::state::RunnableState;
 
-/// Why an operator's request was rejected.
+/// The reason why an operator's request was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ControlError {
@@ -38,9 +38,6 @@ pub enum ControlError {
 impl TreeFsm {
     /// Stops a subtree, and keeps it stopped across restarts of its parent, until
     /// [`start_runnable`](Self::start_runnable). Does nothing to a stopped one.
-    ///
-    /// # Errors
-    /// See [`ControlError`].
     pub(crate) fn stop_runnable(&mut self, now: TreeTime, dn: &str) -> Result<(), ControlError> {
         let slot = self.controllable_slot(dn)?;
         if slot == ROOT_SLOT {
@@ -61,9 +58,6 @@ impl TreeFsm {
     }
 
     /// Starts a runnable that is stopped, in backoff, or has ended. Does nothing to a running one.
-    ///
-    /// # Errors
-    /// See [`ControlError`].
     pub(crate) fn start_runnable(&mut self, now: TreeTime, dn: &str) -> Result<(), ControlError> {
         let slot = self.startable_slot(dn)?;
         let entry = self.entry_mut(slot);
@@ -79,9 +73,6 @@ impl TreeFsm {
     }
 
     /// Stops a subtree and restarts it at once, regardless of its policy and its backoff.
-    ///
-    /// # Errors
-    /// See [`ControlError`].
     pub(crate) fn restart_runnable(&mut self, now: TreeTime, dn: &str) -> Result<(), ControlError> {
         let slot = self.startable_slot(dn)?;
         self.entry_mut(slot).held_by_operator = false;

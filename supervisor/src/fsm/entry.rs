@@ -34,8 +34,8 @@ pub(crate) struct PastExit {
     pub(crate) exit: ExitReason,
 }
 
-/// What the tree keeps of a DN after its entry is removed, for the entry that replaces it after a restart of
-/// the parent.
+/// The state that the tree keeps of a DN after its entry is removed, for the entry that replaces it after a
+/// restart of the parent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RunnableHistory {
     pub(super) generation: u64,
@@ -114,7 +114,7 @@ pub(super) struct ChildGroup {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndingMembers {
     pub(super) first_rank: u32,
-    /// How many of them have running tasks in their subtree.
+    /// The number of them that have running tasks in their subtree.
     pub(super) live: u32,
 }
 
@@ -124,29 +124,29 @@ pub(super) struct EndingMembers {
 pub(super) struct TreeEntry {
     pub(super) dn: Arc<str>,
     pub(super) parent: Option<u32>,
-    /// Its index in the parent's groups.
+    /// The index in the parent's groups.
     pub(super) group: u32,
-    /// Its index in the group.
+    /// The index in the group.
     pub(super) rank: u32,
     /// Shared with all that have the supervisor's defaults.
     pub(super) settings: Arc<RunnableSettings>,
     pub(super) incarnation: u64,
-    /// How often this DN has been started.
+    /// The number of starts of this DN.
     pub(super) generation: u64,
     pub(super) state: RunnableState,
     pub(super) since: TreeTime,
     /// Since when it no longer works: it was canceled, or has started to end by itself.
     pub(super) ending_since: Option<TreeTime>,
-    /// Its context is canceled, and so are its descendants'.
+    /// The context is canceled, and so are its descendants'.
     pub(super) canceled: bool,
     /// This run has signaled ready at least once: it can add no more children.
     pub(super) was_ready: bool,
-    /// Why it can't do its work at present, in its own words.
+    /// The reason why it can't do its work at present, in its own words.
     pub(super) not_ready_reason: Option<Arc<str>>,
     pub(super) signaled_done: bool,
-    /// The exit to record, whatever its runnable returns.
+    /// The exit to record, regardless of the result of its runnable.
     pub(super) forced_exit: Option<Box<ExitReason>>,
-    /// How this run's child process exited. It is reported if the run ends without an error.
+    /// The exit of this run's child process. It is reported if the run ends without an error.
     pub(super) process_exit: Option<Arc<ProcessExit>>,
     /// The kill that this run's stop needed.
     pub(super) forced_kill: Option<Box<ForcedKill>>,
@@ -154,9 +154,9 @@ pub(super) struct TreeEntry {
     pub(super) held_by_operator: bool,
     /// An operator canceled its run: its group keeps running, however the run ends.
     pub(super) canceled_by_operator: bool,
-    /// It has exceeded its restart limit.
+    /// The runnable has exceeded its restart limit.
     pub(super) stays_dead: bool,
-    /// It leaves the tree when its subtree has ended.
+    /// The runnable leaves the tree when its subtree has ended.
     pub(super) removal_requested: bool,
     /// An operator requested a restart, at once and regardless of its policy.
     pub(super) restart_requested: bool,
@@ -164,7 +164,7 @@ pub(super) struct TreeEntry {
     pub(super) dependency: Option<Arc<str>>,
     pub(super) names: BTreeMap<LocalName, NameOwner>,
     pub(super) groups: Vec<ChildGroup>,
-    /// How many entries of its subtree, including itself, have a task.
+    /// The number of entries of its subtree, including itself, that have a task.
     pub(super) live_tasks: u32,
     pub(super) failures: u32,
     /// When it restarted after failures, as far as its restart limit counts them.
@@ -265,7 +265,7 @@ impl TreeEntry {
         }
     }
 
-    /// Whether another restart after a failure would exceed its restart limit. Forgets the restarts that the
+    /// The restart limit that another restart after a failure would exceed. Forgets the restarts that the
     /// limit no longer counts.
     pub(super) fn exceeds_restart_limit(&mut self, now: TreeTime) -> Option<RestartLimit> {
         let limit = self.settings.policy.restart_limit?;

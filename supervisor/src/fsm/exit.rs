@@ -9,14 +9,14 @@ use crate::policy::{GroupPolicy, RestartPolicy};
 use crate::process_exit::{AdoptedProcess, ForcedKill, ProcessExit};
 use crate::state::{ExitReason, RunnableState};
 
-/// How a runnable's task ended, as the driver reports it.
+/// The end of a runnable's task, as the driver reports it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum RunOutcome {
-    /// It returned `Ok`.
+    /// The runnable returned `Ok`.
     Ok,
-    /// It returned an error that contains a `CanceledError`.
+    /// The runnable returned an error that contains a `CanceledError`.
     Canceled,
-    /// It failed.
+    /// The runnable failed.
     Failed(ExitReason),
 }
 
@@ -201,7 +201,7 @@ impl TreeFsm {
         }
     }
 
-    /// Makes a running run end as `exit`, whatever its runnable returns, and cancels it.
+    /// Makes a running run end as `exit`, regardless of the result of its runnable, and cancels it.
     pub(crate) fn fail_run(&mut self, now: TreeTime, key: RunKey, exit: ExitReason) {
         if let Some(slot) = self.running_slot(key) {
             self.entry_mut(slot).forced_exit.get_or_insert_with(|| Box::new(exit));
@@ -216,7 +216,7 @@ impl TreeFsm {
         }
     }
 
-    /// A run's child process has exited. What the run returns may not say how.
+    /// A run's child process has exited. The result of the run may not tell how.
     pub(crate) fn record_process_exit(&mut self, key: RunKey, exit: Arc<ProcessExit>) {
         if let Some(slot) = self.running_slot(key) {
             self.entry_mut(slot).process_exit = Some(exit);

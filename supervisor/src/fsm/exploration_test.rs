@@ -19,7 +19,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 /// The time of every event: an explored tree has none.
 const NOW: TreeTime = TreeTime::ZERO;
 
-/// What the runnables of a tree have in common.
+/// The settings that the runnables of a tree share.
 #[derive(Debug, Clone, Copy)]
 struct TreeShape {
     group: GroupPolicy,
@@ -158,7 +158,7 @@ impl ExploredTree {
         operations
     }
 
-    /// What a runnable can do while it is running.
+    /// Adds the operations of a runnable that is running.
     fn add_signals(&self, key: RunKey, entry: &TreeEntry, bounds: Bounds, operations: &mut Vec<Operation>) {
         if entry.state == RunnableState::New {
             operations.push(Operation::Ready(key));
@@ -363,12 +363,12 @@ impl ExploredTree {
     }
 }
 
-/// How far an exploration goes.
+/// The extent of an exploration.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
-    /// How many runnables a tree has at most.
+    /// The maximum number of runnables of a tree.
     entries: usize,
-    /// How many events happen at most.
+    /// The maximum number of events.
     depth: usize,
     /// With an operator's requests, and helpers that panic.
     with_operator: bool,
@@ -405,9 +405,10 @@ fn explore(shape: TreeShape, bounds: Bounds) -> usize {
 fn every_order_of_events_of_small_trees_keeps_the_invariants() {
     let all = std::env::var("NODEKEEL_EXPLORE").is_ok_and(|value| value == "all");
     let closure = |entries| Bounds { entries, depth: usize::MAX, with_operator: true };
-    let bounds = match all {
-        true => [Bounds { entries: 4, depth: 12, with_operator: false }, closure(3)],
-        false => [closure(2), Bounds { entries: 4, depth: 5, with_operator: false }],
+    let bounds = if all {
+        [Bounds { entries: 4, depth: 12, with_operator: false }, closure(3)]
+    } else {
+        [closure(2), Bounds { entries: 4, depth: 5, with_operator: false }]
     };
     for bounds in bounds {
         // Where restarts are counted, three runnables have too many states.

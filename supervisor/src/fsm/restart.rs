@@ -48,7 +48,7 @@ impl TreeFsm {
         }
     }
 
-    /// Whether this entry must not start yet, because members that end together with it are still running.
+    /// Returns whether this entry must not start yet, because members that end together with it are still running.
     pub(super) fn waits_for_group(&self, slot: u32) -> bool {
         self.ending_members(slot).is_some_and(|ending| ending.live > 0)
     }
@@ -204,7 +204,7 @@ impl TreeFsm {
         cut_short && entry.settings.policy.restart != RestartPolicy::Never && !entry.stays_dead
     }
 
-    /// Whether it restarts because it has failed, and not by an operator's request.
+    /// Returns whether it restarts because it has failed, and not by an operator's request.
     fn restarts_after_failure(&self, slot: u32) -> bool {
         let entry = self.entry(slot);
         entry.state == RunnableState::Dead && !entry.restart_requested && self.wants_restart(slot)

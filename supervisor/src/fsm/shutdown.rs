@@ -12,7 +12,7 @@ use crate::state::{ExitReason, RunnableState};
 /// The progress of a shutdown. No entry is added or removed during it, so slots identify entries.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ShutdownProgress {
-    /// How many running subtrees stop before an entry's subtree, by its slot. Only for those with any.
+    /// The number of running subtrees that stop before an entry's subtree, by its slot. Only for those with any.
     dependents: HashMap<u32, u32>,
     /// The slots of the subtrees that stop after an entry's subtree, by its slot.
     stop_before: HashMap<u32, Vec<u32>>,
@@ -56,7 +56,7 @@ impl TreeFsm {
         slots.filter_map(move |(slot, entry)| entry.as_ref().is_some_and(is_idle).then_some(slot))
     }
 
-    /// Whether a shutdown has started.
+    /// Returns whether a shutdown has started.
     pub(crate) fn is_shutting_down(&self) -> bool {
         self.shutdown.is_some()
     }
@@ -90,7 +90,7 @@ impl TreeFsm {
         progress
     }
 
-    /// Whether an entry is in the subtree of another one, or is that one.
+    /// Returns whether an entry is in the subtree of another one, or is that one.
     fn is_within(&self, slot: u32, top: u32) -> bool {
         std::iter::successors(Some(slot), |slot| self.entry(*slot).parent).any(|slot| slot == top)
     }

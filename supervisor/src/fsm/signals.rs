@@ -8,7 +8,7 @@ use super::{RunKey, TreeFsm, TreeTime};
 use crate::event::RunnableChange;
 use crate::state::{ExitReason, RunnableState};
 
-/// Why a ready or done signal is invalid. The runnable that sent it is canceled and ends as failed, except
+/// The reason why a ready or done signal is invalid. The runnable that sent it is canceled and ends as failed, except
 /// for [`StaleContext`](Self::StaleContext) and [`ForeignContext`](Self::ForeignContext).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -44,9 +44,6 @@ pub enum LifecycleSignalError {
 
 impl TreeFsm {
     /// The runnable signals ready.
-    ///
-    /// # Errors
-    /// See [`LifecycleSignalError`].
     pub(crate) fn signal_ready(&mut self, now: TreeTime, key: RunKey) -> Result<(), LifecycleSignalError> {
         let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
         let entry = self.entry(slot);
@@ -62,9 +59,6 @@ impl TreeFsm {
     }
 
     /// The runnable signals that it can't do its work at present. It has no effect after a done signal.
-    ///
-    /// # Errors
-    /// [`LifecycleSignalError::StaleContext`].
     pub(crate) fn signal_not_ready(
         &mut self,
         now: TreeTime,
@@ -86,9 +80,6 @@ impl TreeFsm {
     }
 
     /// The runnable signals that its work is done and that it will return.
-    ///
-    /// # Errors
-    /// See [`LifecycleSignalError`].
     pub(crate) fn signal_done(&mut self, now: TreeTime, key: RunKey) -> Result<(), LifecycleSignalError> {
         let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
         let entry = self.entry_mut(slot);
@@ -104,7 +95,7 @@ impl TreeFsm {
         Err(self.fail_invalid_signal(slot, error, now))
     }
 
-    /// Makes the run end as failed, whatever its runnable returns.
+    /// Makes the run end as failed, regardless of the result of its runnable.
     fn fail_invalid_signal(
         &mut self,
         slot: u32,

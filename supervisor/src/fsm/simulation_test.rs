@@ -144,7 +144,7 @@ impl SimulatedDriver {
         let Some(at) = self.random_task() else { return };
         let task = self.tasks[at].clone();
         let result = self.fsm.signal_not_ready(self.now, task.key, "no leader".into());
-        assert!(result.is_ok(), "a running runnable may always say that it is not ready");
+        assert!(result.is_ok(), "a running runnable may always signal that it is not ready");
         self.count_operation("not ready");
     }
 
@@ -166,9 +166,10 @@ impl SimulatedDriver {
     fn end_random_task(&mut self) {
         // Canceled tasks come first, so that trees stop and restart.
         let canceled: Vec<usize> = (0..self.tasks.len()).filter(|at| self.tasks[*at].canceled).collect();
-        let at = match canceled.is_empty() || self.random_below(4) == 0 {
-            true => self.random_task(),
-            false => Some(canceled[self.random_below(canceled.len())]),
+        let at = if canceled.is_empty() || self.random_below(4) == 0 {
+            self.random_task()
+        } else {
+            Some(canceled[self.random_below(canceled.len())])
         };
         let Some(at) = at else { return };
         let kind = self.random_below(10);

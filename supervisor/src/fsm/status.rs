@@ -6,7 +6,7 @@ use super::entry::PastExit;
 use super::{ROOT_SLOT, TreeFsm, TreeTime};
 use crate::state::{RunnableState, WaitReason};
 
-/// How many running descendants or members of a group a status names.
+/// The number of running descendants or members of a group that a status names.
 const MAX_NAMED_RUNNABLES: usize = 5;
 
 /// The status of one entry, in the tree's time.
@@ -45,8 +45,8 @@ impl TreeFsm {
         statuses
     }
 
-    /// Whether the entry with this DN is ready or done; `None` without such an entry. A run that is ending is not
-    /// ready, although it may signal it.
+    /// Returns whether the entry with this DN is ready or done; `None` without such an entry. A run that is ending
+    /// is not ready, although it may signal it.
     pub(crate) fn readiness_of(&self, dn: &str) -> Option<bool> {
         let entry = self.entry(self.find_slot(dn)?);
         Some(match entry.state {

@@ -7,7 +7,7 @@
 //!     └── <number>              the next start's, made ahead of it
 //! ```
 //!
-//! The cgroup of a process that is kept lies beside that of the host: `nodekeel-keep-<start>`.
+//! The cgroup of a process that is kept is next to that of the host: `nodekeel-keep-<start>`.
 //!
 //! A process can't escape the kill by forking, and the kernel reports when the cgroup is empty. An unlocked
 //! directory with exactly such a name is the leftover of a killed supervisor: the next host kills and removes
@@ -36,9 +36,9 @@ use crate::sys::{self, WatchedFile};
 
 /// The prefix of all hosts' directory names.
 const NAME_PREFIX: &str = "nodekeel-";
-/// How many names a host tries for its directory.
+/// The number of names that a host tries for its directory.
 const MAX_NAME_ATTEMPTS: usize = 8;
-/// How long all leftovers of dead supervisors together may take to exit. They have been killed: a process
+/// The time that all leftovers of dead supervisors together may take to exit. They have been killed: a process
 /// that takes longer waits for a device, and the next host checks again.
 const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -67,7 +67,7 @@ pub enum CgroupParent {
 pub(super) struct HostCgroup {
     /// The next start's, without limits. It is made when a start is complete, so that a restart does not wait for it.
     next: Mutex<Option<RunCgroup>>,
-    /// How many it has tried to make: the name of the next one. No name is used twice.
+    /// The number of attempts: the name of the next one. No name is used twice.
     count: AtomicU64,
     dir: PathBuf,
     parent: PathBuf,
@@ -78,9 +78,6 @@ pub(super) struct HostCgroup {
 impl HostCgroup {
     /// Creates it, and ends the leftovers of dead hosts in the same parent. `Ok(None)` where cgroups are
     /// disabled.
-    ///
-    /// # Errors
-    /// The error that kept it from being created.
     pub(super) fn create(wanted: &CgroupParent, host_id: HostId) -> io::Result<Option<Self>> {
         let Some(parent) = cgroup_limits::usable_parent(wanted)? else { return Ok(None) };
         end_leftovers(&parent);
@@ -107,7 +104,7 @@ impl HostCgroup {
         &self.dir
     }
 
-    /// Creates the cgroup of one start, beside this one if its processes are kept: nothing ends them with those of
+    /// Creates the cgroup of one start, next to this one if its processes are kept: nothing ends them with those of
     /// this host.
     pub(super) fn create_run_cgroup(&self, mark: ProcessMark) -> io::Result<RunCgroup> {
         if mark.survives() {
@@ -162,7 +159,7 @@ pub(super) struct RunCgroup {
     /// Open from the start: at the end no descriptors may be available.
     kill_file: File,
     events: Arc<OwnedFd>,
-    /// Its process must not run anywhere else.
+    /// The process must not run anywhere else.
     pub(super) is_limited: bool,
 }
 
@@ -273,7 +270,7 @@ fn kept_cgroup_name(mark: ProcessMark) -> String {
     format!("{NAME_PREFIX}keep-{:x}", mark.as_limit())
 }
 
-/// Whether a directory has the name of a host's cgroup.
+/// Returns whether a directory has the name of a host's cgroup.
 fn is_host_cgroup_name(name: &str) -> bool {
     let parts = name.strip_prefix(NAME_PREFIX).and_then(|rest| rest.rsplit_once('-'));
     parts.is_some_and(|(host_id, number)| {

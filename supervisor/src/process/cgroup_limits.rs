@@ -25,10 +25,10 @@ use super::procfs;
 
 /// The cgroup into which this program moves.
 const OWN_CGROUP: &str = "nodekeel-supervisor";
-/// How often the processes of a cgroup are moved: those that are being forked appear later.
+/// The number of times that the processes of a cgroup are moved: those that are being forked appear later.
 const MAX_MOVES: usize = 8;
 
-/// Why a limit can't be enforced. A retry helps only after the cause is gone.
+/// The reason why a limit can't be enforced. A retry helps only after the cause is gone.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CgroupLimitError {
@@ -37,7 +37,7 @@ pub enum CgroupLimitError {
     NoCgroup {
         /// The limit, as its file is called: `memory.max`.
         setting: &'static str,
-        /// Why there is none; `None` if the supervisor has logged it.
+        /// The reason why there is none; `None` if the supervisor has logged it.
         #[source]
         source: Option<io::Error>,
     },
@@ -96,7 +96,7 @@ pub enum CgroupLimitError {
     Set {
         /// The limit.
         setting: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
         /// The kernel's error.
         #[source]
@@ -180,9 +180,6 @@ pub(super) fn enable_controllers(dirs: &[&Path], settings: &[CgroupSetting]) -> 
 /// start: systemd does so when it starts a unit with `Delegate=yes` again while processes are left in its cgroup.
 ///
 /// *Source:* `unit_prune_cgroup` and `unit_update_cgroup` in systemd's `src/core/cgroup.c`.
-///
-/// # Errors
-/// A limit can't be enforced any more.
 pub(super) fn renew_limits(dir: &Path, limits: &ProcessLimits) -> Result<(), CgroupLimitError> {
     let settings = limits.cgroup_settings();
     let Some(parent) = dir.parent().filter(|_| !settings.is_empty()) else { return Ok(()) };
@@ -233,7 +230,7 @@ fn move_own_processes(parent: &Path) -> Result<(), CgroupLimitError> {
     Ok(())
 }
 
-/// Whether it is this program, a child of it, or a descendant that carries one of its marks.
+/// Returns whether it is this program, a child of it, or a descendant that carries one of its marks.
 fn is_own_process(pid: i32) -> bool {
     let has_mark = |pid| {
         let mark = ProcessMark::from_limit(procfs::locks_limit(pid).ok()?)?;

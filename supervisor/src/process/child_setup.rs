@@ -13,9 +13,6 @@ use super::spawn::c_string;
 use crate::sys::{ChildSetup, StartError, StartStep};
 
 /// Prepares the settings.
-///
-/// # Errors
-/// A path that contains a NUL byte.
 pub(super) fn build_setup(process: &Process) -> io::Result<ChildSetup> {
     let (limits, privileges) = (&process.limits, &process.privileges);
     let read_only_paths = privileges.read_only_paths.iter().map(|path| c_string(path.as_os_str()));

@@ -19,11 +19,11 @@ use super::snapshot::{ProcessSnapshot, SnapshotCache};
 use crate::process_exit::Signal;
 use crate::sys::{self, ReadableFd};
 
-/// How many exits are awaited at once: each needs a descriptor.
+/// The number of exits that are awaited at once: each needs a descriptor.
 const MAX_WATCHED: usize = 128;
-/// How many passes look for processes born while others were signaled. Each pass should find fewer.
+/// The number of passes that look for processes born while others were signaled. Each pass should find fewer.
 const MAX_CHASES: usize = 64;
-/// How many scans in a row may find new processes before the task yields its thread.
+/// The number of scans in a row that may find new processes before the task yields its thread.
 const MAX_SCANS_IN_A_ROW: usize = 16;
 /// The pause before a retry while no descriptors are available: the kernel does not report when some are.
 const DESCRIPTOR_RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -33,7 +33,7 @@ const DESCRIPTOR_RETRY_PAUSE: Duration = Duration::from_millis(20);
 struct DescendantProcess {
     pid: i32,
     limit: u64,
-    /// Its start time, if it is identified by its parents and not by its mark: with the pid, it identifies
+    /// The start time, if it is identified by its parents and not by its mark: with the pid, it identifies
     /// one process.
     start: Option<u64>,
 }
@@ -118,12 +118,12 @@ impl DescendantSet {
         self
     }
 
-    /// Whether the deadline for a signal has passed.
+    /// Returns whether the deadline for a signal has passed.
     fn is_past_deadline(&self, signal: Signal) -> bool {
         signal != Signal::KILL && self.term_deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Whether processes other than the main one were still running when they were killed.
+    /// Returns whether processes other than the main one were still running when they were killed.
     pub(super) fn needed_kill(&self) -> bool {
         self.needed_kill
     }
@@ -473,17 +473,17 @@ fn watch_exits(pass: &SignalPass) -> (Vec<(DescendantProcess, ReadableFd)>, bool
     (watched, all)
 }
 
-/// Whether an error is a shortage that may be over soon.
+/// Returns whether an error is a shortage that may be over soon.
 fn is_resource_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Whether the process has exited; at most a thread has its id.
+/// Returns whether the process has exited; at most a thread has its id.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
 }
 
-/// Whether the process of a pidfd has exited, even if its parent has not reaped it.
+/// Returns whether the process of a pidfd has exited, even if its parent has not reaped it.
 ///
 /// *Source:* pidfd_open(2): the descriptor becomes readable when the process terminates.
 pub(super) fn has_exited(pidfd: BorrowedFd<'_>) -> bool {

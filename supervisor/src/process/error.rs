@@ -1,4 +1,4 @@
-//! Why a run of a process failed.
+//! The reason why a run of a process failed.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::failure::CanceledError;
 use crate::fsm::LifecycleSignalError;
 use crate::process_exit::ProcessExit;
 
-/// How a run of a [`Process`](super::Process) ended, unless by exit code 0.
+/// The end of a run of a [`Process`](super::Process) ended, unless by exit code 0.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProcessError {
@@ -23,59 +23,60 @@ pub enum ProcessError {
     Start {
         /// The program.
         program: PathBuf,
-        /// What is wrong, and what to do.
+        /// The cause, and what to do.
         hint: String,
         /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// A limit of its cgroup can't be enforced, so it was not started; the source says what to do.
+    /// A limit of its cgroup can't be enforced, so it was not started; the source names the remedy.
     #[error("can't limit the process")]
     Limit(#[source] CgroupLimitError),
-    /// It is to be [kept](super::Process::keep), but can't be recorded, so it was not started; the source says why.
+    /// The process is to be [kept](super::Process::keep), but can't be recorded, so it was not started; the source
+    /// names the reason.
     #[error("can't record the process to keep it")]
     Keep(#[source] io::Error),
     /// The kernel's interface to watch the process failed; the process was killed.
     #[error("can't watch the child process for its exit, and killed it")]
     Watch(#[source] io::Error),
-    /// It was not ready before its timeout, and was stopped.
+    /// The process was not ready before its timeout, and was stopped.
     #[error("the process was not ready within {timeout:?}, and was stopped: {missing}")]
     NotReady {
-        /// Its timeout, including the extensions that it requested.
+        /// The timeout, including the extensions that it requested.
         timeout: Duration,
-        /// What it waited for, with the last status or error.
+        /// The condition that it waited for, with the last status or error.
         missing: String,
-        /// How it exited after the stop.
+        /// The exit after the stop.
         exit: ProcessExit,
     },
-    /// It did not report to its [watchdog](super::Process::watchdog) in time, or asked for this by
+    /// The process did not report to its [watchdog](super::Process::watchdog) in time, or asked for this by
     /// `WATCHDOG=trigger`. It was stopped by SIGABRT.
     #[error("the process {}, and was aborted", watchdog_clause(*triggered, *interval))]
     Watchdog {
         /// The interval of the watchdog.
         interval: Duration,
-        /// Whether it asked for it.
+        /// True if it asked for it.
         triggered: bool,
-        /// How it exited after the stop.
+        /// The exit after the stop.
         exit: ProcessExit,
     },
-    /// Its [liveness](super::Liveness) probe failed too often in a row, and it was stopped.
+    /// The [liveness](super::Liveness) probe failed too often in a row, and it was stopped.
     #[error("the process failed {failures} liveness probes in a row, and was stopped: {last}")]
     NotAlive {
-        /// How many probes in a row failed.
+        /// The number of probes in a row that failed.
         failures: u32,
         /// The last failure.
         last: String,
-        /// How it exited after the stop.
+        /// The exit after the stop.
         exit: ProcessExit,
     },
-    /// It exited by itself with a code other than 0, or by a signal.
+    /// The process exited by itself with a code other than 0, or by a signal.
     #[error("{0}")]
     Exited(ProcessExit),
     /// The tree rejected the ready or done signal; the process was stopped.
     #[error("can't signal to the supervisor that the child process is ready")]
     Signal(#[source] LifecycleSignalError),
-    /// It was canceled, and stopped, whatever its exit code.
+    /// The process was canceled, and stopped, with any exit code.
     #[error("the child process was stopped on request")]
     Canceled(#[source] CanceledError),
 }
@@ -88,7 +89,7 @@ fn watchdog_clause(triggered: bool, interval: Duration) -> String {
 }
 
 impl ProcessError {
-    /// How the process exited, if it was started and its exit was a failure.
+    /// The exit of the process, if it was started and its exit was a failure.
     pub fn process_exit(&self) -> Option<&ProcessExit> {
         match self {
             Self::Exited(exit)

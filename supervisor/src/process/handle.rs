@@ -42,7 +42,7 @@ pub(super) struct HandleTarget {
     pub(super) reload: Option<ReloadAction>,
 }
 
-/// How a process is asked to read its configuration again.
+/// The way in which a process is asked to read its configuration again.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum ReloadAction {
@@ -54,14 +54,14 @@ pub enum ReloadAction {
     Command(Arc<Process>),
 }
 
-/// Why a process can't be signaled or reloaded.
+/// The reason why a process can't be signaled or reloaded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProcessHandleError {
-    /// It has not started, or has exited. Retry when its runnable is ready.
+    /// The process has not started, or has exited. Retry when its runnable is ready.
     #[error("the process is not running")]
     NotRunning,
-    /// It has no [reload action](Process::reload). Restart it instead.
+    /// The process has no [reload action](Process::reload). Restart it instead.
     #[error("the process has no reload action: restart it instead")]
     NoReload,
     /// The kernel rejected the signal.

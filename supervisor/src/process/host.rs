@@ -1,4 +1,4 @@
-//! What all child processes of one supervisor share.
+//! The state that all child processes of one supervisor share.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,10 +22,10 @@ use super::records::{HostRecords, ProcessRecords, RecordProblem};
 use super::settings::Process;
 use super::spawn::ProcessSpawner;
 
-/// How long killed processes may take to exit before a shutdown no longer waits for them.
+/// The time that killed processes may take to exit before a shutdown no longer waits for them.
 const REAP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a host is created with.
+/// The settings of a host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HostSettings {
     pub(crate) cgroups: CgroupParent,
@@ -41,7 +41,7 @@ pub(crate) struct ProcessHost {
     /// The parent of the cgroups of starts.
     pub(super) cgroup: Option<HostCgroup>,
     pub(super) records: Option<Arc<HostRecords>>,
-    /// Why processes of an earlier host may still run.
+    /// The reason why processes of an earlier host may still run.
     record_problems: Vec<RecordProblem>,
     /// The tasks that wait for killed processes which no run waits for any more.
     pub(super) reap_tasks: TaskTracker,
@@ -49,8 +49,8 @@ pub(crate) struct ProcessHost {
     _subreaper: SubreaperGuard,
 }
 
-/// How many hosts need this program as the child subreaper, and whether it was one before the first of them.
-/// The attribute belongs to the whole program, so all hosts share the count.
+/// The number of hosts that need this program as the child subreaper, and whether it was one before the first of
+/// them. The attribute belongs to the whole program, so all hosts share the count.
 static SUBREAPER: Mutex<SubreaperUse> = Mutex::new(SubreaperUse { hosts: 0, was_set: false });
 
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl ProcessHost {
     /// runtime with IO enabled. Returns the leftovers of an earlier host that it has ended, too.
     ///
     /// # Errors
-    /// The failed system call; the text says if `/proc` is missing or belongs to another PID namespace.
+    /// The failed system call; the text tells if `/proc` is missing or belongs to another PID namespace.
     pub(crate) fn new(settings: &HostSettings) -> io::Result<(Self, Vec<LeftoverProcess>)> {
         procfs::check_procfs()?;
         let program = ProgramId::current()?;
@@ -133,12 +133,12 @@ impl ProcessHost {
         KeptProcess::create(records, dn, process, mark, cgroup).map(Arc::new)
     }
 
-    /// Whether a kept process of this DN waits for its adoption.
+    /// Returns whether a kept process of this DN waits for its adoption.
     pub(crate) fn has_unclaimed(&self, dn: &str) -> bool {
         self.records.as_ref().is_some_and(|records| records.has_unclaimed(dn))
     }
 
-    /// Why processes of an earlier host may still run.
+    /// The reason why processes of an earlier host may still run.
     pub(crate) fn record_problems(&self) -> &[RecordProblem] {
         &self.record_problems
     }

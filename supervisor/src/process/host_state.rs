@@ -59,7 +59,7 @@ impl HostState {
         self.lock().starting.contains(&mark)
     }
 
-    /// Whether a process without a mark entered the PID namespace of PID 1 from outside, as `nsenter` makes
+    /// Returns whether a process without a mark entered the PID namespace of PID 1 from outside, as `nsenter` makes
     /// one. Both its mark and its session must show it.
     pub(super) fn came_from_outside(&self, pid: i32) -> bool {
         is_init()
@@ -90,7 +90,7 @@ impl HostState {
     }
 }
 
-/// Whether this program is PID 1 of its namespace.
+/// Returns whether this program is PID 1 of its namespace.
 pub(super) fn is_init() -> bool {
     rustix::process::getpid() == Pid::INIT
 }

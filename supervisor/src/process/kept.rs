@@ -25,8 +25,8 @@ use super::settings::{KillMode, Process};
 use super::spawn::{KillScope, MainProcess, OutputEnds};
 use crate::sys::StartedChild;
 
-/// How much output a kept process can write while no supervisor reads it: what an ordinary user may set, see
-/// `/proc/sys/fs/pipe-max-size`.
+/// The amount of output that a kept process can write while no supervisor reads it: what an ordinary user may set,
+/// see `/proc/sys/fs/pipe-max-size`.
 const FIFO_BYTES: usize = 1024 * 1024;
 
 /// The record of one kept process. Dropping it removes the files: the process has ended, or has not started.
@@ -72,15 +72,12 @@ impl KeptProcess {
         Self { records: Arc::clone(records), record: Mutex::new(record) }
     }
 
-    /// Whether this process would be started in the same way, and be kept.
+    /// Returns whether this process would be started in the same way, and be kept.
     pub(super) fn has_definition(&self, process: &Process) -> bool {
         process.keep && self.lock().definition == definition_hash(process)
     }
 
     /// Records that it has started.
-    ///
-    /// # Errors
-    /// It can't be identified.
     pub(super) fn record_start(&self, pid: i32) -> io::Result<()> {
         let start = procfs::read_stat(pid)?.start;
         self.lock().process = Some(ProcessId { pid, start });
@@ -107,9 +104,6 @@ impl KeptProcess {
 
     /// Creates the FIFOs of its output. Each end is open for reading and writing: so neither this program's exit
     /// nor its start is noticed by a writer.
-    ///
-    /// # Errors
-    /// The failed system call.
     pub(super) fn create_fifos(&self) -> io::Result<OutputEnds> {
         let paths = self.records.output_paths(self.lock().mark);
         for path in &paths {
@@ -121,9 +115,6 @@ impl KeptProcess {
     }
 
     /// Opens the FIFOs for this program.
-    ///
-    /// # Errors
-    /// The failed system call.
     pub(super) fn open_fifos(&self) -> io::Result<[OwnedFd; 2]> {
         let open = |path| {
             let fifo = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;

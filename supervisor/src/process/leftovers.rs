@@ -24,10 +24,10 @@ use super::records::{HostRecords, ProcessRecords, RecordProblem};
 use crate::process_exit::Signal;
 use crate::sys;
 
-/// How long all leftovers together may take to exit. They have been killed: a process that takes longer waits for
-/// a device, and the next start checks again.
+/// The time that all leftovers together may take to exit. They have been killed: a process that takes longer waits
+/// for a device, and the next start checks again.
 const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many exits are awaited at once: each needs a descriptor.
+/// The number of exits that are awaited at once: each needs a descriptor.
 const MAX_WATCHED: usize = 128;
 
 /// A process that a killed supervisor had left behind, and that was killed.
@@ -37,7 +37,7 @@ pub(crate) struct LeftoverProcess {
     pub(crate) name: String,
 }
 
-/// What became of the processes that the records of an earlier supervisor identify.
+/// The fate of the processes that the records of an earlier supervisor identify.
 #[derive(Debug, Default)]
 pub(super) struct LeftoverReport {
     /// Those that were killed.
@@ -55,7 +55,7 @@ struct ObservedProcess {
     limit: u64,
 }
 
-/// What identifies leftovers.
+/// The marks and processes that identify leftovers.
 #[derive(Debug, Default)]
 struct LeftoverSet {
     hosts: Vec<HostRecord>,
@@ -101,7 +101,7 @@ fn survives(limit: u64) -> bool {
     ProcessMark::from_limit(limit).is_some_and(ProcessMark::survives)
 }
 
-/// What happens with the records of an earlier supervisor, by their file names.
+/// The decisions about the records of an earlier supervisor, by their file names.
 #[derive(Debug, Default)]
 struct LeftoverPlan {
     leftovers: LeftoverSet,
@@ -156,7 +156,7 @@ impl LeftoverSet {
     }
 }
 
-/// Whether the process of a record is there, with its mark.
+/// Returns whether the process of a record is there, with its mark.
 fn is_running(kept: &KeptRecord, observed: &[ObservedProcess]) -> bool {
     let is_it =
         |process: &ObservedProcess| Some(process.id) == kept.process && process.limit == kept.mark.as_limit();
@@ -164,9 +164,6 @@ fn is_running(kept: &KeptRecord, observed: &[ObservedProcess]) -> bool {
 }
 
 /// Ends what the records identify, except what is kept, and removes the records of what has ended.
-///
-/// # Errors
-/// The error of reading the directory or `/proc`.
 pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io::Result<LeftoverReport> {
     let found = records.read_all()?;
     if found.is_empty() {
@@ -283,7 +280,7 @@ fn kill_process(process: ObservedProcess) -> io::Result<Option<OwnedFd>> {
         Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
         opened => opened?,
     };
-    // What has exited by now is the observed process, or ignores signals.
+    // If it has exited by now, it is the observed process, or ignores signals.
     let is_same =
         observe_process(process.id.pid).is_ok_and(|now| now.id == process.id && now.limit == process.limit);
     if !is_same || has_exited(pidfd.as_fd()) {

@@ -70,7 +70,7 @@ fn a_kept_process_stays_if_it_is_expected_and_is_the_recorded_one() {
     assert_eq!((plan.kept, ended), (vec![first], vec![102]), "one DN has one process");
 }
 
-/// A process that changed its own mark is not adopted, but ends: it must not run beside its successor.
+/// A process that changed its own mark is not adopted, but ends: it must not run next to its successor.
 #[test]
 fn a_kept_process_without_its_mark_ends() {
     let main = process(100, 1, 50, 1024);

@@ -21,15 +21,15 @@ use crate::sys;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessLimits {
-    /// Bytes of memory, page cache included. A process that needs more is killed, and its exit says so:
+    /// Bytes of memory, page cache included. A process that needs more is killed, and its exit names it:
     /// [`ProcessExit::oom_kill`](super::ProcessExit::oom_kill).
     pub memory_max: Option<u64>,
     /// CPU time, in thousandths of one CPU: 1500 is one CPU and a half.
     pub cpu_max_millis: Option<u32>,
     /// Processes and threads.
     pub pids_max: Option<u64>,
-    /// Share of disk time beside other cgroups, `[1, 10000]`; the kernel's default is 100. Needs a kernel and a
-    /// disk with blk-iocost or BFQ.
+    /// Share of disk time in competition with other cgroups, `[1, 10000]`; the kernel's default is 100. Needs a
+    /// kernel and a disk with blk-iocost or BFQ.
     pub io_weight: Option<u16>,
     /// Limits of each process by itself.
     pub rlimits: Vec<Rlimit>,
@@ -69,7 +69,7 @@ impl ProcessLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rlimit {
-    /// What it limits.
+    /// The resource that it limits.
     pub resource: RlimitResource,
     /// The limit in force, which the process may raise up to `hard`.
     pub soft: Option<u64>,

@@ -65,7 +65,7 @@ impl Liveness {
         self
     }
 
-    /// How many probes in a row must fail; 0 counts as 1. Default: three.
+    /// The number of probes in a row that must fail; 0 counts as 1. Default: three.
     #[must_use]
     pub fn with_failure_threshold(mut self, failures: u32) -> Self {
         self.failure_threshold = failures.max(1);

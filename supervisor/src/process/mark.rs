@@ -38,9 +38,6 @@ pub(super) struct ProgramId(u16);
 
 impl ProgramId {
     /// The id of the current program.
-    ///
-    /// # Errors
-    /// The error of reading `/proc`.
     pub(super) fn current() -> io::Result<Self> {
         let mut hasher = DefaultHasher::new();
         fs::read_link("/proc/self/ns/pid")?.hash(&mut hasher);
@@ -71,7 +68,7 @@ impl ProcessMark {
         ProgramId((self.0 >> PROGRAM_SHIFT & 0x7fff) as u16)
     }
 
-    /// Whether its processes may outlive the program that allocated it.
+    /// Returns whether its processes may outlive the program that allocated it.
     pub(super) fn survives(self) -> bool {
         self.0 & SURVIVES != 0
     }
@@ -132,7 +129,7 @@ impl MarkAllocator {
         ProcessMark(self.host).host_id()
     }
 
-    /// Whether this host allocated the mark.
+    /// Returns whether this host allocated the mark.
     pub(super) fn has_allocated(&self, mark: ProcessMark) -> bool {
         mark.host_id() == self.host_id()
     }

@@ -27,11 +27,11 @@ pub(super) struct NotifyState {
     pub(super) status: Option<String>,
     /// The time to which it has extended its timeout.
     pub(super) extended_deadline: Option<Instant>,
-    /// It has begun to stop by itself.
+    /// The process has begun to stop by itself.
     pub(super) stopping: bool,
     /// When it last reported to its watchdog.
     pub(super) last_watchdog: Option<Instant>,
-    /// It asks to be handled as if its watchdog had expired.
+    /// The process asks to be handled as if its watchdog had expired.
     pub(super) watchdog_triggered: bool,
 }
 
@@ -46,9 +46,6 @@ impl NotifySocket {
     /// Binds it in the abstract namespace: it needs no directory and leaves nothing behind, but a process in
     /// another network namespace can't reach it. The kernel chooses a free name, so no other process can
     /// bind it before.
-    ///
-    /// # Errors
-    /// The failed system call.
     pub(super) fn bind() -> io::Result<Self> {
         let fd = open_socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new_unnamed())?;

@@ -18,9 +18,9 @@ pub const MAX_TAIL_LINE_BYTES: usize = 512;
 
 /// The size of a read, the default capacity of a pipe.
 const READ_SIZE: usize = 64 * 1024;
-/// How many reads a task may do before it yields.
+/// The number of reads of a task before it yields.
 const READS_IN_A_ROW: usize = 16;
-/// How many bytes are read after the exit if a survivor keeps writing: the maximum capacity of a pipe.
+/// The number of bytes that are read after the exit if a survivor keeps writing: the maximum capacity of a pipe.
 const MAX_FINAL_BYTES: usize = 1024 * 1024;
 
 /// The writer of one stream.
@@ -38,9 +38,6 @@ pub(super) struct OutputReaders {
 
 impl OutputReaders {
     /// Starts to read.
-    ///
-    /// # Errors
-    /// The error of the runtime when it can't watch a pipe.
     pub(super) fn start(readers: [OwnedFd; 2], sinks: [StreamSink; 2]) -> io::Result<Self> {
         let (tail, ended) = (Arc::<Mutex<OutputTail>>::default(), CancellationToken::new());
         let mut tasks = Vec::with_capacity(readers.len());
@@ -180,7 +177,7 @@ fn last_newline(bytes: &[u8]) -> Option<usize> {
     bytes.iter().rposition(|&byte| byte == b'\n')
 }
 
-/// Whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
+/// Returns whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
 fn is_unprintable(char: char) -> bool {
     matches!(
         char,

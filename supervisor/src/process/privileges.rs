@@ -1,4 +1,4 @@
-//! What a process may do, beside what its user may.
+//! The permissions of a process, in addition to those of its user.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,19 +6,19 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// What a process may do, beside what its user may. All of it also holds for its descendants.
+/// The permissions of a process, in addition to those of its user. All of it also holds for its descendants.
 ///
 /// The default changes nothing, but for `no_new_privs`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Privileges {
-    /// Its supplementary groups, by id. Only root may set them. `None`: none if it runs as another
+    /// The supplementary groups, by id. Only root may set them. `None`: none if it runs as another
     /// [user](super::Process::uid), otherwise those of this program.
     pub groups: Option<Vec<u32>>,
     /// The capabilities that it keeps, also as a user that is not root. It loses all others for good. Only root
     /// may set them. `None`: what the kernel gives its user.
     pub capabilities: Option<CapabilitySet>,
-    /// Whether no program that it executes can gain privileges, as a set-user-ID program does. `None`: true,
+    /// True if no program that it executes can gain privileges, as a set-user-ID program does. `None`: true,
     /// unless it runs as root.
     pub no_new_privs: Option<bool>,
     /// Paths that it can't write to, with everything mounted below them. They must exist at its start. It gets a
@@ -114,7 +114,7 @@ impl fmt::Display for Capability {
 pub struct CapabilitySet(u64);
 
 impl CapabilitySet {
-    /// Whether the set has it.
+    /// Returns whether the set has it.
     pub fn contains(self, capability: Capability) -> bool {
         self.0 >> capability.0 & 1 == 1
     }

@@ -27,7 +27,7 @@ pub(super) fn own_pid() -> i32 {
 /// Checks that `/proc` is mounted and belongs to this program's PID namespace.
 ///
 /// # Errors
-/// The text says what to mount.
+/// The text names the mount that is missing.
 pub(super) fn check_procfs() -> io::Result<()> {
     let link = fs::read_link("/proc/self").map_err(|error| {
         io::Error::new(error.kind(), format!("/proc is not mounted: {error}; mount proc at /proc"))
@@ -107,7 +107,7 @@ pub(super) fn parent_pid(pid: i32) -> io::Result<i32> {
     }
 }
 
-/// Where cgroup v2 is mounted: alone, or beside cgroup v1.
+/// Where cgroup v2 is mounted: alone, or next to cgroup v1.
 ///
 /// *Source:* systemd, `src/basic/cgroup-util.c`; runc, `libcontainer/cgroups`.
 const CGROUP_MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
@@ -143,9 +143,6 @@ fn find_cgroup(own: &str, mount: &Path, pid: i32) -> Option<PathBuf> {
 }
 
 /// When the kernel was booted.
-///
-/// # Errors
-/// If `/proc` is not mounted.
 pub(super) fn boot_time() -> io::Result<SystemTime> {
     let text = fs::read_to_string("/proc/stat")?;
     let seconds = text.lines().find_map(|line| line.strip_prefix("btime ")?.parse().ok());

@@ -55,7 +55,7 @@ impl Readiness {
 
     /// When it has exited with code 0: it is a one-shot task, and its runnable is then done.
     ///
-    /// It has no timeout, unless [`with_timeout`](Self::with_timeout) sets one.
+    /// The task has no timeout, unless [`with_timeout`](Self::with_timeout) sets one.
     pub fn on_exit() -> Self {
         Self { on_exit: true, ..Self::default() }
     }
@@ -92,9 +92,6 @@ impl Readiness {
     }
 
     /// Resolves when the process is ready. A process that is ready on exit never is here: its run sees the exit.
-    ///
-    /// # Errors
-    /// [`NotReady`] at the start timeout.
     pub(super) async fn wait_ready(
         &self,
         reports: Option<watch::Receiver<NotifyState>>,

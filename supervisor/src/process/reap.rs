@@ -14,7 +14,7 @@ use super::mark::ProcessMark;
 use super::procfs;
 use crate::sys;
 
-/// How many orphans are reaped in a row before the task yields: they may keep coming.
+/// The number of orphans that are reaped in a row before the task yields: they may keep coming.
 const MAX_REAPS_IN_A_ROW: usize = 64;
 
 /// Reaps until the future is dropped.
@@ -52,7 +52,7 @@ fn scan_for_orphans(shared: &HostState) {
 }
 
 /// Reaps a process if it is an orphan that has exited, and returns whether it was. The descriptor is opened
-/// between two checks: if the pid is reused meanwhile, the second check covers the new process, or nothing is
+/// between two checks: if the pid is reused in between, the second check covers the new process, or nothing is
 /// reaped.
 fn reap_orphan(shared: &HostState, pid: i32) -> bool {
     if !is_orphan(shared, pid).unwrap_or(false) {
@@ -72,7 +72,7 @@ fn reap_orphan(shared: &HostState, pid: i32) -> bool {
         )
 }
 
-/// Whether no code in this program waits for the process, should it be a child of it.
+/// Returns whether no code in this program waits for the process, should it be a child of it.
 fn is_orphan(shared: &HostState, pid: i32) -> io::Result<bool> {
     if shared.is_main_process(pid) {
         return Ok(false);

@@ -63,18 +63,18 @@ pub(super) struct KeptRecord {
     pub(super) notify: Option<String>,
     /// `None` until it has started.
     pub(super) process: Option<ProcessId>,
-    /// It has reported `READY=1`.
+    /// The process has reported `READY=1`.
     pub(super) is_ready: bool,
 }
 
-/// What a record file contains.
+/// The content of a record file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Record {
     Host(HostRecord),
     Kept(KeptRecord),
 }
 
-/// Why a record can't be read.
+/// The reason why a record can't be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ParseRecordError {
     #[error("a newer release wrote it")]
@@ -89,9 +89,6 @@ pub(super) enum ParseRecordError {
 
 impl Record {
     /// Reads exactly what [`Display`](fmt::Display) writes.
-    ///
-    /// # Errors
-    /// See [`ParseRecordError`].
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, ParseRecordError> {
         let text = std::str::from_utf8(bytes).map_err(|_| ParseRecordError::NotRecord)?;
         let version = text.strip_prefix("nodekeel-record ").and_then(|rest| rest.split(' ').next());

@@ -63,7 +63,7 @@ impl ProcessRecords {
     }
 }
 
-/// Why processes that an earlier program left behind may still run: see
+/// The reason why processes that an earlier program left behind may still run: see
 /// [`Supervisor::record_problems`](crate::Supervisor::record_problems).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -73,14 +73,14 @@ pub enum RecordProblem {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A record can't be read: the processes that it identifies keep running. End them, then remove the file.
     Record {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -126,7 +126,7 @@ impl HostRecords {
         &self.boot
     }
 
-    /// Whether a kept process of this DN waits for its adoption.
+    /// Returns whether a kept process of this DN waits for its adoption.
     pub(super) fn has_unclaimed(&self, dn: &str) -> bool {
         self.lock().contains_key(dn)
     }

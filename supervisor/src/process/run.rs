@@ -22,7 +22,7 @@ use crate::output::OutputStream;
 use crate::process_exit::{AdoptedProcess, ForcedKill, Signal};
 use crate::runnable::{RunFuture, Runnable};
 
-/// How much longer than its grace period a stop may take before the supervisor gives up on it. A process that
+/// The time beyond its grace period that a stop may take before the supervisor gives up on it. A process that
 /// is left then can't be killed.
 const STOP_MARGIN: Duration = Duration::from_secs(5);
 
@@ -39,15 +39,15 @@ impl Runnable for Process {
 
 /// The end of the time in which a process is left alone.
 enum StopReason {
-    /// It has exited by itself.
+    /// The process has exited by itself.
     Exited,
-    /// It has reported that it is about to exit.
+    /// The process has reported that it is about to exit.
     Stopping,
     Canceled(CanceledError),
-    /// It was kept, and its definition has changed.
+    /// The process was kept, and its definition has changed.
     Replaced,
     NotReady(NotReady),
-    /// Its watchdog has expired, or it asked for that.
+    /// The watchdog has expired, or it asked for that.
     Watchdog {
         triggered: bool,
     },

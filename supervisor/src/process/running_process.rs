@@ -85,9 +85,9 @@ pub(super) struct RunningProcess {
     pub(super) listener: Option<NotifyListener>,
     /// The extension of its timeout that has no effect on the stop.
     ignored_extension: Option<Instant>,
-    /// Whether everything that must stop with the process has exited.
+    /// True if everything that must stop with the process has exited.
     all_ended: bool,
-    /// Its record, if it is kept.
+    /// The record, if it is kept.
     kept: Option<Arc<KeptProcess>>,
 }
 
@@ -100,9 +100,6 @@ struct Channels {
 
 impl RunningProcess {
     /// Starts a process, and keeps it for this DN; its program is running when this returns.
-    ///
-    /// # Errors
-    /// [`ProcessError::Start`] with a hint, or [`ProcessError::Watch`].
     pub(super) async fn start(
         host: Arc<ProcessHost>,
         process: &Process,
@@ -217,7 +214,7 @@ impl RunningProcess {
         self.since
     }
 
-    /// What a handle of the process acts on.
+    /// The process on which a handle acts.
     pub(super) fn target(&self, process: &Process) -> HandleTarget {
         let main = self.main_process();
         HandleTarget {
@@ -244,12 +241,13 @@ impl RunningProcess {
         Ok(())
     }
 
-    /// It is about to be aborted. What it writes then, such as its registers, is not among the last lines of its exit.
+    /// The process is about to be aborted. Its output from then on, such as its registers, is not among the last
+    /// lines of its exit.
     pub(super) fn keep_lines_before_abort(&mut self) {
         self.lines_before_abort = self.output.as_ref().map(OutputReaders::last_lines).unwrap_or_default();
     }
 
-    /// What it has extended so far, such as its start, has no effect on its stop.
+    /// Extensions so far, such as of its start, have no effect on its stop.
     pub(super) fn ignore_extensions_so_far(&mut self) {
         self.ignored_extension =
             self.listener.as_ref().and_then(|listener| listener.state.borrow().extended_deadline);

@@ -105,7 +105,7 @@ impl Process {
         self
     }
 
-    /// Its working directory. Default: the working directory of this program.
+    /// The working directory. Default: the working directory of this program.
     #[must_use]
     pub fn current_dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.current_dir = Some(dir.into());
@@ -172,7 +172,7 @@ impl Process {
         self
     }
 
-    /// How [`ProcessHandle::reload`] makes it read its configuration again. Default: it can't.
+    /// The way in which [`ProcessHandle::reload`] makes it read its configuration again. Default: it can't.
     #[must_use]
     pub fn reload(mut self, action: ReloadAction) -> Self {
         self.reload = Some(action);
@@ -187,7 +187,7 @@ impl Process {
         self
     }
 
-    /// How long it and its descendants may take to exit before they are killed. Default: ten seconds;
+    /// The time that it and its descendants may take to exit before they are killed. Default: ten seconds;
     /// maximum: a hundred years.
     #[must_use]
     pub fn grace_period(mut self, time: Duration) -> Self {
@@ -195,8 +195,8 @@ impl Process {
         self
     }
 
-    /// How far it can extend its grace period, by `EXTEND_TIMEOUT_USEC=` to its `NOTIFY_SOCKET` while it stops.
-    /// Default: not at all; maximum: a hundred years.
+    /// The maximum to which it can extend its grace period, by `EXTEND_TIMEOUT_USEC=` to its `NOTIFY_SOCKET` while
+    /// it stops. Default: not at all; maximum: a hundred years.
     #[must_use]
     pub fn max_grace_period(mut self, time: Duration) -> Self {
         self.max_grace_period = time.min(MAX_GRACE_PERIOD);
@@ -226,7 +226,7 @@ impl Process {
         self
     }
 
-    /// Whether it reports to a `NOTIFY_SOCKET`.
+    /// Returns whether it reports to a `NOTIFY_SOCKET`.
     pub(super) fn needs_notify_socket(&self) -> bool {
         self.readiness.on_notify || self.watchdog.is_some() || !self.max_grace_period.is_zero()
     }

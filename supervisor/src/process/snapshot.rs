@@ -72,9 +72,6 @@ impl SnapshotCache {
 
     /// A snapshot that was started after this call. All tasks that can run now get the same one if they ask for it:
     /// of a hundred processes that stop at one instant, each would otherwise cost a scan of the host.
-    ///
-    /// # Errors
-    /// The error of reading `/proc`.
     pub(super) async fn take_shared(&self) -> io::Result<Arc<ProcessSnapshot>> {
         let requested = Instant::now();
         tokio::task::yield_now().await;
@@ -82,9 +79,6 @@ impl SnapshotCache {
     }
 
     /// A snapshot that was started after this call.
-    ///
-    /// # Errors
-    /// The error of reading `/proc`.
     pub(super) fn take_fresh(&self) -> io::Result<Arc<ProcessSnapshot>> {
         self.take_since(Instant::now())
     }

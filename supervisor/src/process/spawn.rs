@@ -27,10 +27,11 @@ use crate::sys::{self, ExecImage, StartError, StartStep, StartedChild, StdioSlot
 /// The search path for a program without a slash when the process has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// How long the next start waits for a thread before it gets a new one.
+/// The time that the next start waits for a thread before it gets a new one.
 const SPAWN_QUEUE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How many starts are prepared, or wait for a thread, at the same time: enough to keep a thread busy. If a thousand did
+/// The number of starts that are prepared, or wait for a thread, at the same time: enough to keep a thread busy.
+/// If a thousand did
 /// at once, every other task of the runtime, such as an answer to a client, would wait for all of them at each of its
 /// awaits.
 const MAX_QUEUED_STARTS: usize = 4;
@@ -89,9 +90,6 @@ impl ProcessSpawner {
     }
 
     /// Starts a process. If this future is dropped before it returns, the process is killed.
-    ///
-    /// # Errors
-    /// See [`StartError`].
     pub(super) async fn spawn(
         &self,
         turn: StartTurn,
@@ -178,15 +176,13 @@ impl SpawnJob {
 pub(super) enum KillScope {
     /// None.
     MainOnly,
-    /// Its descendants, by their mark.
+    /// The descendants, by their mark.
     MarkedDescendants,
-    /// Its descendants, by their cgroup; by their mark if they have left it.
+    /// The descendants, by their cgroup; by their mark if they have left it.
     WholeCgroup(Arc<RunCgroup>),
 }
 
 impl KillScope {
-    /// # Errors
-    /// A limit of the process can't be enforced.
     pub(super) fn from_process(
         process: &Process,
         mark: ProcessMark,
@@ -221,7 +217,7 @@ impl KillScope {
         }
     }
 
-    /// Whether the process may run only in its cgroup.
+    /// Returns whether the process may run only in its cgroup.
     fn is_limited(&self) -> bool {
         matches!(self, Self::WholeCgroup(cgroup) if cgroup.is_limited)
     }
@@ -294,7 +290,7 @@ impl MainProcess {
         }
     }
 
-    /// Its processes that the kernel has killed because memory ran out.
+    /// The processes that the kernel has killed because memory ran out.
     pub(super) fn oom_kill(&self) -> Option<OomKill> {
         self.kill_scope.oom_kill()
     }
@@ -326,8 +322,6 @@ pub(super) struct OutputEnds {
     pub(super) writers: [OwnedFd; 2],
 }
 
-/// # Errors
-/// The failed system call.
 pub(super) fn open_pipes() -> io::Result<OutputEnds> {
     let (stdout, child_stdout) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, child_stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
@@ -335,9 +329,6 @@ pub(super) fn open_pipes() -> io::Result<OutputEnds> {
 }
 
 /// Prepares everything that can be prepared before there is a process.
-///
-/// # Errors
-/// Invalid settings, or the failed system call.
 pub(super) fn build_image(
     process: &Process,
     mark: ProcessMark,

@@ -51,7 +51,7 @@ impl fmt::Debug for StdinSource {
 }
 
 impl StdinSource {
-    /// What distinguishes it from another source, as far as it can be known.
+    /// The content that distinguishes it from another source, as far as it can be known.
     pub(super) fn content(&self) -> &[u8] {
         match self {
             Self::Null => b"",
@@ -61,9 +61,6 @@ impl StdinSource {
     }
 
     /// The descriptor for one start.
-    ///
-    /// # Errors
-    /// The failed system call.
     pub(super) fn open(&self) -> io::Result<OwnedFd> {
         match self {
             Self::Null => Ok(File::open("/dev/null")?.into()),

@@ -1,4 +1,4 @@
-//! What a new child does between its creation and its exec.
+//! The work of a new child between its creation and its exec.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::AsRawFd as _;
@@ -16,14 +16,14 @@ use libc::{SYS_setgroups32 as SETGROUPS, SYS_setresgid32 as SETRESGID, SYS_setre
 const ON: libc::c_ulong = 1;
 const OFF: libc::c_ulong = 0;
 
-/// Settings of a child beside its identity, all of them optional.
+/// Settings of a child other than its identity, all of them optional.
 #[derive(Debug, Default)]
 pub(crate) struct ChildSetup {
     /// The text for `/proc/self/oom_score_adj`.
     pub(crate) oom_score_adj: Option<CString>,
     pub(crate) umask: Option<libc::mode_t>,
     pub(crate) resource_limits: Vec<ResourceLimit>,
-    /// Its supplementary groups; `None` keeps this program's, unless the user changes.
+    /// The supplementary groups; `None` keeps this program's, unless the user changes.
     pub(crate) groups: Option<Vec<libc::gid_t>>,
     /// The bits of the capabilities that it keeps; `None` changes none.
     pub(crate) capabilities: Option<u64>,

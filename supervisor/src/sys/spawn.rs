@@ -31,7 +31,7 @@ pub(crate) struct ExecImage {
     pub(crate) locks: u64,
     /// The directory of the cgroup in which it starts; this program's, if `None`.
     pub(crate) cgroup: Option<OwnedFd>,
-    /// Whether the kernel kills it when the thread that creates it exits.
+    /// True if the kernel kills it when the thread that creates it exits.
     pub(crate) dies_with_parent: bool,
 }
 
@@ -40,27 +40,27 @@ pub(crate) struct ExecImage {
 pub(crate) enum StartStep {
     /// Creating the process.
     Fork,
-    /// Its process group, mark, death signal and descriptors.
+    /// The process group, mark, death signal and descriptors.
     Setup,
-    /// Its cgroup.
+    /// The cgroup.
     Cgroup,
-    /// Its preference for the kernel's out-of-memory killer.
+    /// The preference for the kernel's out-of-memory killer.
     OomScoreAdj,
-    /// Its mount namespace.
+    /// The mount namespace.
     MountNamespace,
     /// This one of its read-only paths.
     ReadOnlyPath(usize),
     /// This one of its resource limits.
     ResourceLimit(usize),
-    /// Its supplementary groups.
+    /// The supplementary groups.
     Groups,
-    /// Its user and group.
+    /// The user and group.
     Identity,
-    /// Its capabilities.
+    /// The capabilities.
     Capabilities,
-    /// Its renunciation of new privileges.
+    /// The renunciation of new privileges.
     NoNewPrivs,
-    /// Its working directory.
+    /// The working directory.
     Directory,
     /// Executing the program.
     Exec,
@@ -86,9 +86,6 @@ pub(crate) struct StartError {
 /// its exec, the child borrows this program's memory, as in `posix_spawn`: a copy would cost a millisecond for every
 /// 20 MB of this program. Until then, the calling thread is suspended. With slots, which only that thread uses, it also
 /// borrows the table of descriptors. Slots that can't be emptied are dropped.
-///
-/// # Errors
-/// See [`StartError`].
 pub(crate) fn spawn_image(
     image: &ExecImage,
     slots: &mut Option<StdioSlots>,
@@ -165,12 +162,12 @@ pub(super) struct ChildPlan<'a> {
     pub(super) argv: Vec<*const c_char>,
     pub(super) envp: Vec<*const c_char>,
     pub(super) stdio: [RawFd; 3],
-    /// Whether the child borrows this program's descriptors until it has its own.
+    /// True if the child borrows this program's descriptors until it has its own.
     pub(super) borrows_files: bool,
     pub(super) limit: libc::rlimit64,
     pub(super) drop_groups: bool,
     pub(super) parent: i32,
-    /// Whether the child has to enter its cgroup itself.
+    /// True if the child has to enter its cgroup itself.
     pub(super) enters: bool,
     /// The step that failed in the child, and its errno. Only the child writes it, while the parent is
     /// suspended.

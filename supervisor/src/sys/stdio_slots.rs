@@ -16,7 +16,7 @@ use super::check_result;
 #[derive(Debug)]
 pub(crate) struct StdioSlots {
     slots: [OwnedFd; 3],
-    /// What is in the slots between two children.
+    /// The content of the slots between two children.
     placeholder: OwnedFd,
 }
 

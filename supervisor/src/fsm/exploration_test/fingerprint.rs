@@ -1,4 +1,4 @@
-//! What two states have in common that differ only in times, generations and the order of equal siblings.
+//! A number that is equal for states that differ only in times, generations and the order of equal siblings.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};

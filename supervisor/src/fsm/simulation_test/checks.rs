@@ -1,4 +1,4 @@
-//! What each action may do, and what holds between any two operations.
+//! The checks of each action, and the invariants between any two operations.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ impl SimulatedDriver {
         self.removals.remove(dn);
     }
 
-    /// What shares the fate of a failed member has to end before any of it starts.
+    /// The members that share the fate of a failed one have to end before any of it starts.
     fn add_barrier(&mut self, dn: &str) {
         let failed = &self.entries[dn];
         let parent_live = Self::parent_dn(dn).is_some_and(|parent| !self.entries[parent].canceled);
@@ -133,7 +133,7 @@ impl SimulatedDriver {
         self.barriers.push(Barrier { group, first_rank, keys });
     }
 
-    /// Whether runs that have to end before this entry starts still exist.
+    /// Returns whether runs that have to end before this entry starts still exist.
     fn waits_for_barrier(&self, known: &ExpectedEntry) -> bool {
         let held = self
             .barriers

@@ -41,7 +41,7 @@ pub(super) struct Barrier {
 pub(super) struct ExpectedEntry {
     pub(super) state: RunnableState,
     pub(super) key: Option<RunKey>,
-    /// Its context is cancelled.
+    /// The context is canceled.
     pub(super) canceled: bool,
     pub(super) signaled_ready: bool,
     pub(super) signaled_done: bool,
@@ -50,16 +50,16 @@ pub(super) struct ExpectedEntry {
     /// Since when it has been ending.
     pub(super) ending_since: Option<TreeTime>,
     pub(super) last_exit: Option<RunnableState>,
-    /// Its processes did not stop in time.
+    /// The processes did not stop in time.
     pub(super) killed: bool,
     /// An operator has requested a start that skips the backoff.
     pub(super) restart_requested: bool,
     pub(super) settings: Arc<RunnableSettings>,
     pub(super) group: ExpectedGroup,
     pub(super) canceled_by_operator: bool,
-    /// It has exceeded its restart limit, and does not restart.
+    /// The runnable has exceeded its restart limit, and does not restart.
     pub(super) stays_dead: bool,
-    /// Its restarts after failures, without and with those that an operator may have requested.
+    /// The restarts after failures, without and with those that an operator may have requested.
     restarts: Vec<TreeTime>,
     possible_restarts: Vec<TreeTime>,
 }
@@ -167,13 +167,13 @@ impl ExpectedEntry {
         }
     }
 
-    /// Whether it has been ready for long enough to clear its failures.
+    /// Returns whether it has been ready for long enough to clear its failures.
     pub(super) fn has_been_stable(&self, now: TreeTime) -> bool {
         let worked = self.ending_since.unwrap_or(now).saturating_sub(self.ready_since);
         worked >= self.settings.policy.stable_after
     }
 
-    /// It exceeds its restart limit, and counts its restarts anew from its next start on.
+    /// The runnable exceeds its restart limit, and counts its restarts anew from its next start on.
     fn stay_dead(&mut self, dn: &str, now: TreeTime) {
         assert_eq!(self.state, RunnableState::Dead, "{dn} runs and stays dead");
         self.check_exceeds_limit(dn, RestartLimitAction::StayDead, now);
