@@ -62,8 +62,9 @@ async fn drain_removed_fifo(ctx: Context, fifo: FifoSource, mut lines: LineWrite
 /// *Source:* gVisor's pkg/log/glog.go.
 fn parse_line(line: &str, now: SystemTime) -> Option<LogMessage> {
     let debug = || {
-        let message = parse::klog_line(&format!("I{}", line.strip_prefix('D')?), now)?;
-        Some(LogMessage { level: Level::Debug, ..message })
+        let mut message = parse::klog_line(&format!("I{}", line.strip_prefix('D')?), now)?;
+        message.level = Level::Debug;
+        Some(message)
     };
     parse::klog_line(line, now).or_else(debug).or_else(|| parse::logfmt_line(line, now))
 }

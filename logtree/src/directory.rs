@@ -129,6 +129,7 @@ impl Directory {
 
     /// Makes room for a record of a name, of which `next_seq` will be the lowest number.
     pub(crate) fn make_room(&mut self, log: &Arc<NameLog>, length: usize, next_seq: u64) {
+        // Another writer of the name may have been here first.
         let ring = log.lock_ring();
         if ring.directory_entry.is_forgotten || ring.has_room(length) {
             return;
@@ -140,9 +141,11 @@ impl Directory {
             self.make_place(log, next_seq);
         }
         let Some(size) = growth else { return self.replace_segments(log, length) };
+        // The memory comes from names that use more than this one would, else from itself.
         while self.is_over_budget(size) && self.take_segment(log, memory + size) {}
         if self.is_over_budget(size) && is_divisible {
             self.replace_segments(log, length);
+            // It uses most, so it need not ask again for each record.
             log.lock_ring().deny_growth();
             return;
         }

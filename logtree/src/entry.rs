@@ -163,6 +163,7 @@ impl From<bool> for FieldValue {
 /// A leveled message on its way into the log store: the result of a parser, or an event that a caller
 /// appends.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LogMessage {
     /// The level.
     pub level: Level,

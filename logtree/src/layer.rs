@@ -80,6 +80,7 @@ impl LogStoreLayer {
     }
 
     fn store_event(&self, event: &Event<'_>, to: &RingAddress, level: Level, spans: &[Arc<Vec<LogField>>]) {
+        // A level that is set for the name replaces that of the layer.
         let keeps_level = match self.has_levels().then(|| self.shared.level(&to.dn)).flatten() {
             Some(_) => self.shared.keeps_level(to, level),
             None => level >= self.min_level,
@@ -87,6 +88,7 @@ impl LogStoreLayer {
         if !keeps_level {
             return;
         }
+        // The buffer of this thread; a new one for an event that is recorded while another one is, or at the thread's end.
         let mut record = RECORD.try_with(Cell::take).unwrap_or_default();
         let metadata = event.metadata();
         let file = short_source_path(metadata.file().unwrap_or_default());

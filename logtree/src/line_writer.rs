@@ -111,6 +111,7 @@ impl LineSink {
     fn store_parsed(&mut self, parse: LineParser, line: OutputLine<'_>, now: i64) -> bool {
         let text = sanitize_text(line.bytes, line.is_cut()).text;
         let Some(message) = self.parse_line(parse, &text, now) else { return false };
+        // It is stored nowhere, but it is no raw line either.
         if !self.shared.keeps_level(&self.address, message.level) {
             return true;
         }

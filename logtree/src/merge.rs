@@ -96,7 +96,9 @@ impl RingMerge {
         if self.older_forgotten.count > 0 {
             newest.push((self.older_forgotten.seq, FORGOTTEN_ID));
         }
+        // Back through the entries of all names, newest first. `newest` has the next one of each name, or a bound of it.
         while let Some((seq, id)) = newest.pop() {
+            // Also without a backlog, the entries since the reader was opened are read: they are live.
             if seq <= after || (n == 0 && seq < live_from) {
                 return;
             }
@@ -191,6 +193,7 @@ impl RingMerge {
                 continue;
             };
             let mut next = cursor.next_item(self.mask, limit, follower);
+            // The queue may have had a lower bound only. Then the name goes back to its place.
             if next == NextItem::Item(seq) {
                 to.extend(read_item(&self.query, cursor));
                 next = cursor.next_item(self.mask, limit, follower);

@@ -165,6 +165,7 @@ impl LogRing {
         let oldest = self.segments.pop_front()?;
         self.capacity -= oldest.capacity();
         self.start = self.start.max(end);
+        // The list of a ring that was large takes memory, too.
         if self.segments.capacity() > 4 * self.segments.len() + 4 {
             self.segments.shrink_to(2 * self.segments.len());
         }

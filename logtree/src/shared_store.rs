@@ -119,6 +119,7 @@ impl SharedLogStore {
         if let Some(cursor) = query.after {
             cursor.check(self.store_id, live_from - 1)?;
         }
+        // Under one lock: a name that is created or forgotten is either counted here or reported to the follower.
         let forgotten = directory.forgotten_after(&query, mask, after);
         let logs = directory.names_of(&query);
         follower.iter().for_each(|follower| directory.add_follower(Arc::clone(follower)));

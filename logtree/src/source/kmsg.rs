@@ -92,8 +92,8 @@ impl KmsgSource {
             match read {
                 Ok(length) => {
                     let text = String::from_utf8_lossy(&buffer[..length]);
-                    let now = (SystemTime::now(), time_since_boot());
-                    for message in convert_record(&text, &self.position, now) {
+                    for message in convert_record(&text, &self.position, SystemTime::now(), time_since_boot())
+                    {
                         store.append_message(dn, message);
                     }
                 }
@@ -133,7 +133,8 @@ fn check_device(file: &File) -> io::Result<()> {
 fn convert_record(
     record: &str,
     position: &KmsgPosition,
-    (now, since_boot): (SystemTime, Duration),
+    now: SystemTime,
+    since_boot: Duration,
 ) -> Vec<LogMessage> {
     let Some(KmsgRecord { seq, since_boot: at, mut message, .. }) = kmsg_record(record) else {
         let text = format!("invalid kernel log record: {}", record.trim_end());
@@ -158,20 +159,19 @@ fn convert_record(
 mod tests {
     use super::*;
 
-    const NOW: (SystemTime, Duration) = (SystemTime::UNIX_EPOCH, Duration::from_secs(7));
+    const SINCE_BOOT: Duration = Duration::from_secs(7);
 
     fn texts(record: &str, position: &KmsgPosition) -> Vec<(Level, String)> {
-        convert_record(record, position, NOW)
-            .into_iter()
-            .map(|message| (message.level, message.text))
-            .collect()
+        let messages = convert_record(record, position, SystemTime::UNIX_EPOCH, SINCE_BOOT);
+        messages.into_iter().map(|message| (message.level, message.text)).collect()
     }
 
     /// Reference case 15, its time: now minus the time since the record.
     #[test]
     fn a_record_is_dated_by_its_time_since_boot() {
-        let entries = convert_record("6,1,5000000,-;x", &KmsgPosition::default(), NOW);
-        assert_eq!(entries[0].time, Some(NOW.0 - Duration::from_secs(2)));
+        let now = SystemTime::UNIX_EPOCH;
+        let entries = convert_record("6,1,5000000,-;x", &KmsgPosition::default(), now, SINCE_BOOT);
+        assert_eq!(entries[0].time, Some(now - Duration::from_secs(2)));
     }
 
     #[test]
