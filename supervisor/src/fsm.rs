@@ -26,8 +26,9 @@
 //!    tasks, or while members that end together with it do (`waits_for_group`): the last exit among them arrives
 //!    at the same place. Then `release_ended_members` lets all of them go on.
 //! 7. `restart_ended` applies the restart limits first. An entry that exceeds its limit stays dead, or
-//!    `fail_parent` makes its parent fail: back to step 4 for the parent. Each other entry that its policy
-//!    restarts goes to `schedule_restart`.
+//!    `fail_parent` makes its parent fail: a running parent is canceled, and comes to step 1 when it has returned;
+//!    one that is done goes to step 4 at once. Each other entry that its policy restarts goes to
+//!    `schedule_restart`.
 //! 8. `schedule_restart` computes the backoff of a failed entry. `reset_incarnation` removes its children, keeps
 //!    their histories and makes its contexts stale; `enter_waiting` announces the delay; `arm_timer` sets the
 //!    deadline. Without a delay, step 10 follows at once.

@@ -1,9 +1,8 @@
 //! Descendants in cgroups.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{CgroupParent, KillMode};
@@ -11,7 +10,7 @@ use nodekeel_supervisor::{ExitReason, Removal, RunnableState};
 
 use crate::logging::LineCollector;
 
-use super::{ProcessFixture, mark_of, marked_processes, read_mark, sh, wait_gone};
+use super::{KilledProgram, ProcessFixture, mark_of, marked_processes, read_mark, sh, wait_gone};
 
 /// Set in the program that is to be killed: the parent of its cgroups.
 const KILLED_BELOW: &str = "NODEKEEL_TEST_IS_TO_BE_KILLED_BELOW";
@@ -121,8 +120,7 @@ async fn cgroups_made_by_descendants_are_removed_too() {
     let fixture = ProcessFixture::run_once(sh(script).env("HIERARCHY", cgroup_root()).grace_period(GRACE));
     let below = cgroup_of(fixture.output.wait_pid().await);
     assert!(below.ends_with("a/b"), "{}", below.display());
-    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
-    fixture.wait_for_state(RunnableState::Canceled).await;
+    fixture.stop().await;
     wait_removed(below.ancestors().nth(2).expect("its start's"));
     fixture.shutdown().await;
 }
@@ -136,8 +134,7 @@ async fn a_descendant_that_left_its_cgroup_is_ended_too() {
     let pid = fixture.output.wait_pid().await;
     let mark = mark_of(pid);
     assert_eq!(cgroup_of(pid), cgroup_root());
-    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
-    fixture.wait_for_state(RunnableState::Canceled).await;
+    fixture.stop().await;
     assert_eq!(marked_processes(&mark), [""; 0], "no process is left, not even a zombie");
     fixture.shutdown().await;
 }
@@ -214,24 +211,13 @@ fn leftovers_of_a_killed_supervisor_end_at_the_next_start() {
     // Other tests start hosts too, and one of theirs would end the leftovers.
     let parent = cgroup_of(std::process::id().cast_signed()).join(format!("killed-{}", std::process::id()));
     fs::create_dir(&parent).expect("a cgroup");
-    let test = "process::cgroup::leftovers_of_a_killed_supervisor_end_at_the_next_start";
-    let mut program = Command::new(std::env::current_exe().expect("it has a path"))
-        .args(["--exact", test, "--include-ignored", "--nocapture"])
-        .env(KILLED_BELOW, &parent)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let mut lines = BufReader::new(program.stdout.take().expect("it is piped")).lines();
-    let mut read_pid = |start: &str| -> i32 {
-        let found = lines.find_map(|line| line.ok()?.strip_prefix(start)?.trim().parse().ok());
-        found.unwrap_or_else(|| panic!("no {start}"))
-    };
-    let (left, kept) = (read_pid("left "), read_pid("kept "));
+    let test = "cgroup::leftovers_of_a_killed_supervisor_end_at_the_next_start";
+    let mut program = KilledProgram::start(test, KILLED_BELOW, &parent);
+    let (left, kept) = (program.read_pid("left "), program.read_pid("kept "));
     // A supervisor that starts in between does not touch the processes of a running one.
     start_and_stop_one(&parent);
     assert!(read_mark(left).is_some(), "its supervisor is running");
-    program.kill().expect("it runs");
-    program.wait().expect("it has ended");
+    program.kill();
     assert!(read_mark(left).is_some(), "no other supervisor has ended it");
     start_and_stop_one(&parent);
     wait_gone(left);

@@ -223,8 +223,7 @@ async fn count_term_signals(script: &str) -> usize {
         sh(script).arg("/usr/bin/perl").env("COUNTS", TERM_COUNTER).grace_period(GRACE),
     );
     fixture.output.wait_line("up").await;
-    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
-    fixture.wait_for_state(RunnableState::Canceled).await;
+    fixture.stop().await;
     let asked = fixture.output.text().lines().filter(|line| *line == "asked").count();
     fixture.shutdown().await;
     asked
@@ -283,8 +282,7 @@ async fn processes_marked_by_a_nested_supervisor_are_found_by_their_parents() {
     fixture.output.wait_pid().await;
     let nested = fixture.output.wait_line("nested ").await.parse().expect("a pid");
     assert_eq!(mark_of(nested), foreign);
-    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
-    fixture.wait_for_state(RunnableState::Canceled).await;
+    fixture.stop().await;
     assert_eq!(marked_processes(&foreign), [""; 0]);
     fixture.shutdown().await;
 }
@@ -322,8 +320,7 @@ async fn children_kept_by_the_kill_mode_survive_and_are_reaped_when_they_exit() 
     let mark = mark_of(fixture.output.wait_pid().await);
     let child: i32 = fixture.output.wait_line("child ").await.parse().expect("a pid");
     fixture.output.wait_line("up").await;
-    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
-    fixture.wait_for_state(RunnableState::Canceled).await;
+    fixture.stop().await;
     assert_eq!(marked_processes(&mark).len(), 1, "only the child is left");
     super::send_signal("KILL", child);
     wait_gone(child);

@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// Needs four times the memory that the tests permit.
 const HOG: &str = "dd if=/dev/zero of=/dev/null bs=134217728 count=1";
 
-fn limits(set: impl FnOnce(&mut ProcessLimits)) -> ProcessLimits {
+pub(super) fn limits(set: impl FnOnce(&mut ProcessLimits)) -> ProcessLimits {
     let mut limits = ProcessLimits::default();
     set(&mut limits);
     limits

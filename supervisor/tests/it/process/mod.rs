@@ -18,7 +18,9 @@ mod start;
 mod watchdog;
 
 use std::fs;
-use std::io;
+use std::io::{self, BufRead as _, BufReader, Lines};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -58,7 +60,7 @@ fn sh(script: &str) -> Process {
 /// Sends a signal, named as in `kill -s`. The shell's own `kill` is on every machine.
 fn send_signal(signal: &str, pid: i32) {
     let kill = ["-c", "kill -s $0 $1", signal, &pid.to_string()];
-    let status = std::process::Command::new("/bin/sh").args(kill).status().expect("a shell runs");
+    let status = Command::new("/bin/sh").args(kill).status().expect("a shell runs");
     assert!(status.success(), "no signal {signal} for {pid}");
 }
 
@@ -142,6 +144,12 @@ impl ProcessFixture {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Stops the process, and waits until it has stopped.
+    async fn stop(&self) {
+        self.supervisor.stop_runnable("root.p").expect("the DN exists");
+        self.wait_for_state(RunnableState::Canceled).await;
     }
 
     async fn shutdown(self) {
@@ -257,4 +265,38 @@ fn wait_gone(pid: i32) {
         None => Ok(()),
     };
     testbed::wait_until(Duration::from_secs(5), "the process to be gone", gone).expect("it is reaped");
+}
+
+/// This program again, with only this test of this module.
+fn rerun_test(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("it has a path"));
+    command.args(["--exact", &format!("process::{test}"), "--include-ignored", "--nocapture"]);
+    command
+}
+
+/// A program with a supervisor, to be killed: a test again, in another process.
+struct KilledProgram {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl KilledProgram {
+    /// Starts it. It finds `value` in this variable of its environment.
+    fn start(test: &str, variable: &str, value: &Path) -> Self {
+        let mut child =
+            rerun_test(test).env(variable, value).stdout(Stdio::piped()).spawn().expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        Self { child, lines }
+    }
+
+    /// The pid after this prefix in its next line with that.
+    fn read_pid(&mut self, start: &str) -> i32 {
+        let found = self.lines.find_map(|line| line.ok()?.strip_prefix(start)?.trim().parse().ok());
+        found.unwrap_or_else(|| panic!("no {start}"))
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it has ended");
+    }
 }

@@ -1,9 +1,8 @@
 //! The permissions of a process, as the kernel shows them.
 
-use nodekeel_supervisor::process::{
-    Capability, CapabilitySet, Privileges, Process, ProcessLimits, Rlimit, RlimitResource,
-};
+use nodekeel_supervisor::process::{Capability, CapabilitySet, Privileges, Process, Rlimit, RlimitResource};
 
+use super::limits::limits;
 use super::start::start_failure;
 use super::{ProcessFixture, perl, sh};
 
@@ -11,12 +10,6 @@ fn privileges(set: impl FnOnce(&mut Privileges)) -> Privileges {
     let mut privileges = Privileges::default();
     set(&mut privileges);
     privileges
-}
-
-fn limits(set: impl FnOnce(&mut ProcessLimits)) -> ProcessLimits {
-    let mut limits = ProcessLimits::default();
-    set(&mut limits);
-    limits
 }
 
 fn is_root() -> bool {

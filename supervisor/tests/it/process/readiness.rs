@@ -207,8 +207,7 @@ async fn a_stop_does_not_wait_for_readiness() {
     let fixture =
         ProcessFixture::run_once(sh("echo pid $$; exec sleep 100").ready_when(Readiness::on_notify()));
     fixture.output.wait_pid().await;
-    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
-    fixture.wait_for_state(RunnableState::Canceled).await;
+    fixture.stop().await;
     fixture.shutdown().await;
 }
 

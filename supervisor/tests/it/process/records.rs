@@ -1,9 +1,7 @@
 //! The processes that a killed program leaves behind: its next start ends or adopts them.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use nodekeel_supervisor::process::{
@@ -17,39 +15,10 @@ use crate::logging::LineCollector;
 
 use super::cgroup::{cgroup_of, cgroup_root, runtime};
 use super::limits::memory_max;
-use super::{OutputBuffer, configured_cgroups, mark_of, read_mark, sh, wait_gone};
+use super::{KilledProgram, OutputBuffer, configured_cgroups, mark_of, read_mark, sh, wait_gone};
 
 /// Set in the program that is to be killed: its record directory.
 const RECORDS: &str = "NODEKEEL_TEST_RECORDS_OF_A_KILLED_PROGRAM";
-
-/// A program with a supervisor, to be killed: this test again, in another process.
-struct KilledProgram {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl KilledProgram {
-    fn start(test: &str, records: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("it has a path"))
-            .args(["--exact", &format!("process::records::{test}"), "--include-ignored", "--nocapture"])
-            .env(RECORDS, records)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        Self { child, lines }
-    }
-
-    fn read_pid(&mut self, start: &str) -> i32 {
-        let found = self.lines.find_map(|line| line.ok()?.strip_prefix(start)?.trim().parse().ok());
-        found.unwrap_or_else(|| panic!("no {start}"))
-    }
-
-    fn kill(mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("it has ended");
-    }
-}
 
 /// The record directory of this program, if it is to be killed.
 fn records_of_killed() -> Option<std::ffi::OsString> {
@@ -103,10 +72,24 @@ fn run_until_killed(records: &Path, cgroups: CgroupParent, children: Vec<(&'stat
         let names: Vec<_> = children.iter().map(|(name, _)| *name).collect();
         let tree = RecordedTree::start(records, cgroups, children);
         for name in names {
+            tree.supervisor.wait_ready(&format!("root.{name}")).await.expect("it runs");
             println!("\n{name} {}", tree.output.wait_line(&format!("{name} ")).await);
         }
         std::future::pending::<()>().await;
     });
+}
+
+/// Runs `root.p` in a program that is killed once it is ready. Returns the records of that program, and the pid of
+/// the process. In the program that is to be killed, it does not return.
+fn leave_behind(test: &str, cgroups: &CgroupParent, process: Process) -> (tempfile::TempDir, i32) {
+    if let Some(records) = records_of_killed() {
+        run_until_killed(Path::new(&records), cgroups.clone(), vec![("p", process)]);
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let mut program = KilledProgram::start(&format!("records::{test}"), RECORDS, records.path());
+    let pid = program.read_pid("p ");
+    program.kill();
+    (records, pid)
 }
 
 fn files_in(dir: &Path) -> Vec<String> {
@@ -123,7 +106,7 @@ fn leftovers_of_a_killed_program_without_cgroups_end_at_its_next_start() {
     }
     let records = tempfile::tempdir().expect("a directory");
     let test = "leftovers_of_a_killed_program_without_cgroups_end_at_its_next_start";
-    let mut program = KilledProgram::start(test, records.path());
+    let mut program = KilledProgram::start(&format!("records::{test}"), RECORDS, records.path());
     let (left, own) = (program.read_pid("left "), program.read_pid("own "));
     let (lines, _guard) = LineCollector::collect();
     runtime().block_on(async {
@@ -163,15 +146,9 @@ fn kept_process() -> Process {
 #[test]
 fn a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable() {
     let cgroups = configured_cgroups();
-    if let Some(records) = records_of_killed() {
-        return run_until_killed(Path::new(&records), cgroups, vec![("p", kept_process())]);
-    }
-    let records = tempfile::tempdir().expect("a directory");
-    let test = "a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable";
     let before = SystemTime::now();
-    let mut program = KilledProgram::start(test, records.path());
-    let pid = program.read_pid("p ");
-    program.kill();
+    let test = "a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable";
+    let (records, pid) = leave_behind(test, &cgroups, kept_process());
     super::send_signal("USR1", pid);
     let mark = mark_of(pid);
     runtime().block_on(async {
@@ -196,18 +173,12 @@ fn a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable() {
 #[test]
 fn a_kept_process_whose_definition_has_changed_is_started_anew() {
     let cgroups = configured_cgroups();
-    if let Some(records) = records_of_killed() {
-        return run_until_killed(Path::new(&records), cgroups, vec![("p", kept_process())]);
-    }
     let test = "a_kept_process_whose_definition_has_changed_is_started_anew";
     // What changes only how it is supervised does not count.
     let patient = kept_process().grace_period(Duration::from_secs(2));
     let replaced = [kept_process().env("NEW", "1"), kept_process().keep(false)];
     for (process, is_adopted) in [(patient, true)].into_iter().chain(replaced.map(|new| (new, false))) {
-        let records = tempfile::tempdir().expect("a directory");
-        let mut program = KilledProgram::start(test, records.path());
-        let pid = program.read_pid("p ");
-        program.kill();
+        let (records, pid) = leave_behind(test, &cgroups, kept_process());
         runtime().block_on(async {
             let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", process)]);
             let adopted = tree.wait_adopted().await;
@@ -248,7 +219,7 @@ fn a_kept_process_whose_limits_were_disabled_is_limited_again() {
     fs::write(cgroup_root().join("cgroup.subtree_control"), "+memory").expect("it is written");
     fs::create_dir(&parent).expect("a cgroup");
     let test = "a_kept_process_whose_limits_were_disabled_is_limited_again";
-    let mut program = KilledProgram::start(test, records.path());
+    let mut program = KilledProgram::start(&format!("records::{test}"), RECORDS, records.path());
     let pid = program.read_pid("p ");
     program.kill();
     let limit = cgroup_of(pid).join("memory.max");
@@ -278,15 +249,8 @@ fn a_kept_process_that_was_ready_need_not_report_it_again() {
         let process = super::perl(script).ready_when(Readiness::on_notify()).keep(true);
         process.grace_period(Duration::from_millis(500))
     };
-    let records_dir = records_of_killed();
-    if let Some(records) = records_dir {
-        return run_until_ready(Path::new(&records), cgroups, process());
-    }
-    let records = tempfile::tempdir().expect("a directory");
     let test = "a_kept_process_that_was_ready_need_not_report_it_again";
-    let mut program = KilledProgram::start(test, records.path());
-    let pid = program.read_pid("p ");
-    program.kill();
+    let (records, pid) = leave_behind(test, &cgroups, process());
     runtime().block_on(async {
         let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", process())]);
         assert!(tree.wait_adopted().await.is_some());
@@ -298,28 +262,12 @@ fn a_kept_process_that_was_ready_need_not_report_it_again() {
     wait_gone(pid);
 }
 
-/// Prints the pid of the process when it is ready, and waits to be killed.
-fn run_until_ready(records: &Path, cgroups: CgroupParent, process: Process) {
-    runtime().block_on(async {
-        let tree = RecordedTree::start(records, cgroups, vec![("p", process)]);
-        tree.recorder.wait_for_state("root.p", RunnableState::Ready).await;
-        println!("\np {}", tree.output.wait_line("p ").await);
-        std::future::pending::<()>().await;
-    });
-}
-
 /// Nothing adopts it: the runnable that could has left the program.
 #[test]
 fn a_kept_process_that_no_runnable_expects_ends_at_the_next_start() {
     let cgroups = configured_cgroups();
-    if let Some(records) = records_of_killed() {
-        return run_until_killed(Path::new(&records), cgroups, vec![("p", kept_process())]);
-    }
-    let records = tempfile::tempdir().expect("a directory");
     let test = "a_kept_process_that_no_runnable_expects_ends_at_the_next_start";
-    let mut program = KilledProgram::start(test, records.path());
-    let pid = program.read_pid("p ");
-    program.kill();
+    let (records, pid) = leave_behind(test, &cgroups, kept_process());
     let events = runtime().block_on(async {
         let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![]);
         let recorder = tree.recorder.clone();

@@ -12,7 +12,8 @@ use crate::harness::parent_of;
 
 use super::cgroup::runtime;
 use super::{
-    EXCLUSIVE, ProcessFixture, configured_cgroups, describe, list_pids, mark_of, marked_processes, perl, sh,
+    EXCLUSIVE, ProcessFixture, configured_cgroups, describe, list_pids, mark_of, marked_processes, perl,
+    rerun_test, sh,
 };
 
 const IN_SEPARATE_PROGRAM: &str = "NODEKEEL_TEST_IS_THE_PROGRAM";
@@ -107,8 +108,7 @@ fn run_in_separate_program(test: &str, job: impl FnOnce()) {
         return job();
     }
     let _alone = EXCLUSIVE.blocking_lock();
-    let output = std::process::Command::new(std::env::current_exe().expect("it has a path"))
-        .args(["--exact", &format!("process::rounds::{test}"), "--nocapture"])
+    let output = rerun_test(&format!("rounds::{test}"))
         .env(IN_SEPARATE_PROGRAM, "1")
         .stdin(Stdio::null())
         .output()

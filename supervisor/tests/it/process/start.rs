@@ -10,7 +10,7 @@ use nodekeel_supervisor::{Context, ExitReason, RunnableState, Supervisor};
 
 use crate::harness::{parent_of, steady};
 
-use super::{ProcessFixture, configured_cgroups, mark_of, perl, sh, wait_gone};
+use super::{ProcessFixture, configured_cgroups, mark_of, perl, rerun_test, sh, wait_gone};
 
 /// The error of a process that can't be started.
 pub(super) async fn start_failure(process: Process) -> String {
@@ -225,9 +225,8 @@ async fn a_process_is_killed_with_its_supervising_program() {
     // This program is the next subreaper above, so it gets the orphan; its supervisor reaps it.
     let above = ProcessFixture::run_once(sh("exec sleep 100"));
     above.wait_for_state(RunnableState::Ready).await;
-    let name = "process::start::a_process_is_killed_with_its_supervising_program";
-    let mut program = tokio::process::Command::new(std::env::current_exe().expect("it has a path"))
-        .args(["--exact", name, "--nocapture"])
+    let test = "start::a_process_is_killed_with_its_supervising_program";
+    let mut program = tokio::process::Command::from(rerun_test(test))
         .env(IS_KILLED, "1")
         .stderr(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())
