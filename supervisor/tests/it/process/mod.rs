@@ -28,7 +28,7 @@ use nodekeel_supervisor::process::{CgroupParent, Process, ProcessExit};
 use nodekeel_supervisor::testing::EventRecorder;
 use nodekeel_supervisor::{
     Backoff, ChildPolicy, ChildSpec, Event, ExitReason, OutputOrigin, RestartPolicy, RunnableChange,
-    RunnableState, Supervisor,
+    RunnableState, Supervisor, SupervisorBuilder,
 };
 use tokio::sync::Notify;
 
@@ -69,7 +69,7 @@ fn perl(script: &str) -> Process {
     Process::new("/usr/bin/perl").args(["-e", script])
 }
 
-/// A supervisor whose root has one process, `root.p`.
+/// A supervisor of processes. Most tests have one, `root.p`.
 struct ProcessFixture {
     supervisor: Supervisor,
     recorder: EventRecorder,
@@ -79,43 +79,47 @@ struct ProcessFixture {
 impl ProcessFixture {
     /// A process that is not restarted.
     fn run_once(process: Process) -> Self {
-        Self::build(process, RestartPolicy::Never, None, configured_cgroups())
+        Self::with_cgroups(process, configured_cgroups())
     }
 
     /// A process that restarts at once.
     fn restart_always(process: Process) -> Self {
-        Self::build(process, RestartPolicy::Always, None, configured_cgroups())
+        let builder = Supervisor::builder().cgroup_parent(configured_cgroups());
+        Self::start(builder, RestartPolicy::Always, None, vec![("p", process)])
     }
 
     /// A process whose stop timeout is shorter than its grace period.
     fn with_stop_timeout(process: Process, stop_within: Duration) -> Self {
-        Self::build(process, RestartPolicy::Never, Some(stop_within), configured_cgroups())
+        let builder = Supervisor::builder().cgroup_parent(configured_cgroups());
+        Self::start(builder, RestartPolicy::Never, Some(stop_within), vec![("p", process)])
     }
 
     /// A process that is not restarted, with this parent of its cgroup.
     fn with_cgroups(process: Process, cgroups: CgroupParent) -> Self {
-        Self::build(process, RestartPolicy::Never, None, cgroups)
+        let builder = Supervisor::builder().cgroup_parent(cgroups);
+        Self::start(builder, RestartPolicy::Never, None, vec![("p", process)])
     }
 
-    fn build(
-        process: Process,
+    fn start(
+        builder: SupervisorBuilder,
         restart: RestartPolicy,
         stop_within: Option<Duration>,
-        cgroups: CgroupParent,
+        processes: Vec<(&'static str, Process)>,
     ) -> Self {
         let (recorder, output) = (EventRecorder::default(), OutputBuffer::default());
         let backoff = Backoff { initial: Duration::ZERO, ..Backoff::default() };
         let policy = ChildPolicy { restart, backoff, ..ChildPolicy::default() };
-        let builder = Supervisor::builder().cgroup_parent(cgroups).event_hook(recorder.clone());
         let root = parent_of(move |ctx| {
-            let child = ChildSpec::new("p", process.clone()).policy(policy);
-            ctx.run_group([match stop_within {
-                Some(time) => child.stop_timeout(time),
-                None => child,
-            }])
+            processes.iter().try_for_each(|(name, process)| {
+                let child = ChildSpec::new(*name, process.clone()).policy(policy);
+                ctx.run_group([match stop_within {
+                    Some(time) => child.stop_timeout(time),
+                    None => child,
+                }])
+            })
         });
-        let supervisor = builder.output_sink(output.clone().sink()).start(root);
-        Self { supervisor, recorder, output }
+        let builder = builder.event_hook(recorder.clone()).output_sink(output.clone().sink());
+        Self { supervisor: builder.start(root), recorder, output }
     }
 
     /// Waits for the next event that brings the process into a state.

@@ -7,15 +7,13 @@ use std::time::{Duration, SystemTime};
 use nodekeel_supervisor::process::{
     CgroupParent, KillMode, Process, ProcessRecords, Readiness, RecordProblem,
 };
-use nodekeel_supervisor::testing::EventRecorder;
-use nodekeel_supervisor::{ChildPolicy, ChildSpec, RestartPolicy, RunnableChange, RunnableState, Supervisor};
+use nodekeel_supervisor::{RestartPolicy, RunnableChange, RunnableState, Supervisor};
 
-use crate::harness::parent_of;
 use crate::logging::LineCollector;
 
 use super::cgroup::{cgroup_of, cgroup_root, runtime};
 use super::limits::memory_max;
-use super::{KilledProgram, OutputBuffer, configured_cgroups, mark_of, read_mark, sh, wait_gone};
+use super::{KilledProgram, ProcessFixture, configured_cgroups, mark_of, read_mark, sh, wait_gone};
 
 /// Set in the program that is to be killed: its record directory.
 const RECORDS: &str = "NODEKEEL_TEST_RECORDS_OF_A_KILLED_PROGRAM";
@@ -25,52 +23,33 @@ fn records_of_killed() -> Option<std::ffi::OsString> {
     std::env::var_os(RECORDS)
 }
 
-/// A supervisor with records, and its children.
-struct RecordedTree {
-    supervisor: Supervisor,
-    recorder: EventRecorder,
-    output: OutputBuffer,
+/// Processes that expect to be adopted, and are not restarted.
+fn start_recorded(
+    records: &Path,
+    cgroups: CgroupParent,
+    processes: Vec<(&'static str, Process)>,
+) -> ProcessFixture {
+    let dns = processes.iter().map(|(name, _)| format!("root.{name}"));
+    let builder = Supervisor::builder().cgroup_parent(cgroups);
+    let builder = builder.process_records(ProcessRecords::new(records).expect_kept(dns));
+    ProcessFixture::start(builder, RestartPolicy::Never, None, processes)
 }
 
-impl RecordedTree {
-    /// The children expect to be adopted, and are not restarted.
-    fn start(records: &Path, cgroups: CgroupParent, children: Vec<(&'static str, Process)>) -> Self {
-        let (recorder, output) = (EventRecorder::default(), OutputBuffer::default());
-        let dns = children.iter().map(|(name, _)| format!("root.{name}"));
-        let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
-        let builder = Supervisor::builder().cgroup_parent(cgroups).event_hook(recorder.clone());
-        let builder = builder.process_records(ProcessRecords::new(records).expect_kept(dns));
-        let root = parent_of(move |ctx| {
-            children.iter().try_for_each(|(name, process)| {
-                ctx.run_group([ChildSpec::new(*name, process.clone()).policy(policy)])
-            })
-        });
-        let supervisor = builder.output_sink(output.clone().sink()).start(root);
-        Self { supervisor, recorder, output }
-    }
-
-    /// The pid and the start of the process that was adopted, if one was before the DN became ready.
-    async fn wait_adopted(&self) -> Option<(u32, SystemTime)> {
-        self.recorder.wait_for_state("root.p", RunnableState::Ready).await;
-        let adopted = |event: nodekeel_supervisor::Event| match event.change {
-            RunnableChange::Adopted { process } if &*event.dn == "root.p" => {
-                Some((process.pid, process.since))
-            }
-            _ => None,
-        };
-        self.recorder.events().into_iter().find_map(adopted)
-    }
-
-    async fn shutdown(self) {
-        assert!(self.supervisor.shutdown().await.stragglers.is_empty());
-    }
+/// The pid and the start of the process that was adopted, if one was before the DN became ready.
+async fn wait_adopted(tree: &ProcessFixture) -> Option<(u32, SystemTime)> {
+    tree.wait_for_state(RunnableState::Ready).await;
+    let adopted = |event: nodekeel_supervisor::Event| match event.change {
+        RunnableChange::Adopted { process } if &*event.dn == "root.p" => Some((process.pid, process.since)),
+        _ => None,
+    };
+    tree.recorder.events().into_iter().find_map(adopted)
 }
 
 /// Runs the children, prints their pids, and waits to be killed.
 fn run_until_killed(records: &Path, cgroups: CgroupParent, children: Vec<(&'static str, Process)>) {
     runtime().block_on(async {
         let names: Vec<_> = children.iter().map(|(name, _)| *name).collect();
-        let tree = RecordedTree::start(records, cgroups, children);
+        let tree = start_recorded(records, cgroups, children);
         for name in names {
             tree.supervisor.wait_ready(&format!("root.{name}")).await.expect("it runs");
             println!("\n{name} {}", tree.output.wait_line(&format!("{name} ")).await);
@@ -110,7 +89,7 @@ fn leftovers_of_a_killed_program_without_cgroups_end_at_its_next_start() {
     let (left, own) = (program.read_pid("left "), program.read_pid("own "));
     let (lines, _guard) = LineCollector::collect();
     runtime().block_on(async {
-        RecordedTree::start(records.path(), CgroupParent::Disabled, vec![]).shutdown().await;
+        start_recorded(records.path(), CgroupParent::Disabled, vec![]).shutdown().await;
     });
     assert!(read_mark(left).is_some(), "its supervisor is running");
     let of_the_supervisor = lines.lines_of("supervisor");
@@ -118,7 +97,7 @@ fn leftovers_of_a_killed_program_without_cgroups_end_at_its_next_start() {
     program.kill();
     assert!(read_mark(left).is_some(), "no other supervisor has ended it");
     let events = runtime().block_on(async {
-        let tree = RecordedTree::start(records.path(), CgroupParent::Disabled, vec![]);
+        let tree = start_recorded(records.path(), CgroupParent::Disabled, vec![]);
         let recorder = tree.recorder.clone();
         tree.shutdown().await;
         recorder.events()
@@ -152,8 +131,8 @@ fn a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable() {
     super::send_signal("USR1", pid);
     let mark = mark_of(pid);
     runtime().block_on(async {
-        let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", kept_process())]);
-        let (adopted, since) = tree.wait_adopted().await.expect("it is adopted");
+        let tree = start_recorded(records.path(), cgroups.clone(), vec![("p", kept_process())]);
+        let (adopted, since) = wait_adopted(&tree).await.expect("it is adopted");
         assert_eq!(adopted, pid.unsigned_abs());
         // The kernel counts in ticks, and its boot time in seconds.
         let margin = Duration::from_secs(2);
@@ -161,7 +140,7 @@ fn a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable() {
         tree.output.wait_line("signaled").await;
         assert_eq!(super::marked_processes(&mark).len(), 2, "the shell and its sleep, and no second one");
         super::send_signal("KILL", pid);
-        tree.recorder.wait_for_state("root.p", RunnableState::Dead).await;
+        tree.wait_for_state(RunnableState::Dead).await;
         // Its zombies are left to init, whose children they are.
         let running = super::marked_processes(&mark).into_iter().filter(|process| !process.contains(") Z "));
         assert_eq!(running.collect::<Vec<_>>(), [""; 0], "its descendants end with it");
@@ -180,8 +159,8 @@ fn a_kept_process_whose_definition_has_changed_is_started_anew() {
     for (process, is_adopted) in [(patient, true)].into_iter().chain(replaced.map(|new| (new, false))) {
         let (records, pid) = leave_behind(test, &cgroups, kept_process());
         runtime().block_on(async {
-            let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", process)]);
-            let adopted = tree.wait_adopted().await;
+            let tree = start_recorded(records.path(), cgroups.clone(), vec![("p", process)]);
+            let adopted = wait_adopted(&tree).await;
             assert_eq!(adopted.map(|(adopted, _)| adopted), is_adopted.then_some(pid.unsigned_abs()));
             // Init reaps it, at any moment after its exit.
             let is_running = read_mark(pid).is_some() && !super::describe(pid).contains(") Z ");
@@ -226,9 +205,8 @@ fn a_kept_process_whose_limits_were_disabled_is_limited_again() {
     disable_memory_limits(&parent);
     assert!(!limit.exists(), "the test disables it");
     runtime().block_on(async {
-        let tree =
-            RecordedTree::start(records.path(), CgroupParent::Path(parent.clone()), vec![("p", process())]);
-        let (adopted, _) = tree.wait_adopted().await.expect("it is adopted");
+        let tree = start_recorded(records.path(), CgroupParent::Path(parent.clone()), vec![("p", process())]);
+        let (adopted, _) = wait_adopted(&tree).await.expect("it is adopted");
         assert_eq!(adopted, pid.unsigned_abs());
         assert_eq!(fs::read_to_string(&limit).expect("it is there").trim(), "33554432");
         tree.shutdown().await;
@@ -252,11 +230,11 @@ fn a_kept_process_that_was_ready_need_not_report_it_again() {
     let test = "a_kept_process_that_was_ready_need_not_report_it_again";
     let (records, pid) = leave_behind(test, &cgroups, process());
     runtime().block_on(async {
-        let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", process())]);
-        assert!(tree.wait_adopted().await.is_some());
+        let tree = start_recorded(records.path(), cgroups.clone(), vec![("p", process())]);
+        assert!(wait_adopted(&tree).await.is_some());
         // Its messages arrive at the socket that it knows.
         super::send_signal("USR1", pid);
-        tree.recorder.wait_for_state("root.p", RunnableState::Dead).await;
+        tree.wait_for_state(RunnableState::Dead).await;
         tree.shutdown().await;
     });
     wait_gone(pid);
@@ -269,7 +247,7 @@ fn a_kept_process_that_no_runnable_expects_ends_at_the_next_start() {
     let test = "a_kept_process_that_no_runnable_expects_ends_at_the_next_start";
     let (records, pid) = leave_behind(test, &cgroups, kept_process());
     let events = runtime().block_on(async {
-        let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![]);
+        let tree = start_recorded(records.path(), cgroups.clone(), vec![]);
         let recorder = tree.recorder.clone();
         tree.shutdown().await;
         recorder.events()
@@ -282,7 +260,7 @@ fn a_kept_process_that_no_runnable_expects_ends_at_the_next_start() {
 
 #[tokio::test]
 async fn a_process_is_not_kept_without_records() {
-    let fixture = super::ProcessFixture::run_once(sh("exit 0").keep(true));
+    let fixture = ProcessFixture::run_once(sh("exit 0").keep(true));
     let (error, _) = match fixture.wait_exit().await {
         (RunnableState::Dead, nodekeel_supervisor::ExitReason::Failed { error, process }) => (error, process),
         other => panic!("{other:?}"),
@@ -298,14 +276,14 @@ async fn records_that_can_not_be_used_are_reported_with_their_path() {
     let scratch = tempfile::tempdir().expect("a directory");
     let damaged = scratch.path().join("host-7-5");
     fs::write(&damaged, "scribble").expect("written");
-    let tree = RecordedTree::start(scratch.path(), CgroupParent::Disabled, Vec::new());
+    let tree = start_recorded(scratch.path(), CgroupParent::Disabled, Vec::new());
     let [RecordProblem::Record { path, reason }] = &tree.supervisor.record_problems()[..] else {
         panic!("{:?}", tree.supervisor.record_problems())
     };
     assert_eq!((path, reason.is_empty()), (&damaged, false));
     assert_eq!(fs::read(&damaged).expect("it stays"), b"scribble");
     // The first one holds the lock.
-    let second = RecordedTree::start(scratch.path(), CgroupParent::Disabled, Vec::new());
+    let second = start_recorded(scratch.path(), CgroupParent::Disabled, Vec::new());
     let problems = second.supervisor.record_problems();
     assert!(
         matches!(&problems[..], [RecordProblem::Directory { path, .. }] if path == scratch.path()),
