@@ -294,7 +294,6 @@ impl Context {
         self.0.driver.apply(|fsm, now| fsm.mark_ending(now, self.0.key));
     }
 
-    /// Records how the runnable's child process exited.
     pub(crate) fn record_process_exit(&self, exit: ProcessExit) {
         self.0.driver.apply(|fsm, _| fsm.record_process_exit(self.0.key, Arc::new(exit)));
     }

@@ -216,7 +216,6 @@ impl TreeDriver {
         self.apply_locked(state, |fsm, now| fsm.handle_exit(now, key, outcome));
     }
 
-    /// Adds a group of children.
     pub(crate) fn add_group(
         self: &Arc<Self>,
         parent: RunKey,
@@ -266,7 +265,6 @@ impl TreeDriver {
         Ok(())
     }
 
-    /// Reads the state machine.
     pub(crate) fn read<R>(&self, look: impl FnOnce(&TreeFsm) -> R) -> R {
         look(&self.lock().fsm)
     }

@@ -95,7 +95,6 @@ pub(crate) enum TreeAction {
     ShutdownComplete,
 }
 
-/// The state machine of a tree.
 #[derive(Debug, Clone)]
 pub(crate) struct TreeFsm {
     /// Slot 0 is the root.

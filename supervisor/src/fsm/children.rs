@@ -49,7 +49,6 @@ pub enum Removal {
     ForGood,
 }
 
-/// A child to add.
 #[derive(Debug, Clone)]
 pub(crate) struct NewChild<'a> {
     pub(crate) name: &'a str,

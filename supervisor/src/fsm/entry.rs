@@ -16,7 +16,6 @@ pub(crate) type TreeTime = Duration;
 /// A hundred years: clocks can still add it to the current time.
 pub(super) const MAX_DELAY: TreeTime = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The settings of one runnable.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RunnableSettings {
     pub(crate) policy: ChildPolicy,
@@ -222,7 +221,6 @@ impl TreeEntry {
         }
     }
 
-    /// The last component of the DN.
     pub(super) fn local_name(&self) -> &str {
         local_name(&self.dn)
     }

@@ -363,12 +363,10 @@ impl ExploredTree {
     }
 }
 
-/// The extent of an exploration.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     /// The maximum number of runnables of a tree.
     entries: usize,
-    /// The maximum number of events.
     depth: usize,
     /// With an operator's requests, and helpers that panic.
     with_operator: bool,

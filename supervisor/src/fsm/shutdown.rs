@@ -56,7 +56,6 @@ impl TreeFsm {
         slots.filter_map(move |(slot, entry)| entry.as_ref().is_some_and(is_idle).then_some(slot))
     }
 
-    /// Returns whether a shutdown has started.
     pub(crate) fn is_shutting_down(&self) -> bool {
         self.shutdown.is_some()
     }

@@ -43,7 +43,6 @@ pub enum LifecycleSignalError {
 }
 
 impl TreeFsm {
-    /// The runnable signals ready.
     pub(crate) fn signal_ready(&mut self, now: TreeTime, key: RunKey) -> Result<(), LifecycleSignalError> {
         let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
         let entry = self.entry(slot);

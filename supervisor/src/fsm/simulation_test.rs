@@ -21,7 +21,6 @@ use requests::settings_with;
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const OPS_PER_PASS: u32 = 400;
 
-/// A task of the simulated driver.
 #[derive(Debug, Clone)]
 struct SimulatedTask {
     dn: Arc<str>,

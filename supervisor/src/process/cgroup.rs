@@ -62,7 +62,6 @@ pub enum CgroupParent {
     Disabled,
 }
 
-/// The cgroup of one host.
 #[derive(Debug)]
 pub(super) struct HostCgroup {
     /// The next start's, without limits. It is made when a start is complete, so that a restart does not wait for it.

@@ -190,7 +190,6 @@ pub(super) fn renew_limits(dir: &Path, limits: &ProcessLimits) -> Result<(), Cgr
     })
 }
 
-/// Writes the limits of one cgroup.
 pub(super) fn write_settings(dir: &Path, settings: &[CgroupSetting]) -> Result<(), CgroupLimitError> {
     settings.iter().try_for_each(|&CgroupSetting { file, ref value, .. }| {
         // It never creates a file: outside of a cgroup, it fails.

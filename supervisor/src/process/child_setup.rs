@@ -12,7 +12,6 @@ use super::settings::Process;
 use super::spawn::c_string;
 use crate::sys::{ChildSetup, StartError, StartStep};
 
-/// Prepares the settings.
 pub(super) fn build_setup(process: &Process) -> io::Result<ChildSetup> {
     let (limits, privileges) = (&process.limits, &process.privileges);
     let read_only_paths = privileges.read_only_paths.iter().map(|path| c_string(path.as_os_str()));

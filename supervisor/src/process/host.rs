@@ -25,7 +25,6 @@ use super::spawn::ProcessSpawner;
 /// The time that killed processes may take to exit before a shutdown no longer waits for them.
 const REAP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The settings of a host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HostSettings {
     pub(crate) cgroups: CgroupParent,

@@ -77,14 +77,12 @@ impl KeptProcess {
         process.keep && self.lock().definition == definition_hash(process)
     }
 
-    /// Records that it has started.
     pub(super) fn record_start(&self, pid: i32) -> io::Result<()> {
         let start = procfs::read_stat(pid)?.start;
         self.lock().process = Some(ProcessId { pid, start });
         self.write()
     }
 
-    /// Records that it has reported `READY=1`.
     pub(super) fn record_ready(&self) {
         if !std::mem::replace(&mut self.lock().is_ready, true)
             && let Err(error) = self.write()

@@ -37,7 +37,6 @@ pub(super) struct ProcessMark(u64);
 pub(super) struct ProgramId(u16);
 
 impl ProgramId {
-    /// The id of the current program.
     pub(super) fn current() -> io::Result<Self> {
         let mut hasher = DefaultHasher::new();
         fs::read_link("/proc/self/ns/pid")?.hash(&mut hasher);
@@ -63,7 +62,6 @@ impl ProcessMark {
         self.0
     }
 
-    /// The program that allocated it.
     pub(super) fn program_id(self) -> ProgramId {
         ProgramId((self.0 >> PROGRAM_SHIFT & 0x7fff) as u16)
     }
@@ -73,7 +71,6 @@ impl ProcessMark {
         self.0 & SURVIVES != 0
     }
 
-    /// The host that allocated it.
     pub(super) fn host_id(self) -> HostId {
         HostId(self.0 >> HOST_SHIFT)
     }
@@ -124,7 +121,6 @@ impl MarkAllocator {
         ProcessMark(self.host | if survives { SURVIVES } else { 0 } | start)
     }
 
-    /// The id of the host.
     pub(super) fn host_id(&self) -> HostId {
         ProcessMark(self.host).host_id()
     }

@@ -60,7 +60,6 @@ impl OutputReaders {
         self.last_lines()
     }
 
-    /// The last lines so far.
     pub(super) fn last_lines(&self) -> Vec<String> {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).lines()
     }

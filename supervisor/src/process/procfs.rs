@@ -19,7 +19,6 @@ pub(super) struct ProcessStat {
     pub(super) start: u64,
 }
 
-/// This program's pid.
 pub(super) fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }

@@ -67,7 +67,6 @@ pub(super) struct KeptRecord {
     pub(super) is_ready: bool,
 }
 
-/// The content of a record file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Record {
     Host(HostRecord),

@@ -217,7 +217,6 @@ const KEPT_PREFIX: &str = "kept-";
 const NEW_SUFFIX: &str = ".new";
 const OUTPUT_SUFFIXES: [&str; 2] = [".stdout", ".stderr"];
 
-/// The name of a kept process' record.
 pub(super) fn kept_file(mark: ProcessMark) -> String {
     format!("{KEPT_PREFIX}{:x}", mark.as_limit())
 }

@@ -209,7 +209,6 @@ impl RunningProcess {
         self.main_process().pid.unsigned_abs()
     }
 
-    /// When it started.
     pub(super) fn since(&self) -> SystemTime {
         self.since
     }

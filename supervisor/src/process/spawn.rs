@@ -51,7 +51,6 @@ pub(super) struct ProcessSpawner {
     first_thread: i32,
 }
 
-/// A start that is prepared.
 #[derive(Debug)]
 pub(super) struct PreparedStart {
     pub(super) image: ExecImage,
@@ -84,7 +83,6 @@ impl ProcessSpawner {
         StartTurn { _permit: permit.expect("nothing closes the semaphore") }
     }
 
-    /// The id of the first thread.
     pub(super) fn first_thread(&self) -> i32 {
         self.first_thread
     }
@@ -230,7 +228,6 @@ impl KillScope {
         }
     }
 
-    /// The path of its cgroup.
     pub(super) fn cgroup_path(&self) -> Option<&Path> {
         match self {
             Self::WholeCgroup(cgroup) => Some(cgroup.dir()),

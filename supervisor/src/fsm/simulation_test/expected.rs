@@ -36,12 +36,10 @@ pub(super) struct Barrier {
     pub(super) keys: HashSet<RunKey>,
 }
 
-/// The state of one entry.
 #[derive(Debug, Clone)]
 pub(super) struct ExpectedEntry {
     pub(super) state: RunnableState,
     pub(super) key: Option<RunKey>,
-    /// The context is canceled.
     pub(super) canceled: bool,
     pub(super) signaled_ready: bool,
     pub(super) signaled_done: bool,
@@ -87,7 +85,6 @@ impl ExpectedEntry {
         }
     }
 
-    /// Checks a scheduled restart.
     pub(super) fn check_scheduled(
         &mut self,
         dn: &str,
