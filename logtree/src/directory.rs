@@ -39,7 +39,6 @@ pub(crate) struct Directory {
     cleared: NamesByNumber<u64>,
     followers: Vec<Arc<Follower>>,
     pub(crate) levels: LevelTable,
-    /// The memory of all names.
     memory: usize,
     /// Uses a part of the same budget.
     writers: Arc<PartialLineBudget>,
@@ -173,7 +172,6 @@ impl Directory {
         self.keep_budget(log);
     }
 
-    /// Frees memory for writers.
     pub(crate) fn make_room_for_writers(&mut self) {
         let root = self.find_or_create_name(&Dn::root());
         self.keep_budget(&root);

@@ -15,7 +15,6 @@ use crate::merge::{PullResult, RingMerge};
 use crate::shared_store::SharedLogStore;
 use crate::{EntryBody, LogCursor, LogEntry};
 
-/// Maximum number of entries fetched at once.
 const CHUNK_ENTRIES: usize = 512;
 
 /// Entries in order: the backlog, then new entries if the query follows. It is a [`Stream`], too.
@@ -151,7 +150,6 @@ impl LogReader {
         }
     }
 
-    /// Fetches up to `max` more entries.
     fn fetch_entries(&mut self, max: usize) -> FetchResult {
         if !self.in_backlog && !self.follow {
             return FetchResult::End;
@@ -176,7 +174,6 @@ impl LogReader {
     }
 }
 
-/// The result of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FetchResult {
     /// Entries, or the end of the backlog: fetch again for more.

@@ -34,7 +34,6 @@ pub(crate) enum PullResult {
     Done,
 }
 
-/// All positions of a reader.
 #[derive(Debug)]
 pub(crate) struct RingMerge {
     query: LogQuery,

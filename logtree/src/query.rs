@@ -221,7 +221,6 @@ impl LogQuery {
         self
     }
 
-    /// Returns whether there are filters by content.
     pub(crate) fn filters_content(&self) -> bool {
         !self.content.is_empty()
     }

@@ -23,7 +23,6 @@ pub(crate) const TRAILER_BYTES: usize = 4;
 const MAX_NAME_BYTES: usize = 255;
 /// Memory that a buffer keeps for its next record.
 const KEPT_CAPACITY: usize = 512;
-/// Flags of raw records.
 pub(crate) const LOSSY_FLAG: u8 = 1;
 pub(crate) const CUT_FLAG: u8 = 2;
 
@@ -264,7 +263,6 @@ impl RecordBuffer {
         self.finish_record();
     }
 
-    /// Writes a complete message.
     pub(crate) fn write_message(
         &mut self,
         message: &LogMessage,

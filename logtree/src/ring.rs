@@ -65,7 +65,6 @@ pub(crate) struct DirectoryEntry {
     pub(crate) is_forgotten: bool,
 }
 
-/// The result of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AppendResult {
     Appended,
@@ -172,7 +171,6 @@ impl LogRing {
         Some(oldest)
     }
 
-    /// Drops the oldest record.
     pub(crate) fn evict_oldest(&mut self) {
         self.evict_before(self.start + 1);
     }
@@ -184,7 +182,6 @@ impl LogRing {
         self.eviction_history = EvictionHistory::default();
     }
 
-    /// Evicts the records that begin before `end`.
     fn evict_before(&mut self, end: u64) {
         let end = end.min(self.end());
         while self.start < end {

@@ -66,7 +66,6 @@ fn push_quoted(text: &mut String, value: &FieldValue) {
     }
 }
 
-/// Escapes unprintable characters.
 pub(super) fn escape_unprintable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

@@ -23,7 +23,6 @@ use crate::{Dn, Level, LogMessage, LogStore};
 /// Longest record that the kernel returns (CONSOLE_EXT_LOG_MAX in kernel/printk/internal.h).
 const MAX_RECORD_BYTES: usize = 8 << 10;
 
-/// The device of the kernel log.
 const DEVICE: &str = "/dev/kmsg";
 
 /// The major and minor number.
@@ -109,7 +108,6 @@ impl KmsgSource {
     }
 }
 
-/// The clock of the kernel's timestamps.
 fn time_since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default()
 }
