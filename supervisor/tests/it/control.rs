@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    ChildPolicy, ChildSpec, Context, ControlError, Failure, Removal, RestartPolicy, RunnableChange,
+    ChildPolicy, ChildSpec, Context, ControlError, Event, Failure, Removal, RestartPolicy, RunnableChange,
     RunnableState, Supervisor,
 };
 use tokio::time::Instant;
@@ -99,33 +99,16 @@ async fn invalid_control_requests_are_errors_with_the_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_stops_children_first_and_everything_else_at_once_and_reports_stragglers() {
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let note = Arc::clone(&order);
+    let leaf = |seconds| slow_to_stop(Duration::from_secs(seconds));
     let tree = TestTree::with_children(move |ctx| {
-        let note = Arc::clone(&note);
-        let leaf = move |takes: u64| {
-            let note = Arc::clone(&note);
-            move |ctx: Context| {
-                let note = Arc::clone(&note);
-                async move {
-                    ctx.signal_ready()?;
-                    let canceled = ctx.canceled().await;
-                    tokio::time::sleep(Duration::from_secs(takes)).await;
-                    note.lock().expect("no panic holds it").push(ctx.dn().to_owned());
-                    Err::<(), Failure>(canceled.into())
-                }
-            }
-        };
-        let nested = leaf.clone();
         ctx.run_child("first", leaf(1))?;
-        ctx.run_child("parent", move |ctx: Context| {
-            let nested = nested.clone();
-            async move {
-                ctx.run_child("a", nested(1))?;
-                ctx.run_child("b", nested(1))?;
-                nodekeel_supervisor::Runnable::run(&nested(0), ctx).await
-            }
-        })?;
+        ctx.run_child(
+            "parent",
+            parent_of(move |ctx| {
+                ctx.run_child("a", leaf(1))?;
+                ctx.run_child("b", leaf(1))
+            }),
+        )?;
         ctx.run_group([
             ChildSpec::new("late-slow", leaf(3)),
             ChildSpec::new("late-quick", leaf(1)),
@@ -134,17 +117,17 @@ async fn a_shutdown_stops_children_first_and_everything_else_at_once_and_reports
     });
     settle().await;
     let started = Instant::now();
-    let TestTree { supervisor, recorder } = tree;
-    let report = supervisor.shutdown().await;
-    let order = order.lock().expect("no panic holds it").clone();
+    let report = tree.supervisor.shutdown().await;
+    let order = tree.stopped();
     let place = |dn: &str| order.iter().position(|stopped| stopped == dn).expect("it has stopped");
     assert!(place("root.parent.a").max(place("root.parent.b")) < place("root.parent"), "{order:?}");
-    assert_eq!((order.len(), &*order[5]), (6, "root.late-slow"), "{order:?}");
+    assert_eq!(order[5..], ["root.late-slow", "root"], "{order:?}");
     let named: Vec<_> =
         report.stragglers.iter().map(|straggler| (&*straggler.dn, straggler.waited.as_secs())).collect();
     assert_eq!(named, [("root.stubborn", 5)]);
     assert_eq!(started.elapsed().as_secs(), 5, "everything waits for the straggler alone");
-    assert!(recorder.events().iter().any(|event| matches!(event.change, RunnableChange::Straggling { .. })));
+    let is_straggling = |event: &Event| matches!(event.change, RunnableChange::Straggling { .. });
+    assert!(tree.recorder.events().iter().any(is_straggling));
 }
 
 #[tokio::test(start_paused = true)]
@@ -301,7 +284,7 @@ async fn concurrent_shutdown_calls_all_wait_for_the_last_event() {
 async fn a_panicking_hook_misses_one_event_and_gets_the_rest() {
     let received = Arc::new(Mutex::new(Vec::new()));
     let writer = Arc::clone(&received);
-    let hook = move |event: &nodekeel_supervisor::Event| {
+    let hook = move |event: &Event| {
         assert_ne!(event.seq, 2, "the hook panics at the second event");
         writer.lock().expect("the hook panics without holding the lock").push(event.seq);
     };

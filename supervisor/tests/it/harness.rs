@@ -128,6 +128,13 @@ impl TestTree {
         })
     }
 
+    /// The DNs of the runnables that stopped on request, in their order.
+    pub(crate) fn stopped(&self) -> Vec<String> {
+        let events = self.recorder.events().into_iter();
+        let canceled = events.filter(|event| event.change.new_state() == Some(RunnableState::Canceled));
+        canceled.map(|event| event.dn.to_string()).collect()
+    }
+
     pub(crate) fn state(&self, dn: &str) -> Option<RunnableState> {
         self.status(dn).map(|node| node.state)
     }

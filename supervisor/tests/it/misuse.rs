@@ -16,52 +16,42 @@ use crate::harness::{SingleRun, TestTree, steady};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tree_keeps_working_despite_every_kind_of_misbehavior() {
     let stop = Arc::new(AtomicBool::new(false));
-    let (pings, foreign) = (RemoteRunnable::default(), Arc::new(std::sync::Mutex::new(None::<Context>)));
-    let one_sibling = RemoteRunnable::default();
-    let (remote_one, remote_sibling, spinning, leaked) =
-        (pings.clone(), one_sibling.clone(), Arc::clone(&stop), Arc::clone(&foreign));
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let (one, sibling, stop, leaked) =
-            (remote_one.clone(), remote_sibling.clone(), Arc::clone(&spinning), Arc::clone(&leaked));
-        async move {
-            leaked.lock().expect("no panic holds it").get_or_insert(ctx.clone());
-            ctx.run_child("with-foreign-context", move |_: Context| {
-                let root = leaked.lock().expect("no panic holds it").clone().expect("root has left it");
-                async move {
-                    // Signals for another runnable, which is already ready: that one must not fail.
-                    let foreign = LifecycleSignalError::ForeignContext { dn: "root".into() };
-                    assert_eq!(
-                        (root.signal_ready(), root.signal_done()),
-                        (Err(foreign.clone()), Err(foreign))
-                    );
-                    Err::<(), _>(Failure::new("nothing else to do"))
-                }
-            })?;
-            ctx.run_child("done-before-ready", |ctx: Context| async move {
-                ctx.signal_done()?;
-                Ok::<(), Failure>(())
-            })?;
-            ctx.run_child("spins", move |_: Context| {
-                let stop = Arc::clone(&stop);
-                async move {
-                    let spin = move || {
-                        while !stop.load(Ordering::Relaxed) {
-                            std::hint::spin_loop();
-                        }
-                    };
-                    tokio::task::spawn_blocking(spin).await.map_err(Failure::new)
-                }
-            })?;
-            ctx.run_child("grows", |ctx: Context| async move {
-                for child in 0.. {
-                    ctx.run_child(format!("child-{child}"), steady)?;
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-                Ok::<(), Failure>(())
-            })?;
-            ctx.run_group([ChildSpec::new("one", one), ChildSpec::new("one-sibling", sibling)])?;
-            steady(ctx).await
-        }
+    let (pings, one_sibling) = (RemoteRunnable::default(), RemoteRunnable::default());
+    let (one, sibling, spinning) = (pings.clone(), one_sibling.clone(), Arc::clone(&stop));
+    let tree = TestTree::with_children(move |ctx| {
+        let (root, stop) = (ctx.clone(), Arc::clone(&spinning));
+        ctx.run_child("with-foreign-context", move |_: Context| {
+            let root = root.clone();
+            async move {
+                // Signals for another runnable, which is already ready: that one must not fail.
+                let foreign = LifecycleSignalError::ForeignContext { dn: "root".into() };
+                assert_eq!((root.signal_ready(), root.signal_done()), (Err(foreign.clone()), Err(foreign)));
+                Err::<(), _>(Failure::new("nothing else to do"))
+            }
+        })?;
+        ctx.run_child("done-before-ready", |ctx: Context| async move {
+            ctx.signal_done()?;
+            Ok::<(), Failure>(())
+        })?;
+        ctx.run_child("spins", move |_: Context| {
+            let stop = Arc::clone(&stop);
+            async move {
+                let spin = move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                };
+                tokio::task::spawn_blocking(spin).await.map_err(Failure::new)
+            }
+        })?;
+        ctx.run_child("grows", |ctx: Context| async move {
+            for child in 0.. {
+                ctx.run_child(format!("child-{child}"), steady)?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Ok::<(), Failure>(())
+        })?;
+        ctx.run_group([ChildSpec::new("one", one.clone()), ChildSpec::new("one-sibling", sibling.clone())])
     });
     for round in 1..=5 {
         let answers = async {

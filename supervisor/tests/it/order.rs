@@ -9,32 +9,11 @@ use nodekeel_supervisor::{
 };
 use tokio::time::Instant;
 
-use crate::harness::{TestTree, done, parent_of, steady};
+use crate::harness::{TestTree, done, parent_of, slow_to_stop, steady};
 
-/// The names of the runnables that have stopped, in order.
-#[derive(Clone, Default)]
-struct StopLog(Arc<Mutex<Vec<String>>>);
-
-impl StopLog {
-    /// A runnable that needs a second to stop.
-    fn slow(&self) -> impl nodekeel_supervisor::Runnable + Clone + use<> {
-        let log = self.clone();
-        move |ctx: Context| {
-            let log = log.clone();
-            async move {
-                ctx.signal_ready()?;
-                let canceled = ctx.canceled().await;
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                let name = ctx.dn().rsplit('.').next().unwrap_or_default().to_owned();
-                log.0.lock().expect("no panic holds it").push(name);
-                Err::<(), Failure>(canceled.into())
-            }
-        }
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.0.lock().expect("no panic holds it").clone()
-    }
+/// A runnable that needs a second to stop.
+fn slow() -> impl Runnable {
+    slow_to_stop(Duration::from_secs(1))
 }
 
 /// A tree with these children below the root.
@@ -50,43 +29,37 @@ async fn seconds_to_shut_down(supervisor: &Supervisor) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn independent_runnables_stop_at_once() {
-    let log = StopLog::default();
-    let tree = tree_of(move || (0..100).map(|n| ChildSpec::new(format!("n{n}"), log.slow())).collect());
+    let tree = tree_of(|| (0..100).map(|n| ChildSpec::new(format!("n{n}"), slow())).collect());
     settle().await;
     assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_chain_stops_one_by_one_from_its_end() {
-    let log = StopLog::default();
-    let written = log.clone();
-    let tree = tree_of(move || {
+    let tree = tree_of(|| {
         let chain = (0..10).map(|n| {
             let before = (n > 0).then(|| format!("root.n{}", n - 1));
-            ChildSpec::new(format!("n{n}"), log.slow()).depends_on(before)
+            ChildSpec::new(format!("n{n}"), slow()).depends_on(before)
         });
         chain.collect()
     });
     settle().await;
     assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 10);
-    let expected: Vec<String> = (0..10).rev().map(|n| format!("n{n}")).collect();
-    assert_eq!(written.names(), expected);
+    let expected: Vec<String> = (0..10).rev().map(|n| format!("root.n{n}")).collect();
+    assert_eq!(tree.stopped()[..10], expected);
 }
 
 // A dependency includes the subtree below it.
 #[tokio::test(start_paused = true)]
 async fn a_dependent_stops_before_the_whole_subtree_that_it_depends_on() {
-    let log = StopLog::default();
-    let written = log.clone();
-    let tree = tree_of(move || {
-        let child = log.slow();
-        let parent = parent_of(move |ctx| ctx.run_child("child", child.clone()));
-        let dependent = ChildSpec::new("dependent", log.slow()).stop_before(["root.parent"]);
+    let tree = tree_of(|| {
+        let parent = parent_of(|ctx| ctx.run_child("child", slow()));
+        let dependent = ChildSpec::new("dependent", slow()).stop_before(["root.parent"]);
         vec![dependent, ChildSpec::new("parent", parent)]
     });
     settle().await;
     assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 2);
-    assert_eq!(written.names(), ["dependent", "child"]);
+    assert_eq!(tree.stopped()[..2], ["root.dependent", "root.parent.child"]);
 }
 
 /// Opens a file, which runnables below it keep: one that runs, one that waits for its next start, and one that is done.
@@ -138,9 +111,8 @@ async fn what_runnables_keep_is_dropped_before_what_stops_after_them_is_canceled
 
 #[tokio::test(start_paused = true)]
 async fn a_cycle_stops_nevertheless() {
-    let log = StopLog::default();
-    let tree = tree_of(move || {
-        let child = |name, before| ChildSpec::new(name, log.slow()).stop_before([before]);
+    let tree = tree_of(|| {
+        let child = |name, before| ChildSpec::new(name, slow()).stop_before([before]);
         vec![child("a", "root.b"), child("b", "root.a"), child("c", "root.a")]
     });
     settle().await;
@@ -177,7 +149,7 @@ async fn a_runnable_starts_when_what_it_depends_on_is_ready_also_if_that_is_adde
 // Otherwise, after a restart of both, the dependent's new run would use what is about to go away.
 #[tokio::test(start_paused = true)]
 async fn a_dependent_does_not_start_on_a_dependency_that_is_stopping() {
-    let (log, late) = (StopLog::default(), RemoteRunnable::default());
+    let late = RemoteRunnable::default();
     let remote = late.clone();
     let tree = tree_of(move || {
         let remote = remote.clone();
@@ -194,7 +166,7 @@ async fn a_dependent_does_not_start_on_a_dependency_that_is_stopping() {
             }
         };
         vec![
-            ChildSpec::new("slow", log.slow()),
+            ChildSpec::new("slow", slow()),
             ChildSpec::new("late", ready_when_canceled),
             ChildSpec::new("of-slow", steady).depends_on(["root.slow"]),
             ChildSpec::new("of-late", steady).depends_on(["root.late"]),
