@@ -119,10 +119,11 @@ pub struct ProcessExit {
     /// True if it left a core dump.
     pub core_dumped: bool,
     /// The processes that the kernel killed because memory ran out: the process itself, or descendants of it.
-    /// Known only where its memory is [limited](super::ProcessLimits::memory_max).
+    /// Known only where its memory is [limited](crate::process::ProcessLimits::memory_max).
     pub oom_kill: Option<OomKill>,
     /// The last lines of its standard output and error in order, at most
-    /// [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) lines of at most [`MAX_TAIL_LINE_BYTES`](super::MAX_TAIL_LINE_BYTES)
+    /// [`MAX_TAIL_LINES`](crate::process::MAX_TAIL_LINES) lines of at most
+    /// [`MAX_TAIL_LINE_BYTES`](crate::process::MAX_TAIL_LINE_BYTES)
     /// bytes, without control characters. If its watchdog aborted it, those before the abort.
     pub tail: Vec<String>,
 }
@@ -152,7 +153,7 @@ impl ProcessExit {
     }
 
     /// Returns whether its code or signal is known. It is not for a process that was adopted (see
-    /// [`Process::keep`](super::Process::keep)): the kernel reports it only to the parent.
+    /// [`Process::keep`](crate::process::Process::keep)): the kernel reports it only to the parent.
     pub fn is_status_known(&self) -> bool {
         self.code.is_some() || self.signal.is_some()
     }
@@ -225,7 +226,7 @@ impl fmt::Display for ForcedKill {
     }
 }
 
-/// A process that an earlier program had started and [kept](super::Process::keep).
+/// A process that an earlier program had started and [kept](crate::process::Process::keep).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdoptedProcess {

@@ -21,8 +21,8 @@ const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60)
 /// [`Runnable`](crate::Runnable).
 ///
 /// An exit without a stop is a failure of the runnable. With a code other than 0, or by a signal, it is
-/// [`ProcessError::Exited`](super::ProcessError::Exited). With code 0 the result is `Ok`, which is also a failure, unless the readiness is
-/// [`Readiness::on_exit`] or the policy treats `Ok` as success. Each failure is reported with the exit.
+/// [`ProcessError::Exited`](super::ProcessError::Exited). With code 0 the result is `Ok`, which is also a failure, unless
+/// the readiness is [`Readiness::on_exit`] or the policy treats `Ok` as success. Each failure is reported with the exit.
 #[derive(Clone)]
 pub struct Process {
     pub(super) program_path: PathBuf,
@@ -217,9 +217,9 @@ impl Process {
         self
     }
 
-    /// Keeps it running when this program is killed or aborts: see [Kept processes](crate::process#kept-processes). A stop or
-    /// a shutdown ends it as any other. It needs [`ProcessRecords`](super::ProcessRecords); probes and reload commands are never kept.
-    /// Default: not kept.
+    /// Keeps it running when this program is killed or aborts: see [Kept processes](crate::process#kept-processes). A
+    /// stop or a shutdown ends it as any other. It needs [`ProcessRecords`](super::ProcessRecords); probes and reload
+    /// commands are never kept. Default: not kept.
     #[must_use]
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;
