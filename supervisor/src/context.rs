@@ -349,6 +349,7 @@ impl Context {
     pub(crate) async fn join_helpers(&self, outcome: &RunOutcome) {
         let tasks = {
             let mut helpers = self.0.helpers.lock().unwrap_or_else(PoisonError::into_inner);
+            // A helper that is spawned from now on would not be waited for.
             helpers.closed = true;
             helpers.tasks.take()
         };

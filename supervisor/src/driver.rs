@@ -161,6 +161,7 @@ impl TreeDriver {
             host_settings,
             process_host: Mutex::default(),
         });
+        // Before the root runs: leftovers end, and kept processes are there for their adoption.
         if driver.host_settings.records.is_some()
             && let Err(error) = driver.process_host()
         {

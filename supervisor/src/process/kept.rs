@@ -132,6 +132,7 @@ impl KeptProcess {
         let KeptRecord { mark, process, cgroup, .. } = self.lock().clone();
         let ProcessId { pid, start } = process.ok_or(Errno::SRCH)?;
         let pidfd = rustix::process::pidfd_open(Pid::from_raw(pid).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+        // Checked while the descriptor is open: it keeps referring to the process that was checked.
         let is_same = procfs::read_stat(pid)?.start == start && procfs::locks_limit(pid)? == mark.as_limit();
         if !is_same {
             return Err(Errno::SRCH.into());
@@ -139,6 +140,7 @@ impl KeptProcess {
         let cgroup = cgroup.and_then(|dir| RunCgroup::open_kept(&dir, mark));
         let kill_scope =
             cgroup.map_or(KillScope::MarkedDescendants, |cgroup| KillScope::WholeCgroup(Arc::new(cgroup)));
+        // From now on a run waits for it, and the reaper leaves it alone.
         shared.end_start(mark, Some(pid));
         Ok(MainProcess::new(Arc::clone(shared), StartedChild { pid, pidfd }, mark, kill_scope))
     }

@@ -128,6 +128,7 @@ impl LeftoverPlan {
             match record {
                 Err(error) => plan.rejected.push((file, error.to_string())),
                 Ok(Record::Host(host)) => {
+                    // After another boot, its marks and times mean nothing.
                     if host.boot == *boot {
                         plan.leftovers.hosts.push(host);
                     }
@@ -135,6 +136,7 @@ impl LeftoverPlan {
                 }
                 Ok(Record::Kept(kept)) if kept.boot != *boot => plan.end_kept.push(kept),
                 Ok(Record::Kept(kept)) => {
+                    // One DN has one process: of several records, the first counts.
                     let is_first = plan.kept.iter().all(|other| other.dn != kept.dn);
                     if is_first && expects(&kept.dn) && is_running(&kept, observed) {
                         plan.kept.push(kept);
@@ -180,6 +182,7 @@ pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io
     let cgroups: Vec<_> = of_this_boot.filter_map(open_cgroup).collect();
     let (ended, complete) = plan.leftovers.end_all(&cgroups, Instant::now() + LEFTOVER_TIMEOUT)?;
     drop(cgroups);
+    // Else the records stay, and the next start tries again.
     if complete {
         plan.end_kept.iter().for_each(|kept| records.remove_kept(kept.mark));
         plan.obsolete.iter().for_each(|file| records.remove(file));

@@ -169,6 +169,7 @@ impl Process {
         };
         let has_exited = match reason {
             StopReason::Exited => true,
+            // It stops by itself, in the time of a stop. A cancellation sends the signal after all.
             StopReason::Stopping => {
                 let mut deadline = new_deadline();
                 tokio::select! {

@@ -291,11 +291,13 @@ impl RunningProcess {
             }
             None => self.request_stop(signal),
         }
+        // Its descendants have the time that the main process has, extensions included.
         let mut is_reported = false;
         let has_exited_in_time = self.wait_exit_until(&mut deadline).await?;
         let (deadline, grace_period) = (deadline.at, deadline.grace_period());
         descendants = descendants.map(|descendants| descendants.with_term_deadline(deadline));
         if !has_exited_in_time {
+            // It may have exited at the deadline: then the kill is for the others, and is reported with them.
             is_reported = !has_exited(self.main_process().pidfd.as_fd());
             if is_reported {
                 report_kill(grace_period, true);
