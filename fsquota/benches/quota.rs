@@ -1,6 +1,6 @@
 //! The cost of limits with 0 to 100,000 existing projects, on XFS and ext4: setting and reading the limits of
-//! one directory, beside the same system calls and beside the indispensable ones, and finding a free number. Our library,
-//! the bare system calls and `xfs_quota` take turns.
+//! one directory, compared with the same system calls and with the indispensable ones, and finding a free number. Our
+//! library, the bare system calls and `xfs_quota` take turns.
 //!
 //! `cargo xtask bench quota` runs it in a guest. Elsewhere pass a directory of a mounted file system, and the
 //! maximum number of projects: `cargo bench -p nodekeel-fsquota --bench quota -- /mnt 10000`. Under emulation
@@ -30,7 +30,7 @@ const PEER_ROUNDS: usize = 3;
 const MANY: u32 = 10_000;
 /// Time limit for one file system to reach its last size, so that both are done within ten minutes.
 const FILLED_WITHIN: Duration = Duration::from_secs(180);
-/// How many projects are created between two checks of the time limit.
+/// Number of projects that are created between two checks of the time limit.
 const STRIDE: usize = 500;
 
 fn main() -> Result<()> {
@@ -128,7 +128,7 @@ impl QuotaBench {
         project_number(&self.quota, self.projects + 500 + measurement * 150 + u32::try_from(round)?)
     }
 
-    /// How often the peer runs.
+    /// Number of runs of the peer.
     fn peer_rounds(&self) -> usize {
         if self.projects < MANY { PEER_ROUNDS } else { 1 }
     }
@@ -185,7 +185,7 @@ impl QuotaBench {
                 })
             })?);
             same.push(self.with_new_directory(|dir, _| {
-                time_micros(|| Ok(bare.repeat_system_calls(dir.as_fd(), free, (1024, 100))?))
+                time_micros(|| Ok(bare.repeat_system_calls(dir.as_fd(), free, 1024, 100)?))
             })?);
         }
         let (kind, same) = (self.quota.file_system().kind, median(same));
@@ -249,7 +249,7 @@ impl QuotaBench {
         Ok(self.bench_row("first_id", work, median(ours), peer, median(limits)))
     }
 
-    /// How scripts around `xfs_quota` find a number: list all projects and add one to the largest.
+    /// Finds a number as scripts around `xfs_quota` do: lists all projects and adds one to the largest.
     fn time_peer_allocation(&self) -> Result<f64> {
         let report = || self.xfs_quota(&["report -p -n -N".to_owned()]);
         let took = (0..self.peer_rounds()).map(|_| time_micros(report)).collect::<Result<Vec<f64>>>()?;

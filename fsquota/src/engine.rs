@@ -1,23 +1,28 @@
 //! The order of the kernel calls: what is read before what is written, and what is undone when a call fails.
 
-mod allocation;
-mod claim;
-
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::Mutex;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::error::KernelOperation;
-use crate::kernel::{ProjectTag, QuotaKernel, QuotaRecord, next_project};
+use crate::error::{KernelOperation, LOCK_TIMEOUT};
+use crate::kernel::{KernelProjects, ProjectTag, QuotaKernel, QuotaRecord, next_project};
 use crate::limits::KernelLimitChange;
 use crate::owner::OwnerMark;
-use crate::range::ProjectRange;
+use crate::range::{ProjectRange, find_free_project};
 use crate::{Error, ProjectId, QuotaChange, QuotaLimits, QuotaStatus, QuotaUsage};
 
-use claim::{ChangeDecision, ProjectClaim, decide_change};
+/// Number of times that an allocation restarts because a program without our lock allocated the same number.
+const ALLOCATION_ATTEMPTS: u32 = 16;
+
+/// Number of times that a tree is counted: its files may be created and removed at the same time.
+const COUNT_ATTEMPTS: u32 = 2;
+
+/// The kernel's file times are up to one tick behind its clock: 10 ms with HZ=100.
+const FILE_TIME_UNIT: Duration = Duration::from_millis(20);
 
 /// [`QuotaSetter`](crate::QuotaSetter) over the calls of a kernel.
 #[derive(Debug)]
@@ -30,11 +35,86 @@ pub(crate) struct QuotaEngine<K> {
     device: Option<u64>,
 }
 
-/// What happens to a directory that is not empty and has no separate limits.
+/// The handling of a directory that is not empty and has no separate limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NonEmptyPolicy {
     Reject,
     Accept,
+}
+
+/// The project of a directory, and what proves that it is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProjectClaim {
+    /// The directory has no project.
+    Missing,
+    /// The mark of the directory names the project.
+    Marked {
+        project: ProjectId,
+        /// True if all its entries have the project.
+        is_complete: bool,
+    },
+    /// The directory was given the project by another program or an earlier release, or it is a copy of its owner, or
+    /// was moved out of it.
+    Unmarked { project: ProjectId, is_complete: bool },
+}
+
+/// The effect of a change of limits on the project of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChangeDecision {
+    /// Changes the limits of the project.
+    Change { project: ProjectId, is_complete: bool },
+    /// Allocates a project. The directory carries that of another one, if any.
+    Allocate { carried: Option<ProjectId> },
+}
+
+/// Changes limits only for the owner of a project: the directory with the mark, or without a mark the one
+/// whose tree has all inodes of the project.
+fn decide_change(claim: ProjectClaim, has_whole_project: bool) -> ChangeDecision {
+    match claim {
+        ProjectClaim::Missing => ChangeDecision::Allocate { carried: None },
+        ProjectClaim::Unmarked { project, .. } if !has_whole_project => {
+            ChangeDecision::Allocate { carried: Some(project) }
+        }
+        ProjectClaim::Marked { project, is_complete } | ProjectClaim::Unmarked { project, is_complete } => {
+            ChangeDecision::Change { project, is_complete }
+        }
+    }
+}
+
+impl ChangeDecision {
+    /// Fails if entries of the directory would not be counted.
+    fn require_complete(self) -> Result<(), Error> {
+        match self {
+            Self::Change { is_complete: true, .. } => Ok(()),
+            Self::Change { .. } | Self::Allocate { carried: None } => Err(Error::NotEmpty),
+            Self::Allocate { carried: Some(project) } => Err(Error::SharedProject { project }),
+        }
+    }
+}
+
+/// Held while the inodes or limits of a project are read and changed, so that no other caller allocates,
+/// releases or changes it at the same time.
+struct AllocationGuard<'a, K: QuotaKernel> {
+    engine: &'a QuotaEngine<K>,
+    cursor: MutexGuard<'a, ProjectId>,
+}
+
+impl<K: QuotaKernel> AllocationGuard<'_, K> {
+    fn next_free_project(&mut self) -> Result<ProjectId, Error> {
+        let QuotaEngine { kernel, project_range: range, .. } = self.engine;
+        let found = find_free_project(&KernelProjects(kernel), *range, *self.cursor)
+            .map_err(KernelOperation::ReadLimits.into_error())?;
+        let project =
+            found.ok_or(Error::RangeExhausted { first: range.first_id(), last: range.last_id() })?;
+        *self.cursor = range.next_after(project);
+        Ok(project)
+    }
+}
+
+impl<K: QuotaKernel> Drop for AllocationGuard<'_, K> {
+    fn drop(&mut self) {
+        self.engine.kernel.unlock_allocation();
+    }
 }
 
 impl<K: QuotaKernel> QuotaEngine<K> {
@@ -85,7 +165,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
                     // Recorded until the tree is complete: a set that is killed is not complete.
                     let has_entries = contents == NonEmptyPolicy::Accept && !self.is_empty(dir)?;
                     let previous = has_entries.then(|| carried.map_or(0, ProjectId::get));
-                    self.allocate_project(&mut allocation, dir, (change, previous))?
+                    self.allocate_project(&mut allocation, dir, change, previous)?
                 }
             };
         };
@@ -114,7 +194,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         self.lock_allocation()
     }
 
-    /// Whether the project has limits.
+    /// Returns whether the project has limits.
     pub(crate) fn is_limited(&self, project: u32) -> Result<bool, Error> {
         let Some(project) = ProjectId::new(project) else { return Ok(false) };
         Ok(self.project_status(project)?.limits != QuotaLimits::default())
@@ -132,7 +212,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         let _allocation = self.lock_allocation()?;
         let Some(project) = ProjectId::new(self.project_tag(dir)?.project) else { return Ok(()) };
         if !is_removed {
-            // Checked first: that the project is inherited says more than that the directory is not empty.
+            // Checked first: that the project is inherited is the better reason.
             self.project_claim(dir)?;
             if !self.is_empty(dir)? {
                 return Err(Error::NotEmpty);
@@ -158,7 +238,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     pub(crate) fn finish_clearing(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<(), Error> {
         let _allocation = self.lock_allocation()?;
         if self.project_tag(dir)? != (ProjectTag { project: project.get(), inherit: false }) {
-            // Another caller has set limits again meanwhile.
+            // Another caller has set limits again since.
             return Ok(());
         }
         let has_more = self.has_several_inodes(project)?;
@@ -256,6 +336,126 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         Ok(project)
     }
 
+    /// Gives a directory a project with limits. The limits come first, so nothing is ever created in it
+    /// without them; the mark comes before the project, so no owner is without it.
+    fn allocate_project(
+        &self,
+        allocation: &mut AllocationGuard<'_, K>,
+        dir: BorrowedFd<'_>,
+        change: KernelLimitChange,
+        previous: Option<u32>,
+    ) -> Result<ProjectId, Error> {
+        let before = self.project_tag(dir)?;
+        for _ in 0..ALLOCATION_ATTEMPTS {
+            let project = allocation.next_free_project()?;
+            self.write_limits(project, change.for_new_project())?;
+            let mark = OwnerMark { project: project.get(), previous };
+            let tag = ProjectTag { project: project.get(), inherit: true };
+            let tagged = self.set_owner_mark(dir, Some(mark)).and_then(|()| self.set_project_tag(dir, tag));
+            if tagged.is_err() {
+                // The caller gets the error of the directory; `release_unused_projects` finds limits that
+                // stay, and a mark without its project is ignored.
+                let _ = self.write_limits(project, KernelLimitChange::UNLIMITED);
+                let _ = self.set_owner_mark(dir, None);
+            }
+            tagged?;
+            // A program without our lock may have allocated the same number between our lookup and our tag.
+            if !self.is_shared(dir, project)? {
+                return Ok(project);
+            }
+            // The limits may belong to the other program by now, so they stay.
+            self.set_project_tag(dir, before)?;
+            self.set_owner_mark(dir, None)?;
+        }
+        Err(Error::AllocationContended)
+    }
+
+    fn lock_allocation(&self) -> Result<AllocationGuard<'_, K>, Error> {
+        // Counted from before the mutex: threads that wait for the same process give up together.
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.kernel.lock_allocation(deadline)?;
+        Ok(AllocationGuard { engine: self, cursor })
+    }
+
+    /// Finds the owner of the directory's project.
+    fn project_claim(&self, dir: BorrowedFd<'_>) -> Result<ProjectClaim, Error> {
+        let tag = self.project_tag(dir)?;
+        let Some(project) = ProjectId::new(tag.project) else { return Ok(ProjectClaim::Missing) };
+        match self.owner_mark(dir)? {
+            Some(mark) if mark.project == project.get() => {
+                Ok(ProjectClaim::Marked { project, is_complete: tag.inherit && mark.previous.is_none() })
+            }
+            _ => {
+                self.reject_inherited(dir)?;
+                Ok(ProjectClaim::Unmarked { project, is_complete: tag.inherit })
+            }
+        }
+    }
+
+    /// Returns whether all inodes of the project are in the tree of the directory: then no other directory can have the
+    /// project. In doubt, they are not: links and special files, whose project can't be read, and what is
+    /// created or removed during the count.
+    #[expect(clippy::disallowed_methods, reason = "file times have no finer unit to wait for")]
+    fn has_whole_project(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<bool, Error> {
+        for attempt in 0..COUNT_ATTEMPTS {
+            if attempt > 0 {
+                self.flush_removed_inodes()?;
+                std::thread::sleep(FILE_TIME_UNIT);
+            }
+            // Of what the kernel counts, only what existed before is looked for: what is created during the
+            // walk would make up for inodes elsewhere.
+            let before = SystemTime::now() - FILE_TIME_UNIT;
+            let counted = self.quota_record(project)?.inodes;
+            if counted <= self.kernel.count_tree(dir, project.get(), before)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether the project of an empty directory has inodes elsewhere. For a directory that is not empty,
+    /// that would require counting its tree, so the project counts as not shared.
+    fn is_shared(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<bool, Error> {
+        Ok(self.quota_record(project)?.inodes > 1
+            && self.is_empty(dir)?
+            && self.has_several_inodes(project)?)
+    }
+
+    /// Returns whether more than one inode belongs to the project.
+    fn has_several_inodes(&self, project: ProjectId) -> Result<bool, Error> {
+        if self.quota_record(project)?.inodes <= 1 {
+            return Ok(false);
+        }
+        self.flush_removed_inodes()?;
+        Ok(self.quota_record(project)?.inodes > 1)
+    }
+
+    fn reject_inherited(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        let parent = match self.kernel.parent_dir(dir) {
+            // A caller without access to the parent has to trust the directory's tag.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+            parent => parent.map_err(KernelOperation::InspectDirectory.into_error())?,
+        };
+        let identity = |fd: BorrowedFd<'_>| {
+            let stat = rustix::fs::fstat(fd)
+                .map_err(|error| KernelOperation::InspectDirectory.into_error()(error.into()))?;
+            Ok((stat.st_dev, stat.st_ino))
+        };
+        let (child_id, parent_id) = (identity(dir)?, identity(parent.as_fd())?);
+        // The root of the file system, or of a mount.
+        if child_id == parent_id || child_id.0 != parent_id.0 {
+            return Ok(());
+        }
+        let (tag, parent_tag) = (self.project_tag(dir)?, self.project_tag(parent.as_fd())?);
+        match ProjectId::new(tag.project) {
+            Some(project) if parent_tag == (ProjectTag { inherit: true, ..tag }) => {
+                Err(Error::InheritedProject { project })
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn inspect_directory(&self, dir: BorrowedFd<'_>) -> Result<DirectoryState, Error> {
         let stat = rustix::fs::fstat(dir)
             .map_err(|error| KernelOperation::InspectDirectory.into_error()(error.into()))?;
@@ -289,10 +489,10 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     /// The error of a change of the directory's attributes.
     fn attribute_error(&self, dir: BorrowedFd<'_>, step: KernelOperation, error: io::Error) -> Error {
         let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
-        match is_denied && self.kernel.is_immutable(dir).unwrap_or(false) {
-            true => Error::Immutable,
-            false => step.into_error()(error),
+        if is_denied && self.kernel.is_immutable(dir).unwrap_or(false) {
+            return Error::Immutable;
         }
+        step.into_error()(error)
     }
 
     fn is_empty(&self, dir: BorrowedFd<'_>) -> Result<bool, Error> {
@@ -325,7 +525,7 @@ pub(crate) struct DirectoryState {
     is_removed: bool,
 }
 
-/// Whether the directory has no entries, except the inode that is `skipped`.
+/// Returns whether the directory has no entries, except the inode that is `skipped`.
 fn is_empty_directory(dir: BorrowedFd<'_>, skipped: Option<u64>) -> Result<bool, Error> {
     let failed = |error: Errno| KernelOperation::InspectDirectory.into_error()(error.into());
     let mut entries = rustix::fs::Dir::read_from(dir).map_err(failed)?;

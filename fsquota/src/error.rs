@@ -8,14 +8,14 @@ use thiserror::Error;
 
 use crate::{LimitError, ProjectId};
 
-/// How long a change of limits waits for another one.
+/// Time for which a change of limits waits for another one.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why an operation on a directory or on a project failed.
+/// An operation on a directory or on a project failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It is a file, a symbolic link or something else; only directories can have limits.
+    /// Not a directory, but a file, a symbolic link or something else; only directories can have limits.
     #[error("not a directory: only directories can have quota limits")]
     NotADirectory,
     /// The directory has been removed.
@@ -34,7 +34,7 @@ pub enum Error {
          set limits on its whole tree"
     )]
     NotEmpty,
-    /// It belongs to the project of a directory above it; projects do not nest. Change the limits there.
+    /// The directory belongs to the project of a directory above it; projects do not nest. Change the limits there.
     #[error(
         "the directory belongs to quota project {project} of a directory above it: change the limits of that \
          directory"
@@ -172,7 +172,7 @@ pub enum KernelOperation {
     ReadProject,
     /// Write the project of the directory.
     WriteProject,
-    /// Read the mark that says that the project is the directory's own.
+    /// Read the mark of the project's owner.
     ReadOwner,
     /// Write that mark.
     WriteOwner,
@@ -216,7 +216,7 @@ impl KernelOperation {
 }
 
 impl Error {
-    /// Whether the same call may succeed later without intervention: the disk was full, memory was short, the
+    /// Returns whether the same call may succeed later without intervention: the disk was full, memory was short, the
     /// project was still being removed, another process held the lock.
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -244,7 +244,7 @@ impl Error {
         }
     }
 
-    /// Whether the caller lacks permission: only root in the initial user namespace may change projects.
+    /// Returns whether the caller lacks permission: only root in the initial user namespace may change projects.
     pub fn is_permission(&self) -> bool {
         match self {
             Self::Kernel { source, .. }

@@ -37,7 +37,7 @@ impl fmt::Display for FileSystemKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileSystem {
-    /// Its type.
+    /// Type of the file system.
     pub kind: FileSystemKind,
     /// Where it is mounted.
     pub mount_point: PathBuf,
@@ -79,7 +79,7 @@ impl fmt::Display for EnforcementGap {
     }
 }
 
-/// Why a file system's quotas can't be used, and how to fix it.
+/// A file system's quotas can't be used; the message names the remedy.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -149,7 +149,7 @@ pub enum OpenError {
     AccountingOff {
         /// The type of the file system.
         kind: FileSystemKind,
-        /// Its mount point.
+        /// The mount point.
         mount_point: PathBuf,
     },
     /// Projects are counted, but their limits are not enforced: turn enforcement on, without an unmount.
@@ -161,7 +161,7 @@ pub enum OpenError {
     EnforcementOff {
         /// The type of the file system.
         kind: FileSystemKind,
-        /// Its mount point.
+        /// The mount point.
         mount_point: PathBuf,
     },
     /// The caller is not root in the initial user namespace.
@@ -210,7 +210,7 @@ fn enforcement_advice(kind: &FileSystemKind, mount_point: &Path) -> String {
     format!("run `{command}`, and mount it with `-o prjquota` from the next time on")
 }
 
-/// What a file system is opened for.
+/// The purpose of opening a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenMode {
     /// To change and read limits.
@@ -220,7 +220,7 @@ pub(crate) enum OpenMode {
 }
 
 impl OpenMode {
-    /// Whether the mount is enough. ext4 turns its quotas off while the file system is read-only, XFS does
+    /// Returns whether the mount is enough. ext4 turns its quotas off while the file system is read-only, XFS does
     /// not.
     fn accepts(self, mount: &MountEntry, kind: FileSystemKind) -> bool {
         let is_read_only = |flags: MountFlags| flags.contains(MountFlags::READ_ONLY);
@@ -231,7 +231,7 @@ impl OpenMode {
     }
 }
 
-/// How quotactl names the file system: by descriptor if the kernel supports that, or always by device.
+/// The name of the file system for quotactl: by descriptor if the kernel supports that, or always by device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QuotactlMode {
     Auto,
@@ -346,7 +346,7 @@ fn check_enforcement(linux: &LinuxKernel, mount_point: PathBuf) -> Result<(), Op
     }
 }
 
-/// Whether files there can have a project: tries it with an unnamed file, which disappears when it is closed.
+/// Returns whether files there can have a project: tries it with an unnamed file, which disappears when it is closed.
 fn supports_projects(linux: &LinuxKernel) -> bool {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::openat(&linux.root, ".", flags, Mode::RUSR) else { return true };

@@ -17,7 +17,7 @@ use crate::{Bytes, Error, Inodes, ProjectId, QuotaLimits, QuotaStatus, QuotaUsag
 pub(crate) struct ProjectTag {
     /// 0: not in a project.
     pub(crate) project: u32,
-    /// Whether new entries of the directory inherit the tag.
+    /// True if new entries of the directory inherit the tag.
     pub(crate) inherit: bool,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct QuotaRecord {
 }
 
 impl QuotaRecord {
-    /// Whether any inode belongs to the project.
+    /// Returns whether any inode belongs to the project.
     pub(crate) fn is_used(self) -> bool {
         self.bytes != 0 || self.inodes != 0
     }
@@ -58,7 +58,7 @@ pub(crate) trait QuotaKernel: Debug + Send + Sync {
     fn owner_mark(&self, dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>>;
     /// Writes the mark of the directory, or removes it.
     fn set_owner_mark(&self, dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> io::Result<()>;
-    /// Whether the attributes of the directory can't be changed.
+    /// Returns whether the attributes of the directory can't be changed.
     fn is_immutable(&self, dir: BorrowedFd<'_>) -> io::Result<bool> {
         let _ = dir;
         Ok(false)
@@ -67,7 +67,7 @@ pub(crate) trait QuotaKernel: Debug + Send + Sync {
     /// created before a time; except those of a directory that is marked as the project's owner, and those
     /// whose project or age can't be read.
     fn count_tree(&self, dir: BorrowedFd<'_>, project: u32, before: SystemTime) -> Result<u64, Error>;
-    /// Whether the limits of projects are enforced at present.
+    /// Returns whether the limits of projects are enforced at present.
     fn is_enforced(&self) -> io::Result<bool>;
     /// All 0 for a project without a record.
     fn quota_record(&self, project: u32) -> io::Result<QuotaRecord>;

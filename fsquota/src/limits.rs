@@ -56,21 +56,21 @@ pub struct QuotaUsage {
 pub struct QuotaStatus {
     /// The project that the tree belongs to.
     pub project: ProjectId,
-    /// Its limits.
+    /// The limits of the tree.
     pub limits: QuotaLimits,
-    /// Its usage.
+    /// The usage of the tree.
     pub usage: QuotaUsage,
 }
 
 impl QuotaStatus {
-    /// Whether the usage exceeds a limit. This happens when a limit is set below the usage: existing data
+    /// Returns whether the usage exceeds a limit. This happens when a limit is set below the usage: existing data
     /// stays, and nothing can be added.
     pub fn is_over_limit(&self) -> bool {
         self.limits.bytes.is_some_and(|limit| self.usage.bytes > limit)
             || self.limits.inodes.is_some_and(|limit| self.usage.inodes > limit)
     }
 
-    /// How much the limits still allow, 0 if they are exceeded; `None` without a limit. The file system may
+    /// The quantity that the limits still allow, 0 if they are exceeded; `None` without a limit. The file system may
     /// have less free space.
     pub fn remaining_quota(&self) -> QuotaLimits {
         let Self { limits, usage, .. } = self;
@@ -117,7 +117,7 @@ impl From<QuotaLimits> for QuotaChange {
     }
 }
 
-/// Why a limit is invalid.
+/// A limit is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LimitError {

@@ -21,7 +21,7 @@ use crate::tree;
 
 /// A file system, by its open root.
 ///
-/// Its lock is `flock` on a file in the root directory that only root can open: on a directory, every process
+/// The lock is `flock` on a file in the root directory that only root can open: on a directory, every process
 /// that can read it could hold the lock. The kernel releases it with the last descriptor, also when the
 /// process is killed. It belongs to the inode, so it works across containers and mount namespaces.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl LinuxKernel {
         }
     }
 
-    /// Whether the open lock file is still the one that other processes would open.
+    /// Returns whether the open lock file is still the one that other processes would open.
     fn is_current(&self, lock: &OwnedFd) -> io::Result<bool> {
         let opened = rustix::fs::fstat(lock)?;
         match rustix::fs::statat(&self.root, LOCK_FILE, AtFlags::SYMLINK_NOFOLLOW) {
@@ -300,12 +300,12 @@ pub(crate) fn write_special_tag(dir: BorrowedFd<'_>, name: &CStr, tag: ProjectTa
     sys::write_attributes_at(dir, name, attributes)
 }
 
-/// Whether the attributes of such an entry can't be changed.
+/// Returns whether the attributes of such an entry can't be changed.
 pub(crate) fn is_special_immutable(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
     Ok(sys::read_attributes_at(dir, name)?.flags & u64::from(sys::IMMUTABLE) != 0)
 }
 
-/// Whether the attributes of the inode can't be changed.
+/// Returns whether the attributes of the inode can't be changed.
 pub(crate) fn is_immutable(file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(sys::read_attributes(file)?.flags & sys::IMMUTABLE != 0)
 }
@@ -318,9 +318,9 @@ const MAX_MARK_BYTES: usize = 256;
 pub(crate) enum OwnerAttribute {
     /// The directory has none.
     Missing,
-    /// It names the directory.
+    /// The mark names the directory.
     Own(OwnerMark),
-    /// It names another inode, or is damaged.
+    /// The mark names another inode, or is damaged.
     Foreign,
 }
 

@@ -1,7 +1,7 @@
-//! The mark on a directory that says that a project is its own.
+//! The mark on a directory that owns its project.
 //!
 //! An entry that is moved out of a limited directory, or copied with all attributes, keeps the project. So a
-//! project alone doesn't say whose limits it has: the directory that was given it carries the mark, with its
+//! project alone doesn't prove whose limits it has: the directory that was given it carries the mark, with its
 //! inode, so that a copy of the mark proves nothing. Only processes with CAP_SYS_ADMIN in the initial user
 //! namespace read and write `trusted` attributes.
 
@@ -10,7 +10,7 @@ use std::fmt;
 /// The extended attribute that holds the mark.
 pub(crate) const OWNER_ATTRIBUTE: &str = "trusted.nodekeel.project";
 
-/// What the mark of a directory says.
+/// The content of a directory's mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnerMark {
     /// The project that was allocated to the directory.

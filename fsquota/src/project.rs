@@ -47,7 +47,7 @@ impl ProjectQuota {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with_range(path: &Path, range: ProjectRange) -> Result<Self, OpenError> {
-        Self::open_with_mode(path, range, (OpenMode::Change, QuotactlMode::Auto))
+        Self::open_with_mode(path, range, OpenMode::Change, QuotactlMode::Auto)
     }
 
     /// As [`open`](Self::open), also on a read-only XFS, to read limits: changes fail there with
@@ -56,13 +56,14 @@ impl ProjectQuota {
     /// # Errors
     /// As [`open`](Self::open); [`OpenError::ReadOnly`] only for ext4.
     pub fn open_for_reading(path: &Path) -> Result<Self, OpenError> {
-        Self::open_with_mode(path, ProjectRange::default(), (OpenMode::Read, QuotactlMode::Auto))
+        Self::open_with_mode(path, ProjectRange::default(), OpenMode::Read, QuotactlMode::Auto)
     }
 
     pub(crate) fn open_with_mode(
         path: &Path,
         range: ProjectRange,
-        (mode, way): (OpenMode, QuotactlMode),
+        mode: OpenMode,
+        way: QuotactlMode,
     ) -> Result<Self, OpenError> {
         let (linux, file_system) = file_system::open_file_system(path, mode, way)?;
         let source = |error: rustix::io::Errno| OpenError::Open { path: path.into(), source: error.into() };
@@ -99,7 +100,7 @@ impl ProjectQuota {
     /// do its entries with that project. Entries of other projects, directories that own theirs, symbolic
     /// links, special files, mounts and, on ext4, immutable entries are skipped and counted.
     ///
-    /// It follows no symbolic link. Repeat the call if it was killed, or if files were added meanwhile to
+    /// The call follows no symbolic link. Repeat the call if it was killed, or if files were added during it to
     /// directories that it had not reached.
     ///
     /// # Errors
@@ -138,21 +139,22 @@ impl ProjectQuota {
     }
 
     /// Audits a tree for entries that left the limits of their directory, and for those that count for a directory
-    /// elsewhere; and repairs them, if that is asked for. Outside of limited directories, what has a project without a known
-    /// owner is reported and never changed; inside, a directory whose project has limits, with all that lies in it: audit
-    /// the directory of the mount to find all owners.
+    /// elsewhere; and repairs them, if that is asked for. Outside of limited directories, what has a project without a
+    /// known owner is reported and never changed; inside, a directory whose project has limits, with all entries in it:
+    /// audit the directory of the mount to find all owners.
     ///
-    /// It blocks, follows no symbolic link and enters nothing that is mounted. Each entry is judged once, where it lies
-    /// then; repeat the call if it was killed, or if entries were moved meanwhile. What others do in the tree ends no
-    /// audit: what could not be inspected is counted ([`AuditSummary::unread`](crate::AuditSummary::unread)). No tree is
-    /// cleared ([`clear_limits_recursive`](Self::clear_limits_recursive)) while another caller repairs, and the reverse.
+    /// The call blocks, follows no symbolic link and enters nothing that is mounted. Each entry is judged once, by the
+    /// directory that it is in then; repeat the call if it was killed, or if entries were moved during it. Concurrent
+    /// changes do not abort the audit: what could not be inspected is counted
+    /// ([`AuditSummary::unread`](crate::AuditSummary::unread)). No tree is cleared
+    /// ([`clear_limits_recursive`](Self::clear_limits_recursive)) while another caller repairs, and the reverse.
     ///
     /// # Errors
     /// [`Error::AuditTree`], [`Error::Kernel`], for a repair [`Error::LockTimeout`], and those that
     /// [`set_limits`](QuotaSetter::set_limits) has for what is not a directory of this file system.
     pub fn audit_tree(&self, dir: BorrowedFd<'_>, options: AuditOptions) -> Result<AuditReport, Error> {
         self.engine.inspect_directory(dir)?;
-        audit::audit_tree(&self.engine, dir, (options, &|| false))
+        audit::audit_tree(&self.engine, dir, options, &|| false)
     }
 
     /// Finds the directory of a project in a tree, such as that of the mount. The kernel keeps no register of that, so
@@ -221,6 +223,6 @@ impl QuotaSetter for ProjectQuota {
     ) -> Result<Option<AuditSummary>, Error> {
         self.engine.inspect_directory(dir)?;
         let options = AuditOptions { repair: false, ..options };
-        Ok(Some(audit::audit_tree(&self.engine, dir, (options, is_canceled))?.summary))
+        Ok(Some(audit::audit_tree(&self.engine, dir, options, is_canceled)?.summary))
     }
 }

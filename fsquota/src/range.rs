@@ -37,7 +37,7 @@ impl ProjectRange {
         self.last_id
     }
 
-    /// Whether the project number is in the range.
+    /// Returns whether the project number is in the range.
     pub fn contains(self, project: ProjectId) -> bool {
         (self.first_id..=self.last_id).contains(&project)
     }
@@ -72,7 +72,7 @@ impl Default for ProjectRange {
 
 /// Looks up which projects of a file system are allocated.
 pub(crate) trait ProjectLookup {
-    /// Whether any inode belongs to the project, or a limit is set for it.
+    /// Returns whether any inode belongs to the project, or a limit is set for it.
     fn is_allocated(&self, project: u32) -> io::Result<bool>;
     /// The first allocated number that is not below this one.
     fn next_allocated(&self, from: u32) -> io::Result<Option<u32>>;

@@ -35,13 +35,13 @@ pub trait QuotaSetter: Send + Sync + Debug {
     /// Changes the limits of a directory and gives it a project if it has none.
     ///
     /// # Errors
-    /// As the contract says, and [`Error::Kernel`]. [`Error::is_retryable`] is true if a retry helps.
+    /// Those of the contract, and [`Error::Kernel`]. [`Error::is_retryable`] is true if a retry helps.
     fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error>;
 
     /// Reads the limits and the usage that apply to a directory.
     ///
     /// # Errors
-    /// As the contract says, and [`Error::Kernel`].
+    /// Those of the contract, and [`Error::Kernel`].
     fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error>;
 
     /// The project of a directory, also while limits are not enforced: what is needed to remove it.
@@ -55,14 +55,14 @@ pub trait QuotaSetter: Send + Sync + Debug {
     /// Removes the limits and the project from an empty directory.
     ///
     /// # Errors
-    /// As the contract says, and [`Error::Kernel`]: the directory is then limited, or unlimited with its
+    /// Those of the contract, and [`Error::Kernel`]: the directory is then limited, or unlimited with its
     /// project. Repeat the call to resume.
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error>;
 
     /// As [`set_limits`](Self::set_limits), for a directory that may have entries: they count from then on. What
     /// could not be changed is in the summary. Repeat the call if it was killed.
     ///
-    /// The default is [`set_limits`](Self::set_limits), which suits implementations that count all that lies
+    /// The default is [`set_limits`](Self::set_limits), which suits implementations that count all entries
     /// in a directory.
     ///
     /// # Errors

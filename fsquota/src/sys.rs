@@ -42,7 +42,7 @@ const GET_GENERATION: c_ulong = (2 << 30) | ((size_of::<c_long>() as c_ulong) <<
 
 /// Reads the number that distinguishes an inode from an earlier one with the same inode number.
 pub(crate) fn read_generation(file: BorrowedFd<'_>) -> io::Result<u32> {
-    // The kernel writes an `int`, although the number says `long`.
+    // The kernel writes an `int`, although the call's number encodes `long`.
     let mut generation: [c_int; 2] = [0; 2];
     // SAFETY: the kernel writes at most one `c_long`, and the descriptor is borrowed.
     syscall_result(unsafe { libc::ioctl(file.as_raw_fd(), GET_GENERATION as _, &mut generation) }.into())?;
@@ -284,7 +284,7 @@ pub(crate) fn flush_removed_inodes(root: BorrowedFd<'_>, unused_project: u32) ->
     )
 }
 
-/// How quotactl names a file system.
+/// The name of a file system for quotactl.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum QuotaTarget<'a> {
     /// By a descriptor of any file on it.
@@ -293,7 +293,7 @@ pub(crate) enum QuotaTarget<'a> {
     Device(&'a CStr),
 }
 
-/// Whether this kernel supports quotactl by descriptor. The check uses no file system, because one without
+/// Returns whether this kernel supports quotactl by descriptor. The check uses no file system, because one without
 /// quotas also returns ENOSYS.
 pub(crate) fn supports_quotactl_fd() -> bool {
     // SAFETY: descriptor -1 is invalid, so the kernel never reads the pointer.
@@ -307,7 +307,7 @@ pub(crate) fn probe_accounting(target: QuotaTarget<'_>) -> io::Result<()> {
     unsafe { quotactl(target, GET_INFO, 0, &mut QuotaInfo::default()) }
 }
 
-/// Whether the limits of projects are enforced.
+/// Returns whether the limits of projects are enforced.
 pub(crate) fn is_enforcement_on(target: QuotaTarget<'_>) -> io::Result<bool> {
     let mut state = QuotaState { version: QUOTA_STATE_VERSION, ..QuotaState::default() };
     // SAFETY: `GET_STATE` writes one `QuotaState` of the version that is in it.

@@ -1,7 +1,6 @@
 //! An implementation in memory, the conformance suite for every implementation, and checks over arbitrary
 //! input, which property tests and fuzz targets share.
 
-mod checks;
 mod conformance;
 pub(crate) mod memory;
 mod raw_calls;
@@ -9,20 +8,25 @@ mod same_calls;
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 
-pub use checks::{fuzz_owner_mark, fuzz_quantity};
 pub use conformance::conformance;
 pub use raw_calls::RawQuotaCalls;
 
 use crate::engine::{NonEmptyPolicy, QuotaEngine};
 use crate::error::KernelOperation;
-use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus, TreeSummary};
+use crate::file_system::{OpenMode, QuotactlMode};
+use crate::owner::OwnerRecord;
+use crate::{
+    Bytes, Error, Inodes, OpenError, ProjectId, ProjectQuota, ProjectRange, QuotaChange, QuotaSetter,
+    QuotaStatus, TreeSummary,
+};
 use memory::MemoryKernel;
 
 /// Quotas in memory that are not enforced: for tests of code that uses a [`QuotaSetter`], as any user, on any
 /// file system.
 ///
-/// It is [`ProjectQuota`](crate::ProjectQuota) over a map instead of a kernel: allocation, order of the calls
+/// This is [`ProjectQuota`] over a map instead of a kernel: allocation, order of the calls
 /// and errors are the same code. Usage is counted by walking the directory tree; every entry of a limited
 /// directory belongs to its project, as if it had been created after the limits. It holds one descriptor for
 /// each limited directory.
@@ -82,7 +86,7 @@ impl QuotaSetter for MemQuota {
         dir: BorrowedFd<'_>,
         change: QuotaChange,
     ) -> Result<(QuotaStatus, TreeSummary), Error> {
-        // Its usage is that of the tree, whatever was there before.
+        // Its usage is that of the tree, with the entries that were there before.
         Ok((self.0.set_limits(dir, change, NonEmptyPolicy::Accept)?, TreeSummary::default()))
     }
 
@@ -95,14 +99,32 @@ impl QuotaSetter for MemQuota {
     }
 }
 
-/// Opens a [`ProjectQuota`](crate::ProjectQuota) that names the device to the kernel, as before Linux 5.14.
+/// Opens a [`ProjectQuota`] that names the device to the kernel, as before Linux 5.14.
 ///
 /// # Errors
-/// As [`ProjectQuota::open`](crate::ProjectQuota::open).
-pub fn open_by_device(path: &std::path::Path) -> Result<crate::ProjectQuota, crate::OpenError> {
-    crate::ProjectQuota::open_with_mode(
-        path,
-        ProjectRange::default(),
-        (crate::file_system::OpenMode::Change, crate::file_system::QuotactlMode::ByDevice),
-    )
+/// As [`ProjectQuota::open`].
+pub fn open_by_device(path: &Path) -> Result<ProjectQuota, OpenError> {
+    ProjectQuota::open_with_mode(path, ProjectRange::default(), OpenMode::Change, QuotactlMode::ByDevice)
+}
+
+/// Any text parses as a quantity or is rejected. A quantity parses back from its `Display`, and is not less
+/// than its digits.
+pub fn fuzz_quantity(text: &[u8]) {
+    let text = String::from_utf8_lossy(text);
+    if let Ok(bytes) = text.parse::<Bytes>() {
+        assert_eq!(bytes.to_string().parse(), Ok(bytes), "{text:?}");
+        let digits = text.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+        assert!(digits.parse().is_ok_and(|digits: u64| bytes.0 >= digits), "{text:?} became {bytes}");
+    }
+    if let Ok(inodes) = text.parse::<Inodes>() {
+        assert_eq!(inodes.to_string().parse(), Ok(inodes), "{text:?}");
+        assert_eq!(text.parse(), Ok(Bytes(inodes.0)), "both parse alike");
+    }
+}
+
+/// Any value of the owner's attribute is a mark or damaged. A mark parses back from what is written of it.
+pub fn fuzz_owner_mark(value: &[u8]) {
+    if let Some(record) = OwnerRecord::parse(value) {
+        assert_eq!(OwnerRecord::parse(record.to_string().as_bytes()), Some(record));
+    }
 }

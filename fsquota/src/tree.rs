@@ -15,10 +15,10 @@ use crate::{Error, linux};
 
 pub(crate) use walk::{NamedEntry, OpenEntry, TreeVisitor, walk_tree};
 
-/// How many paths of immutable entries are kept.
+/// Number of paths of immutable entries that are kept.
 const MAX_IMMUTABLE_PATHS: usize = 10;
 
-/// How many entries of a tree were changed or skipped; the directory itself is not counted.
+/// Number of entries of a tree that were changed or skipped; the directory itself is not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TreeSummary {
@@ -62,7 +62,7 @@ struct Retag<'a> {
     summary: TreeSummary,
 }
 
-/// Whether the directory was given the project itself, and merely lies in the tree.
+/// Returns whether the directory was given the project itself, and is only nested in the tree.
 fn is_owner(dir: BorrowedFd<'_>, project: u32) -> io::Result<bool> {
     Ok(project != 0 && linux::read_owner_mark(dir)?.is_some_and(|mark| mark.project == project))
 }

@@ -1,6 +1,6 @@
-//! What an entry should have, decided by what it has and where it lies.
+//! Decides which project an entry should have, by its project, its mark and its parent.
 //!
-//! | lies in | has | is |
+//! | is in | has | is |
 //! |---|---|---|
 //! | anything | the mark of an owner | an owner: its project is the one of the mark |
 //! | a limited directory | its project | counted |
@@ -13,13 +13,13 @@
 
 use std::collections::HashSet;
 
-use super::FindingKind;
+use super::report::FindingKind;
 use crate::kernel::ProjectTag;
 
-/// Whom the mark of a directory names.
+/// The owner that the mark of a directory names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum MarkHolder {
-    /// It has none.
+    /// The directory has no mark.
     #[default]
     Nobody,
     /// The directory itself, as the owner of this project.
@@ -28,7 +28,7 @@ pub(super) enum MarkHolder {
     Another,
 }
 
-/// What is known of the projects of the file system.
+/// The projects of the file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KnownProjects {
     /// Those whose owner is in the tree.
@@ -37,7 +37,7 @@ pub(super) struct KnownProjects {
     pub(super) limited: HashSet<u32>,
 }
 
-/// What is known of an entry.
+/// Project and mark of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct EntryFacts {
     pub(super) tag: ProjectTag,
@@ -45,7 +45,7 @@ pub(super) struct EntryFacts {
     pub(super) is_directory: bool,
 }
 
-/// What a directory is for its entries.
+/// The meaning of a directory for its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// Not limited.
@@ -59,13 +59,13 @@ pub(super) enum Scope {
 /// The judgement of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
-    /// Why it is reported, if it is.
+    /// The finding to report.
     pub(super) finding: Option<FindingKind>,
-    /// Whether it is counted with the unowned ones without being reported: it lies in one.
+    /// It is counted with the unowned entries and not reported: its directory is.
     pub(super) is_in_unowned: bool,
-    /// What repairs it.
+    /// The tag that repairs it.
     pub(super) repair: Option<ProjectTag>,
-    /// What it is for its own entries.
+    /// The scope of its own entries.
     pub(super) below: Scope,
 }
 

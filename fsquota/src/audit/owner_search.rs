@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 
-use super::pace::WalkPace;
-use super::{AuditStop, ProjectDirectories, UnreadEntries};
+use super::report::ProjectDirectories;
+use super::walk_control::{AuditStop, UnreadEntries, WalkPace};
 use crate::linux::{read_owner_mark, read_project_tag};
 use crate::tree::{OpenEntry, TreeVisitor};
 
@@ -17,8 +17,8 @@ pub(super) struct OwnerSearch<'a> {
     /// The directories of the target.
     pub(super) found: ProjectDirectories,
     pub(super) unread: UnreadEntries,
-    /// Whether each directory on the way down has the target.
-    has_target: Vec<bool>,
+    /// For each directory on the way down: true if it is one of the target.
+    path_targets: Vec<bool>,
     pace: WalkPace,
     stop: AuditStop<'a>,
 }
@@ -30,7 +30,7 @@ impl<'a> OwnerSearch<'a> {
             owned: HashSet::new(),
             found: ProjectDirectories::default(),
             unread: UnreadEntries::default(),
-            has_target: Vec::new(),
+            path_targets: Vec::new(),
             pace,
             stop,
         }
@@ -43,15 +43,16 @@ impl TreeVisitor for OwnerSearch<'_> {
         self.pace.wait();
         let OpenEntry { file, path, .. } = entry;
         let marked = read_owner_mark(file)?.map(|mark| mark.project);
-        let has_target = self.target.is_some() && Some(read_project_tag(file)?.project) == self.target;
         self.owned.extend(marked);
-        if self.target.is_some() && marked == self.target {
+        let is_owner = self.target.is_some() && marked == self.target;
+        let has_project = self.target.is_some() && Some(read_project_tag(file)?.project) == self.target;
+        if is_owner {
             self.found.owner = Some(path());
-        } else if has_target && !self.has_target.last().copied().unwrap_or(false) {
+        } else if has_project && !self.path_targets.last().copied().unwrap_or(false) {
             self.found.others.push(path());
         }
         // A directory in the owner is not another directory of the project.
-        self.has_target.push(has_target || (self.target.is_some() && marked == self.target));
+        self.path_targets.push(has_project || is_owner);
         Ok(true)
     }
 
@@ -64,6 +65,6 @@ impl TreeVisitor for OwnerSearch<'_> {
     }
 
     fn leave_directory(&mut self) {
-        self.has_target.pop();
+        self.path_targets.pop();
     }
 }

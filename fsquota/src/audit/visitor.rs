@@ -9,9 +9,8 @@ use rustix::fs::{AtFlags, FileType, Stat};
 use rustix::io::Errno;
 
 use super::judge::{EntryFacts, Judgement, KnownProjects, MarkHolder, Scope, judge_entry};
-use super::pace::WalkPace;
-use super::unread::{AuditStop, UnreadEntries};
-use super::{AuditFinding, AuditOptions, AuditReport, FindingKind};
+use super::report::{AuditFinding, AuditOptions, AuditReport, FindingKind};
+use super::walk_control::{AuditStop, UnreadEntries, WalkPace};
 use crate::ProjectId;
 use crate::engine::QuotaEngine;
 use crate::kernel::ProjectTag;
@@ -35,20 +34,20 @@ pub(super) struct AuditVisitor<'a> {
     stop: AuditStop<'a>,
 }
 
-/// What became of an entry that was to be repaired.
+/// The result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RepairOutcome {
     Repaired,
-    /// It was changed or removed after it was judged, and is as others left it.
+    /// The entry was changed or removed after it was judged, and is as others left it.
     Changed,
     Immutable,
 }
 
 impl RepairOutcome {
-    /// Classifies a repair, which says whether it has changed the entry.
+    /// Classifies a repair, which returns whether it has changed the entry.
     ///
     /// # Errors
-    /// That of the repair, if nobody has decided that the entry stays as it is.
+    /// That of the repair, unless the entry was removed, or is immutable.
     fn new(repaired: io::Result<bool>, is_immutable: impl FnOnce() -> bool) -> io::Result<Self> {
         match repaired {
             Ok(true) => Ok(Self::Repaired),
@@ -64,8 +63,10 @@ impl RepairOutcome {
 
 impl<'a> AuditVisitor<'a> {
     pub(super) fn new(
-        (engine, projects): (&'a QuotaEngine<LinuxKernel>, &'a KnownProjects),
-        (options, stop): (AuditOptions, AuditStop<'a>),
+        engine: &'a QuotaEngine<LinuxKernel>,
+        projects: &'a KnownProjects,
+        options: AuditOptions,
+        stop: AuditStop<'a>,
         top: Scope,
     ) -> Self {
         let mut report = AuditReport::default();
@@ -100,7 +101,8 @@ impl<'a> AuditVisitor<'a> {
     /// Adds an entry to the report; returns what repairs it, if it is to be.
     fn record(
         &mut self,
-        (judged, tag): (Judgement, ProjectTag),
+        judged: Judgement,
+        tag: ProjectTag,
         stat: impl FnOnce() -> io::Result<Stat>,
         path: &dyn Fn() -> PathBuf,
     ) -> io::Result<Option<ProjectTag>> {
@@ -127,8 +129,9 @@ impl<'a> AuditVisitor<'a> {
         Ok(repair.filter(|_| self.repairs))
     }
 
-    /// Whether an inode with several names is reported at this one: at the first. One that would be repaired, and has the
-    /// project of another directory, may count there by another name: it is reported if it is found at all of them.
+    /// Returns whether an inode with several names is reported at this one: at the first. One that would be repaired,
+    /// and has the project of another directory, may count there by another name: it is reported if it is found at all
+    /// of them.
     fn is_reported_here(&mut self, stat: &Stat, project: u32, has_repair: bool) -> bool {
         let is_limited = self.projects.owned.contains(&project) || self.projects.limited.contains(&project);
         let due = if has_repair && is_limited { u128::from(stat.st_nlink) } else { 1 };
@@ -145,7 +148,8 @@ impl<'a> AuditVisitor<'a> {
     fn repair_directory(
         &self,
         dir: BorrowedFd<'_>,
-        (facts, wanted): (EntryFacts, ProjectTag),
+        facts: EntryFacts,
+        wanted: ProjectTag,
     ) -> io::Result<bool> {
         let _allocation = self.engine.hold_allocation().map_err(io::Error::other)?;
         let project = facts.tag.project;
@@ -179,7 +183,7 @@ impl<'a> AuditVisitor<'a> {
         let Some(tag) = linux::read_special_tag(dir, name)? else { return Ok(false) };
         let judged = self.judge(EntryFacts { tag, ..EntryFacts::default() });
         let stat = || Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
-        if let Some(wanted) = self.record((judged, tag), stat, path)? {
+        if let Some(wanted) = self.record(judged, tag, stat, path)? {
             let written = linux::write_special_tag(dir, name, wanted).map(|()| true);
             let is_immutable = || linux::is_special_immutable(dir, name).unwrap_or(false);
             self.count_repair(RepairOutcome::new(written, is_immutable)?);
@@ -194,15 +198,16 @@ impl TreeVisitor for AuditVisitor<'_> {
         self.start_entry()?;
         let facts = read_facts(file, is_directory)?;
         let judged = self.judge(facts);
-        // Before the repair, which may fail: what lies in it is judged by where it lies.
-        let wanted = self.record((judged, facts.tag), || Ok(rustix::fs::fstat(file)?), path)?;
+        // Before the repair, which may fail: entries below are judged by the scope of this one all the same.
+        let wanted = self.record(judged, facts.tag, || Ok(rustix::fs::fstat(file)?), path)?;
         if is_directory {
             self.scopes.push(judged.below);
         }
         let Some(wanted) = wanted else { return Ok(true) };
-        let repaired = match is_directory {
-            true => self.repair_directory(file, (facts, wanted)),
-            false => linux::write_project_tag(file, wanted).map(|()| true),
+        let repaired = if is_directory {
+            self.repair_directory(file, facts, wanted)
+        } else {
+            linux::write_project_tag(file, wanted).map(|()| true)
         };
         match RepairOutcome::new(repaired, || linux::is_immutable(file).unwrap_or(false)) {
             Ok(outcome) => self.count_repair(outcome),

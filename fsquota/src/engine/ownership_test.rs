@@ -1,4 +1,4 @@
-//! Whose limits a project has.
+//! Ownership of a project: whose limits it has.
 
 use super::*;
 

@@ -4,7 +4,10 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
 
 use crate::{
     Bytes, Error, Inodes, LimitChange, LimitError, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
@@ -90,6 +93,8 @@ impl ConformanceSuite<'_> {
     fn limits_are_set_and_read(&self) {
         let (path, dir) = self.create_dir("read");
         assert_eq!(self.read_status(&dir), None, "a new directory has no limits");
+        self.setter.clear_limits(dir.as_fd()).expect("clearing an unlimited directory succeeds");
+        assert_eq!(self.read_status(&dir), None, "and changes nothing");
         let set = self.set_limits(&dir, both_limits(MIB, 100));
         assert_eq!(set.limits, expected_limits(Some(MIB), Some(100)));
         assert_eq!(set.usage.inodes, Inodes(1), "the directory itself is counted");
@@ -111,6 +116,10 @@ impl ConformanceSuite<'_> {
     fn each_limit_changes_by_itself(&self) {
         let (path, dir) = self.create_dir("each");
         let change = |bytes, inodes| self.set_limits(&dir, QuotaChange { bytes, inodes });
+        let (bytes_path, bytes_dir) = self.create_dir("bytes");
+        let bytes_alone = QuotaChange { bytes: LimitChange::Set(MIB), inodes: LimitChange::Unlimited };
+        assert_eq!(self.set_limits(&bytes_dir, bytes_alone).limits, expected_limits(Some(MIB), None));
+        self.remove_dir(&bytes_path, bytes_dir);
         let first = change(LimitChange::Set(MIB), LimitChange::Keep);
         assert_eq!(
             first.limits,
@@ -120,6 +129,11 @@ impl ConformanceSuite<'_> {
         let both = change(LimitChange::Keep, LimitChange::Set(Inodes(50)));
         assert_eq!(both.limits, expected_limits(Some(MIB), Some(50)));
         assert_eq!(change(LimitChange::Keep, LimitChange::Keep), both);
+        let twice = Bytes(2 * MIB.0);
+        assert_eq!(
+            change(LimitChange::Set(twice), LimitChange::Keep).limits,
+            expected_limits(Some(twice), Some(50))
+        );
         assert_eq!(change(LimitChange::Unlimited, LimitChange::Keep).limits, expected_limits(None, Some(50)));
         assert_eq!(
             change(LimitChange::Set(MIB), LimitChange::Unlimited).limits,
@@ -179,7 +193,9 @@ impl ConformanceSuite<'_> {
         );
         let shrunk = self.set_limits(&dir, both_limits(Bytes(4096), 2));
         assert!(shrunk.is_over_limit(), "a limit below the usage is accepted and reported");
-        assert_eq!(shrunk.remaining_quota(), expected_limits(Some(Bytes(0)), Some(0)));
+        assert_eq!(shrunk.remaining_quota(), expected_limits(Some(Bytes(0)), Some(0)), "never below 0");
+        let kept = fs::read(path.join("a")).expect("a file can be read");
+        assert_eq!(kept.len(), 64 << 10, "existing data stays");
         self.remove_dir(&path, dir);
     }
 
@@ -245,6 +261,15 @@ impl ConformanceSuite<'_> {
         assert!(rejected.iter().all(|error| matches!(error, Some(Error::NotADirectory))), "{rejected:?}");
         assert!(matches!(self.setter.clear_limits(file.as_fd()), Err(Error::NotADirectory)));
         fs::remove_file(&path).expect("it exists");
+        let (target, dir) = self.create_dir("target");
+        symlink(&target, &path).expect("a link can be created");
+        let link =
+            rustix::fs::open(&path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()).expect("it exists");
+        let rejected = self.setter.set_limits(link.as_fd(), both_limits(MIB, 1));
+        assert!(matches!(rejected, Err(Error::NotADirectory)), "{rejected:?}");
+        assert_eq!(self.read_status(&dir), None, "no link is followed");
+        fs::remove_file(&path).expect("it exists");
+        self.remove_dir(&target, dir);
     }
 
     fn removed_directories_are_released(&self) {

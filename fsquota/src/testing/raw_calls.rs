@@ -2,8 +2,9 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::kernel::{ProjectTag, QuotaKernel as _};
+use crate::kernel::{ProjectTag, QuotaKernel as _, QuotaRecord};
 use crate::limits::KernelLimitChange;
+use crate::linux::LinuxKernel;
 use crate::{Error, ProjectId, ProjectQuota, ProjectRange, error::KernelOperation};
 
 /// The single calls of a [`ProjectQuota`], without its safeguards: two callers can use the same number.
@@ -11,17 +12,17 @@ use crate::{Error, ProjectId, ProjectQuota, ProjectRange, error::KernelOperation
 pub struct RawQuotaCalls<'a>(pub &'a ProjectQuota);
 
 impl RawQuotaCalls<'_> {
+    fn kernel(&self) -> &LinuxKernel {
+        &self.0.engine().kernel
+    }
+
     /// Sets the limits of a project, whether or not it has inodes.
     ///
     /// # Errors
     /// [`Error::Kernel`].
     pub fn write_limits(self, project: ProjectId, kib: u64, inodes: u64) -> Result<(), Error> {
         let change = KernelLimitChange { kib: Some(kib), inodes: Some(inodes) };
-        self.0
-            .engine()
-            .kernel
-            .set_limits(project.get(), change)
-            .map_err(KernelOperation::WriteLimits.into_error())
+        self.kernel().set_limits(project.get(), change).map_err(KernelOperation::WriteLimits.into_error())
     }
 
     /// Queries the kernel once whether a project is allocated.
@@ -29,13 +30,8 @@ impl RawQuotaCalls<'_> {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn is_allocated(self, project: ProjectId) -> Result<bool, Error> {
-        let record = self
-            .0
-            .engine()
-            .kernel
-            .quota_record(project.get())
-            .map_err(KernelOperation::ReadLimits.into_error())?;
-        Ok(record != crate::kernel::QuotaRecord::default())
+        let record = self.kernel().quota_record(project.get());
+        Ok(record.map_err(KernelOperation::ReadLimits.into_error())? != QuotaRecord::default())
     }
 
     /// Assigns a directory to a project.
@@ -44,7 +40,7 @@ impl RawQuotaCalls<'_> {
     /// [`Error::Kernel`].
     pub fn tag_directory(self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<(), Error> {
         let tag = ProjectTag { project: project.get(), inherit: true };
-        self.0.engine().kernel.set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
+        self.kernel().set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
     }
 
     /// Removes an entry from its project, as its owner can.
@@ -52,7 +48,7 @@ impl RawQuotaCalls<'_> {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn leave_project(self, file: BorrowedFd<'_>) -> Result<(), Error> {
-        let left = self.0.engine().kernel.set_project_tag(file, ProjectTag::default());
+        let left = self.kernel().set_project_tag(file, ProjectTag::default());
         left.map_err(KernelOperation::WriteProject.into_error())
     }
 
@@ -61,12 +57,12 @@ impl RawQuotaCalls<'_> {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn turn_enforcement_off(self) -> Result<(), Error> {
-        let target = self.0.engine().kernel.quota_target();
+        let target = self.kernel().quota_target();
         crate::sys::turn_enforcement_off(target).map_err(KernelOperation::WriteLimits.into_error())
     }
 
-    /// Calls `work` with the search for a free number, as [`set_limits`](crate::QuotaSetter::set_limits) does it under the
-    /// lock, without using the numbers.
+    /// Calls `work` with the search for a free number, as [`set_limits`](crate::QuotaSetter::set_limits) does it under
+    /// the lock, without using the numbers.
     ///
     /// # Errors
     /// As [`set_limits`](crate::QuotaSetter::set_limits).

@@ -13,8 +13,8 @@ use crate::owner::OWNER_ATTRIBUTE;
 use crate::{ProjectId, sys};
 
 impl RawQuotaCalls<'_> {
-    /// Makes the system calls of [`set_limits`](crate::QuotaSetter::set_limits) of an empty directory without limits, and
-    /// of [`read_status`](crate::QuotaSetter::read_status) of it, with a free project that the caller knows.
+    /// Makes the system calls of [`set_limits`](crate::QuotaSetter::set_limits) of an empty directory without limits,
+    /// and of [`read_status`](crate::QuotaSetter::read_status) of it, with a free project that the caller knows.
     ///
     /// They are, in their order:
     /// - the directory and the lock: fstat; openat, fstat, FS_IOC_FSGETXATTR; flock; fstat, fstatat;
@@ -31,7 +31,8 @@ impl RawQuotaCalls<'_> {
         self,
         dir: BorrowedFd<'_>,
         project: ProjectId,
-        (kib, inodes): (u64, u64),
+        kib: u64,
+        inodes: u64,
     ) -> io::Result<()> {
         let (kernel, project) = (&self.0.engine().kernel, project.get());
         fstat(dir)?;

@@ -1,4 +1,4 @@
-//! Visits every entry of a tree that others change meanwhile.
+//! Visits every entry of a tree that others may change at the same time.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 pub(crate) struct OpenEntry<'a> {
     pub(crate) file: BorrowedFd<'a>,
     pub(crate) is_directory: bool,
-    /// Its path, relative to the directory where the walk started.
+    /// Path relative to the directory where the walk started.
     pub(crate) path: &'a dyn Fn() -> PathBuf,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct OpenEntry<'a> {
 pub(crate) struct NamedEntry<'a> {
     pub(crate) dir: BorrowedFd<'a>,
     pub(crate) name: &'a CStr,
-    /// Its path, relative to the directory where the walk started.
+    /// Path relative to the directory where the walk started.
     pub(crate) path: &'a dyn Fn() -> PathBuf,
 }
 
@@ -35,7 +35,7 @@ impl<'a> OpenEntry<'a> {
     }
 }
 
-/// What is done with the entries of a tree. Of a directory, files are visited before its subdirectories; one with very many
+/// Visits the entries of a tree. Of a directory, files are visited before its subdirectories; one with very many
 /// subdirectories is visited in parts.
 pub(crate) trait TreeVisitor {
     /// Visits a directory or a file; returns whether the directory is entered.
@@ -58,7 +58,7 @@ pub(crate) trait TreeVisitor {
     }
     /// Visits an entry on which something is mounted.
     fn visit_mount(&mut self) {}
-    /// Whether files are visited, and not directories alone.
+    /// Returns whether files are visited, and not directories alone.
     fn visits_files(&self) -> bool {
         true
     }
@@ -67,8 +67,8 @@ pub(crate) trait TreeVisitor {
     fn leave_directory(&mut self) {}
 }
 
-/// Visits every entry below `dir`, as a [`TreeWalk`] meets them. If a directory was moved away while the walk was in it, the
-/// walk goes on in the deepest directory above that is where it was.
+/// Visits every entry below `dir`, as a [`TreeWalk`] meets them. If a directory was moved away while the walk was in
+/// it, the walk goes on in the deepest directory above that is where it was.
 pub(crate) fn walk_tree(
     dir: BorrowedFd<'_>,
     visitor: &mut dyn TreeVisitor,
@@ -110,7 +110,7 @@ fn visit_event(
 
 /// Visits an entry that was not a directory when it was listed.
 fn visit_entry(walk: &TreeWalk, visitor: &mut dyn TreeVisitor, name: &OsStr) -> io::Result<()> {
-    // Another entry may have replaced it meanwhile: a link, or a device, which does something when it is opened.
+    // Another entry may have replaced it since: a link, or a device, which does something when it is opened.
     let Some(found) = opened(walk.open_path(name)?, visitor) else { return Ok(()) };
     let path = || walk.path(Some(name));
     let text = CString::new(name.as_bytes())?;
@@ -137,7 +137,7 @@ fn visit_entry(walk: &TreeWalk, visitor: &mut dyn TreeVisitor, name: &OsStr) -> 
 fn visit_directory(walk: &mut TreeWalk, visitor: &mut dyn TreeVisitor, name: &OsStr) -> io::Result<()> {
     let Some(dir) = opened(walk.open_dir(name)?, visitor) else { return Ok(()) };
     let path = || walk.path(Some(name));
-    // Before its entries: those created meanwhile inherit the right project.
+    // Before its entries: those created from now on inherit the right project.
     let entry = OpenEntry { file: dir.as_fd(), is_directory: true, path: &path };
     if visitor.visit_inode(entry)? {
         walk.enter(name, dir).inspect_err(|_| visitor.leave_directory())?;

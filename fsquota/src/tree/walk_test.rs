@@ -16,7 +16,7 @@ struct Notes<'a> {
     visited: Vec<PathBuf>,
     failed: Vec<PathBuf>,
     leased: Vec<PathBuf>,
-    /// How many directories have been entered and not left; the walk itself enters the first.
+    /// Number of directories that have been entered and not left; the walk itself enters the first.
     depth: usize,
     before: &'a mut dyn FnMut(&Path),
 }

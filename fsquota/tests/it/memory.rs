@@ -8,17 +8,12 @@ use std::path::PathBuf;
 
 use nodekeel_fsquota::testing::{MemQuota, conformance};
 use nodekeel_fsquota::{
-    Bytes, Error, Inodes, KernelOperation, LimitChange, ProjectId, ProjectRange, QuotaChange, QuotaLimits,
+    Bytes, Error, Inodes, KernelOperation, LimitChange, ProjectId, QuotaChange, QuotaLimits,
     QuotaSetter as _, QuotaStatus,
 };
 use proptest::prelude::*;
 
-use crate::states;
-
-fn range(first: u32, last: u32) -> ProjectRange {
-    let id = |number| ProjectId::new(number).unwrap();
-    ProjectRange::new(id(first), id(last)).unwrap()
-}
+use crate::range;
 
 const LIMITED: QuotaChange =
     QuotaChange { bytes: LimitChange::Set(Bytes(1 << 20)), inodes: LimitChange::Keep };
@@ -29,12 +24,6 @@ fn the_memory_implementation_conforms() {
     let quota = MemQuota::new();
     conformance(&quota, scratch.path());
     assert_eq!(quota.list_projects(), [], "nothing is left");
-}
-
-#[test]
-fn the_state_table_holds() {
-    let scratch = tempfile::tempdir().unwrap();
-    states::check_state_table(&MemQuota::new(), scratch.path());
 }
 
 #[test]
@@ -91,22 +80,26 @@ fn failures_can_be_injected() {
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Set(usize, LimitChange<u64>, LimitChange<u64>),
+    Set(usize, QuotaChange),
     Clear(usize),
     Remove(usize),
     Release(usize),
     ReleaseUnused,
 }
 
-fn limit_change(max: u64) -> impl Strategy<Value = LimitChange<u64>> {
-    prop_oneof![Just(LimitChange::Keep), Just(LimitChange::Unlimited), (1..max).prop_map(LimitChange::Set)]
+fn limit_change<T: Clone + std::fmt::Debug>(
+    max: u64,
+    limit: fn(u64) -> T,
+) -> impl Strategy<Value = LimitChange<T>> {
+    let set = (1..max).prop_map(move |number| LimitChange::Set(limit(number)));
+    prop_oneof![Just(LimitChange::Keep), Just(LimitChange::Unlimited), set]
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
     let index = 0..4usize;
     prop_oneof![
-        4 => (index.clone(), limit_change(1 << 40), limit_change(1000))
-            .prop_map(|(index, bytes, inodes)| Operation::Set(index, bytes, inodes)),
+        4 => (index.clone(), limit_change(1 << 40, Bytes), limit_change(1000, Inodes))
+            .prop_map(|(index, bytes, inodes)| Operation::Set(index, QuotaChange { bytes, inodes })),
         1 => index.clone().prop_map(Operation::Clear),
         2 => index.clone().prop_map(Operation::Remove),
         1 => index.prop_map(Operation::Release),
@@ -142,7 +135,7 @@ impl QuotaModel {
 
     fn apply(&mut self, operation: &Operation) {
         match *operation {
-            Operation::Set(at, bytes, inodes) => self.set_limits(at, bytes, inodes),
+            Operation::Set(at, change) => self.set_limits(at, change),
             Operation::Clear(at) => {
                 self.quota.clear_limits(self.open_dir(at).as_fd()).unwrap();
                 self.expected.remove(&at);
@@ -164,28 +157,15 @@ impl QuotaModel {
         }
     }
 
-    fn set_limits(&mut self, at: usize, bytes: LimitChange<u64>, inodes: LimitChange<u64>) {
+    fn set_limits(&mut self, at: usize, change: QuotaChange) {
         let before = self.expected.get(&at).copied();
         let limits = before.map(|status| status.limits).unwrap_or_default();
-        let rounded =
-            applied_limit(limits.bytes.map(|bytes| bytes.0), bytes).map(|bytes| bytes.div_ceil(1024) * 1024);
+        let bytes = applied_limit(limits.bytes, change.bytes);
         let limits = QuotaLimits {
-            bytes: rounded.map(Bytes),
-            inodes: applied_limit(limits.inodes.map(|inodes| inodes.0), inodes).map(Inodes),
+            bytes: bytes.map(|bytes| Bytes(bytes.0.next_multiple_of(1024))),
+            inodes: applied_limit(limits.inodes, change.inodes),
         };
-        let typed = QuotaChange {
-            bytes: match bytes {
-                LimitChange::Set(bytes) => LimitChange::Set(Bytes(bytes)),
-                LimitChange::Unlimited => LimitChange::Unlimited,
-                LimitChange::Keep => LimitChange::Keep,
-            },
-            inodes: match inodes {
-                LimitChange::Set(inodes) => LimitChange::Set(Inodes(inodes)),
-                LimitChange::Unlimited => LimitChange::Unlimited,
-                LimitChange::Keep => LimitChange::Keep,
-            },
-        };
-        let status = self.quota.set_limits(self.open_dir(at).as_fd(), typed).unwrap();
+        let status = self.quota.set_limits(self.open_dir(at).as_fd(), change).unwrap();
         assert_eq!(status.limits, limits);
         assert!(before.is_none_or(|before| before.project == status.project));
         self.expected.insert(at, status);

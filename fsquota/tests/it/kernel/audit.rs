@@ -1,4 +1,4 @@
-//! Entries that do not count where they lie.
+//! Entries that do not count for the directory that they are in.
 
 use std::fs::{self, File};
 use std::num::NonZeroU32;
@@ -12,10 +12,7 @@ use nodekeel_fsquota::{AuditOptions, AuditReport, FindingKind, ProjectId, QuotaS
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
-use super::{QuotaFixture, both_limits, on_xfs_and_ext4};
-
-const MIB: u64 = 1 << 20;
-const MARK: &str = "trusted.nodekeel.project";
+use super::{MARK, MIB, QuotaFixture, both_limits, on_xfs_and_ext4};
 
 fn audit(fixture: &QuotaFixture, dir: &str, repair: bool) -> AuditReport {
     let mut options = AuditOptions::default();
@@ -88,7 +85,7 @@ fn a_file_keeps_the_project_of_the_owner_below_which_it_has_one_of_its_names() {
         }
         for name in ["first", "second"] {
             let dir = fixture.open_dir(name);
-            fixture.quota.set_limits_recursive(dir.as_fd(), both_limits(8 * MIB, 100)).unwrap();
+            fixture.set_tree(&dir, both_limits(8 * MIB, 100));
         }
         let inodes = |name| fixture.read_status(name).unwrap().usage.inodes.0;
         for _ in 0..2 {
@@ -217,7 +214,7 @@ fn a_directory_that_uses_more_than_its_limit_is_counted() {
         write_synced(&fixture.path("dir/file"), 64 * 1024);
         assert_eq!(audit(&fixture, "", false).summary.over_limit, 0);
         let dir = fixture.open_dir("dir");
-        fixture.quota.set_limits(dir.as_fd(), both_limits(4096, 100)).unwrap();
+        fixture.set(&dir, both_limits(4096, 100)).unwrap();
         let report = audit(&fixture, "", false);
         assert!(report.summary.over_limit == 1 && report.is_clean(), "{report:?}");
     });

@@ -75,7 +75,7 @@ fn a_process_killed_while_it_holds_the_lock_blocks_no_other() {
         let holder = LockHolder::start(&[], &[], &fixture.path(LOCK_FILE));
         let dir = fixture.create_dir("dir");
         std::thread::scope(|scope| {
-            let set = scope.spawn(|| fixture.quota.set_limits(dir.as_fd(), both_limits(1 << 20, 10)));
+            let set = scope.spawn(|| fixture.set(&dir, both_limits(1 << 20, 10)));
             holder.kill();
             set.join().unwrap().unwrap();
         });
@@ -106,7 +106,7 @@ fn a_repair_leaves_directories_that_another_program_limits_meanwhile() {
         let (top, other) = (fixture.open_dir(""), ProjectId::new(4_000).unwrap());
         std::thread::scope(|scope| {
             let audit = scope.spawn(|| fixture.quota.audit_tree(top.as_fd(), options));
-            // The first of them has been judged: besides the lock of the repair, that of the allocation is open.
+            // The first of them has been judged: the lock of the repair and that of the allocation are open.
             wait_until(Duration::from_secs(5), "a repair", || Ok(check_open(&lock, 2)?)).unwrap();
             raw.write_limits(other, 1024, 100).unwrap();
             for dir in &escaped {
@@ -127,7 +127,7 @@ fn a_repair_leaves_directories_that_another_program_limits_meanwhile() {
 fn a_tree_that_is_cleared_beside_a_repair_loses_its_limits_and_no_entry_keeps_its_project() {
     on_xfs_and_ext4(|fixture| {
         let dir = fixture.create_dir("dir");
-        let limited = fixture.quota.set_limits(dir.as_fd(), both_limits(1 << 20, 300)).unwrap();
+        let limited = fixture.set(&dir, both_limits(1 << 20, 300)).unwrap();
         for number in 0..100 {
             File::create(fixture.path(&format!("dir/{number}"))).unwrap();
         }
@@ -161,7 +161,7 @@ fn another_user_can_not_block_changes_of_limits() {
         let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let set = fixture.quota.set_limits(dir.as_fd(), both_limits(1 << 20, 10));
+                let set = fixture.set(&dir, both_limits(1 << 20, 10));
                 sender.send(set.map(drop))
             });
             let set = receiver.recv_timeout(Duration::from_secs(5));
@@ -197,5 +197,5 @@ fn a_held_lock_is_an_error_after_its_deadline() {
     });
     assert!(start.elapsed() < Duration::from_secs(20), "those that wait give up together");
     holder.kill();
-    fixture.quota.set_limits(dirs[0].as_fd(), both_limits(1 << 20, 10)).unwrap();
+    fixture.set(&dirs[0], both_limits(1 << 20, 10)).unwrap();
 }

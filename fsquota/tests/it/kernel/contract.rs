@@ -5,16 +5,12 @@ use std::os::fd::AsFd as _;
 use std::process::Command;
 
 use nodekeel_fsquota::testing::{RawQuotaCalls, conformance, open_by_device};
-use nodekeel_fsquota::{Error, ProjectId, ProjectQuota, ProjectRange, QuotaSetter as _};
+use nodekeel_fsquota::{Error, ProjectId, ProjectQuota, QuotaSetter as _};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use testbed::guest::disk::FileSystem;
 
-use super::{QuotaFixture, both_limits, on_xfs_and_ext4};
-use crate::states;
-
-fn range(first: u32, last: u32) -> ProjectRange {
-    ProjectRange::new(ProjectId::new(first).unwrap(), ProjectId::new(last).unwrap()).unwrap()
-}
+use super::{MIB, QuotaFixture, both_limits, on_xfs_and_ext4};
+use crate::range;
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
@@ -38,15 +34,6 @@ fn quotactl_by_device_conforms() {
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn the_state_table_holds() {
-    on_xfs_and_ext4(|fixture| {
-        fs::create_dir(fixture.path("scratch")).unwrap();
-        states::check_state_table(&fixture.quota, &fixture.path("scratch"));
-    });
-}
-
-#[test]
-#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn other_inode_flags_are_kept_and_the_project_is_inherited() {
     on_xfs_and_ext4(|fixture| {
         let dir = fixture.create_dir("dir");
@@ -54,7 +41,7 @@ fn other_inode_flags_are_kept_and_the_project_is_inherited() {
         rustix::fs::ioctl_setflags(&dir, rustix::fs::ioctl_getflags(&dir).unwrap() | nodump).unwrap();
         let flags = || rustix::fs::ioctl_getflags(fixture.open_dir("dir")).unwrap();
         assert!(flags().contains(nodump));
-        let project = fixture.quota.set_limits(dir.as_fd(), both_limits(1 << 20, 10)).unwrap().project;
+        let project = fixture.set(&dir, both_limits(MIB, 10)).unwrap().project;
         assert!(flags().contains(nodump));
         fs::create_dir_all(fixture.path("dir/a/b")).unwrap();
         assert_eq!(fixture.read_status("dir/a/b").unwrap().project, project);
@@ -93,7 +80,7 @@ fn a_project_in_use_without_limits_is_not_reallocated() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn projects_of_other_programs_are_listed() {
     let fixture = QuotaFixture::new(FileSystem::Xfs);
-    let ours = fixture.create_limited_dir("ours", both_limits(1 << 20, 10));
+    let ours = fixture.create_limited_dir("ours", both_limits(MIB, 10));
     fs::create_dir(fixture.path("theirs")).unwrap();
     let theirs = fixture.path("theirs");
     let commands =
@@ -122,8 +109,8 @@ fn projects_of_other_programs_are_listed() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn projects_of_removed_directories_are_released_by_number_or_found() {
     on_xfs_and_ext4(|fixture| {
-        let first = fixture.create_limited_dir("first", both_limits(1 << 20, 1000)).project;
-        let second = fixture.create_limited_dir("second", both_limits(1 << 20, 1000)).project;
+        let first = fixture.create_limited_dir("first", both_limits(MIB, 1000)).project;
+        let second = fixture.create_limited_dir("second", both_limits(MIB, 1000)).project;
         for number in 0..200 {
             fs::write(fixture.path(&format!("first/{number}")), "x").unwrap();
         }
@@ -144,7 +131,7 @@ fn projects_of_removed_directories_are_released_by_number_or_found() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn an_empty_directory_moved_out_of_a_limited_one_gets_its_own_project() {
     on_xfs_and_ext4(|fixture| {
-        let outer = fixture.create_limited_dir("outer", both_limits(1 << 20, 10));
+        let outer = fixture.create_limited_dir("outer", both_limits(MIB, 10));
         for name in ["set", "cleared"] {
             fs::create_dir(fixture.path(&format!("outer/{name}"))).unwrap();
             fs::rename(fixture.path(&format!("outer/{name}")), fixture.path(name)).unwrap();
@@ -154,8 +141,7 @@ fn an_empty_directory_moved_out_of_a_limited_one_gets_its_own_project() {
                 "the kernel lets it keep its project"
             );
         }
-        let own =
-            fixture.quota.set_limits(fixture.open_dir("set").as_fd(), both_limits(4 << 20, 20)).unwrap();
+        let own = fixture.set(&fixture.open_dir("set"), both_limits(4 * MIB, 20)).unwrap();
         assert_ne!(own.project, outer.project);
         fixture.quota.clear_limits(fixture.open_dir("cleared").as_fd()).unwrap();
         assert_eq!(fixture.read_status("cleared"), None);
@@ -167,7 +153,7 @@ fn an_empty_directory_moved_out_of_a_limited_one_gets_its_own_project() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn the_largest_project_is_listed() {
     on_xfs_and_ext4(|fixture| {
-        let ours = fixture.create_limited_dir("ours", both_limits(1 << 20, 10));
+        let ours = fixture.create_limited_dir("ours", both_limits(MIB, 10));
         let largest = ProjectId::new(u32::MAX - 1).unwrap();
         RawQuotaCalls(&fixture.quota).write_limits(largest, 4096, 0).unwrap();
         let listed = fixture.quota.list_projects().unwrap();
@@ -180,14 +166,14 @@ fn the_largest_project_is_listed() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_bind_mounted_subdirectory_still_belongs_to_the_limited_parent() {
     on_xfs_and_ext4(|fixture| {
-        let outer = fixture.create_limited_dir("outer", both_limits(1 << 20, 10));
+        let outer = fixture.create_limited_dir("outer", both_limits(MIB, 10));
         for name in ["outer/inner", "there"] {
             fs::create_dir(fixture.path(name)).unwrap();
         }
         // As the kubelet does for a subPath of a volume.
         mount_bind(fixture.path("outer/inner"), fixture.path("there")).unwrap();
         let there = fixture.open_dir("there");
-        let rejected = fixture.quota.set_limits(there.as_fd(), both_limits(4 << 20, 20));
+        let rejected = fixture.set(&there, both_limits(4 * MIB, 20));
         assert!(matches!(rejected, Err(Error::InheritedProject { .. })), "{rejected:?}");
         assert!(matches!(fixture.quota.clear_limits(there.as_fd()), Err(Error::InheritedProject { .. })));
         drop(there);

@@ -7,11 +7,9 @@ use nodekeel_fsquota::testing::RawQuotaCalls;
 use nodekeel_fsquota::{Bytes, Inodes, LimitChange, ProjectQuota, QuotaChange, QuotaSetter as _};
 
 use super::{
-    QuotaFixture, both_limits, create_files_until_error, on_xfs_and_ext4, without_sys_resource,
+    MIB, QuotaFixture, both_limits, create_files_until_error, on_xfs_and_ext4, without_sys_resource,
     write_until_error,
 };
-
-const MIB: u64 = 1 << 20;
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
@@ -19,25 +17,18 @@ fn writing_stops_at_the_limit_of_bytes_and_nowhere_else() {
     on_xfs_and_ext4(|fixture| {
         fixture.create_limited_dir("small", both_limits(MIB, 100));
         fixture.create_limited_dir("large", both_limits(64 * MIB, 100));
-        let (written, error) = without_sys_resource(|| write_until_error(&fixture.path("small/file")));
-        assert_eq!(error.raw_os_error(), Some(fixture.limit_errno()));
-        assert!((MIB - 128 * 1024..=MIB).contains(&written), "{written} bytes fit into 1 MiB");
+        // Files are counted at any depth.
+        fixture.create_limited_dir("deep", both_limits(MIB, 100));
+        fs::create_dir_all(fixture.path("deep/a/b/c")).unwrap();
+        for name in ["small/file", "deep/a/b/c/file"] {
+            let (written, error) = without_sys_resource(|| write_until_error(&fixture.path(name)));
+            assert_eq!(error.raw_os_error(), Some(fixture.limit_errno()), "{name}");
+            assert!((MIB - 128 * 1024..=MIB).contains(&written), "{name}: {written} bytes fit into 1 MiB");
+        }
         let status = fixture.read_status("small").unwrap();
         assert!(!status.is_over_limit() && status.usage.bytes <= Bytes(MIB), "{status:?}");
         without_sys_resource(|| fs::write(fixture.path("large/file"), vec![1; 8 * MIB as usize])).unwrap();
         without_sys_resource(|| fs::write(fixture.path("outside"), vec![1; 8 * MIB as usize])).unwrap();
-    });
-}
-
-#[test]
-#[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn files_are_counted_at_any_depth() {
-    on_xfs_and_ext4(|fixture| {
-        fixture.create_limited_dir("dir", both_limits(MIB, 100));
-        fs::create_dir_all(fixture.path("dir/a/b/c")).unwrap();
-        let (written, error) = without_sys_resource(|| write_until_error(&fixture.path("dir/a/b/c/file")));
-        assert_eq!(error.raw_os_error(), Some(fixture.limit_errno()));
-        assert!(written <= MIB);
     });
 }
 
@@ -85,7 +76,7 @@ fn a_raised_limit_lets_writing_continue_and_a_lowered_one_stops_it_at_once() {
         without_sys_resource(|| write_until_error(&fixture.path("dir/file")));
         let set = |bytes| {
             let change = QuotaChange { bytes, inodes: LimitChange::Keep };
-            fixture.quota.set_limits(fixture.open_dir("dir").as_fd(), change).unwrap()
+            fixture.set(&fixture.open_dir("dir"), change).unwrap()
         };
         set(LimitChange::Set(Bytes(4 * MIB)));
         without_sys_resource(|| fs::write(fixture.path("dir/more"), vec![1; MIB as usize])).unwrap();
@@ -150,7 +141,7 @@ fn limits_that_are_no_longer_enforced_are_neither_set_nor_reported() {
         RawQuotaCalls(&fixture.quota).turn_enforcement_off().unwrap();
         let other = fixture.create_dir("other");
         for dir in [fixture.open_dir("dir"), other] {
-            let set = fixture.quota.set_limits(dir.as_fd(), both_limits(MIB, 100));
+            let set = fixture.set(&dir, both_limits(MIB, 100));
             let error = set.expect_err("the limits would not bind");
             assert!(error.to_string().contains("does not enforce the limits"), "{error}");
         }

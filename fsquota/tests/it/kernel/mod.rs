@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use nodekeel_fsquota::{
-    Bytes, Inodes, LimitChange, ProjectQuota, QuotaChange, QuotaSetter as _, QuotaStatus,
+    Bytes, Error, Inodes, LimitChange, ProjectQuota, QuotaChange, QuotaSetter as _, QuotaStatus, TreeSummary,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use testbed::guest::disk::{FileSystem, GuestDisk, MountedDisk};
@@ -19,6 +19,9 @@ mod open_errors;
 mod ownership;
 mod power_cut;
 mod trees;
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const MARK: &str = "trusted.nodekeel.project";
 
 /// A file system on a dedicated disk that enforces limits.
 pub(crate) struct QuotaFixture {
@@ -50,7 +53,15 @@ impl QuotaFixture {
 
     /// A new directory with limits.
     pub(crate) fn create_limited_dir(&self, name: &str, change: QuotaChange) -> QuotaStatus {
-        self.quota.set_limits(self.create_dir(name).as_fd(), change).unwrap()
+        self.set(&self.create_dir(name), change).unwrap()
+    }
+
+    pub(crate) fn set(&self, dir: &File, change: QuotaChange) -> Result<QuotaStatus, Error> {
+        self.quota.set_limits(dir.as_fd(), change)
+    }
+
+    pub(crate) fn set_tree(&self, dir: &File, change: QuotaChange) -> (QuotaStatus, TreeSummary) {
+        self.quota.set_limits_recursive(dir.as_fd(), change).unwrap()
     }
 
     pub(crate) fn read_status(&self, name: &str) -> Option<QuotaStatus> {

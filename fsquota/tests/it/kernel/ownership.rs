@@ -15,11 +15,9 @@ use rustix::mount::UnmountFlags;
 use rustix::thread::CapabilitySet;
 
 use super::{
-    QuotaFixture, both_limits, on_xfs_and_ext4, without_capability, without_sys_resource, write_until_error,
+    MARK, MIB, QuotaFixture, both_limits, on_xfs_and_ext4, without_capability, without_sys_resource,
+    write_until_error,
 };
-
-const MIB: u64 = 1 << 20;
-const MARK: &str = "trusted.nodekeel.project";
 
 /// Moves `FROM/sub`, with a file, out of a limited directory.
 fn move_out(fixture: &QuotaFixture, from: &str, to: &str) -> File {
@@ -45,12 +43,11 @@ fn a_moved_directory_never_changes_or_lifts_the_limits_of_another_one() {
         let origin = fixture.create_limited_dir("origin", both_limits(8 * MIB, 100));
         let moved = move_out(&fixture, "origin", "moved");
         for change in [both_limits(MIB, 10), QuotaLimits::default().into()] {
-            let rejected = fixture.quota.set_limits(moved.as_fd(), change);
+            let rejected = fixture.set(&moved, change);
             assert!(matches!(rejected, Err(Error::SharedProject { .. })), "{rejected:?}");
             assert_eq!(fixture.read_status("origin").unwrap().limits, origin.limits);
         }
-        let (own, tree) =
-            fixture.quota.set_limits_recursive(moved.as_fd(), both_limits(2 * MIB, 10)).unwrap();
+        let (own, tree) = fixture.set_tree(&moved, both_limits(2 * MIB, 10));
         assert_ne!(own.project, origin.project);
         assert_eq!((tree.changed, own.usage.inodes.0), (1, 2), "{tree:?}");
         let status = fixture.read_status("origin").unwrap();
@@ -58,7 +55,7 @@ fn a_moved_directory_never_changes_or_lifts_the_limits_of_another_one() {
         assert_eq!(status.usage.inodes.0, 1, "what was moved out counts elsewhere");
         let (written, _) = without_sys_resource(|| write_until_error(&fixture.path("moved/file")));
         assert!((MIB..=2 * MIB).contains(&written), "{written}");
-        fixture.quota.set_limits(moved.as_fd(), QuotaLimits::default().into()).unwrap();
+        fixture.set(&moved, QuotaLimits::default().into()).unwrap();
         let (written, error) = without_sys_resource(|| write_until_error(&fixture.path("origin/file")));
         assert_eq!(error.raw_os_error(), Some(fixture.limit_errno()));
         assert!((7 * MIB..=8 * MIB).contains(&written), "{written}");
@@ -73,7 +70,7 @@ fn a_directory_that_something_was_moved_out_of_keeps_its_project() {
         move_out(&fixture, "origin", "moved");
         fs::write(fixture.path("origin/file"), "x").unwrap();
         let change = QuotaChange { bytes: LimitChange::Set(Bytes(MIB)), inodes: LimitChange::Keep };
-        let status = fixture.quota.set_limits(fixture.open_dir("origin").as_fd(), change).unwrap();
+        let status = fixture.set(&fixture.open_dir("origin"), change).unwrap();
         assert_eq!((status.project, status.limits.bytes), (origin.project, Some(Bytes(MIB))));
     });
 }
@@ -89,7 +86,7 @@ fn a_copy_with_all_attributes_gets_its_own_project() {
         if let Ok(length) = rustix::fs::fgetxattr(fixture.open_dir("origin"), MARK, &mut mark) {
             rustix::fs::fsetxattr(&copy, MARK, &mark[..length], XattrFlags::empty()).unwrap();
         }
-        let own = fixture.quota.set_limits(copy.as_fd(), both_limits(MIB, 10)).unwrap();
+        let own = fixture.set(&copy, both_limits(MIB, 10)).unwrap();
         assert_ne!(own.project, origin.project);
         assert_eq!(fixture.read_status("origin").unwrap().limits, origin.limits);
     });
@@ -105,13 +102,13 @@ fn a_directory_that_an_earlier_release_limited_keeps_its_project() {
         fs::hard_link(fixture.path("dir/a/file"), fixture.path("dir/a/b/also")).unwrap();
         fs::write(fixture.path("dir/removed"), "x").unwrap();
         fs::remove_file(fixture.path("dir/removed")).unwrap();
-        let set = || fixture.quota.set_limits(fixture.open_dir("dir").as_fd(), both_limits(4 * MIB, 50));
+        let set = || fixture.set(&fixture.open_dir("dir"), both_limits(4 * MIB, 50));
         let status = set().unwrap();
         assert_eq!((status.project, status.limits.bytes), (project, Some(Bytes(4 * MIB))));
         // From now on its mark proves it.
         let moved = move_out(&fixture, "dir", "moved");
         assert_eq!(set().unwrap().project, project);
-        let (own, _) = fixture.quota.set_limits_recursive(moved.as_fd(), both_limits(MIB, 10)).unwrap();
+        let (own, _) = fixture.set_tree(&moved, both_limits(MIB, 10));
         assert_ne!(own.project, project);
         assert_eq!(fixture.read_status("dir").unwrap().limits, status.limits);
     });
@@ -125,12 +122,11 @@ fn uncounted_links_never_make_a_moved_directory_the_owner() {
         fs::create_dir(fixture.path("origin/sub")).unwrap();
         // Not counted, as many as the inodes that stay behind.
         symlink("x", fixture.path("origin/sub/link")).unwrap();
-        let (origin, tree) =
-            fixture.quota.set_limits_recursive(dir.as_fd(), both_limits(8 * MIB, 100)).unwrap();
+        let (origin, tree) = fixture.set_tree(&dir, both_limits(8 * MIB, 100));
         assert_eq!((tree.special, origin.usage.inodes.0), (1, 2), "{tree:?}");
         fs::rename(fixture.path("origin/sub"), fixture.path("moved")).unwrap();
         let moved = fixture.open_dir("moved");
-        let rejected = fixture.quota.set_limits(moved.as_fd(), both_limits(MIB, 10));
+        let rejected = fixture.set(&moved, both_limits(MIB, 10));
         assert!(matches!(rejected, Err(Error::SharedProject { .. })), "{rejected:?}");
         assert_eq!(fixture.read_status("origin").unwrap().limits, origin.limits);
     });
@@ -152,7 +148,7 @@ fn files_created_and_removed_meanwhile_never_make_a_moved_directory_the_owner() 
                 }
             });
             for _ in 0..20 {
-                outcomes.push(fixture.quota.set_limits(moved.as_fd(), both_limits(MIB, 10)));
+                outcomes.push(fixture.set(&moved, both_limits(MIB, 10)));
             }
             is_done.store(true, Ordering::Relaxed);
         });
@@ -186,14 +182,14 @@ fn a_directory_moved_out_before_there_were_marks_is_not_taken_for_the_owner() {
         let project = limit_as_before(&fixture, "dir", 2_000_000_000);
         let before = fixture.read_status("dir").unwrap().limits;
         let moved = move_out(&fixture, "dir", "moved");
-        let rejected = fixture.quota.set_limits(moved.as_fd(), both_limits(MIB, 10));
+        let rejected = fixture.set(&moved, both_limits(MIB, 10));
         assert!(matches!(rejected, Err(Error::SharedProject { .. })), "{rejected:?}");
-        let (own, _) = fixture.quota.set_limits_recursive(moved.as_fd(), both_limits(MIB, 10)).unwrap();
+        let (own, _) = fixture.set_tree(&moved, both_limits(MIB, 10));
         assert_ne!(own.project, project);
         let status = fixture.read_status("dir").unwrap();
         assert_eq!((status.project, status.limits), (project, before));
         let dir = fixture.open_dir("dir");
-        let status = fixture.quota.set_limits(dir.as_fd(), both_limits(MIB, 10)).unwrap();
+        let status = fixture.set(&dir, both_limits(MIB, 10)).unwrap();
         assert_eq!(status.project, project, "nothing else has its project any more");
     });
 }
@@ -207,7 +203,7 @@ fn a_recursive_set_and_clear_skip_directories_that_own_their_project() {
         // Where both have the project, the kernel allows it.
         fs::rename(fixture.path("origin"), fixture.path("moved/origin")).unwrap();
         let moved = fixture.open_dir("moved");
-        let (own, tree) = fixture.quota.set_limits_recursive(moved.as_fd(), both_limits(MIB, 10)).unwrap();
+        let (own, tree) = fixture.set_tree(&moved, both_limits(MIB, 10));
         assert_eq!((tree.changed, tree.foreign), (1, 1), "{tree:?}");
         let status = fixture.read_status("moved/origin").unwrap();
         assert_eq!((status.project, status.limits), (origin.project, origin.limits));

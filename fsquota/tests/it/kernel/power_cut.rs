@@ -13,9 +13,8 @@ use testbed::guest::disk::FileSystem;
 use testbed::power_cut::{CutMoments, CutPlan, RecordedDisk};
 use testbed::{ScratchDir, command_output, wait_until};
 
-use super::both_limits;
+use super::{MIB, both_limits};
 
-const MIB: u64 = 1 << 20;
 const DIRECTORIES: usize = 8;
 
 /// A mounted file system that enforces limits.

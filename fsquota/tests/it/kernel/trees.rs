@@ -7,9 +7,7 @@ use std::os::unix::fs::symlink;
 use nodekeel_fsquota::{Error, Inodes, QuotaSetter as _};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
-use super::{QuotaFixture, both_limits, on_xfs_and_ext4, without_sys_resource, write_until_error};
-
-const MIB: u64 = 1 << 20;
+use super::{MIB, QuotaFixture, both_limits, on_xfs_and_ext4, without_sys_resource, write_until_error};
 
 fn create_tree(fixture: &QuotaFixture) {
     fs::create_dir_all(fixture.path("full/a/b")).unwrap();
@@ -27,13 +25,9 @@ fn a_non_empty_directory_is_rejected_unless_its_tree_is_set() {
     on_xfs_and_ext4(|fixture| {
         create_tree(&fixture);
         let full = fixture.open_dir("full");
-        assert!(matches!(
-            fixture.quota.set_limits(full.as_fd(), both_limits(MIB, 100)),
-            Err(Error::NotEmpty)
-        ));
+        assert!(matches!(fixture.set(&full, both_limits(MIB, 100)), Err(Error::NotEmpty)));
         assert_eq!(fixture.read_status("full"), None);
-        let (status, changed) =
-            fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        let (status, changed) = fixture.set_tree(&full, both_limits(MIB, 100));
         assert_eq!((changed.changed, changed.special, changed.foreign), (5, 1, 0), "{changed:?}");
         assert_eq!(status.usage.inodes, Inodes(6));
         assert!(status.usage.bytes.0 >= 192 * 1024, "{status:?}");
@@ -41,7 +35,7 @@ fn a_non_empty_directory_is_rejected_unless_its_tree_is_set() {
         let (written, error) = without_sys_resource(|| write_until_error(&fixture.path("full/a/b/more")));
         assert_eq!(error.raw_os_error(), Some(fixture.limit_errno()));
         assert!(written <= MIB - 192 * 1024);
-        let (_, again) = fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        let (_, again) = fixture.set_tree(&full, both_limits(MIB, 100));
         assert_eq!((again.changed, again.unchanged), (0, 6), "{again:?}");
     });
 }
@@ -53,7 +47,7 @@ fn a_cleared_tree_frees_its_project() {
         create_tree(&fixture);
         fs::remove_file(fixture.path("full/link")).unwrap();
         let full = fixture.open_dir("full");
-        fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        fixture.set_tree(&full, both_limits(MIB, 100));
         assert!(matches!(fixture.quota.clear_limits(full.as_fd()), Err(Error::NotEmpty)));
         let changed = fixture.quota.clear_limits_recursive(full.as_fd()).unwrap();
         assert_eq!(changed.changed, 5, "{changed:?}");
@@ -77,10 +71,7 @@ fn nested_directories_with_separate_limits_keep_them() {
         fs::create_dir(fixture.path("full")).unwrap();
         let inner = fixture.create_limited_dir("full/inner", both_limits(MIB, 10));
         fs::write(fixture.path("full/inner/file"), "x").unwrap();
-        let (outer, changed) = fixture
-            .quota
-            .set_limits_recursive(fixture.open_dir("full").as_fd(), both_limits(8 * MIB, 100))
-            .unwrap();
+        let (outer, changed) = fixture.set_tree(&fixture.open_dir("full"), both_limits(8 * MIB, 100));
         assert_eq!((changed.changed, changed.foreign), (0, 1), "{changed:?}");
         assert_ne!(outer.project, inner.project);
         assert_eq!(fixture.read_status("full/inner").unwrap().limits, inner.limits);
@@ -102,7 +93,7 @@ fn a_bind_mount_in_a_tree_is_a_border() {
         assert_eq!((tree.changed, tree.foreign), (3, 1), "{tree:?}");
         assert_eq!(fixture.read_status("outside"), None, "what is mounted lies elsewhere");
         assert_eq!(fixture.read_status("full/a/b"), None, "what it covers is reported as skipped");
-        let (_, tree) = fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        let (_, tree) = fixture.set_tree(&full, both_limits(MIB, 100));
         assert_eq!((tree.changed, tree.foreign), (2, 0), "{tree:?}");
     });
 }
