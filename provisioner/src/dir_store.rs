@@ -1,83 +1,66 @@
 //! Volumes as directories with quotas.
+//!
+//! [`OpenStore`] is the list of the parts of a store, and has the order of their steps: how a volume is created,
+//! removed and listed. [`StoreSlot`] opens, closes and serves it, and [`DirStore`] runs its work on blocking threads.
 
-use std::convert::Infallible;
 use std::fmt;
-use std::hash::{BuildHasher as _, RandomState};
-use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
-use nodekeel_localstorage::{
-    Dir, DirLock, Error as DirError, FileCloner, FileKind, FileMode, Reflink, RenameMode,
-};
-use tokio::sync::{Notify, mpsc};
+use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, QuotaLimits, QuotaSetter};
+use nodekeel_localstorage::Dir;
 
-use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::image::{Formatter, ImageFormat, VolumeKind};
-use crate::plan::{CapacityPolicy, StoreCapacity};
-use crate::snapshot::StoredId;
-use crate::step::{StepHook, StepRunner, VolumeStep};
-use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+use crate::image::{ImageFormat, ImageSpec};
+use crate::plan::StoreCapacity;
+use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
+use crate::store::{OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
 use crate::store_id::{StoreId, StoreIdentity};
 
-mod audit_threads;
 mod capacity;
 mod copies;
-mod copy_limits;
 mod erase_schedule;
 mod eraser;
 mod error;
+mod image_file;
 mod images;
 mod import;
 mod inventory;
 mod kinds;
 mod limits;
 mod location;
+mod locks;
 mod loss_watch;
 mod mount_table;
-mod opening;
+mod open_store;
+mod options;
+mod parts;
 mod slot;
-mod snapshots;
 mod staging;
+mod stored_dirs;
 mod trash;
+mod unpublished;
 
 pub use eraser::EraseBacklog;
 pub use error::DirStoreError;
-pub use images::IMAGE_FILE;
+pub use image_file::IMAGE_FILE;
 pub use import::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use inventory::StoredVolume;
+pub use options::{DirStoreOptions, DirectoryOpener};
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use kinds::read_kind_mark;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use trash::read_trash_name;
 
-use audit_threads::AuditThreads;
-use capacity::CapacityLedger;
-use copies::CopyState;
-use eraser::EraseQueue;
 use error::{lost_error, store_error};
-use kinds::KindMarks;
 use mount_table::MountTable;
+use open_store::{OpenReason, OpenStore};
 use slot::StoreSlot;
-use trash::TrashEntry;
-
-/// Directory of volumes, by id.
-const VOLUMES_DIR: &str = "volumes";
-
-/// Directory in which volumes are created.
-const STAGING_DIR: &str = ".new";
-
-/// Directory of removed volumes that are being erased.
-const TRASH_DIR: &str = ".trash";
-
-/// Number of locks; volumes that share one wait for each other.
-const LOCK_COUNT: usize = 64;
+use stored_dirs::{VOLUMES_DIR, find_dir};
 
 /// A store that keeps each volume as a directory with a dedicated project quota.
 ///
@@ -114,8 +97,8 @@ const LOCK_COUNT: usize = 64;
 /// A new store in the same directory sweeps `.new` and resumes erasing, once it is known to be the one of its node:
 /// when [`start_serving`](VolumeStore::start_serving) or [`create_identity`](VolumeStore::create_identity) is called,
 /// as the [`Provisioner`](crate::Provisioner) does. Before, it only reads. Each directory has at most one store: it
-/// locks `volumes` (`flock`) until it is dropped or closed and its actions in progress are complete. The kernel releases
-/// the lock of a killed process.
+/// locks `volumes` (`flock`) until it is dropped or closed and its actions in progress are complete. The kernel
+/// releases the lock of a killed process.
 ///
 /// # Identity
 /// Where a directory is the mount point of a disk, it looks like an empty store while the disk isn't mounted.
@@ -135,65 +118,29 @@ pub struct DirStore {
     audits: AuditThreads,
 }
 
-/// Opens the directory of a store, and the quota of its file system.
-pub type DirectoryOpener = Arc<dyn Fn() -> Result<(Dir, Arc<dyn QuotaSetter>), ErrorSource> + Send + Sync>;
-
-/// Options of a [`DirStore`]; the defaults are what pods need.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct DirStoreOptions {
-    /// The mode of a volume's directory. Default `0777`: containers run as any user, and without fsGroup
-    /// support they could not write otherwise. Its parent has mode `0700`, so other users cannot enter it.
-    pub mode: FileMode,
-    /// How much of the file system may be promised to volumes. Default: each byte once, apart from what other
-    /// data occupy.
-    pub capacity: CapacityPolicy,
-    /// Where `mkfs.ext4` and `mkfs.xfs` of strict volumes are searched before `PATH` and the usual directories. Default:
-    /// nowhere.
-    pub program_directories: Vec<PathBuf>,
-    /// Copies the files of snapshots and of volumes created from a source. Default: [`Reflink`].
-    pub cloner: Arc<dyn FileCloner>,
-    /// Is called at each step; for tests.
-    pub hook: Option<Arc<dyn StepHook>>,
-    /// Opens the directory again after it was lost. Default `None`: the caller creates another store.
-    pub opener: Option<DirectoryOpener>,
+/// The threads in progress that audit limits. Dropping this waits for them, because each holds the directories and the
+/// lock of the store; they end soon, since the futures of their audits were dropped before.
+#[derive(Debug)]
+struct AuditThreads {
+    /// Cloned by each thread.
+    threads: Option<mpsc::Sender<()>>,
+    /// Disconnected when no thread is left.
+    ended: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Default for DirStoreOptions {
+impl Default for AuditThreads {
     fn default() -> Self {
-        Self {
-            mode: FileMode::new(0o777),
-            capacity: CapacityPolicy::default(),
-            program_directories: Vec::new(),
-            cloner: Arc::new(Reflink),
-            hook: None,
-            opener: None,
-        }
+        let (threads, ended) = mpsc::channel();
+        Self { threads: Some(threads), ended: Mutex::new(ended) }
     }
 }
 
-struct StoreInner {
-    base: Dir,
-    identity: OnceLock<StoreId>,
-    volumes: Dir,
-    staging: Dir,
-    trash: Dir,
-    quota: Arc<dyn QuotaSetter>,
-    mode: FileMode,
-    formatter: Formatter,
-    ledger: CapacityLedger,
-    steps: StepRunner,
-    locks: [Mutex<()>; LOCK_COUNT],
-    hasher: RandomState,
-    erasures: EraseQueue,
-    copies: CopyState,
-    kinds: KindMarks,
-    /// A call found that the directory is not the store.
-    missed: Notify,
-    /// Keeps other stores out, until the last action in progress is complete. `None` if this only reads, beside one.
-    _lock: Option<DirLock>,
-    /// Disconnected when nothing of the directory is open, and it is unlocked.
-    _is_open: mpsc::Sender<Infallible>,
+impl Drop for AuditThreads {
+    fn drop(&mut self) {
+        self.threads = None;
+        // Nothing is ever sent.
+        let _ = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner).recv();
+    }
 }
 
 /// Sets the flag when it is dropped.
@@ -233,18 +180,15 @@ impl DirStore {
         Self { slot: StoreSlot::closed(path, options), audits: AuditThreads::default() }
     }
 
-    /// Whether a store currently uses this directory. Changes nothing, but a store that is opened at the same
+    /// Returns whether a store currently uses this directory. Changes nothing, but a store that is opened at the same
     /// moment may fail with [`DirStoreError::InUse`].
     ///
     /// # Errors
     /// [`DirStoreError::Directory`], [`DirStoreError::Lock`].
     pub fn is_in_use(base: &Dir) -> Result<bool, DirStoreError> {
-        match base.open_dir(VOLUMES_DIR) {
-            Ok(volumes) => Ok(try_lock(&volumes)?.is_none()),
-            // Without the directory, no store has been opened yet.
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(DirStoreError::Directory(error)),
-        }
+        // Without the directory, no store has been opened yet.
+        let Some(volumes) = find_dir(base, VOLUMES_DIR)? else { return Ok(false) };
+        Ok(location::try_lock(&volumes)?.is_none())
     }
 
     /// The identity of the store in a directory; `None` if it has none. Changes nothing.
@@ -260,249 +204,77 @@ impl DirStore {
     /// # Cancel safety
     /// Has no side effects.
     pub async fn wait_until_erased(&self) {
-        let erasures = self.slot.inner().map(|inner| inner.erasures.clone());
-        if let Ok(erasures) = erasures {
-            erasures.wait_until_idle().await;
+        let queue = self.slot.store().map(|store| store.eraser.queue.clone());
+        if let Ok(queue) = queue {
+            queue.wait_until_empty().await;
         }
     }
 
     /// The removed volumes that are not erased yet; none while the store is lost.
     pub fn erase_backlog(&self) -> EraseBacklog {
-        self.slot.inner().map(|inner| inner.erasures.backlog()).unwrap_or_default()
+        self.slot.store().map(|store| store.eraser.queue.backlog()).unwrap_or_default()
     }
 
-    /// Runs blocking work on a blocking thread, with the lock of a volume, if any.
+    /// Runs work on a blocking thread.
     async fn run_blocking<T: Send + 'static>(
         &self,
-        id: Option<&VolumeId>,
-        work: impl FnOnce(&StoreInner) -> Result<T, DirStoreError> + Send + 'static,
+        work: impl FnOnce(&OpenStore) -> Result<T, DirStoreError> + Send + 'static,
     ) -> Result<T, DirStoreError> {
-        let (inner, id) = (self.slot.inner()?, id.cloned());
+        let store = self.slot.store()?;
         let work = move || {
-            let _held = id.map(|id| inner.lock_volume(&id));
-            inner.check_location()?;
-            work(&inner)
+            store.location.check()?;
+            work(&store)
         };
         tokio::task::spawn_blocking(work).await.unwrap_or(Err(DirStoreError::RuntimeStopped))
     }
-}
 
-impl StoreInner {
-    /// Locks a volume.
-    fn lock_volume(&self, id: &VolumeId) -> MutexGuard<'_, ()> {
-        self.lock_id(id.as_str())
-    }
-
-    /// Locks a volume or a snapshot.
-    fn lock_id(&self, id: &str) -> MutexGuard<'_, ()> {
-        let lock = usize::try_from(self.hasher.hash_one(id) % LOCK_COUNT as u64).unwrap_or_default();
-        self.locks[lock].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A volume's directory, if it exists.
-    fn find_volume(&self, id: &VolumeId) -> Result<Option<Dir>, DirStoreError> {
-        match self.volumes.open_dir(id.as_str()) {
-            Ok(dir) => Ok(Some(dir)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(DirStoreError::Directory(error)),
-        }
-    }
-
-    fn create_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), DirStoreError> {
-        self.require_identity()?;
-        if let Some(dir) = self.find_volume(id)? {
-            self.check_kind((&id.clone().into(), &dir), VolumeKind::Directory)?;
-            self.check_not_imported(id, &dir)?;
-            self.raise_limits(id, &dir, limits)?;
-            return self.sync_volumes();
-        }
-        let created = self.with_promise(id.as_str(), limits.bytes, || self.create_directory(id, limits));
-        if created.is_err() {
-            // The claim may be rescheduled to another node and never retried here. What stays is removed at
-            // the next start.
-            self.discard_failed(&id.clone().into());
-        }
-        created
-    }
-
-    /// Confirms that a missing volume or snapshot was removed: that it is missing from the store, and not from another
-    /// directory, or from a disk that can no longer be read.
-    fn confirm_removed(&self, id: &StoredId) -> Result<(), DirStoreError> {
-        self.check_location()?;
-        self.sync_dir_of(id)
-    }
-
-    /// Makes renames and removals of a killed instance durable.
-    fn sync_volumes(&self) -> Result<(), DirStoreError> {
-        self.volumes.sync().map_err(DirStoreError::Directory)
-    }
-
-    fn create_directory(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), DirStoreError> {
-        let make = || self.staging.ensure_dir(id.as_str(), self.mode);
-        let dir = self.steps.run_step(VolumeStep::CreateDirectory, make).map_err(DirStoreError::Directory)?;
-        self.steps.run_step(VolumeStep::SetLimits, || self.set_limits(&dir, limits))?;
-        // In the file system's journal the rename follows the limits, so the sync that makes it durable makes
-        // them durable, too.
-        dir.sync().map_err(DirStoreError::Directory)?;
-        // A mark that an earlier volume of this name has left.
-        self.remove_kind(&id.clone().into())?;
-        let publish = || self.staging.rename(id.as_str(), &self.volumes, id.as_str(), RenameMode::NoReplace);
-        self.steps.run_step(VolumeStep::RenameIntoPlace, publish).map_err(DirStoreError::Directory)
-    }
-
-    /// Raises those limits of an existing volume that are lower.
-    fn raise_limits(&self, id: &VolumeId, dir: &Dir, limits: QuotaLimits) -> Result<(), DirStoreError> {
-        let old = self.read_status(dir)?.limits;
-        let raised = QuotaLimits {
-            bytes: larger_limit(old.bytes, limits.bytes),
-            inodes: larger_limit(old.inodes, limits.inodes),
-        };
-        self.ledger.set_limit(id.as_str(), old.bytes);
-        match raised == old {
-            true => Ok(()),
-            false => self.with_promise(id.as_str(), raised.bytes, || self.resize_limits(dir, raised)),
-        }
-    }
-
-    fn set_limits(&self, dir: &Dir, limits: QuotaLimits) -> Result<(), DirStoreError> {
-        let set = self.quota.set_limits(dir.as_fd(), limits.into());
-        set.map(drop).map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
-    }
-
-    /// Audits all that lies in the directory, until it is canceled.
-    fn audit_limits(
+    /// Runs work on a blocking thread, with the lock of a volume.
+    async fn run_locked<T: Send + 'static>(
         &self,
-        options: AuditOptions,
-        is_canceled: &AtomicBool,
-    ) -> Result<Option<AuditSummary>, DirStoreError> {
-        let is_canceled = || is_canceled.load(Ordering::Relaxed);
-        let audited = self.quota.audit_usage(self.base.as_fd(), options, &is_canceled);
-        audited.map_err(|source| DirStoreError::Quota { path: self.base.path().to_owned(), source })
-    }
-
-    fn read_status(&self, dir: &Dir) -> Result<QuotaStatus, DirStoreError> {
-        let status = self.quota.read_status(dir.as_fd());
-        let status = status.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })?;
-        status.ok_or_else(|| DirStoreError::NoLimits { path: dir.path().to_owned() })
-    }
-
-    /// The project of a volume, also while the limits are not enforced.
-    fn find_project(&self, dir: &Dir) -> Result<Option<ProjectId>, DirStoreError> {
-        let project = self.quota.find_project(dir.as_fd());
-        project.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
-    }
-
-    /// Renames a volume or a snapshot, if it exists, into a trash entry, and queues that for erasing.
-    fn move_to_trash(&self, id: &StoredId) -> Result<(), DirStoreError> {
-        self.require_identity()?;
-        let (Some(from), Some(dir)) = (self.dir_of(id), self.find_stored(id)?) else {
-            return self.confirm_removed(id);
+        id: &VolumeId,
+        work: impl FnOnce(&OpenStore, &VolumeId) -> Result<T, DirStoreError> + Send + 'static,
+    ) -> Result<T, DirStoreError> {
+        let (store, id) = (self.slot.store()?, id.clone());
+        let work = move || {
+            let _held = store.parts.locks.lock(id.as_str());
+            store.location.check()?;
+            work(&store, &id)
         };
-        let (project, bytes) = (self.find_project(&dir)?, self.used_bytes(&dir));
-        let create = || TrashEntry::create_entry(&self.trash, id, project);
-        let entry =
-            self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)?;
-        let move_in = || entry.move_in(from, &self.trash);
-        let moved = self.steps.run_step(VolumeStep::MoveToTrash, move_in).map_err(DirStoreError::Directory);
-        // If the rename succeeded but its sync failed, no later call would erase the entry.
-        if moved.is_ok() || matches!(self.find_stored(id), Ok(None)) {
-            self.ledger.move_to_trash(id.as_str(), &entry, Bytes(bytes));
-            self.erasures.enqueue_entry(entry, bytes);
-        }
-        moved?;
-        self.remove_kind(id)?;
-        match id {
-            StoredId::Volume(id) => self.mark_published(id),
-            StoredId::Snapshot(_) => Ok(()),
-        }
+        tokio::task::spawn_blocking(work).await.unwrap_or(Err(DirStoreError::RuntimeStopped))
     }
 
-    /// Removes an empty volume, whatever the quota counts: the kernel removes only empty directories.
-    fn remove_empty(&self, id: &VolumeId) -> Result<bool, DirStoreError> {
-        self.require_identity()?;
-        let stored = StoredId::from(id.clone());
-        let Some(dir) = self.find_volume(id)? else { return self.confirm_removed(&stored).map(|()| true) };
-        if self.copies.is_unpublished(id) {
-            return self.move_to_trash(&stored).map(|()| true);
-        }
-        let failed = |error: DirError| DirStoreError::RemoveEmpty {
-            path: dir.path().to_owned(),
-            source: error.into_cause(),
+    /// Copies, or makes an image, on a blocking thread; a copy whose future is dropped, or whose store is closed, ends
+    /// soon.
+    async fn run_copy<T: Send + 'static>(
+        &self,
+        copy: impl FnOnce(&OpenStore, &dyn Fn() -> bool) -> Result<T, DirStoreError> + Send + 'static,
+    ) -> Result<T, DirStoreError> {
+        let is_canceled = Arc::new(AtomicBool::new(false));
+        let _cancel = CancelOnDrop(Arc::clone(&is_canceled));
+        let work = move |store: &OpenStore| {
+            store.location.require_identity()?;
+            let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+            copy(store, &|| is_set(&is_canceled) || is_set(&store.is_closing))
         };
-        if !dir.is_empty().map_err(failed)? {
-            return Ok(false);
-        }
-        let project = self.find_project(&dir)?;
-        let create = || TrashEntry::create_entry(&self.trash, &stored, project);
-        let entry =
-            self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)?;
-        // The entry stays empty; its name holds the project number, which is released after the volume is
-        // removed.
-        let remove = || self.volumes.remove_empty_dir(id.as_str());
-        let removed = self.steps.run_step(VolumeStep::MoveToTrash, remove);
-        self.erasures.enqueue_entry(entry, 0);
-        match removed {
-            Ok(_) => {
-                self.ledger.set_limit(id.as_str(), None);
-                self.remove_kind(&stored).map(|()| true)
-            }
-            Err(error) if error.is_not_empty() => Ok(false),
-            Err(error) => Err(failed(error)),
-        }
+        self.run_blocking(work).await
     }
 
-    fn list_volumes(&self) -> Result<Vec<VolumeId>, DirStoreError> {
-        list_volume_ids(&self.volumes)
-    }
-
-    /// Releases project numbers that a killed instance leaked, which no directory has any more; those of
-    /// trash entries are released with the entries.
-    fn release_leaked_projects(&self, trash_entries: &[TrashEntry]) {
-        let kept: Vec<_> = trash_entries.iter().filter_map(TrashEntry::project).collect();
-        match self.quota.release_unused_projects(&kept) {
-            Ok(released) if released.is_empty() => {}
-            Ok(released) => tracing::info!("released {} leaked projects", released.len()),
-            // Leaked projects occupy only their numbers.
-            Err(error) => tracing::warn!(
-                "release leaked projects: {}; retrying at the next start",
-                format_chain(&error)
-            ),
-        }
-    }
-
-    /// The bytes that count against a directory; zero if they are unknown.
-    fn used_bytes(&self, dir: &Dir) -> u64 {
-        self.read_status(dir).map_or(0, |status| status.usage.bytes.0)
-    }
-
-    fn list_trash(&self) -> Result<Vec<TrashEntry>, DirStoreError> {
-        let entries = self.trash.list().map_err(DirStoreError::Directory)?;
-        Ok(entries.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
+    fn open_for(&self, id: &VolumeId, reason: OpenReason) -> Result<OpenVolume, VolumeStoreError> {
+        let opened = self.slot.store().and_then(|store| store.open_volume(id, reason));
+        let failed = |error| VolumeStoreError::Open { id: id.clone(), source: Box::new(error) };
+        opened.map_err(failed)?.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 }
 
-/// The volumes in a directory; other files are none.
-fn list_volume_ids(volumes: &Dir) -> Result<Vec<VolumeId>, DirStoreError> {
-    let entries = volumes.list().map_err(DirStoreError::Directory)?;
-    let dirs = entries.iter().filter(|entry| entry.kind == FileKind::Dir);
-    Ok(dirs.filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
-}
-
-/// Locks `volumes` against other stores; `None` if another one has the lock. Its parent stays unlocked: it may be the
-/// root of its file system, which processes of earlier releases lock that set limits there; they would wait for this
-/// store forever.
-fn try_lock(volumes: &Dir) -> Result<Option<DirLock>, DirStoreError> {
-    volumes
-        .try_lock()
-        .map_err(|error| DirStoreError::Lock { path: volumes.path().to_owned(), source: error.into_cause() })
+fn create_error(id: &VolumeId, error: DirStoreError) -> VolumeStoreError {
+    store_error(id, error, |id, source| VolumeStoreError::Create { id, source })
 }
 
 #[async_trait]
 impl VolumeStore for DirStore {
     async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
-        let owned = id.clone();
-        let created = self.run_blocking(Some(id), move |inner| inner.create_volume(&owned, limits)).await;
-        created.map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Create { id, source }))
+        let created = self.run_locked(id, move |store, id| store.create(id, limits)).await;
+        created.map_err(|error| create_error(id, error))
     }
 
     async fn create_image(
@@ -512,68 +284,49 @@ impl VolumeStore for DirStore {
         size: Bytes,
     ) -> Result<(), VolumeStoreError> {
         let owned = id.clone();
-        let create = move |inner: &StoreInner, is_canceled: &dyn Fn() -> bool| {
-            inner.create_image(&owned, (format, size), is_canceled)
+        let create = move |store: &OpenStore, is_canceled: &dyn Fn() -> bool| {
+            store.images.create(&owned, ImageSpec { format, size }, is_canceled)
         };
-        let created = self.run_copy(create).await;
-        created.map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Create { id, source }))
+        self.run_copy(create).await.map_err(|error| create_error(id, error))
     }
 
     async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
-        let owned = id.clone();
-        let resize = move |inner: &StoreInner| {
-            inner.require_identity()?;
-            let Some(dir) = inner.find_volume(&owned)? else { return Ok(None) };
-            let set = || inner.resize_limits(&dir, limits);
-            match inner.read_kind(&owned.clone().into(), &dir)? {
-                VolumeKind::Directory => inner.with_promise(owned.as_str(), limits.bytes, set),
-                VolumeKind::Image(_) => inner.resize_image(&owned, &dir, limits),
-            }
-            .map(Some)
-        };
-        let resized = self.run_blocking(Some(id), resize).await;
+        let resized = self.run_locked(id, move |store, id| store.resize(id, limits)).await;
         let resized = resized
             .map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Resize { id, source }))?;
         resized.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
-        let owned = id.clone();
-        let read = move |inner: &StoreInner| match inner.find_volume(&owned)? {
-            Some(dir) => inner.read_usage(&owned, &dir).map(Some),
-            None => Ok(None),
-        };
-        let usage = self.run_blocking(Some(id), read).await;
+        let usage = self.run_locked(id, |store, id| store.usage(id)).await;
         let usage =
             usage.map_err(|source| VolumeStoreError::Usage { id: id.clone(), source: Box::new(source) })?;
         usage.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 
     async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
-        let owned = StoredId::from(id.clone());
-        let moved = self.run_blocking(Some(id), move |inner| inner.move_to_trash(&owned)).await;
-        moved.map_err(|source| VolumeStoreError::Remove { id: id.clone(), source: Box::new(source) })
+        let removed = self.run_locked(id, |store, id| store.remove(&id.clone().into())).await;
+        removed.map_err(|source| VolumeStoreError::Remove { id: id.clone(), source: Box::new(source) })
     }
 
     async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
-        let owned = id.clone();
-        let removed = self.run_blocking(Some(id), move |inner| inner.remove_empty(&owned)).await;
+        let removed = self.run_locked(id, |store, id| store.remove_empty(id)).await;
         removed.map_err(|source| VolumeStoreError::Remove { id: id.clone(), source: Box::new(source) })
     }
 
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
-        let listed = self.run_blocking(None, StoreInner::list_and_count).await;
+        let listed = self.run_blocking(|store| store.ledger.list_and_count()).await;
         listed.map_err(|source| VolumeStoreError::List { source: Box::new(source) })
     }
 
     async fn capacity(&self) -> Result<Option<StoreCapacity>, VolumeStoreError> {
-        let measured = self.run_blocking(None, StoreInner::capacity).await;
+        let measured = self.run_blocking(|store| store.ledger.capacity()).await;
         measured.map(Some).map_err(|source| VolumeStoreError::Capacity { source: Box::new(source) })
     }
 
     async fn wait_for_capacity_change(&self, seen: &StoreCapacity) {
-        // The store itself is not kept open meanwhile; a store that is closed has changed.
-        let totals = self.slot.inner().map(|inner| inner.ledger.watch_totals());
+        // The store itself is not kept open while this waits; a store that is closed has changed.
+        let totals = self.slot.store().map(|store| store.ledger.watch_totals());
         if let Ok(mut totals) = totals {
             let _ = totals.wait_for(|totals| !totals.are_in(seen)).await;
         }
@@ -582,13 +335,14 @@ impl VolumeStore for DirStore {
     async fn audit_limits(&self, options: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
         let is_canceled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&is_canceled));
-        let inner =
-            self.slot.inner().map_err(|source| VolumeStoreError::Audit { source: Box::new(source) })?;
-        let thread = self.audits.add_thread();
+        let store =
+            self.slot.store().map_err(|source| VolumeStoreError::Audit { source: Box::new(source) })?;
+        let thread = self.audits.threads.clone();
         let audit = move || {
-            let audited = inner.check_location().and_then(|()| inner.audit_limits(options, &is_canceled));
+            let audited =
+                store.location.check().and_then(|()| store.parts.limits.audit(options, &is_canceled));
             // The thread is the last: a store that is dropped waits for it, and then nothing is open.
-            drop(inner);
+            drop(store);
             drop(thread);
             audited
         };
@@ -597,13 +351,24 @@ impl VolumeStore for DirStore {
     }
 
     async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
-        let found = self.run_blocking(None, |inner| Ok(inner.identity.get().cloned())).await;
+        let found = self.run_blocking(|store| Ok(store.location.identity().cloned())).await;
         let found = found.map_err(lost_error)?;
         Ok(found.map_or(StoreIdentity::Absent, StoreIdentity::Present))
     }
 
     async fn wait_until_lost(&self) -> VolumeStoreError {
-        lost_error(self.wait_for_loss().await)
+        let look = || async {
+            // Before the check, so that no change is missed.
+            let mounts = MountTable::open().map_err(DirStoreError::WatchMounts)?;
+            // Each call checks the location.
+            self.run_blocking(|_| Ok(())).await?;
+            let store = self.slot.store()?;
+            tokio::select! {
+                changed = mounts.wait_for_change() => changed.map_err(DirStoreError::WatchMounts),
+                () = store.location.missed.notified() => Ok(()),
+            }
+        };
+        lost_error(loss_watch::repeat_looks(look).await)
     }
 
     fn watch_changes(&self) -> Option<BoxFuture<'static, Result<(), VolumeStoreError>>> {
@@ -627,21 +392,102 @@ impl VolumeStore for DirStore {
     }
 
     async fn create_identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
-        let created = self.run_blocking(None, StoreInner::create_identity).await.map_err(lost_error)?;
+        let created = self.run_blocking(|store| store.location.create_identity()).await;
+        let created = created.map_err(lost_error)?;
         self.start_serving().await?;
         Ok(StoreIdentity::Present(created))
+    }
+}
+
+#[async_trait]
+impl SnapshotStore for DirStore {
+    async fn create_snapshot(
+        &self,
+        id: &SnapshotId,
+        volume: &VolumeId,
+    ) -> Result<SnapshotInfo, SnapshotStoreError> {
+        let (owned, of) = (id.clone(), volume.clone());
+        let create = move |store: &OpenStore, is_canceled: &dyn Fn() -> bool| {
+            store.copies.create_snapshot(&owned, &of, is_canceled)
+        };
+        match self.run_copy(create).await {
+            Ok(Some(info)) => Ok(info),
+            Ok(None) => Err(SnapshotStoreError::NoVolume { id: id.clone(), volume: volume.clone() }),
+            Err(DirStoreError::Directory(error)) if error.is_clone_unsupported() => {
+                Err(SnapshotStoreError::Unsupported { source: Box::new(error) })
+            }
+            Err(error) => Err(SnapshotStoreError::Create { id: id.clone(), source: Box::new(error) }),
+        }
+    }
+
+    async fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotInfo>, SnapshotStoreError> {
+        let owned = id.clone();
+        let found = self.run_blocking(move |store| store.copies.find_snapshot(&owned)).await;
+        found.map_err(|error| SnapshotStoreError::Read { id: id.clone(), source: Box::new(error) })
+    }
+
+    async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), SnapshotStoreError> {
+        let owned = id.clone();
+        let removed = self.run_blocking(move |store| store.remove_snapshot(&owned)).await;
+        removed.map_err(|error| SnapshotStoreError::Remove { id: id.clone(), source: Box::new(error) })
+    }
+
+    async fn list_snapshots(&self) -> Result<Vec<SnapshotId>, SnapshotStoreError> {
+        let listed = self.run_blocking(|store| store.parts.dirs.list_snapshots()).await;
+        listed.map_err(|error| SnapshotStoreError::List { source: Box::new(error) })
+    }
+
+    async fn create_volume_from(
+        &self,
+        id: &VolumeId,
+        source: &StoredId,
+        limits: QuotaLimits,
+    ) -> Result<(), VolumeStoreError> {
+        let (owned, from) = (id.clone(), source.clone());
+        let copy = move |store: &OpenStore, is_canceled: &dyn Fn() -> bool| {
+            store.copies.create_volume(&owned, &from, limits, is_canceled)
+        };
+        self.run_copy(copy).await.map_err(|error| create_error(id, error))
+    }
+
+    async fn create_image_from(
+        &self,
+        id: &VolumeId,
+        source: &StoredId,
+        format: ImageFormat,
+        size: Bytes,
+    ) -> Result<(), VolumeStoreError> {
+        let (owned, from) = (id.clone(), source.clone());
+        let copy = move |store: &OpenStore, is_canceled: &dyn Fn() -> bool| {
+            store.copies.create_image(&owned, &from, ImageSpec { format, size }, is_canceled)
+        };
+        self.run_copy(copy).await.map_err(|error| create_error(id, error))
+    }
+
+    async fn mark_published(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
+        // For all volumes but few, this is all.
+        if self.slot.store().is_ok_and(|store| !store.unpublished.contains(id)) {
+            return Ok(());
+        }
+        let owned = id.clone();
+        let marked = self.run_blocking(move |store| store.unpublished.remove(&owned)).await;
+        marked.map_err(|error| VolumeStoreError::Open { id: id.clone(), source: Box::new(error) })
+    }
+}
+
+impl VolumeOpener for DirStore {
+    fn open(&self, id: &VolumeId) -> Result<OpenVolume, VolumeStoreError> {
+        self.open_for(id, OpenReason::Publish)
+    }
+
+    fn inspect(&self, id: &VolumeId) -> Result<OpenVolume, VolumeStoreError> {
+        self.open_for(id, OpenReason::Inspect)
     }
 }
 
 impl fmt::Debug for DirStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DirStore").field("path", &self.slot.path()).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for DirStoreOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirStoreOptions").field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 
@@ -660,22 +506,22 @@ mod tests {
         let base = tempfile::tempdir().expect("a directory");
         let dir = Dir::open(base.path()).expect("the base");
         let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
-        let inner = store.slot.inner().expect("it is open");
-        inner.create_identity().expect("an identity");
+        let store = store.slot.store().expect("it is open");
+        store.location.create_identity().expect("an identity");
         let id = VolumeId::from_uid("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f").expect("a UUID");
         let limits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
         let no_sync = |call: &'static str| match call {
             "fsync" => SyscallAction::Fail(Errno::IO.raw_os_error()),
             _ => SyscallAction::Proceed,
         };
-        inner.create_volume(&id, limits).expect("create");
-        with_failpoint_hook(no_sync, || inner.create_volume(&id, limits))
+        store.create(&id, limits).expect("create");
+        with_failpoint_hook(no_sync, || store.create(&id, limits))
             .expect_err("its rename may not be durable");
-        inner.create_volume(&id, limits).expect("create again");
-        inner.move_to_trash(&id.clone().into()).expect("remove");
-        with_failpoint_hook(no_sync, || inner.move_to_trash(&id.clone().into()))
+        store.create(&id, limits).expect("create again");
+        store.remove(&id.clone().into()).expect("remove");
+        with_failpoint_hook(no_sync, || store.remove(&id.clone().into()))
             .expect_err("its rename may not be durable");
-        with_failpoint_hook(no_sync, || inner.remove_empty(&id)).expect_err("its removal may not be durable");
-        inner.move_to_trash(&id.clone().into()).expect("remove again");
+        with_failpoint_hook(no_sync, || store.remove_empty(&id)).expect_err("its removal may not be durable");
+        store.remove(&id.clone().into()).expect("remove again");
     }
 }

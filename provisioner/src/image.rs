@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 
-#[cfg_attr(not(feature = "csi"), allow(dead_code, reason = "the node plugin attaches and mounts"))]
-pub(crate) mod attach;
 mod format;
 #[cfg_attr(not(feature = "csi"), allow(dead_code, reason = "the node plugin attaches and mounts"))]
 pub(crate) mod loops;
@@ -30,15 +28,15 @@ const EXTENT_PART: u64 = 128;
 
 const FIXED_BYTES: u64 = 1 << 20;
 
-/// What may be written at once into blocks that are shared with a snapshot: until it is written, each of them counts
-/// twice.
+/// Bytes that may be written at once into blocks that are shared with a snapshot: until it is written, each of them
+/// counts twice.
 ///
 /// *Source:* Linux `loop.c`: 128 requests, of 4 MiB each at most.
 const COPY_BYTES: u64 = 512 << 20;
 
-/// What a volume is: a directory, or a file that pods see as a device or as the file system in it.
+/// The kind of a volume: a directory, or a file that pods see as a device or as the file system in it.
 ///
-/// Its words, in PersistentVolumes and on the disk, are `directory`, `block`, `ext4` and `xfs`.
+/// The words in PersistentVolumes and on the disk are `directory`, `block`, `ext4` and `xfs`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature: each image has a format")]
 pub enum VolumeKind {
@@ -49,7 +47,7 @@ pub enum VolumeKind {
     Image(ImageFormat),
 }
 
-/// What the file of a volume contains.
+/// The content of a volume's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ImageFormat {
@@ -59,6 +57,14 @@ pub enum ImageFormat {
     Ext4,
     /// An XFS file system.
     Xfs,
+}
+
+/// An image to make.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ImageSpec {
+    pub(crate) format: ImageFormat,
+    /// The size of its file; of a request, before it is rounded up to blocks.
+    pub(crate) size: Bytes,
 }
 
 /// A text names no kind of volume.
@@ -83,7 +89,7 @@ impl VolumeKind {
         }
     }
 
-    /// Its word.
+    /// The word in PersistentVolumes and on the disk.
     pub fn as_str(self) -> &'static str {
         self.image_format().map_or("directory", ImageFormat::as_str)
     }
@@ -109,7 +115,7 @@ impl ImageFormat {
     /// All formats.
     pub const ALL: [Self; 3] = [Self::Block, Self::Ext4, Self::Xfs];
 
-    /// Its word.
+    /// The word in PersistentVolumes and on the disk.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Block => "block",
@@ -125,9 +131,7 @@ impl ImageFormat {
             format => Some(format.as_str()),
         }
     }
-}
 
-impl ImageFormat {
     /// The size of the smallest volume: an ext4 with a journal, and the smallest XFS that mkfs.xfs makes.
     pub fn min_size(self) -> Bytes {
         match self {
@@ -143,7 +147,7 @@ pub(crate) fn file_size(size: Bytes) -> Bytes {
     Bytes(size.0.max(1).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))
 }
 
-/// What a file of this size occupies at most, once nothing is being written.
+/// Bytes that a file of this size occupies at most, once nothing is being written.
 pub(crate) fn promised_bytes(file_size: Bytes) -> Bytes {
     let extents = (file_size.0 / EXTENT_PART).saturating_add(FIXED_BYTES);
     Bytes(file_size.0.saturating_add(extents))

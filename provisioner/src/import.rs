@@ -21,7 +21,7 @@ use crate::plan::{
 };
 use crate::step::{StepHook, StepRunner, VolumeStep};
 
-/// What to import, and for which claim.
+/// A directory to import, and its claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs, reason = "complete by nature")]
 pub struct ImportRequest {
@@ -31,7 +31,7 @@ pub struct ImportRequest {
     pub claim: String,
     /// The directory: an absolute path in UTF-8.
     pub source: PathBuf,
-    /// Whether it is copied or moved.
+    /// Copy or move.
     pub mode: ImportMode,
 }
 
@@ -47,7 +47,7 @@ pub struct ImportDeps {
     pub hook: Option<Arc<dyn StepHook>>,
 }
 
-/// Why an import failed.
+/// An import failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -66,7 +66,7 @@ pub enum ImportError {
         namespace: String,
         /// Its name.
         claim: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: ImportRejection,
     },
@@ -95,7 +95,7 @@ pub enum ImportError {
         /// The volume.
         id: VolumeId,
     },
-    /// The runtime shut down meanwhile. Repeat the import to resume.
+    /// The runtime shut down. Repeat the import to resume.
     #[error("the import was interrupted: repeat the command to resume")]
     Interrupted,
 }
@@ -103,8 +103,8 @@ pub enum ImportError {
 /// Makes a directory the volume of a claim, and creates its PersistentVolume, which is retained when the claim
 /// is deleted. Success also if an earlier call did it.
 ///
-/// It changes nothing of the claim: the cluster's volume controllers bind it. A provisioner that serves the
-/// node may run meanwhile; where it creates an empty volume for the claim first, because a pod uses the claim,
+/// The claim is not changed: the cluster's volume controllers bind it. A provisioner that serves the
+/// node may run at the same time; where it creates an empty volume for the claim first, because a pod uses the claim,
 /// the import fails and the directory keeps its data.
 ///
 /// # Errors
@@ -185,7 +185,7 @@ impl Import<'_> {
     async fn store_directory(&self, spec: &VolumeSpec) -> Result<ImportOutcome, ImportError> {
         let (importer, id, limits) = (Arc::clone(&self.deps.importer), spec.id.clone(), spec.limits);
         let ImportRequest { source, mode, .. } = self.request.clone();
-        let import = move || importer.import(&id, limits, (&source, mode));
+        let import = move || importer.import(&id, limits, &source, mode);
         let imported = tokio::task::spawn_blocking(import).await;
         imported.map_err(|_| ImportError::Interrupted)?.map_err(ImportError::Source)
     }
@@ -220,7 +220,7 @@ impl Import<'_> {
         (self.identity.driver.import_annotation(), self.request.source.to_string_lossy().into_owned())
     }
 
-    /// Whether a PersistentVolume is on this node and of the claim of this volume.
+    /// Returns whether a PersistentVolume is on this node and of the claim of this volume.
     fn is_of_claim(&self, found: &PersistentVolume, spec: &VolumeSpec) -> bool {
         found.spec.as_ref().is_some_and(|found| {
             found.claim_ref.as_ref().is_some_and(|claim| claim.uid == spec.claim_ref.uid)
@@ -228,8 +228,8 @@ impl Import<'_> {
         })
     }
 
-    /// Makes an existing PersistentVolume that of this import. Whatever its version is: the volume controllers bind it at
-    /// the same time.
+    /// Makes an existing PersistentVolume that of this import. Whatever its version is: the volume controllers bind it
+    /// at the same time.
     async fn retain_volume(&self, volume: &PersistentVolume) -> Result<(), ImportError> {
         let (key, source) = self.import_annotation();
         let patch = Patch::Merge(json!({

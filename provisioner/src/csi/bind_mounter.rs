@@ -62,7 +62,7 @@ impl BindMounter {
         detached_mount(volume, MountRestrictions::default()).map(drop)
     }
 
-    /// Whether mounts below a directory are visible outside of this container, if this is one: whether the
+    /// Returns whether mounts below a directory are visible outside of this container, if this is one: whether the
     /// mount that contains the directory is shared.
     ///
     /// # Errors
@@ -75,9 +75,9 @@ impl BindMounter {
     /// Opens the parent directory of the target; `None` if it does not exist.
     fn open_parent(&self, target: &TargetPath) -> Result<Option<Dir>, TargetMountError> {
         let below = target.parent_and_name().0;
-        let open = || match below.as_os_str().is_empty() {
-            true => Dir::open(&self.kubelet_dir),
-            false => Dir::open(&self.kubelet_dir)?.open_dir(below),
+        let open = || {
+            let kubelet = Dir::open(&self.kubelet_dir)?;
+            if below.as_os_str().is_empty() { Ok(kubelet) } else { kubelet.open_dir(below) }
         };
         match open() {
             Ok(dir) => Ok(Some(dir)),
@@ -100,7 +100,7 @@ impl BindMounter {
             .map_err(|errno| request.mount_error(errno.into()))
     }
 
-    /// Creates a mount with the flags that nobody sees.
+    /// Creates a mount with the flags, detached: no process can see it.
     fn create_mount(&self, request: &MountRequest<'_>) -> Result<OwnedFd, TargetMountError> {
         let mount = match request.volume {
             OpenVolume::Directory(dir) => detached_mount(dir.as_fd(), request.flags),
@@ -108,7 +108,7 @@ impl BindMounter {
                 device_mount(&self.attach_device(file.as_fd(), request)?)
             }
             OpenVolume::Image { file, format } => {
-                file_system_mount(&self.steps, (file.as_fd(), *format), request.flags)
+                file_system_mount(&self.steps, file.as_fd(), *format, request.flags)
             }
         };
         mount.map_err(|source| request.mount_error(source))
@@ -162,12 +162,12 @@ struct MountRequest<'a> {
 }
 
 impl MountRequest<'_> {
-    /// Whether the target is a device, and not a directory.
+    /// Returns whether the target is a device, and not a directory.
     fn is_device(&self) -> bool {
         self.volume.kind() == VolumeKind::Image(ImageFormat::Block)
     }
 
-    /// Whether the target must be created.
+    /// Returns whether the target must be created.
     fn is_new(&self, state: &TargetState) -> Result<bool, TargetMountError> {
         let path = || self.target.relative_path().to_owned();
         match (state, self.is_device()) {

@@ -8,8 +8,7 @@ use rustix::mount::OpenTreeFlags;
 use super::mounter::MountRestrictions;
 use super::sys;
 use crate::image::ImageFormat;
-use crate::image::attach::{LoopOptions, attach};
-use crate::image::loops::{self, LoopDevice};
+use crate::image::loops::{self, LoopDevice, LoopOptions, attach};
 use crate::image::mounts::mount_device;
 use crate::step::{StepRunner, VolumeStep};
 
@@ -49,11 +48,12 @@ pub(super) fn attach_block(
     steps.run_step(VolumeStep::AttachDevice, || attach(file, options))
 }
 
-/// Creates a detached mount of the file system in a file. The device below it disappears with its last mount, also if this
-/// process is killed.
+/// Creates a detached mount of the file system in a file. The device below it disappears with its last mount, also if
+/// this process is killed.
 pub(super) fn file_system_mount(
     steps: &StepRunner,
-    (file, format): (BorrowedFd<'_>, ImageFormat),
+    file: BorrowedFd<'_>,
+    format: ImageFormat,
     flags: MountRestrictions,
 ) -> io::Result<OwnedFd> {
     let options = LoopOptions { read_only: false, autoclear: true, block_size: Some(FILE_SYSTEM_BLOCK) };

@@ -1,4 +1,4 @@
-//! What is at a target path.
+//! The state of a target path: absent, a directory or file, or a mount.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -12,9 +12,9 @@ use rustix::mount::UnmountFlags;
 
 use super::mounter::{FileId, TargetMountError};
 use super::target_path::TargetPath;
-use crate::image::loops::LoopDevice;
+use crate::image::loops::{DeviceNumbers, LoopDevice};
 
-/// What is at a target path.
+/// The state of a target path.
 pub(super) enum TargetState {
     Absent,
     Directory,
@@ -30,9 +30,10 @@ pub(super) struct MountedFile {
     /// The file itself.
     pub(super) file: FileId,
     kind: FileType,
-    /// The device number of its file system, and of the device if it is one: major and minor.
-    file_system: (u32, u32),
-    device: (u32, u32),
+    /// The device of its file system.
+    file_system: DeviceNumbers,
+    /// Its own numbers, if it is a device.
+    device: DeviceNumbers,
 }
 
 impl TargetState {
@@ -66,17 +67,18 @@ impl MountedFile {
             mount: stat.stx_mnt_id,
             file: FileId { device, inode: stat.stx_ino },
             kind,
-            file_system: (stat.stx_dev_major, stat.stx_dev_minor),
-            device: (stat.stx_rdev_major, stat.stx_rdev_minor),
+            file_system: DeviceNumbers { major: stat.stx_dev_major, minor: stat.stx_dev_minor },
+            device: DeviceNumbers { major: stat.stx_rdev_major, minor: stat.stx_rdev_minor },
         }
     }
 
-    /// Whether it is a block device.
+    /// Returns whether it is a block device.
     pub(super) fn is_device(&self) -> bool {
         self.kind == FileType::BlockDevice
     }
 
-    /// The loop device that it is, or whose complete file system it is. A directory of a store on a loop device is neither.
+    /// The loop device that it is, or whose complete file system it is. A directory of a store on a loop device is
+    /// neither.
     pub(super) fn loop_device(&self, mount: &MountEntry) -> io::Result<Option<LoopDevice>> {
         match self.kind {
             FileType::BlockDevice => self.own_device(),
@@ -94,9 +96,10 @@ impl MountedFile {
 /// Creates a directory, or an empty file, to mount at.
 pub(super) fn create_target(parent: &Dir, name: &Path, is_device: bool) -> rustix::io::Result<()> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match is_device {
-        true => rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600)).map(drop),
-        false => rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o750)),
+    if is_device {
+        rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600)).map(drop)
+    } else {
+        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o750))
     }
 }
 

@@ -1,33 +1,37 @@
-//! What a directory store has promised to its volumes: counted once when it opens, and kept up to date. What other data
-//! occupy is counted again when the use of the disk has changed much.
+//! The promises of a directory store to its volumes: counted once when it opens, and kept up to date. The space of
+//! other data is counted again when the use of the disk has changed much.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 use nodekeel_localstorage::Dir;
 use tokio::sync::watch;
 
-use super::trash::TrashEntry;
-use crate::dir_store::{DirStoreError, StoreInner};
-use crate::error_chain::format_chain;
+use crate::dir_store::error::DirStoreError;
+use crate::dir_store::image_file::image_size;
+use crate::dir_store::parts::StoreParts;
+use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::id::VolumeId;
+use crate::image::{VolumeKind, promised_bytes};
 use crate::plan::{CapacityPolicy, StoreCapacity};
+use crate::store::larger_limit;
 
-/// The promises of a store. A volume without a byte limit counts as nothing; a removed one counts with what it
-/// used when it was removed, until it is erased.
-#[derive(Debug)]
+/// The promises of a store. A volume without a byte limit counts as nothing; a removed one counts with the bytes that
+/// it used when it was removed, until it is erased.
 pub(super) struct CapacityLedger {
     policy: CapacityPolicy,
+    parts: StoreParts,
+    trash: Arc<Trash>,
     promises: Mutex<Promises>,
     /// Locked while other data are counted.
     counting: Mutex<()>,
-    /// Their sum, and what is reserved.
+    /// Their sum, and the reserved bytes.
     totals: watch::Sender<LedgerTotals>,
 }
 
-/// What a change of the ledger changes for new volumes.
+/// The figures of the ledger that limit new volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct LedgerTotals {
     promised: Bytes,
@@ -35,7 +39,7 @@ pub(super) struct LedgerTotals {
 }
 
 impl LedgerTotals {
-    /// Whether a capacity has these totals.
+    /// Returns whether a capacity has these totals.
     pub(super) fn are_in(&self, capacity: &StoreCapacity) -> bool {
         (self.promised, self.reserved.min(capacity.total)) == (capacity.promised, capacity.reserved)
     }
@@ -46,41 +50,62 @@ const RECOUNT_PART: u64 = 128;
 
 #[derive(Debug, Default)]
 struct Promises {
-    /// The limit of each volume, by its name.
-    limits: HashMap<String, Bytes>,
-    /// The bytes of each trash entry, by its name.
-    erasing: HashMap<String, Bytes>,
-    /// What data other than volumes occupied when they were counted last, and what was used in all.
+    /// The limit of each volume.
+    limits: Amounts,
+    /// The bytes of each trash entry.
+    erasing: Amounts,
+    /// The bytes that data other than volumes occupied when they were counted last, and those that were used in all.
     other: Bytes,
     used: Bytes,
-    sum: u128,
 }
 
 impl Promises {
-    fn sum_bytes(&self) -> Bytes {
-        Bytes(u64::try_from(self.sum).unwrap_or(u64::MAX))
+    fn sum(&self) -> Bytes {
+        Bytes(u64::try_from(self.limits.sum + self.erasing.sum).unwrap_or(u64::MAX))
     }
 }
 
-/// Replaces an amount in a map and in the sum; returns the old one.
-fn replace(
-    (sum, map): (&mut u128, &mut HashMap<String, Bytes>),
-    name: String,
-    new: Option<Bytes>,
-) -> Option<Bytes> {
-    let old = match new {
-        Some(bytes) => map.insert(name, bytes),
-        None => map.remove(&name),
-    };
-    let amount = |bytes: Option<Bytes>| bytes.map_or(0, |bytes| u128::from(bytes.0));
-    *sum = *sum + amount(new) - amount(old);
-    old
+/// Amounts by name, and their sum.
+#[derive(Debug, Default)]
+struct Amounts {
+    by_name: HashMap<String, Bytes>,
+    sum: u128,
+}
+
+impl Amounts {
+    /// Replaces an amount; `None` removes it. Returns the old one.
+    fn replace(&mut self, name: String, new: Option<Bytes>) -> Option<Bytes> {
+        let old = match new {
+            Some(bytes) => self.by_name.insert(name, bytes),
+            None => self.by_name.remove(&name),
+        };
+        let amount = |bytes: Option<Bytes>| bytes.map_or(0, |bytes| u128::from(bytes.0));
+        self.sum = self.sum + amount(new) - amount(old);
+        old
+    }
+}
+
+/// The space of the file system of a store.
+#[derive(Clone, Copy)]
+struct DiskSpace {
+    total: Bytes,
+    /// Free for processes without privileges.
+    free: Bytes,
+}
+
+impl DiskSpace {
+    fn used(self) -> Bytes {
+        Bytes(self.total.0.saturating_sub(self.free.0))
+    }
 }
 
 impl CapacityLedger {
-    pub(super) fn new(policy: CapacityPolicy) -> Self {
+    /// A ledger that counts nothing until [`count`](Self::count) is called.
+    pub(super) fn new(policy: CapacityPolicy, parts: StoreParts, trash: Arc<Trash>) -> Self {
         Self {
             policy,
+            parts,
+            trash,
             promises: Mutex::default(),
             counting: Mutex::default(),
             totals: watch::Sender::default(),
@@ -95,121 +120,117 @@ impl CapacityLedger {
         let mut promises = self.lock();
         let result = change(&mut promises);
         let reserved = self.policy.reserved(promises.other);
-        let totals = LedgerTotals { promised: promises.sum_bytes(), reserved };
+        let totals = LedgerTotals { promised: promises.sum(), reserved };
         self.totals.send_if_modified(|old| std::mem::replace(old, totals) != totals);
         result
     }
 
     /// Records the limit of an existing volume; `None` if it does not exist. Returns the old one.
     pub(super) fn set_limit(&self, name: &str, limit: Option<Bytes>) -> Option<Bytes> {
-        self.update(|all| replace((&mut all.sum, &mut all.limits), name.to_owned(), limit))
+        self.update(|all| all.limits.replace(name.to_owned(), limit))
     }
 
     /// Records that a volume is a trash entry now, of so many bytes.
     pub(super) fn move_to_trash(&self, name: &str, entry: &TrashEntry, used: Bytes) {
         self.update(|all| {
-            replace((&mut all.sum, &mut all.limits), name.to_owned(), None);
-            replace((&mut all.sum, &mut all.erasing), entry.to_string(), Some(used));
+            all.limits.replace(name.to_owned(), None);
+            all.erasing.replace(entry.to_string(), Some(used));
         });
     }
 
     /// Records that a trash entry is erased.
     pub(super) fn mark_erased(&self, entry: &TrashEntry) {
-        self.update(|all| replace((&mut all.sum, &mut all.erasing), entry.to_string(), None));
+        self.update(|all| all.erasing.replace(entry.to_string(), None));
     }
 
     /// Receives the totals when they change.
     pub(super) fn watch_totals(&self) -> watch::Receiver<LedgerTotals> {
         self.totals.subscribe()
     }
-}
 
-impl StoreInner {
     /// Counts the promises of all volumes, and what other data occupy.
-    pub(super) fn count_promises(&self, trash_entries: &[TrashEntry]) -> Result<(), DirStoreError> {
+    pub(super) fn count(&self, trash_entries: &[TrashEntry]) -> Result<(), DirStoreError> {
         let mut promises = Promises::default();
-        for id in self.list_volumes()? {
-            let Some(dir) = self.find_volume(&id)? else { continue };
-            let (limits, _) = self.status_or_nothing(&dir);
-            let promised = self.promised_to(&id, &dir, limits);
-            replace((&mut promises.sum, &mut promises.limits), id.to_string(), promised);
+        for id in self.parts.dirs.list_volumes()? {
+            let Some(dir) = self.parts.dirs.find_volume(&id)? else { continue };
+            let (limits, _) = self.parts.limits.status_or_nothing(&dir);
+            promises.limits.replace(id.to_string(), self.promised_to(&id, &dir, limits));
         }
         // A snapshot can't grow: it needs what it uses, once its volume has changed all its blocks.
-        for id in self.list_snapshots()? {
-            let Some(dir) = self.find_stored(&id.clone().into())? else { continue };
-            let (_, usage) = self.status_or_nothing(&dir);
-            replace((&mut promises.sum, &mut promises.limits), id.to_string(), Some(usage));
+        for id in self.parts.dirs.list_snapshots()? {
+            let Some(dir) = self.parts.dirs.find(&id.clone().into())? else { continue };
+            let (_, usage) = self.parts.limits.status_or_nothing(&dir);
+            promises.limits.replace(id.to_string(), Some(usage));
         }
         for entry in trash_entries {
-            let Ok(dir) = self.trash.open_dir(entry.content_path()) else { continue };
-            let (_, usage) = self.status_or_nothing(&dir);
-            replace((&mut promises.sum, &mut promises.erasing), entry.to_string(), Some(usage));
+            let Ok(dir) = self.trash.open_content(entry) else { continue };
+            let (_, usage) = self.parts.limits.status_or_nothing(&dir);
+            promises.erasing.replace(entry.to_string(), Some(usage));
         }
-        self.ledger.update(|all| *all = promises);
+        self.update(|all| *all = promises);
         self.count_other()
     }
 
-    /// Counts what data other than volumes and trash occupy. Blocks that a snapshot shares with its volume count for the
-    /// volume; the others are data that no removal of a volume frees. Copies count as volumes, though they share blocks.
+    /// Counts what data other than volumes and trash occupy. Blocks that a snapshot shares with its volume count for
+    /// the volume; the others are data that no removal of a volume frees. Copies count as volumes, though they share
+    /// blocks.
     fn count_other(&self) -> Result<(), DirStoreError> {
-        let (total, free) = self.file_system_space()?;
-        let used = Bytes(total.0.saturating_sub(free.0));
-        let volumes = self.list_volumes()?.into_iter().map(|id| self.volumes.open_dir(id.as_str()));
-        let trash = self.list_trash()?.into_iter().map(|entry| self.trash.open_dir(entry.content_path()));
+        let used = self.disk_space()?.used();
+        let volumes = self
+            .parts
+            .dirs
+            .list_volumes()?
+            .into_iter()
+            .map(|id| self.parts.dirs.volumes.open_dir(id.as_str()));
+        let trash = self.trash.list()?.into_iter().map(|entry| self.trash.open_content(&entry));
         // One is open at a time: there may be more of them than files that the process may open. What can't be opened
         // counts as nothing.
-        let used_bytes = |dir: &Dir| u128::from(self.status_or_nothing(dir).1.0);
+        let used_bytes = |dir: &Dir| u128::from(self.parts.limits.status_or_nothing(dir).1.0);
         let of_volumes: u128 = volumes.chain(trash).map(|dir| dir.as_ref().map_or(0, used_bytes)).sum();
         let other = u128::from(used.0).saturating_sub(of_volumes);
         let other = Bytes(u64::try_from(other).unwrap_or(u64::MAX));
-        self.ledger.update(|all| (all.other, all.used) = (other, used));
+        self.update(|all| (all.other, all.used) = (other, used));
         Ok(())
     }
 
     /// The space of the file system; other data are counted again if its use has changed much.
-    fn counted_space(&self) -> Result<(Bytes, Bytes), DirStoreError> {
-        let (total, free) = self.file_system_space()?;
-        let used = total.0.saturating_sub(free.0);
-        if used.abs_diff(self.ledger.lock().used.0) > total.0 / RECOUNT_PART {
+    fn counted_space(&self) -> Result<DiskSpace, DirStoreError> {
+        let space = self.disk_space()?;
+        if space.used().0.abs_diff(self.lock().used.0) > space.total.0 / RECOUNT_PART {
             // While another call counts, the last count holds.
-            let counting = self.ledger.counting.try_lock();
+            let counting = self.counting.try_lock();
             if !matches!(counting, Err(TryLockError::WouldBlock)) {
                 self.count_other()?;
             }
         }
-        Ok((total, free))
+        Ok(space)
     }
 
-    /// Lists the volumes, and counts the promises of those that another process has imported meanwhile.
+    /// Lists the volumes, and counts the promises of those that another process has imported since the last count.
     pub(super) fn list_and_count(&self) -> Result<Vec<VolumeId>, DirStoreError> {
-        let volumes = self.list_volumes()?;
+        let volumes = self.parts.dirs.list_volumes()?;
         for id in &volumes {
-            let _held = self.lock_volume(id);
-            let is_counted = self.ledger.lock().limits.contains_key(id.as_str());
-            let imported = if is_counted { None } else { self.find_volume(id)? };
+            let _held = self.parts.locks.lock(id.as_str());
+            let is_counted = self.lock().limits.by_name.contains_key(id.as_str());
+            let imported = if is_counted { None } else { self.parts.dirs.find_volume(id)? };
             if let Some(dir) = imported {
-                let limits = self.status_or_nothing(&dir).0;
-                self.ledger.set_limit(id.as_str(), self.promised_to(id, &dir, limits));
+                let limits = self.parts.limits.status_or_nothing(&dir).0;
+                self.set_limit(id.as_str(), self.promised_to(id, &dir, limits));
             }
         }
         Ok(volumes)
     }
 
-    /// The limits and the used bytes of a directory. What can't be read counts as nothing: the volume is served
-    /// all the same.
-    fn status_or_nothing(&self, dir: &Dir) -> (QuotaLimits, Bytes) {
-        match self.quota.read_status(dir.as_fd()) {
-            Ok(status) => status.map(|status| (status.limits, status.usage.bytes)).unwrap_or_default(),
-            Err(error) => {
-                let path = dir.path().display();
-                tracing::warn!("{path} is not counted in the capacity: {}", format_chain(&error));
-                Default::default()
-            }
+    /// The bytes that are promised to a volume: its limit, or what its image may occupy.
+    fn promised_to(&self, id: &VolumeId, dir: &Dir, limits: QuotaLimits) -> Option<Bytes> {
+        match self.parts.kinds.read(&id.clone().into(), dir) {
+            Ok(VolumeKind::Image(_)) => image_size(dir).map(promised_bytes).ok().or(limits.bytes),
+            _ => limits.bytes,
         }
     }
 
-    /// Promises a limit to a volume, and then sets it. What is in force afterwards holds: the old limit if that failed, or
-    /// none where the quota enforces none.
+    /// Promises a limit to a volume, and then sets it. Records the limit that is in force afterwards: the old one if
+    /// setting it failed, or none where the quota enforces none.
     pub(super) fn with_promise<T>(
         &self,
         name: &str,
@@ -217,30 +238,54 @@ impl StoreInner {
         set: impl FnOnce() -> Result<T, DirStoreError>,
     ) -> Result<T, DirStoreError> {
         let (space, new) = (self.counted_space()?, limit.unwrap_or_default());
-        let old = self.ledger.update(|all| {
-            let old = all.limits.get(name).copied();
-            let capacity = self.ledger.policy.store_capacity(space, all.other, all.sum_bytes());
+        // The promise comes first: two calls together can't exceed the ceiling.
+        let old = self.update(|all| {
+            let old = all.limits.by_name.get(name).copied();
+            let capacity = self.capacity_of(space, all.other, all.sum());
             capacity.check_limit(old.unwrap_or_default(), new).map_err(DirStoreError::Capacity)?;
-            replace((&mut all.sum, &mut all.limits), name.to_owned(), limit);
+            all.limits.replace(name.to_owned(), limit);
             Ok(old)
         })?;
         let done = set();
         let expected = if done.is_ok() { limit } else { old };
-        self.ledger.set_limit(name, self.limit_in_force(name, expected, old.max(limit)));
+        self.set_limit(name, self.limit_in_force(name, expected, old.max(limit)));
         done
     }
 
-    /// The limit of a volume after a change that may have failed: then it may have been set, and not be durable. What a
-    /// snapshot may use is not limited so; the expected amount holds.
+    /// The limit of a volume after a change that may have failed: then it may have been set, and not be durable. The
+    /// usage of a snapshot is not limited so; the expected amount holds.
     fn limit_in_force(&self, name: &str, expected: Option<Bytes>, most: Option<Bytes>) -> Option<Bytes> {
         let Ok(id) = name.parse::<VolumeId>() else { return expected };
-        let status =
-            |dir: Dir| self.read_status(&dir).map(|status| self.promised_to(&id, &dir, status.limits));
-        match self.find_volume(&id).map(|dir| dir.map(status)) {
+        let status = |dir: Dir| {
+            let status = self.parts.limits.read_status(&dir);
+            status.map(|status| self.promised_to(&id, &dir, status.limits))
+        };
+        match self.parts.dirs.find_volume(&id).map(|dir| dir.map(status)) {
             Ok(Some(Ok(promised))) => promised,
             Ok(None) => None,
             _ => most,
         }
+    }
+
+    /// Sets the limits of an existing volume that is a directory, within the capacity.
+    pub(super) fn resize(&self, id: &VolumeId, dir: &Dir, limits: QuotaLimits) -> Result<(), DirStoreError> {
+        self.with_promise(id.as_str(), limits.bytes, || self.parts.limits.resize(dir, limits))
+    }
+
+    /// Raises those limits of an existing volume that are lower.
+    pub(super) fn raise_limits(
+        &self,
+        id: &VolumeId,
+        dir: &Dir,
+        limits: QuotaLimits,
+    ) -> Result<(), DirStoreError> {
+        let old = self.parts.limits.read_status(dir)?.limits;
+        let raised = QuotaLimits {
+            bytes: larger_limit(old.bytes, limits.bytes),
+            inodes: larger_limit(old.inodes, limits.inodes),
+        };
+        self.set_limit(id.as_str(), old.bytes);
+        if raised == old { Ok(()) } else { self.resize(id, dir, raised) }
     }
 
     /// The space of the file system, and what is promised of it.
@@ -251,20 +296,24 @@ impl StoreInner {
     /// The capacity once so many bytes of other data belong to a volume.
     pub(super) fn capacity_without(&self, moved: Bytes) -> Result<StoreCapacity, DirStoreError> {
         let space = self.counted_space()?;
-        let promises = self.ledger.lock();
+        let promises = self.lock();
         let other = Bytes(promises.other.0.saturating_sub(moved.0));
-        Ok(self.ledger.policy.store_capacity(space, other, promises.sum_bytes()))
+        Ok(self.capacity_of(space, other, promises.sum()))
     }
 
-    /// The size of the file system, and what is free for processes without privileges.
-    fn file_system_space(&self) -> Result<(Bytes, Bytes), DirStoreError> {
+    fn capacity_of(&self, space: DiskSpace, other: Bytes, promised: Bytes) -> StoreCapacity {
+        self.policy.store_capacity((space.total, space.free), other, promised)
+    }
+
+    fn disk_space(&self) -> Result<DiskSpace, DirStoreError> {
+        let base = &self.parts.dirs.base;
         let failed = |error: rustix::io::Errno| DirStoreError::FileSystemSpace {
-            path: self.base.path().to_owned(),
+            path: base.path().to_owned(),
             source: error.into(),
         };
-        let stat = rustix::fs::fstatvfs(self.base.as_fd()).map_err(failed)?;
+        let stat = rustix::fs::fstatvfs(base.as_fd()).map_err(failed)?;
         let bytes = |blocks: u64| Bytes(blocks.saturating_mul(stat.f_frsize));
-        Ok((bytes(stat.f_blocks), bytes(stat.f_bavail)))
+        Ok(DiskSpace { total: bytes(stat.f_blocks), free: bytes(stat.f_bavail) })
     }
 }
 
@@ -358,16 +407,13 @@ mod tests {
         let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::new(MemQuota::new()));
         let store = open_store(base.path(), &quota, 8).await;
         store.create(&id(1), limits(2)).await.expect("it fits");
-        let inner = store.slot.inner().expect("it is open");
-        let dir = inner.find_volume(&id(1)).expect("readable").expect("the volume");
+        let inner = store.slot.store().expect("it is open");
+        let dir = inner.parts.dirs.find_volume(&id(1)).expect("readable").expect("the volume");
         let no_sync = |call: &'static str| match call {
             "fsync" => SyscallAction::Fail(Errno::IO.raw_os_error()),
             _ => SyscallAction::Proceed,
         };
-        let resize = || {
-            let set = || inner.resize_limits(&dir, limits(6));
-            inner.with_promise(id(1).as_str(), limits(6).bytes, set)
-        };
+        let resize = || inner.ledger.resize(&id(1), &dir, limits(6));
         with_failpoint_hook(no_sync, resize).expect_err("it may not be durable");
         assert_eq!(promised(&store).await, 6);
         assert!(store.create(&id(2), limits(4)).await.expect_err("6 and 4 are more than 8").is_exhausted());
@@ -377,8 +423,9 @@ mod tests {
     async fn other_data_that_become_a_volume_are_no_longer_reserved() {
         let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::new(MemQuota::new()));
         let store = open_store(base.path(), &quota, u64::MAX / MIB).await;
-        let inner = store.slot.inner().expect("it is open");
-        let [before, after] = [0, 5].map(|moved| inner.capacity_without(Bytes(moved)).expect("a capacity"));
+        let inner = store.slot.store().expect("it is open");
+        let [before, after] =
+            [0, 5].map(|moved| inner.ledger.capacity_without(Bytes(moved)).expect("a capacity"));
         assert_eq!(after.reserved.0, before.reserved.0.saturating_sub(5));
     }
 

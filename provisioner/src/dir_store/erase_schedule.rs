@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::Backoff;
 
-/// How long one entry is erased while others wait. After a pause, a directory is read from its start again, so
+/// Time for which one entry is erased while others wait. After a pause, a directory is read from its start again, so
 /// short slices would read large directories often.
 const SLICE: Duration = Duration::from_millis(200);
 
@@ -46,7 +46,7 @@ pub(super) struct EraseSchedule<E> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WaitingEntry<E> {
     pub(super) entry: E,
-    /// How many were added before it.
+    /// Number of entries that were added before it.
     number: u64,
     slices: u64,
     failures: u32,
@@ -55,7 +55,7 @@ pub(super) struct WaitingEntry<E> {
 }
 
 impl<E> WaitingEntry<E> {
-    /// Whether nothing has been done about it.
+    /// Returns whether nothing has been done about it.
     pub(super) fn is_new(&self) -> bool {
         self.slices == 0 && self.failures == 0
     }
@@ -65,7 +65,7 @@ impl<E> WaitingEntry<E> {
     }
 }
 
-/// What to do now.
+/// The next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum EraseTurn<E> {
     /// Erase this entry, and give it back unless nothing of it is left.
@@ -91,9 +91,10 @@ impl<E> EraseSchedule<E> {
     /// Takes the entry whose turn it is.
     pub(super) fn next_turn(&mut self, now: Instant) -> EraseTurn<E> {
         let candidates = self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_due(now));
-        let next = match self.is_oldest_next {
-            true => candidates.min_by_key(|(_, waiting)| (0, waiting.number)),
-            false => candidates.min_by_key(|(_, waiting)| (waiting.slices, waiting.number)),
+        let next = if self.is_oldest_next {
+            candidates.min_by_key(|(_, waiting)| (0, waiting.number))
+        } else {
+            candidates.min_by_key(|(_, waiting)| (waiting.slices, waiting.number))
         };
         match next.map(|(index, _)| index) {
             Some(index) => {
@@ -121,7 +122,7 @@ impl<E> EraseSchedule<E> {
         delay
     }
 
-    /// Whether another entry could be erased now.
+    /// Returns whether another entry could be erased now.
     pub(super) fn is_contended(&self, now: Instant) -> bool {
         self.waiting.iter().any(|waiting| waiting.is_due(now))
     }

@@ -13,9 +13,12 @@ use nodekeel_fsquota::ProjectId;
 use nodekeel_supervisor::Backoff;
 use tokio::sync::watch;
 
+use crate::dir_store::capacity::CapacityLedger;
 use crate::dir_store::erase_schedule::{EraseSchedule, EraseSlice, EraseTurn, WaitingEntry};
-use crate::dir_store::trash::TrashEntry;
-use crate::dir_store::{DirStoreError, StoreInner};
+use crate::dir_store::error::DirStoreError;
+use crate::dir_store::image_file::detach_image;
+use crate::dir_store::parts::StoreParts;
+use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::error_chain::format_chain;
 use crate::snapshot::StoredId;
 use crate::step::VolumeStep;
@@ -81,7 +84,7 @@ impl EraseQueue {
     }
 
     /// Waits until the queue is empty.
-    pub(super) async fn wait_until_idle(&self) {
+    pub(super) async fn wait_until_empty(&self) {
         // Never fails: `self` holds the sender.
         let _ = self.0.backlog.subscribe().wait_for(|backlog| backlog.entries == 0).await;
     }
@@ -156,59 +159,111 @@ impl fmt::Debug for EraseQueue {
     }
 }
 
-/// The thread that erases the entries of a store's queue. Dropping this stops it between two files.
-#[derive(Debug)]
-pub(super) struct VolumeEraser {
-    queue: EraseQueue,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl VolumeEraser {
-    pub(super) fn start(inner: &Arc<StoreInner>) -> io::Result<Self> {
-        let (inner, queue) = (Arc::clone(inner), inner.erasures.clone());
-        let thread = std::thread::Builder::new().name("erase-volumes".to_owned());
-        let thread = Some(thread.spawn(move || run_eraser(&inner))?);
-        Ok(Self { queue, thread })
-    }
-}
-
-impl Drop for VolumeEraser {
-    fn drop(&mut self) {
-        self.queue.stop();
-        if let Some(thread) = self.thread.take() {
-            // A panic has been reported by the panic hook.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// How a slice has ended.
+/// The end of a slice.
 enum SliceEnd {
     Erased,
     /// Other entries wait, or the thread must stop.
     Paused,
 }
 
-fn run_eraser(inner: &StoreInner) {
-    let queue = &inner.erasures;
-    while let Some(entry) = queue.next_entry() {
-        if entry.is_new() {
-            log_erasure(&entry.entry);
-        }
-        match inner.erase_entry(&entry.entry) {
-            Ok(SliceEnd::Erased) => {}
-            Ok(SliceEnd::Paused) => {
-                let content = inner.trash.open_dir(entry.entry.content_path());
-                let bytes = content.map_or(0, |dir| inner.used_bytes(&dir));
-                queue.yield_entry(entry, bytes);
+/// Erases the entries of a queue in the trash of a store.
+pub(super) struct Eraser {
+    pub(super) parts: StoreParts,
+    pub(super) queue: EraseQueue,
+    pub(super) trash: Arc<Trash>,
+    pub(super) ledger: Arc<CapacityLedger>,
+}
+
+impl Eraser {
+    fn run(&self) {
+        while let Some(entry) = self.queue.next_entry() {
+            if entry.is_new() {
+                log_erasure(&entry.entry);
             }
-            Err(error) => {
-                let name = entry.entry.to_string();
-                let delay = queue.fail_entry(entry);
-                let error = format_chain(&error);
-                tracing::warn!(entry = name, "erase removed volume: {error}; retrying in {delay:?}");
+            match self.erase_entry(&entry.entry) {
+                Ok(SliceEnd::Erased) => {}
+                Ok(SliceEnd::Paused) => {
+                    let bytes = self.content_bytes(&entry.entry);
+                    self.queue.yield_entry(entry, bytes);
+                }
+                Err(error) => {
+                    let name = entry.entry.to_string();
+                    let delay = self.queue.fail_entry(entry);
+                    let error = format_chain(&error);
+                    tracing::warn!(entry = name, "erase removed volume: {error}; retrying in {delay:?}");
+                }
             }
         }
+    }
+
+    /// The bytes that the data of an entry still use.
+    pub(super) fn content_bytes(&self, entry: &TrashEntry) -> u64 {
+        self.trash.open_content(entry).map_or(0, |dir| self.parts.limits.used_bytes(&dir))
+    }
+
+    /// Erases an entry until a slice has ended and others wait.
+    fn erase_entry(&self, entry: &TrashEntry) -> Result<SliceEnd, DirStoreError> {
+        let mut slice = EraseSlice::new(Instant::now());
+        loop {
+            if let SliceEnd::Paused = self.erase_content(entry, &mut slice)? {
+                return Ok(SliceEnd::Paused);
+            }
+            // The project before the entry: the name of the entry is the last record of its number.
+            let project = entry.project();
+            if let Some(project) = project.filter(|project| !self.is_volume_in_place(entry, *project)) {
+                let path = self.trash.dir.path().join(entry.to_string());
+                let release = || self.parts.limits.release_project(project, path);
+                self.parts.steps.run_step(VolumeStep::ReleaseProject, release)?;
+            }
+            if self.remove_entry(entry)? {
+                return Ok(SliceEnd::Erased);
+            }
+        }
+    }
+
+    fn erase_content(&self, entry: &TrashEntry, slice: &mut EraseSlice) -> Result<SliceEnd, DirStoreError> {
+        // A device of an image keeps the blocks of a removed file.
+        if let Ok(dir) = self.trash.open_content(entry) {
+            detach_image(&dir)?;
+        }
+        let mut keep_going = |_| {
+            let has_ended = slice.record_progress(Instant::now());
+            if self.queue.is_stopped() || (has_ended && self.queue.is_contended()) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let erase = || self.trash.dir.remove_tree_with(entry.content_path(), &mut keep_going);
+        match self.parts.steps.run_step(VolumeStep::EraseContent, erase) {
+            Ok(_) => Ok(SliceEnd::Erased),
+            Err(error) if error.is_stopped() => Ok(SliceEnd::Paused),
+            Err(error) => Err(DirStoreError::Directory(error)),
+        }
+    }
+
+    /// Removes an empty entry; returns false if a retried removal has just moved its volume into it.
+    fn remove_entry(&self, entry: &TrashEntry) -> Result<bool, DirStoreError> {
+        let trash = &self.trash.dir;
+        let _held = self.parts.locks.lock(entry.id().as_str());
+        if trash.exists(entry.content_path()).map_err(DirStoreError::Directory)? {
+            return Ok(false);
+        }
+        let remove = || trash.remove_tree(entry.to_string());
+        self.parts.steps.run_step(VolumeStep::RemoveTrashEntry, remove).map_err(DirStoreError::Directory)?;
+        self.ledger.mark_erased(entry);
+        self.queue.mark_erased(entry);
+        Ok(true)
+    }
+
+    /// Returns whether the volume is still in its place, because a crash came between creating the entry and moving
+    /// the volume.
+    fn is_volume_in_place(&self, entry: &TrashEntry, project: ProjectId) -> bool {
+        let _held = self.parts.locks.lock(entry.id().as_str());
+        let found = self.parts.dirs.find(entry.id()).ok().flatten();
+        found.is_some_and(
+            |dir| matches!(self.parts.limits.find_project(&dir), Ok(Some(found)) if found == project),
+        )
     }
 }
 
@@ -224,67 +279,28 @@ fn log_erasure(entry: &TrashEntry) {
     }
 }
 
-impl StoreInner {
-    /// Erases an entry until a slice has ended and others wait.
-    fn erase_entry(&self, entry: &TrashEntry) -> Result<SliceEnd, DirStoreError> {
-        let mut slice = EraseSlice::new(Instant::now());
-        loop {
-            if let SliceEnd::Paused = self.erase_content(entry, &mut slice)? {
-                return Ok(SliceEnd::Paused);
-            }
-            let project = entry.project();
-            if let Some(project) = project.filter(|project| !self.is_volume_in_place(entry, *project)) {
-                let release = || self.release_project(entry, project);
-                self.steps.run_step(VolumeStep::ReleaseProject, release)?;
-            }
-            if self.remove_entry(entry)? {
-                return Ok(SliceEnd::Erased);
-            }
+/// The thread of an eraser. Dropping this stops it between two files.
+#[derive(Debug)]
+pub(super) struct EraserThread {
+    queue: EraseQueue,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EraserThread {
+    pub(super) fn start(eraser: &Arc<Eraser>) -> io::Result<Self> {
+        let (eraser, queue) = (Arc::clone(eraser), eraser.queue.clone());
+        let thread = std::thread::Builder::new().name("erase-volumes".to_owned());
+        let thread = Some(thread.spawn(move || eraser.run())?);
+        Ok(Self { queue, thread })
+    }
+}
+
+impl Drop for EraserThread {
+    fn drop(&mut self) {
+        self.queue.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the panic hook.
+            let _ = thread.join();
         }
-    }
-
-    fn erase_content(&self, entry: &TrashEntry, slice: &mut EraseSlice) -> Result<SliceEnd, DirStoreError> {
-        let queue = &self.erasures;
-        self.detach_image(entry)?;
-        let mut keep_going = |_| {
-            let has_ended = slice.record_progress(Instant::now());
-            match queue.is_stopped() || (has_ended && queue.is_contended()) {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        };
-        let erase = || self.trash.remove_tree_with(entry.content_path(), &mut keep_going);
-        match self.steps.run_step(VolumeStep::EraseContent, erase) {
-            Ok(_) => Ok(SliceEnd::Erased),
-            Err(error) if error.is_stopped() => Ok(SliceEnd::Paused),
-            Err(error) => Err(DirStoreError::Directory(error)),
-        }
-    }
-
-    /// Removes an empty entry; returns false if a retried removal has just moved its volume into it.
-    fn remove_entry(&self, entry: &TrashEntry) -> Result<bool, DirStoreError> {
-        let trash = &self.trash;
-        let _held = self.lock_id(entry.id().as_str());
-        if trash.exists(entry.content_path()).map_err(DirStoreError::Directory)? {
-            return Ok(false);
-        }
-        let remove = || trash.remove_tree(entry.to_string());
-        self.steps.run_step(VolumeStep::RemoveTrashEntry, remove).map_err(DirStoreError::Directory)?;
-        self.ledger.mark_erased(entry);
-        self.erasures.mark_erased(entry);
-        Ok(true)
-    }
-
-    /// Whether the volume is still in its place, because a crash came between creating the entry and moving
-    /// the volume.
-    fn is_volume_in_place(&self, entry: &TrashEntry, project: ProjectId) -> bool {
-        let _held = self.lock_id(entry.id().as_str());
-        let found = self.find_stored(entry.id()).ok().flatten();
-        found.is_some_and(|dir| matches!(self.find_project(&dir), Ok(Some(found)) if found == project))
-    }
-
-    fn release_project(&self, entry: &TrashEntry, project: ProjectId) -> Result<(), DirStoreError> {
-        let path = self.trash.path().join(entry.to_string());
-        self.quota.release_project(project).map_err(|source| DirStoreError::Quota { path, source })
     }
 }

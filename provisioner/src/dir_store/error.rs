@@ -1,10 +1,12 @@
 //! Errors of the directory store.
 
+use std::error::Error as _;
 use std::io;
 use std::path::PathBuf;
 
 use nodekeel_fsquota::{Bytes, Error as QuotaError};
-use nodekeel_localstorage::Error as DirError;
+use nodekeel_localstorage::{Dir, Error as DirError};
+use rustix::io::Errno;
 
 use crate::id::VolumeId;
 use crate::image::{FormatError, VolumeKind};
@@ -118,18 +120,18 @@ pub enum DirStoreError {
     /// Generating an identity failed.
     #[error("can't generate a store-id for the directory of the volumes")]
     GenerateIdentity(#[source] io::Error),
-    /// The volume or snapshot to copy does not exist on this node, or was removed meanwhile.
+    /// The volume or snapshot to copy does not exist on this node any more.
     #[error("{source_id} does not exist on this node: nothing was copied")]
     NoSource {
-        /// What was to be copied.
+        /// The volume or snapshot to copy.
         source_id: StoredId,
     },
     /// The volume or snapshot to copy does not fit into the new volume: request more, or raise the class's `inodes`.
     #[error("{source_id} uses {used}, and the new volume may use {limit}: request a larger volume")]
     SourceTooLarge {
-        /// What was to be copied.
+        /// The volume or snapshot to copy.
         source_id: StoredId,
-        /// What it uses.
+        /// Its usage.
         used: String,
         /// The new volume's limit.
         limit: String,
@@ -154,7 +156,7 @@ pub enum DirStoreError {
         #[source]
         source: io::Error,
     },
-    /// The mark that says what a volume or a snapshot is can't be read: nothing is done with either until it can.
+    /// The mark with the kind of a volume or a snapshot can't be read: nothing is done with either until it can.
     #[error(
         "file {} is missing or invalid: write the word in volumeAttributes.kind of its PersistentVolume, and a newline, into it",
         path.display()
@@ -168,9 +170,9 @@ pub enum DirStoreError {
     OtherKind {
         /// The volume or the snapshot.
         id: StoredId,
-        /// What it is.
+        /// The kind that it has.
         found: VolumeKind,
-        /// What it should be.
+        /// The kind that was asked for.
         wanted: VolumeKind,
     },
     /// An operation on the file of a block or strict volume failed.
@@ -218,7 +220,17 @@ pub enum DirStoreError {
 }
 
 impl DirStoreError {
-    /// Whether the disk, its inodes or its project numbers are used up.
+    /// Returns whether a look at the directory failed for lack of file descriptors or memory, which tells nothing about
+    /// it.
+    pub(super) fn is_out_of_resources(&self) -> bool {
+        match self {
+            Self::Directory(error) => is_out_of_resources(error),
+            Self::WatchMounts(error) => lacks_resources(error),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the disk, its inodes or its project numbers are used up.
     fn is_full(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
@@ -232,6 +244,21 @@ impl DirStoreError {
             _ => false,
         }
     }
+}
+
+/// Returns whether the process has too many open files, or the kernel no memory.
+pub(super) fn is_out_of_resources(error: &DirError) -> bool {
+    error.source().and_then(|cause| cause.downcast_ref()).is_some_and(lacks_resources)
+}
+
+fn lacks_resources(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|errno| number == Some(errno.raw_os_error()))
+}
+
+/// The error of a failed call of the quota of a directory.
+pub(super) fn quota_error(dir: &Dir, source: QuotaError) -> DirStoreError {
+    DirStoreError::Quota { path: dir.path().to_owned(), source }
 }
 
 /// The [`VolumeStoreError`] variant of a failed call, unless the disk is full.

@@ -9,7 +9,11 @@ use std::sync::Arc;
 use nodekeel_fsquota::{Bytes, Error as QuotaError, QuotaLimits, QuotaSetter, QuotaStatus, TreeSummary};
 use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, RenameMode};
 
-use crate::dir_store::{DirStoreError, DirStoreOptions, StoreInner, VOLUMES_DIR, location};
+use crate::dir_store::error::{DirStoreError, quota_error as store_quota_error};
+use crate::dir_store::location;
+use crate::dir_store::open_store::OpenStore;
+use crate::dir_store::options::DirStoreOptions;
+use crate::dir_store::stored_dirs::VOLUMES_DIR;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::plan::CapacityPolicy;
@@ -18,23 +22,19 @@ use crate::store_id::StoreId;
 
 mod copier;
 mod error;
+pub(super) mod journal;
 mod resume;
 mod source;
 
 pub use error::SourceError;
 
 use copier::Copier;
+use journal::{IMPORT_DIR, JOURNAL_SUFFIX, journal_name};
 use resume::{ImportConflict, ImportPlaces, ImportStart, plan_start};
 use source::SourceDir;
 
-/// Directory of directories that are becoming volumes.
-const IMPORT_DIR: &str = ".import";
-
 /// Prefix of an incomplete copy, which the next importer removes.
 const COPY_PREFIX: &str = "copy-";
-
-/// Suffix of the file with the path of the directory that is imported for a claim.
-const JOURNAL_SUFFIX: &str = ".source";
 
 /// Turns directories into volumes of a [`DirStore`](crate::DirStore), which another process may have open.
 ///
@@ -56,24 +56,24 @@ pub struct VolumeImporter {
     volumes: Dir,
     imports: Dir,
     quota: Arc<dyn QuotaSetter>,
-    /// How much may be promised; `None` for any amount.
+    /// Ceiling of promises; `None` for any amount.
     ceiling: Option<CapacityPolicy>,
     steps: StepRunner,
     /// Keeps other importers out.
     _lock: DirLock,
 }
 
-/// What becomes of the directory.
+/// The fate of the imported directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum ImportMode {
-    /// It stays; files share their blocks with it where the file system can.
+    /// The directory stays; files share their blocks with it where the file system can.
     Copy,
-    /// It becomes the volume. It must be on the same mount as the store.
+    /// The directory becomes the volume. It must be on the same mount as the store.
     Move,
 }
 
-/// What an import has done.
+/// The result of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum ImportOutcome {
@@ -122,8 +122,8 @@ impl VolumeImporter {
         Ok(this)
     }
 
-    /// Rejects directories whose limits, with those of the volumes that are in the store, are more than may be promised.
-    /// By default, none is rejected for that.
+    /// Rejects directories whose limits, with those of the volumes that are in the store, are more than may be
+    /// promised. By default, none is rejected for that.
     #[must_use]
     pub fn with_ceiling(self, ceiling: CapacityPolicy) -> Self {
         Self { ceiling: Some(ceiling), ..self }
@@ -135,7 +135,7 @@ impl VolumeImporter {
     }
 
     /// Makes a directory a volume with these limits. Success also if an earlier call did it. Blocks for as long
-    /// as it takes to copy, or to count, all that lies in the directory. After the volume has its
+    /// as it takes to copy, or to count, all entries of the directory. After the volume has its
     /// PersistentVolume, call [`finish`](Self::finish).
     ///
     /// # Errors
@@ -144,7 +144,8 @@ impl VolumeImporter {
         &self,
         id: &VolumeId,
         limits: QuotaLimits,
-        (source, mode): (&Path, ImportMode),
+        source: &Path,
+        mode: ImportMode,
     ) -> Result<ImportOutcome, SourceError> {
         let journal = self.read_journal(id)?;
         if let Some(path) = journal.filter(|path| path != source) {
@@ -190,8 +191,9 @@ impl VolumeImporter {
         let Some(ceiling) = self.ceiling else { return Ok(()) };
         let options = DirStoreOptions { capacity: ceiling, ..DirStoreOptions::default() };
         let base = self.base.try_clone().map_err(dir_error)?;
-        let store = StoreInner::open_beside(base, Arc::clone(&self.quota), &options);
-        let capacity = store.and_then(|store| store.capacity_without(moved)).map_err(SourceError::Store)?;
+        let store = OpenStore::open_unlocked(base, Arc::clone(&self.quota), &options);
+        let capacity =
+            store.and_then(|store| store.ledger.capacity_without(moved)).map_err(SourceError::Store)?;
         let checked = capacity.check_limit(Bytes(0), limits.bytes.unwrap_or_default());
         checked.map_err(|shortage| SourceError::OverCeiling { path: source.to_owned(), source: shortage })
     }
@@ -286,7 +288,7 @@ impl VolumeImporter {
         let publish = || self.imports.rename(name, &self.volumes, id.as_str(), RenameMode::NoReplace);
         match self.steps.run_step(VolumeStep::RenameIntoPlace, publish) {
             Ok(()) => Ok(()),
-            // A pod used the claim meanwhile, so the provisioner created an empty volume.
+            // A pod has used the claim since, so the provisioner created an empty volume.
             Err(error) if error.is_already_exists() => {
                 Err(SourceError::VolumeExists { id: id.clone(), path: dir.path().to_owned() })
             }
@@ -336,27 +338,10 @@ impl VolumeImporter {
     }
 }
 
-impl StoreInner {
-    /// Checks that an existing volume does not contain the data of an import that is not complete. An empty one may have
-    /// been created for a pod meanwhile.
-    pub(super) fn check_not_imported(&self, id: &VolumeId, dir: &Dir) -> Result<(), DirStoreError> {
-        let record = format!("{IMPORT_DIR}/{}", journal_name(id));
-        let has_record = self.base.exists(record).map_err(DirStoreError::Directory)?;
-        match has_record && !dir.is_empty().map_err(DirStoreError::Directory)? {
-            true => Err(DirStoreError::BeingImported { path: dir.path().to_owned() }),
-            false => Ok(()),
-        }
-    }
-}
-
-fn journal_name(id: &VolumeId) -> String {
-    format!("{id}{JOURNAL_SUFFIX}")
-}
-
 fn dir_error(error: DirError) -> SourceError {
     SourceError::Store(DirStoreError::Directory(error))
 }
 
-fn quota_error(dir: &Dir, source: nodekeel_fsquota::Error) -> SourceError {
-    SourceError::Store(DirStoreError::Quota { path: dir.path().to_owned(), source })
+fn quota_error(dir: &Dir, source: QuotaError) -> SourceError {
+    SourceError::Store(store_quota_error(dir, source))
 }

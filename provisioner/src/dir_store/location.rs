@@ -1,14 +1,14 @@
-//! Whether the directory is still the store that was opened.
+//! The place of a store: tells whether its directory is still the one that was opened.
 
-use std::error::Error as _;
-use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Arc, OnceLock};
 
-use nodekeel_localstorage::{Dir, Error as DirError, FileMode};
+use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode};
 use rustix::fs::{AtFlags, StatxFlags};
-use rustix::io::Errno;
+use tokio::sync::Notify;
 
-use crate::dir_store::{DirStoreError, StoreInner, VOLUMES_DIR};
+use crate::dir_store::error::{DirStoreError, is_out_of_resources};
+use crate::dir_store::stored_dirs::{StoredDirs, VOLUMES_DIR};
 use crate::store_id::StoreId;
 
 /// The file with the identity.
@@ -47,50 +47,55 @@ pub(super) fn read_identity(base: &Dir) -> Result<Option<StoreId>, DirStoreError
     }
 }
 
-/// Whether the process has too many open files, or the kernel no memory.
-fn is_out_of_resources(error: &DirError) -> bool {
-    error.source().and_then(|cause| cause.downcast_ref()).is_some_and(lacks_resources)
+/// Locks `volumes` against other stores; `None` if another one has the lock. Its parent stays unlocked: it may be the
+/// root of its file system, which processes of earlier releases lock that set limits there; they would wait for this
+/// store forever.
+pub(super) fn try_lock(volumes: &Dir) -> Result<Option<DirLock>, DirStoreError> {
+    volumes
+        .try_lock()
+        .map_err(|error| DirStoreError::Lock { path: volumes.path().to_owned(), source: error.into_cause() })
 }
 
-fn lacks_resources(error: &io::Error) -> bool {
-    let number = error.raw_os_error();
-    [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|errno| number == Some(errno.raw_os_error()))
+/// The open directory of a store, and its identity.
+pub(super) struct StoreLocation {
+    dirs: Arc<StoredDirs>,
+    identity: OnceLock<StoreId>,
+    /// Notified when a call has found that the directory is not the store.
+    pub(super) missed: Notify,
 }
 
-impl DirStoreError {
-    /// Whether a look at the directory failed for lack of file descriptors or memory, which says nothing about it.
-    pub(super) fn is_out_of_resources(&self) -> bool {
-        match self {
-            Self::Directory(error) => is_out_of_resources(error),
-            Self::WatchMounts(error) => lacks_resources(error),
-            _ => false,
-        }
+impl StoreLocation {
+    pub(super) fn new(dirs: Arc<StoredDirs>, identity: Option<StoreId>) -> Self {
+        let identity = identity.map(OnceLock::from).unwrap_or_default();
+        Self { dirs, identity, missed: Notify::new() }
     }
-}
 
-impl StoreInner {
+    pub(super) fn identity(&self) -> Option<&StoreId> {
+        self.identity.get()
+    }
+
     /// Checks that the path leads to the directory that was opened, and that it has the same identity. A store
     /// without an identity can be anywhere.
-    pub(super) fn check_location(&self) -> Result<(), DirStoreError> {
+    pub(super) fn check(&self) -> Result<(), DirStoreError> {
         let Some(identity) = self.identity.get() else { return Ok(()) };
         let found = match self.is_in_place() {
-            Ok(true) => read_identity(&self.base),
+            Ok(true) => read_identity(&self.dirs.base),
             Ok(false) => Ok(None),
             Err(error) => Err(DirStoreError::Directory(error)),
         };
         match found {
             Ok(Some(found)) if found == *identity => Ok(()),
-            // It says nothing about the directory.
+            // It tells nothing about the directory.
             Err(error) if error.is_out_of_resources() => Err(error),
             found => {
                 // Also where a failing disk can't be read.
                 self.missed.notify_one();
-                found.and_then(|_| Err(DirStoreError::Lost { path: self.base.path().to_owned() }))
+                found.and_then(|_| Err(DirStoreError::Lost { path: self.dirs.base.path().to_owned() }))
             }
         }
     }
 
-    /// Whether the paths of the store lead to its open directories. Fails only if it is out of resources.
+    /// Returns whether the paths of the store lead to its open directories. Fails only if it is out of resources.
     fn is_in_place(&self) -> Result<bool, DirError> {
         let is_same = |found: Result<Dir, DirError>, open: &Dir| match found {
             Ok(dir) => {
@@ -100,16 +105,14 @@ impl StoreInner {
             Err(error) if is_out_of_resources(&error) => Err(error),
             Err(_) => Ok(false),
         };
-        Ok(is_same(Dir::open(self.base.path()), &self.base)?
-            && is_same(self.base.open_dir(VOLUMES_DIR), &self.volumes)?)
+        Ok(is_same(Dir::open(self.dirs.base.path()), &self.dirs.base)?
+            && is_same(self.dirs.base.open_dir(VOLUMES_DIR), &self.dirs.volumes)?)
     }
 
     /// Rejects changes without an identity: the volumes may be on a disk that isn't mounted.
     pub(super) fn require_identity(&self) -> Result<(), DirStoreError> {
-        match self.identity.get() {
-            Some(_) => Ok(()),
-            None => Err(DirStoreError::NoIdentity { path: self.base.path().to_owned() }),
-        }
+        let no_identity = || DirStoreError::NoIdentity { path: self.dirs.base.path().to_owned() };
+        self.identity.get().map(drop).ok_or_else(no_identity)
     }
 
     /// Writes a new identity, unless there is one.
@@ -119,21 +122,20 @@ impl StoreInner {
         }
         let new = StoreId::generate().map_err(DirStoreError::GenerateIdentity)?;
         let content = format!("{new}\n");
-        self.base
-            .write(IDENTITY_FILE, content.as_bytes(), FileMode::PRIVATE_FILE)
+        let base = &self.dirs.base;
+        base.write(IDENTITY_FILE, content.as_bytes(), FileMode::PRIVATE_FILE)
             .map_err(DirStoreError::Directory)?;
-        tracing::info!(store = %new, directory = %self.base.path().display(), "created the identity of the store");
+        tracing::info!(store = %new, directory = %base.path().display(), "created the identity of the store");
         Ok(self.identity.get_or_init(|| new).clone())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use futures_util::FutureExt as _;
     use nodekeel_fsquota::testing::MemQuota;
     use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
+    use rustix::io::Errno;
 
     use super::*;
     use crate::dir_store::DirStore;
@@ -143,19 +145,23 @@ mod tests {
         let base = tempfile::tempdir().expect("a directory");
         let dir = Dir::open(base.path()).expect("the base");
         let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
-        let inner = store.slot.inner().expect("it is open");
-        inner.create_identity().expect("an identity");
+        let inner = store.slot.store().expect("it is open");
+        let location = &inner.location;
+        location.create_identity().expect("an identity");
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
             for failing in ["open", "openat2"] {
-                let hook = move |call: &'static str| match call == failing {
-                    true => SyscallAction::Fail(errno.raw_os_error()),
-                    false => SyscallAction::Proceed,
+                let hook = move |call: &'static str| {
+                    if call == failing {
+                        SyscallAction::Fail(errno.raw_os_error())
+                    } else {
+                        SyscallAction::Proceed
+                    }
                 };
-                let error = with_failpoint_hook(hook, || inner.check_location()).expect_err("it fails");
+                let error = with_failpoint_hook(hook, || location.check()).expect_err("it fails");
                 assert!(matches!(error, DirStoreError::Directory(_)), "{failing}: {error}");
             }
         }
-        assert!(inner.missed.notified().now_or_never().is_none(), "nothing is to be opened again");
-        inner.check_location().expect("it is in place");
+        assert!(location.missed.notified().now_or_never().is_none(), "nothing is to be opened again");
+        location.check().expect("it is in place");
     }
 }

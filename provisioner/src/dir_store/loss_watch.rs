@@ -5,37 +5,16 @@ use std::time::Duration;
 use nodekeel_supervisor::Backoff;
 use tokio::time::sleep;
 
-use crate::dir_store::mount_table::MountTable;
-use crate::dir_store::{DirStore, DirStoreError};
+use crate::dir_store::error::DirStoreError;
 use crate::error_chain::format_chain;
 
 /// The delay before a look is repeated for which the process or the kernel had no resources.
 const RETRY_DELAYS: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(30), jitter: 0.0 };
 
-impl DirStore {
-    /// Waits until the store is lost, and returns why.
-    pub(super) async fn wait_for_loss(&self) -> DirStoreError {
-        repeat_looks(|| self.look_and_wait()).await
-    }
-
-    /// Checks the location, and waits for the next reason to check it.
-    async fn look_and_wait(&self) -> Result<(), DirStoreError> {
-        // Before the check, so that no change is missed.
-        let mounts = MountTable::open().map_err(DirStoreError::WatchMounts)?;
-        // Each call checks it.
-        self.run_blocking(None, |_| Ok(())).await?;
-        let inner = self.slot.inner()?;
-        tokio::select! {
-            changed = mounts.wait_for_change() => changed.map_err(DirStoreError::WatchMounts),
-            () = inner.missed.notified() => Ok(()),
-        }
-    }
-}
-
-/// Repeats a look until it fails. Without free file descriptors or memory it says nothing about the store, and is
+/// Repeats a look until it fails. Without free file descriptors or memory it tells nothing about the store, and is
 /// repeated, too.
-async fn repeat_looks<F: Future<Output = Result<(), DirStoreError>>>(
+pub(super) async fn repeat_looks<F: Future<Output = Result<(), DirStoreError>>>(
     mut look: impl FnMut() -> F,
 ) -> DirStoreError {
     let mut failures = 0;

@@ -6,7 +6,10 @@ use std::str::FromStr;
 use nodekeel_fsquota::ProjectId;
 use nodekeel_localstorage::{Dir, Error as DirError, FileMode, RenameMode};
 
+use crate::dir_store::error::DirStoreError;
+use crate::dir_store::stored_dirs::parse_name;
 use crate::snapshot::StoredId;
+use crate::step::{StepRunner, VolumeStep};
 
 /// Name of the volume in its trash entry.
 const CONTENT_NAME: &str = "volume";
@@ -26,24 +29,6 @@ pub(super) struct TrashEntry {
 }
 
 impl TrashEntry {
-    /// Creates or finds an empty entry; if the disk has no free space for a directory, returns the name of a
-    /// bare one.
-    pub(super) fn create_entry(
-        trash: &Dir,
-        id: &StoredId,
-        project: Option<ProjectId>,
-    ) -> Result<Self, DirError> {
-        let mut entry = Self { id: id.clone(), project, number: 0, is_bare: false };
-        loop {
-            match trash.ensure_dir(entry.to_string(), FileMode::PRIVATE_DIR) {
-                Ok(dir) if !dir.exists(CONTENT_NAME)? => return Ok(entry),
-                Ok(_) => entry.number += 1,
-                Err(error) if error.is_full() => return Ok(Self { is_bare: true, ..entry }),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
     /// The id of the removed volume or snapshot.
     pub(super) fn id(&self) -> &StoredId {
         &self.id
@@ -54,17 +39,55 @@ impl TrashEntry {
         self.project
     }
 
-    /// Renames the volume or snapshot into the entry, out of its directory.
-    pub(super) fn move_in(&self, from: &Dir, trash: &Dir) -> Result<(), DirError> {
-        from.rename(self.id.as_str(), trash, self.content_path(), RenameMode::NoReplace)
-    }
-
     /// The path of the data to erase.
     pub(super) fn content_path(&self) -> String {
-        match self.is_bare {
-            true => self.to_string(),
-            false => format!("{self}/{CONTENT_NAME}"),
-        }
+        if self.is_bare { self.to_string() } else { format!("{self}/{CONTENT_NAME}") }
+    }
+}
+
+/// The directory of trash entries.
+pub(super) struct Trash {
+    pub(super) dir: Dir,
+    pub(super) steps: StepRunner,
+}
+
+impl Trash {
+    pub(super) fn list(&self) -> Result<Vec<TrashEntry>, DirStoreError> {
+        let entries = self.dir.list().map_err(DirStoreError::Directory)?;
+        Ok(entries.iter().filter_map(parse_name).collect())
+    }
+
+    /// The data of an entry, while some are left.
+    pub(super) fn open_content(&self, entry: &TrashEntry) -> Result<Dir, DirError> {
+        self.dir.open_dir(entry.content_path())
+    }
+
+    /// Creates or finds an empty entry, whose name records the project to release. If the disk has no free space for a
+    /// directory, returns the name of a bare one.
+    pub(super) fn create_entry(
+        &self,
+        id: &StoredId,
+        project: Option<ProjectId>,
+    ) -> Result<TrashEntry, DirStoreError> {
+        let create = || {
+            let mut entry = TrashEntry { id: id.clone(), project, number: 0, is_bare: false };
+            loop {
+                match self.dir.ensure_dir(entry.to_string(), FileMode::PRIVATE_DIR) {
+                    Ok(dir) if !dir.exists(CONTENT_NAME)? => return Ok(entry),
+                    Ok(_) => entry.number += 1,
+                    Err(error) if error.is_full() => return Ok(TrashEntry { is_bare: true, ..entry }),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)
+    }
+
+    /// Renames the volume or snapshot of an entry into it, out of the directory `from`.
+    pub(super) fn move_in(&self, entry: &TrashEntry, from: &Dir) -> Result<(), DirStoreError> {
+        let name = entry.id.as_str();
+        let rename = || from.rename(name, &self.dir, entry.content_path(), RenameMode::NoReplace);
+        self.steps.run_step(VolumeStep::MoveToTrash, rename).map_err(DirStoreError::Directory)
     }
 }
 

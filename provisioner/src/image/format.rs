@@ -13,22 +13,23 @@ use std::time::{Duration, Instant};
 use nodekeel_fsquota::Bytes;
 use rustix::fs::MemfdFlags;
 
-use super::{ImageFormat, root_mode};
+use super::{ImageFormat, ImageSpec, root_mode};
 use crate::sys;
 
 /// Where the programs are looked for, after the directories of a [`Formatter`]: in `PATH` first.
 const PROGRAM_DIRS: [&str; 4] = ["", "/usr/sbin", "/sbin", "/usr/local/sbin"];
 
-/// How long a program may take. A file is sparse: a file system of terabytes takes seconds.
+/// Time limit of a program. A file is sparse: a file system of terabytes takes seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// How soon a canceled call ends.
+/// Interval between two checks whether the call is canceled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The standard input of a program is the image.
 const IMAGE_PATH: &str = "/proc/self/fd/0";
 
-/// What every ext4 has, whatever mke2fs.conf of the host says. *Source:* ext4(5); the defaults of e2fsprogs 1.47.
+/// Features of every ext4, independent of the mke2fs.conf of the host. *Source:* ext4(5); the defaults of e2fsprogs
+/// 1.47.
 const EXT4_FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,\
                              sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum";
 
@@ -38,7 +39,7 @@ const SMALL_BYTES: u64 = 512 << 20;
 /// An XFS whose top directory is writable for everybody. *Source:* mkfs.xfs(8), `-p protofile`.
 const XFS_PROTO: &[u8] = b"/\n0 0\nd--777 0 0\n$\n";
 
-/// Why the file system of a volume was not made.
+/// The file system of a volume was not made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -56,7 +57,7 @@ pub enum FormatError {
     Start {
         /// The program.
         program: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -111,12 +112,12 @@ impl Formatter {
 
     /// Makes the file system of this format in a new, sparse file of this size. A block volume gets none.
     ///
-    /// The top directory has mode 0777, as that of a volume that is a directory. The file has few blocks afterwards, and
-    /// nothing is durable until it is synced.
+    /// The top directory has mode 0777, as that of a volume that is a directory. The file has few blocks afterwards,
+    /// and nothing is durable until it is synced.
     pub(crate) fn format_image(
         &self,
         image: &File,
-        (format, size): (ImageFormat, Bytes),
+        ImageSpec { format, size }: ImageSpec,
         is_canceled: &dyn Fn() -> bool,
     ) -> Result<(), FormatError> {
         let Some(program) = format.mkfs_program() else { return Ok(()) };
@@ -141,10 +142,10 @@ impl Formatter {
         arguments.push(IMAGE_PATH.into());
         let child = self.start_program(program, &arguments, image)?;
         let (status, stderr) = wait_for_end(child, program, is_canceled)?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(FormatError::Failed { program, status, stderr: first_line(&stderr) }),
+        if !status.success() {
+            return Err(FormatError::Failed { program, status, stderr: first_line(&stderr) });
         }
+        Ok(())
     }
 
     /// Starts a program, which ends with this one.
@@ -263,7 +264,9 @@ mod tests {
             let size = Bytes(mebibytes << 20);
             let (_directory, path, file) = new_image(size.0);
             let formatter = Formatter::default();
-            formatter.format_image(&file, (ImageFormat::Ext4, size), &|| false).expect("an ext4");
+            formatter
+                .format_image(&file, ImageSpec { format: ImageFormat::Ext4, size }, &|| false)
+                .expect("an ext4");
             let (is_valid, found) = output_of("e2fsck", &["-f", "-n"], &path);
             assert!(is_valid, "{mebibytes} MiB: {found}");
             let (_, root) = output_of("debugfs", &["-R", "stat <2>"], &path);
@@ -279,7 +282,7 @@ mod tests {
     #[test]
     fn a_block_volume_stays_empty() {
         let (_directory, _, file) = new_image(1 << 20);
-        let block = (ImageFormat::Block, Bytes(1 << 20));
+        let block = ImageSpec { format: ImageFormat::Block, size: Bytes(1 << 20) };
         Formatter::default().format_image(&file, block, &|| false).expect("nothing to do");
         assert_eq!(file.metadata().expect("metadata").blocks(), 0);
     }
@@ -300,16 +303,16 @@ mod tests {
         let program = directory.path().join("mkfs.xfs");
         std::os::unix::fs::symlink("/bin/false", &program).expect("a link");
         let formatter = Formatter::new(vec!["/nowhere".into(), directory.path().to_owned()]);
-        let size = (ImageFormat::Xfs, Bytes(300 << 20));
-        let error = formatter.format_image(&file, size, &|| false).expect_err("it is /bin/false");
+        let spec = ImageSpec { format: ImageFormat::Xfs, size: Bytes(300 << 20) };
+        let error = formatter.format_image(&file, spec, &|| false).expect_err("it is /bin/false");
         assert!(matches!(&error, FormatError::Failed { program: "mkfs.xfs", .. }), "{error}");
     }
 
     #[test]
     fn a_program_that_fails_says_why() {
         let (_directory, _, file) = new_image(0);
-        let size = (ImageFormat::Ext4, Bytes(0));
-        let error = Formatter::default().format_image(&file, size, &|| false).expect_err("it has no size");
+        let spec = ImageSpec { format: ImageFormat::Ext4, size: Bytes(0) };
+        let error = Formatter::default().format_image(&file, spec, &|| false).expect_err("it has no size");
         assert!(matches!(&error, FormatError::Failed { stderr, .. } if !stderr.is_empty()), "{error}");
     }
 

@@ -8,14 +8,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nodekeel_localstorage::mount::{MountEntry, mount_table};
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::{mounts, sys};
@@ -26,9 +26,17 @@ const BLOCK_DEVICES: &str = "/sys/block";
 /// The major device number. *Source:* `LOOP_MAJOR` in Linux `include/uapi/linux/major.h`.
 const LOOP_MAJOR: u32 = 7;
 
-/// How long a detached file may have its device because something looks at it, and how often that is checked.
+/// Time for which a detached file may keep its device because a process looks at it, and interval of the checks.
 const DETACH_WITHIN: Duration = Duration::from_millis(500);
 const DETACH_INTERVAL: Duration = Duration::from_millis(2);
+
+const CONTROL: &str = "/dev/loop-control";
+
+/// Bytes of a sector, where nothing else is known.
+const SECTOR_BYTES: u32 = 512;
+
+/// Number of free devices that are tried: another process may be faster to use one.
+const ATTACH_ATTEMPTS: u32 = 64;
 
 /// The file of a device, as `stat` identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,18 +52,42 @@ impl BackingFile {
     }
 }
 
+/// The major and minor number of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DeviceNumbers {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+impl DeviceNumbers {
+    fn of_node(stat: &Stat) -> Self {
+        Self { major: rustix::fs::major(stat.st_rdev), minor: rustix::fs::minor(stat.st_rdev) }
+    }
+}
+
+/// Options of a new loop device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LoopOptions {
+    /// The device can't be written.
+    pub(crate) read_only: bool,
+    /// The kernel detaches the file once the device has no user.
+    pub(crate) autoclear: bool,
+    /// Bytes of a block of the device; `None`: those of the disk that the file is on, and not the kernel's choice. It
+    /// chooses 512 before Linux 6.14, and then by whether the file shares blocks.
+    pub(crate) block_size: Option<u32>,
+}
+
 /// A loop device with a file, open for reading. While it is open, it keeps its file.
 #[derive(Debug)]
 pub(crate) struct LoopDevice {
     device: OwnedFd,
-    /// The major and minor device number.
-    numbers: (u32, u32),
+    numbers: DeviceNumbers,
     status: sys::LoopStatus,
 }
 
 impl LoopDevice {
     /// Opens the device with this number; `None` if it does not exist or has no file.
-    pub(super) fn open(number: u32) -> io::Result<Option<Self>> {
+    fn open(number: u32) -> io::Result<Option<Self>> {
         let path = device_path(number);
         let opened = open_device(&path, OFlags::RDONLY);
         let device = match opened {
@@ -63,8 +95,8 @@ impl LoopDevice {
             opened => opened.map_err(|errno| path_error(&path, errno))?,
         };
         let stat = rustix::fs::fstat(&device)?;
-        let numbers = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-        if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers.0 != LOOP_MAJOR {
+        let numbers = DeviceNumbers::of_node(&stat);
+        if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers.major != LOOP_MAJOR {
             return Err(other_device(&path));
         }
         match sys::read_status(device.as_fd()) {
@@ -76,7 +108,8 @@ impl LoopDevice {
     }
 
     /// Opens the device with these device numbers; `None` if that is not a loop device, or has no file.
-    pub(crate) fn open_numbers((major, minor): (u32, u32)) -> io::Result<Option<Self>> {
+    pub(crate) fn open_numbers(numbers: DeviceNumbers) -> io::Result<Option<Self>> {
+        let DeviceNumbers { major, minor } = numbers;
         if major != LOOP_MAJOR {
             return Ok(None);
         }
@@ -89,32 +122,32 @@ impl LoopDevice {
         link.file_name().and_then(loop_number).map_or(Ok(None), Self::open)
     }
 
-    /// Its node below `/dev`.
+    /// Path of its node below `/dev`.
     pub(crate) fn path(&self) -> PathBuf {
         device_path(self.status.number)
     }
 
-    /// Its file.
+    /// The file that it shows.
     pub(crate) fn backing_file(&self) -> BackingFile {
         BackingFile { device: decode_device(self.status.device), inode: self.status.inode }
     }
 
-    /// Whether it can't be written.
+    /// Returns whether it can't be written.
     pub(crate) fn is_read_only(&self) -> bool {
         self.status.flags & sys::READ_ONLY != 0
     }
 
-    /// Whether the kernel detaches the file once nobody uses the device.
+    /// Returns whether the kernel detaches the file once the device has no user.
     pub(crate) fn is_autoclear(&self) -> bool {
         self.status.flags & sys::AUTOCLEAR != 0
     }
 
-    /// Whether it reads and writes the file without a second cache.
+    /// Returns whether it reads and writes the file without a second cache.
     pub(crate) fn has_direct_io(&self) -> bool {
         self.status.flags & sys::DIRECT_IO != 0
     }
 
-    /// Whether it shows all of its file.
+    /// Returns whether it shows all of its file.
     pub(crate) fn is_complete(&self) -> bool {
         (self.status.offset, self.status.size_limit) == (0, 0)
     }
@@ -125,12 +158,12 @@ impl LoopDevice {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     pub(crate) fn size(&self) -> io::Result<u64> {
         Ok(rustix::fs::seek(&self.device, SeekFrom::End(0))?)
     }
 
-    /// Keeps the file attached, also while nobody uses the device.
+    /// Keeps the file attached, also while the device has no user.
     pub(crate) fn keep_attached(&mut self) -> io::Result<()> {
         if self.is_autoclear() {
             let flags = self.status.flags & !sys::AUTOCLEAR;
@@ -145,8 +178,8 @@ impl LoopDevice {
         sys::update_size(self.device.as_fd())
     }
 
-    /// Detaches the file: at once, or when the last user closes the device. Waits for a user that only looks at it, such as
-    /// another thread that looks for the device of its file, and not for one that keeps it open.
+    /// Detaches the file: at once, or when the last user closes the device. Waits for a user that only looks at it,
+    /// such as another thread that looks for the device of its file, and not for one that keeps it open.
     pub(crate) fn detach(self) -> io::Result<()> {
         let number = self.status.number;
         match sys::clear(self.device.as_fd()) {
@@ -170,19 +203,19 @@ impl LoopDevice {
     pub(crate) fn open_node(&self) -> io::Result<OwnedFd> {
         let node = open_device(&self.path(), OFlags::PATH)?;
         let stat = rustix::fs::fstat(&node)?;
-        match (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == self.numbers {
-            true => Ok(node),
-            false => Err(other_device(&self.path())),
+        if DeviceNumbers::of_node(&stat) != self.numbers {
+            return Err(other_device(&self.path()));
         }
+        Ok(node)
     }
 
-    /// Whether a mount is one of the file system on this device.
+    /// Returns whether a mount is one of the file system on this device.
     pub(crate) fn is_source_of(&self, mount: &MountEntry) -> bool {
-        mount.info.device == self.numbers
+        mount.info.device == (self.numbers.major, self.numbers.minor)
     }
 
-    /// Whether a mount can be one of its node: by the node's name, which is that of the device in each directory of
-    /// devices.
+    /// Returns whether a mount can be one of its node: by the node's name, which is that of the device in each
+    /// directory of devices.
     pub(crate) fn may_be_node_of(&self, mount: &MountEntry) -> bool {
         mount.root.file_name() == self.path().file_name()
     }
@@ -192,6 +225,75 @@ impl AsFd for LoopDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
+}
+
+/// Attaches a file to a free device, with direct IO where the file's disk can do that.
+///
+/// # Errors
+/// The kernel's error: loop devices are not available, or the caller is not root.
+pub(crate) fn attach(file: BorrowedFd<'_>, options: LoopOptions) -> io::Result<LoopDevice> {
+    let control =
+        open_file(Path::new(CONTROL), OFlags::RDWR).map_err(|errno| path_error(Path::new(CONTROL), errno))?;
+    for _ in 0..ATTACH_ATTEMPTS {
+        let number = sys::find_free_device(control.as_fd())?;
+        if let Some(device) = attach_to(number, file, options)? {
+            if !device.has_direct_io() {
+                tracing::info!(
+                    volume = device.name(),
+                    "no direct IO on this disk: data of the volume are cached twice"
+                );
+            }
+            return Ok(device);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "other processes use each free loop device first: retry"))
+}
+
+/// Attaches a file to this device; `None` if another process is faster.
+fn attach_to(number: u32, file: BorrowedFd<'_>, options: LoopOptions) -> io::Result<Option<LoopDevice>> {
+    let path = device_path(number);
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let device = open_device(&path, access).map_err(|errno| path_error(&path, errno))?;
+    let flags = [(options.read_only, sys::READ_ONLY), (options.autoclear, sys::AUTOCLEAR)]
+        .into_iter()
+        .filter(|(is_set, _)| *is_set)
+        .fold(sys::DIRECT_IO, |flags, (_, flag)| flags | flag);
+    let status = sys::LoopStatus::to_set(flags, file_name(file));
+    let block_size = options.block_size.map_or_else(|| disk_block_size(file), Ok)?;
+    match sys::configure(device.as_fd(), file, block_size, status) {
+        // The kernel of some systems mounts no device that is open for writing: this one is not, and keeps the file
+        // when the other is closed.
+        Ok(()) => LoopDevice::open(number),
+        Err(error) if is_busy(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes of a block of the disk that a file is on; 512, which every kernel emulates, if it is not on one.
+fn disk_block_size(file: BorrowedFd<'_>) -> io::Result<u32> {
+    let device = rustix::fs::fstat(file)?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    // A partition has the queue of its disk, which is above it.
+    let sizes = ["queue", "../queue"].map(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/logical_block_size");
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    });
+    Ok(sizes.into_iter().flatten().next().unwrap_or(SECTOR_BYTES))
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    let codes = [Errno::BUSY, Errno::NXIO].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+/// The name that `losetup` shows: the volume is the name of its directory.
+fn file_name(file: BorrowedFd<'_>) -> [u8; 64] {
+    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+    let directory = path.parent().and_then(Path::file_name).unwrap_or_default();
+    let mut name = [0; 64];
+    // The last byte stays NUL.
+    name.iter_mut().take(63).zip(directory.as_bytes()).for_each(|(to, byte)| *to = *byte);
+    name
 }
 
 /// All devices that have this file.
@@ -212,7 +314,7 @@ pub(crate) fn find(file: BorrowedFd<'_>) -> io::Result<Vec<LoopDevice>> {
     Ok(found)
 }
 
-/// Whether the file at the path that the kernel shows of a device is another one.
+/// Returns whether the file at the path that the kernel shows of a device is another one.
 fn has_other_file(number: u32, wanted: BackingFile) -> bool {
     let shown = fs::read(Path::new(BLOCK_DEVICES).join(format!("loop{number}/loop/backing_file")));
     let path = shown.as_ref().map(|path| OsStr::from_bytes(path.trim_ascii_end()));
@@ -243,13 +345,13 @@ fn attached_numbers() -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Whether a device has a file: with it, the kernel creates this directory.
+/// Returns whether a device has a file: with it, the kernel creates this directory.
 fn is_attached(number: u32) -> bool {
     Path::new(BLOCK_DEVICES).join(format!("loop{number}/loop")).exists()
 }
 
-/// Gives each device of a file the size that the file has now, and the file system that is mounted from it, too. It can be
-/// repeated: what has the size stays as it is.
+/// Gives each device of a file the size that the file has now, and the file system that is mounted from it, too. It can
+/// be repeated: what has the size stays as it is.
 ///
 /// # Errors
 /// A device or a file system can't grow. A retry can help.
@@ -285,7 +387,7 @@ pub(crate) fn detach_all(file: BorrowedFd<'_>) -> io::Result<()> {
     find(file)?.into_iter().try_for_each(LoopDevice::detach)
 }
 
-pub(super) fn device_path(number: u32) -> PathBuf {
+fn device_path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/loop{number}"))
 }
 
@@ -302,15 +404,15 @@ fn decode_device(encoded: u64) -> u64 {
     rustix::fs::makedev(number(major), number(minor))
 }
 
-pub(super) fn open_device(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open_device(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     open_file(path, flags | OFlags::NOFOLLOW)
 }
 
-pub(super) fn open_file(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open_file(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
-pub(super) fn path_error(path: &Path, errno: Errno) -> io::Error {
+fn path_error(path: &Path, errno: Errno) -> io::Error {
     let error = io::Error::from(errno);
     let text = format!(
         "can't open {}: {error}; load the module loop, and in a container, run privileged with the host's /dev",

@@ -3,7 +3,6 @@ use std::fs::File;
 use proptest::prelude::*;
 
 use super::*;
-use crate::image::attach::{LoopOptions, attach, file_name};
 
 #[test]
 fn only_loop_devices_have_numbers() {
@@ -49,7 +48,7 @@ fn sparse_file(directory: &Path, bytes: u64) -> File {
     file
 }
 
-/// Other tests look at all devices, and may hold one meanwhile.
+/// Other tests look at all devices, and may hold one during this test.
 fn wait_detached(file: &File) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !find(file.as_fd()).expect("find").is_empty() {

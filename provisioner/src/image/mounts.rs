@@ -25,16 +25,16 @@ const XFS_MIN_GROUP_BLOCKS: u64 = 64;
 /// The most that is read of the kernel's log of a mount, in lines.
 const MAX_LOG_LINES: usize = 16;
 
-/// A mount of the file system of a device that nothing but its holder sees. Dropping it unmounts it, unless it was moved to a
-/// target.
+/// A mount of the file system of a device that nothing but its holder sees. Dropping it unmounts it, unless it was
+/// moved to a target.
 #[derive(Debug)]
 pub(crate) struct DetachedMount {
     mount: OwnedFd,
     format: ImageFormat,
 }
 
-/// Mounts the file system of a device without restrictions, seen by nobody. If the file system is mounted already, this is
-/// one more mount of it.
+/// Mounts the file system of a device without restrictions; no process can see it. If the file system is mounted
+/// already, this is one more mount of it.
 ///
 /// # Errors
 /// The kernel's error, with its log.
@@ -92,9 +92,10 @@ impl DetachedMount {
                 let geometry = sys::xfs_geometry(root.as_fd())?;
                 let blocks =
                     usable_xfs_blocks(bytes / u64::from(geometry.block_size.max(1)), geometry.group_blocks);
-                match blocks > geometry.data_blocks {
-                    true => sys::grow_xfs(root.as_fd(), blocks, geometry.inode_percent),
-                    false => Ok(()),
+                if blocks > geometry.data_blocks {
+                    sys::grow_xfs(root.as_fd(), blocks, geometry.inode_percent)
+                } else {
+                    Ok(())
                 }
             }
             ImageFormat::Block => Ok(()),
@@ -145,7 +146,8 @@ impl Ext4Size {
         }
     }
 
-    /// *Source:* `struct ext4_super_block` in Linux `fs/ext4/ext4.h`: `s_blocks_count_lo` at 0x4, `s_log_block_size` at 0x18,
+    /// *Source:* `struct ext4_super_block` in Linux `fs/ext4/ext4.h`: `s_blocks_count_lo` at 0x4, `s_log_block_size` at
+    /// 0x18,
     /// `s_feature_incompat` at 0x60, `s_blocks_count_hi` at 0x150.
     fn parse(superblock: &[u8; EXT4_SUPERBLOCK_BYTES]) -> Self {
         const HAS_64_BITS: u32 = 0x80;
@@ -159,19 +161,19 @@ impl Ext4Size {
         }
     }
 
-    /// How many blocks a device of this size has; none if the size of a block is not known.
+    /// Number of blocks of a device of this size; none if the size of a block is not known.
     fn blocks_in(self, bytes: u64) -> u64 {
         bytes.checked_div(self.block_size).unwrap_or(0)
     }
 }
 
-/// How many blocks an XFS can have of these: a last allocation group that is too small is left out.
+/// Number of these blocks that an XFS can use: a last allocation group that is too small is left out.
 fn usable_xfs_blocks(blocks: u64, group_blocks: u32) -> u64 {
     let last = blocks.checked_rem(group_blocks.into()).unwrap_or(0);
     if last < XFS_MIN_GROUP_BLOCKS { blocks - last } else { blocks }
 }
 
-/// What the kernel says of a failed mount, in parentheses.
+/// The kernel's log of a failed mount, in parentheses.
 fn read_log(context: &OwnedFd) -> String {
     let mut lines = Vec::new();
     let mut line = [0; 1024];

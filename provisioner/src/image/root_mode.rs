@@ -33,7 +33,7 @@ pub(super) fn open_root(image: &File) -> io::Result<()> {
 struct RootLayout {
     offset: u64,
     inode_bytes: usize,
-    /// What the checksums of the file system start with.
+    /// Seed of the checksums of the file system.
     uuid: Vec<u8>,
 }
 

@@ -24,10 +24,10 @@ const _: () = assert!(EXT4_RESIZE_FS == 0x4008_6610);
 const _: () = assert!(XFS_FS_GEOMETRY == 0x8070_5864);
 const _: () = assert!(XFS_FS_GROW_DATA == 0x4010_586e);
 
-/// What a loop device is set to, and what it is: the flags and the file of `loop_info64`.
+/// Settings and state of a loop device: the flags and the file of `loop_info64`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LoopStatus {
-    /// Its number, as in its name.
+    /// The number in its name.
     pub(super) number: u32,
     /// The device number of the file's file system, as the kernel encodes it.
     pub(super) device: u64,

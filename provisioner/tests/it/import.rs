@@ -77,7 +77,7 @@ fn open_importer(base: &Path, hook: Option<Arc<dyn StepHook>>) -> Result<VolumeI
 }
 
 fn import(base: &Path, source: &Path, mode: ImportMode) -> Result<ImportOutcome, SourceError> {
-    open_importer(base, None)?.import(&id(), LIMITS, (source, mode))
+    open_importer(base, None)?.import(&id(), LIMITS, source, mode)
 }
 
 fn write_data(at: &Path) {
@@ -136,7 +136,7 @@ fn child() {
         }
     };
     let importer = open_importer(&base, Some(Arc::new(hook))).expect("an importer");
-    importer.import(&id(), LIMITS, (&base.join("incoming"), mode)).expect("imported");
+    importer.import(&id(), LIMITS, &base.join("incoming"), mode).expect("imported");
 }
 
 fn run_child(base: &Path, step: &str, mode: ImportMode) -> ExitStatus {
@@ -199,7 +199,7 @@ async fn a_volume_that_a_pod_caused_meanwhile_is_not_replaced() {
             // It can be imported for another claim.
             let other = VolumeId::from_uid(&sample_uid(2)).expect("a UUID");
             let importer = open_importer(site.base.path(), None).expect("an importer");
-            importer.import(&other, LIMITS, (&path, mode)).expect("imported");
+            importer.import(&other, LIMITS, &path, mode).expect("imported");
             assert_data(&site.base.path().join("volumes").join(other.as_str()), "the other volume");
         }
     }
@@ -230,10 +230,10 @@ async fn what_is_not_a_directory_to_import_is_rejected_and_unchanged() {
         }
         let importer = open_importer(base, None).expect("an importer");
         let small = QuotaLimits { bytes: Some(Bytes(50_000)), inodes: None };
-        let error = importer.import(&id(), small, (&site.source(), mode)).expect_err("it is larger");
+        let error = importer.import(&id(), small, &site.source(), mode).expect_err("it is larger");
         assert!(matches!(error, SourceError::TooLarge { .. }), "{error}");
         let few = QuotaLimits { bytes: None, inodes: Some(Inodes(3)) };
-        let error = importer.import(&id(), few, (&site.source(), mode)).expect_err("it has more files");
+        let error = importer.import(&id(), few, &site.source(), mode).expect_err("it has more files");
         assert!(error.to_string().contains("3 inodes"), "{error}");
         let busy = open_importer(base, None).expect_err("another import");
         assert!(matches!(busy, SourceError::Busy { .. }), "{busy}");
@@ -256,7 +256,7 @@ async fn a_directory_that_grows_beyond_the_limits_while_it_is_copied_is_refused(
     let base = Dir::open(site.base.path()).expect("the base");
     let importer = VolumeImporter::open(base, Arc::new(MemQuota::new()), Some(Arc::new(hook)));
     let limits = QuotaLimits { bytes: Some(Bytes(512 << 10)), inodes: Some(Inodes(1024)) };
-    let import = importer.expect("an importer").import(&id(), limits, (&site.source(), ImportMode::Copy));
+    let import = importer.expect("an importer").import(&id(), limits, &site.source(), ImportMode::Copy);
     let error = import.expect_err("it has grown");
     assert!(matches!(error, SourceError::TooLarge { .. }), "{error}");
     assert!(!site.volume().exists() && site.imports().is_empty(), "nothing is left");

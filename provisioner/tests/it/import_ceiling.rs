@@ -43,7 +43,7 @@ async fn an_import_beyond_the_ceiling_is_refused_with_the_figure_and_changes_not
     let importer = || VolumeImporter::open(Dir::open(base).expect("the base"), quota.clone(), None);
     for mode in [ImportMode::Copy, ImportMode::Move] {
         let importer = importer().expect("an importer").with_ceiling(ceiling(base));
-        let error = importer.import(&id(2), LIMITS, (&source, mode)).expect_err("100 MiB are more than 64");
+        let error = importer.import(&id(2), LIMITS, &source, mode).expect_err("100 MiB are more than 64");
         let text = format!("{error}: {}", error.source().expect("the figure"));
         assert!(
             matches!(error, SourceError::OverCeiling { .. }) && text.contains("--over-ceiling"),
@@ -56,9 +56,9 @@ async fn an_import_beyond_the_ceiling_is_refused_with_the_figure_and_changes_not
     }
     let small = QuotaLimits { bytes: Some(Bytes(10 << 20)), ..LIMITS };
     let fitting = importer().expect("an importer").with_ceiling(ceiling(base));
-    fitting.import(&id(3), small, (&source, ImportMode::Copy)).expect("it fits");
+    fitting.import(&id(3), small, &source, ImportMode::Copy).expect("it fits");
     drop(fitting);
     let asked = importer().expect("an importer");
-    asked.import(&id(2), LIMITS, (&source, ImportMode::Move)).expect("without a ceiling");
+    asked.import(&id(2), LIMITS, &source, ImportMode::Move).expect("without a ceiling");
     assert_eq!(store.list().await.expect("a list"), [id(1), id(2), id(3)]);
 }

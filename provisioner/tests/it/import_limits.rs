@@ -37,7 +37,7 @@ async fn an_imported_volume_counts_all_its_files_and_cannot_exceed_its_limits() 
             let context = format!("{kind:?}, {}, {mode:?}", source.display());
             let id = VolumeId::from_uid(&sample_uid(number)).expect("a UUID");
             write_data(source);
-            let outcome = importer.import(&id, LIMITS, (source, *mode)).unwrap_or_else(|error| {
+            let outcome = importer.import(&id, LIMITS, source, *mode).unwrap_or_else(|error| {
                 panic!("{context}: {error}: {:?}", std::error::Error::source(&error))
             });
             assert_eq!(outcome, ImportOutcome::Imported { uncounted: 0, devices: 0 }, "{context}");

@@ -1,15 +1,15 @@
-//! Why a directory did not become a volume.
+//! Errors of an import.
 
 use std::io;
 use std::path::PathBuf;
 
 use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 
-use crate::dir_store::DirStoreError;
+use crate::dir_store::error::DirStoreError;
 use crate::id::VolumeId;
 use crate::plan::CapacityShortage;
 
-/// Why a directory did not become a volume.
+/// A directory did not become a volume.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -78,7 +78,7 @@ pub enum SourceError {
     TooLarge {
         /// The directory.
         path: PathBuf,
-        /// What it uses.
+        /// Its usage.
         used: QuotaUsage,
         /// The limits.
         limits: QuotaLimits,

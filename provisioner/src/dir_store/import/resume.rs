@@ -17,7 +17,7 @@ pub(super) enum ImportConflict {
     Reappeared,
 }
 
-/// What exists at the start of a call.
+/// The places that exist at the start of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ImportPlaces {
     pub(super) source: bool,

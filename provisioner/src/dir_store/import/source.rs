@@ -1,4 +1,4 @@
-//! What is imported: a directory that is read by its path, because it may be anywhere.
+//! The directory to import: it is read by its path, because it may be anywhere.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,9 +10,9 @@ use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_localstorage::{OpenOutcome, TreeWalk, WalkEvent};
 use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 
-use super::{IMPORT_DIR, ImportMode, SourceError};
-use crate::dir_store::VOLUMES_DIR;
-use crate::dir_store::copies::SNAPSHOTS_DIR;
+use super::journal::IMPORT_DIR;
+use super::{ImportMode, SourceError};
+use crate::dir_store::stored_dirs::{SNAPSHOTS_DIR, VOLUMES_DIR};
 
 /// Unit of `st_blocks`. *Source:* stat(3type).
 const BLOCK_BYTES: u64 = 512;
@@ -64,7 +64,7 @@ impl SourceDir<'_> {
         if is_small { Ok(used) } else { Err(SourceError::TooLarge { path: path(), used, limits }) }
     }
 
-    /// What it uses; an inode with several names counts once.
+    /// Measures its usage; an inode with several names counts once.
     fn measure(self) -> Result<QuotaUsage, SourceError> {
         let (mut used, mut linked) = (QuotaUsage { bytes: Bytes(0), inodes: Inodes(0) }, HashSet::new());
         let mut count = |stat: &Stat| {
@@ -102,8 +102,8 @@ impl SourceDir<'_> {
     }
 }
 
-/// Whether a directory contains the store, or is the directory of its volumes or of its snapshots, or a hidden one, or in
-/// one of these. One whose import was interrupted is not: it can be imported for another claim.
+/// Returns whether a directory contains the store, or is the directory of its volumes or of its snapshots, or a hidden
+/// one, or in one of these. One whose import was interrupted is not: it can be imported for another claim.
 fn is_part_of_store(real: &Path, base: &Path) -> bool {
     let Ok(below) = real.strip_prefix(base) else { return base.starts_with(real) };
     let mut names = below.iter().map(|name| name.to_string_lossy());

@@ -1,0 +1,27 @@
+//! The record of an import: a file for each claim, until its PersistentVolume exists.
+
+use nodekeel_localstorage::Dir;
+
+use crate::dir_store::error::DirStoreError;
+use crate::id::VolumeId;
+
+/// Directory of directories that are becoming volumes, and of the records.
+pub(super) const IMPORT_DIR: &str = ".import";
+
+/// Suffix of the file with the path of the directory that is imported for a claim.
+pub(super) const JOURNAL_SUFFIX: &str = ".source";
+
+pub(super) fn journal_name(id: &VolumeId) -> String {
+    format!("{id}{JOURNAL_SUFFIX}")
+}
+
+/// Checks that an existing volume does not contain the data of an import that is not complete. An empty one may have
+/// been created for a pod since the import started.
+pub(crate) fn check_not_imported(base: &Dir, id: &VolumeId, dir: &Dir) -> Result<(), DirStoreError> {
+    let record = format!("{IMPORT_DIR}/{}", journal_name(id));
+    let has_record = base.exists(record).map_err(DirStoreError::Directory)?;
+    if has_record && !dir.is_empty().map_err(DirStoreError::Directory)? {
+        return Err(DirStoreError::BeingImported { path: dir.path().to_owned() });
+    }
+    Ok(())
+}
