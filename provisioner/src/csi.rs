@@ -1,6 +1,6 @@
 //! The CSI node plugin: mounts volumes into pods, and registers the driver with the kubelet.
 //!
-//! It does not create or delete volumes: the [`Provisioner`](crate::Provisioner) does, in a
+//! The plugin does not create or delete volumes: the [`Provisioner`](crate::Provisioner) does, in a
 //! [`VolumeStore`](crate::VolumeStore). So it has no controller service. It does not support staging.
 //!
 //! ```text
@@ -33,10 +33,8 @@
 //! `pluginregistration` v1.
 
 mod bind_mounter;
-mod condition;
 mod guard;
 mod identity;
-mod in_flight;
 mod mount_source;
 mod mounter;
 mod node;

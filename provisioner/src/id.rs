@@ -37,10 +37,7 @@ impl VolumeId {
     /// # Errors
     /// The UID is not a canonical, lower-case UUID, the only form that the API server generates.
     pub fn from_uid(uid: &str) -> Result<Self, VolumeIdError> {
-        match is_uuid(uid) {
-            true => Ok(Self(format!("{PREFIX}{uid}"))),
-            false => Err(VolumeIdError::new(uid)),
-        }
+        if is_uuid(uid) { Ok(Self(format!("{PREFIX}{uid}"))) } else { Err(VolumeIdError::new(uid)) }
     }
 
     /// The id as text: the name of the directory and of the PersistentVolume, and the CSI handle.
@@ -61,11 +58,10 @@ impl VolumeIdError {
     }
 }
 
-/// Whether a text is a UUID in canonical form: 8-4-4-4-12 lower-case hexadecimal digits.
+/// Returns whether a text is a UUID in canonical form: 8-4-4-4-12 lower-case hexadecimal digits.
 pub(crate) fn is_uuid(text: &str) -> bool {
-    let fits = |(at, byte): (usize, u8)| match HYPHENS.contains(&at) {
-        true => byte == b'-',
-        false => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
+    let fits = |(at, byte): (usize, u8)| {
+        if HYPHENS.contains(&at) { byte == b'-' } else { matches!(byte, b'0'..=b'9' | b'a'..=b'f') }
     };
     text.len() == UUID_BYTES && text.bytes().enumerate().all(fits)
 }
@@ -74,9 +70,10 @@ impl FromStr for VolumeId {
     type Err = VolumeIdError;
 
     fn from_str(text: &str) -> Result<Self, VolumeIdError> {
-        match text.strip_prefix(PREFIX).is_some_and(is_uuid) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(VolumeIdError::new(text)),
+        if text.strip_prefix(PREFIX).is_some_and(is_uuid) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(VolumeIdError::new(text))
         }
     }
 }

@@ -10,7 +10,7 @@ pub const MAX_DRIVER_NAME_BYTES: usize = 63;
 /// name the node. *Source:* Kubernetes, "Labels and Selectors".
 pub const MAX_NODE_NAME_BYTES: usize = 63;
 
-/// Why a text is not a valid name.
+/// A text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidObjectName {
@@ -47,9 +47,10 @@ impl DriverName {
     /// [`InvalidObjectName::Driver`]: not a domain name, or too long.
     pub fn try_new(name: impl Into<String>) -> Result<Self, InvalidObjectName> {
         let name = name.into();
-        match is_domain(&name, MAX_DRIVER_NAME_BYTES) {
-            true => Ok(Self(name)),
-            false => Err(InvalidObjectName::Driver { name }),
+        if is_domain(&name, MAX_DRIVER_NAME_BYTES) {
+            Ok(Self(name))
+        } else {
+            Err(InvalidObjectName::Driver { name })
         }
     }
 
@@ -81,9 +82,9 @@ impl DriverName {
         format!("{}/lost-store", self.0)
     }
 
-    /// The annotation of a PersistentVolume while the last event about its condition says that no pod can use it. The
-    /// process that finds it well again need not be the one that reported it, and the API server deletes events after an
-    /// hour.
+    /// The annotation of a PersistentVolume while the last event about its condition reports that no pod can use it.
+    /// The process that finds it well again need not be the one that reported it, and the API server deletes events
+    /// after an hour.
     pub fn condition_annotation(&self) -> String {
         format!("{}/condition", self.0)
     }
@@ -100,9 +101,10 @@ impl NodeName {
     /// [`InvalidObjectName::Node`]: not a valid node name.
     pub fn try_new(name: impl Into<String>) -> Result<Self, InvalidObjectName> {
         let name = name.into();
-        match is_domain(&name, MAX_NODE_NAME_BYTES) {
-            true => Ok(Self(name)),
-            false => Err(InvalidObjectName::Node { name }),
+        if is_domain(&name, MAX_NODE_NAME_BYTES) {
+            Ok(Self(name))
+        } else {
+            Err(InvalidObjectName::Node { name })
         }
     }
 
@@ -112,7 +114,7 @@ impl NodeName {
     }
 }
 
-/// Whether a text is a lower-case DNS subdomain of at most `max` bytes.
+/// Returns whether a text is a lower-case DNS subdomain of at most `max` bytes.
 fn is_domain(name: &str, max: usize) -> bool {
     name.len() <= max && name.split('.').all(is_label)
 }

@@ -32,7 +32,7 @@ pub struct VolumeUsage {
 ///   before, and has its limits; at no time does it exist without them. Creating an existing volume succeeds:
 ///   its data stay, and a limit lower than requested is raised, never lowered.
 /// - **Images.** A volume that [`create_image`](Self::create_image) has created is a block device, or a file system, of
-///   its size: a mark that no pod can change says so. No method takes it for a directory, nor the other way round. Until
+///   its size: its kind is in a mark that no pod can change. No method takes it for a directory, nor the other way round. Until
 ///   it is published, it counts as empty.
 /// - **Removal.** When [`remove`](Self::remove) returns, no other method finds the volume, a crash does not
 ///   bring it back, and its name is free. Removing a missing volume succeeds. Its data may be erased in the
@@ -41,7 +41,7 @@ pub struct VolumeUsage {
 ///   [`identity`](Self::identity). Without it, or once it is lost, the store changes nothing, and a missing
 ///   volume does not count as removed: each other method fails.
 /// - **Capacity.** A store with a [`capacity`](Self::capacity) rejects what does not fit into it, except limits that
-///   it has accepted before: existing volumes are served whatever its capacity is.
+///   it has accepted before: existing volumes are served also above its capacity.
 /// - **Emptiness.** [`remove_empty`](Self::remove_empty) is a removal like [`remove`](Self::remove), of an
 ///   empty volume only. [`usage`](Self::usage) is informational; no deletion depends on it.
 /// - **Idempotence.** Each method can be called again after an error, a crash, or a dropped future, and then
@@ -66,8 +66,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// Default: an error, for a store without such volumes.
     ///
     /// # Errors
-    /// Those of [`create`](Self::create); [`VolumeStoreError::Create`] also if the volume exists and is of another kind,
-    /// or if the node lacks the program that makes the file system.
+    /// Those of [`create`](Self::create); [`VolumeStoreError::Create`] also if the volume exists and is of another
+    /// kind, or if the node lacks the program that makes the file system.
     async fn create_image(
         &self,
         id: &VolumeId,
@@ -137,8 +137,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
         std::future::pending().await
     }
 
-    /// Audits all volumes, and changes nothing: what left the limits of its volume, and what counts for another one. `None`,
-    /// the default: limits of this store can't be left.
+    /// Audits all volumes, and changes nothing: what left the limits of its volume, and what counts for another one.
+    /// `None`, the default: limits of this store can't be left.
     ///
     /// # Errors
     /// [`VolumeStoreError::Audit`]: a retry can help.
@@ -168,9 +168,9 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
         std::future::pending().await
     }
 
-    /// Serves the volumes from now on: the caller knows that this is their store, and not one of another node. Completes
-    /// and erases what a killed process has left; before, nothing of it is changed. By default, nothing happens. It can
-    /// be called again.
+    /// Serves the volumes from now on: the caller knows that this is their store, and not one of another node.
+    /// Completes and erases what a killed process has left; before, nothing of it is changed. By default, nothing
+    /// happens. It can be called again.
     ///
     /// # Errors
     /// [`VolumeStoreError::Lost`]: a retry can help.
@@ -182,8 +182,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// default, nothing happens.
     async fn close(&self) {}
 
-    /// Starts to wait for the next change after which a store that is lost, or not the one of the node's volumes, may be
-    /// back; other changes may end the wait, too. `None`, the default: this store can't be opened again.
+    /// Starts to wait for the next change after which a store that is lost, or not the one of the node's volumes, may
+    /// be back; other changes may end the wait, too. `None`, the default: this store can't be opened again.
     fn watch_changes(&self) -> Option<BoxFuture<'static, Result<(), VolumeStoreError>>> {
         None
     }
@@ -218,7 +218,7 @@ pub enum OpenVolume {
         /// Open for reading and writing; for reading only if it was opened by
         /// [`inspect`](VolumeOpener::inspect).
         file: OwnedFd,
-        /// What it contains.
+        /// The content of the file.
         format: ImageFormat,
     },
 }
@@ -233,7 +233,7 @@ impl AsFd for OpenVolume {
 }
 
 impl OpenVolume {
-    /// What the volume is.
+    /// The kind of the volume.
     pub fn kind(&self) -> VolumeKind {
         match self {
             Self::Directory(_) => VolumeKind::Directory,
@@ -271,7 +271,7 @@ pub trait VolumeOpener: Send + Sync + fmt::Debug {
 )]
 pub(crate) struct ImagesUnsupported;
 
-/// Why an operation on a volume failed.
+/// An operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeStoreError {
@@ -368,12 +368,12 @@ pub enum VolumeStoreError {
 }
 
 impl VolumeStoreError {
-    /// Whether another node may have the free space that this one lacks.
+    /// Returns whether another node may have the free space that this one lacks.
     pub fn is_exhausted(&self) -> bool {
         matches!(self, Self::Exhausted { .. })
     }
 
-    /// Whether the same call can succeed later.
+    /// Returns whether the same call can succeed later.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::NotFound { .. })
     }

@@ -56,15 +56,15 @@ impl fmt::Debug for StoreId {
     }
 }
 
-/// Whether a store has an identity.
+/// The identity of a store, if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum StoreIdentity {
-    /// It needs none: it cannot be mistaken for another store.
+    /// The store needs none: it cannot be mistaken for another.
     Unsupported,
-    /// It has none yet, or this is not the store.
+    /// The store has none yet, or this is not the store.
     Absent,
-    /// It has this one.
+    /// The store has this one.
     Present(StoreId),
 }
 

@@ -92,8 +92,8 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
 
     /// Mounts a volume at a target. Creates the target's directory or file if it is missing; its parent must exist.
     ///
-    /// A file system in a file is grown to the size of the file. A block volume is mounted read-only or writable, at all
-    /// its targets.
+    /// A file system in a file is grown to the size of the file. A block volume is mounted read-only or writable, at
+    /// all its targets.
     ///
     /// # Errors
     /// [`TargetMountError::NoParent`], [`TargetMountError::NotDirectory`], [`TargetMountError::NotFile`],
@@ -119,8 +119,8 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
     /// [`TargetMountError::List`] or [`TargetMountError::Inspect`].
     fn list_targets(&self, volume: &OpenVolume) -> Result<Vec<TargetPath>, TargetMountError>;
 
-    /// All mount points below the kubelet's directory at which a directory or file within a volume is visible, such as those
-    /// of a `subPath`. Default: none, for a mounter that can't tell.
+    /// All mount points below the kubelet's directory at which a directory or file within a volume is visible, such as
+    /// those of a `subPath`. Default: none, for a mounter that can't tell.
     ///
     /// # Errors
     /// [`TargetMountError::List`].
@@ -129,8 +129,8 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
         Ok(Vec::new())
     }
 
-    /// Opens the topmost mount at a target (`O_PATH`), to read the size of its file system. `None`, the default: nothing
-    /// is mounted there, or the mounter can't tell. An open mount can't be unmounted.
+    /// Opens the topmost mount at a target (`O_PATH`), to read the size of its file system. `None`, the default:
+    /// nothing is mounted there, or the mounter can't tell. An open mount can't be unmounted.
     ///
     /// # Errors
     /// [`TargetMountError::NotDirectory`] or [`TargetMountError::Inspect`].
@@ -147,8 +147,8 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
         Ok(Vec::new())
     }
 
-    /// Releases what a volume holds of the node, such as a loop device, if it is mounted nowhere. Default: nothing, for a
-    /// mounter whose volumes hold nothing then.
+    /// Releases what a volume holds of the node, such as a loop device, if it is mounted nowhere. Default: nothing, for
+    /// a mounter whose volumes hold nothing then.
     ///
     /// # Errors
     /// [`TargetMountError::Release`], or those of [`list_targets`](Self::list_targets).
@@ -158,7 +158,7 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
     }
 }
 
-/// Why an operation on a mount failed.
+/// An operation on a mount failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TargetMountError {
@@ -255,7 +255,7 @@ pub enum TargetMountError {
     },
 }
 
-/// What occupies a target.
+/// The occupant of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TargetConflict {

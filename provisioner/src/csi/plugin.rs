@@ -12,9 +12,8 @@ use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
 
-use super::guard::MountGuard;
+use super::guard::{InFlightCalls, MountGuard};
 use super::identity::IdentityService;
-use super::in_flight::InFlightCalls;
 use super::mounter::VolumeMounter;
 use super::node::NodeService;
 use super::proto::csi::identity_server::IdentityServer;
@@ -30,7 +29,7 @@ use crate::store::{VolumeOpener, VolumeStore};
 /// Grace period of calls in flight when the plugin is stopped.
 const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// How long the start waits for devices to be released.
+/// Time for which the start waits for devices to be released.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The dependencies of the plugin.
@@ -49,7 +48,7 @@ pub struct PluginDeps {
     pub mounter: Arc<dyn VolumeMounter>,
 }
 
-/// Why the plugin cannot be created.
+/// The plugin cannot be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PluginError {
@@ -62,7 +61,7 @@ pub enum PluginError {
     /// The path of a socket is invalid.
     #[error("can't use the paths of the CSI plugin's sockets")]
     InvalidSocket(#[source] SocketError),
-    /// Another instance serves the same driver to the same kubelet, whatever its directory is.
+    /// Another instance serves the same driver to the same kubelet, also from another directory.
     #[error("another instance serves this driver to the kubelet, in {}: stop it, or set another driver name", path.display())]
     InUse {
         /// The directory of the plugin's socket.
@@ -151,7 +150,7 @@ impl NodePlugin {
         }
     }
 
-    /// Whether the kubelet has registered the driver. False again while the plugin restarts.
+    /// Returns whether the kubelet has registered the driver. False again while the plugin restarts.
     pub fn registration_state(&self) -> watch::Receiver<bool> {
         self.registration_state.subscribe()
     }
@@ -193,8 +192,8 @@ impl NodePlugin {
         move |ctx: Context| serve_registration(ctx, Arc::clone(&deps), sockets.clone(), registered.clone())
     }
 
-    /// Releases what an earlier process left attached and not mounted. A disk that hangs delays it, and the start only for a
-    /// while: what it misses is released with the volume.
+    /// Releases what an earlier process left attached and not mounted. A disk that hangs delays it, and the start only
+    /// for a while: what it misses is released with the volume.
     fn release_unused(&self) -> BoxFuture<'static, ()> {
         let service =
             NodeService::new(Arc::clone(&self.deps), self.kubelet_dir.clone(), self.in_flight.clone());
@@ -265,7 +264,7 @@ async fn serve_registration(
     let parent = ctx.dn().rsplit_once('.').map_or("", |(parent, _)| parent);
     ctx.wait_ready(&format!("{parent}.node")).await?;
     let (reject, rejection) = oneshot::channel();
-    let service = Arc::new(RegistrationService::new((&deps.driver, &sockets.node), registered, reject));
+    let service = Arc::new(RegistrationService::new(&deps.driver, &sockets.node, registered, reject));
     let router =
         move |_: &Context| Server::builder().add_service(RegistrationServer::from_arc(Arc::clone(&service)));
     let server = serve_grpc(listener_factory(sockets.registration), router, SHUTDOWN_GRACE_PERIOD);

@@ -1,6 +1,6 @@
 //! The messages and services of the CSI and of the kubelet's plugin registration, generated from `proto/`.
 //!
-//! A message with a secret field prints without it, whatever the field is called.
+//! A message with a secret field prints without it.
 
 /// The Container Storage Interface, version 1.
 #[allow(

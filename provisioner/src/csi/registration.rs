@@ -35,7 +35,8 @@ impl RegistrationService {
     /// `endpoint` is the socket of the node service. The state that the kubelet reports goes to `registered`;
     /// a rejection, once, to `rejected`.
     pub(super) fn new(
-        (driver, endpoint): (&DriverName, &Path),
+        driver: &DriverName,
+        endpoint: &Path,
         registered: watch::Sender<bool>,
         rejected: oneshot::Sender<RegistrationRejection>,
     ) -> Self {

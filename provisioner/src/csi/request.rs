@@ -22,7 +22,7 @@ const MAX_FLAGS_BYTES: usize = 4096;
 pub(super) struct PublishRequest {
     pub(super) id: VolumeId,
     pub(super) target: TargetPath,
-    /// What the PersistentVolume says that the volume is; the request asks for it in this way.
+    /// The kind in the PersistentVolume; the request asks for the volume in this way.
     pub(super) kind: VolumeKind,
     pub(super) options: MountOptions,
     /// The volume may be published at one target only.
@@ -50,7 +50,7 @@ impl MountOptions {
         }
     }
 
-    /// Whether a mount with these flags satisfies the request. Unspecified options match either way: the
+    /// Returns whether a mount with these flags satisfies the request. Unspecified options match either way: the
     /// defaults may have changed since the mount was created.
     pub(super) fn match_flags(self, flags: MountRestrictions) -> bool {
         let is_match =
@@ -79,7 +79,7 @@ fn unknown_option(flag: &str) -> Status {
 
 impl PublishRequest {
     pub(super) fn parse(request: &csi::NodePublishVolumeRequest, kubelet: &Path) -> Result<Self, Status> {
-        // Missing fields are checked first: they are errors whatever the others contain.
+        // Missing fields are checked first: they are errors with any content of the others.
         require_fields(&[("volume_id", &request.volume_id), ("target_path", &request.target_path)])?;
         let capability =
             request.volume_capability.as_ref().ok_or_else(|| missing_field("volume_capability"))?;
@@ -179,7 +179,7 @@ fn parse_access_mode(capability: &csi::VolumeCapability) -> Result<NodeAccess, S
     Ok(NodeAccess { is_read_only, is_exclusive })
 }
 
-/// What the PersistentVolume says that its volume is; nothing is a directory.
+/// The kind in the PersistentVolume; none means a directory.
 fn parse_kind(request: &csi::NodePublishVolumeRequest) -> Result<VolumeKind, Status> {
     VolumeKind::from_attribute(request.volume_context.get(KIND_ATTRIBUTE).map(String::as_str))
         .map_err(|error| Status::invalid_argument(format!("volume_context {KIND_ATTRIBUTE}: {error}")))

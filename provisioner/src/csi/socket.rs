@@ -15,7 +15,7 @@ use tokio_stream::Stream;
 /// Maximum length of a socket's path in bytes. *Source:* unix(7), `sun_path`, without its final NUL.
 const MAX_PATH_BYTES: usize = 107;
 
-/// Why a socket cannot be created.
+/// A socket cannot be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SocketError {
@@ -77,9 +77,10 @@ pub enum SocketError {
 
 /// Checks the length of a path.
 pub(super) fn check_path_length(path: &Path) -> Result<(), SocketError> {
-    match path.as_os_str().len() <= MAX_PATH_BYTES {
-        true => Ok(()),
-        false => Err(SocketError::PathTooLong { path: path.to_owned() }),
+    if path.as_os_str().len() <= MAX_PATH_BYTES {
+        Ok(())
+    } else {
+        Err(SocketError::PathTooLong { path: path.to_owned() })
     }
 }
 

@@ -53,7 +53,7 @@ impl FilesystemSpace {
 }
 
 /// The usage that the kubelet shows. A directory without a limit can use the whole file system; and none
-/// can use more than the file system's free space, whatever its limit: limits are not reservations.
+/// can use more than the file system's free space, also below its limit: limits are not reservations.
 pub(super) fn usage_rows(volume: &VolumeUsage, space: &PublishedSpace) -> Vec<Row> {
     let (limits, usage) = (volume.limits, volume.usage);
     match space {

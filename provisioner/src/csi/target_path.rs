@@ -10,12 +10,12 @@ const MAX_PATH_BYTES: usize = 4095;
 /// A target path (CSI `target_path`) below the kubelet's directory, relative to it: at least one component,
 /// each an ordinary name.
 ///
-/// Its text cannot lead out of the directory. Implementations of
+/// A path in this form cannot lead out of the directory. Implementations of
 /// [`VolumeMounter`](super::VolumeMounter) ensure that symbolic links do not lead out of it either.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetPath(PathBuf);
 
-/// Why a path can't be a target.
+/// A path can't be a target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TargetError {
@@ -59,10 +59,7 @@ impl TargetPath {
         let elsewhere = || TargetError::OutsideKubelet { kubelet: kubelet.to_owned() };
         // By components, to normalize `//` and `/./`.
         let below: PathBuf = path.strip_prefix(kubelet).map_err(|_| elsewhere())?.components().collect();
-        match below.as_os_str().is_empty() {
-            true => Err(elsewhere()),
-            false => Ok(Self(below)),
-        }
+        if below.as_os_str().is_empty() { Err(elsewhere()) } else { Ok(Self(below)) }
     }
 
     /// The path, relative to the kubelet's directory.

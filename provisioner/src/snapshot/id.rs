@@ -28,10 +28,7 @@ impl SnapshotId {
     /// # Errors
     /// The UID is not a canonical, lower-case UUID, the only form that the API server generates.
     pub fn from_uid(uid: &str) -> Result<Self, SnapshotIdError> {
-        match is_uuid(uid) {
-            true => Ok(Self(format!("{PREFIX}{uid}"))),
-            false => Err(SnapshotIdError::new(uid)),
-        }
+        if is_uuid(uid) { Ok(Self(format!("{PREFIX}{uid}"))) } else { Err(SnapshotIdError::new(uid)) }
     }
 
     /// The id as text: the name of the directory, and the CSI handle.
@@ -53,9 +50,10 @@ impl FromStr for SnapshotId {
     type Err = SnapshotIdError;
 
     fn from_str(text: &str) -> Result<Self, SnapshotIdError> {
-        match text.strip_prefix(PREFIX).is_some_and(is_uuid) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(SnapshotIdError::new(text)),
+        if text.strip_prefix(PREFIX).is_some_and(is_uuid) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(SnapshotIdError::new(text))
         }
     }
 }
@@ -72,7 +70,7 @@ impl fmt::Debug for SnapshotId {
     }
 }
 
-/// What a store keeps, and what a new volume can be a copy of: a volume or a snapshot.
+/// Id of a volume or a snapshot: a store keeps both, and a new volume can be a copy of either.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature: a store keeps nothing else")]
 pub enum StoredId {

@@ -48,7 +48,7 @@ pub struct VolumeSnapshotStatus {
 pub struct VolumeSnapshotContent {
     /// Name, UID, labels, annotations and finalizers.
     pub metadata: ObjectMeta,
-    /// What to snapshot, or which snapshot exists.
+    /// The volume to snapshot, or an existing snapshot.
     pub spec: VolumeSnapshotContentSpec,
     /// Set by the driver's node.
     #[serde(default)]
@@ -94,13 +94,13 @@ pub struct VolumeSnapshotContentStatus {
     pub creation_time: Option<i64>,
     /// The smallest volume that it can be restored to, in bytes.
     pub restore_size: Option<i64>,
-    /// Whether volumes can be created from it.
+    /// True if volumes can be created from it.
     pub ready_to_use: Option<bool>,
-    /// Why it was not created.
+    /// The reason why it was not created.
     pub error: Option<SnapshotContentError>,
 }
 
-/// Why a snapshot was not created.
+/// The reason why a snapshot was not created.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -110,7 +110,7 @@ pub struct SnapshotContentError {
 }
 
 impl VolumeSnapshotContent {
-    /// Whether volumes can be created from it.
+    /// Returns whether volumes can be created from it.
     pub fn is_ready(&self) -> bool {
         self.status.as_ref().and_then(|status| status.ready_to_use) == Some(true)
     }

@@ -18,7 +18,7 @@ pub struct SnapshotInfo {
     pub created: SystemTime,
     /// The smallest byte limit of a volume that is created from it: the limit of its volume at that time.
     pub restore_size: Bytes,
-    /// What its volume is, and what a volume that is created from it must be.
+    /// The kind of its volume, and of a volume that is created from it.
     pub kind: VolumeKind,
 }
 
@@ -28,7 +28,7 @@ pub struct SnapshotInfo {
 /// # Contract
 /// - **Creation.** When [`create_snapshot`](Self::create_snapshot) returns, the snapshot has all files of the volume.
 ///   The volume may be in use: each file has the content of one moment of the call, and two files may have those of
-///   different moments; one that is renamed meanwhile may be missing, or be there under both names. The volume is not
+///   different moments; one that is renamed during the call may be missing, or be there under both names. The volume is not
 ///   changed, and no other writer waits. Creating an existing snapshot returns it as it is.
 /// - **Copies.** When [`create_volume_from`](Self::create_volume_from) returns, the volume has all files of its
 ///   source, with their owners, modes and times, and its own limits; at no time does it exist without either. Creating
@@ -113,14 +113,14 @@ pub trait SnapshotStore: Send + Sync + fmt::Debug {
     async fn mark_published(&self, id: &VolumeId) -> Result<(), VolumeStoreError>;
 }
 
-/// Why an operation on a snapshot failed.
+/// An operation on a snapshot failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotStoreError {
     /// The store can't take snapshots, such as one on ext4. A retry does not help.
     #[error("can't take snapshots on this node")]
     Unsupported {
-        /// What is missing.
+        /// The missing capability.
         #[source]
         source: ErrorSource,
     },

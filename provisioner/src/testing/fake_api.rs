@@ -304,17 +304,16 @@ impl ApiRequest {
         Some(Self { verb, key: ObjectKey { kind, namespace, name: name.to_owned() }, is_status, version })
     }
 
-    /// What a patch of this object can change: its status alone, or everything else.
+    /// Limits a patch to the status of the object, or to everything else.
     fn limit_patch(&self, mut patch: Value) -> Value {
         if let Some(fields) = patch.as_object_mut() {
-            match self.is_status {
-                true => {
-                    fields.retain(|name, _| matches!(name.as_str(), "metadata" | "status"));
-                    if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
-                        metadata.retain(|name, _| matches!(name.as_str(), "uid" | "resourceVersion"));
-                    }
+            if self.is_status {
+                fields.retain(|name, _| matches!(name.as_str(), "metadata" | "status"));
+                if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
+                    metadata.retain(|name, _| matches!(name.as_str(), "uid" | "resourceVersion"));
                 }
-                false => drop(fields.remove("status")),
+            } else {
+                fields.remove("status");
             }
         }
         patch

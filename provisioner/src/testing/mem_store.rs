@@ -1,9 +1,10 @@
-//! A volume store in memory.
+//! A store of volumes and snapshots in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, QuotaUsage};
@@ -12,27 +13,30 @@ use tokio::sync::Notify;
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind, file_size};
 use crate::plan::{CapacityPolicy, StoreCapacity};
-use crate::snapshot::{SnapshotId, SnapshotInfo};
+use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
 use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+
+/// When all snapshots were created.
+const CREATED: Duration = Duration::from_secs(1_700_000_000);
 
 /// Keeps volumes in memory; writes nothing to disk. Clones share their volumes.
 #[derive(Clone, Default)]
 pub struct MemStore(Arc<Mutex<MemStoreState>>);
 
 #[derive(Default)]
-pub(super) struct MemStoreState {
-    pub(super) volumes: BTreeMap<VolumeId, VolumeUsage>,
+struct MemStoreState {
+    volumes: BTreeMap<VolumeId, VolumeUsage>,
     /// The formats of those that are images.
-    pub(super) formats: BTreeMap<VolumeId, ImageFormat>,
+    formats: BTreeMap<VolumeId, ImageFormat>,
     capacity: Option<Bytes>,
-    pub(super) failures: Vec<ErrorSource>,
-    pub(super) creates: BTreeMap<VolumeId, u32>,
+    failures: Vec<ErrorSource>,
+    creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
     audit: Option<AuditSummary>,
     changed: Arc<Notify>,
-    pub(super) snapshots: BTreeMap<SnapshotId, (SnapshotInfo, VolumeUsage)>,
+    snapshots: BTreeMap<SnapshotId, (SnapshotInfo, VolumeUsage)>,
     /// Volumes that were not empty when they were created, and are not known to be published.
-    pub(super) unpublished: BTreeSet<VolumeId>,
+    unpublished: BTreeSet<VolumeId>,
 }
 
 impl MemStore {
@@ -48,14 +52,14 @@ impl MemStore {
         self.lock_state().failures.insert(0, cause.into());
     }
 
-    /// Sets the usage of a volume, as if a pod had written, whatever its limits are.
+    /// Sets the usage of a volume, as if a pod had written; its limits are not checked.
     pub fn set_usage(&self, id: &VolumeId, usage: QuotaUsage) {
         if let Some(volume) = self.lock_state().volumes.get_mut(id) {
             volume.usage = usage;
         }
     }
 
-    /// What a volume is; `None` if it does not exist.
+    /// The kind of a volume; `None` if it does not exist.
     pub fn volume_kind(&self, id: &VolumeId) -> Option<VolumeKind> {
         let state = self.lock_state();
         state.volumes.contains_key(id).then(|| state.kind(id))
@@ -66,24 +70,43 @@ impl MemStore {
         self.lock_state().audit = Some(summary);
     }
 
-    /// How often a volume with this id was created (a `create` of an existing volume does not count).
+    /// Number of times that a volume with this id was created (a `create` of an existing volume does not count).
     pub fn create_count(&self, id: &VolumeId) -> u32 {
         self.lock_state().creates.get(id).copied().unwrap_or(0)
     }
 
-    /// How often a volume with this id was removed (a `remove` of a missing volume does not count).
+    /// Number of times that a volume with this id was removed (a `remove` of a missing volume does not count).
     pub fn remove_count(&self, id: &VolumeId) -> u32 {
         self.lock_state().removes.get(id).copied().unwrap_or(0)
     }
 
-    pub(super) fn lock_state(&self) -> MutexGuard<'_, MemStoreState> {
+    /// The source of a copy of this kind.
+    fn find_source(
+        &self,
+        id: &VolumeId,
+        source: &StoredId,
+        wanted: VolumeKind,
+    ) -> Result<VolumeUsage, VolumeStoreError> {
+        let state = self.lock_state();
+        let found = match source {
+            StoredId::Volume(id) => state.volumes.get(id).map(|usage| (*usage, state.kind(id))),
+            StoredId::Snapshot(id) => state.snapshots.get(id).map(|(info, usage)| (*usage, info.kind)),
+        };
+        match found {
+            None => Err(copy_error(id, source, "missing")),
+            Some((_, kind)) if kind != wanted => Err(copy_error(id, source, "of another kind")),
+            Some((usage, _)) => Ok(usage),
+        }
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, MemStoreState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl MemStoreState {
-    /// What a volume is.
-    pub(super) fn kind(&self, id: &VolumeId) -> VolumeKind {
+    /// The kind of a volume.
+    fn kind(&self, id: &VolumeId) -> VolumeKind {
         self.formats.get(id).copied().map_or(VolumeKind::Directory, VolumeKind::Image)
     }
 
@@ -101,7 +124,8 @@ impl MemStoreState {
     fn create(
         &mut self,
         id: &VolumeId,
-        (kind, limits): (VolumeKind, QuotaLimits),
+        kind: VolumeKind,
+        limits: QuotaLimits,
     ) -> Result<bool, VolumeStoreError> {
         if let Some(source) = self.failures.pop() {
             return Err(VolumeStoreError::Create { id: id.clone(), source });
@@ -142,7 +166,7 @@ impl MemStoreState {
         }
     }
 
-    /// What is promised of the capacity, if that is limited.
+    /// The promised part of the capacity, if that is limited.
     fn store_capacity(&self) -> Option<StoreCapacity> {
         let total = self.capacity?;
         let limits = self.volumes.values().filter_map(|volume| volume.limits.bytes);
@@ -162,7 +186,7 @@ impl MemStoreState {
 #[async_trait]
 impl VolumeStore for MemStore {
     async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
-        self.lock_state().create(id, (VolumeKind::Directory, limits)).map(drop)
+        self.lock_state().create(id, VolumeKind::Directory, limits).map(drop)
     }
 
     async fn create_image(
@@ -173,7 +197,7 @@ impl VolumeStore for MemStore {
     ) -> Result<(), VolumeStoreError> {
         let mut state = self.lock_state();
         let limits = QuotaLimits { bytes: Some(file_size(size)), inodes: None };
-        if state.create(id, (format.into(), limits))? {
+        if state.create(id, format.into(), limits)? {
             state.formats.insert(id.clone(), format);
             state.unpublished.insert(id.clone());
         }
@@ -223,10 +247,7 @@ impl VolumeStore for MemStore {
                 |volume: &VolumeUsage| state.kind(id) == VolumeKind::Directory && volume.usage.inodes.0 <= 1;
             state.unpublished.contains(id) || state.volumes.get(id).is_none_or(is_empty)
         };
-        match is_empty {
-            true => self.remove(id).await.map(|()| true),
-            false => Ok(false),
-        }
+        if is_empty { self.remove(id).await.map(|()| true) } else { Ok(false) }
     }
 
     async fn capacity(&self) -> Result<Option<StoreCapacity>, VolumeStoreError> {
@@ -253,6 +274,100 @@ impl VolumeStore for MemStore {
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
         Ok(self.lock_state().volumes.keys().cloned().collect())
     }
+}
+
+/// The "files" of a volume are what it uses.
+#[async_trait]
+impl SnapshotStore for MemStore {
+    async fn create_snapshot(
+        &self,
+        id: &SnapshotId,
+        volume: &VolumeId,
+    ) -> Result<SnapshotInfo, SnapshotStoreError> {
+        let mut state = self.lock_state();
+        if let Some(source) = state.failures.pop() {
+            return Err(SnapshotStoreError::Create { id: id.clone(), source });
+        }
+        if let Some((info, _)) = state.snapshots.get(id) {
+            return Ok(*info);
+        }
+        let missing = || SnapshotStoreError::NoVolume { id: id.clone(), volume: volume.clone() };
+        let source = state.volumes.get(volume).copied().ok_or_else(missing)?;
+        let restore_size = source.limits.bytes.unwrap_or(source.usage.bytes);
+        let info = SnapshotInfo { created: UNIX_EPOCH + CREATED, restore_size, kind: state.kind(volume) };
+        state.snapshots.insert(id.clone(), (info, source));
+        Ok(info)
+    }
+
+    async fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotInfo>, SnapshotStoreError> {
+        Ok(self.lock_state().snapshots.get(id).map(|(info, _)| *info))
+    }
+
+    async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), SnapshotStoreError> {
+        let mut state = self.lock_state();
+        if let Some(source) = state.failures.pop() {
+            return Err(SnapshotStoreError::Remove { id: id.clone(), source });
+        }
+        state.snapshots.remove(id);
+        Ok(())
+    }
+
+    async fn list_snapshots(&self) -> Result<Vec<SnapshotId>, SnapshotStoreError> {
+        Ok(self.lock_state().snapshots.keys().cloned().collect())
+    }
+
+    async fn create_volume_from(
+        &self,
+        id: &VolumeId,
+        source: &StoredId,
+        limits: QuotaLimits,
+    ) -> Result<(), VolumeStoreError> {
+        if self.volume_kind(id).is_some() {
+            // Only its limits may change.
+            return self.create(id, limits).await;
+        }
+        let VolumeUsage { usage, .. } = self.find_source(id, source, VolumeKind::Directory)?;
+        if !fits(usage, limits) {
+            return Err(copy_error(id, source, "larger than the volume"));
+        }
+        self.create(id, limits).await?;
+        self.set_usage(id, usage);
+        self.lock_state().unpublished.insert(id.clone());
+        Ok(())
+    }
+
+    async fn create_image_from(
+        &self,
+        id: &VolumeId,
+        source: &StoredId,
+        format: ImageFormat,
+        size: Bytes,
+    ) -> Result<(), VolumeStoreError> {
+        if self.volume_kind(id).is_some() {
+            return self.create_image(id, format, size).await;
+        }
+        let VolumeUsage { usage, limits } = self.find_source(id, source, format.into())?;
+        if limits.bytes > Some(file_size(size)) {
+            return Err(copy_error(id, source, "larger than the volume"));
+        }
+        self.create_image(id, format, size).await?;
+        self.set_usage(id, usage);
+        Ok(())
+    }
+
+    async fn mark_published(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
+        self.lock_state().unpublished.remove(id);
+        Ok(())
+    }
+}
+
+fn copy_error(id: &VolumeId, source: &StoredId, why: &str) -> VolumeStoreError {
+    VolumeStoreError::Create { id: id.clone(), source: format!("{source} is {why}").into() }
+}
+
+fn fits(usage: QuotaUsage, limits: QuotaLimits) -> bool {
+    usage.bytes <= limits.bytes.unwrap_or(Bytes(u64::MAX))
+        && usage.inodes <= limits.inodes.unwrap_or(Inodes(u64::MAX))
 }
 
 impl fmt::Debug for MemStore {

@@ -21,7 +21,7 @@ pub struct FakeKubelet {
     pub info: PluginInfo,
 }
 
-/// Why a call of the fake kubelet failed.
+/// A call of the fake kubelet failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KubeletError {

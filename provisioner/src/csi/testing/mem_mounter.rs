@@ -30,7 +30,7 @@ impl MemMounter {
         self.state().mounts.get(target).map_or(0, Vec::len)
     }
 
-    /// Whether a target's directory exists.
+    /// Returns whether a target's directory exists.
     pub fn has_directory(&self, target: &TargetPath) -> bool {
         self.state().directories.contains(target)
     }
@@ -51,9 +51,10 @@ impl MemMounter {
     /// Simulates that a process starts or stops using a target.
     pub fn set_busy(&self, target: &TargetPath, is_used: bool) {
         let mut state = self.state();
-        match is_used {
-            true => state.busy.insert(target.clone()),
-            false => state.busy.remove(target),
+        if is_used {
+            state.busy.insert(target.clone())
+        } else {
+            state.busy.remove(target)
         };
     }
 

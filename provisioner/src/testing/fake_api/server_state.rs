@@ -57,13 +57,13 @@ pub enum RequestVerb {
     Delete,
 }
 
-/// How a request fails.
+/// The failure of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestFault {
     /// The server rejects it with this HTTP status.
     Status(u16),
-    /// It does not reach the server.
+    /// The request does not reach the server.
     Unreachable,
     /// The server carries it out, and the response is lost.
     ResponseLost,
@@ -225,9 +225,10 @@ impl ServerState {
         if object == before {
             return Ok(object);
         }
-        Ok(match can_be_removed(&object) {
-            true => self.remove_object(key, object),
-            false => self.store_object(key.clone(), object, "MODIFIED"),
+        Ok(if can_be_removed(&object) {
+            self.remove_object(key, object)
+        } else {
+            self.store_object(key.clone(), object, "MODIFIED")
         })
     }
 
@@ -243,13 +244,11 @@ impl ServerState {
             return Ok(object);
         }
         object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-        Ok(match can_be_removed(&object) {
-            true => {
-                self.remove_object(key, object);
-                json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })
-            }
-            false => self.store_object(key.clone(), object, "MODIFIED"),
-        })
+        if !can_be_removed(&object) {
+            return Ok(self.store_object(key.clone(), object, "MODIFIED"));
+        }
+        self.remove_object(key, object);
+        Ok(json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" }))
     }
 
     /// Ends the watches. They can resume, if the event log is not compacted.
@@ -323,7 +322,7 @@ fn remove_finalizers(object: &mut Value, patch: &mut Value) {
     }
 }
 
-/// Whether an object is being deleted and has no finalizers.
+/// Returns whether an object is being deleted and has no finalizers.
 fn can_be_removed(object: &Value) -> bool {
     let metadata = &object["metadata"];
     let is_kept = metadata["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
