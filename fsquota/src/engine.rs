@@ -155,6 +155,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
                 counted = Some((project, self.has_whole_project(dir, project)?));
                 continue;
             }
+            // Under the lock, so that the claim still holds when it is acted on.
             let decision = decide_change(claim, counted.is_some_and(|(_, is_whole)| is_whole));
             if contents == NonEmptyPolicy::Reject && !self.is_empty(dir)? {
                 decision.require_complete()?;

@@ -98,7 +98,7 @@ impl LinuxKernel {
     }
 
     /// Keeps others from clearing or repairing a tree until the result is dropped. Limits are set, read and allocated
-    /// meanwhile.
+    /// all the same.
     pub(crate) fn lock_trees(&self) -> Result<TreeLock, Error> {
         let lock = self
             .wait_for_lock(Instant::now() + LOCK_TIMEOUT, |lock| sys::lock_description(lock.as_fd(), true))?;

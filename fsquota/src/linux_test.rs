@@ -259,7 +259,7 @@ fn a_lock_that_others_can_open_or_that_is_no_file_is_rejected() {
 }
 
 #[test]
-fn a_lock_file_that_was_removed_meanwhile_excludes_nobody_twice() {
+fn a_removed_lock_file_is_no_longer_a_lock() {
     let scratch = tempfile::tempdir().unwrap();
     let (one, other) = (kernel_at(scratch.path()), kernel_at(scratch.path()));
     try_lock(&one).unwrap();

@@ -45,8 +45,8 @@ pub(crate) fn retag_tree(dir: BorrowedFd<'_>, from: &[u32], to: u32) -> Result<T
 }
 
 /// Counts the inodes of the project in the tree of `dir`, with `dir` itself, that were created before a time;
-/// except those of a directory that is marked as the project's owner. Whatever is created, removed and renamed
-/// meanwhile, no inode counts that the tree did not have then.
+/// except those of a directory that is marked as the project's owner. Entries may be created, removed and
+/// renamed during the count: no inode counts that the tree did not have at that time.
 pub(crate) fn count_tree(dir: BorrowedFd<'_>, project: u32, before: SystemTime) -> Result<u64, Error> {
     let mut count = Count { project, before, inodes: HashSet::new() };
     let counted = count.visit_inode(OpenEntry::top(dir)).map_err(|source| (PathBuf::new(), source));

@@ -96,7 +96,7 @@ fn any_node() -> impl Strategy<Value = Node> {
 
 proptest! {
     #[test]
-    fn a_repaired_tree_counts_where_it_lies_and_what_others_limit_stays(mut tree in any_node()) {
+    fn a_repaired_entry_counts_for_its_directory_and_limits_of_others_stay(mut tree in any_node()) {
         remove_double_marks(&mut tree, &mut HashSet::new());
         let mut projects = KnownProjects { limited: HashSet::from([1, 2, 3, 7]), ..KnownProjects::default() };
         owned_projects(&tree, &mut projects.owned);
@@ -136,7 +136,7 @@ fn moves_copies_and_restores_are_distinguished_by_the_mark() {
 }
 
 #[test]
-fn an_owner_that_left_its_own_project_returns_and_so_does_what_lies_in_it() {
+fn an_owner_that_left_its_own_project_returns_and_so_do_its_entries() {
     let judged = judge_entry(directory(0, MarkHolder::Itself(3)), Scope::Free, &projects(true));
     assert_eq!(judged.finding, Some(FindingKind::Escaped));
     assert_eq!(judged.repair, Some(ProjectTag { project: 3, inherit: true }));
@@ -174,7 +174,7 @@ fn an_entry_with_a_project_that_nothing_limits_has_escaped() {
 }
 
 #[test]
-fn what_lies_in_an_unowned_directory_is_counted_with_it() {
+fn entries_of_an_unowned_directory_are_counted_with_it() {
     let scope = Scope::Limited { project: 7, is_owned: false };
     let file = EntryFacts { tag: ProjectTag { project: 7, inherit: false }, ..EntryFacts::default() };
     let judged = judge_entry(file, scope, &projects(false));

@@ -247,6 +247,7 @@ impl CapacityLedger {
             Ok(old)
         })?;
         let done = set();
+        // Read back, and not assumed: a failed call may have set the limit, and a limit in force must be promised.
         let expected = if done.is_ok() { limit } else { old };
         self.set_limit(name, self.limit_in_force(name, expected, old.max(limit)));
         done

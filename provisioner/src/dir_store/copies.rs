@@ -82,6 +82,7 @@ impl CopyStore {
             return self.read_snapshot(id, &dir).map(Some);
         }
         let Some(source) = self.parts.dirs.find(&from)? else { return Ok(None) };
+        // Before anything is promised or made: on ext4, each snapshot fails here.
         self.check_cloner()?;
         let status = self.parts.limits.read_status(&source)?;
         // Those of the volume, so that it can be restored with them, and never less than what it uses.
@@ -177,6 +178,7 @@ impl CopyStore {
         self.staging.discard(plan.to)?;
         let dir = self.staging.create(plan.to, FileMode::PRIVATE_DIR, with_margin(plan.limits))?;
         if plan.kind != VolumeKind::Directory {
+            // A mounted file system has its last writes in memory; the clone shows only the file.
             sync_image(plan.source)?;
         }
         let clone = || plan.source.clone_tree(&dir, &*self.cloner, plan.is_canceled);

@@ -246,6 +246,7 @@ impl Eraser {
     fn remove_entry(&self, entry: &TrashEntry) -> Result<bool, DirStoreError> {
         let trash = &self.trash.dir;
         let _held = self.parts.locks.lock(entry.id().as_str());
+        // Under the lock: a removal of a new volume with this id may have found the empty entry, and moves into it.
         if trash.exists(entry.content_path()).map_err(DirStoreError::Directory)? {
             return Ok(false);
         }

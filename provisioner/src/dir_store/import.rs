@@ -159,6 +159,7 @@ impl VolumeImporter {
                     limits,
                     if mode == ImportMode::Move { used.bytes } else { Bytes(0) },
                 )?;
+                // The record before the first change: a repeated call knows from it that data in the store are its own.
                 let path = source.as_os_str().as_bytes();
                 self.imports.write(journal_name(id), path, FileMode::PRIVATE_FILE).map_err(dir_error)?;
                 match mode {
@@ -245,6 +246,7 @@ impl VolumeImporter {
     /// Limits a moved directory, and makes it the volume.
     fn publish_moved(&self, id: &VolumeId, limits: QuotaLimits) -> Result<ImportOutcome, SourceError> {
         let dir = self.imports.open_dir(id.as_str()).map_err(dir_error)?;
+        // Again after a kill: the tree may have its project only in part.
         let limit = || self.quota.limit_tree(dir.as_fd(), limits.into());
         let limited = self.steps.run_step(VolumeStep::LimitTree, limit);
         let (_, tree) = limited.map_err(|source| quota_error(&dir, source))?;
@@ -264,6 +266,7 @@ impl VolumeImporter {
         let from = Dir::open(source).map_err(dir_error)?;
         let create = || self.imports.ensure_dir(&name, FileMode::PRIVATE_DIR);
         let copy = self.steps.run_step(VolumeStep::CreateDirectory, create).map_err(dir_error)?;
+        // Limits before the first file: the copy counts from its beginning, and can't fill the disk.
         let limit = || self.quota.set_limits(copy.as_fd(), limits.into());
         self.steps.run_step(VolumeStep::SetLimits, limit).map_err(|error| quota_error(&copy, error))?;
         let clone = || from.clone_tree(&copy, &Copier, &|| false);
@@ -283,6 +286,7 @@ impl VolumeImporter {
 
     /// Renames a complete directory into the directory of volumes, with all that it needs on the disk.
     fn publish(&self, dir: &Dir, name: &str, id: &VolumeId) -> Result<(), SourceError> {
+        // The data first: after a power loss, a directory in the place of volumes would pass for a complete one.
         rustix::fs::syncfs(dir)
             .map_err(|errno| SourceError::Read { path: dir.path().to_owned(), source: errno.into() })?;
         let publish = || self.imports.rename(name, &self.volumes, id.as_str(), RenameMode::NoReplace);

@@ -102,6 +102,7 @@ impl OpenStore {
         let ensure = |name| base.ensure_dir(name, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory);
         let identity = location::read_identity(&base)?;
         let (volumes, staging, trash) = (ensure(VOLUMES_DIR)?, ensure(STAGING_DIR)?, ensure(TRASH_DIR)?);
+        // Before anything is counted: another store could change it.
         let lock = lock(&volumes)?;
         let steps = StepRunner::new(options.hook.clone());
         let dirs = Arc::new(StoredDirs::open(base, volumes)?);
@@ -241,8 +242,8 @@ impl OpenStore {
         let (Some(parent), Some(dir)) = (self.parts.dirs.parent(id), self.parts.dirs.find(id)?) else {
             return self.confirm_removed(id);
         };
-        // Phase 1: an entry whose name has the project. The directory is about to lose its number, and after a crash
-        // only the entry knows which one to release.
+        // Phase 1: an entry whose name has the project. Erasing the directory loses its number; after a crash in between,
+        // only the entry tells which one to release.
         let (project, bytes) = (self.parts.limits.find_project(&dir)?, self.parts.limits.used_bytes(&dir));
         let entry = self.trash.create_entry(id, project)?;
         // Phase 2: one rename, after which nothing finds the volume. It has been renamed also if only its sync failed;
@@ -269,6 +270,7 @@ impl OpenStore {
         let Some(dir) = self.parts.dirs.find(&stored)? else {
             return self.confirm_removed(&stored).map(|()| true);
         };
+        // A copy or an image without a PersistentVolume has data that its source has, too, or none.
         if self.unpublished.contains(id) {
             return self.remove(&stored).map(|()| true);
         }
@@ -276,6 +278,7 @@ impl OpenStore {
             path: dir.path().to_owned(),
             source: error.into_cause(),
         };
+        // A look before the entry is created: most calls concern volumes with data. The kernel decides below.
         if !dir.is_empty().map_err(failed)? {
             return Ok(false);
         }

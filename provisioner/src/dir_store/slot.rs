@@ -87,6 +87,7 @@ impl StoreSlot {
         }
         let (store, slot) = (self.store()?, Arc::clone(&self.open));
         let start = move || {
+            // Only now is it known to be the store of this node: before, nothing in it may be changed.
             store.location.check()?;
             store.resume_interrupted()?;
             if let Some(open) = lock(&slot).as_mut().filter(|open| open.eraser.is_none()) {
@@ -109,6 +110,7 @@ impl StoreSlot {
     pub(super) async fn reopen(&self) -> Result<(), DirStoreError> {
         let Some(opener) = self.options.opener.clone() else { return Ok(()) };
         let mut closed = self.closed.lock().await;
+        // Nothing of the lost directory may stay open: its disk could not be unmounted, nor checked.
         self.wait_closed(&mut closed).await;
         let options = self.options.clone();
         let open = move || {
@@ -123,6 +125,7 @@ impl StoreSlot {
     }
 
     async fn wait_closed(&self, closed: &mut Receiver<Infallible>) {
+        // From now on, calls fail; those in progress keep the store until they return.
         let old = lock(&self.open).take();
         if let Some(old) = &old {
             old.store.is_closing.store(true, Ordering::Relaxed);

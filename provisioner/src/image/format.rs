@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_fails_says_why() {
+    fn the_error_of_a_failed_program_has_its_output() {
         let (_directory, _, file) = new_image(0);
         let spec = ImageSpec { format: ImageFormat::Ext4, size: Bytes(0) };
         let error = Formatter::default().format_image(&file, spec, &|| false).expect_err("it has no size");

@@ -91,7 +91,7 @@ fn check_open(path: &Path, least: usize) -> io::Result<()> {
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn a_repair_leaves_directories_that_another_program_limits_meanwhile() {
+fn a_repair_leaves_directories_that_another_program_has_limited_since() {
     on_xfs_and_ext4(|fixture| {
         fixture.create_limited_dir("dir", both_limits(1 << 20, 100));
         let raw = RawQuotaCalls(&fixture.quota);
@@ -124,7 +124,7 @@ fn a_repair_leaves_directories_that_another_program_limits_meanwhile() {
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn a_tree_that_is_cleared_beside_a_repair_loses_its_limits_and_no_entry_keeps_its_project() {
+fn a_tree_that_is_cleared_during_a_repair_loses_its_limits_and_no_entry_keeps_its_project() {
     on_xfs_and_ext4(|fixture| {
         let dir = fixture.create_dir("dir");
         let limited = fixture.set(&dir, both_limits(1 << 20, 300)).unwrap();

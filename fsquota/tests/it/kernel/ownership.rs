@@ -134,7 +134,7 @@ fn uncounted_links_never_make_a_moved_directory_the_owner() {
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn files_created_and_removed_meanwhile_never_make_a_moved_directory_the_owner() {
+fn files_that_come_and_go_never_make_a_moved_directory_the_owner() {
     on_xfs_and_ext4(|fixture| {
         let origin = fixture.create_limited_dir("origin", both_limits(8 * MIB, 1000));
         let moved = move_out(&fixture, "origin", "moved");
