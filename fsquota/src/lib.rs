@@ -69,6 +69,7 @@
 //!
 //! # Features
 //!
+//! - `serde` (off): reads [`Bytes`] and [`Inodes`] from configurations, as text or as whole numbers.
 //! - `testing` (off): `testing::MemQuota` for tests of code that uses a [`QuotaSetter`], as any user on any
 //!   file system; the conformance suite; checks that property tests and fuzz targets share.
 //!

@@ -9,13 +9,14 @@ use thiserror::Error;
 ///
 /// As text: digits, an optional fraction, and a suffix: `10Gi` (1024³, also `GiB`), `1.5G` (1000³, also
 /// `GB`), `4096`. `Display` writes the largest suffix that loses nothing, so parsing gives the same number
-/// again.
+/// again. With the feature `serde`, a configuration may give the text or a whole number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
 /// A number of inodes: files, directories, symbolic links and everything else that has an inode.
 ///
-/// As text like [`Bytes`], without the `B`: `100k` is 100,000 and `1Mi` is 1,048,576.
+/// As text like [`Bytes`], without the `B`: `100k` is 100,000 and `1Mi` is 1,048,576. With the feature
+/// `serde`, a configuration may give the text or a whole number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Inodes(pub u64);
 
@@ -29,8 +30,8 @@ pub enum QuantityError {
     /// The text after the digits is not a known suffix.
     #[error("unknown suffix {0:?}: use Ki, Mi, Gi, Ti, Pi, Ei or k, M, G, T, P, E")]
     UnknownSuffix(String),
-    /// It does not fit into 64 bits.
-    #[error("quantity {0:?} does not fit into 64 bits")]
+    /// The number is 2^64 or more.
+    #[error("quantity {0:?} is too large: use less than 16Ei")]
     TooLarge(String),
 }
 
@@ -122,4 +123,58 @@ fn scale_fraction(factor: u64, fraction: &str) -> u64 {
     let part = (value * u128::from(factor)).div_ceil(scale);
     let rounded = if (value * u128::from(factor)).is_multiple_of(scale) { part + beyond } else { part };
     u64::try_from(rounded).unwrap_or(u64::MAX)
+}
+
+#[cfg(feature = "serde")]
+mod de {
+    use std::fmt::{Formatter, Result as FmtResult};
+    use std::str::FromStr;
+
+    use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
+
+    use super::{Bytes, Inodes, QuantityError};
+
+    /// Reads a whole number, or the text of a quantity.
+    struct QuantityVisitor<T> {
+        expected: &'static str,
+        from_number: fn(u64) -> T,
+    }
+
+    impl<T: FromStr<Err = QuantityError>> Visitor<'_> for QuantityVisitor<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut Formatter<'_>) -> FmtResult {
+            f.write_str(self.expected)
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
+            Ok((self.from_number)(number))
+        }
+
+        // A TOML file has only signed numbers.
+        fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+            match u64::try_from(number) {
+                Ok(number) => self.visit_u64(number),
+                Err(_) => Err(E::invalid_value(Unexpected::Signed(number), &self)),
+            }
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+    }
+
+    impl<'de> Deserialize<'de> for Bytes {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let expected = "bytes, like \"10Gi\" or 10737418240";
+            deserializer.deserialize_any(QuantityVisitor { expected, from_number: Self })
+        }
+    }
+
+    impl<'de> Deserialize<'de> for Inodes {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let expected = "a number of inodes, like \"100k\" or 100000";
+            deserializer.deserialize_any(QuantityVisitor { expected, from_number: Self })
+        }
+    }
 }

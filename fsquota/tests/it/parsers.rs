@@ -46,6 +46,25 @@ fn invalid_quantities_are_rejected_with_a_reason() {
     assert!("1KiB".parse::<Inodes>().is_err(), "inodes have no byte suffix");
 }
 
+#[test]
+fn a_configuration_gives_a_quantity_as_text_or_as_a_number() {
+    let read = |json: &str| serde_json::from_str::<Bytes>(json).map_err(|error| error.to_string());
+    for notation in [r#""10Gi""#, r#""10GiB""#, r#""10737418240""#, "10737418240"] {
+        assert_eq!(read(notation).map(|bytes| bytes.to_string()).as_deref(), Ok("10Gi"), "{notation}");
+    }
+    for (json, why) in [
+        ("-1", "invalid value: integer `-1`, expected bytes, like \"10Gi\" or 10737418240"),
+        ("1.5", "invalid type: floating point `1.5`, expected bytes, like"),
+        (r#""16Ei""#, "quantity \"16Ei\" is too large: use less than 16Ei"),
+        (r#""ten""#, "unknown suffix \"ten\""),
+    ] {
+        assert!(read(json).is_err_and(|error| error.starts_with(why)), "{json}: {:?}", read(json));
+    }
+    assert_eq!(serde_json::from_str::<Inodes>(r#""100k""#).expect("a number"), Inodes(100_000));
+    assert_eq!(serde_json::from_str::<Inodes>("7").expect("a number"), Inodes(7));
+    assert!(serde_json::from_str::<Inodes>(r#""1KiB""#).is_err());
+}
+
 proptest! {
     #[test]
     fn every_displayed_number_parses_back(number: u64, shift in 0u32..64) {
