@@ -102,6 +102,7 @@
 //! - `agent`: the agent of a cluster, for what no node can do for itself.
 //! - `csi`: the CSI node plugin.
 //! - `metrics`: [`VolumeMetrics`] in a Prometheus registry.
+//! - `settings`: the tables of a configuration file that programs with a provisioner share.
 //! - `testing`: a store and an API server in memory, sample objects, and the conformance suite for stores.
 //!
 //! # Origin
@@ -130,6 +131,8 @@ mod plan;
 mod provisioner;
 mod quantity;
 mod recovery;
+#[cfg(feature = "settings")]
+pub mod settings;
 mod snapshot;
 mod step;
 mod store;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{Deserialize, Deserializer, Error as _};
+
 /// Maximum length of a driver name in bytes. *Source:* CSI specification, `GetPluginInfoResponse.name`.
 pub const MAX_DRIVER_NAME_BYTES: usize = 63;
 
@@ -131,6 +133,12 @@ macro_rules! text {
 
             fn from_str(name: &str) -> Result<Self, InvalidObjectName> {
                 Self::try_new(name)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Self::try_new(String::deserialize(deserializer)?).map_err(D::Error::custom)
             }
         }
 
