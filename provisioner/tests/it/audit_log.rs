@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity};
-use nodekeel_provisioner::testing::{FakeApi, ObjectKind};
+use nodekeel_provisioner::testing::FakeApi;
 use nodekeel_provisioner::{
-    Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, StepMoment, VolumeId, VolumeStep,
-    VolumeStore as _,
+    Deps, DirStore, DirStoreOptions, StepMoment, VolumeId, VolumeStep, VolumeStore as _,
 };
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Record};
 use tracing::{Event, Id, Level, Metadata};
 
-use crate::service::harness::{id, test_api, wait_bound, wait_for_event, wait_no_volumes};
+use crate::service::dir_node::deps_of;
+use crate::service::harness::{
+    ApiFixture as _, RunningProvisioner, id, test_api, wait_bound, wait_for_event, wait_no_volumes,
+};
 
 /// The log lines of all threads of this program.
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -102,28 +102,13 @@ fn store_with_log_checks(
 
 /// Runs a provisioner with this store, and creates and deletes a claim.
 async fn provision_and_delete(api: &FakeApi, store: Arc<DirStore>) {
-    let deps = Deps {
-        client: api.client(),
-        store: Arc::clone(&store) as _,
-        metrics: Arc::new(()),
-        guard: None,
-        registered: None,
-        snapshots: None,
-        hook: None,
-    };
-    let (provisioner, token) =
-        (Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps), CancellationToken::new());
-    let run = tokio::spawn({
-        let token = token.clone();
-        async move { provisioner.run_until(token, || {}).await }
-    });
-    api.create_object(ObjectKind::Claim, sample_claim(31, json!({})));
+    let running = RunningProvisioner::start(Deps { snapshots: None, ..deps_of(api, &store) });
+    api.create_claim(31, json!({}));
     wait_bound(api, "claim-31").await;
-    api.delete_object(ObjectKind::Claim, "claim-31");
+    api.delete_claim(31);
     wait_no_volumes(api).await;
     store.wait_until_erased().await;
-    token.cancel();
-    run.await.expect("no panic").expect_err("it was canceled");
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -143,7 +128,7 @@ async fn each_provisioned_and_each_rejected_claim_is_logged() {
     let (store, _) = store_with_log_checks(base.path(), &id(31), &[]);
     let api = test_api();
     let rejected = json!({ "metadata": { "name": "blocked" }, "spec": { "volumeMode": "Unheard" } });
-    api.create_object(ObjectKind::Claim, sample_claim(34, rejected));
+    api.create_claim(34, rejected);
     provision_and_delete(&api, Arc::new(store)).await;
     wait_for_event(&api, "blocked", "ProvisioningFailed").await;
     assert!(LogCapture::contains("provisioned volume", &id(31), &["pv"]));

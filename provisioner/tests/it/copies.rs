@@ -16,14 +16,14 @@ use nodekeel_provisioner::csi::{NodePlugin, PluginDeps};
 use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
 use nodekeel_provisioner::testing::{MemStore, conformance, snapshot_conformance};
 use nodekeel_provisioner::{
-    Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, SnapshotStore as _, SnapshotStoreError,
-    StoredId, VolumeOpener as _, VolumeStore as _,
+    Deps, DirStore, DirStoreOptions, SnapshotStore as _, SnapshotStoreError, StoredId, VolumeOpener as _,
+    VolumeStore as _,
 };
 use testbed::guest::disk::FileSystem;
-use tokio_util::sync::CancellationToken;
 
 use crate::fixture::{MIB, PLACES, assert_empty, id, names, open, open_on_disk, snapshot_id};
-use crate::service::harness::test_api;
+use crate::service::dir_node::deps_of;
+use crate::service::harness::{RunningProvisioner, test_api};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(16 * MIB)), inodes: Some(Inodes(1024)) };
 
@@ -162,19 +162,8 @@ async fn an_unpublished_copy_is_swept_beside_the_plugin() {
         mounter: Arc::new(MemMounter::default()),
     };
     let plugin = NodePlugin::new(plugin, Path::new("/var/lib/kubelet")).expect("a plugin");
-    let deps = Deps {
-        client: api.client(),
-        store: store.clone(),
-        snapshots: Some(store.clone()),
-        metrics: Arc::new(()),
-        guard: Some(plugin.volume_guard()),
-        registered: None,
-        hook: None,
-    };
-    let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
-    let token = CancellationToken::new();
-    let canceled = token.clone();
-    let run = tokio::spawn(async move { provisioner.run_until(canceled, || ()).await });
+    let running =
+        RunningProvisioner::start(Deps { guard: Some(plugin.volume_guard()), ..deps_of(&api, &store) });
     let swept = async {
         loop {
             let seen = store.capacity().await.expect("a capacity").expect("it is limited");
@@ -185,8 +174,7 @@ async fn an_unpublished_copy_is_swept_beside_the_plugin() {
         }
     };
     tokio::time::timeout(std::time::Duration::from_secs(60), swept).await.expect("the copy is swept");
-    token.cancel();
-    run.await.expect("no panic").expect_err("it was stopped");
+    running.stop().await;
     assert_eq!(store.list().await.expect("a list"), [id(1), id(3)], "what may hold data is kept");
 }
 

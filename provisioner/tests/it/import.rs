@@ -15,17 +15,17 @@ use nodekeel_provisioner::testing::objects::{
 };
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    Deps, DirStore, ImportDeps, ImportError, ImportMode, ImportOutcome, ImportRequest, Provisioner,
-    ProvisionerConfig, SELECTED_NODE, STORAGE_PROVISIONER, SourceError, StepHook, StepMoment, VolumeId,
-    VolumeImporter, VolumeStep, VolumeStore as _, import_directory,
+    Deps, DirStore, ImportDeps, ImportError, ImportMode, ImportOutcome, ImportRequest, SELECTED_NODE,
+    STORAGE_PROVISIONER, SourceError, StepHook, StepMoment, VolumeId, VolumeImporter, VolumeStep,
+    VolumeStore as _, import_directory,
 };
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 use crate::fixture::names;
 use crate::kills::FileQuota;
-use crate::service::harness::wait_until;
+use crate::service::dir_node::deps_of;
+use crate::service::harness::{RunningProvisioner, wait_until};
 
 const BASE: &str = "NODEKEEL_IMPORT_BASE";
 const STEP: &str = "NODEKEEL_IMPORT_STEP";
@@ -366,19 +366,7 @@ async fn an_imported_directory_gets_no_persistent_volume_but_that_of_the_import(
         // A pod uses the claim before the import is repeated.
         let annotations = json!({ STORAGE_PROVISIONER: DRIVER, SELECTED_NODE: NODE });
         api.patch_object(ObjectKind::Claim, "claim-1", json!({ "metadata": { "annotations": annotations } }));
-        let deps = Deps {
-            client: api.client(),
-            store: site.store.clone(),
-            snapshots: None,
-            metrics: Arc::new(()),
-            guard: None,
-            registered: None,
-            hook: None,
-        };
-        let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps);
-        let token = CancellationToken::new();
-        let canceled = token.clone();
-        let run = tokio::spawn(async move { provisioner.run_until(canceled, || ()).await });
+        let running = RunningProvisioner::start(Deps { snapshots: None, ..deps_of(&api, &site.store) });
         wait_until(&api, |api| {
             !api.event_notes("claim-1").is_empty() || !api.list_objects(ObjectKind::Volume).is_empty()
         })
@@ -387,8 +375,7 @@ async fn an_imported_directory_gets_no_persistent_volume_but_that_of_the_import(
         assert!(notes.iter().any(|note| note.contains("repeat the import")), "{mode:?}: {notes:?}");
         run_import(&api, &site, mode).await.unwrap_or_else(|error| panic!("{mode:?}: {error}"));
         assert_retained(&api, &site);
-        token.cancel();
-        run.await.expect("no panic").expect_err("it was stopped");
+        running.stop().await;
     }
 }
 

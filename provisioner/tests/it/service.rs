@@ -4,7 +4,7 @@ mod agent;
 mod audit;
 mod capacity;
 mod claims;
-mod dir_node;
+pub(crate) mod dir_node;
 mod expansion;
 mod foreign_store;
 pub(crate) mod harness;

@@ -1,9 +1,9 @@
 //! Provisioning: from a pod, from a selected node, and with the options of claims and classes.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use kube::Api;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
-use nodekeel_provisioner::{SELECTED_NODE, VolumeStore as _};
+use nodekeel_provisioner::VolumeStore as _;
 use serde_json::{Value, json};
 use testbed::FakeNode;
 
@@ -92,98 +92,6 @@ fn a_volume_has_the_limits_that_its_claim_and_its_class_say() {
             assert_eq!(limits, QuotaLimits { bytes: Some(bytes), inodes: Some(Inodes(inodes)) }, "{name}");
         }
         assert_eq!((node.volumes().len(), node.quota.list_projects().len()), (9, 9));
-        node.stop().await;
-    });
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn access_modes_of_one_node_are_copied_and_a_missing_volume_mode_is_a_directory() {
-    run_test("modes", async |cluster| {
-        let node = cluster.start_provisioner("a").await;
-        // The mode that permits writing comes first: the kubelet passes only that one to the plugin.
-        let cases = [
-            ("rox", json!(["ReadOnlyMany"]), json!(["ReadOnlyMany"])),
-            ("rwop", json!(["ReadWriteOncePod"]), json!(["ReadWriteOncePod"])),
-            ("both", json!(["ReadOnlyMany", "ReadWriteOnce"]), json!(["ReadWriteOnce", "ReadOnlyMany"])),
-        ];
-        let mut claims = Vec::new();
-        for (name, asked, given) in cases {
-            claims.push(
-                cluster
-                    .create_claim(name, json!({ "spec": { "accessModes": asked, "volumeMode": null } }))
-                    .await,
-            );
-            let spec = cluster.wait_bound(name).await.spec.expect("a spec");
-            assert_eq!(json!(spec.access_modes), given);
-            assert_eq!(spec.volume_mode.as_deref(), Some("Filesystem"));
-            cluster.wait_for_event(name, "ProvisioningSucceeded").await;
-            assert_eq!(cluster.event_reasons(name).await, ["ProvisioningSucceeded"]);
-        }
-        assert_eq!(node.volumes(), cluster.volume_ids(&claims.iter().collect::<Vec<_>>()));
-        node.stop().await;
-    });
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn a_claim_whose_class_is_deleted_early_gets_an_event_and_waits() {
-    run_test("classless", async |cluster| {
-        cluster.create_class("classless-going", json!({})).await;
-        let claim =
-            cluster.create_claim("data", json!({ "spec": { "storageClassName": "classless-going" } })).await;
-        // No provisioner runs yet, but the claim already names this driver.
-        let is_asked = |claim: Option<&PersistentVolumeClaim>| {
-            let annotations = claim.and_then(|claim| claim.metadata.annotations.as_ref());
-            annotations.is_some_and(|all| all.contains_key("volume.kubernetes.io/storage-provisioner"))
-        };
-        super::harness::wait_for_object(&cluster.claims(), "data", is_asked).await;
-        cluster.delete_object(&cluster.classes(), "classless-going").await;
-
-        let node = cluster.start_provisioner("a").await;
-        let (kind, note) = cluster.wait_for_event("data", "ProvisioningFailed").await;
-        assert_eq!(kind, "Warning");
-        assert!(note.contains(r#""classless-going" does not exist"#), "{note}");
-        assert_eq!(node.volumes(), Vec::<String>::new());
-        assert!(cluster.driver_volumes().await.is_empty());
-
-        cluster.create_class("classless-going", json!({})).await;
-        cluster.wait_bound("data").await;
-        assert_eq!(node.volumes(), cluster.volume_ids(&[&claim]));
-        cluster.wait_for_event("data", "ProvisioningSucceeded").await;
-        // Once the claim is bound, the class may be deleted for good.
-        cluster.delete_object(&cluster.classes(), "classless-going").await;
-        cluster.delete_object(&cluster.claims(), "data").await;
-        cluster.wait_deleted(&cluster.volumes(), id(&claim).as_str()).await;
-        node.assert_empty().await;
-        node.stop().await;
-    });
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn a_claim_without_a_class_is_skipped_until_it_names_our_driver() {
-    run_test("none", async |cluster| {
-        let node = cluster.start_provisioner("a").await;
-        cluster.create_claim("untouched", json!({ "spec": { "storageClassName": null } })).await;
-        cluster.create_claim("empty", json!({ "spec": { "storageClassName": "" } })).await;
-        let said = json!({
-            "metadata": { "annotations": { "volume.kubernetes.io/storage-provisioner": cluster.driver.as_str() } },
-            "spec": { "storageClassName": null },
-        });
-        cluster.create_claim("said", said).await;
-        let (kind, note) = cluster.wait_for_event("said", "ProvisioningFailed").await;
-        assert_eq!((kind.as_str(), note.contains("has no storage class")), ("Warning", true), "{note}");
-        // It continues, and by then it would have emitted events about the others.
-        cluster.create_claim("good", json!({})).await;
-        cluster.wait_bound("good").await;
-        for name in ["untouched", "empty"] {
-            assert_eq!(cluster.event_reasons(name).await, Vec::<String>::new(), "{name}");
-            let claim = cluster.claims().get(name).await.expect("still exists");
-            assert_eq!(super::harness::phase(&claim), "Pending");
-            assert_eq!(claim.metadata.annotations.map(|all| all.contains_key(SELECTED_NODE)), Some(true));
-        }
-        assert_eq!(node.volumes().len(), 1);
         node.stop().await;
     });
 }

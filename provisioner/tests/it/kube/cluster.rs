@@ -11,7 +11,7 @@ use nodekeel_provisioner::{
     Deps, DirStore, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
 };
 use serde_json::{Value, json};
-use testbed::{FakeNode, Kube, command_output};
+use testbed::{FakeNode, Kube};
 use tokio_util::sync::CancellationToken;
 
 use super::harness::{
@@ -84,35 +84,6 @@ fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer()
             node.stop().await;
         }
     });
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn a_cordoned_or_tainted_node_takes_no_claim_that_waits_for_no_consumer() {
-    const CLAIMS: usize = 20;
-    let (kube, runtime) = (shared_control_plane(), test_runtime());
-    let cluster = runtime.block_on(TestCluster::new(&kube, "cordoned"));
-    create_three_nodes(&kube, &cluster);
-    kubectl(&kube, &["cordon", &cluster.node_name("a")]);
-    let taint = "node-role.kubernetes.io/control-plane:NoSchedule";
-    kubectl(&kube, &["taint", "node", &cluster.node_name("b"), taint]);
-    runtime.block_on(async {
-        let (nodes, patch) = start_three_nodes(&cluster, "cordoned-now").await;
-        for number in 0..CLAIMS {
-            cluster.create_claim(&format!("claim-{number}"), patch.clone()).await;
-        }
-        for number in 0..CLAIMS {
-            cluster.wait_bound(&format!("claim-{number}")).await;
-        }
-        assert_eq!(nodes.each_ref().map(|node| node.volumes().len()), [0, 0, CLAIMS]);
-        for node in nodes {
-            node.stop().await;
-        }
-    });
-}
-
-fn kubectl(kube: &Kube, arguments: &[&str]) {
-    command_output(kube.kubectl_command().args(arguments)).expect("kubectl succeeds");
 }
 
 #[test]

@@ -113,34 +113,6 @@ fn a_claim_is_expanded_and_an_infeasible_expansion_is_lowered() {
 
 #[test]
 #[ignore = "needs kube"]
-fn the_claim_that_a_retained_volume_was_bound_to_later_expands_it() {
-    run_test("expansion-later", async |cluster| {
-        let class = json!({ "allowVolumeExpansion": true, "reclaimPolicy": "Retain" });
-        cluster.create_class("expansion-kept", class).await;
-        let node = cluster.start_provisioner("a").await;
-        let of_class = json!({ "spec": { "storageClassName": "expansion-kept" } });
-        let first = cluster.create_claim("first", of_class).await;
-        let volume = cluster.wait_bound("first").await.metadata.name.expect("a name");
-        cluster.delete_object(&cluster.claims(), "first").await;
-        cluster.wait_released(&volume).await;
-        let free = Patch::Merge(json!({ "spec": { "claimRef": null } }));
-        cluster.volumes().patch(&volume, &PatchParams::default(), &free).await.expect("a patch");
-        // Without a selected node, as a claim for an existing volume.
-        let second = json!({
-            "metadata": { "annotations": null },
-            "spec": { "storageClassName": "expansion-kept", "volumeName": volume },
-        });
-        cluster.create_claim("second", second).await;
-        cluster.wait_bound("second").await;
-        patch_claim(&cluster, "second", request("16Mi")).await;
-        wait_capacity(&cluster, "second", "16Mi").await;
-        assert_eq!(limits(&node, &first).await, limits_of(16, 8192));
-        node.stop().await;
-    });
-}
-
-#[test]
-#[ignore = "needs kube"]
 fn a_volume_gets_the_inode_limit_of_its_attributes_class_and_of_another() {
     run_test("attributes", async |cluster| {
         let classes: Api<VolumeAttributesClass> = Api::all(cluster.admin.clone());

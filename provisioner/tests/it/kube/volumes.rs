@@ -5,7 +5,7 @@ use std::fs;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::{FINALIZER, PROVISIONED_BY, VolumeId, VolumeStep, VolumeStore as _};
+use nodekeel_provisioner::{PROVISIONED_BY, VolumeId, VolumeStep, VolumeStore as _};
 use serde_json::{Value, json};
 
 use super::harness::{TestCluster, TestNode, id, merge, names, run_test, wait_for_object};
@@ -37,18 +37,6 @@ async fn delete_claim_and_volume(cluster: &TestCluster, node: TestNode, claim: &
 
 fn read_data(node: &TestNode, id: &VolumeId) -> Option<String> {
     fs::read_to_string(node.base.path().join("volumes").join(id.as_str()).join("file")).ok()
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn a_deleted_claim_removes_its_volume_its_directory_and_its_project() {
-    run_test("deleted", async |cluster| {
-        let node = cluster.start_provisioner("a").await;
-        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
-        let volume = cluster.volumes().get(id.as_str()).await.expect("a volume");
-        assert!(volume.metadata.finalizers.expect("finalizers").contains(&FINALIZER.to_owned()));
-        delete_claim_and_volume(&cluster, node, "data", &id).await;
-    });
 }
 
 #[test]
@@ -113,21 +101,6 @@ fn a_rebound_volume_is_deleted_after_its_second_claim() {
 
 #[test]
 #[ignore = "needs kube"]
-fn a_volume_with_the_affinity_of_the_first_release_is_deleted() {
-    run_test("hostname", async |cluster| {
-        let node = cluster.start_provisioner("a").await;
-        let id = VolumeId::from_uid(&sample_uid(500)).expect("a UUID");
-        node.store.create(&id, LIMITS).await.expect("create");
-        let uid = json!({ "spec": { "claimRef": { "uid": id.claim_uid() } } });
-        cluster.create_object(cluster.volumes(), forged_volume(&cluster, id.as_str(), uid)).await;
-        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
-        node.assert_empty().await;
-        node.stop().await;
-    });
-}
-
-#[test]
-#[ignore = "needs kube"]
 fn a_volume_deleted_while_bound_stays_until_its_claim_goes() {
     run_test("early", async |cluster| {
         let node = cluster.start_provisioner("a").await;
@@ -150,48 +123,6 @@ fn a_volume_deleted_while_bound_stays_until_its_claim_goes() {
         cluster.delete_object(&cluster.claims(), "data").await;
         cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
         assert_eq!(cluster.event_reasons(id.as_str()).await, nothing);
-        node.assert_empty().await;
-        node.stop().await;
-    });
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn without_a_finalizer_a_deleted_claim_leaves_nothing_and_a_deleted_volume_leaves_its_data() {
-    run_test("bare", async |cluster| {
-        let node = cluster.start_provisioner_with(&cluster.node_name("a"), None).await;
-        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
-        let finalizers = cluster.volumes().get(id.as_str()).await.expect("a volume").metadata.finalizers;
-        assert!(!finalizers.unwrap_or_default().contains(&FINALIZER.to_owned()));
-        cluster.delete_object(&cluster.claims(), "data").await;
-        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
-        node.assert_empty().await;
-
-        // Nothing keeps the object once its claim is deleted: its data then need an administrator.
-        let (_, id) = create_used_volume(&cluster, &node, "by-hand", json!({})).await;
-        cluster.delete_object(&cluster.volumes(), id.as_str()).await;
-        cluster.delete_object(&cluster.claims(), "by-hand").await;
-        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
-        let (_, other) = create_used_volume(&cluster, &node, "other", json!({})).await;
-        assert!(read_data(&node, &other).is_some());
-        node.stop().await;
-    });
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn a_removed_finalizer_is_added_again() {
-    run_test("stripped", async |cluster| {
-        let node = cluster.start_provisioner("a").await;
-        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
-        let strip = kube::api::Patch::Merge(json!({ "metadata": { "finalizers": [] } }));
-        cluster.volumes().patch(id.as_str(), &Default::default(), &strip).await.expect("a patch");
-        let has_it = |volume: Option<&PersistentVolume>| {
-            volume.is_some_and(|volume| volume.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER))
-        };
-        wait_for_object(&cluster.volumes(), id.as_str(), has_it).await;
-        cluster.delete_object(&cluster.claims(), "data").await;
-        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
         node.assert_empty().await;
         node.stop().await;
     });
@@ -238,23 +169,6 @@ fn forged_volume(cluster: &TestCluster, name: &str, patch: Value) -> Value {
     });
     merge(&mut volume, patch);
     volume
-}
-
-#[test]
-#[ignore = "needs kube"]
-fn a_volume_that_names_another_claim_than_its_original_is_not_deleted() {
-    run_test("swapped", async |cluster| {
-        let node = cluster.start_provisioner("a").await;
-        let id = VolumeId::from_uid(&sample_uid(1)).expect("a UUID");
-        node.store.create(&id, LIMITS).await.expect("create");
-        cluster.create_object(cluster.volumes(), forged_volume(&cluster, id.as_str(), json!({}))).await;
-        let (kind, note) = cluster.wait_for_event(id.as_str(), "VolumeFailedDelete").await;
-        assert_eq!(kind, "Warning");
-        assert!(note.contains("another claim") && note.contains("nothing was deleted"), "{note}");
-        cluster.wait_released(id.as_str()).await;
-        assert_eq!(node.volumes(), [id.to_string()]);
-        node.stop().await;
-    });
 }
 
 #[test]

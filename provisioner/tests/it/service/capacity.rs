@@ -1,15 +1,13 @@
 //! The CSIStorageCapacity objects of nodes, and what they are for.
 
 use nodekeel_fsquota::Bytes;
-use nodekeel_provisioner::testing::objects::{
-    NODE, sample_claim, sample_class, sample_identity, sample_node,
-};
+use nodekeel_provisioner::testing::objects::{NODE, sample_class, sample_identity, sample_node};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{ProvisionerConfig, SELECTED_NODE};
 use serde_json::{Value, json};
 
 use super::dir_node::{DirNode, mount, unmount, used_store};
-use super::harness::{TestNode, advance_time, test_api, test_deps, wait_bound, wait_until};
+use super::harness::{ApiFixture as _, TestNode, advance_time, test_api, test_deps, wait_bound, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -48,12 +46,12 @@ async fn the_free_capacity_follows_claims_and_classes() {
     let (api, store) = (test_api(), store_of(100));
     let node = TestNode::start_with_store(&api, &store).await;
     wait_published(&api, &[("local", "100Mi")]).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_published(&api, &[("local", "50Mi")]).await;
     let second = sample_class(json!({ "metadata": { "name": "second" } }));
     api.create_object(ObjectKind::Class, second);
     wait_published(&api, &[("local", "50Mi"), ("second", "50Mi")]).await;
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     wait_published(&api, &[("local", "100Mi"), ("second", "100Mi")]).await;
     api.delete_object(ObjectKind::Class, "second");
     wait_published(&api, &[("local", "100Mi")]).await;
@@ -70,7 +68,7 @@ async fn a_burst_of_claims_is_published_with_few_writes() {
     let _node = TestNode::start_with_store(&api, &store).await;
     wait_published(&api, &[("local", "100000Mi")]).await;
     for number in 0..300 {
-        api.create_object(ObjectKind::Claim, sample_claim(number, json!({})));
+        api.create_claim(number, json!({}));
     }
     wait_published(&api, &[("local", "85000Mi")]).await;
     let writes = api.request_count(RequestVerb::Patch, ObjectKind::StorageCapacity);
@@ -112,7 +110,7 @@ async fn objects_that_another_client_deletes_or_changes_are_repaired() {
     // A lost answer, and a conflict.
     api.fail_next(RequestVerb::Patch, ObjectKind::StorageCapacity, RequestFault::ResponseLost);
     api.fail_next(RequestVerb::Patch, ObjectKind::StorageCapacity, RequestFault::Status(409));
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_published(&api, &[("local", "50Mi")]).await;
 }
 
@@ -128,7 +126,7 @@ async fn wait_deselected_after_publication(api: &FakeApi) {
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_does_not_fit_waits_for_the_list_of_published_capacities() {
     let (api, store) = (test_api(), store_of(10));
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     for _ in 0..2 {
         api.fail_next(RequestVerb::List, ObjectKind::StorageCapacity, RequestFault::Status(500));
     }
@@ -147,7 +145,7 @@ async fn the_capacity_is_acknowledged_before_the_node_is_deselected() {
     let _node = TestNode::start_with_store(&api, &store).await;
     // Before it has listed the objects, it publishes none.
     wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::StorageCapacity) > 0).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_deselected_after_publication(&api).await;
     let notes = api.event_notes("claim-1");
     assert!(notes.iter().any(|note| note.contains("50Mi never fits on this node")), "{notes:?}");
@@ -161,7 +159,7 @@ async fn without_the_right_to_publish_a_node_is_deselected_all_the_same() {
         for _ in 0..20 {
             api.fail_next(RequestVerb::Create, ObjectKind::StorageCapacity, RequestFault::Status(code));
         }
-        api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+        api.create_claim(1, json!({}));
         let _node = TestNode::start_with_store(&api, &store).await;
         wait_until(&api, |api| is_deselected(api, "claim-1")).await;
     }
@@ -190,7 +188,7 @@ async fn a_claim_with_immediate_binding_goes_to_a_node_with_space() {
     let _free = start_on(&api, "node-b", &free).await;
     for number in 1..=10 {
         let unselected = json!({ "metadata": { "annotations": { SELECTED_NODE: null } } });
-        api.create_object(ObjectKind::Claim, sample_claim(number, unselected));
+        api.create_claim(number, unselected);
     }
     for number in 1..=10 {
         wait_bound(&api, &format!("claim-{number}")).await;
@@ -210,13 +208,13 @@ async fn a_waiting_claim_is_bound_once_a_volume_is_removed() {
     api.patch_object(ObjectKind::Class, "local", json!({ "volumeBindingMode": "Immediate" }));
     let _node = start_on(&api, NODE, &store).await;
     let unselected = || json!({ "metadata": { "annotations": { SELECTED_NODE: null } } });
-    api.create_object(ObjectKind::Claim, sample_claim(1, unselected()));
+    api.create_claim(1, unselected());
     wait_bound(&api, "claim-1").await;
-    api.create_object(ObjectKind::Claim, sample_claim(2, unselected()));
+    api.create_claim(2, unselected());
     advance_time(24 * 3600).await;
     assert!(is_deselected(&api, "claim-2"));
     let start = tokio::time::Instant::now();
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     wait_bound(&api, "claim-2").await;
     assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
 }
@@ -235,7 +233,7 @@ async fn a_claim_that_was_refused_between_two_publications_is_bound_once_a_volum
                 "storageClassName": "immediate", "resources": { "requests": { "storage": size } },
             },
         });
-        api.create_object(ObjectKind::Claim, sample_claim(number, patch));
+        api.create_claim(number, patch);
     };
     claim(1, "60Mi");
     wait_bound(&api, "claim-1").await;
@@ -244,7 +242,7 @@ async fn a_claim_that_was_refused_between_two_publications_is_bound_once_a_volum
     advance_time(1).await;
     assert!(is_deselected(&api, "claim-2"), "refused");
     let start = tokio::time::Instant::now();
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     wait_bound(&api, "claim-2").await;
     assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
 }
@@ -257,7 +255,7 @@ async fn a_node_whose_store_is_lost_offers_nothing_until_it_is_back() {
     wait_until(&api, |api| !published(api).is_empty()).await;
     unmount(base.path());
     // The attempt to create its volume finds out that the store is lost.
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    api.create_claim(2, json!({}));
     wait_published(&api, &[]).await;
     // Nor does a new process.
     node.stop().await;

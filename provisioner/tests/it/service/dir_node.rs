@@ -7,28 +7,23 @@ use std::sync::Arc;
 
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity};
-use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind};
-use nodekeel_provisioner::{Deps, DirStore, DirStoreOptions, Provisioner, ProvisionerConfig, RunError};
+use nodekeel_provisioner::testing::{FakeApi, MemStore};
+use nodekeel_provisioner::{Deps, DirStore, DirStoreOptions, RunError};
 use serde_json::json;
 use tempfile::TempDir;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
-use super::harness::{id, test_deps, wait_bound};
+use super::harness::{ApiFixture as _, RunningProvisioner, id, test_deps, wait_bound};
 
 /// A provisioner with a store in a directory.
 pub(super) struct DirNode {
     base: PathBuf,
     pub(super) store: Arc<DirStore>,
-    token: CancellationToken,
-    run: JoinHandle<Result<std::convert::Infallible, RunError>>,
+    running: RunningProvisioner,
 }
 
 impl DirNode {
     pub(super) fn start(api: &FakeApi, base: &Path) -> Self {
-        let dir = Dir::open(base).expect("the base");
-        Self::start_store(api, base, DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"))
+        Self::start_store(api, base, DirStoreOptions::default())
     }
 
     /// A provisioner whose store opens its directory again after it was lost.
@@ -36,29 +31,20 @@ impl DirNode {
         let path = base.to_owned();
         let mut options = DirStoreOptions::default();
         options.opener = Some(Arc::new(move || Ok((Dir::open(&path)?, Arc::new(MemQuota::new()) as _))));
-        let dir = Dir::open(base).expect("the base");
-        let store = DirStore::with_options(dir, Arc::new(MemQuota::new()), options).expect("a store");
-        Self::start_store(api, base, store)
+        Self::start_store(api, base, options)
     }
 
-    fn start_store(api: &FakeApi, base: &Path, store: DirStore) -> Self {
+    fn start_store(api: &FakeApi, base: &Path, options: DirStoreOptions) -> Self {
+        let dir = Dir::open(base).expect("the base");
+        let store = DirStore::with_options(dir, Arc::new(MemQuota::new()), options).expect("a store");
         let store = Arc::new(store);
-        let deps = Deps {
-            store: store.clone(),
-            snapshots: Some(store.clone()),
-            ..test_deps(api, &MemStore::default())
-        };
-        let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps);
-        let token = CancellationToken::new();
-        let canceled = token.clone();
-        let run = tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
-        Self { base: base.to_owned(), store, token, run }
+        let running = RunningProvisioner::start(deps_of(api, &store));
+        Self { base: base.to_owned(), store, running }
     }
 
     pub(super) async fn stop(self) {
-        let Self { base, store, token, run } = self;
-        token.cancel();
-        assert!(matches!(run.await.expect("no panic"), Err(RunError::Canceled)));
+        let Self { base, store, running } = self;
+        assert!(matches!(running.stop().await, RunError::Canceled));
         drop(store);
         // A check of the store may still be in progress on another thread.
         while DirStore::is_in_use(&Dir::open(&base).expect("the base")).expect("inspect") {
@@ -68,17 +54,20 @@ impl DirNode {
 
     /// Waits until the run ends by itself.
     pub(super) async fn wait_failed(self) -> RunError {
-        match self.run.await.expect("no panic") {
-            Err(error) => error,
-        }
+        self.running.wait_failed().await
     }
+}
+
+/// The dependencies of a provisioner with a store in a directory.
+pub(crate) fn deps_of(api: &FakeApi, store: &Arc<DirStore>) -> Deps {
+    Deps { store: store.clone(), snapshots: Some(store.clone()), ..test_deps(api, &MemStore::default()) }
 }
 
 /// A directory with a provisioned volume that holds a file.
 pub(super) async fn used_store(api: &FakeApi) -> TempDir {
     let base = tempfile::tempdir().expect("a directory");
     let node = DirNode::start(api, base.path());
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_bound(api, "claim-1").await;
     fs::write(base.path().join("volumes").join(id(1).as_str()).join("file"), "data").expect("a file");
     node.stop().await;

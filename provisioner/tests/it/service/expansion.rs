@@ -13,7 +13,7 @@ use nodekeel_provisioner::{
 use serde_json::{Value, json};
 
 use super::harness::{
-    TestNode, advance_time, id, test_api, test_deps, wait_bound, wait_for_event, wait_until,
+    ApiFixture as _, TestNode, advance_time, id, test_api, test_deps, wait_bound, wait_for_event, wait_until,
 };
 
 const CLAIM: &str = "claim-1";
@@ -28,7 +28,7 @@ fn attributes(name: &str) -> Value {
 }
 
 async fn bind_claim(api: &FakeApi, patch: Value) {
-    api.create_object(ObjectKind::Claim, sample_claim(1, patch));
+    api.create_claim(1, patch);
     wait_bound(api, CLAIM).await;
 }
 
@@ -137,14 +137,14 @@ async fn an_infeasible_expansion_succeeds_at_once_when_another_volume_is_deleted
     let (api, store) = (test_api(), MemStore::with_capacity(Bytes(150 * MIB)));
     let _node = TestNode::start_with_store(&api, &store).await;
     bind_claim(&api, json!({})).await;
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    api.create_claim(2, json!({}));
     wait_bound(&api, "claim-2").await;
     api.patch_object(ObjectKind::Claim, CLAIM, request("120Mi"));
     wait_for_event(&api, CLAIM, "VolumeResizeFailed").await;
     // The delay until the next attempt is five minutes by now.
     advance_time(7200).await;
     let freed = tokio::time::Instant::now();
-    api.delete_object(ObjectKind::Claim, "claim-2");
+    api.delete_claim(2);
     wait_capacity(&api, "120Mi").await;
     assert!(freed.elapsed() < Duration::from_secs(10), "{:?}", freed.elapsed());
 }
@@ -294,23 +294,6 @@ async fn limits_in_force_are_made_durable_before_the_volume_is_said_to_have_them
     assert_eq!(inode_limit(&store).await, 123);
     wait_until(&api, |api| claim_status(api)["currentVolumeAttributesClassName"] == "few").await;
     assert!(reasons(&api).iter().any(|reason| reason == "VolumeModifyFailed"), "{:?}", reasons(&api));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_volume_is_created_with_the_limit_of_its_attributes_class() {
-    let (api, store) = (test_api(), MemStore::default());
-    let _node = TestNode::start_with_store(&api, &store).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, attributes("few")));
-    wait_for_event(&api, CLAIM, "ProvisioningFailed").await;
-    assert!(api.event_notes(CLAIM)[0].contains("\"few\" does not exist: create it"));
-    create_attributes_class(&api, "few", "123");
-    wait_bound(&api, CLAIM).await;
-    assert_eq!(inode_limit(&store).await, 123);
-    let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("the volume");
-    assert_eq!(volume["spec"]["volumeAttributesClassName"], "few");
-    assert_eq!(claim_status(&api)["currentVolumeAttributesClassName"], "few");
-    advance_time(600).await;
-    assert_eq!(claim_status(&api)["modifyVolumeStatus"], Value::Null);
 }
 
 #[tokio::test(start_paused = true)]

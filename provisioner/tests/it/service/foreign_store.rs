@@ -1,6 +1,7 @@
 //! The store of another node's volumes.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,16 +12,24 @@ use nodekeel_fsquota::QuotaLimits;
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{sample_identity, sample_uid, sample_volume};
-use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestVerb};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestVerb};
 use nodekeel_provisioner::{
     Deps, DirStore, Provisioner, ProvisionerConfig, RunError, STORE_ATTRIBUTE, StoreIdentity, StoreRejection,
     StoreStatus, VolumeId, VolumeStore, VolumeStoreError, VolumeUsage,
 };
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 use super::dir_node::{DirNode, store_id, used_store};
-use super::harness::{advance_time, id, test_api, test_deps};
+use super::harness::{RunningProvisioner, advance_time, id, test_api, test_deps};
+
+/// A provisioner of node-b with a store in this directory.
+fn start_on_other_node(api: &FakeApi, base: &Path) -> (Provisioner, RunningProvisioner) {
+    let dir = Dir::open(base).expect("the base");
+    let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
+    let deps = Deps { store, ..test_deps(api, &MemStore::default()) };
+    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity("node-b")), deps);
+    (provisioner.clone(), RunningProvisioner::spawn(provisioner, || {}))
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_disk_of_another_node_is_rejected_with_the_name_of_that_node() {
@@ -33,11 +42,7 @@ async fn a_disk_of_another_node_is_rejected_with_the_name_of_that_node() {
         fs::create_dir_all(file.parent().expect("a directory")).expect("created");
         fs::write(file, "data").expect("a file");
     }
-    let dir = Dir::open(base.path()).expect("the base");
-    let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
-    let deps = Deps { store, ..test_deps(&api, &MemStore::default()) };
-    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity("node-b")), deps);
-    let Err(error) = provisioner.run_until(CancellationToken::new(), || {}).await;
+    let error = start_on_other_node(&api, base.path()).1.wait_failed().await;
     assert!(error.to_string().contains("of node node-a"), "{error}");
     let RunError::StoreRejected(StoreRejection::Moved { volume, .. }) = error else { panic!("{error:?}") };
     assert_eq!(volume, id(1).as_str());
@@ -69,19 +74,11 @@ async fn an_empty_volume_of_another_node_in_the_served_store_is_kept() {
     let adopted =
         json!({ "nodeAffinity": affinity, "csi": named, "persistentVolumeReclaimPolicy": "Retain" });
     api.create_object(ObjectKind::Volume, sample_volume(2, json!({ "spec": adopted })));
-    let dir = Dir::open(base.path()).expect("the base");
-    let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
-    let deps = Deps { store, ..test_deps(&api, &MemStore::default()) };
-    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity("node-b")), deps);
-    let token = CancellationToken::new();
-    let canceled = token.clone();
-    let served = provisioner.clone();
-    let run = tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
+    let (served, running) = start_on_other_node(&api, base.path());
     advance_time(3600).await;
     assert!(matches!(served.store_status(), StoreStatus::Served(_)), "{:?}", served.store_status());
     assert!(volume.exists(), "node-a has its PersistentVolume");
-    token.cancel();
-    run.await.expect("no panic").expect_err("canceled");
+    running.stop().await;
 }
 
 /// A store of another node, whose file system is mounted and unmounted again and again.
@@ -138,16 +135,13 @@ async fn mounts_that_change_all_the_time_cause_few_looks_for_a_store() {
     api.create_object(ObjectKind::Volume, sample_volume(1, of_other));
     let store = Arc::new(BusyStore { inner: MemStore::default(), reopened: AtomicUsize::new(0) });
     let deps = Deps { store: store.clone(), ..test_deps(&api, &MemStore::default()) };
-    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity("node-b")), deps);
-    let token = CancellationToken::new();
-    let canceled = token.clone();
-    let run = tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
+    let config = ProvisionerConfig::new(sample_identity("node-b"));
+    let running = RunningProvisioner::spawn(Provisioner::new(config, deps), || {});
     advance_time(60).await;
     let (looks, lists) =
         (store.reopened.load(Ordering::Relaxed), api.request_count(RequestVerb::List, ObjectKind::Volume));
     assert!((5..30).contains(&looks), "{looks} looks in a minute");
     // One is of the watch.
     assert!(lists <= 6, "{lists} lists in a minute");
-    token.cancel();
-    run.await.expect("no panic").expect_err("canceled");
+    running.stop().await;
 }

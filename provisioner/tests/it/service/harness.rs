@@ -1,20 +1,62 @@
 //! Nodes over an API server in memory, in virtual time.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_provisioner::testing::objects::{sample_class, sample_identity, sample_node, sample_uid};
-use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind};
-use nodekeel_provisioner::{Deps, Provisioner, ProvisionerConfig, RunError, VolumeId, VolumeMetrics};
+use nodekeel_provisioner::testing::objects::{
+    NODE, sample_claim, sample_class, sample_identity, sample_node,
+};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestVerb};
+use nodekeel_provisioner::{Deps, Provisioner, ProvisionerConfig, RunError, VolumeMetrics};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A running provisioner.
+pub(crate) use crate::fixture::id;
+
+/// A provisioner that runs until it is stopped.
+pub(crate) struct RunningProvisioner {
+    token: CancellationToken,
+    run: JoinHandle<Result<Infallible, RunError>>,
+}
+
+impl RunningProvisioner {
+    /// Runs a provisioner of the sample node.
+    pub(crate) fn start(deps: Deps) -> Self {
+        Self::spawn(Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps), || {})
+    }
+
+    pub(crate) fn spawn(provisioner: Provisioner, on_ready: impl FnOnce() + Send + 'static) -> Self {
+        let token = CancellationToken::new();
+        let canceled = token.clone();
+        Self { token, run: tokio::spawn(async move { provisioner.run_until(canceled, on_ready).await }) }
+    }
+
+    /// Stops it as a supervisor does.
+    pub(crate) async fn stop(self) -> RunError {
+        self.token.cancel();
+        self.wait_failed().await
+    }
+
+    /// Stops it as a crash does.
+    pub(crate) async fn crash(self) {
+        self.run.abort();
+        let _ = self.run.await;
+    }
+
+    /// Waits until the run ends by itself.
+    pub(crate) async fn wait_failed(self) -> RunError {
+        let Err(error) = self.run.await.expect("no panic");
+        error
+    }
+}
+
+/// A running provisioner with a store in memory.
 pub(crate) struct TestNode {
     pub(crate) store: MemStore,
-    token: CancellationToken,
-    run: tokio::task::JoinHandle<Result<std::convert::Infallible, RunError>>,
+    running: RunningProvisioner,
 }
 
 /// Counts successes and failures.
@@ -81,30 +123,55 @@ impl TestNode {
         let store = store.cloned().unwrap_or_default();
         deps.store = Arc::new(store.clone());
         deps.snapshots = Some(Arc::new(store.clone()));
-        let (token, (is_ready, ready)) = (CancellationToken::new(), oneshot::channel());
-        let (provisioner, canceled) = (Provisioner::new(config, deps), token.clone());
-        let run = tokio::spawn(async move {
-            provisioner.run_until(canceled, || is_ready.send(()).expect("the receiver waits")).await
+        let (is_ready, ready) = oneshot::channel();
+        let running = RunningProvisioner::spawn(Provisioner::new(config, deps), || {
+            is_ready.send(()).expect("the receiver waits");
         });
         ready.await.expect("ready");
-        Self { store, token, run }
+        Self { store, running }
     }
 
     /// Stops it as a supervisor does.
-    pub(crate) async fn stop(self) -> Option<RunError> {
-        self.token.cancel();
-        self.run.await.expect("no panic").err()
+    pub(crate) async fn stop(self) -> RunError {
+        self.running.stop().await
     }
 
     /// Stops it as a crash does.
     pub(crate) async fn crash(self) {
-        self.run.abort();
-        let _ = self.run.await;
+        self.running.crash().await;
     }
 }
 
-pub(crate) fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
+/// What tests often ask an API server in memory for.
+pub(crate) trait ApiFixture {
+    /// Creates the sample claim with this number, changed by a patch.
+    fn create_claim(&self, number: u32, patch: Value);
+
+    fn delete_claim(&self, number: u32);
+
+    /// The phase of the volume of the claim with this number.
+    fn volume_phase(&self, number: u32) -> Value;
+
+    /// How many requests of each verb were made for a kind of objects.
+    fn request_counts<const N: usize>(&self, kind: ObjectKind, verbs: [RequestVerb; N]) -> [usize; N];
+}
+
+impl ApiFixture for FakeApi {
+    fn create_claim(&self, number: u32, patch: Value) {
+        self.create_object(ObjectKind::Claim, sample_claim(number, patch));
+    }
+
+    fn delete_claim(&self, number: u32) {
+        self.delete_object(ObjectKind::Claim, &format!("claim-{number}"));
+    }
+
+    fn volume_phase(&self, number: u32) -> Value {
+        phase(self, ObjectKind::Volume, id(number).as_str())
+    }
+
+    fn request_counts<const N: usize>(&self, kind: ObjectKind, verbs: [RequestVerb; N]) -> [usize; N] {
+        verbs.map(|verb| self.request_count(verb, kind))
+    }
 }
 
 /// An API server with the sample class and nodes.

@@ -1,15 +1,14 @@
 //! Block and strict volumes, from the claim to the deletion.
 
 use nodekeel_fsquota::{Bytes, QuotaLimits};
-use nodekeel_provisioner::testing::objects::{
-    NODE, sample_claim, sample_class, sample_snapshot_content, sample_uid,
-};
+use nodekeel_provisioner::testing::objects::{NODE, sample_class, sample_snapshot_content, sample_uid};
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind};
 use nodekeel_provisioner::{ImageFormat, VolumeKind, VolumeStore as _};
 use serde_json::{Value, json};
 
 use super::harness::{
-    TestNode, advance_time, id, phase, test_api, wait_bound, wait_for_event, wait_no_volumes, wait_until,
+    ApiFixture as _, TestNode, advance_time, id, phase, test_api, wait_bound, wait_for_event,
+    wait_no_volumes, wait_until,
 };
 
 /// A claim for a block volume.
@@ -48,7 +47,7 @@ async fn a_claim_gets_the_kind_of_volume_that_it_asks_for_and_it_is_deleted_like
     let api = strict_api();
     let node = TestNode::start(&api, NODE).await;
     for (number, claim) in [(1, block()), (2, strict())] {
-        api.create_object(ObjectKind::Claim, sample_claim(number, claim));
+        api.create_claim(number, claim);
         wait_bound(&api, &format!("claim-{number}")).await;
     }
     let (first, second) = (volume(&api, 1), volume(&api, 2));
@@ -60,27 +59,10 @@ async fn a_claim_gets_the_kind_of_volume_that_it_asks_for_and_it_is_deleted_like
         assert_eq!(node.store.volume_kind(&id(number)), Some(VolumeKind::Image(format)));
         let limits = QuotaLimits { bytes: Some(Bytes(50 << 20)), inodes: None };
         assert_eq!(node.store.usage(&id(number)).await.expect("usage").limits, limits);
-        api.delete_object(ObjectKind::Claim, &format!("claim-{number}"));
+        api.delete_claim(number);
     }
     wait_no_volumes(&api).await;
     assert_eq!(node.store.list().await.expect("a list"), []);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_strict_volume_is_expanded_online() {
-    let api = strict_api();
-    let node = TestNode::start(&api, NODE).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, strict()));
-    wait_bound(&api, "claim-1").await;
-    let larger = json!({ "spec": { "resources": { "requests": { "storage": "80Mi" } } } });
-    api.patch_object(ObjectKind::Claim, "claim-1", larger);
-    let capacity = |api: &FakeApi| {
-        api.get_object(ObjectKind::Claim, "claim-1").expect("a claim")["status"]["capacity"]["storage"]
-            .clone()
-    };
-    wait_until(&api, |api| capacity(api) == "80Mi").await;
-    let limits = QuotaLimits { bytes: Some(Bytes(80 << 20)), inodes: None };
-    assert_eq!(node.store.usage(&id(1)).await.expect("usage").limits, limits);
 }
 
 #[tokio::test(start_paused = true)]
@@ -89,7 +71,7 @@ async fn a_volume_is_cloned_into_its_kind_and_refused_by_name_elsewhere() {
     let node = TestNode::start(&api, NODE).await;
     let sources = [(1, json!({})), (2, block()), (3, strict())];
     for (number, claim) in sources.clone() {
-        api.create_object(ObjectKind::Claim, sample_claim(number, claim));
+        api.create_claim(number, claim);
         wait_bound(&api, &format!("claim-{number}")).await;
     }
     let mut number = 10;
@@ -97,7 +79,7 @@ async fn a_volume_is_cloned_into_its_kind_and_refused_by_name_elsewhere() {
         for (to, claim) in &sources {
             let copy = copy_of(claim.clone(), &clone_of(&format!("claim-{from}")));
             let name = format!("claim-{number}");
-            api.create_object(ObjectKind::Claim, sample_claim(number, copy));
+            api.create_claim(number, copy);
             if from == to {
                 wait_bound(&api, &name).await;
                 assert_eq!(node.store.volume_kind(&id(number)), node.store.volume_kind(&id(*from)));
@@ -119,7 +101,7 @@ async fn a_volume_is_cloned_into_its_kind_and_refused_by_name_elsewhere() {
 async fn a_snapshot_of_a_strict_volume_is_not_restored_to_a_directory() {
     let api = strict_api();
     let node = TestNode::start(&api, NODE).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, strict()));
+    api.create_claim(1, strict());
     wait_bound(&api, "claim-1").await;
     let content_name = format!("snapcontent-{}", sample_uid(1));
     api.create_object(
@@ -137,12 +119,12 @@ async fn a_snapshot_of_a_strict_volume_is_not_restored_to_a_directory() {
     wait_until(&api, is_ready).await;
     let source =
         json!({ "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "snapshot-1" });
-    api.create_object(ObjectKind::Claim, sample_claim(2, copy_of(json!({ "spec": {} }), &source)));
+    api.create_claim(2, copy_of(json!({ "spec": {} }), &source));
     wait_for_event(&api, "claim-2", "ProvisioningFailed").await;
     let note = api.event_notes("claim-2")[0].clone();
     assert!(note.contains("snapshot-1 is ext4, and that of the claim's volume directory"), "{note}");
     assert_eq!(node.store.create_count(&id(2)), 0);
-    api.create_object(ObjectKind::Claim, sample_claim(3, copy_of(strict(), &source)));
+    api.create_claim(3, copy_of(strict(), &source));
     wait_bound(&api, "claim-3").await;
     assert_eq!(node.store.volume_kind(&id(3)), Some(VolumeKind::Image(ImageFormat::Ext4)));
 }

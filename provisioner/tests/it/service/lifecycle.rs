@@ -3,23 +3,29 @@
 use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity};
-use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestFault, RequestVerb};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{Provisioner, ProvisionerConfig, RunError, VolumeStore as _};
 use nodekeel_supervisor::{ChildSpec, Context, Failure, Supervisor};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::harness::{TestNode, advance_time, id, test_api, test_deps, wait_bound, wait_until};
+use super::harness::{
+    ApiFixture as _, RunningProvisioner, TestNode, advance_time, id, test_api, test_deps, wait_bound,
+    wait_until,
+};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+
+fn provisioner(api: &FakeApi) -> Provisioner {
+    Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), test_deps(api, &MemStore::default()))
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_stopped_provisioner_ends_as_canceled() {
     let node = TestNode::start(&test_api(), NODE).await;
-    assert!(matches!(node.stop().await, Some(RunError::Canceled)));
+    assert!(matches!(node.stop().await, RunError::Canceled));
 }
 
 #[tokio::test(start_paused = true)]
@@ -28,28 +34,16 @@ async fn a_provisioner_that_cannot_list_ends_as_canceled() {
     for _ in 0..1000 {
         api.fail_next(RequestVerb::List, ObjectKind::Volume, RequestFault::Status(403));
     }
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
-    let provisioner = Provisioner::new(
-        ProvisionerConfig::new(sample_identity(NODE)),
-        test_deps(&api, &MemStore::default()),
-    );
-    let token = CancellationToken::new();
-    let run = tokio::spawn({
-        let token = token.clone();
-        async move { provisioner.run_until(token, || panic!("ready without a complete list")).await }
-    });
+    api.create_claim(1, json!({}));
+    let running = RunningProvisioner::spawn(provisioner(&api), || panic!("ready without a complete list"));
     advance_time(60).await;
-    token.cancel();
-    let ended = tokio::time::timeout(Duration::from_secs(1), run).await.expect("ends within a second");
-    assert!(matches!(ended.expect("no panic"), Err(RunError::Canceled)));
+    let ended = tokio::time::timeout(Duration::from_secs(1), running.stop()).await;
+    assert!(matches!(ended.expect("ends within a second"), RunError::Canceled));
 }
 
 #[tokio::test]
 async fn a_provisioner_is_a_runnable_that_becomes_ready_and_stops() {
-    let provisioner = Provisioner::new(
-        ProvisionerConfig::new(sample_identity(NODE)),
-        test_deps(&test_api(), &MemStore::default()),
-    );
+    let provisioner = provisioner(&test_api());
     let (is_ready, mut ready) = watch::channel(false);
     let supervisor = Supervisor::builder().start(move |ctx: Context| {
         let (provisioner, is_ready) = (provisioner.clone(), is_ready.clone());
@@ -83,15 +77,8 @@ async fn a_provisioner_is_ready_once_its_lists_are_complete_and_the_driver_is_re
 #[tokio::test(start_paused = true)]
 async fn an_api_server_that_is_unreachable_or_rejects_a_watch_is_reported_until_it_serves() {
     let api = test_api();
-    let provisioner = Provisioner::new(
-        ProvisionerConfig::new(sample_identity(NODE)),
-        test_deps(&api, &MemStore::default()),
-    );
-    let token = CancellationToken::new();
-    let run = tokio::spawn({
-        let (provisioner, token) = (provisioner.clone(), token.clone());
-        async move { provisioner.run_until(token, || {}).await }
-    });
+    let provisioner = provisioner(&api);
+    let running = RunningProvisioner::spawn(provisioner.clone(), || {});
     advance_time(60).await;
     assert_eq!(provisioner.check_api().await, None);
     api.set_reachable(false);
@@ -112,8 +99,7 @@ async fn an_api_server_that_is_unreachable_or_rejects_a_watch_is_reported_until_
     assert!(error.contains("forbidden"), "{error}");
     advance_time(180).await;
     assert_eq!(provisioner.check_api().await, None);
-    token.cancel();
-    assert!(matches!(run.await.expect("no panic"), Err(RunError::Canceled)));
+    assert!(matches!(running.stop().await, RunError::Canceled));
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,7 +107,7 @@ async fn claims_made_while_the_api_server_is_unreachable_are_bound_three_seconds
     let api = test_api();
     let node = TestNode::start(&api, NODE).await;
     api.set_reachable(false);
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     advance_time(150).await;
     api.set_reachable(true);
     let answers = Instant::now();
@@ -145,7 +131,7 @@ async fn an_idle_provisioner_does_not_ask_whether_the_api_server_answers() {
 async fn watches_resume_after_an_api_server_restart() {
     let api = test_api();
     let node = TestNode::start(&api, NODE).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_bound(&api, "claim-1").await;
     for verb in [RequestVerb::Watch, RequestVerb::List] {
         for kind in [ObjectKind::Claim, ObjectKind::Volume, ObjectKind::Class] {
@@ -153,8 +139,8 @@ async fn watches_resume_after_an_api_server_restart() {
         }
     }
     api.reset_watches();
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.create_claim(2, json!({}));
+    api.delete_claim(1);
     wait_bound(&api, "claim-2").await;
     wait_until(&api, |api| api.list_objects(ObjectKind::Volume).len() == 1).await;
     assert_eq!((node.store.create_count(&id(2)), node.store.remove_count(&id(1))), (1, 1));
@@ -167,7 +153,7 @@ async fn volumes_left_by_a_crash_without_a_claim_are_swept_unless_they_hold_data
         store.create(&id(number), LIMITS).await.expect("create");
     }
     store.set_usage(&id(2), QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
-    api.create_object(ObjectKind::Claim, sample_claim(3, json!({})));
+    api.create_claim(3, json!({}));
     let _node = TestNode::start_with_store(&api, &store).await;
     wait_bound(&api, "claim-3").await;
     advance_time(60).await;
@@ -182,10 +168,10 @@ async fn a_claim_deleted_before_its_volume_is_created_leaves_nothing() {
     for _ in 0..4 {
         api.fail_next(RequestVerb::Create, ObjectKind::Volume, RequestFault::Unreachable);
     }
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::Volume) == 1).await;
     assert_eq!(node.store.create_count(&id(1)), 1);
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     advance_time(60).await;
     assert_eq!(node.store.remove_count(&id(1)), 1);
     assert_eq!(api.list_objects(ObjectKind::Volume).len(), 0);

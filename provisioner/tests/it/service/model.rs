@@ -2,12 +2,11 @@
 //! and no claim is provisioned twice.
 
 use nodekeel_provisioner::VolumeStore as _;
-use nodekeel_provisioner::testing::objects::sample_claim;
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::harness::{TestNode, advance_time, id, test_api, wait_until};
+use super::harness::{ApiFixture as _, TestNode, advance_time, id, test_api, wait_until};
 
 /// The number of claim names.
 const CLAIMS: u32 = 4;
@@ -84,12 +83,9 @@ impl ModelWorld {
             ModelOp::Create(slot) if api.get_object(ObjectKind::Claim, &format!("slot-{slot}")).is_none() => {
                 self.created_claims += 1;
                 self.numbers[slot as usize] = self.created_claims;
-                api.create_object(
-                    ObjectKind::Claim,
-                    sample_claim(
-                        self.created_claims,
-                        json!({ "metadata": { "name": format!("slot-{slot}") } }),
-                    ),
+                api.create_claim(
+                    self.created_claims,
+                    json!({ "metadata": { "name": format!("slot-{slot}") } }),
                 );
             }
             ModelOp::Create(_) => {}

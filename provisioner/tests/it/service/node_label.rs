@@ -6,9 +6,8 @@ use nodekeel_provisioner::testing::objects::{DRIVER, NODE, sample_identity};
 use nodekeel_provisioner::testing::{MemStore, ObjectKind};
 use nodekeel_provisioner::{DriverName, Provisioner, ProvisionerConfig};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
-use super::harness::{test_api, test_deps};
+use super::harness::{RunningProvisioner, test_api, test_deps};
 
 async fn wait_reported(provisioner: &Provisioner, is_reported: bool) -> Option<String> {
     let wait = async {
@@ -27,11 +26,7 @@ async fn a_label_that_is_changed_is_reported_until_it_is_repaired() {
     let (_registered, is_registered) = tokio::sync::watch::channel(true);
     deps.registered = Some(is_registered);
     let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps);
-    let (token, running) = (CancellationToken::new(), provisioner.clone());
-    let run = tokio::spawn({
-        let token = token.clone();
-        async move { running.run_until(token, || {}).await }
-    });
+    let running = RunningProvisioner::spawn(provisioner.clone(), || {});
     let key = DriverName::try_new(DRIVER).expect("a driver name").topology_key();
     let label = |value: Value| {
         api.patch_object(ObjectKind::Node, NODE, json!({ "metadata": { "labels": { &key: value } } }));
@@ -45,6 +40,5 @@ async fn a_label_that_is_changed_is_reported_until_it_is_repaired() {
     wait_reported(&provisioner, true).await;
     label(json!(NODE));
     assert_eq!(wait_reported(&provisioner, false).await, None);
-    token.cancel();
-    run.await.expect("no panic").expect_err("it was canceled");
+    running.stop().await;
 }

@@ -12,19 +12,16 @@ use nodekeel_fsquota::{
     QuotaUsage,
 };
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{
-    NODE, sample_claim, sample_identity, sample_uid, sample_volume,
-};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_uid, sample_volume};
 use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    Deps, DirStore, Provisioner, ProvisionerConfig, VolumeId, VolumeMetrics, VolumeStore, VolumeStoreError,
-    VolumeUsage,
+    Deps, DirStore, ProvisionerConfig, VolumeId, VolumeMetrics, VolumeStore, VolumeStoreError, VolumeUsage,
 };
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 use super::harness::{
-    TestNode, advance_time, id, test_api, test_deps, wait_bound, wait_no_volumes, wait_until,
+    ApiFixture as _, RunningProvisioner, TestNode, advance_time, id, test_api, test_deps, wait_bound,
+    wait_no_volumes, wait_until,
 };
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
@@ -55,37 +52,29 @@ impl QuotaSetter for ZeroUsageQuota {
     }
 }
 
-/// Starts a provisioner with any store.
-fn start_provisioner(deps: Deps) -> CancellationToken {
-    let token = CancellationToken::new();
-    let (provisioner, canceled) =
-        (Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps), token.clone());
-    tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
-    token
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_retained_volume_with_data_stays_whatever_the_quota_counts() {
     let (api, base) = (test_api(), tempfile::tempdir().expect("a directory"));
     let dir = Dir::open(base.path()).expect("the base");
     let store = Arc::new(DirStore::new(dir, Arc::new(ZeroUsageQuota::default())).expect("a store"));
-    let token = start_provisioner(Deps { store: store.clone(), ..test_deps(&api, &MemStore::default()) });
+    let running =
+        RunningProvisioner::start(Deps { store: store.clone(), ..test_deps(&api, &MemStore::default()) });
     api.patch_object(ObjectKind::Class, "local", json!({ "reclaimPolicy": "Retain" }));
     for number in [1, 2] {
-        api.create_object(ObjectKind::Claim, sample_claim(number, json!({})));
+        api.create_claim(number, json!({}));
         wait_bound(&api, &format!("claim-{number}")).await;
     }
     let file = base.path().join("volumes").join(id(1).as_str()).join("data");
     fs::write(&file, "kept").expect("a file");
     for number in [1, 2] {
-        api.delete_object(ObjectKind::Claim, &format!("claim-{number}"));
+        api.delete_claim(number);
         api.delete_object(ObjectKind::Volume, id(number).as_str());
     }
     wait_no_volumes(&api).await;
     advance_time(3600).await;
     assert_eq!(fs::read_to_string(file).expect("still exists"), "kept");
     assert_eq!(store.list().await.expect("list"), [id(1)], "the empty volume was never used");
-    token.cancel();
+    running.stop().await;
 }
 
 /// A store that cannot read the usage of one of its volumes.
@@ -132,10 +121,10 @@ async fn an_unreadable_volume_blocks_no_other() {
         store.create(&id(number), LIMITS).await.expect("create");
     }
     let unreadable = Arc::new(UnreadableVolumeStore(store.clone(), id(1)));
-    let token = start_provisioner(Deps { store: unreadable, ..test_deps(&api, &store) });
+    let running = RunningProvisioner::start(Deps { store: unreadable, ..test_deps(&api, &store) });
     advance_time(3600).await;
     assert_eq!(store.list().await.expect("list"), [id(1)]);
-    token.cancel();
+    running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -145,10 +134,7 @@ async fn a_volume_provisioned_by_another_node_leaves_no_empty_one_here() {
     let elsewhere = json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [there] }] } });
     for number in [1, 2] {
         store.create(&id(number), LIMITS).await.expect("create");
-        api.create_object(
-            ObjectKind::Claim,
-            sample_claim(number, json!({ "spec": { "volumeName": id(number).as_str() } })),
-        );
+        api.create_claim(number, json!({ "spec": { "volumeName": id(number).as_str() } }));
         api.create_object(
             ObjectKind::Volume,
             sample_volume(number, json!({ "spec": { "nodeAffinity": elsewhere } })),
@@ -171,7 +157,7 @@ async fn a_race_lost_to_another_node_emits_no_success_and_leaves_nothing() {
     // The claim is not bound yet in this node's cache.
     let spec = json!({ "spec": { "nodeAffinity": elsewhere, "claimRef": { "name": "not-yet" } } });
     api.create_object(ObjectKind::Volume, sample_volume(1, spec));
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::Volume) > 0).await;
     advance_time(60).await;
     assert_eq!(api.event_counts("claim-1"), []);
@@ -218,10 +204,7 @@ async fn orphaned_volumes_and_objects_are_counted_until_they_are_gone() {
         store.set_usage(&id(number), QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
     }
     for number in [2, 3] {
-        api.create_object(
-            ObjectKind::Claim,
-            sample_claim(number, json!({ "spec": { "volumeName": id(number).as_str() } })),
-        );
+        api.create_claim(number, json!({ "spec": { "volumeName": id(number).as_str() } }));
         api.create_object(
             ObjectKind::Volume,
             sample_volume(number, json!({ "status": { "phase": "Bound" } })),
@@ -232,7 +215,7 @@ async fn orphaned_volumes_and_objects_are_counted_until_they_are_gone() {
     advance_time(60).await;
     assert_eq!(counted(), (1, 1));
     store.remove(&id(1)).await.expect("remove");
-    api.delete_object(ObjectKind::Claim, "claim-2");
+    api.delete_claim(2);
     api.delete_object(ObjectKind::Volume, id(2).as_str());
     advance_time(60).await;
     assert_eq!(counted(), (0, 0), "{:?}", api.list_objects(ObjectKind::Volume));
@@ -243,7 +226,7 @@ async fn a_failed_sweep_is_repeated_also_while_others_follow() {
     let (api, store) = (test_api(), MemStore::default());
     // A PersistentVolume in use without a volume, which is looked for all the time.
     let in_use = json!({ "spec": { "volumeName": id(2).as_str() } });
-    api.create_object(ObjectKind::Claim, sample_claim(2, in_use));
+    api.create_claim(2, in_use);
     let bound = json!({ "status": { "phase": "Bound" } });
     api.create_object(ObjectKind::Volume, sample_volume(2, bound));
     let _node = TestNode::start_with_store(&api, &store).await;

@@ -6,14 +6,14 @@ use std::path::Path;
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
     DirStore, RecoveryError, StoreId, VolumeKind, VolumeRecovery, VolumeStore as _, VolumeUsage,
 };
 use serde_json::{Value, json};
 
-use super::harness::{TestNode, advance_time, id, phase, test_api, wait_bound, wait_until};
+use super::harness::{ApiFixture as _, TestNode, advance_time, id, test_api, wait_bound, wait_until};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(8 << 20)), inodes: Some(Inodes(1024)) };
 
@@ -85,7 +85,7 @@ async fn an_orphan_whose_claim_exists_is_not_removed_but_adopted_for_it() {
     let api = test_api();
     // The claim was bound to the volume, whose PersistentVolume an administrator has deleted.
     let lost = json!({ "spec": { "volumeName": id(1).as_str() }, "status": { "phase": "Lost" } });
-    api.create_object(ObjectKind::Claim, sample_claim(1, lost));
+    api.create_claim(1, lost);
     let (node, recovery, usage) = orphan_node(&api).await;
     let error = recovery
         .remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage))
@@ -102,7 +102,7 @@ async fn an_orphan_whose_claim_exists_is_not_removed_but_adopted_for_it() {
     wait_bound(&api, "claim-1").await;
     assert_eq!(volume_spec(&api)["persistentVolumeReclaimPolicy"], "Retain");
     advance_time(3600).await;
-    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Bound");
+    assert_eq!(api.volume_phase(1), "Bound");
     assert_eq!(node.store.remove_count(&id(1)), 0);
     node.stop().await;
 }
@@ -128,7 +128,7 @@ async fn a_volume_that_is_being_provisioned_is_not_an_orphan() {
     let api = test_api();
     let (node, recovery, usage) = orphan_node(&api).await;
     api.pause_watches(ObjectKind::Claim);
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     for error in [
         recovery.remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage)).await,
         recovery.adopt_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage), None).await,

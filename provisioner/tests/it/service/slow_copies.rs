@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use nodekeel_fsquota::QuotaLimits;
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
 use nodekeel_provisioner::testing::{MemStore, ObjectKind};
 use nodekeel_provisioner::{
     Deps, Provisioner, ProvisionerConfig, SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError,
@@ -13,9 +13,10 @@ use nodekeel_provisioner::{
 };
 use serde_json::json;
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
 
-use super::harness::{advance_time, id, test_api, test_deps, wait_bound, wait_until};
+use super::harness::{
+    ApiFixture as _, RunningProvisioner, advance_time, id, test_api, test_deps, wait_bound, wait_until,
+};
 
 /// Each copy waits for a permit.
 #[derive(Debug)]
@@ -75,23 +76,17 @@ async fn claims_are_served_however_many_slow_restores_are_in_progress() {
     let config = ProvisionerConfig::new(sample_identity(NODE));
     let copy_concurrency = usize::from(config.copy_concurrency.get());
     let deps = Deps { snapshots: Some(store.clone()), ..test_deps(&api, &store.inner) };
-    let provisioner = Provisioner::new(config, deps);
-    let token = CancellationToken::new();
-    let canceled = token.clone();
-    let run = tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    let running = RunningProvisioner::spawn(Provisioner::new(config, deps), || {});
+    api.create_claim(1, json!({}));
     wait_bound(&api, "claim-1").await;
 
     let source = json!({ "kind": "PersistentVolumeClaim", "name": "claim-1" });
     for number in 2..2 + COPIES {
-        api.create_object(
-            ObjectKind::Claim,
-            sample_claim(number, json!({ "spec": { "dataSource": source } })),
-        );
+        api.create_claim(number, json!({ "spec": { "dataSource": source } }));
     }
     wait_until(&api, |_| store.copies.available_permits() > 0).await;
     // A claim is provisioned, and resized.
-    api.create_object(ObjectKind::Claim, sample_claim(100, json!({})));
+    api.create_claim(100, json!({}));
     let started = tokio::time::Instant::now();
     wait_bound(&api, "claim-100").await;
     let larger = json!({ "spec": { "resources": { "requests": { "storage": "1Gi" } } } });
@@ -111,6 +106,5 @@ async fn claims_are_served_however_many_slow_restores_are_in_progress() {
     }
     assert_eq!(store.inner.create_count(&id(2)), 1);
     assert_eq!(store.inner.list().await.expect("a list").len(), COPIES as usize + 2);
-    token.cancel();
-    run.await.expect("no panic").expect_err("canceled");
+    running.stop().await;
 }

@@ -4,18 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
-use nodekeel_provisioner::testing::objects::{
-    DRIVER, NODE, sample_claim, sample_identity, sample_snapshot_content, sample_uid,
-};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_snapshot_content, sample_uid};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    BEING_DELETED, CONTENT_FINALIZER, Deps, MANAGED_BY_LABEL, ProvisionerConfig, RunError, SELECTED_NODE,
-    SnapshotId, SnapshotStore as _, StepMoment, VolumeStep, VolumeStore as _,
+    BEING_DELETED, CONTENT_FINALIZER, Deps, ProvisionerConfig, RunError, SELECTED_NODE, SnapshotId,
+    SnapshotStore as _, StepMoment, VolumeStep, VolumeStore as _,
 };
 use serde_json::{Value, json};
 
 use super::harness::{
-    TestNode, advance_time, id, phase, test_api, test_deps, wait_bound, wait_for_event, wait_until,
+    ApiFixture as _, TestNode, advance_time, id, phase, test_api, test_deps, wait_bound, wait_for_event,
+    wait_until,
 };
 
 const USAGE: QuotaUsage = QuotaUsage { bytes: Bytes(4096), inodes: Inodes(7) };
@@ -35,7 +34,7 @@ fn content(api: &FakeApi, number: u32) -> Value {
 /// Provisions claim 1 on a node, and writes into its volume.
 async fn start_with_volume(api: &FakeApi) -> TestNode {
     let node = TestNode::start(api, NODE).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_bound(api, "claim-1").await;
     node.store.set_usage(&id(1), USAGE);
     node
@@ -88,7 +87,7 @@ async fn a_snapshot_is_taken_reported_restored_and_deleted() {
     assert_eq!((&status["restoreSize"], &status["error"]), (&json!(50 << 20), &Value::Null));
     assert!(status["creationTime"].as_i64().is_some_and(|time| time > 0), "{status}");
 
-    api.create_object(ObjectKind::Claim, sample_claim(2, restore_of("snapshot-1")));
+    api.create_claim(2, restore_of("snapshot-1"));
     wait_bound(&api, "claim-2").await;
     assert_eq!(node.store.usage(&id(2)).await.expect("a volume").usage, USAGE, "it has the data");
 
@@ -105,12 +104,12 @@ async fn a_claim_is_cloned_and_never_waits_empty() {
     let api = test_api();
     let node = start_with_volume(&api).await;
     let source = json!({ "kind": "PersistentVolumeClaim", "name": "claim-1" });
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({ "spec": { "dataSource": source } })));
+    api.create_claim(2, json!({ "spec": { "dataSource": source } }));
     wait_bound(&api, "claim-2").await;
     assert_eq!(node.store.usage(&id(2)).await.expect("a volume").usage, USAGE);
 
     let missing = json!({ "kind": "PersistentVolumeClaim", "name": "claim-9" });
-    api.create_object(ObjectKind::Claim, sample_claim(3, json!({ "spec": { "dataSource": missing } })));
+    api.create_claim(3, json!({ "spec": { "dataSource": missing } }));
     wait_for_event(&api, "claim-3", "ProvisioningFailed").await;
     assert!(
         api.event_notes("claim-3")[0].contains("claim-9 does not exist"),
@@ -121,7 +120,7 @@ async fn a_claim_is_cloned_and_never_waits_empty() {
     assert_eq!(phase(&api, ObjectKind::Claim, "claim-3"), "Pending");
     assert_eq!(node.store.create_count(&id(3)), 0);
     // Once the source exists, the claim is provisioned.
-    api.create_object(ObjectKind::Claim, sample_claim(9, json!({})));
+    api.create_claim(9, json!({}));
     wait_bound(&api, "claim-3").await;
 }
 
@@ -129,7 +128,7 @@ async fn a_claim_is_cloned_and_never_waits_empty() {
 async fn a_claim_created_before_its_snapshot_is_ready_is_restored_at_once() {
     let api = test_api();
     let node = start_with_volume(&api).await;
-    api.create_object(ObjectKind::Claim, sample_claim(2, restore_of("snapshot-1")));
+    api.create_claim(2, restore_of("snapshot-1"));
     wait_for_event(&api, "claim-2", "ProvisioningFailed").await;
     advance_time(250).await;
     let started = tokio::time::Instant::now();
@@ -147,7 +146,7 @@ async fn a_claim_created_before_its_snapshot_is_ready_is_restored_at_once() {
 async fn a_snapshot_that_became_ready_while_the_watch_was_disconnected_is_restored_at_once() {
     let api = test_api();
     let node = start_with_volume(&api).await;
-    api.create_object(ObjectKind::Claim, sample_claim(2, restore_of("snapshot-1")));
+    api.create_claim(2, restore_of("snapshot-1"));
     wait_for_event(&api, "claim-2", "ProvisioningFailed").await;
     // The delay until the next attempt is minutes by now.
     advance_time(250).await;
@@ -174,11 +173,11 @@ async fn a_panic_while_a_snapshot_is_reported_does_not_end_the_provisioner() {
     };
     let deps = Deps { hook: Some(Arc::new(hook)), ..test_deps(&api, &MemStore::default()) };
     let node = TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, None).await;
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_bound(&api, "claim-1").await;
     create_snapshot(&api, json!({}));
     wait_ready(&api).await;
-    assert!(matches!(node.stop().await, Some(RunError::Canceled)));
+    assert!(matches!(node.stop().await, RunError::Canceled));
 }
 
 #[tokio::test(start_paused = true)]
@@ -190,7 +189,7 @@ async fn a_restore_selected_for_another_node_is_handed_over_to_the_node_of_its_s
     wait_ready(&api).await;
     let mut claim = restore_of("snapshot-1");
     claim["metadata"] = json!({ "annotations": { SELECTED_NODE: "node-b" } });
-    api.create_object(ObjectKind::Claim, sample_claim(2, claim));
+    api.create_claim(2, claim);
     wait_bound(&api, "claim-2").await;
     assert_eq!(selected_node(&api, "claim-2"), NODE);
     let notes = api.event_notes("claim-2");
@@ -238,21 +237,6 @@ async fn a_long_reason_is_truncated_in_the_status() {
     let message = |api: &FakeApi| content(api, 1)["status"]["error"]["message"].clone();
     wait_until(&api, |api| message(api).is_string()).await;
     assert!(message(&api).as_str().is_some_and(|message| message.len() <= 1024));
-}
-
-#[tokio::test(start_paused = true)]
-async fn snapshots_of_other_nodes_and_drivers_are_left_alone() {
-    for patch in [
-        json!({ "metadata": { "labels": { MANAGED_BY_LABEL: "node-b" } } }),
-        json!({ "spec": { "driver": format!("other.{DRIVER}") } }),
-    ] {
-        let api = test_api();
-        let node = start_with_volume(&api).await;
-        create_snapshot(&api, patch.clone());
-        advance_time(600).await;
-        assert_eq!(api.request_count(RequestVerb::Patch, ObjectKind::SnapshotContent), 0, "{patch}");
-        assert_eq!(node.store.list_snapshots().await.expect("a list"), [], "{patch}");
-    }
 }
 
 #[tokio::test(start_paused = true)]

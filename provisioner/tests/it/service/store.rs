@@ -5,14 +5,15 @@ use std::path::Path;
 
 use nodekeel_provisioner::testing::FakeApi;
 use nodekeel_provisioner::testing::ObjectKind;
-use nodekeel_provisioner::testing::objects::{sample_claim, sample_uid, sample_volume};
+use nodekeel_provisioner::testing::objects::{sample_uid, sample_volume};
 use nodekeel_provisioner::{RunError, STORE_ATTRIBUTE, StoreRejection, VolumeStore as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::dir_node::{DirNode, store_id, used_store};
 use super::harness::{
-    advance_time, id, phase, test_api, wait_bound, wait_for_event, wait_no_volumes, wait_until,
+    ApiFixture as _, advance_time, id, phase, test_api, wait_bound, wait_for_event, wait_no_volumes,
+    wait_until,
 };
 
 fn named_store(api: &FakeApi) -> Value {
@@ -38,14 +39,14 @@ async fn a_directory_whose_disk_is_not_mounted_is_rejected_and_keeps_every_objec
     let disk = used_store(&api).await;
     let below = tempfile::tempdir().expect("the directory below the mount point");
     // The deletion that would lose the data, and a claim that would be created on the wrong disk.
-    api.delete_object(ObjectKind::Claim, "claim-1");
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    api.delete_claim(1);
+    api.create_claim(2, json!({}));
     let error = DirNode::start(&api, below.path()).wait_failed().await;
     let RunError::StoreRejected(StoreRejection::Absent { volume, store }) = error else {
         panic!("{error:?}")
     };
     assert_eq!((volume, store.to_string()), (id(1), store_id(disk.path())));
-    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Released");
+    assert_eq!(api.volume_phase(1), "Released");
     assert_eq!(phase(&api, ObjectKind::Claim, "claim-2"), "Pending");
     let names = fs::read_dir(below.path()).expect("a directory").count();
     assert_eq!(names, 0, "nothing is left below the mount point");
@@ -76,11 +77,11 @@ async fn a_store_that_is_lost_is_no_longer_served_after_the_next_call() {
         lose(base.path()).expect("lost");
         let lost = Instant::now();
         // Deleted while the store is lost: its missing directory is no proof that it was removed.
-        api.delete_object(ObjectKind::Claim, "claim-1");
+        api.delete_claim(1);
         let error = node.wait_failed().await;
         assert!(matches!(error, RunError::StoreLost(_)), "{error:?}");
         assert!(lost.elapsed().as_secs() <= 5, "{:?}", lost.elapsed());
-        assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Released");
+        assert_eq!(api.volume_phase(1), "Released");
         let _ = fs::remove_dir_all(base.path().with_extension("moved"));
     }
 }
@@ -90,7 +91,7 @@ async fn a_delete_killed_before_the_finalizer_ends_in_the_store_that_its_object_
     let api = test_api();
     let base = used_store(&api).await;
     fs::remove_dir_all(base.path().join("volumes").join(id(1).as_str())).expect("removed before the kill");
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     let node = DirNode::start(&api, base.path());
     wait_no_volumes(&api).await;
     node.stop().await;
@@ -107,7 +108,7 @@ async fn a_missing_directory_of_another_store_does_not_count_as_removed() {
     let notes = api.event_notes(id(2).as_str());
     assert!(notes[0].contains("mount its disk; nothing was deleted"), "{notes:?}");
     advance_time(3600).await;
-    assert_eq!(phase(&api, ObjectKind::Volume, id(2).as_str()), "Released");
+    assert_eq!(api.volume_phase(2), "Released");
     node.stop().await;
 }
 
@@ -123,7 +124,7 @@ async fn a_store_of_a_release_without_identities_is_adopted_by_its_volumes() {
     let error = DirNode::start(&api, empty.path()).wait_failed().await;
     assert!(matches!(error, RunError::StoreRejected(StoreRejection::WithoutVolumes { .. })), "{error:?}");
     let node = DirNode::start(&api, base.path());
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     wait_no_volumes(&api).await;
     node.stop().await;
     assert_eq!(store_id(base.path()).len(), 36);

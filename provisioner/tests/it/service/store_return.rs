@@ -2,13 +2,15 @@
 
 use std::fs;
 
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity, sample_uid};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_uid};
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{VolumeRecovery, VolumeStore as _};
 use serde_json::json;
 
 use super::dir_node::{DirNode, mount, store_id, unmount, used_store};
-use super::harness::{advance_time, id, phase, test_api, wait_bound, wait_for_event, wait_until};
+use super::harness::{
+    ApiFixture as _, advance_time, id, phase, test_api, wait_bound, wait_for_event, wait_until,
+};
 
 /// How often the condition of an object was reported: abnormal, and normal again.
 fn condition_counts(api: &FakeApi, about: &str) -> [usize; 2] {
@@ -22,18 +24,18 @@ async fn a_lost_store_is_reported_on_volume_and_claim_and_served_again_when_it_i
     let api = test_api();
     let base = used_store(&api).await;
     let node = DirNode::start_reopening(&api, base.path());
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    api.create_claim(2, json!({}));
     wait_bound(&api, "claim-2").await;
     unmount(base.path());
     // Each call finds out that the store is lost.
-    api.create_object(ObjectKind::Claim, sample_claim(3, json!({})));
+    api.create_claim(3, json!({}));
     for about in [id(1).as_str(), id(2).as_str(), "claim-1", "claim-2"] {
         wait_for_event(&api, about, "VolumeConditionAbnormal").await;
     }
     // What happens meanwhile waits: nothing is deleted, and nothing is created on the disk below.
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     advance_time(3600).await;
-    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Released");
+    assert_eq!(api.volume_phase(1), "Released");
     assert_eq!(phase(&api, ObjectKind::Claim, "claim-3"), "Pending");
     assert!(!base.path().join("store-id").exists());
     let note = api.event_notes(id(2).as_str());
@@ -128,12 +130,12 @@ async fn a_new_disk_is_served_once_the_old_one_is_declared_lost() {
         assert_eq!(lost, [id(1).to_string()], "also if it is repeated");
     }
     // The volume is not deleted before its claim is, and then with nothing on the new disk.
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    api.create_claim(2, json!({}));
     wait_bound(&api, "claim-2").await;
     assert_ne!(store_id(base.path()), old);
-    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Bound");
+    assert_eq!(api.volume_phase(1), "Bound");
     assert_eq!(condition_counts(&api, "claim-1"), [2, 0], "its cause has changed");
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(1).as_str()).is_none()).await;
     assert_eq!(node.store.list().await.expect("list"), [id(2)]);
     node.stop().await;
@@ -155,7 +157,7 @@ async fn a_store_that_was_declared_lost_and_is_here_is_not_lost() {
     api.fail_next(RequestVerb::Patch, ObjectKind::Volume, RequestFault::Status(500));
     let node = DirNode::start(&api, base.path());
     wait_until(&api, |api| !is_marked(api)).await;
-    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Bound");
+    assert_eq!(api.volume_phase(1), "Bound");
     node.stop().await;
 }
 
@@ -164,11 +166,11 @@ async fn a_backup_that_lacks_a_volume_is_not_reported_as_complete() {
     let api = test_api();
     let base = used_store(&api).await;
     let node = DirNode::start_reopening(&api, base.path());
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    api.create_claim(2, json!({}));
     wait_bound(&api, "claim-2").await;
     advance_time(60).await;
     unmount(base.path());
-    api.create_object(ObjectKind::Claim, sample_claim(3, json!({})));
+    api.create_claim(3, json!({}));
     wait_for_event(&api, "claim-1", "VolumeConditionAbnormal").await;
     let volume = base.path().with_extension("moved").join("volumes").join(id(1).as_str());
     fs::remove_dir_all(volume).expect("a backup lacks it");
@@ -197,7 +199,7 @@ async fn a_volume_that_a_backup_lacks_is_reported_and_never_deleted() {
     let note = api.event_notes("claim-1");
     assert!(note.iter().any(|note| note.contains("restore it from a backup")), "{note:?}");
     advance_time(3600).await;
-    assert_eq!(phase(&api, ObjectKind::Volume, id(1).as_str()), "Bound");
+    assert_eq!(api.volume_phase(1), "Bound");
     fs::rename(&kept, &volume).expect("restored");
     for about in [id(1).as_str(), "claim-1"] {
         wait_for_event(&api, about, "VolumeConditionNormal").await;

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use nodekeel_provisioner::SELECTED_NODE;
-use nodekeel_provisioner::testing::objects::{DRIVER, sample_claim, sample_class, sample_volume};
+use nodekeel_provisioner::testing::objects::{DRIVER, sample_class, sample_volume};
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
+use nodekeel_provisioner::{RunError, SELECTED_NODE};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::super::harness::{TestNode, advance_time, wait_bound, wait_for_event, wait_until};
+use super::super::harness::{
+    ApiFixture as _, TestNode, advance_time, wait_bound, wait_for_event, wait_until,
+};
 use super::{TestAgent, cluster_api, csi_node, select, selected_node};
 
 #[tokio::test(start_paused = true)]
@@ -33,7 +35,7 @@ async fn a_claim_whose_selected_node_cannot_serve_it_is_served_by_another() {
         let api = cluster_api();
         let node = TestNode::start(&api, "node-b").await;
         let agent = TestAgent::start(&api, "agent-1");
-        api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+        api.create_claim(1, json!({}));
         change(&api);
         let started = Instant::now();
         wait_until(&api, |api| selected_node(api, "claim-1").is_none()).await;
@@ -53,13 +55,13 @@ async fn a_claim_whose_selected_node_cannot_serve_it_is_served_by_another() {
 async fn a_claim_whose_node_can_serve_it_and_claims_of_others_are_left_alone() {
     let api = cluster_api();
     let agent = TestAgent::start(&api, "agent-1");
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     let foreign = json!({
         "volume.kubernetes.io/storage-provisioner": "foreign.example", "volume.kubernetes.io/selected-node": "gone",
     });
-    api.create_object(ObjectKind::Claim, sample_claim(2, json!({ "metadata": { "annotations": foreign } })));
+    api.create_claim(2, json!({ "metadata": { "annotations": foreign } }));
     let reader = json!({ "metadata": { "annotations": { SELECTED_NODE: "node-c" } } });
-    api.create_object(ObjectKind::Claim, sample_claim(3, reader));
+    api.create_claim(3, reader);
     wait_until(&api, |api| selected_node(api, "claim-3").is_none()).await;
     advance_time(3600).await;
     assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-a"));
@@ -76,7 +78,7 @@ async fn a_claim_with_a_volume_keeps_its_node_though_the_watch_of_volumes_lags()
     advance_time(1).await;
     api.pause_watches(ObjectKind::Volume);
     api.pause_watches(ObjectKind::Claim);
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     api.resume_watches(ObjectKind::Claim);
     advance_time(1).await;
     api.pause_watches(ObjectKind::Claim);
@@ -95,7 +97,7 @@ async fn a_claim_that_changed_meanwhile_is_not_patched() {
     let mut agent = TestAgent::start(&api, "agent-1");
     agent.wait_leading().await;
     let unknown = json!({ "metadata": { "annotations": { SELECTED_NODE: "gone" } } });
-    api.create_object(ObjectKind::Claim, sample_claim(1, unknown));
+    api.create_claim(1, unknown);
     advance_time(1).await;
     api.pause_watches(ObjectKind::Claim);
     select(&api, "claim-1", "node-b");
@@ -113,7 +115,7 @@ async fn a_node_that_provisions_while_it_is_deselected_makes_one_volume() {
     api.patch_object(ObjectKind::Node, "node-a", json!({ "spec": { "unschedulable": true } }));
     // The answer to node-a's POST is lost, so that it still retries when it is deselected.
     api.fail_next(RequestVerb::Create, ObjectKind::Volume, RequestFault::NoResponse);
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     wait_until(&api, |api| selected_node(api, "claim-1").is_none()).await;
     select(&api, "claim-1", "node-b");
     wait_bound(&api, "claim-1").await;
@@ -125,7 +127,7 @@ async fn a_node_that_provisions_while_it_is_deselected_makes_one_volume() {
     assert!(affinity.contains("node-b"), "{affinity}");
     agent.stop().await;
     let (a, b) = (a.stop().await, b.stop().await);
-    assert!(a.is_some() && b.is_some());
+    assert!([a, b].iter().all(|ended| matches!(ended, RunError::Canceled)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,7 +144,7 @@ async fn a_claim_that_no_node_can_serve_gets_one_event_for_each_reason() {
     let unselected = json!({
         "metadata": { "annotations": { SELECTED_NODE: null } }, "spec": { "storageClassName": "now" },
     });
-    api.create_object(ObjectKind::Claim, sample_claim(1, unselected));
+    api.create_claim(1, unselected);
     wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
     advance_time(3600).await;
     assert_eq!(api.event_notes("claim-1").len(), 1);

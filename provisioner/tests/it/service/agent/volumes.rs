@@ -3,19 +3,19 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nodekeel_provisioner::testing::objects::{DRIVER, sample_claim, sample_node};
+use nodekeel_provisioner::testing::objects::{DRIVER, sample_node};
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{SELECTED_NODE, StepMoment, VolumeStep};
 use serde_json::json;
 
-use super::super::harness::{advance_time, phase, wait_bound, wait_for_event, wait_until};
+use super::super::harness::{ApiFixture as _, advance_time, phase, wait_bound, wait_for_event, wait_until};
 use super::{TestAgent, cluster_api, csi_node, selected_node, test_config, volume_name, volume_of_gone_node};
 
 #[tokio::test(start_paused = true)]
 async fn volumes_of_a_deleted_node_are_reported_after_the_delay_and_stay() {
     let api = cluster_api();
     api.create_object(ObjectKind::Node, sample_node("node-z", json!({})));
-    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    api.create_claim(1, json!({}));
     api.create_object(ObjectKind::Volume, volume_of_gone_node(1, "Pending", "Delete"));
     api.create_object(ObjectKind::Volume, volume_of_gone_node(2, "Released", "Delete"));
     wait_bound(&api, "claim-1").await;
@@ -42,7 +42,7 @@ async fn only_released_volumes_that_are_to_be_deleted_are_removed_and_only_once_
     let api = cluster_api();
     for (number, policy) in [(1, "Delete"), (2, "Delete"), (3, "Retain")] {
         if number == 1 {
-            api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+            api.create_claim(1, json!({}));
         }
         api.create_object(ObjectKind::Volume, volume_of_gone_node(number, "Released", policy));
     }
@@ -62,7 +62,7 @@ async fn only_released_volumes_that_are_to_be_deleted_are_removed_and_only_once_
     assert_eq!(phase(&api, ObjectKind::Volume, &volume_name(1)), "Bound");
     assert_eq!(phase(&api, ObjectKind::Volume, &volume_name(3)), "Released");
     // Only after its claim is deleted, and the delay.
-    api.delete_object(ObjectKind::Claim, "claim-1");
+    api.delete_claim(1);
     advance_time(599).await;
     assert!(api.get_object(ObjectKind::Volume, &volume_name(1)).is_some());
     wait_until(&api, |api| api.get_object(ObjectKind::Volume, &volume_name(1)).is_none()).await;
@@ -109,7 +109,7 @@ async fn while_a_watch_fails_a_new_node_is_not_taken_for_a_deleted_one() {
     api.create_object(ObjectKind::CsiNode, csi_node("node-z", DRIVER));
     api.create_object(ObjectKind::Volume, volume_of_gone_node(1, "Released", "Delete"));
     let selected = json!({ "metadata": { "annotations": { SELECTED_NODE: "node-z" } } });
-    api.create_object(ObjectKind::Claim, sample_claim(2, selected));
+    api.create_claim(2, selected);
     advance_time(3600).await;
     assert_eq!(api.list_objects(ObjectKind::Event).len(), 0, "{:?}", api.list_objects(ObjectKind::Event));
     assert_eq!(api.request_count(RequestVerb::Patch, ObjectKind::Claim), 0);
@@ -129,7 +129,7 @@ async fn failed_calls_are_retried_until_the_server_accepts_them() {
     api.fail_next(RequestVerb::Patch, ObjectKind::Claim, RequestFault::Status(403));
     api.create_object(ObjectKind::Volume, volume_of_gone_node(2, "Released", "Delete"));
     let unknown = json!({ "metadata": { "annotations": { SELECTED_NODE: "gone" } } });
-    api.create_object(ObjectKind::Claim, sample_claim(1, unknown));
+    api.create_claim(1, unknown);
     let agent = TestAgent::start(&api, "agent-1");
     wait_until(&api, |api| selected_node(api, "claim-1").is_none()).await;
     wait_for_event(&api, &volume_name(2), "ReferencedNodeDeleted").await;
@@ -154,7 +154,7 @@ async fn an_agent_killed_at_any_step_is_completed_by_the_next_one() {
             api.create_object(ObjectKind::Volume, volume_of_gone_node(2, "Released", "Delete"));
             api.create_object(ObjectKind::Volume, volume_of_gone_node(3, "Released", "Retain"));
             let unknown = json!({ "metadata": { "annotations": { SELECTED_NODE: "gone" } } });
-            api.create_object(ObjectKind::Claim, sample_claim(1, unknown));
+            api.create_claim(1, unknown);
             let point = format!("{moment:?} {step:?}");
             let killed = Arc::new(Mutex::new(None));
             let hook = {
