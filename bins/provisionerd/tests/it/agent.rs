@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use testbed::{FakeNode, Kube, KubeDaemon, KubeUser, command_output, wait_until};
 
-use crate::cluster::{DRIVER, TIMEOUT, TestDaemon, account_kubeconfig};
+use crate::cluster::{DRIVER, TIMEOUT, TestDaemon, account_kubeconfig, claim_manifest, test_runtime};
 
 const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd-agent";
 const SELECTED: &str = "/metadata/annotations/volume.kubernetes.io~1selected-node";
@@ -112,15 +112,7 @@ fn wait_leading(kube: &Kube, identity: &str) {
 
 /// A claim, and a pod that uses it.
 fn create_pod(kube: &Kube, name: &str) {
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": name, "namespace": "default" },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": { "requests": { "storage": "1Mi" } },
-            "storageClassName": "nodekeel",
-        },
-    });
+    let claim = claim_manifest(name, None, json!({}));
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": name, "namespace": "default" },
@@ -159,8 +151,7 @@ fn a_claim_whose_selected_node_is_without_the_driver_cordoned_or_deleted_is_serv
     let kube = start_control_plane();
     kube.create_fake_node(&FakeNode::new("good").with_driver(DRIVER)).expect("a node");
     let daemon = TestDaemon::new(&account_kubeconfig(&kube), "good".to_owned());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.expect("a runtime");
+    let runtime = test_runtime();
     let _running = runtime.block_on(async { daemon.start(&[]) });
     let agent = TestAgent::start(&kube, "agent-1", &[]);
     wait_leading(&kube, "agent-1");

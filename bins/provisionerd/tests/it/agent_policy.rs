@@ -1,16 +1,16 @@
 //! The admission policies of the agent in `deploy/policy`, enforced by the API server.
 
-use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use nodekeel_provisioner::{DriverName, FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER};
 use serde_json::{Value, json};
-use testbed::{FakeNode, Kube, KubeUser, command_output, wait_until};
+use testbed::{FakeNode, Kube, KubeUser};
 
-use crate::cluster::{DRIVER, SharedControlPlane, TIMEOUT};
+use crate::accounts::{self, kubectl_as, wait_until_rejected};
+use crate::cluster::{DRIVER, SharedControlPlane, claim_manifest, merge};
 
-const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd-agent";
+const ACCOUNT: &str = "provisionerd-agent";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 const POLICIES: [&str; 3] =
     ["provisionerd-agent-claims", "provisionerd-agent-volumes", "provisionerd-agent-nodes"];
@@ -38,20 +38,12 @@ fn start_control_plane() -> Kube {
     kube
 }
 
-/// kubectl as the agent's account.
-fn agent_kubectl(kube: &Kube) -> Command {
-    let mut kubectl = kube.kubectl_command();
-    kubectl.args(["--as", ACCOUNT, "--as-group=system:serviceaccounts", "--as-group=system:authenticated"]);
-    kubectl
-}
-
 fn patch(kube: &Kube, kind: &str, name: &str, patch: &Value) -> Result<String> {
-    let patch = patch.to_string();
-    command_output(agent_kubectl(kube).args(["patch", kind, name, "--type=merge", "--patch", &patch]))
+    accounts::patch(kubectl_as(kube, ACCOUNT, ""), kind, name, "", patch)
 }
 
 fn delete(kube: &Kube, name: &str) -> Result<String> {
-    command_output(agent_kubectl(kube).args(["delete", "persistentvolume", name, "--wait=false"]))
+    accounts::delete_volume(kubectl_as(kube, ACCOUNT, ""), name)
 }
 
 fn assert_rejected(tried: Result<String>, policy: &str, what: &str) {
@@ -59,45 +51,11 @@ fn assert_rejected(tried: Result<String>, policy: &str, what: &str) {
     assert!(message.contains(policy), "{what}: {message}");
 }
 
-/// Waits until the API server has observed the policies: each rejects this.
-fn wait_in_force(tries: &[(&str, &dyn Fn() -> Result<String>)]) {
-    for (policy, tried) in tries {
-        let is_in_force = || {
-            let message = format!("{:#}", tried().err().context("it is accepted")?);
-            ensure!(message.contains(policy), "{message}");
-            Ok(())
-        };
-        wait_until(TIMEOUT, policy, is_in_force).expect("the policy is in force");
-    }
-}
-
-/// Merges fields into an object; `null` removes one.
-fn merge(object: &mut Value, change: Value) {
-    let Value::Object(fields) = change else {
-        *object = change;
-        return;
-    };
-    for (name, change) in fields {
-        match (change, object.as_object_mut()) {
-            (Value::Null, Some(object)) => drop(object.remove(&name)),
-            (change, _) => merge(&mut object[name], change),
-        }
-    }
-}
-
 fn create_claim(kube: &Kube, name: &str, change: Value) {
-    let mut claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": {
-            "name": name, "namespace": "default",
-            "annotations": { SELECTED_NODE: "node-a", STORAGE_PROVISIONER: DRIVER, "kept": "yes" },
-        },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": { "requests": { "storage": "1Mi" } },
-            "storageClassName": "none",
-        },
-    });
+    let annotations = json!({ STORAGE_PROVISIONER: DRIVER, "kept": "yes" });
+    let unbound =
+        json!({ "metadata": { "annotations": annotations }, "spec": { "storageClassName": "none" } });
+    let mut claim = claim_manifest(name, Some("node-a"), unbound);
     merge(&mut claim, change);
     kube.create_objects(&claim.to_string()).expect("a claim");
 }
@@ -116,7 +74,7 @@ fn the_agents_account_only_deselects_the_nodes_of_unbound_claims() {
     create_claim(&kube, "taken", json!({ "spec": { "volumeName": "another" } }));
     let change = |name: &str, metadata: Value| patch(&kube, "pvc", name, &json!({ "metadata": metadata }));
     let select = |node: Option<&str>| json!({ "annotations": { SELECTED_NODE: node } });
-    wait_in_force(&[(policy, &|| change("ours", json!({ "labels": { "a": "b" } })))]);
+    wait_until_rejected(|| change("ours", json!({ "labels": { "a": "b" } })), policy);
 
     let owner = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-00000000dead",
@@ -174,7 +132,8 @@ fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist()
     let provisioner = json!({ "metadata": { "annotations": { PROVISIONED_BY: "other.example" } } });
     released("adopted", "node-gone", provisioner);
     create_volume(&kube, "free", ("node-gone", "Available"), json!({ "spec": { "claimRef": null } }));
-    wait_in_force(&[(volumes, &|| delete(&kube, "retained")), (nodes, &|| delete(&kube, "living"))]);
+    wait_until_rejected(|| delete(&kube, "retained"), volumes);
+    wait_until_rejected(|| delete(&kube, "living"), nodes);
 
     let finalizers = json!({ "metadata": { "finalizers": null } });
     for name in ["retained", "foreign", "adopted", "free"] {
@@ -201,12 +160,5 @@ fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist()
 #[test]
 #[ignore = "needs kube"]
 fn the_expressions_of_the_agents_policies_pass_type_checking() {
-    let kube = control_plane();
-    for policy in POLICIES {
-        let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
-        let checked = kube.wait_for_object("validatingadmissionpolicy", policy, is_checked);
-        let checked = checked.expect("the controller manager has checked the policy");
-        let warnings = &checked["status"]["typeChecking"]["expressionWarnings"];
-        assert!(warnings.is_null(), "{policy}: {warnings}");
-    }
+    accounts::assert_type_checked(&control_plane(), &POLICIES);
 }

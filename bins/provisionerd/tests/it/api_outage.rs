@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use nodekeel_provisioner::{SELECTED_NODE, STORAGE_PROVISIONER};
+use nodekeel_provisioner::STORAGE_PROVISIONER;
 use serde_json::json;
 use testbed::KubeDaemon;
 
-use crate::cluster::{self, TestDaemon, claims_api, create_object, volumes_api, wait_object, wait_objects};
+use crate::cluster::{self, TestDaemon, claim_manifest, create_claim, volumes_api, wait_bound, wait_objects};
 
 /// Longer than each backoff of a client that starts at a second.
 const OUTAGE: Duration = Duration::from_secs(150);
@@ -15,35 +14,22 @@ const OUTAGE: Duration = Duration::from_secs(150);
 /// Within this a claim is bound that is created once the API server answers again.
 const BOUND_WITHIN: Duration = Duration::from_secs(3);
 
-fn is_bound(claim: Option<&PersistentVolumeClaim>) -> bool {
-    claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
-}
-
 #[test]
 #[ignore = "soak: the API server is down for 150 s"]
 fn a_claim_is_bound_at_once_after_an_outage_of_the_api_server() {
     let mut kube = cluster::start_control_plane();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.expect("a runtime");
+    let runtime = cluster::test_runtime();
     let client = runtime.block_on(cluster::admin_client(&kube));
     let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "node-a".to_owned());
     // The controller-manager would add the provisioner, but it is stopped when the second claim is created.
     let create = async |name: &str| {
-        let annotations = json!({ SELECTED_NODE: daemon.node, STORAGE_PROVISIONER: cluster::DRIVER });
-        let claim = json!({
-            "metadata": { "name": name, "annotations": annotations },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": "1Mi" } },
-                "storageClassName": "nodekeel",
-            },
-        });
-        create_object(&claims_api(&client), claim).await;
+        let ours = json!({ "metadata": { "annotations": { STORAGE_PROVISIONER: cluster::DRIVER } } });
+        create_claim(&client, claim_manifest(name, Some(&daemon.node), ours)).await;
     };
     let _running = runtime.block_on(async {
         let running = daemon.start(&[]);
         create("before").await;
-        wait_object(&claims_api(&client), "before", is_bound).await;
+        wait_bound(&client, "before").await;
         running
     });
 
@@ -58,11 +44,11 @@ fn a_claim_is_bound_at_once_after_an_outage_of_the_api_server() {
     runtime.block_on(wait_objects(volumes_api(&client), "", |found| found.len() == 2));
     let provisioned = answers.elapsed();
     kube.launch_daemon(KubeDaemon::ControllerManager).expect("it starts");
-    runtime.block_on(wait_object(&claims_api(&client), "during", is_bound));
+    runtime.block_on(wait_bound(&client, "during"));
 
     runtime.block_on(create("after"));
     let created = Instant::now();
-    runtime.block_on(wait_object(&claims_api(&client), "after", is_bound));
+    runtime.block_on(wait_bound(&client, "after"));
     let bound = created.elapsed();
     println!(
         "volume provisioned {provisioned:?} after the API server answers, the next claim bound after {bound:?}"

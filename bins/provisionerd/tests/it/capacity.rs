@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::DeleteParams;
 use kube::{Api, Client};
@@ -12,7 +12,8 @@ use testbed::{FakeNode, KillPlace, KillTally, Kube};
 use tokio::process::Child;
 
 use crate::cluster::{
-    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, kill_rounds, wait_object, wait_objects,
+    self, DRIVER, TIMEOUT, TestDaemon, claim_manifest, create_claim, create_object, kill_rounds, wait_bound,
+    wait_object, wait_objects,
 };
 
 const MIB: u64 = 1 << 20;
@@ -65,9 +66,7 @@ impl CapacityFixture {
                 "name": "main", "image": "none", "resources": { "requests": { "cpu": processors } },
             }] },
         });
-        for (key, value) in patch.as_object().expect("an object") {
-            pod["spec"][key] = value.clone();
-        }
+        cluster::merge(&mut pod["spec"], patch);
         create_object(&self.pods(), pod).await;
     }
 
@@ -78,22 +77,12 @@ impl CapacityFixture {
 
     /// Creates a pod with a claim, and waits until both have their node. Returns it, and the time that took.
     async fn place_pod(&self, name: &str, size: &str) -> (String, Duration) {
-        let claim = json!({
-            "metadata": { "name": name },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": size } },
-                "storageClassName": "nodekeel",
-            },
-        });
+        let sized = json!({ "spec": { "resources": { "requests": { "storage": size } } } });
         let start = Instant::now();
-        create_object(&claims_api(&self.client), claim).await;
+        create_claim(&self.client, claim_manifest(name, None, sized)).await;
         let volumes = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": name } }]);
         self.create_pod(name, json!({ "volumes": volumes }), "100m").await;
-        let is_bound = |claim: Option<&PersistentVolumeClaim>| {
-            claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
-        };
-        wait_object(&claims_api(&self.client), name, is_bound).await;
+        wait_bound(&self.client, name).await;
         let node = |pod: Option<&Pod>| pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone());
         let pod = wait_object(&self.pods(), name, |pod| node(pod).is_some()).await;
         (node(pod.as_ref()).expect("a node"), start.elapsed())
@@ -101,8 +90,7 @@ impl CapacityFixture {
 }
 
 fn run(test: impl AsyncFnOnce(CapacityFixture)) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(async { test(CapacityFixture::start().await).await });
+    cluster::test_runtime().block_on(async { test(CapacityFixture::start().await).await });
 }
 
 #[test]

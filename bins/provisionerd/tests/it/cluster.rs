@@ -10,17 +10,19 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::PostParams;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector;
 use kube::runtime::watcher::{self, watch_object, watcher};
 use kube::{Api, Client, Resource};
+use nodekeel_provisioner::SELECTED_NODE;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testbed::gotool::SNAPSHOT_CRDS;
 use testbed::{Kube, KubeUser};
 use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
 
 /// Timeout for expected events, on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
@@ -74,6 +76,19 @@ impl SharedControlPlane {
     }
 }
 
+pub(crate) fn test_runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// Runs a test on a control plane, with the admin's client and a daemon that is not started yet.
+pub(crate) fn run_with_daemon(node: &str, test: impl AsyncFnOnce(Client, TestDaemon)) {
+    let kube = start_control_plane();
+    test_runtime().block_on(async {
+        let client = admin_client(&kube).await;
+        test(client, TestDaemon::new(&account_kubeconfig(&kube), node.to_owned())).await;
+    });
+}
+
 /// The kubeconfig of the account that deploy/rbac.yaml is for.
 pub(crate) fn account_kubeconfig(kube: &Kube) -> PathBuf {
     kube.kubeconfig_file("system:serviceaccount:nodekeel:provisionerd").expect("an account")
@@ -91,6 +106,94 @@ pub(crate) fn claims_api(client: &Client) -> Api<PersistentVolumeClaim> {
 
 pub(crate) fn volumes_api(client: &Client) -> Api<PersistentVolume> {
     Api::all(client.clone())
+}
+
+/// A claim of 1 MiB with the shipped class, changed by a patch. With a node, the scheduler has selected that.
+pub(crate) fn claim_manifest(name: &str, node: Option<&str>, patch: Value) -> Value {
+    let mut claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Mi" } },
+            "storageClassName": "nodekeel",
+        },
+    });
+    if let Some(node) = node {
+        claim["metadata"]["annotations"] = json!({ SELECTED_NODE: node });
+    }
+    merge(&mut claim, patch);
+    claim
+}
+
+/// Merges fields into an object; `null` removes one.
+pub(crate) fn merge(object: &mut Value, change: Value) {
+    let Value::Object(fields) = change else {
+        *object = change;
+        return;
+    };
+    for (name, change) in fields {
+        match (change, object.as_object_mut()) {
+            (Value::Null, Some(object)) => drop(object.remove(&name)),
+            (change, _) => merge(&mut object[name], change),
+        }
+    }
+}
+
+pub(crate) async fn create_claim(client: &Client, manifest: Value) -> PersistentVolumeClaim {
+    create_object(&claims_api(client), manifest).await
+}
+
+pub(crate) async fn delete_claim(client: &Client, name: &str) {
+    claims_api(client).delete(name, &DeleteParams::default()).await.expect("the claim is deleted");
+}
+
+pub(crate) async fn patch_claim(client: &Client, name: &str, patch: Value) {
+    let patch = Patch::Merge(patch);
+    claims_api(client).patch(name, &PatchParams::default(), &patch).await.expect("a patch");
+}
+
+pub(crate) async fn patch_volume(client: &Client, name: &str, patch: Value) {
+    let patch = Patch::Merge(patch);
+    volumes_api(client).patch(name, &PatchParams::default(), &patch).await.expect("a patch");
+}
+
+/// The name of the volume of a claim.
+pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> String {
+    format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"))
+}
+
+pub(crate) fn is_bound(claim: Option<&PersistentVolumeClaim>) -> bool {
+    claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
+}
+
+/// Whether a claim has this size, and nothing is in progress.
+pub(crate) fn has_capacity(claim: Option<&PersistentVolumeClaim>, size: &str) -> bool {
+    claim.and_then(|claim| claim.status.as_ref()).is_some_and(|status| {
+        status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == size)
+            && status.allocated_resource_statuses.is_none()
+            && status.conditions.is_none()
+    })
+}
+
+pub(crate) async fn wait_bound(client: &Client, name: &str) -> PersistentVolumeClaim {
+    wait_object(&claims_api(client), name, is_bound).await.expect("it exists")
+}
+
+pub(crate) async fn wait_phase(client: &Client, volume: &str, phase: &str) {
+    let is_so = |volume: Option<&PersistentVolume>| {
+        volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some(phase)
+    };
+    wait_object(&volumes_api(client), volume, is_so).await;
+}
+
+pub(crate) async fn wait_volume_gone(client: &Client, volume: &str) {
+    wait_object(&volumes_api(client), volume, |volume| volume.is_none()).await;
+}
+
+/// The value of an annotation.
+pub(crate) fn annotation<'a, K: Resource>(object: Option<&'a K>, key: &str) -> Option<&'a str> {
+    object?.meta().annotations.as_ref()?.get(key).map(String::as_str)
 }
 
 pub(crate) async fn create_object<K>(api: &Api<K>, object: Value) -> K
@@ -174,20 +277,38 @@ impl TestDaemon {
     }
 
     fn spawn(&self, listen: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Child {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
-        command.args(["run", "--no-csi", "--listen", listen, "--driver", DRIVER, "--node", &self.node]);
-        command.args(arguments);
-        command.arg("--directory").arg(self.base.path()).arg("--kubeconfig").arg(&self.kubeconfig);
-        command
-            .env_clear()
-            .env("PROVISIONERD_BOOKS", self.quota_dir.path())
-            .envs(environment.iter().copied());
+        let mut command = self.command(&["run", "--no-csi", "--listen", listen]);
+        command.args(arguments).envs(environment.iter().copied());
         let log = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.quota_dir.path().with_extension("log"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
         command.kill_on_drop(true).spawn().expect("provisionerd starts")
+    }
+
+    /// A command of provisionerd with the directory and the node of this daemon.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        self.command_on(&self.node, arguments)
+    }
+
+    /// The same on another node.
+    pub(crate) fn command_on(&self, node: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
+        command.args(arguments).args(["--driver", DRIVER, "--node", node]);
+        command.arg("--directory").arg(self.base.path()).arg("--kubeconfig").arg(&self.kubeconfig);
+        command.env_clear().env("PROVISIONERD_BOOKS", self.quota_dir.path());
+        command
+    }
+
+    /// Creates a claim that has selected the daemon's node.
+    pub(crate) async fn create_claim(&self, client: &Client, name: &str) -> PersistentVolumeClaim {
+        create_claim(client, claim_manifest(name, Some(&self.node), json!({}))).await
+    }
+
+    /// A file in a volume.
+    pub(crate) fn file_of(&self, volume: &str) -> PathBuf {
+        self.base.path().join("volumes").join(volume).join("file")
     }
 
     /// The log of all its incarnations so far.

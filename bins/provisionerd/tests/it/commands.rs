@@ -2,31 +2,20 @@
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
 use std::process::Output;
 
-use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
-use tokio::process::Command;
 
-use crate::cluster::{self, DRIVER, TestDaemon, claims_api, volumes_api, wait_object};
-use crate::store::{create_claim, wait_bound};
+use crate::cluster::{
+    TestDaemon, delete_claim, patch_volume, run_with_daemon, volume_name, volumes_api, wait_bound,
+    wait_phase, wait_volume_gone,
+};
 
 /// Runs a command in the place of the daemon.
 async fn run_command(daemon: &TestDaemon, arguments: &[&str], kill_at: Option<&str>) -> Output {
-    run_on_node(&daemon.node, daemon, arguments, kill_at).await
-}
-
-/// Runs a command with the disk of the daemon on another node.
-async fn run_on_node(node: &str, daemon: &TestDaemon, arguments: &[&str], kill_at: Option<&str>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
-    command.args(arguments).args(["--driver", DRIVER, "--node", node, "--directory"]);
-    command.arg(daemon.base.path()).arg("--kubeconfig").arg(&daemon.kubeconfig).env_clear();
-    command.env("PROVISIONERD_BOOKS", daemon.quota_dir.path());
-    if let Some(moment) = kill_at {
-        command.env("PROVISIONERD_KILL_AT", moment);
-    }
+    let mut command = daemon.command(arguments);
+    command.envs(kill_at.map(|moment| ("PROVISIONERD_KILL_AT", moment)));
     command.output().await.expect("provisionerd starts")
 }
 
@@ -41,22 +30,14 @@ fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-async fn wait_phase(client: &kube::Client, volume: &str, phase: &str) {
-    let is_so = |volume: Option<&PersistentVolume>| {
-        volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some(phase)
-    };
-    wait_object(&volumes_api(client), volume, is_so).await;
-}
-
 /// Makes the volume of a claim an orphan with a file, as an administrator does who keeps the data.
 async fn orphan_volume(client: &kube::Client, daemon: &TestDaemon, name: &str) -> String {
-    let claim = create_claim(client, daemon, name).await;
-    wait_bound(client, name).await;
-    let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
-    fs::write(daemon.base.path().join("volumes").join(&volume).join("file"), "data").expect("written");
-    let retain = Patch::Merge(json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } }));
-    volumes_api(client).patch(&volume, &PatchParams::default(), &retain).await.expect("a patch");
-    claims_api(client).delete(name, &DeleteParams::default()).await.expect("the claim is deleted");
+    daemon.create_claim(client, name).await;
+    let volume = volume_name(&wait_bound(client, name).await);
+    fs::write(daemon.file_of(&volume), "data").expect("written");
+    let retain = json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } });
+    patch_volume(client, &volume, retain).await;
+    delete_claim(client, name).await;
     wait_phase(client, &volume, "Released").await;
     delete_volume(client, &volume).await;
     volume
@@ -64,11 +45,11 @@ async fn orphan_volume(client: &kube::Client, daemon: &TestDaemon, name: &str) -
 
 async fn delete_volume(client: &kube::Client, volume: &str) {
     volumes_api(client).delete(volume, &DeleteParams::default()).await.expect("deleted");
-    wait_object(&volumes_api(client), volume, |volume| volume.is_none()).await;
+    wait_volume_gone(client, volume).await;
 }
 
 fn has_data(daemon: &TestDaemon, volume: &str) -> bool {
-    Path::new(daemon.base.path()).join("volumes").join(volume).join("file").exists()
+    daemon.file_of(volume).exists()
 }
 
 /// Asserts that the commands list a volume in use and an orphan, and refuse to act on the former. Returns its id.
@@ -93,8 +74,8 @@ async fn assert_listed(daemon: &TestDaemon, orphan: &str) -> String {
     assert!(refused.contains("has a PersistentVolume"), "{refused}");
     // A disk that was moved: its volumes are those of its node.
     for action in ["--adopt", "--remove"] {
-        let moved = run_on_node("other-node", daemon, &["orphans", action, "--all"], None).await;
-        let refused = stderr_text(&moved);
+        let moved = daemon.command_on("other-node", &["orphans", action, "--all"]).output().await;
+        let refused = stderr_text(&moved.expect("provisionerd starts"));
         assert!(refused.contains("of node orphan-node"), "{refused}");
     }
     used.to_owned()
@@ -122,7 +103,7 @@ async fn remove_through_kills(client: &kube::Client, daemon: &TestDaemon) {
         // After the step the daemon removes it by itself, at once or a moment later.
         let repeated = run_command(daemon, &["orphans", "--remove", &volume], None).await;
         assert!(repeated.status.success() || moment.starts_with("After"), "{repeated:?}");
-        wait_object(&volumes_api(client), &volume, |volume| volume.is_none()).await;
+        wait_volume_gone(client, &volume).await;
         assert!(!daemon.list_names("volumes").contains(&volume), "{}", daemon.log_text());
     }
 }
@@ -130,13 +111,9 @@ async fn remove_through_kills(client: &kube::Client, daemon: &TestDaemon) {
 #[test]
 #[ignore = "needs kube"]
 fn orphans_are_listed_adopted_and_removed_beside_the_daemon_also_after_a_kill() {
-    let kube = cluster::start_control_plane();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let client = cluster::admin_client(&kube).await;
-        let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "orphan-node".to_owned());
+    run_with_daemon("orphan-node", async |client, daemon| {
         let mut child = daemon.start(&[]);
-        create_claim(&client, &daemon, "used").await;
+        daemon.create_claim(&client, "used").await;
         wait_bound(&client, "used").await;
         let volume = orphan_volume(&client, &daemon, "left").await;
         let used = assert_listed(&daemon, &volume).await;
@@ -151,15 +128,10 @@ fn orphans_are_listed_adopted_and_removed_beside_the_daemon_also_after_a_kill() 
 #[test]
 #[ignore = "needs kube"]
 fn a_new_disk_is_served_after_the_old_one_was_declared_lost_also_after_a_kill() {
-    let kube = cluster::start_control_plane();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let client = cluster::admin_client(&kube).await;
-        let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "new-disk".to_owned());
+    run_with_daemon("new-disk", async |client, daemon| {
         let mut child = daemon.start(&[]);
-        let claim = create_claim(&client, &daemon, "lost").await;
-        wait_bound(&client, "lost").await;
-        let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
+        daemon.create_claim(&client, "lost").await;
+        let volume = volume_name(&wait_bound(&client, "lost").await);
         let base = daemon.base.path();
         let old = fs::read_to_string(base.join("store-id")).expect("an identity").trim_end().to_owned();
         let refused = run_command(&daemon, &["store", "replace", "--lost", &old], None).await;
@@ -186,11 +158,11 @@ fn a_new_disk_is_served_after_the_old_one_was_declared_lost_also_after_a_kill() 
         let text = stdout_text(&run_command(&daemon, &["store", "replace", "--lost", &old], None).await);
         assert!(text.contains(&format!("{volume} is declared lost")), "{text}");
 
-        create_claim(&client, &daemon, "new").await;
+        daemon.create_claim(&client, "new").await;
         wait_bound(&client, "new").await;
         wait_phase(&client, &volume, "Bound").await;
-        claims_api(&client).delete("lost", &DeleteParams::default()).await.expect("deleted");
-        wait_object(&volumes_api(&client), &volume, |volume| volume.is_none()).await;
+        delete_claim(&client, "lost").await;
+        wait_volume_gone(&client, &volume).await;
         assert_eq!(daemon.list_names("volumes").len(), 1);
         assert!(stdout_text(&run_command(&daemon, &["store", "show"], None).await).contains("serves it"));
         child.kill().await.expect("killed");

@@ -9,14 +9,13 @@ use crate::{capacity, import};
 
 mod clones;
 mod images;
-mod leak_counts;
 mod marks;
 mod matrix;
 mod run;
 mod scenarios;
 mod snapshots;
 
-use leak_counts::LeakCounts;
+use run::LeakCounts;
 
 /// The scenario of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use anyhow::ensure;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Client;
 use kube::api::ListParams;
+use nodekeel_provisioner::SELECTED_NODE;
 use serde_json::json;
 use testbed::{KillPlace, KillTally, wait_until};
-use tokio::process::Command;
 
 use crate::cluster::{
-    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, kill_rounds, volumes_api, wait_object,
+    TIMEOUT, TestDaemon, claim_manifest, create_claim, kill_rounds, patch_claim, run_with_daemon,
+    volumes_api, wait_bound,
 };
 
 /// The steps of a copy and of a move.
@@ -38,15 +38,7 @@ struct ImportFixture {
 impl ImportFixture {
     /// A claim that no pod uses, and a directory with data for it.
     async fn create_claim(&self, name: &str) -> PathBuf {
-        let claim = json!({
-            "metadata": { "name": name },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": "1Mi" } },
-                "storageClassName": "nodekeel",
-            },
-        });
-        let _: PersistentVolumeClaim = create_object(&claims_api(&self.client), claim).await;
+        create_claim(&self.client, claim_manifest(name, None, json!({}))).await;
         let source = self.program.base.path().join(format!("incoming-{name}"));
         fs::create_dir_all(source.join("below")).expect("a directory");
         fs::write(source.join("below/file"), name).expect("a file");
@@ -54,12 +46,8 @@ impl ImportFixture {
     }
 
     async fn import(&self, (name, mode): (&str, &str), source: &PathBuf, kill_at: Option<&str>) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
-        command.args(["import", "--claim", &format!("default/{name}"), "--driver", DRIVER]);
+        let mut command = self.program.command(&["import", "--claim", &format!("default/{name}")]);
         command.args((mode == "move").then_some("--move")).arg(source);
-        command.arg("--directory").arg(self.program.base.path()).args(["--node", &self.program.node]);
-        command.arg("--kubeconfig").arg(&self.program.kubeconfig);
-        command.env_clear().env("PROVISIONERD_BOOKS", self.program.quota_dir.path());
         command.envs(kill_at.map(|moment| ("PROVISIONERD_KILL_AT", moment)));
         command.output().await.expect("provisionerd runs")
     }
@@ -77,10 +65,7 @@ impl ImportFixture {
 
     /// The claim is bound to a volume with the data.
     async fn assert_bound(&self, name: &str) {
-        let is_bound = |claim: Option<&PersistentVolumeClaim>| {
-            claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
-        };
-        let claim = wait_object(&claims_api(&self.client), name, is_bound).await.expect("it exists");
+        let claim = wait_bound(&self.client, name).await;
         let volume = claim.spec.and_then(|spec| spec.volume_name).expect("a volume");
         let file = self.program.base.path().join("volumes").join(&volume).join("below/file");
         assert_eq!(fs::read_to_string(file).expect("the data"), name);
@@ -93,11 +78,7 @@ impl ImportFixture {
 #[test]
 #[ignore = "needs kube"]
 fn an_import_killed_at_each_step_binds_the_claim_to_the_data_once() {
-    let kube = cluster::start_control_plane();
-    let kubeconfig = cluster::account_kubeconfig(&kube);
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(async {
-        let program = TestDaemon::new(&kubeconfig, "importer".to_owned());
+    run_with_daemon("importer", async |client, program| {
         let _daemon = program.start(&[]);
         let identity = program.base.path().join("store-id");
         let is_served = || {
@@ -106,7 +87,7 @@ fn an_import_killed_at_each_step_binds_the_claim_to_the_data_once() {
         };
         tokio::task::block_in_place(|| wait_until(TIMEOUT, "the daemon to serve its store", is_served))
             .unwrap_or_else(|error| panic!("{error:#}: {}", program.log_text()));
-        let site = ImportFixture { client: cluster::admin_client(&kube).await, program };
+        let site = ImportFixture { client, program };
         let mut tally = KillTally::default();
         for round in 0..kill_rounds() {
             for (mode, moment) in kill_moments() {
@@ -127,23 +108,14 @@ fn an_import_killed_at_each_step_binds_the_claim_to_the_data_once() {
 #[test]
 #[ignore = "needs kube"]
 fn a_claim_that_a_pod_has_used_is_rejected_with_its_volume() {
-    let kube = cluster::start_control_plane();
-    let kubeconfig = cluster::account_kubeconfig(&kube);
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(async {
-        let program = TestDaemon::new(&kubeconfig, "importer".to_owned());
+    run_with_daemon("importer", async |client, program| {
         let _daemon = program.start(&[]);
-        let site = ImportFixture { client: cluster::admin_client(&kube).await, program };
+        let site = ImportFixture { client, program };
         let source = site.create_claim("used").await;
-        let selected = json!({ "metadata": { "annotations": {
-            "volume.kubernetes.io/selected-node": "importer",
-        } } });
-        let (claims, params) = (claims_api(&site.client), kube::api::PatchParams::default());
-        claims.patch("used", &params, &kube::api::Patch::Merge(selected)).await.expect("a scheduler's patch");
-        let is_bound = |claim: Option<&PersistentVolumeClaim>| {
-            claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
-        };
-        wait_object(&claims, "used", is_bound).await;
+        // As a scheduler does.
+        let selected = json!({ "metadata": { "annotations": { SELECTED_NODE: "importer" } } });
+        patch_claim(&site.client, "used", selected).await;
+        wait_bound(&site.client, "used").await;
         for mode in ["copy", "move"] {
             let output = site.import(("used", mode), &source, None).await;
             let message = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,6 +1,8 @@
 //! Tests of the provisionerd binary.
 
 #[cfg(feature = "kill-points")]
+mod accounts;
+#[cfg(feature = "kill-points")]
 mod agent;
 #[cfg(feature = "kill-points")]
 mod agent_policy;

@@ -4,14 +4,14 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use nodekeel_provisioner::DriverName;
 use serde_json::{Value, json};
-use testbed::{Kube, ScratchDir, command_output, wait_until};
+use testbed::{Kube, ScratchDir, command_output};
 
-use crate::cluster::{self, DRIVER, SharedControlPlane, TIMEOUT};
+use crate::accounts::{self, kubectl_as, wait_until_rejected};
+use crate::cluster::{self, DRIVER, SharedControlPlane, claim_manifest};
 
-const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
 const POLICY: &str = "provisionerd-own-node";
 const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
 const CLAIMS_POLICY: &str = "provisionerd-own-claims";
@@ -50,24 +50,21 @@ impl PolicyFixture {
         let kube = SHARED.get_or_start(start_with_policies);
         let site = Self { kube, scratch: ScratchDir::new().expect("a directory") };
         let foreign = volume_manifest("probe", DRIVER, &["node-b"]);
-        wait_until_rejected(|| site.create_as("node-a", &foreign, "--dry-run=server"), POLICY);
+        wait_until_rejected(|| site.create_with("node-a", &foreign, "--dry-run=server"), POLICY);
         let foreign = capacity_manifest("probe", "node-b");
-        wait_until_rejected(|| site.create_as("node-a", &foreign, "--dry-run=server"), CAPACITY_POLICY);
+        wait_until_rejected(|| site.create_with("node-a", &foreign, "--dry-run=server"), CAPACITY_POLICY);
         site
     }
 
-    /// kubectl as provisionerd's account, with the token of a pod on this node; "" is a token without a node.
     fn kubectl_as_node(&self, node: &str) -> Command {
-        let mut kubectl = self.kube.kubectl_command();
-        kubectl.args(["--as", ACCOUNT]);
-        kubectl.args(["--as-group=system:serviceaccounts", "--as-group=system:authenticated"]);
-        if !node.is_empty() {
-            kubectl.arg(format!("--as-user-extra=authentication.kubernetes.io/node-name={node}"));
-        }
-        kubectl
+        kubectl_as(&self.kube, "provisionerd", node)
     }
 
-    fn create_as(&self, node: &str, object: &Value, how: &str) -> Result<String> {
+    fn create_as(&self, node: &str, object: &Value) -> Result<String> {
+        self.create_with(node, object, "--output=name")
+    }
+
+    fn create_with(&self, node: &str, object: &Value, how: &str) -> Result<String> {
         let file = self.scratch.path().join("object.json");
         fs::write(&file, object.to_string())?;
         command_output(
@@ -76,7 +73,7 @@ impl PolicyFixture {
     }
 
     fn patch_as(&self, node: &str, kind: &str, name: &str, patch: &Value) -> Result<String> {
-        self.patch_with(node, (kind, name), patch, &[])
+        accounts::patch(self.kubectl_as_node(node), kind, name, "", patch)
     }
 
     fn select_as(&self, by: &str, claim: &str, node: Option<&str>) -> Result<String> {
@@ -85,31 +82,14 @@ impl PolicyFixture {
     }
 
     fn patch_status_as(&self, node: &str, claim: &str, patch: &Value) -> Result<String> {
-        self.patch_with(node, ("persistentvolumeclaim", claim), patch, &["--subresource=status"])
-    }
-
-    fn patch_with(
-        &self,
-        node: &str,
-        (kind, name): (&str, &str),
-        patch: &Value,
-        more: &[&str],
-    ) -> Result<String> {
-        let patch = patch.to_string();
-        let fixed = ["patch", kind, name, "--type=merge", "--patch", &patch];
-        command_output(self.kubectl_as_node(node).args(fixed).args(more))
+        accounts::patch(self.kubectl_as_node(node), "persistentvolumeclaim", claim, "status", patch)
     }
 
     /// A claim that is bound to a new volume on `node-a`, or pending where that has no name.
     fn create_claim(&self, name: &str, volume: &str, annotations: Value) {
-        let mut claim = json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": { "name": name, "namespace": "default", "annotations": annotations },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } },
-                "storageClassName": "none",
-            },
-        });
+        let patch =
+            json!({ "metadata": { "annotations": annotations }, "spec": { "storageClassName": "none" } });
+        let mut claim = claim_manifest(name, None, patch);
         if !volume.is_empty() {
             claim["spec"]["volumeName"] = volume.into();
             let mut object = volume_manifest(volume, DRIVER, &["node-a"]);
@@ -125,7 +105,7 @@ impl PolicyFixture {
     }
 
     fn delete_as(&self, node: &str, name: &str) -> Result<String> {
-        command_output(self.kubectl_as_node(node).args(["delete", "persistentvolume", name, "--wait=false"]))
+        accounts::delete_volume(self.kubectl_as_node(node), name)
     }
 }
 
@@ -156,19 +136,8 @@ fn capacity_manifest(name: &str, node: &str) -> Value {
     })
 }
 
-/// A policy applies once the API server has observed it, and the volumes that are its parameters.
-fn wait_until_rejected(tried: impl Fn() -> Result<String>, why: &str) {
-    let is_in_force = || {
-        let message = format!("{:#}", tried().err().context("it is accepted")?);
-        ensure!(message.contains(why), "{message}");
-        Ok(())
-    };
-    wait_until(TIMEOUT, why, is_in_force).expect("the policy is in force");
-}
-
 fn assert_rejected(tried: Result<String>, why: &str) {
-    let message = format!("{:#}", tried.expect_err("the policy rejects it"));
-    assert!(message.contains("provisionerd-own-") && message.contains(why), "{message}");
+    accounts::assert_rejected(tried, "provisionerd-own-", why);
 }
 
 const FOREIGN: &str = "not one of this driver on this node alone";
@@ -180,29 +149,25 @@ fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
     let site = PolicyFixture::start();
     let finalizers = |list: &[&str]| json!({ "metadata": { "finalizers": list } });
     for node in ["node-a", "node-b"] {
-        site.create_as(node, &volume_manifest(&format!("of-{node}"), DRIVER, &[node]), "--output=name")
-            .expect("of its node");
+        site.create_as(node, &volume_manifest(&format!("of-{node}"), DRIVER, &[node])).expect("of its node");
     }
     let other = volume_manifest("other", DRIVER, &["node-a", "node-b"]);
-    assert_rejected(site.create_as("node-a", &other, "--output=name"), FOREIGN);
+    assert_rejected(site.create_as("node-a", &other), FOREIGN);
     // A volume of release 0.1.0.
     let mut old = volume_manifest("old", DRIVER, &["node-a"]);
     let key = "/spec/nodeAffinity/required/nodeSelectorTerms/0/matchExpressions/0/key";
     *old.pointer_mut(key).expect("a key") = "kubernetes.io/hostname".into();
-    assert_rejected(site.create_as("node-b", &old, "--output=name"), FOREIGN);
-    site.create_as("node-a", &old, "--output=name").expect("of its node");
+    assert_rejected(site.create_as("node-b", &old), FOREIGN);
+    site.create_as("node-a", &old).expect("of its node");
     site.delete_as("node-a", "old").expect("of its node");
     *old.pointer_mut(key).expect("a key") = "topology.other.example/node".into();
-    assert_rejected(site.create_as("node-a", &old, "--output=name"), FOREIGN);
+    assert_rejected(site.create_as("node-a", &old), FOREIGN);
     let mut nowhere = other.clone();
     nowhere["spec"]["nodeAffinity"] = Value::Null;
-    assert_rejected(site.create_as("node-a", &nowhere, "--output=name"), FOREIGN);
+    assert_rejected(site.create_as("node-a", &nowhere), FOREIGN);
     let driver = volume_manifest("other", "foreign.example", &["node-a"]);
-    assert_rejected(site.create_as("node-a", &driver, "--output=name"), FOREIGN);
-    assert_rejected(
-        site.create_as("", &volume_manifest("other", DRIVER, &["node-a"]), "--output=name"),
-        "names no node",
-    );
+    assert_rejected(site.create_as("node-a", &driver), FOREIGN);
+    assert_rejected(site.create_as("", &volume_manifest("other", DRIVER, &["node-a"])), "names no node");
 
     assert_rejected(site.patch_as("node-a", "persistentvolume", "of-node-b", &finalizers(&[])), FOREIGN);
     assert_rejected(site.delete_as("node-a", "of-node-b"), FOREIGN);
@@ -219,11 +184,7 @@ fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
 fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
     const ONLY_NODE: &str = "only its selected node may be changed";
     let site = PolicyFixture::start();
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": "claim", "namespace": "default" },
-        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } },
-    });
+    let claim = claim_manifest("claim", None, json!({ "spec": { "storageClassName": null } }));
     site.kube.create_objects(&claim.to_string()).expect("a claim");
     let select = |by: &str, node: Option<&str>| site.select_as(by, "claim", node);
     assert_rejected(select("node-a", Some("node-b")), ONLY_NODE);
@@ -258,11 +219,9 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
 fn an_account_changes_no_other_metadata_of_a_claim() {
     const KEPT: &str = "owners, finalizers, labels and other annotations of a claim may not be changed";
     let site = PolicyFixture::start();
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": "annotated", "namespace": "default", "annotations": { "kept": "yes" } },
-        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } },
-    });
+    let kept =
+        json!({ "metadata": { "annotations": { "kept": "yes" } }, "spec": { "storageClassName": null } });
+    let claim = claim_manifest("annotated", None, kept);
     site.kube.create_objects(&claim.to_string()).expect("a claim");
     let owner = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-00000000dead",
@@ -307,12 +266,12 @@ fn an_account_publishes_only_the_capacity_of_its_own_node() {
     };
     for node in ["node-a", "node-b"] {
         let own = capacity_manifest(&format!("of-{node}"), node);
-        site.create_as(node, &own, "--output=name").expect("of its node");
+        site.create_as(node, &own).expect("of its node");
     }
     let other = |change: &dyn Fn(&mut Value)| {
         let mut object = capacity_manifest("other", "node-a");
         change(&mut object);
-        site.create_as("node-a", &object, "--output=name")
+        site.create_as("node-a", &object)
     };
     assert_rejected(other(&|it| it["nodeTopology"] = json!({})), FOREIGN);
     assert_rejected(other(&|it| it["nodeTopology"] = Value::Null), FOREIGN);
@@ -388,11 +347,5 @@ fn an_account_resizes_a_claim_without_a_selected_node_only_if_its_volume_is_on_i
 #[ignore = "needs kube"]
 fn the_policys_expressions_pass_type_checking() {
     let site = PolicyFixture::start();
-    let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
-    for policy in [POLICY, CAPACITY_POLICY, CLAIMS_POLICY] {
-        let policy = site.kube.wait_for_object("validatingadmissionpolicy", policy, is_checked);
-        let policy = policy.expect("the controller manager has checked the policy");
-        let warnings = &policy["status"]["typeChecking"]["expressionWarnings"];
-        assert!(warnings.is_null(), "{warnings}");
-    }
+    accounts::assert_type_checked(&site.kube, &[POLICY, CAPACITY_POLICY, CLAIMS_POLICY]);
 }

@@ -1,12 +1,12 @@
 //! The admission policy of `deploy/policy/own-snapshots.yaml`, enforced by the API server.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use serde_json::{Value, json};
-use testbed::{Kube, command_output, wait_until};
+use testbed::Kube;
 
-use crate::cluster::{self, DRIVER, TIMEOUT};
+use crate::accounts::{self, kubectl_as, wait_until_rejected};
+use crate::cluster::{self, DRIVER};
 
-const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
 const POLICY: &str = "provisionerd-own-snapshots";
 
 /// kubectl reads the status before it patches it; provisionerd does not.
@@ -26,19 +26,12 @@ subjects: [{ kind: ServiceAccount, name: provisionerd, namespace: nodekeel }]
 
 /// Patches a VolumeSnapshotContent as provisionerd's account, with the token of a pod on this node.
 fn patch_as(kube: &Kube, node: &str, name: &str, (subresource, patch): (&str, Value)) -> Result<String> {
-    let mut kubectl = kube.kubectl_command();
-    kubectl.args(["--as", ACCOUNT, "--as-group=system:serviceaccounts", "--as-group=system:authenticated"]);
-    kubectl.arg(format!("--as-user-extra=authentication.kubernetes.io/node-name={node}"));
-    kubectl.args(["patch", "volumesnapshotcontent", name, "--type=merge", "--patch", &patch.to_string()]);
-    if !subresource.is_empty() {
-        kubectl.arg(format!("--subresource={subresource}"));
-    }
-    command_output(&mut kubectl)
+    let kubectl = kubectl_as(kube, "provisionerd", node);
+    accounts::patch(kubectl, "volumesnapshotcontent", name, subresource, &patch)
 }
 
 fn assert_rejected(tried: Result<String>, why: &str) {
-    let message = format!("{:#}", tried.expect_err("the policy rejects it"));
-    assert!(message.contains(POLICY) && message.contains(why), "{message}");
+    accounts::assert_rejected(tried, POLICY, why);
 }
 
 fn content_manifest(name: &str, driver: &str, node: &str) -> Value {
@@ -70,14 +63,7 @@ fn an_account_changes_only_the_snapshots_of_its_node() {
         kube.create_objects(&content_manifest(name, driver, node).to_string()).expect("a content");
     }
     let status = || ("status", json!({ "status": { "readyToUse": false } }));
-    // The policy applies once the API server has observed it.
-    let is_in_force = || {
-        let tried = patch_as(&kube, "node-a", "of-node-b", status());
-        let message = format!("{:#}", tried.err().context("a foreign snapshot was changed")?);
-        ensure!(message.contains(POLICY), "{message}");
-        Ok(())
-    };
-    wait_until(TIMEOUT, "the policy to be in force", is_in_force).expect("the policy is in force");
+    wait_until_rejected(|| patch_as(&kube, "node-a", "of-node-b", status()), POLICY);
 
     let finalizers = || ("", json!({ "metadata": { "finalizers": ["example.org/test"] } }));
     patch_as(&kube, "node-a", "of-node-a", status()).expect("of its node");

@@ -9,17 +9,16 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use nodekeel_provisioner::{DriverName, SELECTED_NODE};
-use serde_json::json;
+use nodekeel_provisioner::DriverName;
 use testbed::{KubeDaemon, ScratchDir};
 
 use crate::cluster::{
-    self, TIMEOUT, TestDaemon, claims_api, create_object, list_names, volumes_api, wait_object,
+    self, TIMEOUT, TestDaemon, annotation, delete_claim, list_names, run_with_daemon, volume_name,
+    volumes_api, wait_bound, wait_object, wait_phase, wait_volume_gone,
 };
 
 fn mount(arguments: &[&str], directory: &Path) {
@@ -30,30 +29,6 @@ fn mount(arguments: &[&str], directory: &Path) {
 fn unmount(arguments: &[&str], directory: &Path) {
     let done = Command::new("umount").args(arguments).arg(directory).status().expect("umount runs");
     assert!(done.success());
-}
-
-/// A claim of the daemon's node.
-pub(crate) async fn create_claim(
-    client: &kube::Client,
-    daemon: &TestDaemon,
-    name: &str,
-) -> PersistentVolumeClaim {
-    let claim = json!({
-        "metadata": { "name": name, "annotations": { SELECTED_NODE: daemon.node } },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": { "requests": { "storage": "1Mi" } },
-            "storageClassName": "nodekeel",
-        },
-    });
-    create_object(&claims_api(client), claim).await
-}
-
-pub(crate) async fn wait_bound(client: &kube::Client, name: &str) {
-    let is_bound = |claim: Option<&PersistentVolumeClaim>| {
-        claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
-    };
-    wait_object(&claims_api(client), name, is_bound).await;
 }
 
 /// Waits until an object has an event with a reason.
@@ -74,19 +49,12 @@ async fn wait_event(client: &kube::Client, about: &str, reason: &str) {
     tokio::time::timeout(TIMEOUT, wait).await.unwrap_or_else(|_| panic!("no {reason} on {about}"));
 }
 
-fn is_released(volume: Option<&PersistentVolume>) -> bool {
-    volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
-}
-
 /// Creates two claims, and returns their volumes.
 async fn create_volumes(client: &kube::Client, daemon: &TestDaemon, names: [&str; 2]) -> [String; 2] {
-    let mut volumes = Vec::new();
     for name in names {
-        let claim = create_claim(client, daemon, name).await;
-        wait_bound(client, name).await;
-        volumes.push(format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID")));
+        daemon.create_claim(client, name).await;
     }
-    volumes.try_into().expect("two volumes")
+    [wait_bound(client, names[0]).await, wait_bound(client, names[1]).await].map(|claim| volume_name(&claim))
 }
 
 /// Unmounts the disk of a daemon that serves it: it stays up, and says so on each of these objects.
@@ -115,18 +83,10 @@ fn wait_rejected(daemon: &TestDaemon, former: &str) {
 #[test]
 #[ignore = "needs kube and root: it mounts"]
 fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is_mounted() {
-    let kube = cluster::start_control_plane();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
     let disk = ScratchDir::new().expect("a directory");
     let disk_text = disk.path().to_str().expect("UTF-8");
     let port = free_port();
-    runtime.block_on(async {
-        let client = cluster::admin_client(&kube).await;
-        let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "disk-node".to_owned());
+    run_with_daemon("disk-node", async |client, daemon| {
         let below = daemon.base.path().to_owned();
         mount(&["--bind", disk_text], &below);
         let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
@@ -136,22 +96,22 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
 
         // Lost while it serves: nothing is changed.
         lose_disk(&client, &daemon, port, ["kept", &kept, "deleted", &deleted]).await;
-        claims_api(&client).delete("deleted", &DeleteParams::default()).await.expect("the claim is deleted");
-        create_claim(&client, &daemon, "waiting").await;
-        wait_object(&volumes_api(&client), &deleted, is_released).await;
+        delete_claim(&client, "deleted").await;
+        daemon.create_claim(&client, "waiting").await;
+        wait_phase(&client, &deleted, "Released").await;
 
         // Not mounted at the start: the same.
         child.kill().await.expect("killed");
         let former = daemon.log_text();
         let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
         wait_rejected(&daemon, &former);
-        wait_object(&volumes_api(&client), &deleted, is_released).await;
+        wait_phase(&client, &deleted, "Released").await;
         assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
         assert!(!below.join("store-id").exists());
 
         // Mounted again: the same process serves, the deletion ends, and the claim gets its volume.
         mount(&["--bind", disk_text], &below);
-        wait_object(&volumes_api(&client), &deleted, |volume| volume.is_none()).await;
+        wait_volume_gone(&client, &deleted).await;
         wait_bound(&client, "waiting").await;
         for about in ["kept", &kept] {
             wait_event(&client, about, "VolumeConditionNormal").await;
@@ -178,26 +138,15 @@ async fn count_events(client: &kube::Client, about: &str, reason: &str) -> usize
 
 /// Waits until no mark says that a volume was reported as abnormal.
 async fn wait_unmarked(client: &kube::Client, volume: &str) {
-    let annotation = DriverName::try_new(cluster::DRIVER).expect("a driver name").condition_annotation();
-    let is_unmarked = |volume: Option<&PersistentVolume>| {
-        let annotations = volume.and_then(|volume| volume.metadata.annotations.as_ref());
-        annotations.is_some_and(|all| !all.contains_key(&annotation))
-    };
+    let mark = DriverName::try_new(cluster::DRIVER).expect("a driver name").condition_annotation();
+    let is_unmarked = |volume: Option<&_>| volume.is_some() && annotation(volume, &mark).is_none();
     wait_object(&volumes_api(client), volume, is_unmarked).await;
 }
 
 #[test]
 #[ignore = "needs kube"]
 fn a_disk_that_is_back_before_the_next_start_is_reported_as_normal_once() {
-    let kube = cluster::start_control_plane();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
-        let client = cluster::admin_client(&kube).await;
-        let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "return-node".to_owned());
+    run_with_daemon("return-node", async |client, daemon| {
         let mut child = daemon.start(&[]);
         let [first, second] = create_volumes(&client, &daemon, ["first", "second"]).await;
         let reported = ["first", &first, "second", &second];
@@ -295,11 +244,7 @@ fn an_api_server_that_is_down_is_reported_by_readyz_and_metrics_within_five_seco
     let mut kube = cluster::start_control_plane();
     let port = free_port();
     let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "health-node".to_owned());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime = cluster::test_runtime();
     let _running = runtime.block_on(async { daemon.start_listening(&format!("127.0.0.1:{port}")) });
     let wait = |ready: bool, within: Duration| {
         let code = if ready { "200" } else { "503" };

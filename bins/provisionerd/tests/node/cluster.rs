@@ -7,11 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use testbed::guest::GuestBuilder;
-use testbed::{GuestNode, Kube, KubeBuilder, ScratchDir, command_output, wait_until};
+use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, KubeBuilder, ScratchDir, command_output, wait_until};
 
-use crate::disk::VolumeFileSystem;
+use crate::disk::{VolumeFileSystem, volume_directories};
 use crate::timings::StepTimer;
 
 pub(crate) const DRIVER: &str = "volumes.nodekeel";
@@ -89,6 +89,74 @@ pub(crate) fn wait_driver_registered(kube: &Kube, node: &str) -> Result<()> {
     kube.wait_for_object_within(TIMEOUT, "csinode", node, is_known).map(drop)
 }
 
+/// A claim of a class.
+pub(crate) fn claim_manifest(name: &str, class: &str, bytes: u64) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "storageClassName": class,
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": bytes.to_string() } },
+        },
+    })
+}
+
+/// A pod whose container `stay` has the volume of a claim at `/data`.
+pub(crate) fn pod_manifest(name: &str, claim: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "stay", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never",
+                "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+            }],
+            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": claim } }],
+        },
+    })
+}
+
+/// Waits until a claim is bound, and gives the name of its volume.
+pub(crate) fn wait_bound(kube: &Kube, claim: &str) -> Result<String> {
+    let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
+    let claim = kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound)?;
+    claim["spec"]["volumeName"].as_str().map(str::to_owned).context("a bound claim has a volume")
+}
+
+/// Waits until the first container of a pod is ready.
+pub(crate) fn wait_running(kube: &Kube, pod: &str) -> Result<Value> {
+    let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
+    kube.wait_for_object_within(TIMEOUT, "pod", &format!("default/{pod}"), is_ready)
+}
+
+/// Waits until an object of the namespace `default`, or of none, is deleted.
+pub(crate) fn wait_gone(kube: &Kube, kind: &str, name: &str) -> Result<()> {
+    let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
+    command_output(kube.kubectl_command().args(["wait", kind, name, "--for=delete", &timeout])).map(drop)
+}
+
+pub(crate) fn delete_pod(kube: &Kube, name: &str) -> Result<()> {
+    kube.delete_object("pod", &format!("default/{name}"))?;
+    wait_gone(kube, "pod", name)
+}
+
+/// Deletes a claim, and waits until its volume is deleted.
+pub(crate) fn delete_claim(kube: &Kube, name: &str, volume: &str) -> Result<()> {
+    kube.delete_object("pvc", &format!("default/{name}"))?;
+    wait_gone(kube, "pv", volume)
+}
+
+/// Runs a script in a container of the namespace `default`.
+pub(crate) fn exec(kube: &Kube, pod: &str, script: &str) -> Result<String> {
+    command_output(kube.kubectl_command().args(["exec", pod, "--", "sh", "-c", script]))
+}
+
+/// Imports the image of provisionerd on a node.
+pub(crate) fn import_image(node: &GuestNode) -> Result<()> {
+    let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
+    node.guest().command_output(Command::new("ctr").args(import), TIMEOUT).map(drop)
+}
+
 impl TestCluster {
     fn start(
         file_system: VolumeFileSystem,
@@ -114,8 +182,7 @@ impl TestCluster {
 
     /// Follows the README of `deploy/`.
     fn deploy(&mut self) -> Result<()> {
-        let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
-        self.node.guest().command_output(Command::new("ctr").args(import), TIMEOUT)?;
+        import_image(&self.node)?;
         self.times.log_step("image imported");
         command_output(self.kube.kubectl_command().args(["apply", "--kustomize", DEPLOY]))?;
         // It has separate tests, and an emulated processor is slow.
@@ -156,14 +223,29 @@ impl TestCluster {
 
     /// Runs a script in a container of the namespace `default`.
     pub(crate) fn exec(&self, pod: &str, script: &str) -> Result<String> {
-        command_output(self.kube.kubectl_command().args(["exec", pod, "--", "sh", "-c", script]))
+        exec(&self.kube, pod, script)
     }
 
     /// Waits until an object is deleted.
     pub(crate) fn wait_gone(&self, kind: &str, name: &str) -> Result<()> {
-        let mut kubectl = self.kube.kubectl_command();
-        kubectl.args(["wait", kind, name, "--for=delete", &format!("--timeout={}s", TIMEOUT.as_secs())]);
-        command_output(&mut kubectl).map(drop)
+        wait_gone(&self.kube, kind, name)
+    }
+
+    /// Kills provisionerd, and waits until the kubelet has started it again; gives its pod.
+    pub(crate) fn restart_daemon(&self) -> Result<Value> {
+        let pod = self.daemon_pod()?;
+        self.node.run_shell("kill -KILL $(pidof provisionerd)")?;
+        let is_back = |pod: &Value| {
+            let status = &pod["status"]["containerStatuses"][0];
+            status["restartCount"] == 1 && status["ready"] == true
+        };
+        self.kube.wait_for_object_within(TIMEOUT, "pod", &pod, is_back)
+    }
+
+    /// Waits until no directory and no limit of a volume is left.
+    pub(crate) fn wait_nothing_left(&self) -> Result<()> {
+        self.wait_equal("the directories to go", &Vec::new(), || volume_directories(&self.node))?;
+        self.wait_equal("the limits to go", &Vec::new(), || self.file_system.kernel_limits(&self.node))
     }
 
     /// Polls for a value that has no event: in the guest or in a log.

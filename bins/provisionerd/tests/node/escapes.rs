@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use testbed::guest::GuestBuilder;
 use testbed::{ScratchDir, command_output, tools, wait_until};
 
-use crate::cluster::{TIMEOUT, TestCluster, with_cluster_and};
+use crate::cluster::{TIMEOUT, TestCluster, claim_manifest, with_cluster_and};
 use crate::disk::VolumeFileSystem;
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/node/escapes/quota_escape.c");
@@ -172,16 +172,7 @@ fn shorten_audit_interval(cluster: &TestCluster) -> Result<()> {
 
 /// Starts a pod with two volumes in each of its containers.
 fn start_pod(cluster: &TestCluster) -> Result<()> {
-    let claim = |name: &str| {
-        json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "storageClassName": "nodekeel", "accessModes": ["ReadWriteOnce"],
-                "resources": {"requests": {"storage": LIMIT.to_string()}},
-            },
-        })
-    };
+    let claim = |name: &str| claim_manifest(name, "nodekeel", LIMIT);
     let privileged = EscapeContainer {
         name: "privileged".into(),
         has_profile: false,

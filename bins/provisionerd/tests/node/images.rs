@@ -4,8 +4,11 @@ use anyhow::{Context as _, Result, ensure};
 use nodekeel_provisioner::ImageFormat;
 use serde_json::{Value, json};
 
-use crate::cluster::{DRIVER, TIMEOUT, TestCluster, with_cluster};
-use crate::disk::{VolumeFileSystem, volume_directories};
+use crate::cluster::{
+    DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, delete_pod, wait_bound, wait_running,
+    with_cluster,
+};
+use crate::disk::VolumeFileSystem;
 
 const MIB: u64 = 1 << 20;
 
@@ -70,16 +73,8 @@ fn claim_manifests(format: ImageFormat) -> Vec<Value> {
         "parameters": { "strict": "true", "csi.storage.k8s.io/fstype": format.as_str() },
     });
     let is_block = format == ImageFormat::Block;
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": format.as_str(), "namespace": "default" },
-        "spec": {
-            "storageClassName": class_name(format),
-            "accessModes": ["ReadWriteOnce"],
-            "volumeMode": if is_block { "Block" } else { "Filesystem" },
-            "resources": { "requests": { "storage": format!("{}Mi", sizes(format)[0]) } },
-        },
-    });
+    let mut claim = claim_manifest(format.as_str(), &class_name(format), sizes(format)[0] * MIB);
+    claim["spec"]["volumeMode"] = if is_block { "Block" } else { "Filesystem" }.into();
     if is_block { vec![claim] } else { vec![class, claim] }
 }
 
@@ -115,8 +110,7 @@ pub(crate) fn start_pod(cluster: &TestCluster, formats: &[ImageFormat]) -> Resul
     let manifests: Vec<_> =
         claims.chain([pod_manifest(formats)]).map(|manifest| manifest.to_string()).collect();
     cluster.kube.apply_manifests(&manifests.join("\n---\n"))?;
-    let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    cluster.kube.wait_for_object_within(TIMEOUT, "pod", &format!("default/{POD}"), is_ready)?;
+    wait_running(&cluster.kube, POD)?;
     for format in formats {
         cluster.exec(POD, &write_script(*format))?;
     }
@@ -168,19 +162,13 @@ pub(crate) fn expand_claims(cluster: &TestCluster, formats: &[ImageFormat]) -> R
 
 /// Deletes the pod and the claims; nothing is left.
 pub(crate) fn delete_all(cluster: &TestCluster, formats: &[ImageFormat]) -> Result<()> {
-    cluster.kube.delete_object("pod", &format!("default/{POD}"))?;
-    cluster.wait_gone("pod", POD)?;
+    delete_pod(&cluster.kube, POD)?;
     cluster.wait_equal("the loop devices to go", &0, || count_devices(cluster))?;
     for format in formats {
-        let name = format!("default/{format}");
-        let bound = cluster.kube.get_object("pvc", &name)?;
-        let volume = bound["spec"]["volumeName"].as_str().context("a bound claim has a volume")?;
-        cluster.kube.delete_object("pvc", &name)?;
-        cluster.wait_gone("pv", volume)?;
+        let volume = wait_bound(&cluster.kube, format.as_str())?;
+        delete_claim(&cluster.kube, format.as_str(), &volume)?;
     }
-    let node = &cluster.node;
-    cluster.wait_equal("the directories to go", &Vec::new(), || volume_directories(node))?;
-    cluster.wait_equal("the limits to go", &Vec::new(), || cluster.file_system.kernel_limits(node))
+    cluster.wait_nothing_left()
 }
 
 #[test]
@@ -215,13 +203,7 @@ fn check_limits(cluster: &TestCluster) -> Result<()> {
 
 /// A restart of the kubelet and of provisionerd changes nothing.
 fn restart_all(cluster: &mut TestCluster, formats: &[ImageFormat]) -> Result<()> {
-    let pod = cluster.daemon_pod()?;
-    cluster.node.run_shell("kill -KILL $(pidof provisionerd)")?;
-    let is_back = |pod: &Value| {
-        let status = &pod["status"]["containerStatuses"][0];
-        status["restartCount"] == 1 && status["ready"] == true
-    };
-    cluster.kube.wait_for_object_within(TIMEOUT, "pod", &pod, is_back)?;
+    cluster.restart_daemon()?;
     cluster.node.kill_kubelet()?;
     cluster.node.start_kubelet()?;
     cluster.wait_driver_registered()?;

@@ -4,10 +4,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
 use testbed::command_output;
 
-use crate::cluster::{DRIVER, TIMEOUT, TestCluster, with_cluster};
+use crate::cluster::{DRIVER, TestCluster, delete_pod, wait_bound, wait_running, with_cluster};
 use crate::disk::{VolumeFileSystem, count_mounts, volume_directories};
 
 /// Of the claim `data`.
@@ -112,16 +111,11 @@ fn fill_volumes(cluster: &mut TestCluster) -> Result<[String; 2]> {
     let kube = &cluster.kube;
     cluster.times.log_step("until claims are created");
     kube.apply_manifests(WRITER)?;
-    let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    let bound =
-        |claim: &str| kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound);
-    let claims = [bound("data")?, bound("few")?];
+    let volumes = [wait_bound(kube, "data")?, wait_bound(kube, "few")?];
     cluster.times.log_step("claims created → Bound");
-    let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    kube.wait_for_object_within(TIMEOUT, "pod", "default/writer", is_ready)?;
+    wait_running(kube, "writer")?;
     cluster.times.log_step("Bound → pod filled its volumes and runs");
     kube.wait_for_event("default/data", "ProvisioningSucceeded")?;
-    let volumes = claims.map(|claim| claim["spec"]["volumeName"].as_str().unwrap_or_default().to_owned());
     check_pod_output(cluster)?;
     let limits = cluster.file_system.kernel_limits(&cluster.node)?;
     ensure!(limits == [(16 << 10, INODES), (LIMIT >> 10, LIMIT / 2048)], "the kernel has {limits:?}");
@@ -225,13 +219,7 @@ fn restart_kubelet(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<(
 
 /// A restarted provisionerd registers with the kubelet again, and existing volumes stay mounted.
 fn restart_daemon(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
-    let pod = cluster.daemon_pod()?;
-    cluster.node.run_shell("kill -KILL $(pidof provisionerd)")?;
-    let is_back = |pod: &Value| {
-        let status = &pod["status"]["containerStatuses"][0];
-        status["restartCount"] == 1 && status["ready"] == true
-    };
-    let back = cluster.kube.wait_for_object_within(TIMEOUT, "pod", &pod, is_back)?;
+    let back = cluster.restart_daemon()?;
     let exit_code = &back["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"];
     ensure!(*exit_code == 137, "provisionerd exited with {exit_code}");
     cluster.times.log_step("provisionerd killed → ready again");
@@ -258,8 +246,7 @@ fn check_limit_enforced(cluster: &mut TestCluster) -> Result<()> {
 
 /// Deletes the pod and its claims, and checks that nothing of them remains.
 fn delete_all(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
-    cluster.kube.delete_object("pod", "default/writer")?;
-    cluster.wait_gone("pod", "writer")?;
+    delete_pod(&cluster.kube, "writer")?;
     cluster.times.log_step("pod deleted");
     for volume in volumes {
         cluster.wait_equal("the mounts to go", &[0, 0], || count_mounts(&cluster.node, volume))?;
@@ -272,9 +259,7 @@ fn delete_all(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
         cluster.wait_gone("pv", volume)?;
     }
     cluster.times.log_step("claims deleted → volumes deleted");
-    cluster.wait_equal("the directories to go", &Vec::new(), || volume_directories(&cluster.node))?;
-    cluster
-        .wait_equal("the limits to go", &Vec::new(), || cluster.file_system.kernel_limits(&cluster.node))?;
+    cluster.wait_nothing_left()?;
     cluster.times.log_step("directories and limits removed");
     Ok(())
 }

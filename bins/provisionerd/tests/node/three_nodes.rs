@@ -4,15 +4,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use nodekeel_fsquota::Bytes;
 use serde_json::json;
 use testbed::GuestNode;
 
-use crate::cluster::TIMEOUT;
+use crate::cluster::{TIMEOUT, claim_manifest, delete_claim, delete_pod, exec, wait_bound, wait_gone};
 use crate::disk::{VOLUMES, volume_directories};
 
 mod fixture;
 
-use fixture::{DRIVERLESS, FIRST, GONE_AFTER, SECOND, ThreeNodes, claim, prefer, require};
+use fixture::{DRIVERLESS, FIRST, GONE_AFTER, SECOND, ThreeNodes, prefer, require};
 
 const MIB: u64 = 1 << 20;
 /// Of a pod whose preferred node is full.
@@ -46,7 +47,7 @@ fn leave_full_node(nodes: &mut ThreeNodes) -> Result<()> {
     ensure!(nodes.wait_running("overflow")? == SECOND, "the pod runs on the full node");
     nodes.check_duration("full node → Running on another", start, PLACED_WITHIN)?;
     let script = "dd if=/dev/zero of=/data/fill bs=64k 2>&1; stat -c %s /data/fill";
-    let output = nodes.exec("overflow", script)?;
+    let output = exec(&nodes.kube, "overflow", script)?;
     let written: u64 = output.lines().last().unwrap_or_default().parse().context("read a size")?;
     ensure!(output.contains("No space left") && written <= 16 * MIB, "the limit does not bind: {output}");
     for name in ["filler", "overflow"] {
@@ -57,7 +58,7 @@ fn leave_full_node(nodes: &mut ThreeNodes) -> Result<()> {
 
 /// A claim that selects a node without the driver, as an administrator or an old scheduler may have written it.
 fn leave_driverless_node(nodes: &mut ThreeNodes) -> Result<()> {
-    let mut claim = claim("driverless", 8 * MIB);
+    let mut claim = claim_manifest("driverless", "nodekeel", 8 * MIB);
     claim["metadata"]["annotations"] = json!({"volume.kubernetes.io/selected-node": DRIVERLESS});
     let start = Instant::now();
     nodes.kube.create_objects(&claim.to_string())?;
@@ -81,7 +82,7 @@ fn leave_cordoned_node(nodes: &mut ThreeNodes) -> Result<()> {
     nodes.kubectl(&["uncordon", FIRST])?;
     // Once the node serves this one, it has dealt with the other.
     nodes.create_pod("after", 8 * MIB, &require(FIRST))?;
-    let after = nodes.wait_bound("after")?;
+    let after = wait_bound(&nodes.kube, "after")?;
     wait_only_volume(&nodes.first, &after)?;
     nodes.wait_running("after")?;
     delete_pod_and_claim(nodes, "after")?;
@@ -95,9 +96,9 @@ fn lose_disk(nodes: &mut ThreeNodes) -> Result<()> {
         nodes.create_pod(name, 8 * MIB, &require(SECOND))?;
         nodes.wait_running(name)?;
     }
-    nodes.exec("kept", "echo before >/data/file; sync")?;
-    let [kept, doomed] = [nodes.wait_bound("kept")?, nodes.wait_bound("doomed")?];
-    nodes.delete_pod("doomed")?;
+    exec(&nodes.kube, "kept", "echo before >/data/file; sync")?;
+    let [kept, doomed] = [wait_bound(&nodes.kube, "kept")?, wait_bound(&nodes.kube, "doomed")?];
+    delete_pod(&nodes.kube, "doomed")?;
     nodes.times.log_step("two volumes on the second node");
 
     nodes.second.run_shell(&format!("umount -l {VOLUMES}"))?;
@@ -116,13 +117,13 @@ fn lose_disk(nodes: &mut ThreeNodes) -> Result<()> {
     let mount = format!("mount -o prjquota ${{NODEKEEL_GUEST_DISKS##*:}} {VOLUMES}");
     nodes.second.run_shell(&mount)?;
     let start = Instant::now();
-    nodes.wait_gone("pv", &doomed)?;
+    wait_gone(&nodes.kube, "pv", &doomed)?;
     nodes.kube.wait_for_event("default/kept", "VolumeConditionNormal")?;
     nodes.check_duration("disk mounted → pending deletion done", start, MOVED_WITHIN)?;
-    nodes.delete_pod("kept")?;
+    delete_pod(&nodes.kube, "kept")?;
     nodes.create_pod_of_claim("kept", "kept", &json!({}))?;
     ensure!(nodes.wait_running("kept")? == SECOND, "the pod runs without its volume");
-    ensure!(nodes.exec("kept", "cat /data/file")? == "before\n", "the volume lost its data");
+    ensure!(exec(&nodes.kube, "kept", "cat /data/file")? == "before\n", "the volume lost its data");
     delete_pod_and_claim(nodes, "kept")?;
     delete_pod_and_claim(nodes, "elsewhere")
 }
@@ -132,8 +133,8 @@ fn lose_disk(nodes: &mut ThreeNodes) -> Result<()> {
 fn delete_node(nodes: &mut ThreeNodes) -> Result<()> {
     nodes.create_pod("stays", 8 * MIB, &require(FIRST))?;
     nodes.wait_running("stays")?;
-    nodes.exec("stays", "echo before >/data/file; sync")?;
-    let stays = nodes.wait_bound("stays")?;
+    exec(&nodes.kube, "stays", "echo before >/data/file; sync")?;
+    let stays = wait_bound(&nodes.kube, "stays")?;
     signal_daemon(&nodes.first, "STOP")?;
     nodes.create_pod("deleted", 8 * MIB, &prefer(FIRST))?;
     nodes.wait_selected("deleted", FIRST)?;
@@ -156,17 +157,16 @@ fn delete_node(nodes: &mut ThreeNodes) -> Result<()> {
     nodes.kubectl(&["delete", "pod", "stays", "--ignore-not-found", "--force", "--grace-period=0"])?;
     nodes.create_pod_of_claim("stays", "stays", &json!({}))?;
     ensure!(nodes.wait_running("stays")? == FIRST, "the pod runs without its volume");
-    ensure!(nodes.exec("stays", "cat /data/file")? == "before\n", "the volume lost its data");
+    ensure!(exec(&nodes.kube, "stays", "cat /data/file")? == "before\n", "the volume lost its data");
     wait_only_volume(&nodes.first, &stays)?;
     nodes.times.log_step("a pod uses its volume again");
     Ok(())
 }
 
 fn delete_pod_and_claim(nodes: &ThreeNodes, name: &str) -> Result<()> {
-    let volume = nodes.wait_bound(name)?;
-    nodes.delete_pod(name)?;
-    nodes.kube.delete_object("pvc", &format!("default/{name}"))?;
-    nodes.wait_gone("pv", &volume)?;
+    let volume = wait_bound(&nodes.kube, name)?;
+    delete_pod(&nodes.kube, name)?;
+    delete_claim(&nodes.kube, name, &volume)?;
     nodes.times.log_step(&format!("{name} deleted"));
     Ok(())
 }
@@ -193,7 +193,7 @@ fn free_capacity(nodes: &ThreeNodes, node: &str) -> Result<u64> {
         object["storageClassName"] == "nodekeel" && label == node
     });
     let object = object.with_context(|| format!("{node} published no capacity"))?;
-    parse_bytes(object["capacity"].as_str().unwrap_or_default())
+    Ok(object["capacity"].as_str().unwrap_or_default().parse::<Bytes>()?.0)
 }
 
 fn wait_capacity(nodes: &ThreeNodes, node: &str, is_so: impl Fn(u64) -> bool) -> Result<()> {
@@ -202,13 +202,4 @@ fn wait_capacity(nodes: &ThreeNodes, node: &str, is_so: impl Fn(u64) -> bool) ->
         ensure!(is_so(free), "{node} offers {free} bytes");
         Ok(())
     })
-}
-
-/// A quantity in bytes or with a binary suffix.
-fn parse_bytes(quantity: &str) -> Result<u64> {
-    let end = quantity.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(quantity.len());
-    let (number, suffix) = quantity.split_at(end);
-    let shift = ["", "Ki", "Mi", "Gi", "Ti"].iter().position(|known| *known == suffix);
-    let shift = shift.with_context(|| format!("read {quantity:?}"))? * 10;
-    Ok(number.parse::<u64>().with_context(|| format!("read {quantity:?}"))? << shift)
 }

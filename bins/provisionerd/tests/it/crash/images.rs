@@ -2,19 +2,18 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{DeleteParams, Patch, PatchParams};
-use nodekeel_provisioner::{IMAGE_FILE, KIND_ATTRIBUTE, SELECTED_NODE};
+use nodekeel_provisioner::{IMAGE_FILE, KIND_ATTRIBUTE};
 use serde_json::json;
 
 use super::ClaimScenario;
-use super::leak_counts::LeakCounts;
 use super::matrix::{STRICT_CLASS, XFS_CLASS};
-use super::run::CrashRun;
-use super::scenarios::is_bound;
-use crate::cluster::{claims_api, create_object, volumes_api, wait_object};
+use super::run::{CrashRun, LeakCounts};
+use crate::cluster::{
+    claims_api, delete_claim, has_capacity, patch_claim, volume_name, volumes_api, wait_bound, wait_object,
+    wait_volume_gone,
+};
 
 /// Where a pod writes: behind what the file system has at its beginning.
 const PLACE: u64 = 7 << 20;
@@ -27,9 +26,10 @@ fn sizes(scenario: ClaimScenario) -> [u64; 2] {
 impl CrashRun {
     /// Creates a claim for a block or strict volume, writes into the volume, expands it, and deletes both.
     pub(super) async fn use_image(mut self, scenario: ClaimScenario) -> LeakCounts {
+        let client = self.client.clone();
         let claim = self.create_image_claim(scenario).await;
-        let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
-        let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
+        let volume = volume_name(&claim);
+        let claims = claims_api(&client);
         let name = self.name.clone();
         let doubles = match scenario {
             ClaimScenario::StrictAbandoned => {
@@ -38,7 +38,7 @@ impl CrashRun {
             }
             _ => self.write_and_expand(scenario, &volume).await,
         };
-        claims.delete(&name, &DeleteParams::default()).await.expect("the claim is deleted");
+        delete_claim(&client, &name).await;
         if scenario == ClaimScenario::StrictAbandoned {
             wait_object(&claims, &name, |claim| claim.is_none()).await;
             self.restart("");
@@ -47,12 +47,9 @@ impl CrashRun {
         for place in ["volumes", ".new", ".unpublished", "kinds"] {
             self.wait_missing(place, |_| true).await;
         }
-        self.wait_through_kill(wait_object(&volumes, &volume, |volume| volume.is_none())).await;
-        if self.kills == 0 {
-            self.wait_for_kill().await;
-        }
-        self.terminate().await;
-        self.count_leftovers(doubles).await
+        self.wait_through_kill(wait_volume_gone(&client, &volume)).await;
+        self.wait_for_kill().await;
+        self.end(doubles).await
     }
 
     async fn create_image_claim(&self, scenario: ClaimScenario) -> PersistentVolumeClaim {
@@ -61,38 +58,28 @@ impl CrashRun {
             ClaimScenario::StrictXfs => ("Filesystem", XFS_CLASS),
             _ => ("Filesystem", STRICT_CLASS),
         };
-        let claim = json!({
-            "metadata": { "name": self.name, "annotations": { SELECTED_NODE: self.program.node } },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": format!("{}Mi", sizes(scenario)[0]) } },
-                "storageClassName": class,
-                "volumeMode": mode,
-            },
-        });
-        create_object(&claims_api(&self.client), claim).await
+        let patch = json!({ "spec": {
+            "resources": { "requests": { "storage": format!("{}Mi", sizes(scenario)[0]) } },
+            "storageClassName": class,
+            "volumeMode": mode,
+        } });
+        self.create_claim(&self.name, patch).await
     }
 
     /// Returns the number of surplus volumes.
     async fn write_and_expand(&mut self, scenario: ClaimScenario, volume: &str) -> usize {
-        let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
+        let client = self.client.clone();
+        let (claims, volumes) = (claims_api(&client), volumes_api(&client));
         let name = self.name.clone();
-        self.wait_through_kill(wait_object(&claims, &name, is_bound)).await;
-        let image = self.image_of(volume);
+        self.wait_through_kill(wait_bound(&client, &name)).await;
+        let image = self.program.file_of(volume).with_file_name(IMAGE_FILE);
         let file = fs::File::options().read(true).write(true).open(&image).expect("the image");
         file.write_all_at(b"data", PLACE).expect("it has its size");
         let [_, mebibytes] = sizes(scenario);
         let size = format!("{mebibytes}Mi");
         let request = json!({ "spec": { "resources": { "requests": { "storage": size } } } });
-        claims.patch(&name, &PatchParams::default(), &Patch::Merge(request)).await.expect("a patch");
-        let is_expanded = |claim: Option<&PersistentVolumeClaim>| {
-            let status = claim.and_then(|claim| claim.status.as_ref());
-            status.is_some_and(|status| {
-                status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == size)
-                    && status.allocated_resource_statuses.is_none()
-                    && status.conditions.is_none()
-            })
-        };
+        patch_claim(&client, &name, request).await;
+        let is_expanded = |claim: Option<&_>| has_capacity(claim, &size);
         self.wait_through_kill(wait_object(&claims, &name, is_expanded)).await;
         let mut data = [0; 4];
         file.read_exact_at(&mut data, PLACE).expect("read");
@@ -108,9 +95,5 @@ impl CrashRun {
         let mark = fs::read_to_string(self.program.base.path().join("kinds").join(volume));
         assert_eq!(mark.expect("a mark"), format!("{kind}\n"), "{name}");
         self.count_volumes().await.max(self.program.list_names("volumes").len()) - 1
-    }
-
-    fn image_of(&self, volume: &str) -> PathBuf {
-        self.program.base.path().join("volumes").join(volume).join(IMAGE_FILE)
     }
 }

@@ -6,8 +6,7 @@ use futures_util::StreamExt as _;
 use kube::Client;
 use testbed::{FakeNode, Kube};
 
-use super::leak_counts::LeakCounts;
-use super::run::{CrashRun, MAX_BYTES, MAX_IMAGE_BYTES};
+use super::run::{CrashRun, LeakCounts, MAX_BYTES, MAX_IMAGE_BYTES};
 use super::{ClaimScenario, kill_moments};
 use crate::cluster::{self, DRIVER, TestDaemon};
 
@@ -65,8 +64,7 @@ impl CrashCase {
 /// Kills provisionerd at every moment, this many times.
 pub(super) fn kill_at_each_moment(rounds: usize) -> LeakCounts {
     let (kube, kubeconfig) = start_control_plane(rounds);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(async {
+    cluster::test_runtime().block_on(async {
         let client = cluster::admin_client(&kube).await;
         // An instance that selects its node for claims must run alone.
         let (alone, together): (Vec<_>, Vec<_>) =

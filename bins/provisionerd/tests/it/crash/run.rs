@@ -1,19 +1,20 @@
 //! One lifecycle of a claim, with a kill of provisionerd in it.
 
+use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::ensure;
-use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Client;
 use kube::api::ListParams;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use testbed::leftovers;
 use tokio::process::Child;
 
-use super::leak_counts::LeakCounts;
-use crate::cluster::{self, TIMEOUT, TestDaemon, volumes_api};
+use crate::cluster::{self, TIMEOUT, TestDaemon, claim_manifest, volumes_api};
 
 /// Every claim for a directory fits, except for the one of `TooLarge`.
 pub(super) const MAX_BYTES: &str = "2097152";
@@ -63,10 +64,12 @@ impl CrashRun {
         }
     }
 
-    /// Waits until provisionerd is killed, and restarts it.
+    /// Waits until provisionerd is killed, unless it was, and restarts it.
     pub(super) async fn wait_for_kill(&mut self) {
-        self.wait_killed().await;
-        self.restart("");
+        if self.kills == 0 {
+            self.wait_killed().await;
+            self.restart("");
+        }
     }
 
     /// Waits until provisionerd is killed.
@@ -81,6 +84,11 @@ impl CrashRun {
         assert_eq!(status.signal(), Some(9), "{}: {status}: {}", self.name, self.program.log_text());
         assert_eq!(self.kills, 0, "killed once");
         self.kills += 1;
+    }
+
+    /// A claim for the node of this run, changed by a patch.
+    pub(super) async fn create_claim(&self, name: &str, patch: Value) -> PersistentVolumeClaim {
+        cluster::create_claim(&self.client, claim_manifest(name, Some(&self.program.node), patch)).await
     }
 
     pub(super) async fn count_volumes(&self) -> usize {
@@ -124,7 +132,9 @@ impl CrashRun {
         let _ = self.wait_through_kill(missing).await;
     }
 
-    pub(super) async fn count_leftovers(&self, doubles: usize) -> LeakCounts {
+    /// Stops provisionerd, and counts what its volumes left.
+    pub(super) async fn end(&mut self, doubles: usize) -> LeakCounts {
+        self.terminate().await;
         let directories = ["volumes", "snapshots", ".new", ".trash", ".unpublished", "kinds"];
         let counts = LeakCounts {
             kills: self.kills,
@@ -145,4 +155,38 @@ fn start_daemon((program, max_bytes): (&TestDaemon, &str), moment: &str) -> Chil
     let kill = (!moment.is_empty()).then_some(("PROVISIONERD_KILL_AT", moment));
     let environment: Vec<_> = kill.into_iter().chain([("PROVISIONERD_ROOM", max_bytes)]).collect();
     program.start(&environment)
+}
+
+/// Counts of kills and leaks.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct LeakCounts {
+    pub(super) kills: usize,
+    pub(super) directories: usize,
+    pub(super) projects: usize,
+    pub(super) mounts: usize,
+    pub(super) volumes: usize,
+    pub(super) doubles: usize,
+}
+
+impl fmt::Display for LeakCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kills, directories, projects, mounts, volumes, doubles } = self;
+        write!(
+            f,
+            "{kills} kills: {directories} directories, {projects} projects, {mounts} mounts and {volumes} \
+             PersistentVolumes leaked, {doubles} provisioned twice"
+        )
+    }
+}
+
+impl LeakCounts {
+    pub(super) fn add(mut self, other: &Self) -> Self {
+        self.kills += other.kills;
+        self.directories += other.directories;
+        self.projects += other.projects;
+        self.mounts += other.mounts;
+        self.volumes += other.volumes;
+        self.doubles += other.doubles;
+        self
+    }
 }

@@ -3,76 +3,61 @@
 use std::fs;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{DeleteParams, Patch, PatchParams};
 use nodekeel_provisioner::{DriverName, FINALIZER, SELECTED_NODE};
 use serde_json::{Value, json};
 
 use super::ClaimScenario;
-use super::leak_counts::LeakCounts;
 use super::matrix::IMMEDIATE_CLASS;
-use super::run::{CrashRun, MAX_BYTES};
-use crate::cluster::{DRIVER, claims_api, create_object, volumes_api, wait_object};
+use super::run::{CrashRun, LeakCounts, MAX_BYTES};
+use crate::cluster::{
+    DRIVER, annotation, claim_manifest, claims_api, create_claim, delete_claim, has_capacity, patch_claim,
+    patch_volume, volume_name, volumes_api, wait_bound, wait_object, wait_phase, wait_volume_gone,
+};
 
 impl CrashRun {
     /// Creates a claim, uses its volume and deletes both.
     pub(super) async fn run_scenario(&mut self, scenario: ClaimScenario) -> LeakCounts {
-        let claim = self.create_claim(scenario).await;
-        let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
+        let client = self.client.clone();
+        let size = if scenario == ClaimScenario::TooLarge { "1Gi" } else { "1Mi" };
+        let mut patch = json!({ "spec": { "resources": { "requests": { "storage": size } } } });
+        if scenario == ClaimScenario::Immediate {
+            patch["metadata"] = json!({ "annotations": null });
+            patch["spec"]["storageClassName"] = IMMEDIATE_CLASS.into();
+        }
+        let claim = self.create_claim(&self.name, patch).await;
+        let volume = volume_name(&claim);
         let doubles = match scenario {
             ClaimScenario::TooLarge => self.wait_rejected().await,
             _ => self.use_volume(scenario, &volume).await,
         };
-        let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
         let last = match scenario {
             ClaimScenario::Rebound => self.rebind_volume(&volume).await,
             _ => self.name.clone(),
         };
-        claims.delete(&last, &DeleteParams::default()).await.expect("the claim is deleted");
-        self.wait_through_kill(wait_object(&volumes, &volume, |volume| volume.is_none())).await;
-        if self.kills == 0 {
-            self.wait_for_kill().await;
-        }
-        self.terminate().await;
-        self.count_leftovers(doubles).await
-    }
-
-    async fn create_claim(&self, scenario: ClaimScenario) -> PersistentVolumeClaim {
-        let annotations = match scenario {
-            ClaimScenario::Immediate => json!({}),
-            _ => json!({ SELECTED_NODE: self.program.node }),
-        };
-        let claim = json!({
-            "metadata": { "name": self.name, "annotations": annotations },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": if scenario == ClaimScenario::TooLarge { "1Gi" } else { "1Mi" } } },
-                "storageClassName": if scenario == ClaimScenario::Immediate { IMMEDIATE_CLASS } else { "nodekeel" },
-            },
-        });
-        create_object(&claims_api(&self.client), claim).await
+        delete_claim(&client, &last).await;
+        self.wait_through_kill(wait_volume_gone(&client, &volume)).await;
+        self.wait_for_kill().await;
+        self.end(doubles).await
     }
 
     /// Waits until the node of the claim is deselected.
     async fn wait_rejected(&mut self) -> usize {
-        let is_free = |claim: Option<&PersistentVolumeClaim>| {
-            let annotations = claim.and_then(|claim| claim.metadata.annotations.as_ref());
-            annotations.is_none_or(|all| !all.contains_key(SELECTED_NODE))
-        };
-        let (claims, name) = (claims_api(&self.client), self.name.clone());
+        let client = self.client.clone();
+        let is_free = |claim: Option<&PersistentVolumeClaim>| annotation(claim, SELECTED_NODE).is_none();
+        let (claims, name) = (claims_api(&client), self.name.clone());
         self.wait_through_kill(wait_object(&claims, &name, is_free)).await;
         self.program.list_names("volumes").len()
     }
 
     /// Waits until the claim is bound, uses its volume, and returns the number of surplus volumes.
     async fn use_volume(&mut self, scenario: ClaimScenario, volume: &str) -> usize {
-        let (claims, volumes, name) =
-            (claims_api(&self.client), volumes_api(&self.client), self.name.clone());
-        self.wait_through_kill(wait_object(&claims, &name, is_bound)).await;
-        let file = self.program.base.path().join("volumes").join(volume).join("file");
+        let client = self.client.clone();
+        let (volumes, name) = (volumes_api(&client), self.name.clone());
+        self.wait_through_kill(wait_bound(&client, &name)).await;
+        let file = self.program.file_of(volume);
         fs::write(&file, "data").expect("the volume is writable");
         if scenario == ClaimScenario::FinalizerRemoved {
-            let strip = Patch::Merge(json!({ "metadata": { "finalizers": [] } }));
-            volumes.patch(volume, &PatchParams::default(), &strip).await.expect("a patch");
+            patch_volume(&client, volume, json!({ "metadata": { "finalizers": [] } })).await;
             let is_protected = |volume: Option<&PersistentVolume>| {
                 volume.is_some_and(|volume| {
                     volume.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER)
@@ -90,10 +75,11 @@ impl CrashRun {
 
     /// Requests more than possible, and then less.
     async fn expand_volume(&mut self, volume: &str) {
-        let (claims, name) = (claims_api(&self.client), self.name.clone());
+        let client = self.client.clone();
+        let (claims, name) = (claims_api(&client), self.name.clone());
         let request = async |size: &str| {
             let patch = json!({ "spec": { "resources": { "requests": { "storage": size } } } });
-            claims.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.expect("a patch");
+            patch_claim(&client, &name, patch).await;
         };
         request("1Gi").await;
         let is_infeasible = |claim: Option<&PersistentVolumeClaim>| {
@@ -103,16 +89,9 @@ impl CrashRun {
         };
         self.wait_through_kill(wait_object(&claims, &name, is_infeasible)).await;
         request(MAX_BYTES).await;
-        let is_expanded = |claim: Option<&PersistentVolumeClaim>| {
-            let status = claim.and_then(|claim| claim.status.as_ref());
-            status.is_some_and(|status| {
-                status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == "2Mi")
-                    && status.allocated_resource_statuses.is_none()
-                    && status.conditions.is_none()
-            })
-        };
+        let is_expanded = |claim: Option<&_>| has_capacity(claim, "2Mi");
         self.wait_through_kill(wait_object(&claims, &name, is_expanded)).await;
-        let volume = volumes_api(&self.client).get(volume).await.expect("the volume");
+        let volume = volumes_api(&client).get(volume).await.expect("the volume");
         let capacity = volume.spec.and_then(|spec| spec.capacity).expect("a capacity");
         assert_eq!(capacity["storage"].0, "2Mi");
         let limits: Vec<_> = self.program.project_names();
@@ -123,39 +102,21 @@ impl CrashRun {
 
     /// Retains the volume for a second claim, which is returned, and has it deleted with that.
     async fn rebind_volume(&mut self, volume: &str) -> String {
-        let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
-        let patch = async |patch: Value| {
-            volumes.patch(volume, &PatchParams::default(), &Patch::Merge(patch)).await.expect("a patch");
-        };
+        let client = self.client.clone();
+        let volumes = volumes_api(&client);
+        let patch = async |patch: Value| patch_volume(&client, volume, patch).await;
         patch(json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } })).await;
-        claims.delete(&self.name, &DeleteParams::default()).await.expect("the claim is deleted");
-        let is_released = |volume: Option<&PersistentVolume>| {
-            volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
-        };
-        wait_object(&volumes, volume, is_released).await;
+        delete_claim(&client, &self.name).await;
+        wait_phase(&client, volume, "Released").await;
         patch(json!({ "spec": { "claimRef": null } })).await;
         let second = format!("{}-second", self.name);
-        let claim = json!({
-            "metadata": { "name": second },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": "1Mi" } },
-                "storageClassName": "nodekeel",
-                "volumeName": volume,
-            },
-        });
-        let claim = create_object(&claims, claim).await;
-        let annotation = DriverName::try_new(DRIVER).expect("a driver name").claim_annotation();
-        let is_recorded = |volume: Option<&PersistentVolume>| {
-            let annotations = volume.and_then(|volume| volume.metadata.annotations.as_ref());
-            annotations.and_then(|all| all.get(&annotation)) == claim.metadata.uid.as_ref()
-        };
+        let bound = json!({ "spec": { "volumeName": volume } });
+        let claim = create_claim(&client, claim_manifest(&second, None, bound)).await;
+        let mark = DriverName::try_new(DRIVER).expect("a driver name").claim_annotation();
+        let is_recorded =
+            |volume: Option<&PersistentVolume>| annotation(volume, &mark) == claim.metadata.uid.as_deref();
         self.wait_through_kill(wait_object(&volumes, volume, is_recorded)).await;
         patch(json!({ "spec": { "persistentVolumeReclaimPolicy": "Delete" } })).await;
         second
     }
-}
-
-pub(super) fn is_bound(claim: Option<&PersistentVolumeClaim>) -> bool {
-    claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
 }

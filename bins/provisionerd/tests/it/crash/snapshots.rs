@@ -7,27 +7,27 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
 use nodekeel_provisioner::{BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, VolumeSnapshotContent};
 use serde_json::{Value, json};
 
-use super::leak_counts::LeakCounts;
-use super::run::CrashRun;
-use super::scenarios::is_bound;
-use crate::cluster::{DRIVER, claims_api, create_object, volumes_api, wait_object};
+use super::run::{CrashRun, LeakCounts};
+use crate::cluster::{
+    DRIVER, create_object, delete_claim, volume_name, wait_bound, wait_object, wait_volume_gone,
+};
 
 impl CrashRun {
     /// Takes a snapshot of a volume with data, and deletes it.
     pub(super) async fn take_snapshot(mut self, moment: &str) -> LeakCounts {
-        let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
-        let claim = self.create_node_claim(&self.name, Value::Null).await;
+        let client = self.client.clone();
+        let claim = self.create_claim(&self.name, json!({})).await;
+        let volume = volume_name(&claim);
         let uid = claim.metadata.uid.expect("a UID");
-        let volume = format!("pvc-{uid}");
-        wait_object(&claims, &self.name, is_bound).await;
-        fs::write(self.file_of(&volume), "data").expect("the volume is writable");
+        wait_bound(&client, &self.name).await;
+        fs::write(self.program.file_of(&volume), "data").expect("the volume is writable");
         self.terminate().await;
 
         self.restart(moment);
         let kind = ApiResource::erase::<VolumeSnapshotContent>(&());
-        let objects: Api<DynamicObject> = Api::all_with(self.client.clone(), &kind);
+        let objects: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
         create_object(&objects, self.content_manifest(&volume, &uid)).await;
-        let (contents, name) = (Api::<VolumeSnapshotContent>::all(self.client.clone()), self.name.clone());
+        let (contents, name) = (Api::<VolumeSnapshotContent>::all(client.clone()), self.name.clone());
         let is_ready = |content: Option<&VolumeSnapshotContent>| {
             content.is_some_and(|content| content.is_ready() && content.snapshot_handle().is_some())
         };
@@ -39,13 +39,10 @@ impl CrashRun {
         objects.patch(&name, &PatchParams::default(), &deleted).await.expect("a patch");
         objects.delete(&name, &DeleteParams::default()).await.expect("the content is deleted");
         self.wait_through_kill(wait_object(&contents, &name, |content| content.is_none())).await;
-        if self.kills == 0 {
-            self.wait_for_kill().await;
-        }
-        claims.delete(&name, &DeleteParams::default()).await.expect("the claim is deleted");
-        wait_object(&volumes, &volume, |volume| volume.is_none()).await;
-        self.terminate().await;
-        self.count_leftovers(0).await
+        self.wait_for_kill().await;
+        delete_claim(&client, &name).await;
+        wait_volume_gone(&client, &volume).await;
+        self.end(0).await
     }
 
     /// A VolumeSnapshotContent with the names of its claim, as its VolumeSnapshot had them.

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use testbed::gotool::SNAPSHOT_CRDS;
 
 use super::daemon_runner::DaemonRunner;
-use super::lifecycles::{assert_nothing_left, claim_manifest};
-use crate::cluster::{DRIVER, TIMEOUT, TestCluster};
+use super::lifecycles::{LIMIT, assert_nothing_left};
+use crate::cluster::{DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, wait_bound};
 use crate::disk::VOLUMES;
 
 const CONTENT: &str = "volumesnapshotcontent";
@@ -22,21 +22,20 @@ pub(super) fn install_snapshot_api(cluster: &TestCluster) -> Result<()> {
 /// A claim with data, a clone of it, and a snapshot; all are deleted.
 pub(super) fn check_copies(cluster: &TestCluster) -> Result<()> {
     let node = &cluster.node;
-    let source = create_bound(cluster, claim_manifest("source", "immediate"))?;
+    let source = create_bound(cluster, claim_manifest("source", "immediate", LIMIT))?;
     node.run_shell(&format!("echo data >{VOLUMES}/volumes/{source}/file; sync"))?;
     let clone = create_bound(cluster, clone_manifest("clone", "immediate"))?;
     check_data(cluster, &format!("volumes/{clone}"))?;
     check_snapshot(cluster, &source)?;
     for (claim, volume) in [("clone", clone), ("source", source)] {
-        cluster.kube.delete_object("pvc", &format!("default/{claim}"))?;
-        cluster.wait_gone("pv", &volume)?;
+        delete_claim(&cluster.kube, claim, &volume)?;
     }
     assert_nothing_left(cluster)
 }
 
 /// A claim for a clone of `source`.
 fn clone_manifest(name: &str, class: &str) -> Value {
-    let mut claim = claim_manifest(name, class);
+    let mut claim = claim_manifest(name, class, LIMIT);
     claim["spec"]["dataSource"] = json!({ "kind": "PersistentVolumeClaim", "name": "source" });
     claim
 }
@@ -44,10 +43,7 @@ fn clone_manifest(name: &str, class: &str) -> Value {
 /// Creates a claim, and returns the name of its volume.
 fn create_bound(cluster: &TestCluster, claim: Value) -> Result<String> {
     cluster.kube.apply_manifests(&claim.to_string())?;
-    let name = claim["metadata"]["name"].as_str().context("it has a name")?;
-    let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    let claim = cluster.kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{name}"), is_bound)?;
-    claim["spec"]["volumeName"].as_str().map(str::to_owned).context("a bound claim has a volume")
+    wait_bound(&cluster.kube, claim["metadata"]["name"].as_str().context("it has a name")?)
 }
 
 fn check_data(cluster: &TestCluster, directory: &str) -> Result<()> {
@@ -87,11 +83,10 @@ fn check_snapshot(cluster: &TestCluster, volume: &str) -> Result<()> {
 /// A clone of a claim whose volume is on another node is handed over to that node, which does not exist.
 pub(super) fn check_handed_over_clone(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
     let kube = &cluster.kube;
-    let mut source = claim_manifest("source", "nodekeel");
+    let mut source = claim_manifest("source", "nodekeel", LIMIT);
     source["spec"]["volumeName"] = json!("foreign");
     kube.apply_manifests(&format!("{}\n---\n{source}", foreign_volume(&source)?))?;
-    let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    kube.wait_for_object_within(TIMEOUT, "pvc", "default/source", is_bound)?;
+    wait_bound(kube, "source")?;
     let mut clone = clone_manifest("clone", "nodekeel");
     clone["metadata"]["annotations"] = json!({ SELECTED_NODE: testbed::GUEST_NODE });
     kube.apply_manifests(&clone.to_string())?;

@@ -5,10 +5,12 @@ use nodekeel_provisioner::{DriverName, FINALIZER};
 use serde_json::{Value, json};
 
 use super::daemon_runner::DaemonRunner;
-use crate::cluster::{DRIVER, TIMEOUT, TestCluster};
+use crate::cluster::{
+    self, DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, delete_pod, pod_manifest, wait_running,
+};
 use crate::disk::{VOLUMES, volume_directories};
 
-const LIMIT: u64 = 8 << 20;
+pub(super) const LIMIT: u64 = 8 << 20;
 
 /// Counts in a file until a write fails.
 const WRITER: &str =
@@ -16,31 +18,10 @@ const WRITER: &str =
 
 /// The manifest of a claim and a pod that writes to it.
 fn claim_and_pod(name: &str) -> String {
-    let claim = claim_manifest(name, "nodekeel");
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "terminationGracePeriodSeconds": 1,
-            "containers": [{
-                "name": "stay", "image": testbed::BUSYBOX_IMAGE, "imagePullPolicy": "Never",
-                "args": ["sh", "-c", WRITER],
-                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            }],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
-        },
-    });
+    let claim = claim_manifest(name, "nodekeel", LIMIT);
+    let mut pod = pod_manifest(name, name);
+    pod["spec"]["containers"][0]["args"] = json!(["sh", "-c", WRITER]);
     format!("{claim}\n---\n{pod}")
-}
-
-pub(super) fn claim_manifest(name: &str, class: &str) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "storageClassName": class,
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": LIMIT.to_string()}},
-        },
-    })
 }
 
 /// The capacity of a class is published, and removed with the class.
@@ -79,24 +60,23 @@ const FILL_DISK_SCRIPT: &str = "fallocate -l $((($(df -k . | awk 'END { print $4
 
 /// A claim without a selected node gets one.
 pub(super) fn check_claim_without_pod(cluster: &TestCluster) -> Result<()> {
-    cluster.kube.apply_manifests(&claim_manifest("alone", "immediate").to_string())?;
+    cluster.kube.apply_manifests(&claim_manifest("alone", "immediate", LIMIT).to_string())?;
     let volume = wait_bound(cluster, "alone")?;
-    cluster.kube.delete_object("pvc", "default/alone")?;
-    cluster.wait_gone("pv", &volume)?;
+    delete_claim(&cluster.kube, "alone", &volume)?;
     assert_nothing_left(cluster)
 }
 
 /// A volume is retained, given to a second claim, and deleted with that.
 pub(super) fn check_rebound_volume(cluster: &TestCluster) -> Result<()> {
     let (kube, policy) = (&cluster.kube, |policy| json!({"spec": {"persistentVolumeReclaimPolicy": policy}}));
-    kube.apply_manifests(&claim_manifest("first", "immediate").to_string())?;
+    kube.apply_manifests(&claim_manifest("first", "immediate", LIMIT).to_string())?;
     let volume = wait_bound(cluster, "first")?;
     kube.patch_object("pv", &volume, &policy("Retain"))?;
     kube.delete_object("pvc", "default/first")?;
     let is_released = |volume: &Value| volume["status"]["phase"] == "Released";
     kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_released)?;
     kube.patch_object("pv", &volume, &json!({"spec": {"claimRef": null}}))?;
-    let mut second = claim_manifest("second", "immediate");
+    let mut second = claim_manifest("second", "immediate", LIMIT);
     second["spec"]["volumeName"] = json!(volume);
     kube.apply_manifests(&second.to_string())?;
     wait_bound(cluster, "second")?;
@@ -104,8 +84,7 @@ pub(super) fn check_rebound_volume(cluster: &TestCluster) -> Result<()> {
     let is_recorded = |volume: &Value| volume["metadata"]["annotations"][&annotation].is_string();
     kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_recorded)?;
     kube.patch_object("pv", &volume, &policy("Delete"))?;
-    kube.delete_object("pvc", "default/second")?;
-    cluster.wait_gone("pv", &volume)?;
+    delete_claim(&cluster.kube, "second", &volume)?;
     assert_nothing_left(cluster)
 }
 
@@ -113,7 +92,7 @@ pub(super) fn check_rebound_volume(cluster: &TestCluster) -> Result<()> {
 /// back.
 pub(super) fn check_wrong_marks(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
     let kube = &cluster.kube;
-    kube.apply_manifests(&claim_manifest("declared", "immediate").to_string())?;
+    kube.apply_manifests(&claim_manifest("declared", "immediate", LIMIT).to_string())?;
     let volume = wait_bound(cluster, "declared")?;
     let driver = DriverName::try_new(DRIVER)?;
     let store = cluster.node.run_shell(&format!("cat {VOLUMES}/store-id"))?;
@@ -128,8 +107,7 @@ pub(super) fn check_wrong_marks(cluster: &TestCluster, program: &DaemonRunner) -
         kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_taken_back)?;
         program.wait_killed(cluster, step)?;
     }
-    kube.delete_object("pvc", "default/declared")?;
-    cluster.wait_gone("pv", &volume)?;
+    delete_claim(&cluster.kube, "declared", &volume)?;
     assert_nothing_left(cluster)
 }
 
@@ -138,8 +116,7 @@ pub(super) fn check_claim_with_pod(cluster: &TestCluster, name: &str) -> Result<
     let (kube, node) = (&cluster.kube, &cluster.node);
     kube.apply_manifests(&claim_and_pod(name))?;
     let volume = wait_bound(cluster, name)?;
-    let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    kube.wait_for_object_within(TIMEOUT, "pod", &format!("default/{name}"), is_ready)?;
+    wait_running(kube, name)?;
     cluster.exec(name, "echo data >/data/file")?;
     kube.patch_object("pv", &volume, &json!({"metadata": {"finalizers": []}}))?;
     let is_protected = |volume: &Value| {
@@ -149,13 +126,11 @@ pub(super) fn check_claim_with_pod(cluster: &TestCluster, name: &str) -> Result<
     kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_protected)?;
     expand_claim(cluster, name)?;
     ensure!(cluster.exec(name, "cat /data/file")? == "data\n", "the volume lost its data");
-    kube.delete_object("pod", &format!("default/{name}"))?;
-    cluster.wait_gone("pod", name)?;
+    delete_pod(kube, name)?;
     let mounts = format!("grep -c /{volume}/mount /proc/self/mountinfo || true");
     cluster
         .wait_equal("the mounts to go", &"0".to_owned(), || Ok(node.run_shell(&mounts)?.trim().to_owned()))?;
-    kube.delete_object("pvc", &format!("default/{name}"))?;
-    cluster.wait_gone("pv", &volume)?;
+    delete_claim(&cluster.kube, name, &volume)?;
     assert_nothing_left(cluster)
 }
 
@@ -200,9 +175,7 @@ fn check_writer(cluster: &TestCluster, name: &str) -> Result<()> {
 
 /// Waits until a claim is bound to the only volume, and returns the name of the volume.
 pub(super) fn wait_bound(cluster: &TestCluster, claim: &str) -> Result<String> {
-    let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    let claim = cluster.kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound)?;
-    let volume = claim["spec"]["volumeName"].as_str().context("a bound claim has a volume")?.to_owned();
+    let volume = cluster::wait_bound(&cluster.kube, claim)?;
     let count = cluster.kube.list_objects("pv")?.len();
     ensure!(count == 1, "{count} PersistentVolumes were created");
     let there = volume_directories(&cluster.node)?;
@@ -213,9 +186,7 @@ pub(super) fn wait_bound(cluster: &TestCluster, claim: &str) -> Result<String> {
 }
 
 pub(super) fn assert_nothing_left(cluster: &TestCluster) -> Result<()> {
-    cluster.wait_equal("the directories to go", &Vec::new(), || volume_directories(&cluster.node))?;
-    cluster
-        .wait_equal("the limits to go", &Vec::new(), || cluster.file_system.kernel_limits(&cluster.node))?;
+    cluster.wait_nothing_left()?;
     let volumes = cluster.kube.list_objects("pv")?;
     ensure!(volumes.is_empty(), "PersistentVolumes remain: {volumes:?}");
     Ok(())

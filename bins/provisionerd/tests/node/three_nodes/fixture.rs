@@ -1,15 +1,17 @@
 //! Two guests with provisionerd, and a third node without it.
 
 use std::panic;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use testbed::{BUSYBOX_IMAGE, FakeNode, GuestNode, Kube, KubeUser, command_output};
+use testbed::{FakeNode, GuestNode, Kube, KubeUser, command_output};
 
-use crate::cluster::{DEPLOY, DRIVER, IMAGE_AT, TIMEOUT, image_file, wait_driver_registered};
+use crate::cluster::{
+    DEPLOY, DRIVER, IMAGE_AT, TIMEOUT, claim_manifest, image_file, import_image, pod_manifest,
+    wait_driver_registered, wait_running,
+};
 use crate::disk::VolumeFileSystem;
 use crate::timings::StepTimer;
 
@@ -78,23 +80,13 @@ impl ThreeNodes {
 
     /// Creates a claim, and a pod that uses it with these fields in its `spec`.
     pub(crate) fn create_pod(&self, name: &str, bytes: u64, scheduling: &Value) -> Result<()> {
-        self.kube.create_objects(&claim(name, bytes).to_string())?;
+        self.kube.create_objects(&claim_manifest(name, "nodekeel", bytes).to_string())?;
         self.create_pod_of_claim(name, name, scheduling)
     }
 
     /// Creates a pod that uses a claim.
     pub(crate) fn create_pod_of_claim(&self, name: &str, claim: &str, scheduling: &Value) -> Result<()> {
-        let mut pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "terminationGracePeriodSeconds": 1,
-                "containers": [{
-                    "name": "stay", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never",
-                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-                }],
-                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
-            },
-        });
+        let mut pod = pod_manifest(name, claim);
         for (field, value) in scheduling.as_object().into_iter().flatten() {
             pod["spec"][field] = value.clone();
         }
@@ -103,16 +95,8 @@ impl ThreeNodes {
 
     /// Waits until a pod is running, and gives its node.
     pub(crate) fn wait_running(&self, name: &str) -> Result<String> {
-        let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-        let pod = self.kube.wait_for_object_within(TIMEOUT, "pod", &format!("default/{name}"), is_ready)?;
+        let pod = wait_running(&self.kube, name)?;
         Ok(pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned())
-    }
-
-    /// Waits until a claim is bound, and gives the name of its volume.
-    pub(crate) fn wait_bound(&self, name: &str) -> Result<String> {
-        let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-        let claim = self.kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{name}"), is_bound)?;
-        Ok(claim["spec"]["volumeName"].as_str().context("a bound claim has a volume")?.to_owned())
     }
 
     /// Waits until the scheduler has selected a node for a claim.
@@ -121,25 +105,6 @@ impl ThreeNodes {
             |claim: &Value| claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] == node;
         let claim = format!("default/{claim}");
         self.kube.wait_for_object_within(TIMEOUT, "pvc", &claim, selected).map(drop)
-    }
-
-    /// Deletes a pod, and waits until it is gone.
-    pub(crate) fn delete_pod(&self, name: &str) -> Result<()> {
-        self.kube.delete_object("pod", &format!("default/{name}"))?;
-        self.wait_gone("pod", &format!("default/{name}"))
-    }
-
-    /// Waits until an object is gone.
-    pub(crate) fn wait_gone(&self, kind: &str, name: &str) -> Result<()> {
-        let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
-        let mut kubectl = self.kube.kubectl_command();
-        kubectl.args(["wait", kind, name, "--for=delete", "--namespace", namespace]);
-        command_output(kubectl.arg(format!("--timeout={}s", TIMEOUT.as_secs()))).map(drop)
-    }
-
-    /// Runs a script in a pod.
-    pub(crate) fn exec(&self, pod: &str, script: &str) -> Result<String> {
-        command_output(self.kube.kubectl_command().args(["exec", pod, "--", "sh", "-c", script]))
     }
 
     /// Runs kubectl.
@@ -177,21 +142,8 @@ fn join_node(kube: &Kube, name: &str) -> Result<GuestNode> {
         .join(kube)
         .with_context(|| format!("join the node {name}"))?;
     VolumeFileSystem::Xfs.mount(&node)?;
-    let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
-    node.guest().command_output(Command::new("ctr").args(import), TIMEOUT)?;
+    import_image(&node)?;
     Ok(node)
-}
-
-/// A claim of the class `nodekeel`.
-pub(crate) fn claim(name: &str, bytes: u64) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "storageClassName": "nodekeel",
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": bytes.to_string()}},
-        },
-    })
 }
 
 /// The fields of a pod that prefers a node to others.
