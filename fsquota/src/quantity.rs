@@ -20,11 +20,11 @@ pub struct Bytes(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Inodes(pub u64);
 
-/// Why a text is not a quantity.
+/// A text that is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum QuantityError {
-    /// It does not start with digits, or has two points, a sign, or a space inside.
+    /// The text does not start with digits, or has two points, a sign, or a space inside.
     #[error("invalid quantity {0:?}: use a number such as 4096, 10Gi or 1.5G")]
     InvalidNumber(String),
     /// The text after the digits is not a known suffix.

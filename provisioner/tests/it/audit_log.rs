@@ -68,7 +68,7 @@ impl LogCapture {
         ONCE.call_once(|| tracing::subscriber::set_global_default(Self).expect("no other subscriber"));
     }
 
-    /// Whether a line contains these words, and names this volume in these fields.
+    /// True if a line contains these words, and names this volume in these fields.
     fn contains(words: &str, id: &VolumeId, fields: &[&str]) -> bool {
         let name = |field: &&str| match *field {
             "claim_uid" => format!("claim_uid={} ", id.claim_uid()),

@@ -21,7 +21,7 @@ use nodekeel_provisioner::{
 };
 use testbed::guest::disk::FileSystem;
 
-use crate::fixture::{MIB, PLACES, assert_empty, id, names, open, open_on_disk, snapshot_id};
+use crate::fixture::{MIB, PLACES, assert_empty, id, names, new_store, open, open_on_disk, snapshot_id};
 use crate::service::dir_node::deps_of;
 use crate::service::harness::{RunningProvisioner, test_api};
 
@@ -38,12 +38,11 @@ async fn the_mem_store_keeps_the_contract_of_snapshots() {
 
 #[tokio::test]
 async fn the_dir_store_keeps_the_contract_of_snapshots() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     snapshot_conformance(&store).await;
     store.wait_until_erased().await;
     assert_eq!(quota.list_projects(), [], "no project is left");
-    assert_empty(base.path(), &PLACES);
+    assert_empty(base.path(), &PLACES, "at the end");
 }
 
 #[tokio::test]
@@ -68,8 +67,7 @@ async fn a_store_that_can_not_share_blocks_refuses_by_name_and_creates_nothing()
 
 #[tokio::test]
 async fn a_copy_and_its_source_change_independently() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     store.create(&id(1), LIMITS).await.expect("create");
     fs::create_dir(volume_path(base.path(), 1).join("below")).expect("a directory");
     fs::write(volume_path(base.path(), 1).join("below/file"), "old").expect("a file");
@@ -122,8 +120,7 @@ async fn a_snapshot_of_a_growing_volume_is_promised_what_it_uses() {
 
 #[tokio::test]
 async fn an_unpublished_copy_is_swept_and_one_that_a_pod_has_opened_is_not() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     store.create(&id(1), LIMITS).await.expect("create");
     fs::write(volume_path(base.path(), 1).join("file"), "data").expect("a file");
     for number in [2, 3, 4] {
@@ -192,13 +189,12 @@ async fn a_new_store_sweeps_incomplete_copies_and_stale_marks() {
     }
     let store = open(base.path(), &quota).await;
     store.wait_until_erased().await;
-    assert_empty(base.path(), &[".new", ".trash", ".unpublished"]);
+    assert_empty(base.path(), &[".new", ".trash", ".unpublished"], "swept");
 }
 
 #[tokio::test]
 async fn a_source_that_uses_more_than_the_new_limits_is_refused() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, _, store) = new_store().await;
     store.create(&id(1), LIMITS).await.expect("create");
     for number in 0..8 {
         fs::write(volume_path(base.path(), 1).join(number.to_string()), "data").expect("a file");
@@ -309,7 +305,7 @@ async fn on_xfs_copies_share_blocks_and_their_limits_bind() {
     }
     store.remove_snapshot(&snapshot_id(1)).await.expect("remove");
     store.wait_until_erased().await;
-    assert_empty(base, &PLACES);
+    assert_empty(base, &PLACES, "at the end");
 }
 
 #[tokio::test]

@@ -11,10 +11,9 @@ use nodekeel_fsquota::QuotaLimits;
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::testing::DataCloner;
 use nodekeel_localstorage::{Dir, FileCloner};
-use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::{
-    DirStore, DirStoreOptions, SnapshotId, SnapshotStore as _, VolumeId, VolumeStore as _,
-};
+use nodekeel_provisioner::{DirStore, DirStoreOptions, SnapshotStore as _, VolumeStore as _};
+
+use crate::fixture::{id, snapshot_id};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: None, inodes: None };
 
@@ -55,8 +54,7 @@ async fn a_copy_ends_at_its_next_file_when_its_store_is_closed() {
     let ((started, has_started), (go_on, gate)) = (channel(), channel());
     let cloner = Arc::new(GatedCloner { copied: AtomicUsize::new(0), started, gate: Mutex::new(gate) });
     let store = Arc::new(open(base.path(), &cloner).await);
-    let id = VolumeId::from_uid(&sample_uid(1)).expect("a UUID");
-    let snapshot = SnapshotId::from_uid(&sample_uid(2)).expect("a UUID");
+    let (id, snapshot) = (id(1), snapshot_id(2));
     store.create(&id, LIMITS).await.expect("create");
     for number in 0..FILES {
         let file = base.path().join("volumes").join(id.as_str()).join(number.to_string());

@@ -3,30 +3,14 @@
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
-use std::sync::Arc;
+use std::path::Path;
 
-use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::testing::DataCloner;
 use nodekeel_provisioner::{DirStore, DirStoreOptions, SnapshotStore as _, VolumeStore as _};
 use testbed::{KillPlace, KillTally};
 
-use crate::fixture::{PLACES, id, names, snapshot_id};
-use crate::kill_sample::{choose_moments, killing_options, recording_options};
-use crate::kills::{FileQuota, LIMITS};
-
-/// Environment variables of the child: its directory, and the number of the moment at which it is killed.
-const BASE: &str = "NODEKEEL_COPY_KILLS_BASE";
-const MOMENT: &str = "NODEKEEL_COPY_KILLS_MOMENT";
-
-pub(crate) async fn open(base: &Path, mut options: DirStoreOptions) -> DirStore {
-    options.cloner = Arc::new(DataCloner);
-    let quota = Arc::new(FileQuota(base.join("records")));
-    let store = DirStore::with_options(Dir::open(base).expect("the base"), quota, options).expect("a store");
-    store.create_identity().await.expect("an identity");
-    store
-}
+use crate::fixture::{PLACES, assert_empty, id, names, open_recorded, recorded_base, snapshot_id};
+use crate::kill_sample::{KillOrder, choose_moments, killing_options, recording_options, run_child};
+use crate::kills::LIMITS;
 
 fn data_of(base: &Path, place: &str, name: &str) -> Option<String> {
     fs::read_to_string(base.join(place).join(name).join("a/b/file")).ok()
@@ -49,33 +33,17 @@ async fn live_through(store: &DirStore, base: &Path) {
     }
 }
 
-/// The child process; without its environment variables this test does nothing.
+/// The process that is killed.
 #[tokio::test]
 async fn child() {
-    let (Some(base), Ok(moment)) = (std::env::var_os(BASE).map(PathBuf::from), std::env::var(MOMENT)) else {
-        return;
-    };
-    let options = killing_options(moment.parse().expect("a number"));
-    live_through(&open(&base, options).await, &base).await;
-}
-
-fn run_child(base: &Path, moment: usize) -> ExitStatus {
-    let mut child = Command::new(std::env::current_exe().expect("this program"));
-    child.args(["--exact", "copy_kills::child"]).env(BASE, base).env(MOMENT, moment.to_string());
-    child.output().expect("a child").status
-}
-
-fn new_base() -> tempfile::TempDir {
-    let base = tempfile::tempdir().expect("a directory");
-    fs::create_dir(base.path().join("records")).expect("a directory");
-    base
+    let Some(order) = KillOrder::of_this_process() else { return };
+    let options = killing_options(order.moment.parse().expect("a number"));
+    live_through(&open_recorded(&order.base, options).await, &order.base).await;
 }
 
 /// Checks what a killed process has left, once the next one serves it.
 async fn check_rest(store: &DirStore, base: &Path, point: &str) {
-    for place in [".new", ".trash"] {
-        assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{point}: {place}");
-    }
+    assert_empty(base, &[".new", ".trash"], point);
     let (volumes, snapshots) =
         (store.list().await.expect("list"), store.list_snapshots().await.expect("list"));
     let records = names(&base.join("records")).len();
@@ -97,22 +65,20 @@ async fn check_rest(store: &DirStore, base: &Path, point: &str) {
 
 #[tokio::test]
 async fn a_process_killed_at_any_moment_of_a_copy_leaves_it_complete_or_nothing_of_it() {
-    let (base, (options, moments)) = (new_base(), recording_options());
-    live_through(&open(base.path(), options).await, base.path()).await;
+    let (base, (options, moments)) = (recorded_base(), recording_options());
+    live_through(&open_recorded(base.path(), options).await, base.path()).await;
     let (moments, mut tally) = (moments.lock().expect("not poisoned").clone(), KillTally::default());
     assert!(moments.len() > 50, "{} moments", moments.len());
     for moment in choose_moments("copy", moments.len()) {
-        let (base, name) = (new_base(), &moments[moment]);
+        let (base, name) = (recorded_base(), &moments[moment]);
         let (base, point) = (base.path(), format!("moment {moment}, {name}"));
-        assert_eq!(run_child(base, moment).signal(), Some(9), "{point}");
+        assert_eq!(run_child("copy_kills", base, &moment.to_string(), "").signal(), Some(9), "{point}");
         tally.record(KillPlace::Host, name);
-        let store = open(base, DirStoreOptions::default()).await;
+        let store = open_recorded(base, DirStoreOptions::default()).await;
         store.wait_until_erased().await;
         check_rest(&store, base, &point).await;
         live_through(&store, base).await;
-        for place in PLACES.iter().chain(&["records"]) {
-            assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{point}: {place}");
-        }
+        assert_empty(base, &[&PLACES[..], &["records"]].concat(), &point);
     }
     tally.print_lines();
 }

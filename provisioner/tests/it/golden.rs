@@ -8,17 +8,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeStatus};
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_uid};
-use nodekeel_provisioner::{
-    DirStore, VolumeAction, VolumeId, VolumeIgnoreReason, VolumeStore as _, plan_volume,
-};
+use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
+use nodekeel_provisioner::{DirStore, VolumeAction, VolumeIgnoreReason, VolumeStore as _, plan_volume};
+
+use crate::fixture::{id, names};
 
 fn golden_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(name)
-}
-
-fn id() -> VolumeId {
-    VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
 }
 
 /// The entries below the store's directory after a kill, by the step that was completed last.
@@ -31,11 +27,6 @@ fn golden_directories() -> BTreeMap<String, Vec<String>> {
     trees
 }
 
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").file_name());
-    entries.map(|name| name.to_string_lossy().into_owned()).collect()
-}
-
 #[tokio::test]
 async fn directories_that_a_killed_process_of_the_first_release_has_left_are_continued() {
     let trees = golden_directories();
@@ -44,9 +35,10 @@ async fn directories_that_a_killed_process_of_the_first_release_has_left_are_con
         let base = tempfile::tempdir().expect("a directory");
         for path in &paths {
             let target = base.path().join(path);
-            match path.ends_with('/') {
-                true => fs::create_dir_all(&target).expect("a directory"),
-                false => fs::write(&target, "data").expect("a file"),
+            if path.ends_with('/') {
+                fs::create_dir_all(&target).expect("a directory")
+            } else {
+                fs::write(&target, "data").expect("a file")
             }
         }
         let store = DirStore::new(Dir::open(base.path()).expect("the base"), Arc::<MemQuota>::default());
@@ -55,9 +47,9 @@ async fn directories_that_a_killed_process_of_the_first_release_has_left_are_con
         store.wait_until_erased().await;
         let volumes = store.list().await.expect("list");
         let is_published = matches!(&*step, "Publish" | "Dig");
-        assert_eq!(volumes, if is_published { vec![id()] } else { vec![] }, "{step}");
+        assert_eq!(volumes, if is_published { vec![id(1)] } else { vec![] }, "{step}");
         if step == "Dig" {
-            let file = base.path().join("volumes").join(id().as_str()).join("a/b/file");
+            let file = base.path().join("volumes").join(id(1).as_str()).join("a/b/file");
             assert!(file.exists(), "{step}: the data of the volume are lost");
         }
         for dir in [".new", ".trash"] {
@@ -87,9 +79,9 @@ fn persistent_volumes_of_the_first_release_are_recognized_and_deleted() {
                 VolumeAction::Ignore(VolumeIgnoreReason::Retained),
             ),
             _ if has_finalizer => {
-                (VolumeAction::Delete(id()), VolumeAction::Ignore(VolumeIgnoreReason::InUse))
+                (VolumeAction::Delete(id(1)), VolumeAction::Ignore(VolumeIgnoreReason::InUse))
             }
-            _ => (VolumeAction::Delete(id()), VolumeAction::AddFinalizer),
+            _ => (VolumeAction::Delete(id(1)), VolumeAction::AddFinalizer),
         };
         assert_eq!(plan_in("Released"), released, "{file}");
         assert_eq!(plan_in("Bound"), bound, "{file}");

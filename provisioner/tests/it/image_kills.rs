@@ -5,7 +5,6 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
 
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 use nodekeel_provisioner::{
@@ -14,14 +13,8 @@ use nodekeel_provisioner::{
 };
 use testbed::{KillPlace, KillTally};
 
-use crate::copy_kills::open;
-use crate::fixture::{MIB, PLACES, id, names, snapshot_id};
-use crate::kill_sample::{choose_moments, killing_options, recording_options};
-
-/// Environment variables of the child: its directory, the format, and the number of the moment at which it is killed.
-const BASE: &str = "NODEKEEL_IMAGE_KILLS_BASE";
-const FORMAT: &str = "NODEKEEL_IMAGE_KILLS_FORMAT";
-const MOMENT: &str = "NODEKEEL_IMAGE_KILLS_MOMENT";
+use crate::fixture::{MIB, PLACES, assert_empty, id, names, open_recorded, recorded_base, snapshot_id};
+use crate::kill_sample::{KillOrder, choose_moments, killing_options, recording_options, run_child};
 
 /// Where a pod writes: in a part of the file that every format has.
 const PLACE: u64 = 7 * MIB;
@@ -68,31 +61,18 @@ async fn live_through(store: &DirStore, base: &Path, format: ImageFormat) {
     }
 }
 
-/// The child process; without its environment variables this test does nothing.
+/// The process that is killed.
 #[tokio::test]
 async fn child() {
-    let variable = |name| std::env::var(name).ok();
-    let (Some(base), Some(format), Some(moment)) = (variable(BASE), variable(FORMAT), variable(MOMENT))
-    else {
-        return;
-    };
-    let options = killing_options(moment.parse().expect("a number"));
-    let base = Path::new(&base);
-    live_through(&open(base, options).await, base, format.parse().expect("a format")).await;
-}
-
-fn run_child(base: &Path, format: ImageFormat, moment: usize) -> ExitStatus {
-    let mut child = Command::new(std::env::current_exe().expect("this program"));
-    child.args(["--exact", "image_kills::child"]).env(BASE, base);
-    child.env(FORMAT, format.as_str()).env(MOMENT, moment.to_string());
-    child.output().expect("a child").status
+    let Some(order) = KillOrder::of_this_process() else { return };
+    let options = killing_options(order.moment.parse().expect("a number"));
+    let store = open_recorded(&order.base, options).await;
+    live_through(&store, &order.base, order.life.parse().expect("a format")).await;
 }
 
 /// Checks what a killed process has left, once the next one serves it.
-async fn check_rest(store: &DirStore, base: &Path, (format, point): (ImageFormat, &str)) {
-    for place in [".new", ".trash"] {
-        assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{point}: {place}");
-    }
+async fn check_rest(store: &DirStore, base: &Path, format: ImageFormat, point: &str) {
+    assert_empty(base, &[".new", ".trash"], point);
     let (volumes, snapshots) =
         (store.list().await.expect("list"), store.list_snapshots().await.expect("list"));
     let left = volumes.len() + snapshots.len();
@@ -118,16 +98,10 @@ async fn check_rest(store: &DirStore, base: &Path, (format, point): (ImageFormat
     }
 }
 
-fn new_base() -> tempfile::TempDir {
-    let base = tempfile::tempdir().expect("a directory");
-    fs::create_dir(base.path().join("records")).expect("a directory");
-    base
-}
-
 /// The names of all moments of a life, in their order.
 async fn list_moments(format: ImageFormat) -> Vec<String> {
-    let (base, (options, moments)) = (new_base(), recording_options());
-    live_through(&open(base.path(), options).await, base.path(), format).await;
+    let (base, (options, moments)) = (recorded_base(), recording_options());
+    live_through(&open_recorded(base.path(), options).await, base.path(), format).await;
     let moments = moments.lock().expect("not poisoned");
     moments.clone()
 }
@@ -136,17 +110,19 @@ async fn kill_at_moments(format: ImageFormat) {
     let (all, mut tally) = (list_moments(format).await, KillTally::default());
     assert!(all.len() > 80, "{} moments", all.len());
     for moment in choose_moments(format.as_str(), all.len()) {
-        let (base, name) = (new_base(), &all[moment]);
+        let (base, name) = (recorded_base(), &all[moment]);
         let (base, point) = (base.path(), format!("{format}, moment {moment}, {name}"));
-        assert_eq!(run_child(base, format, moment).signal(), Some(9), "{point}");
+        assert_eq!(
+            run_child("image_kills", base, &moment.to_string(), format.as_str()).signal(),
+            Some(9),
+            "{point}"
+        );
         tally.record(KillPlace::Host, name);
-        let store = open(base, DirStoreOptions::default()).await;
+        let store = open_recorded(base, DirStoreOptions::default()).await;
         store.wait_until_erased().await;
-        check_rest(&store, base, (format, &point)).await;
+        check_rest(&store, base, format, &point).await;
         live_through(&store, base, format).await;
-        for place in PLACES.iter().chain(&["records"]) {
-            assert_eq!(names(&base.join(place)), Vec::<String>::new(), "{point}: {place}");
-        }
+        assert_empty(base, &[&PLACES[..], &["records"]].concat(), &point);
     }
     tally.print_lines();
 }

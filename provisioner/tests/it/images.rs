@@ -15,7 +15,9 @@ use nodekeel_provisioner::{
 };
 use testbed::guest::disk::FileSystem;
 
-use crate::fixture::{MIB, PLACES, assert_empty, id, names, open, open_on_disk, open_with, snapshot_id};
+use crate::fixture::{
+    MIB, PLACES, assert_empty, id, names, new_store, open, open_on_disk, open_with, snapshot_id,
+};
 
 fn size_limits(mebibytes: u64) -> QuotaLimits {
     QuotaLimits { bytes: Some(Bytes(mebibytes * MIB)), inodes: None }
@@ -42,12 +44,11 @@ async fn the_mem_store_keeps_the_contract_of_images() {
 
 #[tokio::test]
 async fn the_dir_store_keeps_the_contract_of_images() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     image_conformance(&store, &[ImageFormat::Block, ImageFormat::Ext4]).await;
     store.wait_until_erased().await;
     assert_eq!(quota.list_projects(), [], "no project is left");
-    assert_empty(base.path(), &PLACES);
+    assert_empty(base.path(), &PLACES, "at the end");
 }
 
 /// The files below the store that block and strict volumes consist of, with their modes, and their sizes or contents.
@@ -73,8 +74,7 @@ fn layout(base: &Path, below: &str) -> Vec<String> {
 /// `UPDATE=1` rewrites the golden file. A later release must read what is there.
 #[tokio::test]
 async fn block_and_strict_volumes_are_these_files() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     store.create_image(&id(1), ImageFormat::Block, Bytes(5000)).await.expect("a block volume");
     store.create_image(&id(2), ImageFormat::Ext4, Bytes(16 * MIB)).await.expect("a strict volume");
     let directory = QuotaLimits { bytes: Some(Bytes(MIB)), inodes: Some(Inodes(1024)) };
@@ -108,8 +108,7 @@ async fn block_and_strict_volumes_are_these_files() {
 
 #[tokio::test]
 async fn a_volume_is_opened_as_what_it_is_also_after_a_restart() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     store.create_image(&id(1), ImageFormat::Block, Bytes(MIB)).await.expect("a block volume");
     store.create_image(&id(2), ImageFormat::Ext4, Bytes(8 * MIB)).await.expect("a strict volume");
     drop(store);
@@ -135,8 +134,7 @@ async fn a_volume_is_opened_as_what_it_is_also_after_a_restart() {
 
 #[tokio::test]
 async fn a_volume_whose_mark_is_lost_or_damaged_is_never_served_as_another_kind() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     for number in [1, 2] {
         store.create_image(&id(number), ImageFormat::Block, Bytes(MIB)).await.expect("a block volume");
     }
@@ -162,8 +160,7 @@ async fn a_volume_whose_mark_is_lost_or_damaged_is_never_served_as_another_kind(
 
 #[tokio::test]
 async fn a_lost_image_is_an_error_and_creates_no_other() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, _, store) = new_store().await;
     store.create_image(&id(1), ImageFormat::Block, Bytes(MIB)).await.expect("a block volume");
     fs::remove_file(image_path(base.path(), 1)).expect("lost");
     store.open(&id(1)).expect_err("lost");
@@ -176,8 +173,7 @@ async fn a_lost_image_is_an_error_and_creates_no_other() {
 
 #[tokio::test]
 async fn stale_marks_are_removed_when_the_store_is_served() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     store.create_image(&id(1), ImageFormat::Block, Bytes(MIB)).await.expect("a block volume");
     store.create_snapshot(&snapshot_id(1), &id(1)).await.expect("a snapshot");
     drop(store);
@@ -223,8 +219,7 @@ async fn an_image_is_sparse_and_promised_with_the_list_of_its_extents() {
 
 #[tokio::test]
 async fn a_copy_of_an_image_has_its_content_and_its_own_size() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, _, store) = new_store().await;
     store.create_image(&id(1), ImageFormat::Block, Bytes(2 * MIB)).await.expect("a block volume");
     let file = fs::File::options().write(true).open(image_path(base.path(), 1)).expect("a file");
     file.write_all_at(b"old", MIB).expect("written");
@@ -247,11 +242,10 @@ async fn a_copy_of_an_image_has_its_content_and_its_own_size() {
     );
 }
 
-/// What pods put into a directory does not make an image of it, whatever its name is.
+/// A pod can create a file of any name; none makes an image of a directory.
 #[tokio::test]
 async fn a_file_of_the_name_in_a_directory_makes_no_image_of_it() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    let store = open(base.path(), &quota).await;
+    let (base, _, store) = new_store().await;
     let limits = QuotaLimits { bytes: Some(Bytes(MIB)), inodes: Some(Inodes(1024)) };
     store.create(&id(1), limits).await.expect("a directory");
     fs::write(image_path(base.path(), 1), "data").expect("a file");
@@ -345,5 +339,5 @@ async fn on_xfs_images_are_created_grown_and_copied_and_none_leaves_its_size() {
     }
     store.remove_snapshot(&snapshot_id(2)).await.expect("remove");
     store.wait_until_erased().await;
-    assert_empty(base, &PLACES);
+    assert_empty(base, &PLACES, "at the end");
 }

@@ -1,10 +1,10 @@
-//! A directory becomes the volume of a claim, whatever is killed or fails meanwhile.
+//! A directory becomes the volume of a claim, also if a process is killed or a call fails.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::sync::Arc;
 
 use nodekeel_fsquota::testing::MemQuota;
@@ -15,21 +15,16 @@ use nodekeel_provisioner::testing::objects::{
 };
 use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    Deps, DirStore, ImportDeps, ImportError, ImportMode, ImportOutcome, ImportRequest, SELECTED_NODE,
-    STORAGE_PROVISIONER, SourceError, StepHook, StepMoment, VolumeId, VolumeImporter, VolumeStep,
-    VolumeStore as _, import_directory,
+    Deps, DirStore, DirStoreOptions, ImportDeps, ImportError, ImportMode, ImportOutcome, ImportRequest,
+    SELECTED_NODE, STORAGE_PROVISIONER, SourceError, StepHook, StepMoment, VolumeId, VolumeImporter,
+    VolumeStep, VolumeStore as _, import_directory,
 };
-use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
 
-use crate::fixture::names;
-use crate::kills::FileQuota;
+use crate::fixture::{FileQuota, names, open_recorded, recorded_base};
+use crate::kill_sample::{KillOrder, kill_at, run_child};
 use crate::service::dir_node::deps_of;
 use crate::service::harness::{RunningProvisioner, wait_until};
-
-const BASE: &str = "NODEKEEL_IMPORT_BASE";
-const STEP: &str = "NODEKEEL_IMPORT_STEP";
-const MODE: &str = "NODEKEEL_IMPORT_MODE";
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(50 << 20)), inodes: Some(Inodes(25600)) };
 const MODES: [ImportMode; 2] = [ImportMode::Copy, ImportMode::Move];
@@ -38,7 +33,7 @@ fn id() -> VolumeId {
     VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
 }
 
-/// A store that stays open, and a directory with data beside it.
+/// A store that stays open, and a directory with data next to it.
 struct ImportSite {
     base: tempfile::TempDir,
     store: Arc<DirStore>,
@@ -46,11 +41,8 @@ struct ImportSite {
 
 impl ImportSite {
     async fn new() -> Self {
-        let base = tempfile::tempdir().expect("a directory");
-        fs::create_dir(base.path().join("records")).expect("a directory");
-        let quota = Arc::new(FileQuota(base.path().join("records")));
-        let store = DirStore::new(Dir::open(base.path()).expect("the base"), quota).expect("a store");
-        store.create_identity().await.expect("an identity");
+        let base = recorded_base();
+        let store = open_recorded(base.path(), DirStoreOptions::default()).await;
         let site = Self { base, store: Arc::new(store) };
         write_data(&site.source());
         site
@@ -123,27 +115,18 @@ async fn a_directory_becomes_a_volume_beside_an_open_store() {
     }
 }
 
-/// The child process; without its environment variables this test does nothing.
+/// The process that is killed.
 #[test]
 fn child() {
-    let (Some(base), Ok(step)) = (std::env::var_os(BASE).map(PathBuf::from), std::env::var(STEP)) else {
-        return;
-    };
-    let mode = if std::env::var(MODE).is_ok_and(|mode| mode == "Move") { MODES[1] } else { MODES[0] };
-    let hook = move |at: VolumeStep, moment: StepMoment| {
-        if format!("{moment:?} {at:?}") == step {
-            let _ = kill_process(getpid(), Signal::KILL);
-        }
-    };
-    let importer = open_importer(&base, Some(Arc::new(hook))).expect("an importer");
-    importer.import(&id(), LIMITS, &base.join("incoming"), mode).expect("imported");
+    let Some(order) = KillOrder::of_this_process() else { return };
+    let mode = if order.life == "Move" { ImportMode::Move } else { ImportMode::Copy };
+    let importer = open_importer(&order.base, Some(kill_at(order.moment))).expect("an importer");
+    importer.import(&id(), LIMITS, &order.base.join("incoming"), mode).expect("imported");
 }
 
-fn run_child(base: &Path, step: &str, mode: ImportMode) -> ExitStatus {
-    let program = std::env::current_exe().expect("this program");
-    let mut child = Command::new(program);
-    child.args(["--exact", "import::child"]).env(BASE, base).env(STEP, step).env(MODE, format!("{mode:?}"));
-    child.output().expect("a child").status
+/// Runs an import in a process that is killed at a moment.
+fn kill_import(site: &ImportSite, moment: &str, mode: ImportMode) -> ExitStatus {
+    run_child("import", site.base.path(), moment, &format!("{mode:?}"))
 }
 
 #[tokio::test]
@@ -164,7 +147,7 @@ async fn an_import_killed_at_any_step_resumes_and_loses_and_doubles_nothing() {
         for point in moments {
             let site = ImportSite::new().await;
             let context = format!("{mode:?}, {point}");
-            let status = run_child(site.base.path(), &point, mode);
+            let status = kill_import(&site, &point, mode);
             assert_eq!(status.signal(), Some(9), "{context}: the step happens");
             import(site.base.path(), &site.source(), mode)
                 .unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -189,7 +172,7 @@ async fn a_volume_that_a_pod_caused_meanwhile_is_not_replaced() {
         // Between the steps: after the directory was moved, or a copy begun.
         let site = ImportSite::new().await;
         let step = if mode == ImportMode::Move { "After MoveToImport" } else { "After SetLimits" };
-        run_child(site.base.path(), step, mode);
+        kill_import(&site, step, mode);
         site.store.create(&id(), LIMITS).await.expect("the provisioner's");
         let error = import(site.base.path(), &site.source(), mode).expect_err("the claim has a volume");
         let SourceError::VolumeExists { path, .. } = error else { panic!("{error}") };
@@ -265,10 +248,10 @@ async fn a_directory_that_grows_beyond_the_limits_while_it_is_copied_is_refused(
 #[tokio::test]
 async fn an_interrupted_import_of_another_directory_is_named() {
     let site = ImportSite::new().await;
-    run_child(site.base.path(), "Before MoveToImport", ImportMode::Move);
+    kill_import(&site, "Before MoveToImport", ImportMode::Move);
     open_importer(site.base.path(), None).expect("an importer");
     assert_eq!(site.imports(), Vec::<String>::new(), "nothing was moved: there is nothing to resume");
-    run_child(site.base.path(), "After MoveToImport", ImportMode::Move);
+    kill_import(&site, "After MoveToImport", ImportMode::Move);
     let other = site.base.path().join("other");
     write_data(&other);
     let error = import(site.base.path(), &other, ImportMode::Move).expect_err("not this one");

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
-    CapacityPolicy, DirStore, DirStoreOptions, ImportMode, SourceError, VolumeImporter, VolumeStore as _,
+    CapacityPolicy, DirStoreOptions, ImportMode, SourceError, VolumeImporter, VolumeStore as _,
 };
 
-use crate::fixture::{id, names};
-use crate::kills::FileQuota;
+use crate::fixture::{FileQuota, id, names, open_recorded, recorded_base};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(50 << 20)), inodes: Some(Inodes(1024)) };
 
@@ -25,15 +24,12 @@ fn ceiling(base: &Path) -> CapacityPolicy {
 
 #[tokio::test]
 async fn an_import_beyond_the_ceiling_is_refused_with_the_figure_and_changes_nothing() {
-    let scratch = tempfile::tempdir().expect("a directory");
+    let scratch = recorded_base();
     let base = scratch.path();
-    fs::create_dir(base.join("records")).expect("a directory");
     let quota = Arc::new(FileQuota(base.join("records")));
     let mut options = DirStoreOptions::default();
     options.capacity = ceiling(base);
-    let store = DirStore::with_options(Dir::open(base).expect("the base"), quota.clone(), options);
-    let store = store.expect("a store");
-    store.create_identity().await.expect("an identity");
+    let store = open_recorded(base, options).await;
     store.create(&id(1), LIMITS).await.expect("it fits");
     let source = base.join("incoming");
     fs::create_dir(&source).expect("a directory");

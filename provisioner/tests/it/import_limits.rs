@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use nodekeel_fsquota::{AuditOptions, Bytes, Inodes, ProjectQuota, QuotaLimits};
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::{DirStore, ImportMode, ImportOutcome, VolumeId, VolumeImporter, VolumeStore as _};
+use nodekeel_provisioner::{DirStore, ImportMode, ImportOutcome, VolumeImporter, VolumeStore as _};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use testbed::guest::disk::{FileSystem, GuestDisk};
+
+use crate::fixture::id;
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(8 << 20)), inodes: Some(Inodes(100)) };
 const DATA_BYTES: usize = 3 << 20;
@@ -35,7 +36,7 @@ async fn an_imported_volume_counts_all_its_files_and_cannot_exceed_its_limits() 
         ];
         for (number, (source, mode)) in (1..).zip(&sources) {
             let context = format!("{kind:?}, {}, {mode:?}", source.display());
-            let id = VolumeId::from_uid(&sample_uid(number)).expect("a UUID");
+            let id = id(number);
             write_data(source);
             let outcome = importer.import(&id, LIMITS, source, *mode).unwrap_or_else(|error| {
                 panic!("{context}: {error}: {:?}", std::error::Error::source(&error))

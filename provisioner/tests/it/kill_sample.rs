@@ -1,9 +1,11 @@
-//! The moments at which a store is killed: a sample by a seed, or all.
+//! Processes that are killed, and the moments of the kills: a sample by a seed, or all.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::sync::{Arc, Mutex};
 
-use nodekeel_provisioner::{DirStoreOptions, StepMoment, VolumeStep};
+use nodekeel_provisioner::{DirStoreOptions, StepHook, StepMoment, VolumeStep};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// Kills at every moment if it is `all`, else at so many, which `NODEKEEL_SEED` chooses.
@@ -54,4 +56,42 @@ pub(crate) fn killing_options(moment: usize) -> DirStoreOptions {
         }
     }));
     options
+}
+
+/// The order to a process that is to be killed; the test `child` of a module carries it out.
+pub(crate) struct KillOrder {
+    pub(crate) base: PathBuf,
+    /// The number of a moment, or its name, as in `Before RenameIntoPlace`.
+    pub(crate) moment: String,
+    /// Which of several lives it has; may be empty.
+    pub(crate) life: String,
+}
+
+const BASE: &str = "NODEKEEL_KILLED_BASE";
+const MOMENT: &str = "NODEKEEL_KILLED_MOMENT";
+const LIFE: &str = "NODEKEEL_KILLED_LIFE";
+
+impl KillOrder {
+    /// `None` in a process of the test runner.
+    pub(crate) fn of_this_process() -> Option<Self> {
+        let variable = |name| std::env::var(name).ok();
+        Some(Self { base: variable(BASE)?.into(), moment: variable(MOMENT)?, life: variable(LIFE)? })
+    }
+}
+
+/// Runs the test `child` of a module in a process that is killed.
+pub(crate) fn run_child(module: &str, base: &Path, moment: &str, life: &str) -> ExitStatus {
+    let mut child = Command::new(std::env::current_exe().expect("this program"));
+    child.args(["--exact", &format!("{module}::child")]);
+    child.env(BASE, base).env(MOMENT, moment).env(LIFE, life);
+    child.output().expect("a child").status
+}
+
+/// Kills this process at a moment.
+pub(crate) fn kill_at(wanted: String) -> Arc<dyn StepHook> {
+    Arc::new(move |step: VolumeStep, moment: StepMoment| {
+        if format!("{moment:?} {step:?}") == wanted {
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+    })
 }

@@ -13,30 +13,30 @@ use nodekeel_fsquota::{
     QuotaStatus,
 };
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
 use nodekeel_provisioner::{
-    DirStore, DirStoreError, DirStoreOptions, StoreIdentity, VolumeId, VolumeOpener, VolumeStore,
-    VolumeStoreError,
+    DirStore, DirStoreError, DirStoreOptions, StoreIdentity, VolumeOpener, VolumeStore, VolumeStoreError,
 };
+
+use crate::fixture::{id, names, new_store, open};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
-fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
-}
+/// The methods of a quota that are those of its field `quota`.
+macro_rules! delegate_limits {
+    () => {
+        fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
+            self.quota.set_limits(dir, change)
+        }
 
-async fn open(base: &Path, quota: &Arc<MemQuota>) -> DirStore {
-    let store = DirStore::new(Dir::open(base).expect("the base"), Arc::clone(quota) as _).expect("a store");
-    store.create_identity().await.expect("an identity");
-    store
-}
+        fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+            self.quota.read_status(dir)
+        }
 
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").file_name());
-    let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
+        fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+            self.quota.clear_limits(dir)
+        }
+    };
 }
 
 #[tokio::test]
@@ -47,8 +47,8 @@ async fn the_mem_store_keeps_the_contract() {
 
 #[tokio::test]
 async fn the_dir_store_keeps_the_contract() {
-    let base = tempfile::tempdir().expect("a directory");
-    conformance(&open(base.path(), &Arc::default()).await).await;
+    let (_base, _, store) = new_store().await;
+    conformance(&store).await;
 }
 
 #[tokio::test]
@@ -138,8 +138,7 @@ async fn a_lost_store_keeps_nothing_of_its_disk_open_and_opens_it_again_once_it_
 
 #[tokio::test]
 async fn a_volume_is_open_to_pods_and_its_parents_only_to_root() {
-    let base = tempfile::tempdir().expect("a directory");
-    let store = open(base.path(), &Arc::default()).await;
+    let (base, _, store) = new_store().await;
     store.create(&id(1), LIMITS).await.expect("create");
     let mode =
         |path: &str| fs::metadata(base.path().join(path)).expect("metadata").permissions().mode() & 0o7777;
@@ -149,8 +148,7 @@ async fn a_volume_is_open_to_pods_and_its_parents_only_to_root() {
 
 #[tokio::test]
 async fn a_removed_volume_is_erased_in_the_background_and_its_name_is_free_at_once() {
-    let base = tempfile::tempdir().expect("a directory");
-    let store = open(base.path(), &Arc::default()).await;
+    let (base, _, store) = new_store().await;
     for round in 0..3 {
         store.create(&id(1), LIMITS).await.expect("create");
         let dir = base.path().join("volumes").join(id(1).as_str());
@@ -210,17 +208,7 @@ struct RecordingQuota {
 }
 
 impl QuotaSetter for RecordingQuota {
-    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
-        self.quota.set_limits(dir, change)
-    }
-
-    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
-        self.quota.read_status(dir)
-    }
-
-    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
-        self.quota.clear_limits(dir)
-    }
+    delegate_limits!();
 
     fn release_project(&self, project: ProjectId) -> Result<(), Error> {
         self.quota.release_project(project)
@@ -258,8 +246,7 @@ async fn a_new_store_releases_leaked_projects_except_those_of_trash_entries() {
 
 #[tokio::test]
 async fn entries_that_are_not_volumes_are_not_listed_and_not_touched() {
-    let base = tempfile::tempdir().expect("a directory");
-    let store = open(base.path(), &Arc::default()).await;
+    let (base, _, store) = new_store().await;
     let volumes = base.path().join("volumes");
     fs::create_dir(volumes.join("lost+found")).expect("a directory");
     fs::write(volumes.join(id(1).as_str()), "a file").expect("a file");
@@ -278,8 +265,7 @@ async fn entries_that_are_not_volumes_are_not_listed_and_not_touched() {
 #[tokio::test]
 async fn a_limit_that_cannot_be_set_leaves_no_directory() {
     use nodekeel_fsquota::KernelOperation;
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
-    let store = open(base.path(), &quota).await;
+    let (base, quota, store) = new_store().await;
     quota.fail_next_kernel_call(KernelOperation::WriteLimits, std::io::ErrorKind::StorageFull);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
     assert!(error.is_exhausted(), "{error:?}");
@@ -295,8 +281,7 @@ async fn a_limit_that_cannot_be_set_leaves_no_directory() {
 
 #[tokio::test]
 async fn only_a_volume_without_any_entry_is_removed_as_empty() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
-    let store = open(base.path(), &quota).await;
+    let (base, _, store) = new_store().await;
     // The last is the temporary name of a durable write in localstorage.
     for (number, name) in (1..).zip(["data", ".hidden", ".nodekeel-0123456789abcdef.new"]) {
         store.create(&id(number), LIMITS).await.expect("create");
@@ -323,17 +308,7 @@ struct EndlessAudit {
 }
 
 impl QuotaSetter for EndlessAudit {
-    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
-        self.quota.set_limits(dir, change)
-    }
-
-    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
-        self.quota.read_status(dir)
-    }
-
-    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
-        self.quota.clear_limits(dir)
-    }
+    delegate_limits!();
 
     fn audit_usage(
         &self,

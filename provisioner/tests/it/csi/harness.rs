@@ -257,7 +257,7 @@ impl TestClient {
         self.0.node_unpublish_volume(request).await.map(|_| ()).map_err(status_code)
     }
 
-    /// Whether a published volume is abnormal, and what is said of it.
+    /// The condition of a published volume.
     pub(crate) async fn condition(&mut self, id: &VolumeId, path: &str) -> Result<VolumeCondition, Code> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: id.to_string(),

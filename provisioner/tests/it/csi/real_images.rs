@@ -98,7 +98,7 @@ impl ImageFixture {
     }
 }
 
-/// Waits until no file below a directory has a loop device. Other tests look at all of them, and may hold one meanwhile.
+/// Waits until no file below a directory has a loop device. Other tests look at all of them, and may hold one for a moment.
 pub(crate) fn wait_detached(directory: &Path) {
     let left = || devices_below(directory);
     let check = || {

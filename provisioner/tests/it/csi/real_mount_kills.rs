@@ -2,23 +2,17 @@
 //! is left.
 
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
-use std::sync::Arc;
+use std::path::Path;
 
 use nodekeel_provisioner::csi::{BindMounter, MountRestrictions, TargetPath, VolumeMounter as _};
 use nodekeel_provisioner::{ImageFormat, StepMoment, VolumeStep};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::Signal;
 use testbed::{KillPlace, KillTally};
 
 use super::harness::open_image;
 use super::real_images::ImageFixture;
 use super::real_mounts::run_in_mount_namespace;
-
-/// Environment variables of the child: the directory, the format of its volume, and the step at which it is killed.
-const BASE: &str = "NODEKEEL_MOUNT_KILLS_BASE";
-const FORMAT: &str = "NODEKEEL_MOUNT_KILLS_FORMAT";
-const STEP: &str = "NODEKEEL_MOUNT_KILLS_STEP";
+use crate::kill_sample::{KillOrder, kill_at, run_child};
 
 /// How often a process is killed at each step; once without.
 const ROUNDS_VARIABLE: &str = "NODEKEEL_VOLUME_KILLS";
@@ -38,33 +32,17 @@ fn target_in(kubelet: &Path) -> TargetPath {
     TargetPath::try_new(kubelet, kubelet.join(POD).to_str().expect("UTF-8")).expect("a target")
 }
 
-/// The child process; without its environment variables this test does nothing.
+/// The process that is killed.
 #[test]
 fn child() {
-    let variable = |name| std::env::var(name).ok();
-    let (Some(base), Some(format), Some(step)) = (variable(BASE), variable(FORMAT), variable(STEP)) else {
-        return;
-    };
-    let (base, format): (_, ImageFormat) = (PathBuf::from(base), format.parse().expect("a format"));
-    let hook = move |at: VolumeStep, moment: StepMoment| {
-        if format!("{moment:?} {at:?}") == step {
-            let _ = kill_process(getpid(), Signal::KILL);
-        }
-    };
-    let kubelet = base.join("kubelet");
-    let (mounts, target) = (BindMounter::new(&kubelet).with_hook(Some(Arc::new(hook))), target_in(&kubelet));
-    let image = base.join("volumes").join(super::harness::id(1).as_str()).join("image");
-    let volume = open_image(&image, format).expect("open");
+    let Some(order) = KillOrder::of_this_process() else { return };
+    let kubelet = order.base.join("kubelet");
+    let mounts = BindMounter::new(&kubelet).with_hook(Some(kill_at(order.moment)));
+    let target = target_in(&kubelet);
+    let image = order.base.join("volumes").join(super::harness::id(1).as_str()).join("image");
+    let volume = open_image(&image, order.life.parse().expect("a format")).expect("open");
     mounts.mount(&volume, &target, MountRestrictions::default()).expect("mount");
     mounts.unmount(&target).and_then(|()| mounts.release(&volume)).expect("unmount");
-}
-
-fn run_child(base: &Path, format: ImageFormat, step: &str) -> ExitStatus {
-    let program = std::env::current_exe().expect("this program");
-    let mut child = Command::new(program);
-    child.args(["--exact", "csi::real_mount_kills::child"]);
-    child.env(BASE, base).env(FORMAT, format.as_str()).env(STEP, step);
-    child.output().expect("a child").status
 }
 
 /// Kills a process at each step. After that, the kubelet publishes the volume again, or unpublishes it.
@@ -74,7 +52,7 @@ fn kill_at_each_step(format: ImageFormat, is_repeated: bool, tally: &mut KillTal
     for step in STEPS {
         for moment in [StepMoment::Before, StepMoment::After] {
             let point = format!("{moment:?} {step:?}");
-            let status = run_child(&fixture.path(""), format, &point);
+            let status = run_child("csi::real_mount_kills", &fixture.path(""), &point, format.as_str());
             if step == VolumeStep::DetachDevice && format != ImageFormat::Block {
                 assert!(status.success(), "{point}: the device of a file system detaches itself");
             } else {

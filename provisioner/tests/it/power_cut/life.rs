@@ -200,7 +200,7 @@ fn record_removal(disk: &RecordedDisk, name: &str, remove: impl FnOnce() -> Resu
     disk.mark(&format!("{name}-removed"))
 }
 
-/// Whether what has this name in marks must be there; `None` while it is being created or removed.
+/// True if the object of this name in marks must be there; `None` while it is being created or removed.
 fn must_exist(cut: &PowerCut, name: &str) -> Option<bool> {
     let has_mark = |moment| cut.has_mark(&format!("{name}-{moment}"));
     match ["created", "removing", "removed"].map(has_mark) {

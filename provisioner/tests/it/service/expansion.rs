@@ -297,6 +297,23 @@ async fn limits_in_force_are_made_durable_before_the_volume_is_said_to_have_them
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_volume_is_created_with_the_limit_of_its_attributes_class() {
+    let (api, store) = (test_api(), MemStore::default());
+    let _node = TestNode::start_with_store(&api, &store).await;
+    api.create_claim(1, attributes("few"));
+    wait_for_event(&api, CLAIM, "ProvisioningFailed").await;
+    assert!(api.event_notes(CLAIM)[0].contains("\"few\" does not exist: create it"));
+    create_attributes_class(&api, "few", "123");
+    wait_bound(&api, CLAIM).await;
+    assert_eq!(inode_limit(&store).await, 123);
+    let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("the volume");
+    assert_eq!(volume["spec"]["volumeAttributesClassName"], "few");
+    assert_eq!(claim_status(&api)["currentVolumeAttributesClassName"], "few");
+    advance_time(600).await;
+    assert_eq!(claim_status(&api)["modifyVolumeStatus"], Value::Null);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_bound_claim_gets_another_attributes_class_once_it_exists_and_fits() {
     let (api, store) = (test_api(), MemStore::default());
     let _node = TestNode::start_with_store(&api, &store).await;

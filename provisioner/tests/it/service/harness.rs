@@ -142,7 +142,7 @@ impl TestNode {
     }
 }
 
-/// What tests often ask an API server in memory for.
+/// Frequent requests of tests to an API server in memory.
 pub(crate) trait ApiFixture {
     /// Creates the sample claim with this number, changed by a patch.
     fn create_claim(&self, number: u32, patch: Value);

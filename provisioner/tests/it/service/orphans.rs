@@ -92,9 +92,10 @@ impl VolumeStore for UnreadableVolumeStore {
     }
 
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
-        match *id == self.1 {
-            true => Err(VolumeStoreError::Usage { id: id.clone(), source: "it has no limits".into() }),
-            false => self.0.usage(id).await,
+        if *id == self.1 {
+            Err(VolumeStoreError::Usage { id: id.clone(), source: "it has no limits".into() })
+        } else {
+            self.0.usage(id).await
         }
     }
 
@@ -103,9 +104,10 @@ impl VolumeStore for UnreadableVolumeStore {
     }
 
     async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
-        match *id == self.1 {
-            true => Err(VolumeStoreError::Remove { id: id.clone(), source: "it has no limits".into() }),
-            false => self.0.remove_empty(id).await,
+        if *id == self.1 {
+            Err(VolumeStoreError::Remove { id: id.clone(), source: "it has no limits".into() })
+        } else {
+            self.0.remove_empty(id).await
         }
     }
 

@@ -56,7 +56,7 @@ async fn a_removal_killed_around_its_step_is_repeated() {
             .remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage))
             .await
             .expect_err("no answer");
-        // It was requested, or is requested again, or has been removed meanwhile.
+        // It was requested, or is requested again, or has been removed by then.
         let _ = recovery.remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage)).await;
         wait_until(&api, |api| api.list_objects(ObjectKind::Volume).is_empty()).await;
         wait_until(&api, |_| node.store.remove_count(&id(1)) == 1).await;

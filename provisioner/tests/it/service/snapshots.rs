@@ -253,9 +253,10 @@ async fn a_snapshot_lost_between_its_creation_and_its_status_is_found_again_or_d
             delete_snapshot(&api);
         }
         let _node = TestNode::start_with_store(&api, &store).await;
-        match is_deleted {
-            true => wait_content_gone(&api).await,
-            false => wait_ready(&api).await,
+        if is_deleted {
+            wait_content_gone(&api).await
+        } else {
+            wait_ready(&api).await
         }
         let left = store.list_snapshots().await.expect("a list").len();
         assert_eq!(left, usize::from(!is_deleted));

@@ -32,7 +32,7 @@ async fn a_lost_store_is_reported_on_volume_and_claim_and_served_again_when_it_i
     for about in [id(1).as_str(), id(2).as_str(), "claim-1", "claim-2"] {
         wait_for_event(&api, about, "VolumeConditionAbnormal").await;
     }
-    // What happens meanwhile waits: nothing is deleted, and nothing is created on the disk below.
+    // Until it is back, nothing is done: nothing is deleted, and nothing is created on the disk below.
     api.delete_claim(1);
     advance_time(3600).await;
     assert_eq!(api.volume_phase(1), "Released");
@@ -70,7 +70,7 @@ async fn an_event_that_the_api_server_did_not_accept_is_written_again() {
     node.stop().await;
 }
 
-/// Whether the PersistentVolume of the first claim is marked as reported abnormal.
+/// True if the PersistentVolume of the first claim is marked as reported abnormal.
 fn is_marked_abnormal(api: &FakeApi) -> bool {
     let annotation = sample_identity(NODE).driver.condition_annotation();
     let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("a volume");

@@ -200,12 +200,10 @@ struct InUseGuard(AtomicBool);
 
 impl VolumeGuard for InUseGuard {
     fn reserve(&self, id: &VolumeId) -> Result<VolumeReservation, GuardError> {
-        match self.0.load(Ordering::Relaxed) {
-            true => Ok(VolumeReservation::new(())),
-            false => {
-                Err(GuardError::InUse { id: id.clone(), by: "a pod that was deleted by force".to_owned() })
-            }
+        if self.0.load(Ordering::Relaxed) {
+            return Ok(VolumeReservation::new(()));
         }
+        Err(GuardError::InUse { id: id.clone(), by: "a pod that was deleted by force".to_owned() })
     }
 }
 

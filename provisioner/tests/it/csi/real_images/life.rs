@@ -189,7 +189,7 @@ fn expand(node: &TestNode, writer: &Writer, (id, format, large): (&VolumeId, Ima
     assert_eq!(node.reported_size(id, "a"), size_of(&node.path("a"), format));
 }
 
-/// Takes a snapshot under the writer, and publishes a copy of it beside the original.
+/// Takes a snapshot under the writer, and publishes a copy of it next to the original.
 fn copy_snapshot(
     node: &TestNode,
     writer: &Writer,
@@ -276,7 +276,7 @@ fn a_full_block_volume_can_be_overwritten_while_a_snapshot_shares_its_blocks() {
     });
 }
 
-/// What the kernel says of a loop device.
+/// An attribute of a loop device.
 fn device_attribute(name: &str, attribute: &str) -> String {
     let path = Path::new("/sys/block").join(name).join(attribute);
     fs::read_to_string(path).expect("sysfs").trim().to_owned()

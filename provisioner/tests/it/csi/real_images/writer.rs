@@ -1,4 +1,4 @@
-//! What a pod does with a block or strict volume.
+//! A pod that writes into a block or strict volume.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};

@@ -26,7 +26,7 @@ pub(super) struct TestController {
     known: Arc<Mutex<KnownObjects>>,
 }
 
-/// What was created, by name.
+/// The created objects, by name.
 #[derive(Debug, Default)]
 struct KnownObjects {
     volumes: BTreeMap<String, (VolumeId, i64, VolumeKind)>,
@@ -116,9 +116,10 @@ impl Controller for TestController {
         }
         let bytes = requested_bytes(asked.capacity_range.as_ref());
         let is_block = |wanted: &VolumeCapability| matches!(wanted.access_type, Some(AccessType::Block(_)));
-        let kind = match asked.volume_capabilities.iter().any(is_block) {
-            true => VolumeKind::Image(ImageFormat::Block),
-            false => VolumeKind::Directory,
+        let kind = if asked.volume_capabilities.iter().any(is_block) {
+            VolumeKind::Image(ImageFormat::Block)
+        } else {
+            VolumeKind::Directory
         };
         let source = asked.volume_content_source.as_ref();
         let stored = source.map(|source| self.find_source(source)).transpose()?;
