@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::check::{self, CheckFinding};
 use crate::config::{DaemonConfig, LogConfig, LogFormat};
 use crate::http::OPENMETRICS_TYPE;
-use crate::{api_server, logging, run};
+use crate::{api_server, logging, run, start_runtime};
 
 #[cfg(test)]
 mod deployment_test;
@@ -120,10 +120,7 @@ impl AgentFlags {
 /// Runs the agent until a signal.
 pub(crate) fn run_agent(flags: &AgentFlags) -> Result<ExitCode> {
     // One thread: the agent waits for the API server, and each thread's allocator keeps memory.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("can't start the async runtime")?;
+    let runtime = start_runtime()?;
     if flags.check {
         return Ok(runtime.block_on(run_check(flags)));
     }

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use nodekeel_provisioner::format_chain;
 
 use crate::config::DaemonConfig;
-use crate::print_stdout;
+use crate::{print_stdout, start_runtime};
 
 mod cluster;
 mod host;
@@ -24,7 +24,7 @@ const EXIT_CHECK_FAILED: u8 = 4;
 #[derive(Debug)]
 pub(crate) enum CheckFinding {
     Pass(String),
-    /// It works, but with a limitation.
+    /// `run` works, with a limitation.
     Warning(String),
     Failure(anyhow::Error),
 }
@@ -65,11 +65,7 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
         findings.extend(host::check_kubelet(&config));
     }
     findings.push(host::check_address(&config, is_running));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("can't start the async runtime")?;
-    findings.extend(runtime.block_on(cluster::check_api_server(&config)));
+    findings.extend(start_runtime()?.block_on(cluster::check_api_server(&config)));
     Ok(print_findings(&findings))
 }
 
@@ -77,10 +73,7 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
 pub(crate) fn print_findings(findings: &[CheckFinding]) -> ExitCode {
     let text: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
     let printed = print_stdout(&text);
-    match findings.iter().any(CheckFinding::is_failure) {
-        true => ExitCode::from(EXIT_CHECK_FAILED),
-        false => printed,
-    }
+    if findings.iter().any(CheckFinding::is_failure) { ExitCode::from(EXIT_CHECK_FAILED) } else { printed }
 }
 
 #[cfg(test)]

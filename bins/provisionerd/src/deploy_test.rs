@@ -55,55 +55,39 @@ fn all_objects_have_the_drivers_name() {
 }
 
 #[test]
-fn the_policy_names_this_driver_and_this_account() {
+fn each_policy_is_bound_and_names_this_driver_and_its_account() {
     use k8s_openapi::api::admissionregistration::v1 as api;
-    let [policy, binding] = &parse_documents(POLICY)[..] else { panic!("a policy and its binding") };
-    let policy: api::ValidatingAdmissionPolicy = serde_json::from_value(policy.clone()).expect("a policy");
-    let binding: api::ValidatingAdmissionPolicyBinding =
-        serde_json::from_value(binding.clone()).expect("a binding");
-    assert_eq!(binding.spec.and_then(|spec| spec.policy_name), policy.metadata.name);
-    let spec = policy.spec.expect("a spec");
-    let account =
-        parse_documents(RBAC).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
-    let (namespace, name) = (text_at(&account, "/metadata/namespace"), text_at(&account, "/metadata/name"));
-    let condition = &spec.match_conditions.expect("a condition")[0].expression;
-    assert!(condition.contains(&format!("'system:serviceaccount:{namespace}:{name}'")), "{condition}");
-    let driver = format!("'{}'", DaemonConfig::default().driver);
-    let variables = spec.variables.expect("variables");
-    assert!(variables.iter().any(|it| it.expression.contains(&driver)));
-    let topology_key = format!("'{}'", DaemonConfig::default().driver.topology_key());
-    for key in [topology_key.as_str(), "'kubernetes.io/hostname'"] {
-        assert!(variables.iter().any(|it| it.expression.contains(key)), "{key}");
-    }
-}
-
-#[test]
-fn the_policies_of_capacity_and_claims_name_this_driver_and_this_account() {
     let driver = DaemonConfig::default().driver;
-    let (key, account) = (driver.topology_key(), "'system:serviceaccount:nodekeel:provisionerd'");
-    for documents in [CAPACITY_POLICY, CLAIMS_POLICY] {
-        let [policy, binding] = &parse_documents(documents)[..] else { panic!("a policy and its binding") };
-        assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
-        for name in [format!("'{driver}'"), format!("'{key}'"), account.to_owned()] {
-            assert!(documents.contains(&name), "{name}");
-        }
-    }
-}
-
-#[test]
-fn the_agents_policies_name_this_driver_and_its_account() {
-    let driver = format!("'{}'", DaemonConfig::default().driver);
-    for documents in AGENT_POLICIES {
-        assert!(documents.contains(&driver));
+    let (name, label) = (format!("'{driver}'"), format!("'{}'", driver.topology_key()));
+    let hostname = "'kubernetes.io/hostname'";
+    for (documents, account, names) in [
+        (POLICY, "provisionerd", &[&*name, &label, hostname][..]),
+        (CAPACITY_POLICY, "provisionerd", &[&name, &label]),
+        (CLAIMS_POLICY, "provisionerd", &[&name, &label]),
+        (AGENT_POLICIES[0], "provisionerd-agent", &[&name]),
+        (AGENT_POLICIES[1], "provisionerd-agent", &[&name, &label]),
+    ] {
         for pair in parse_documents(documents).chunks(2) {
             let [policy, binding] = pair else { panic!("a policy and its binding") };
-            assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
-            let condition = text_at(policy, "/spec/matchConditions/0/expression");
-            assert!(condition.contains("'system:serviceaccount:nodekeel:provisionerd-agent'"), "{condition}");
+            let policy: api::ValidatingAdmissionPolicy =
+                serde_json::from_value(policy.clone()).expect("a policy");
+            let binding: api::ValidatingAdmissionPolicyBinding =
+                serde_json::from_value(binding.clone()).expect("a binding");
+            assert_eq!(binding.spec.and_then(|spec| spec.policy_name), policy.metadata.name);
+            let spec = policy.spec.expect("a spec");
+            let condition = &spec.match_conditions.expect("a condition")[0].expression;
+            let user = format!("'system:serviceaccount:nodekeel:{account}'");
+            assert!(condition.contains(&user), "{condition}");
+        }
+        // In an expression: a comment names it without quotes.
+        for name in names {
+            assert!(documents.contains(name), "{account}: {name}");
         }
     }
-    let topology_key = format!("'{}'", DaemonConfig::default().driver.topology_key());
-    assert!(AGENT_POLICIES[1].contains(&topology_key), "{topology_key}");
+    let account =
+        parse_documents(RBAC).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
+    assert_eq!(text_at(&account, "/metadata/namespace"), "nodekeel");
+    assert_eq!(text_at(&account, "/metadata/name"), "provisionerd");
 }
 
 #[test]
@@ -245,31 +229,22 @@ fn the_seccomp_component_installs_the_profile_where_the_kubelet_looks() {
 
 #[test]
 fn the_examples_fit_the_classes_and_the_command_line() {
-    let [claim, pod] = &parse_documents(EXAMPLE)[..] else { panic!("a claim and a pod") };
-    let class = text_at(claim, "/spec/storageClassName");
-    assert!(parse_documents(CLASSES).iter().any(|known| text_at(known, "/metadata/name") == class));
-    assert_eq!(
-        text_at(pod, "/spec/volumes/0/persistentVolumeClaim/claimName"),
-        text_at(claim, "/metadata/name")
-    );
-    let [claim, pod] = &parse_documents(BLOCK_EXAMPLE)[..] else { panic!("a claim and a pod") };
-    assert!(
-        parse_documents(CLASSES)
-            .iter()
-            .any(|known| known["metadata"]["name"] == claim["spec"]["storageClassName"])
-    );
-    assert_eq!(claim["spec"]["volumeMode"], "Block");
-    assert_eq!(
-        text_at(pod, "/spec/containers/0/volumeDevices/0/name"),
-        text_at(pod, "/spec/volumes/0/name"),
-        "a block volume is a device of its pod"
-    );
-    let [class, claim, pod] = &parse_documents(STRICT_EXAMPLE)[..] else {
-        panic!("a class, a claim and a pod")
-    };
-    assert_eq!(class["metadata"]["name"], claim["spec"]["storageClassName"]);
-    let claim_name = text_at(pod, "/spec/volumes/0/persistentVolumeClaim/claimName");
-    assert_eq!(claim_name, text_at(claim, "/metadata/name"));
+    let known: Vec<_> =
+        parse_documents(CLASSES).iter().map(|class| class["metadata"]["name"].clone()).collect();
+    for (example, mode) in [(EXAMPLE, None), (BLOCK_EXAMPLE, Some("Block")), (STRICT_EXAMPLE, None)] {
+        let documents = parse_documents(example);
+        let [classes @ .., claim, pod] = &documents[..] else { panic!("a claim and a pod") };
+        let own = classes.iter().map(|class| class["metadata"]["name"].clone()).collect();
+        let names: &Vec<Value> = if classes.is_empty() { &known } else { &own };
+        assert!(names.contains(&claim["spec"]["storageClassName"]), "{example}");
+        assert_eq!(claim["spec"]["volumeMode"].as_str(), mode);
+        let volume = &pod["spec"]["volumes"][0];
+        assert_eq!(volume["persistentVolumeClaim"]["claimName"], claim["metadata"]["name"]);
+        if mode.is_some() {
+            // A block volume is a device of its pod.
+            assert_eq!(pod["spec"]["containers"][0]["volumeDevices"][0]["name"], volume["name"]);
+        }
+    }
     let import = parse_document(IMPORT);
     let container = &list_at(&import, "/spec/containers")[0];
     assert_image(container);
@@ -290,7 +265,7 @@ fn seccomp_profile() -> Value {
     serde_json::from_str(PROFILE).expect("JSON")
 }
 
-/// Whether the profile allows an ioctl: one matching rule is enough.
+/// True if the profile allows an ioctl: one matching rule is enough.
 fn allows_ioctl(profile: &Value, command: u64) -> bool {
     let rules = list_at(profile, "/syscalls").iter();
     let ioctls = rules.filter(|rule| list_at(rule, "/names").iter().any(|name| name == "ioctl"));

@@ -64,9 +64,12 @@ fn list_samples(text: &str) -> Vec<String> {
     let samples = text.lines().filter(|line| !line.starts_with("# HELP"));
     let release = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
     samples
-        .map(|line| match line.starts_with('#') {
-            true => line.to_owned(),
-            false => line.rsplit_once(' ').expect("a value").0.replace(release, "version=\"0.1.0\""),
+        .map(|line| {
+            if line.starts_with('#') {
+                line.to_owned()
+            } else {
+                line.rsplit_once(' ').expect("a value").0.replace(release, "version=\"0.1.0\"")
+            }
         })
         .collect()
 }

@@ -20,7 +20,7 @@ use crate::metrics::DaemonMetrics;
 pub(crate) struct HttpState {
     pub(crate) metrics: Arc<DaemonMetrics>,
     pub(crate) store: Arc<DirStore>,
-    /// Whether the kubelet has registered the driver; `None` without CSI.
+    /// True once the kubelet has registered the driver; `None` without CSI.
     pub(crate) registered: Option<watch::Receiver<bool>>,
     /// Knows whether the API server can be used.
     pub(crate) provisioner: Provisioner,
@@ -74,9 +74,10 @@ fn build_router(state: HttpState) -> Router {
             waiting.push(format!("the disk of the volumes ({why})"));
         }
         waiting.extend(provisioner.check_node().map(|error| format!("the label of the node ({error})")));
-        match waiting.is_empty() {
-            true => (StatusCode::OK, "ready\n".to_owned()),
-            false => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", waiting.join(", "))),
+        if waiting.is_empty() {
+            (StatusCode::OK, "ready\n".to_owned())
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", waiting.join(", ")))
         }
     };
     Router::new()

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use nodekeel_provisioner::{
-    CapacityPolicy, FINALIZER, ImportDeps, ImportMode, ImportOutcome, ImportRequest, ProvisionerIdentity,
-    VolumeId, VolumeImporter, import_directory,
+    CapacityPolicy, ImportDeps, ImportMode, ImportOutcome, ImportRequest, VolumeId, VolumeImporter,
+    import_directory,
 };
 
 use crate::config::{ConfigFlags, DaemonConfig};
-use crate::{api_server, print_stdout, run, volumes};
+use crate::{api_server, print_stdout, run, start_runtime, volumes};
 
-/// What to import.
+/// The flags of `import`.
 #[derive(Debug, Args)]
 pub(crate) struct ImportFlags {
     /// Claim that gets the volume; no pod may use it yet
@@ -28,7 +28,7 @@ pub(crate) struct ImportFlags {
     is_move: bool,
     /// Import even if the node promises too much
     ///
-    /// Without it, the limits of the claim must fit beside those of all volumes, as for a new volume.
+    /// Without it, the limits of the claim must fit next to those of all volumes, as for a new volume.
     #[arg(long)]
     over_ceiling: bool,
     /// Directory to import
@@ -62,10 +62,7 @@ pub(crate) fn run_import(flags: ImportFlags) -> Result<ExitCode> {
     let config = config.load_config()?;
     let source = std::path::absolute(&source)
         .with_context(|| format!("can't resolve the path {}", source.display()))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("can't start the async runtime")?;
+    let runtime = start_runtime()?;
     let request = ImportRequest { namespace: claim.namespace, claim: claim.name, source, mode };
     let ceiling = if over_ceiling { None } else { Some(config.capacity_policy()?) };
     runtime.block_on(import_volume(&config, &request, ceiling))
@@ -86,8 +83,7 @@ async fn import_volume(
         Some(ceiling) => importer.with_ceiling(ceiling),
         None => importer,
     });
-    let identity =
-        ProvisionerIdentity { driver: config.driver.clone(), node, finalizer: Some(FINALIZER.to_owned()) };
+    let identity = config.provisioner_identity(node);
     let (id, outcome) = import_directory(&identity, &ImportDeps { client, importer, hook }, request).await?;
     Ok(print_stdout(&format_outcome(request, &id, outcome)))
 }

@@ -24,7 +24,7 @@ pub(crate) struct NodeInventory {
     /// The identity of the store; `None` if it has none.
     pub(crate) store: Option<StoreId>,
     pub(crate) stored: BTreeMap<VolumeId, StoredVolume>,
-    /// What the API server knows.
+    /// The PersistentVolumes and claims on the API server.
     pub(crate) owners: Result<VolumeOwners>,
     /// The snapshots in the directory, and those that should be there.
     snapshots: (BTreeSet<SnapshotId>, BTreeSet<SnapshotId>),
@@ -52,17 +52,17 @@ pub(crate) struct VolumeRow {
     pub(crate) age_seconds: Option<u64>,
 }
 
-/// Whether a volume and its PersistentVolume belong together.
+/// State of a volume and its PersistentVolume.
 #[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RowState {
-    /// They do.
+    /// They belong together.
     Ok,
-    /// It is being provisioned.
+    /// The volume is being provisioned.
     Provisioning,
-    /// It has no PersistentVolume.
+    /// The volume has no PersistentVolume.
     Orphan,
-    /// It has a PersistentVolume on another node.
+    /// The PersistentVolume is of another node.
     OtherNode,
     /// Its directory is missing.
     Missing,
@@ -167,7 +167,7 @@ impl NodeInventory {
         }
     }
 
-    /// Whether provisionerd serves the store.
+    /// Decides if provisionerd serves the store.
     pub(crate) fn store_action(&self, owners: &VolumeOwners) -> StoreAction {
         let found = self.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
         let present = self.stored.keys().cloned().collect();
@@ -185,13 +185,13 @@ impl NodeInventory {
         self.stored.get(id)?.usage
     }
 
-    /// What a volume in the directory is.
+    /// The kind of a volume in the directory.
     pub(crate) fn kind(&self, id: &VolumeId) -> Option<VolumeKind> {
         self.stored.get(id)?.kind
     }
 }
 
-/// What the API server knows of volumes and of the snapshots of the node.
+/// Reads the owners of volumes, and the ready snapshots of the node.
 async fn read_known(
     recovery: &VolumeRecovery,
     ids: &BTreeSet<VolumeId>,

@@ -76,6 +76,12 @@ fn main() -> ExitCode {
     })
 }
 
+/// The runtime of a command. One thread is enough: it waits for the API server.
+fn start_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().context("can't start the async runtime")
+}
+
 /// Prints to stdout; a reader that closed the pipe is not an error.
 fn print_stdout(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {

@@ -26,7 +26,7 @@ const FOREIGN: [&str; 3] = ["up", "kubelet_volume_stats_", "kube_"];
 /// Names of metrics and their labels.
 type Metrics = BTreeMap<String, BTreeSet<String>>;
 
-/// What `/metrics` exports once everything has happened that it reports.
+/// All metrics that `/metrics` can export.
 fn exported_metrics() -> Metrics {
     let metrics = DaemonMetrics::new();
     for succeeded in [true, false] {
@@ -128,12 +128,12 @@ fn named_metrics(expression: &str) -> (Vec<(String, Vec<String>)>, Vec<String>) 
     (metrics, groups)
 }
 
-/// Whether the word before this token is a function: `sum by (…)`.
+/// True if the word before this token is a function: `sum by (…)`.
 fn is_aggregation(next: Option<&Token>) -> bool {
     matches!(next, Some(Token::Word(word)) if word == "by" || word == "without")
 }
 
-/// What is wrong with an expression.
+/// The defects of an expression.
 fn find_faults(expression: &str, exported: &Metrics) -> Vec<String> {
     let (metrics, groups) = named_metrics(expression);
     let mut faults = Vec::new();

@@ -12,8 +12,8 @@ use nodekeel_provisioner::{OrphanState, StoreAction, VolumeId, format_chain};
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, RowState};
-use crate::volumes_cmd::{format_table, start_runtime};
-use crate::{api_server, print_stdout};
+use crate::volumes_cmd::format_table;
+use crate::{api_server, print_stdout, start_runtime};
 
 /// Maximum time until a running provisionerd has removed a volume.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ pub(crate) struct OrphansFlags {
     config: ConfigFlags,
 }
 
-/// What to do with orphans.
+/// The task of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OrphanTask<'a> {
     List,
@@ -87,9 +87,10 @@ async fn act_on_orphans(
     if task == OrphanTask::List {
         let mut rows = inventory.rows(config);
         rows.retain(|row| matches!(row.state, RowState::Orphan | RowState::OtherNode));
-        return Ok(print_stdout(&match rows.is_empty() {
-            true => "no orphans\n".to_owned(),
-            false => format_table(&rows),
+        return Ok(print_stdout(&if rows.is_empty() {
+            "no orphans\n".to_owned()
+        } else {
+            format_table(&rows)
         }));
     }
     // The volumes may be those of another node, and would be served here.
@@ -105,10 +106,7 @@ async fn act_on_orphans(
         }
     }
     let printed = print_stdout(&text);
-    match failed.is_empty() {
-        true => Ok(printed),
-        false => bail!("{}", failed.join("\nprovisionerd: ")),
-    }
+    if failed.is_empty() { Ok(printed) } else { bail!("{}", failed.join("\nprovisionerd: ")) }
 }
 
 async fn act_on_orphan(

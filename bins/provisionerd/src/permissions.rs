@@ -67,47 +67,56 @@ fn list_permissions(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(crate) mod tests {
     use serde_json::Value;
 
-    #[test]
-    fn the_manifest_grants_exactly_the_required_permissions() {
-        let documents: Vec<Value> =
-            serde_saphyr::from_multiple(include_str!("../../../deploy/rbac.yaml")).expect("YAML");
-        assert_same_permissions(&documents, "ClusterRole", required_permissions().collect());
-        let in_namespace = namespace_permissions("nodekeel").map(|scoped| scoped.permission);
-        assert_same_permissions(&documents, "Role", in_namespace.collect());
+    use super::*;
+
+    fn texts(value: &Value) -> Vec<Option<&str>> {
+        value.as_array().into_iter().flatten().map(|text| Some(text.as_str().expect("a text"))).collect()
     }
 
-    fn assert_same_permissions(documents: &[Value], kind: &str, needed: Vec<ApiPermission>) {
-        let is_of_daemon =
-            |document: &&Value| document["kind"] == kind && document["metadata"]["name"] == "provisionerd";
-        let role = documents.iter().find(is_of_daemon).expect("a role");
-        let texts = |value: &Value| -> Vec<String> {
-            value
-                .as_array()
-                .expect("a list")
-                .iter()
-                .map(|text| text.as_str().expect("a text").to_owned())
-                .collect()
-        };
+    /// The permissions that the roles of manifests grant, in lines, sorted.
+    fn granted_permissions(manifests: &[&str]) -> Vec<String> {
+        let documents =
+            manifests.iter().flat_map(|yaml| serde_saphyr::from_multiple::<Value>(yaml).expect("YAML"));
         let mut granted = Vec::new();
-        for rule in role["rules"].as_array().expect("rules") {
-            for group in texts(&rule["apiGroups"]) {
-                for resource in texts(&rule["resources"]) {
-                    granted.extend(
-                        texts(&rule["verbs"]).into_iter().map(|verb| (group.clone(), resource.clone(), verb)),
-                    );
+        for role in documents.filter(|it| matches!(it["kind"].as_str(), Some("Role" | "ClusterRole"))) {
+            let namespace = role["metadata"]["namespace"].as_str();
+            for rule in role["rules"].as_array().expect("rules") {
+                let names = texts(&rule["resourceNames"]);
+                let names = if names.is_empty() { vec![None] } else { names };
+                for group in texts(&rule["apiGroups"]) {
+                    for resource in texts(&rule["resources"]) {
+                        for verb in texts(&rule["verbs"]) {
+                            let line =
+                                |name| format!("{group:?} {resource:?} {verb:?} {namespace:?} {name:?}");
+                            granted.extend(names.iter().map(line));
+                        }
+                    }
                 }
             }
         }
-        let mut needed: Vec<_> = needed
-            .into_iter()
-            .map(|it| (it.group.to_owned(), it.resource.to_owned(), it.verb.to_owned()))
-            .collect();
         granted.sort();
+        granted
+    }
+
+    /// Asserts that the roles of manifests grant these permissions, and no others.
+    pub(crate) fn assert_granted(manifests: &[&str], needed: impl IntoIterator<Item = ScopedPermission>) {
+        let line = |it: ScopedPermission| {
+            let ApiPermission { group, resource, verb } = it.permission;
+            let [group, resource, verb] = [group, resource, verb].map(Some);
+            format!("{group:?} {resource:?} {verb:?} {:?} {:?}", it.namespace, it.name)
+        };
+        let mut needed: Vec<_> = needed.into_iter().map(line).collect();
         needed.sort();
-        assert_eq!(granted, needed);
+        assert_eq!(granted_permissions(manifests), needed);
+    }
+
+    #[test]
+    fn the_manifest_grants_exactly_the_required_permissions() {
+        let everywhere = required_permissions().map(ScopedPermission::from);
+        let needed = everywhere.chain(namespace_permissions("nodekeel"));
+        assert_granted(&[include_str!("../../../deploy/rbac.yaml")], needed);
     }
 }

@@ -1,4 +1,4 @@
-//! What the API server lists as granted: one call, in place of one for each permission.
+//! The permissions that the API server lists as granted: one call, in place of one for each permission.
 
 use k8s_openapi::api::authorization::v1::{ResourceRule, SelfSubjectRulesReview, SelfSubjectRulesReviewSpec};
 use kube::api::PostParams;
@@ -20,7 +20,7 @@ pub(crate) async fn find_unlisted(client: &Client, needed: Vec<ScopedPermission>
     needed.into_iter().filter(|needed| !is_listed(&rules, needed.permission)).collect()
 }
 
-/// Whether a rule grants a permission on all objects.
+/// True if a rule grants a permission on all objects.
 fn is_listed(rules: &[ResourceRule], permission: ApiPermission) -> bool {
     let has = |all: &[String], wanted: &str| all.iter().any(|it| it == wanted || it == "*");
     rules.iter().any(|rule| {

@@ -134,10 +134,8 @@ impl DaemonParts {
         let identity = config.provisioner_identity(node.clone());
         let (store, client) = open_store(config, &identity, hook.clone()).await?;
         let metrics = Arc::new(DaemonMetrics::new());
-        let plugin = match config.csi {
-            true => Some(open_plugin(config, &node, (&store, hook.clone()))?),
-            false => None,
-        };
+        let plugin =
+            if config.csi { Some(open_plugin(config, &node, (&store, hook.clone()))?) } else { None };
         let mut wanted = ProvisionerConfig::new(identity);
         wanted.concurrency = config.concurrency;
         (wanted.audit_interval, wanted.audit_rate) = (config.audit.interval, config.audit.rate);
@@ -201,7 +199,7 @@ async fn open_store(
     }
 }
 
-/// Whether the node has volumes or snapshots, as far as the API server answers in time.
+/// True if the node has volumes or snapshots; false if the API server does not answer in time.
 async fn needs_store(client: &kube::Client, identity: &ProvisionerIdentity) -> bool {
     let is_rejected = async {
         let volumes = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;

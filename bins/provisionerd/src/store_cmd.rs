@@ -12,8 +12,7 @@ use nodekeel_provisioner::{DirStore, STORE_ATTRIBUTE, StoreAction, StoreId, requ
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::NodeInventory;
-use crate::print_stdout;
-use crate::volumes_cmd::start_runtime;
+use crate::{print_stdout, start_runtime};
 
 /// The exit code if the store is not served.
 const EXIT_NOT_SERVED: u8 = 4;
@@ -103,12 +102,12 @@ async fn replace_store(config: &DaemonConfig, lost: &StoreId) -> Result<ExitCode
     let recovery = NodeInventory::recovery_of(config).await?;
     let names = recovery.declare_lost(lost).await?;
     let mut text: String = names.iter().map(|name| format!("{name} is declared lost\n")).collect();
-    text += &match names.is_empty() {
-        true => format!(
+    if names.is_empty() {
+        text += &format!(
             "no PersistentVolume of this node is in store {lost}: `provisionerd store show` lists the stores\n"
-        ),
-        false => "delete the claims of these volumes; then provisionerd deletes their PersistentVolumes\n"
-            .to_owned(),
-    };
+        );
+    } else {
+        text += "delete the claims of these volumes; then provisionerd deletes their PersistentVolumes\n";
+    }
     Ok(print_stdout(&text))
 }

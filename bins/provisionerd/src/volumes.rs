@@ -49,7 +49,7 @@ pub(crate) enum VolumesError {
 }
 
 impl VolumesError {
-    /// Whether the directory may be usable once a disk is mounted there.
+    /// True if the directory may be usable once a disk is mounted there.
     pub(crate) fn may_be_absent(&self) -> bool {
         matches!(self, Self::Directory { .. } | Self::Quota { .. })
     }
@@ -93,7 +93,7 @@ pub(crate) fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn 
     Ok((base, Arc::new(quota)))
 }
 
-/// Opens the directory beside a running instance, for reading.
+/// Opens the directory while another instance runs, for reading.
 pub(crate) fn open_for_reading(config: &DaemonConfig) -> Result<(Dir, Box<dyn QuotaSetter>), VolumesError> {
     let path = || config.directory.clone();
     let base =

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, RowState, VolumeRow};
-use crate::print_stdout;
+use crate::{print_stdout, start_runtime};
 
 /// How to print.
 #[derive(Debug, Args)]
@@ -22,7 +22,7 @@ pub(crate) struct VolumesFlags {
     config: ConfigFlags,
 }
 
-/// What `volumes --json` prints.
+/// The output of `volumes --json`.
 #[derive(Debug, Serialize)]
 struct VolumeList<'a> {
     directory: &'a str,
@@ -38,25 +38,15 @@ pub(crate) fn run_volumes(flags: VolumesFlags) -> Result<ExitCode> {
     let rows = inventory.rows(&config);
     let api_error = inventory.owners.as_ref().err().map(|error| format_chain(&**error));
     let store = inventory.store.as_ref().map(|store| store.as_str());
-    let text = match flags.json {
-        true => format_json(&config, store, api_error, &rows)?,
-        false => {
-            let store = store.unwrap_or("none: the disk may not be mounted");
-            let mut text = format!("{} is store {store}\n", config.directory.display());
-            if let Some(error) = &api_error {
-                // Writing into a string cannot fail.
-                let _ = writeln!(text, "can't ask the API server, so claims are unknown: {error}");
-            }
-            text + &format_table(&rows)
-        }
-    };
-    Ok(print_stdout(&text))
-}
-
-/// The runtime of a command.
-pub(crate) fn start_runtime() -> Result<tokio::runtime::Runtime> {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().context("can't start the async runtime")
+    if flags.json {
+        return Ok(print_stdout(&format_json(&config, store, api_error, &rows)?));
+    }
+    let store = store.unwrap_or("none: the disk may not be mounted");
+    let mut text = format!("{} is store {store}\n", config.directory.display());
+    if let Some(error) = &api_error {
+        text += &format!("can't ask the API server, so claims are unknown: {error}\n");
+    }
+    Ok(print_stdout(&(text + &format_table(&rows))))
 }
 
 fn format_json(

@@ -50,55 +50,16 @@ pub(super) fn agent_permissions(namespace: &str, lease: &str, may_remove: bool) 
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
+    use crate::permissions::tests::assert_granted;
 
     const RBAC: &str = include_str!("../../../../deploy/agent/rbac.yaml");
     const REMOVE_VOLUMES: &str = include_str!("../../../../deploy/agent/remove-volumes.yaml");
 
-    fn texts(value: &Value) -> Vec<Option<String>> {
-        let texts = value.as_array().into_iter().flatten();
-        texts.map(|text| Some(text.as_str().expect("a text").to_owned())).collect()
-    }
-
-    /// What the roles of the manifests grant.
-    fn granted_permissions(manifests: &[&str]) -> Vec<String> {
-        let documents =
-            manifests.iter().flat_map(|yaml| serde_saphyr::from_multiple::<Value>(yaml).expect("YAML"));
-        let mut granted = Vec::new();
-        for role in documents.filter(|it| matches!(it["kind"].as_str(), Some("Role" | "ClusterRole"))) {
-            let namespace = role["metadata"]["namespace"].as_str();
-            for rule in role["rules"].as_array().expect("rules") {
-                let names = texts(&rule["resourceNames"]);
-                let names = if names.is_empty() { vec![None] } else { names };
-                for group in texts(&rule["apiGroups"]) {
-                    for resource in texts(&rule["resources"]) {
-                        for verb in texts(&rule["verbs"]) {
-                            let line =
-                                |name| format!("{group:?} {resource:?} {verb:?} {namespace:?} {name:?}");
-                            granted.extend(names.iter().map(line));
-                        }
-                    }
-                }
-            }
-        }
-        granted.sort();
-        granted
-    }
-
     #[test]
     fn the_manifests_grant_exactly_the_required_permissions() {
         for (manifests, may_remove) in [(&[RBAC][..], false), (&[RBAC, REMOVE_VOLUMES][..], true)] {
-            let needed = agent_permissions("nodekeel", "provisionerd-agent", may_remove);
-            let line = |it: ScopedPermission| {
-                let ApiPermission { group, resource, verb } = it.permission;
-                let [group, resource, verb] = [group, resource, verb].map(Some);
-                format!("{group:?} {resource:?} {verb:?} {:?} {:?}", it.namespace, it.name)
-            };
-            let mut needed: Vec<_> = needed.into_iter().map(line).collect();
-            needed.sort();
-            assert_eq!(granted_permissions(manifests), needed);
+            assert_granted(manifests, agent_permissions("nodekeel", "provisionerd-agent", may_remove));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What `run` needs of the API server, and whether the directory is the store of the node's volumes.
+//! Requirements of `run` on the API server, and the store of the node's volumes.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
-    DirStore, FINALIZER, NodeName, ProvisionerIdentity, StoreAction, StoreIdentity, VolumeId, VolumeRecovery,
-    plan_new_store, plan_store, required_volume,
+    DirStore, NodeName, StoreAction, StoreIdentity, VolumeId, VolumeRecovery, plan_new_store, plan_store,
+    required_volume,
 };
 
 use crate::api_server;
@@ -105,8 +105,7 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
         let present: BTreeSet<VolumeId> =
             volumes.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect();
         let objects = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;
-        let driver = config.driver.clone();
-        let identity = ProvisionerIdentity { driver, node, finalizer: Some(FINALIZER.to_owned()) };
+        let identity = config.provisioner_identity(node);
         let required = objects.items.iter().filter_map(|object| required_volume(&identity, object));
         let missing = required.filter(|id| !present.contains(id)).count();
         let action = match plan_store(&identity, (&found, &present), &objects.items) {

@@ -1,4 +1,4 @@
-//! What `run` needs of the node.
+//! Requirements of `run` on the node.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -147,17 +147,18 @@ fn check_block_targets(kubelet: &Path) -> CheckFinding {
 
 /// Checks that loop devices can be attached.
 fn check_loop_devices(control: &Path) -> CheckFinding {
-    match control.exists() {
-        true => CheckFinding::Pass("loop devices are available, for block and strict volumes".into()),
-        false => CheckFinding::Warning(format!(
+    if control.exists() {
+        CheckFinding::Pass("loop devices are available, for block and strict volumes".into())
+    } else {
+        CheckFinding::Warning(format!(
             "block and strict volumes can't be published, without {}: load the module loop, and in a container, mount \
              the host's /dev",
             control.display()
-        )),
+        ))
     }
 }
 
-/// Whether this is a container of a pod: the kubelet sets this variable in every one.
+/// True in a container of a pod: the kubelet sets this variable in every one.
 pub(crate) fn is_in_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
@@ -178,7 +179,7 @@ pub(super) fn check_address(config: &DaemonConfig, is_running: bool) -> CheckFin
     }
 }
 
-/// Whether a running provisionerd serves its metrics at an address: `check` in its pod is not a second instance.
+/// True if a running provisionerd serves its metrics at an address: `check` in its pod is not a second instance.
 pub(super) fn is_served_by_provisionerd(address: SocketAddr) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;

@@ -11,7 +11,7 @@ use crate::check::CheckFinding;
 use crate::permissions::{self, ApiPermission, ScopedPermission};
 use crate::rules_review;
 
-/// What grants the permissions.
+/// The manifest that grants the permissions.
 const RBAC_MANIFEST: &str = "deploy/rbac.yaml";
 
 /// All permissions that the provisioner needs.
@@ -47,9 +47,10 @@ pub(crate) async fn check_scoped_permissions(
             }
         }
     }
-    match missing.is_empty() {
-        true => CheckFinding::Pass("the API server grants all permissions needed".into()),
-        false => CheckFinding::Failure(missing_permissions(&missing, manifest)),
+    if missing.is_empty() {
+        CheckFinding::Pass("the API server grants all permissions needed".into())
+    } else {
+        CheckFinding::Failure(missing_permissions(&missing, manifest))
     }
 }
 

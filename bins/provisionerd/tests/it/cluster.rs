@@ -167,7 +167,7 @@ pub(crate) fn is_bound(claim: Option<&PersistentVolumeClaim>) -> bool {
     claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
 }
 
-/// Whether a claim has this size, and nothing is in progress.
+/// True if a claim has this size, and nothing is in progress.
 pub(crate) fn has_capacity(claim: Option<&PersistentVolumeClaim>, size: &str) -> bool {
     claim.and_then(|claim| claim.status.as_ref()).is_some_and(|status| {
         status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == size)

@@ -1,4 +1,4 @@
-//! The commands of an operator, beside a running daemon.
+//! The commands of an operator, next to a running daemon.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;

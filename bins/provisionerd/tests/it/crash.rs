@@ -34,7 +34,7 @@ enum ClaimScenario {
     Expanded,
     /// The claim is a clone of another one.
     Cloned,
-    /// The same, and it is deleted before provisionerd starts again: nobody needs the copy, which is not empty.
+    /// The same, and it is deleted before provisionerd starts again: no claim needs the copy, which is not empty.
     CloneAbandoned,
     /// A claim for a block volume is provisioned, written, expanded, and deleted.
     Block,
@@ -42,7 +42,7 @@ enum ClaimScenario {
     Strict,
     /// The same, with XFS.
     StrictXfs,
-    /// A claim for a strict volume is deleted before provisionerd starts again: nobody needs the volume, which is not empty.
+    /// A claim for a strict volume is deleted before provisionerd starts again: no claim needs the volume, which is not empty.
     StrictAbandoned,
     /// The claim is a clone of one whose volume is on another node.
     HandedOver,

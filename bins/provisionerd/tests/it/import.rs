@@ -1,4 +1,4 @@
-//! `provisionerd import` on a real API server, beside a running daemon, killed at each step and repeated.
+//! `provisionerd import` on a real API server, next to a running daemon, killed at each step and repeated.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;

@@ -121,7 +121,7 @@ fn volume_manifest(name: &str, driver: &str, nodes: &[&str]) -> Value {
     volume
 }
 
-/// What the provisioner of this node publishes.
+/// The capacity object of this node.
 fn capacity_manifest(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",

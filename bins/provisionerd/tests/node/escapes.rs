@@ -101,9 +101,10 @@ fn containers() -> Vec<EscapeContainer> {
     ];
     let with_profile = |has_profile: bool| {
         users.clone().map(move |(user, mut security)| {
-            let (name, profile) = match has_profile {
-                true => ("profile", json!({"type": "Localhost", "localhostProfile": "nodekeel-limits.json"})),
-                false => ("bare", json!({"type": "Unconfined"})),
+            let (name, profile) = if has_profile {
+                ("profile", json!({"type": "Localhost", "localhostProfile": "nodekeel-limits.json"}))
+            } else {
+                ("bare", json!({"type": "Unconfined"}))
             };
             security["seccompProfile"] = profile;
             EscapeContainer { name: format!("{user}-{name}"), has_profile, security }

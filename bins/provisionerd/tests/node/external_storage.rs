@@ -4,7 +4,7 @@
 //! The node boots once. Several processes run the specs, a few each: pods mostly wait, so more than one spec fits
 //! on an emulated node. The results are in `tmp/external-storage/results.json` of the target directory, so that an
 //! interrupted run resumes where it ended; another image or definition, or a removed file, starts from the
-//! beginning. A failed spec runs again; its log is beside the results. `NODEKEEL_EXTERNAL_STORAGE` limits a run to
+//! beginning. A failed spec runs again; its log is next to the results. `NODEKEEL_EXTERNAL_STORAGE` limits a run to
 //! the specs whose names contain it; `all` does not.
 
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ fn run_suite(suite: &Suite<'_>) -> Result<()> {
     report_results(&results.into_inner().unwrap_or_else(PoisonError::into_inner), &specs)
 }
 
-/// Whether a spec disturbs others, by the tags that Kubernetes gives it.
+/// True if a spec disturbs others, by the tags that Kubernetes gives it.
 fn runs_alone(spec: &str) -> bool {
     spec.contains("[Serial]") || spec.contains("[Disruptive]")
 }

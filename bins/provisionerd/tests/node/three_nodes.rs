@@ -185,7 +185,7 @@ fn wait_only_volume(node: &GuestNode, volume: &str) -> Result<()> {
     })
 }
 
-/// What a node offers to claims of the class.
+/// The capacity that a node offers to claims of the class.
 fn free_capacity(nodes: &ThreeNodes, node: &str) -> Result<u64> {
     let objects = nodes.kube.list_objects("csistoragecapacities")?;
     let object = objects.iter().find(|object| {

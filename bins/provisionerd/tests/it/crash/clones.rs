@@ -36,7 +36,7 @@ impl CrashRun {
             wait_object(&claims, &self.name, |claim| claim.is_none()).await;
             self.restart("");
         }
-        // Whether there is a PersistentVolume of the copy or not.
+        // With or without a PersistentVolume of the copy.
         let removed = of_clone.clone();
         self.wait_missing("volumes", move |name| name == removed).await;
         wait_volume_gone(&client, &of_clone).await;

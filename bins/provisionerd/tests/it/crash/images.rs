@@ -43,7 +43,7 @@ impl CrashRun {
             wait_object(&claims, &name, |claim| claim.is_none()).await;
             self.restart("");
         }
-        // Whether there is a PersistentVolume of it or not. The last process may not have swept yet.
+        // With or without a PersistentVolume. The last process may not have swept yet.
         for place in ["volumes", ".new", ".unpublished", "kinds"] {
             self.wait_missing(place, |_| true).await;
         }

@@ -1,4 +1,4 @@
-//! All runs, some beside each other, in one control plane.
+//! All runs, some at the same time, in one control plane.
 
 use std::path::{Path, PathBuf};
 

@@ -49,7 +49,7 @@ impl CrashRun {
         self.child = start_daemon((&self.program, self.max_bytes), moment);
     }
 
-    /// Waits for a future, and restarts provisionerd if it is killed meanwhile.
+    /// Waits for a future, and restarts provisionerd if it is killed before.
     pub(super) async fn wait_through_kill<T>(&mut self, what: impl Future<Output = T>) -> T {
         let mut what = std::pin::pin!(what);
         loop {
@@ -112,7 +112,7 @@ impl CrashRun {
         assert!(is_ended, "{}: {status}: {}", self.name, self.program.log_text());
     }
 
-    /// Waits until no such name is in a subdirectory of the daemon's directory, whether it is killed meanwhile or not. What
+    /// Waits until no such name is in a subdirectory of the daemon's directory, also if it is killed. What
     /// stays counts as leaked.
     pub(super) async fn wait_missing(
         &mut self,

@@ -1,4 +1,4 @@
-//! What the suite may expect of provisionerd, and of this cluster.
+//! Capabilities of provisionerd, and of this cluster, that the suite may expect.
 
 use serde_json::{Value, json};
 

@@ -26,7 +26,7 @@ pub(super) struct SpecRun {
     pub(super) name: String,
     pub(super) result: SpecResult,
     pub(super) seconds: u64,
-    /// What the suite logged.
+    /// The log of the suite.
     pub(super) log: String,
 }
 
@@ -52,7 +52,7 @@ impl SpecResults {
         Ok(stored.unwrap_or(Self { subject, specs: BTreeMap::new() }))
     }
 
-    /// Whether a spec still has to run.
+    /// True if a spec still has to run.
     pub(super) fn is_pending(&self, spec: &str) -> bool {
         !matches!(self.specs.get(spec), Some(SpecResult::Passed | SpecResult::Skipped { .. }))
     }

@@ -80,7 +80,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// Whether a part of a report is a spec; others are the suite's setup and its end.
+/// True if a part of a report is a spec; others are the suite's setup and its end.
 fn is_spec(report: &Value) -> bool {
     report["LeafNodeType"] == "It"
 }
