@@ -17,6 +17,7 @@ mod node;
 mod objects;
 mod options;
 mod programs;
+mod shared;
 mod watch;
 
 pub use fake_node::FakeNode;
@@ -25,6 +26,7 @@ pub use kube_daemon::KubeDaemon;
 pub use node::{GUEST_NODE, GuestNode, GuestNodeBuilder};
 pub use options::{KubeBuilder, KubeUser};
 pub use programs::KubePrograms;
+pub use shared::SharedKube;
 pub use watch::{ObjectChange, ObjectWatch};
 
 use egress::EgressProxy;

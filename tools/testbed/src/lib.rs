@@ -16,6 +16,7 @@
 mod containerd;
 mod daemon;
 mod exit;
+mod json;
 mod kill_tally;
 mod kube;
 mod port;
@@ -38,10 +39,11 @@ pub use containerd::Containerd;
 pub use daemon::{Daemon, command_output};
 pub use exit::{end_group, wait_exit};
 pub use guest::Guest;
+pub use json::merge_patch;
 pub use kill_tally::{KillPlace, KillTally};
 pub use kube::{
     BUSYBOX_IMAGE, ContainerImage, FakeNode, GUEST_NODE, GuestNode, GuestNodeBuilder, Kube, KubeBuilder,
-    KubeDaemon, KubePrograms, KubeUser, ObjectChange, ObjectWatch,
+    KubeDaemon, KubePrograms, KubeUser, ObjectChange, ObjectWatch, SharedKube,
 };
 pub use port::{ReservedPort, reserve_port};
 pub use power_cut::PowerCut;
