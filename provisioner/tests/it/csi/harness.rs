@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_provisioner::csi::proto::csi::identity_client::IdentityClient;
@@ -15,7 +17,9 @@ use nodekeel_provisioner::csi::proto::csi::volume_capability::{
 };
 use nodekeel_provisioner::csi::proto::csi::*;
 use nodekeel_provisioner::csi::testing::{FakeKubelet, MemMounter, connect_socket};
-use nodekeel_provisioner::csi::{NodePlugin, PluginDeps, TargetPath, VolumeMounter};
+use nodekeel_provisioner::csi::{
+    BindMounter, MountRestrictions, NodePlugin, PluginDeps, TargetMountError, TargetPath, VolumeMounter,
+};
 use nodekeel_provisioner::testing::MemStore;
 use nodekeel_provisioner::{
     DriverName, ImageFormat, KIND_ATTRIBUTE, NodeName, OpenVolume, VolumeId, VolumeKind, VolumeOpener,
@@ -26,6 +30,8 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
+
+use super::real_images::{devices_below, wait_detached};
 
 pub(crate) const DRIVER: &str = "volumes.example.org";
 
@@ -38,6 +44,16 @@ pub(crate) struct TestPlugin {
     pub(crate) store: MemStore,
     pub(crate) volumes: VolumeDirectories,
     pub(crate) directory: Arc<TempDir>,
+}
+
+/// A plugin, a volume that is not published, and a place for it in a pod.
+pub(crate) struct PublishSite {
+    pub(crate) plugin: TestPlugin,
+    pub(crate) mounts: MemMounter,
+    pub(crate) volume: VolumeId,
+    pub(crate) path: String,
+    pub(crate) target: TargetPath,
+    pub(crate) node: TestClient,
 }
 
 /// A plugin that listens, with any dependencies.
@@ -140,6 +156,14 @@ impl TestPlugin {
         let mounts = MemMounter::default();
         let shared = mounts.clone();
         (Self::start(move |_| Arc::new(shared)).await, mounts)
+    }
+
+    /// A plugin with mounts in memory and a volume, as [`PublishSite`] has them.
+    pub(crate) async fn start_with_volume() -> PublishSite {
+        let (plugin, mounts) = Self::start_in_memory().await;
+        let (volume, node) = (plugin.create_volume(1).await, plugin.node_client().await);
+        let (path, target) = (plugin.pod_path("a"), plugin.target_path("a"));
+        PublishSite { plugin, mounts, volume, path, target, node }
     }
 
     pub(crate) async fn start_in(
@@ -289,4 +313,98 @@ fn status_code(status: Status) -> Code {
     assert!(status.details().is_empty());
     assert!(!status.message().is_empty(), "{status:?}");
     status.code()
+}
+
+/// Volumes in the layout of a store, and a kubelet's directory with a mounter.
+pub(crate) struct MountSite {
+    directory: tempfile::TempDir,
+    pub(crate) mounts: BindMounter,
+}
+
+impl MountSite {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(directory.path().join("kubelet/pods")).expect("create");
+        let mounts = BindMounter::new(directory.path().join("kubelet"));
+        Self { directory, mounts }
+    }
+
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
+        self.directory.path().join(below)
+    }
+
+    pub(crate) fn image_path(&self, number: u32) -> PathBuf {
+        self.path("volumes").join(id(number).as_str()).join("image")
+    }
+
+    /// Creates a directory for a volume.
+    pub(crate) fn create_directory(&self, name: &str) -> OpenVolume {
+        let path = self.path("volumes").join(name);
+        fs::create_dir_all(&path).expect("create");
+        OpenVolume::Directory(File::open(path).expect("open").into())
+    }
+
+    /// Creates an empty volume of the smallest size that the format can have, or 16 MiB.
+    pub(crate) fn create(&self, number: u32, format: ImageFormat) -> OpenVolume {
+        let path = self.image_path(number);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("create");
+        let size = if format == ImageFormat::Xfs { 300 << 20 } else { 16 << 20 };
+        File::create_new(&path).and_then(|file| file.set_len(size)).expect("create");
+        let mkfs: Option<(&str, &[&str])> = match format {
+            ImageFormat::Ext4 => Some(("mkfs.ext4", &["-q", "-F", "-b", "4096"])),
+            ImageFormat::Xfs => Some(("mkfs.xfs", &["-q", "-s", "size=4096"])),
+            _ => None,
+        };
+        if let Some((program, arguments)) = mkfs {
+            let made = Command::new(program).args(arguments).arg(&path).status().expect("a mkfs");
+            assert!(made.success());
+        }
+        self.open(number, format)
+    }
+
+    pub(crate) fn open(&self, number: u32, format: ImageFormat) -> OpenVolume {
+        open_image(&self.image_path(number), format).expect("open")
+    }
+
+    /// Mounts a volume.
+    pub(crate) fn mount(&self, volume: &OpenVolume, below: &str, flags: MountRestrictions) {
+        self.try_mount(volume, below, flags).expect("mount");
+    }
+
+    pub(crate) fn try_mount(
+        &self,
+        volume: &OpenVolume,
+        below: &str,
+        flags: MountRestrictions,
+    ) -> Result<(), TargetMountError> {
+        self.mounts.mount(volume, &self.target(below), flags)
+    }
+
+    /// Unmounts a target once it is free: children that other tests start hold what is open here until they execute their
+    /// programs.
+    pub(crate) fn unmount(&self, below: &str) {
+        let target = self.target(below);
+        testbed::wait_until(Duration::from_secs(10), "the target to be free", || {
+            Ok(self.mounts.unmount(&target)?)
+        })
+        .expect("unmount");
+    }
+
+    pub(crate) fn target(&self, below: &str) -> TargetPath {
+        let kubelet = self.path("kubelet");
+        TargetPath::try_new(&kubelet, kubelet.join(below).to_str().expect("UTF-8")).expect("a target")
+    }
+
+    pub(crate) fn target_path(&self, below: &str) -> PathBuf {
+        self.path("kubelet").join(below)
+    }
+
+    pub(crate) fn wait_detached(&self) {
+        wait_detached(self.directory.path());
+    }
+
+    /// The loop devices of files in this directory.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        devices_below(self.directory.path())
+    }
 }

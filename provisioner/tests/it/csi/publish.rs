@@ -16,13 +16,11 @@ use nodekeel_provisioner::csi::{
 use nodekeel_provisioner::{ImageFormat, OpenVolume, VolumeKind, VolumeStore as _};
 use tonic::Code;
 
-use super::harness::{TestPlugin, id, mount_capability, publish_message, publish_message_of};
+use super::harness::{PublishSite, TestPlugin, id, mount_capability, publish_message, publish_message_of};
 
 #[tokio::test]
 async fn a_second_publish_does_not_stack_mounts() {
-    let (plugin, mounts) = TestPlugin::start_in_memory().await;
-    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
-    let mut node = plugin.node_client().await;
+    let PublishSite { mounts, path, plugin, volume, mut node, .. } = TestPlugin::start_with_volume().await;
     for _ in 0..3 {
         assert_eq!(node.publish(&volume, &path).await, Ok(()));
         assert_eq!(mounts.stack_depth(&plugin.target_path("a")), 1);
@@ -106,9 +104,7 @@ async fn a_volume_for_one_pod_is_published_once() {
 
 #[tokio::test]
 async fn unknown_volumes_and_bad_requests_change_nothing() {
-    let (plugin, mounts) = TestPlugin::start_in_memory().await;
-    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
-    let mut node = plugin.node_client().await;
+    let PublishSite { mounts, path, plugin, volume, mut node, .. } = TestPlugin::start_with_volume().await;
     assert_eq!(node.publish(&id(9), &path).await, Err(Code::NotFound));
     assert_eq!(node.stats(&id(9), &path).await, Err(Code::NotFound));
     assert_eq!(node.stats(&volume, &path).await, Err(Code::NotFound), "not mounted");
@@ -137,9 +133,7 @@ async fn unknown_volumes_and_bad_requests_change_nothing() {
 
 #[tokio::test]
 async fn a_removed_volume_can_still_be_unpublished() {
-    let (plugin, mounts) = TestPlugin::start_in_memory().await;
-    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
-    let mut node = plugin.node_client().await;
+    let PublishSite { mounts, path, plugin, volume, mut node, .. } = TestPlugin::start_with_volume().await;
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
     std::fs::remove_dir(plugin.volumes.path(&volume)).expect("remove");
     assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
@@ -148,10 +142,8 @@ async fn a_removed_volume_can_still_be_unpublished() {
 
 #[tokio::test]
 async fn stacked_mounts_of_an_older_driver_are_all_unmounted() {
-    let (plugin, mounts) = TestPlugin::start_in_memory().await;
-    let (volume, path, target) =
-        (plugin.create_volume(1).await, plugin.pod_path("a"), plugin.target_path("a"));
-    let mut node = plugin.node_client().await;
+    let PublishSite { plugin: _plugin, mounts, path, target, volume, mut node, .. } =
+        TestPlugin::start_with_volume().await;
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
     let there = mounts.find_mount(&target).expect("mount in memory").expect("a mount");
     mounts.stack_mount(&target, there);
@@ -162,10 +154,8 @@ async fn stacked_mounts_of_an_older_driver_are_all_unmounted() {
 
 #[tokio::test]
 async fn a_failed_or_busy_mount_is_reported_and_can_be_retried() {
-    let (plugin, mounts) = TestPlugin::start_in_memory().await;
-    let (volume, path, target) =
-        (plugin.create_volume(1).await, plugin.pod_path("a"), plugin.target_path("a"));
-    let mut node = plugin.node_client().await;
+    let PublishSite { plugin: _plugin, mounts, path, target, volume, mut node, .. } =
+        TestPlugin::start_with_volume().await;
     mounts.fail_next(io::ErrorKind::OutOfMemory);
     assert_eq!(node.publish(&volume, &path).await, Err(Code::Internal));
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
@@ -177,9 +167,7 @@ async fn a_failed_or_busy_mount_is_reported_and_can_be_retried() {
 
 #[tokio::test]
 async fn volume_stats_report_the_quota() {
-    let (plugin, _) = TestPlugin::start_in_memory().await;
-    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
-    let mut node = plugin.node_client().await;
+    let PublishSite { path, plugin, volume, mut node, .. } = TestPlugin::start_with_volume().await;
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
     plugin.store.set_usage(&volume, QuotaUsage { bytes: Bytes(3 << 20), inodes: Inodes(96) });
     let rows = node.stats(&volume, &path).await.expect("stats");

@@ -7,15 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use nix::mount::{MsFlags, mount};
+use nodekeel_provisioner::ImageFormat;
 use nodekeel_provisioner::csi::testing::{ConformanceSetup, conformance};
 use nodekeel_provisioner::csi::{
-    BindMounter, MountRestrictions, TargetConflict, TargetMountError, TargetPath, VolumeMounter,
+    BindMounter, MountRestrictions, TargetConflict, TargetMountError, VolumeMounter,
 };
-use nodekeel_provisioner::{ImageFormat, OpenVolume};
 
-use super::harness::{id, open_image};
-use super::real_mounts::run_in_mount_namespace;
+use super::harness::MountSite;
+use super::real_mounts::{bind_mount, run_in_mount_namespace};
 
 mod life;
 mod writer;
@@ -24,79 +23,6 @@ const MIB: u64 = 1 << 20;
 const WRITABLE: MountRestrictions =
     MountRestrictions { read_only: false, no_suid: true, no_dev: true, no_exec: false };
 const READ_ONLY: MountRestrictions = MountRestrictions { read_only: true, ..WRITABLE };
-
-/// Volumes that are files, in the layout of a store, and a kubelet's directory.
-pub(crate) struct ImageFixture {
-    directory: tempfile::TempDir,
-    pub(crate) mounts: BindMounter,
-}
-
-impl ImageFixture {
-    pub(crate) fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir_all(directory.path().join("kubelet/pods")).expect("create");
-        let mounts = BindMounter::new(directory.path().join("kubelet"));
-        Self { directory, mounts }
-    }
-
-    pub(crate) fn path(&self, below: &str) -> PathBuf {
-        self.directory.path().join(below)
-    }
-
-    pub(crate) fn image_path(&self, number: u32) -> PathBuf {
-        self.path("volumes").join(id(number).as_str()).join("image")
-    }
-
-    /// Creates an empty volume of the smallest size that the format can have, or 16 MiB.
-    pub(crate) fn create(&self, number: u32, format: ImageFormat) -> OpenVolume {
-        let path = self.image_path(number);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("create");
-        let size = if format == ImageFormat::Xfs { 300 * MIB } else { 16 * MIB };
-        File::create_new(&path).and_then(|file| file.set_len(size)).expect("create");
-        let mkfs: Option<(&str, &[&str])> = match format {
-            ImageFormat::Ext4 => Some(("mkfs.ext4", &["-q", "-F", "-b", "4096"])),
-            ImageFormat::Xfs => Some(("mkfs.xfs", &["-q", "-s", "size=4096"])),
-            _ => None,
-        };
-        if let Some((program, arguments)) = mkfs {
-            let made = Command::new(program).args(arguments).arg(&path).status().expect("a mkfs");
-            assert!(made.success());
-        }
-        self.open(number, format)
-    }
-
-    pub(crate) fn open(&self, number: u32, format: ImageFormat) -> OpenVolume {
-        open_image(&self.image_path(number), format).expect("open")
-    }
-
-    /// Unmounts a target once it is free: children that other tests start hold what is open here until they execute their
-    /// programs.
-    pub(crate) fn unmount(&self, below: &str) {
-        let target = self.target(below);
-        testbed::wait_until(Duration::from_secs(10), "the target to be free", || {
-            Ok(self.mounts.unmount(&target)?)
-        })
-        .expect("unmount");
-    }
-
-    pub(crate) fn target(&self, below: &str) -> TargetPath {
-        let kubelet = self.path("kubelet");
-        TargetPath::try_new(&kubelet, kubelet.join(below).to_str().expect("UTF-8")).expect("a target")
-    }
-
-    pub(crate) fn target_path(&self, below: &str) -> PathBuf {
-        self.path("kubelet").join(below)
-    }
-
-    pub(crate) fn wait_detached(&self) {
-        wait_detached(self.directory.path());
-    }
-
-    /// The loop devices of files in this directory.
-    pub(crate) fn devices(&self) -> Vec<String> {
-        devices_below(self.directory.path())
-    }
-}
 
 /// Waits until no file below a directory has a loop device. Other tests look at all of them, and may hold one for a moment.
 pub(crate) fn wait_detached(directory: &Path) {
@@ -113,43 +39,29 @@ pub(crate) fn devices_below(directory: &Path) -> Vec<String> {
     testbed::leftovers::find_loop_devices(directory).expect("sysfs")
 }
 
-fn check_contract(format: ImageFormat) {
-    run_in_mount_namespace(move || {
-        let fixture = ImageFixture::new();
-        let (one, two) = (fixture.create(1, format), fixture.create(2, format));
-        let kubelet = fixture.path("kubelet");
-        conformance(&fixture.mounts, ConformanceSetup { volumes: [&one, &two], kubelet: &kubelet });
-        assert_eq!(fs::read_dir(fixture.path("kubelet/pods")).expect("list").count(), 0);
-        fixture.wait_detached();
+#[test]
+#[ignore = "needs root: it attaches loop devices"]
+fn the_os_mounter_keeps_the_contract_for_block_and_strict_volumes() {
+    run_in_mount_namespace(|| {
+        for format in ImageFormat::ALL {
+            let fixture = MountSite::new();
+            let (one, two) = (fixture.create(1, format), fixture.create(2, format));
+            let kubelet = fixture.path("kubelet");
+            conformance(&fixture.mounts, ConformanceSetup { volumes: [&one, &two], kubelet: &kubelet });
+            assert_eq!(fs::read_dir(fixture.path("kubelet/pods")).expect("list").count(), 0);
+            fixture.wait_detached();
+        }
     });
-}
-
-#[test]
-#[ignore = "needs root: it attaches loop devices"]
-fn the_os_mounter_keeps_the_contract_for_block_volumes() {
-    check_contract(ImageFormat::Block);
-}
-
-#[test]
-#[ignore = "needs root: it attaches loop devices"]
-fn the_os_mounter_keeps_the_contract_for_strict_volumes_on_ext4() {
-    check_contract(ImageFormat::Ext4);
-}
-
-#[test]
-#[ignore = "needs root: it attaches loop devices"]
-fn the_os_mounter_keeps_the_contract_for_strict_volumes_on_xfs() {
-    check_contract(ImageFormat::Xfs);
 }
 
 #[test]
 #[ignore = "needs root: it attaches loop devices"]
 fn a_block_volume_is_one_device_at_all_targets_and_keeps_its_data() {
     run_in_mount_namespace(|| {
-        let fixture = ImageFixture::new();
+        let fixture = MountSite::new();
         let volume = fixture.create(1, ImageFormat::Block);
         for pod in ["pods/a", "pods/b"] {
-            fixture.mounts.mount(&volume, &fixture.target(pod), WRITABLE).expect("mount");
+            fixture.mount(&volume, pod, WRITABLE);
         }
         let stat = |pod| fs::metadata(fixture.target_path(pod)).expect("stat");
         assert!(stat("pods/a").file_type().is_block_device());
@@ -180,7 +92,7 @@ fn a_block_volume_is_one_device_at_all_targets_and_keeps_its_data() {
 #[ignore = "needs root: it attaches loop devices"]
 fn a_block_volume_is_read_only_or_writable_at_all_targets() {
     run_in_mount_namespace(|| {
-        let fixture = ImageFixture::new();
+        let fixture = MountSite::new();
         let volume = fixture.create(1, ImageFormat::Block);
         let mount = |pod, flags| fixture.mounts.mount(&volume, &fixture.target(pod), flags);
         let unmount = |pod| fixture.unmount(pod);
@@ -206,7 +118,7 @@ fn a_block_volume_is_read_only_or_writable_at_all_targets() {
 #[ignore = "needs root: it attaches loop devices"]
 fn a_device_that_is_attached_and_not_mounted_is_used_again_or_released() {
     run_in_mount_namespace(|| {
-        let fixture = ImageFixture::new();
+        let fixture = MountSite::new();
         let volume = fixture.create(1, ImageFormat::Block);
         let attach = |access: &[&str]| {
             let done = Command::new("losetup").args(access).arg("-f").arg(fixture.image_path(1)).status();
@@ -214,7 +126,7 @@ fn a_device_that_is_attached_and_not_mounted_is_used_again_or_released() {
         };
         attach(&[]);
         let before = fixture.devices();
-        fixture.mounts.mount(&volume, &fixture.target("pods/a"), WRITABLE).expect("mount");
+        fixture.mount(&volume, "pods/a", WRITABLE);
         assert_eq!(fixture.devices(), before, "it is used again");
         fixture.mounts.release(&volume).expect("release");
         assert_eq!(fixture.devices(), before, "it is mounted");
@@ -223,7 +135,7 @@ fn a_device_that_is_attached_and_not_mounted_is_used_again_or_released() {
         fixture.wait_detached();
         // In the other way, it is of no use.
         attach(&["-r"]);
-        fixture.mounts.mount(&volume, &fixture.target("pods/a"), WRITABLE).expect("mount");
+        fixture.mount(&volume, "pods/a", WRITABLE);
         fixture.unmount("pods/a");
         attach(&[]);
         fixture.mounts.release(&volume).expect("release");
@@ -235,12 +147,12 @@ fn a_device_that_is_attached_and_not_mounted_is_used_again_or_released() {
 #[ignore = "needs root: it attaches loop devices"]
 fn a_grown_block_volume_has_its_size_when_it_is_mounted_again() {
     run_in_mount_namespace(|| {
-        let fixture = ImageFixture::new();
+        let fixture = MountSite::new();
         let volume = fixture.create(1, ImageFormat::Block);
-        fixture.mounts.mount(&volume, &fixture.target("pods/a"), WRITABLE).expect("mount");
+        fixture.mount(&volume, "pods/a", WRITABLE);
         let file = File::options().write(true).open(fixture.image_path(1)).expect("open");
         file.set_len(24 * MIB).expect("grow");
-        fixture.mounts.mount(&volume, &fixture.target("pods/b"), WRITABLE).expect("mount");
+        fixture.mount(&volume, "pods/b", WRITABLE);
         let mut device = File::open(fixture.target_path("pods/a")).expect("open");
         assert_eq!(device.seek(std::io::SeekFrom::End(0)).expect("a size"), 24 * MIB);
         drop(device);
@@ -256,9 +168,9 @@ fn a_grown_block_volume_has_its_size_when_it_is_mounted_again() {
 fn a_strict_volume_is_one_file_system_that_goes_with_its_last_mount() {
     run_in_mount_namespace(|| {
         for format in [ImageFormat::Ext4, ImageFormat::Xfs] {
-            let fixture = ImageFixture::new();
+            let fixture = MountSite::new();
             let volume = fixture.create(1, format);
-            fixture.mounts.mount(&volume, &fixture.target("pods/a"), WRITABLE).expect("mount");
+            fixture.mount(&volume, "pods/a", WRITABLE);
             fs::write(fixture.target_path("pods/a").join("file"), "data").expect("write");
             // After a restart.
             let again = BindMounter::new(fixture.path("kubelet"));
@@ -273,7 +185,7 @@ fn a_strict_volume_is_one_file_system_that_goes_with_its_last_mount() {
             assert_eq!(fixture.devices().len(), 1, "the other target shows it");
             fixture.unmount("pods/b");
             fixture.wait_detached();
-            fixture.mounts.mount(&volume, &fixture.target("pods/a"), WRITABLE).expect("mount");
+            fixture.mount(&volume, "pods/a", WRITABLE);
             assert_eq!(fs::read_to_string(fixture.target_path("pods/a").join("file")).expect("read"), "data");
             fixture.unmount("pods/a");
         }
@@ -284,15 +196,15 @@ fn a_strict_volume_is_one_file_system_that_goes_with_its_last_mount() {
 #[ignore = "needs root: it attaches loop devices"]
 fn a_directory_within_a_strict_volume_that_is_mounted_is_a_use_of_it() {
     run_in_mount_namespace(|| {
-        let fixture = ImageFixture::new();
+        let fixture = MountSite::new();
         let volume = fixture.create(1, ImageFormat::Ext4);
-        fixture.mounts.mount(&volume, &fixture.target("pods/a"), WRITABLE).expect("mount");
+        fixture.mount(&volume, "pods/a", WRITABLE);
         let sub_path = fixture.path("kubelet/sub-path");
         fs::create_dir(&sub_path)
             .and_then(|()| fs::create_dir(fixture.target_path("pods/a/sub")))
             .expect("create");
         let bind = |source: &Path| {
-            mount(Some(source), &sub_path, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mount");
+            bind_mount(source, &sub_path);
         };
         bind(&fixture.target_path("pods/a/sub"));
         fixture.unmount("pods/a");
@@ -308,14 +220,14 @@ fn a_directory_within_a_strict_volume_that_is_mounted_is_a_use_of_it() {
 #[ignore = "needs root: it attaches loop devices"]
 fn the_kubelets_mounts_of_a_device_are_uses_of_its_volume() {
     run_in_mount_namespace(|| {
-        let fixture = ImageFixture::new();
+        let fixture = MountSite::new();
         let volume = fixture.create(1, ImageFormat::Block);
-        fixture.mounts.mount(&volume, &fixture.target("pods/a"), WRITABLE).expect("mount");
+        fixture.mount(&volume, "pods/a", WRITABLE);
         // As the kubelet's global map of a block volume.
         let global = fixture.path("kubelet/global");
         File::create(&global).expect("create");
         let source = fixture.target_path("pods/a");
-        mount(Some(&source), &global, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mount");
+        bind_mount(&source, &global);
         fixture.unmount("pods/a");
         fixture.mounts.release(&volume).expect("release");
         assert_eq!(fixture.mounts.list_targets(&volume).expect("list"), [fixture.target("global")]);
@@ -330,7 +242,7 @@ fn the_kubelets_mounts_of_a_device_are_uses_of_its_volume() {
 #[ignore = "needs root: it attaches loop devices"]
 fn conflicting_targets_are_kept_and_a_file_that_can_not_be_mounted_leaves_nothing() {
     run_in_mount_namespace(|| {
-        let fixture = ImageFixture::new();
+        let fixture = MountSite::new();
         let (block, strict) = (fixture.create(1, ImageFormat::Block), fixture.create(2, ImageFormat::Ext4));
         fs::create_dir(fixture.target_path("pods/directory")).expect("create");
         File::create(fixture.target_path("pods/file")).expect("create");

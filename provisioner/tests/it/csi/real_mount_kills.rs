@@ -9,8 +9,7 @@ use nodekeel_provisioner::{ImageFormat, StepMoment, VolumeStep};
 use rustix::process::Signal;
 use testbed::{KillPlace, KillTally};
 
-use super::harness::open_image;
-use super::real_images::ImageFixture;
+use super::harness::{MountSite, open_image};
 use super::real_mounts::run_in_mount_namespace;
 use crate::kill_sample::{KillOrder, kill_at, run_child};
 
@@ -47,7 +46,7 @@ fn child() {
 
 /// Kills a process at each step. After that, the kubelet publishes the volume again, or unpublishes it.
 fn kill_at_each_step(format: ImageFormat, is_repeated: bool, tally: &mut KillTally) {
-    let fixture = ImageFixture::new();
+    let fixture = MountSite::new();
     let (volume, target) = (fixture.create(1, format), fixture.target(POD));
     for step in STEPS {
         for moment in [StepMoment::Before, StepMoment::After] {

@@ -11,11 +11,11 @@ use nodekeel_localstorage::mount::{MountEntry, mount_table};
 use nodekeel_provisioner::OpenVolume;
 use nodekeel_provisioner::csi::testing::{ConformanceSetup, conformance};
 use nodekeel_provisioner::csi::{
-    BindMounter, MountRestrictions, TargetConflict, TargetMountError, TargetPath, VolumeMounter,
+    BindMounter, MountRestrictions, TargetConflict, TargetMountError, VolumeMounter,
 };
 use tonic::Code;
 
-use super::harness::TestPlugin;
+use super::harness::{MountSite, TestPlugin};
 
 /// Runs in a thread with a private mount namespace, which its child threads share.
 pub(crate) fn run_in_mount_namespace(run: impl FnOnce() + Send + 'static) {
@@ -40,42 +40,28 @@ fn unmount_copies() {
     }
 }
 
-struct MountFixture {
-    directory: tempfile::TempDir,
-    mounts: BindMounter,
+/// A site with the volumes `one`, which has a file, and `two`.
+fn mount_site() -> MountSite {
+    let site = MountSite::new();
+    for name in ["one", "two"] {
+        site.create_directory(name);
+    }
+    fs::write(site.path("volumes/one/file"), "one").expect("write");
+    site
 }
 
-impl MountFixture {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        for below in ["kubelet/pods", "volumes/one", "volumes/two"] {
-            fs::create_dir_all(directory.path().join(below)).expect("create");
-        }
-        fs::write(directory.path().join("volumes/one/file"), "one").expect("write");
-        let mounts = BindMounter::new(directory.path().join("kubelet"));
-        Self { directory, mounts }
-    }
-
-    fn path(&self, below: &str) -> std::path::PathBuf {
-        self.directory.path().join(below)
-    }
-
-    fn volume(&self, name: &str) -> OpenVolume {
-        OpenVolume::Directory(File::open(self.path("volumes").join(name)).expect("open").into())
-    }
-
-    fn target(&self, below: &str) -> TargetPath {
-        let kubelet = self.path("kubelet");
-        TargetPath::try_new(&kubelet, kubelet.join(below).to_str().expect("UTF-8")).expect("a target")
-    }
+/// Mounts a directory or a file elsewhere.
+pub(crate) fn bind_mount(source: &Path, target: &Path) {
+    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mount");
 }
 
 #[test]
 #[ignore = "needs root"]
 fn the_os_mounter_keeps_the_contract() {
     run_in_mount_namespace(|| {
-        let fixture = MountFixture::new();
-        let (one, two, kubelet) = (fixture.volume("one"), fixture.volume("two"), fixture.path("kubelet"));
+        let fixture = mount_site();
+        let (one, two, kubelet) =
+            (fixture.create_directory("one"), fixture.create_directory("two"), fixture.path("kubelet"));
         conformance(&fixture.mounts, ConformanceSetup { volumes: [&one, &two], kubelet: &kubelet });
         assert_eq!(fs::read_dir(fixture.path("kubelet/pods")).expect("list").count(), 0);
         // Also if the kubelet's directory is reached through a symbolic link, as it often is.
@@ -89,9 +75,9 @@ fn the_os_mounter_keeps_the_contract() {
 #[ignore = "needs root"]
 fn a_mount_shows_the_volume_and_enforces_its_flags() {
     run_in_mount_namespace(|| {
-        let (fixture, target) = (MountFixture::new(), "kubelet/pods/a");
+        let (fixture, target) = (mount_site(), "kubelet/pods/a");
         let read_only = MountRestrictions { read_only: true, ..Default::default() };
-        fixture.mounts.mount(&fixture.volume("one"), &fixture.target("pods/a"), read_only).expect("mount");
+        fixture.mount(&fixture.create_directory("one"), "pods/a", read_only);
         assert_eq!(fs::read_to_string(fixture.path(target).join("file")).expect("read"), "one");
         let error = fs::write(fixture.path(target).join("new"), "").expect_err("read-only");
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
@@ -106,16 +92,15 @@ fn a_mount_shows_the_volume_and_enforces_its_flags() {
 #[ignore = "needs root"]
 fn a_mount_of_a_directory_within_a_volume_is_a_use_of_it_and_of_no_other() {
     run_in_mount_namespace(|| {
-        let fixture = MountFixture::new();
+        let fixture = mount_site();
         let below = fixture.path("kubelet/pods/a/volume-subpaths/0");
         fs::create_dir_all(&below).expect("create");
         fs::create_dir_all(fixture.path("volumes/one/sub/deep")).expect("create");
         fs::create_dir_all(fixture.path("volumes/one-more/sub")).expect("create");
         let bind = |source: &str| {
-            mount(Some(&fixture.path(source)), &below, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-                .expect("mount");
+            bind_mount(&fixture.path(source), &below);
         };
-        let (one, two) = (fixture.volume("one"), fixture.volume("two"));
+        let (one, two) = (fixture.create_directory("one"), fixture.create_directory("two"));
         let nested = |volume: &OpenVolume| fixture.mounts.list_nested(volume).expect("list");
         assert_eq!(nested(&one), Vec::<std::path::PathBuf>::new());
         bind("volumes/one-more/sub");
@@ -132,11 +117,8 @@ fn a_mount_of_a_directory_within_a_volume_is_a_use_of_it_and_of_no_other() {
 #[ignore = "needs root"]
 fn a_busy_target_stays_until_it_is_free() {
     run_in_mount_namespace(|| {
-        let fixture = MountFixture::new();
-        fixture
-            .mounts
-            .mount(&fixture.volume("one"), &fixture.target("pods/a"), MountRestrictions::default())
-            .expect("mount");
+        let fixture = mount_site();
+        fixture.mount(&fixture.create_directory("one"), "pods/a", MountRestrictions::default());
         let used = File::open(fixture.path("kubelet/pods/a/file")).expect("open");
         let error = fixture.mounts.unmount(&fixture.target("pods/a")).expect_err("in use");
         assert!(matches!(error, TargetMountError::Busy { .. }), "{error:?}");
@@ -150,14 +132,14 @@ fn a_busy_target_stays_until_it_is_free() {
 #[ignore = "needs root"]
 fn links_and_conflicting_files_are_kept() {
     run_in_mount_namespace(|| {
-        let (fixture, flags) = (MountFixture::new(), MountRestrictions::default());
+        let (fixture, flags) = (mount_site(), MountRestrictions::default());
         let outside = fixture.path("outside");
         fs::create_dir_all(outside.join("mount")).expect("create");
         symlink(&outside, fixture.path("kubelet/pods/way")).expect("link");
         symlink(&outside, fixture.path("kubelet/pods/end")).expect("link");
         fs::write(fixture.path("kubelet/pods/file"), "data").expect("write");
         fs::create_dir_all(fixture.path("kubelet/pods/full/x")).expect("create");
-        let volume = fixture.volume("one");
+        let volume = fixture.create_directory("one");
         let mount = |below: &str| fixture.mounts.mount(&volume, &fixture.target(below), flags);
         for below in ["pods/way/mount", "pods/end", "pods/file", "pods/file/x"] {
             let target = fixture.target(below);
@@ -195,7 +177,7 @@ fn links_and_conflicting_files_are_kept() {
 #[ignore = "needs root"]
 fn a_mount_that_fails_leaves_no_directory() {
     run_in_mount_namespace(|| {
-        let fixture = MountFixture::new();
+        let fixture = mount_site();
         let file = OpenVolume::Directory(File::open("/proc/self/status").expect("open").into());
         let target = fixture.target("pods/a");
         fixture
@@ -210,15 +192,12 @@ fn a_mount_that_fails_leaves_no_directory() {
 #[ignore = "needs root"]
 fn mounts_inside_a_published_volume_do_not_reach_the_store() {
     run_in_mount_namespace(|| {
-        let fixture = MountFixture::new();
+        let fixture = mount_site();
         // As on a node: all mounts are shared.
         let nothing = None::<&str>;
         mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SHARED, nothing).expect("share");
         fs::create_dir(fixture.path("volumes/one/sub")).expect("create");
-        fixture
-            .mounts
-            .mount(&fixture.volume("one"), &fixture.target("pods/a"), MountRestrictions::default())
-            .expect("mount");
+        fixture.mount(&fixture.create_directory("one"), "pods/a", MountRestrictions::default());
         let sub = fixture.path("kubelet/pods/a/sub");
         mount(Some("none"), &sub, Some("tmpfs"), MsFlags::empty(), nothing).expect("mount");
         fs::write(sub.join("inner"), "").expect("write");

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -22,14 +22,14 @@ use nodekeel_provisioner::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testbed::{Kube, KubeUser};
+use testbed::{Kube, KubeUser, SharedKube};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+
+pub(crate) use testbed::merge_patch as merge;
 
 pub(crate) use crate::fixture::names;
-use crate::service::harness::AttemptCounts;
+use crate::service::harness::{AttemptCounts, RunningProvisioner};
 
 /// Timeout of waits, on a busy machine.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(150);
@@ -50,13 +50,8 @@ pub(crate) fn start_control_plane() -> Kube {
 
 /// The shared control plane, which runs as long as any test holds it.
 pub(crate) fn shared_control_plane() -> Arc<Kube> {
-    static SHARED: Mutex<Weak<Kube>> = Mutex::new(Weak::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.upgrade().unwrap_or_else(|| {
-        let kube = Arc::new(start_control_plane());
-        *shared = Arc::downgrade(&kube);
-        kube
-    })
+    static SHARED: SharedKube = SharedKube::new();
+    SHARED.get_or_start(start_control_plane)
 }
 
 /// Runs a test in the shared control plane.
@@ -264,8 +259,7 @@ pub(crate) struct TestNode {
     pub(crate) store: Arc<DirStore>,
     pub(crate) counts: Arc<AttemptCounts>,
     steps: Arc<Mutex<Vec<VolumeStep>>>,
-    token: CancellationToken,
-    run: JoinHandle<Result<std::convert::Infallible, RunError>>,
+    running: RunningProvisioner,
 }
 
 impl TestNode {
@@ -300,13 +294,12 @@ impl TestNode {
                 }
             })),
         };
-        let (token, (is_ready, ready)) = (CancellationToken::new(), oneshot::channel());
-        let (provisioner, canceled) = (Provisioner::new(config, deps), token.clone());
-        let run = tokio::spawn(async move {
-            provisioner.run_until(canceled, || is_ready.send(()).expect("the receiver waits")).await
+        let (is_ready, ready) = oneshot::channel();
+        let running = RunningProvisioner::spawn(Provisioner::new(config, deps), || {
+            is_ready.send(()).expect("the receiver waits");
         });
         tokio::time::timeout(WAIT_TIMEOUT, ready).await.expect("within the timeout").expect("ready");
-        Self { name: name.to_owned(), base, quota, store, counts, steps, token, run }
+        Self { name: name.to_owned(), base, quota, store, counts, steps, running }
     }
 
     /// How often a step was started: each is one request, if it is one.
@@ -331,9 +324,8 @@ impl TestNode {
 
     /// Stops it, asserts that it was running, and returns its directory.
     pub(crate) async fn stop(self) -> tempfile::TempDir {
-        self.token.cancel();
-        let ended = self.run.await.expect("no panic");
-        assert!(matches!(ended, Err(RunError::Canceled)), "{ended:?}");
+        let ended = self.running.stop().await;
+        assert!(matches!(ended, RunError::Canceled), "{ended:?}");
         drop(self.store);
         // A check of the store may still be in progress on another thread.
         while DirStore::is_in_use(&Dir::open(self.base.path()).expect("the base")).expect("inspect") {
@@ -376,19 +368,4 @@ pub(crate) fn phase(claim: &PersistentVolumeClaim) -> &str {
 /// The id of a claim's volume.
 pub(crate) fn id(claim: &PersistentVolumeClaim) -> VolumeId {
     VolumeId::from_uid(claim.metadata.uid.as_deref().expect("a UID")).expect("a UUID")
-}
-
-/// Merges a patch into a value. *Source:* RFC 7386.
-pub(crate) fn merge(value: &mut Value, patch: Value) {
-    match (value, patch) {
-        (Value::Object(map), Value::Object(patch)) => {
-            for (key, patch) in patch {
-                match patch {
-                    Value::Null => drop(map.remove(&key)),
-                    patch => merge(map.entry(key).or_insert(json!({})), patch),
-                }
-            }
-        }
-        (value, patch) => *value = patch,
-    }
 }
