@@ -1,11 +1,10 @@
 //! The configuration and the metrics of release 0.1.0 are those of this release.
 
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_fsquota::{Error, ProjectId, QuotaChange, QuotaSetter, QuotaStatus};
+use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::{Dir, FileMode};
 use nodekeel_provisioner::{DirStore, VolumeMetrics as _};
 
@@ -37,28 +36,6 @@ fn configurations_of_the_first_release_are_read() {
     assert_eq!(config, expected);
 }
 
-/// A quota that limits no directory.
-#[derive(Debug)]
-struct Unlimited;
-
-impl QuotaSetter for Unlimited {
-    fn set_limits(&self, _: BorrowedFd<'_>, _: QuotaChange) -> Result<QuotaStatus, Error> {
-        unreachable!("no volume is created")
-    }
-
-    fn read_status(&self, _: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
-        Ok(None)
-    }
-
-    fn clear_limits(&self, _: BorrowedFd<'_>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn release_project(&self, _: ProjectId) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
 /// The types of the metrics, and their samples with labels and without values, except the release's number.
 fn list_samples(text: &str) -> Vec<String> {
     let samples = text.lines().filter(|line| !line.starts_with("# HELP"));
@@ -78,7 +55,7 @@ fn list_samples(text: &str) -> Vec<String> {
 pub(crate) fn encode_metrics(metrics: &DaemonMetrics) -> String {
     let base = tempfile::tempdir().expect("a directory");
     let base = Dir::open(Path::new(base.path())).expect("the base");
-    let store = Arc::new(DirStore::new(base, Arc::new(Unlimited)).expect("a store"));
+    let store = Arc::new(DirStore::new(base, Arc::new(MemQuota::new())).expect("a store"));
     metrics.encode_text(&store, None, true)
 }
 

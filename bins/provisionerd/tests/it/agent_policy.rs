@@ -5,10 +5,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use nodekeel_provisioner::{DriverName, FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER};
 use serde_json::{Value, json};
-use testbed::{FakeNode, Kube, KubeUser};
+use testbed::{FakeNode, Kube, KubeUser, SharedKube, merge_patch};
 
 use crate::accounts::{self, kubectl_as, wait_until_rejected};
-use crate::cluster::{DRIVER, SharedControlPlane, claim_manifest, merge};
+use crate::cluster::{DRIVER, claim_manifest};
 
 const ACCOUNT: &str = "provisionerd-agent";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
@@ -17,7 +17,7 @@ const POLICIES: [&str; 3] =
 
 /// The control plane that these tests share.
 fn control_plane() -> Arc<Kube> {
-    static SHARED: SharedControlPlane = SharedControlPlane::new();
+    static SHARED: SharedKube = SharedKube::new();
     SHARED.get_or_start(start_control_plane)
 }
 
@@ -56,7 +56,7 @@ fn create_claim(kube: &Kube, name: &str, change: Value) {
     let unbound =
         json!({ "metadata": { "annotations": annotations }, "spec": { "storageClassName": "none" } });
     let mut claim = claim_manifest(name, Some("node-a"), unbound);
-    merge(&mut claim, change);
+    merge_patch(&mut claim, change);
     kube.create_objects(&claim.to_string()).expect("a claim");
 }
 
@@ -110,7 +110,7 @@ fn create_volume(kube: &Kube, name: &str, (node, phase): (&str, &str), change: V
         &mut volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0];
     label["key"] = DriverName::try_new(DRIVER).expect("a driver name").topology_key().into();
     label["values"] = json!([node]);
-    merge(&mut volume, change);
+    merge_patch(&mut volume, change);
     kube.create_objects(&volume.to_string()).expect("a volume");
     let is_reached = |volume: &Value| volume["status"]["phase"] == phase;
     kube.wait_for_object("pv", name, is_reached).expect("its phase");

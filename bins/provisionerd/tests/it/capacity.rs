@@ -8,7 +8,7 @@ use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::DeleteParams;
 use kube::{Api, Client};
 use serde_json::json;
-use testbed::{FakeNode, KillPlace, KillTally, Kube};
+use testbed::{FakeNode, KillPlace, KillTally, Kube, merge_patch};
 use tokio::process::Child;
 
 use crate::cluster::{
@@ -66,7 +66,7 @@ impl CapacityFixture {
                 "name": "main", "image": "none", "resources": { "requests": { "cpu": processors } },
             }] },
         });
-        cluster::merge(&mut pod["spec"], patch);
+        merge_patch(&mut pod["spec"], patch);
         create_object(&self.pods(), pod).await;
     }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -20,7 +20,7 @@ use nodekeel_provisioner::SELECTED_NODE;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::gotool::SNAPSHOT_CRDS;
-use testbed::{Kube, KubeUser};
+use testbed::{Kube, KubeUser, merge_patch};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 
@@ -55,25 +55,6 @@ pub(crate) fn start_control_plane() -> Kube {
     kube.apply_manifests(include_str!("../../../../deploy/rbac.yaml")).expect("the permissions");
     kube.apply_manifests(include_str!("../../../../deploy/storageclass.yaml")).expect("the classes");
     kube
-}
-
-/// A control plane for tests that disturb each other by no object's name. It runs as long as one of them holds it.
-pub(crate) struct SharedControlPlane(Mutex<Weak<Kube>>);
-
-impl SharedControlPlane {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Weak::new()))
-    }
-
-    /// The one that runs, else a new one.
-    pub(crate) fn get_or_start(&self, start: impl FnOnce() -> Kube) -> Arc<Kube> {
-        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.upgrade().unwrap_or_else(|| {
-            let kube = Arc::new(start());
-            *shared = Arc::downgrade(&kube);
-            kube
-        })
-    }
 }
 
 pub(crate) fn test_runtime() -> Runtime {
@@ -122,22 +103,8 @@ pub(crate) fn claim_manifest(name: &str, node: Option<&str>, patch: Value) -> Va
     if let Some(node) = node {
         claim["metadata"]["annotations"] = json!({ SELECTED_NODE: node });
     }
-    merge(&mut claim, patch);
+    merge_patch(&mut claim, patch);
     claim
-}
-
-/// Merges fields into an object; `null` removes one.
-pub(crate) fn merge(object: &mut Value, change: Value) {
-    let Value::Object(fields) = change else {
-        *object = change;
-        return;
-    };
-    for (name, change) in fields {
-        match (change, object.as_object_mut()) {
-            (Value::Null, Some(object)) => drop(object.remove(&name)),
-            (change, _) => merge(&mut object[name], change),
-        }
-    }
 }
 
 pub(crate) async fn create_claim(client: &Client, manifest: Value) -> PersistentVolumeClaim {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use testbed::ScratchDir;
 
 use crate::cluster::{self, TIMEOUT};
+use crate::messages::unreachable_kubeconfig;
 
 /// A command that runs provisionerd with limits in files.
 fn provisionerd_command(
@@ -161,17 +162,6 @@ fn a_daemon_with_an_unusable_kubeconfig_exits_with_4() {
     assert_eq!(output.status.code(), Some(4), "{text}");
     assert!(text.contains("provisionerd: can't read kubeconfig /nowhere/config: "), "{text}");
     assert_eq!(text.matches("No such file or directory").count(), 1, "{text}");
-}
-
-/// A kubeconfig for an API server that does not run.
-pub(crate) fn unreachable_kubeconfig() -> tempfile::NamedTempFile {
-    let kubeconfig = tempfile::NamedTempFile::new().expect("a file");
-    let config = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
-        contexts: [{name: a, context: {cluster: a, user: a}}]\n\
-        clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n\
-        users: [{name: a, user: {}}]\n";
-    fs::write(&kubeconfig, config).expect("written");
-    kubeconfig
 }
 
 #[test]

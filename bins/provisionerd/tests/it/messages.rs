@@ -59,16 +59,22 @@ fn a_check_prints_a_line_with_a_hint_for_each_finding() {
     assert!(line("kubelet/pods exists").starts_with("ok"), "{text}");
 }
 
-#[test]
-fn an_unreachable_api_server_fails_the_check() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("kubeconfig");
+/// A kubeconfig for an API server that does not run.
+pub(crate) fn unreachable_kubeconfig() -> tempfile::NamedTempFile {
+    let kubeconfig = tempfile::NamedTempFile::new().expect("a file");
     let config = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
         contexts: [{name: a, context: {cluster: a, user: a}}]\n\
         clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n\
         users: [{name: a, user: {}}]\n";
-    std::fs::write(&file, config).expect("write");
-    let checked = run_provisionerd(&["check", "--no-csi", "--kubeconfig", file.to_str().expect("UTF-8")]);
+    std::fs::write(&kubeconfig, config).expect("written");
+    kubeconfig
+}
+
+#[test]
+fn an_unreachable_api_server_fails_the_check() {
+    let file = unreachable_kubeconfig();
+    let path = file.path().to_str().expect("UTF-8");
+    let checked = run_provisionerd(&["check", "--no-csi", "--kubeconfig", path]);
     let text = stdout_text(&checked);
     let line =
         text.lines().find(|line| line.contains("call the API server")).unwrap_or_else(|| panic!("{text}"));

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use nodekeel_provisioner::DriverName;
 use serde_json::{Value, json};
-use testbed::{Kube, ScratchDir, command_output};
+use testbed::{Kube, ScratchDir, SharedKube, command_output};
 
 use crate::accounts::{self, kubectl_as, wait_until_rejected};
-use crate::cluster::{self, DRIVER, SharedControlPlane, claim_manifest};
+use crate::cluster::{self, DRIVER, claim_manifest};
 
 const POLICY: &str = "provisionerd-own-node";
 const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
@@ -46,7 +46,7 @@ fn start_with_policies() -> Kube {
 
 impl PolicyFixture {
     fn start() -> Self {
-        static SHARED: SharedControlPlane = SharedControlPlane::new();
+        static SHARED: SharedKube = SharedKube::new();
         let kube = SHARED.get_or_start(start_with_policies);
         let site = Self { kube, scratch: ScratchDir::new().expect("a directory") };
         let foreign = volume_manifest("probe", DRIVER, &["node-b"]);

@@ -191,7 +191,7 @@ fn a_second_instance_with_another_directory_at_the_same_kubelet_is_rejected() {
     for below in ["pods", "plugins_registry"] {
         fs::create_dir(kubelet.path().join(below)).expect("a directory");
     }
-    let kubeconfig = crate::errors::unreachable_kubeconfig();
+    let kubeconfig = crate::messages::unreachable_kubeconfig();
     let start = |directory: &Path, quota_dir: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
         command.args(["run", "--listen=127.0.0.1:0", "--node=node-a", "--log-format=json", "--kubelet"]);
