@@ -134,8 +134,7 @@ impl DaemonParts {
         let identity = config.provisioner_identity(node.clone());
         let (store, client) = open_store(config, &identity, hook.clone()).await?;
         let metrics = Arc::new(DaemonMetrics::new());
-        let plugin =
-            if config.csi { Some(open_plugin(config, &node, (&store, hook.clone()))?) } else { None };
+        let plugin = if config.csi { Some(open_plugin(config, &node, &store, hook.clone())?) } else { None };
         let mut wanted = ProvisionerConfig::new(identity);
         wanted.concurrency = config.concurrency;
         (wanted.audit_interval, wanted.audit_rate) = (config.audit.interval, config.audit.rate);
@@ -220,7 +219,8 @@ async fn needs_store(client: &kube::Client, identity: &ProvisionerIdentity) -> b
 fn open_plugin(
     config: &DaemonConfig,
     node: &NodeName,
-    (store, hook): (&Arc<DirStore>, Option<Arc<dyn StepHook>>),
+    store: &Arc<DirStore>,
+    hook: Option<Arc<dyn StepHook>>,
 ) -> Result<(NodePlugin, DriverLock)> {
     let deps = PluginDeps {
         driver: config.driver.clone(),

@@ -99,7 +99,7 @@ fn the_agents_account_only_deselects_the_nodes_of_unbound_claims() {
 }
 
 /// A volume of this driver on a node, as the agent finds it: released, of a claim that is deleted.
-fn create_volume(kube: &Kube, name: &str, (node, phase): (&str, &str), change: Value) {
+fn create_volume(kube: &Kube, name: &str, node: &str, phase: &str, change: Value) {
     let mut volume: Value = serde_json::from_str(VOLUME).expect("JSON");
     volume["metadata"]["name"] = name.into();
     volume["metadata"]["finalizers"] = json!([FINALIZER]);
@@ -122,7 +122,7 @@ fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist()
     let kube = control_plane();
     let (volumes, nodes) = (POLICIES[1], POLICIES[2]);
     let released = |name: &str, node: &str, change: Value| {
-        create_volume(&kube, name, (node, "Released"), change);
+        create_volume(&kube, name, node, "Released", change);
     };
     released("gone", "node-gone", json!({}));
     released("living", "node-a", json!({}));
@@ -131,7 +131,7 @@ fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist()
     // Without any provisioner, it would not stay released: the volume controller would try to delete it.
     let provisioner = json!({ "metadata": { "annotations": { PROVISIONED_BY: "other.example" } } });
     released("adopted", "node-gone", provisioner);
-    create_volume(&kube, "free", ("node-gone", "Available"), json!({ "spec": { "claimRef": null } }));
+    create_volume(&kube, "free", "node-gone", "Available", json!({ "spec": { "claimRef": null } }));
     wait_until_rejected(|| delete(&kube, "retained"), volumes);
     wait_until_rejected(|| delete(&kube, "living"), nodes);
 

@@ -14,11 +14,7 @@ use crate::cluster::{self, TIMEOUT};
 use crate::messages::unreachable_kubeconfig;
 
 /// A command that runs provisionerd with limits in files.
-fn provisionerd_command(
-    wrapper: &[&str],
-    subcommand: &str,
-    (directory, quota_dir): (&Path, &Path),
-) -> Command {
+fn provisionerd_command(wrapper: &[&str], subcommand: &str, directory: &Path, quota_dir: &Path) -> Command {
     let line = [wrapper, &[env!("CARGO_BIN_EXE_provisionerd"), subcommand]].concat();
     let mut command = Command::new(line[0]);
     command.args(&line[1..]).args(["--no-csi", "--listen=127.0.0.1:0"]).arg("--directory").arg(directory);
@@ -29,7 +25,7 @@ fn provisionerd_command(
 /// Runs provisionerd on a directory in which it cannot start.
 fn run_to_end(directory: &Path, wrapper: &[&str]) -> Output {
     let quota_dir = tempfile::tempdir().expect("a directory");
-    provisionerd_command(wrapper, "run", (directory, quota_dir.path())).output().expect("provisionerd runs")
+    provisionerd_command(wrapper, "run", directory, quota_dir.path()).output().expect("provisionerd runs")
 }
 
 /// A running provisionerd and the lines of its stderr.
@@ -42,7 +38,7 @@ struct RunningDaemon {
 impl RunningDaemon {
     fn start(kubeconfig: &Path) -> Self {
         let directories = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-        let mut command = provisionerd_command(&[], "run", (directories[0].path(), directories[1].path()));
+        let mut command = provisionerd_command(&[], "run", directories[0].path(), directories[1].path());
         command.arg("--kubeconfig").arg(kubeconfig).stderr(Stdio::piped());
         let mut child = command.spawn().expect("provisionerd starts");
         let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
@@ -156,7 +152,7 @@ fn an_inaccessible_directory_is_reported() {
 #[test]
 fn a_daemon_with_an_unusable_kubeconfig_exits_with_4() {
     let [directory, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    let mut command = provisionerd_command(&[], "run", (directory.path(), quota_dir.path()));
+    let mut command = provisionerd_command(&[], "run", directory.path(), quota_dir.path());
     let output = command.arg("--kubeconfig=/nowhere/config").output().expect("provisionerd runs");
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{text}");
@@ -193,7 +189,7 @@ fn missing_permissions_of_an_account_are_named() {
         assert!(permissions.contains(verbs), "{error}");
     }
     let [directory, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    let mut check = provisionerd_command(&[], "check", (directory.path(), quota_dir.path()));
+    let mut check = provisionerd_command(&[], "check", directory.path(), quota_dir.path());
     let checked = check.arg("--kubeconfig").arg(&kubeconfig).output().expect("provisionerd runs");
     assert_eq!(checked.status.code(), Some(4));
     let text = String::from_utf8_lossy(&checked.stdout);

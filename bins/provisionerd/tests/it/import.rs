@@ -45,7 +45,7 @@ impl ImportFixture {
         source
     }
 
-    async fn import(&self, (name, mode): (&str, &str), source: &PathBuf, kill_at: Option<&str>) -> Output {
+    async fn import(&self, name: &str, mode: &str, source: &PathBuf, kill_at: Option<&str>) -> Output {
         let mut command = self.program.command(&["import", "--claim", &format!("default/{name}")]);
         command.args((mode == "move").then_some("--move")).arg(source);
         command.envs(kill_at.map(|moment| ("PROVISIONERD_KILL_AT", moment)));
@@ -55,9 +55,9 @@ impl ImportFixture {
     async fn import_killed_at(&self, mode: &str, moment: &str, round: usize) {
         let name = format!("{mode}-{}-{round}", moment.replace(' ', "-").to_lowercase());
         let source = self.create_claim(&name).await;
-        let killed = self.import((&name, mode), &source, Some(moment)).await;
+        let killed = self.import(&name, mode, &source, Some(moment)).await;
         assert_eq!(killed.status.signal(), Some(9), "{name}: {}", String::from_utf8_lossy(&killed.stderr));
-        let done = self.import((&name, mode), &source, None).await;
+        let done = self.import(&name, mode, &source, None).await;
         assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
         assert_eq!(source.exists(), mode == "copy", "{name}");
         self.assert_bound(&name).await;
@@ -117,7 +117,7 @@ fn a_claim_that_a_pod_has_used_is_rejected_with_its_volume() {
         patch_claim(&site.client, "used", selected).await;
         wait_bound(&site.client, "used").await;
         for mode in ["copy", "move"] {
-            let output = site.import(("used", mode), &source, None).await;
+            let output = site.import("used", mode, &source, None).await;
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(
                 !output.status.success() && message.contains("the claim already has volume"),

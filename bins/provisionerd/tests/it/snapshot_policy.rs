@@ -25,9 +25,9 @@ subjects: [{ kind: ServiceAccount, name: provisionerd, namespace: nodekeel }]
 ";
 
 /// Patches a VolumeSnapshotContent as provisionerd's account, with the token of a pod on this node.
-fn patch_as(kube: &Kube, node: &str, name: &str, (subresource, patch): (&str, Value)) -> Result<String> {
+fn patch_as(kube: &Kube, node: &str, name: &str, subresource: &str, patch: &Value) -> Result<String> {
     let kubectl = kubectl_as(kube, "provisionerd", node);
-    accounts::patch(kubectl, "volumesnapshotcontent", name, subresource, &patch)
+    accounts::patch(kubectl, "volumesnapshotcontent", name, subresource, patch)
 }
 
 fn assert_rejected(tried: Result<String>, why: &str) {
@@ -62,21 +62,21 @@ fn an_account_changes_only_the_snapshots_of_its_node() {
     ] {
         kube.create_objects(&content_manifest(name, driver, node).to_string()).expect("a content");
     }
-    let status = || ("status", json!({ "status": { "readyToUse": false } }));
-    wait_until_rejected(|| patch_as(&kube, "node-a", "of-node-b", status()), POLICY);
+    let status = json!({ "status": { "readyToUse": false } });
+    wait_until_rejected(|| patch_as(&kube, "node-a", "of-node-b", "status", &status), POLICY);
 
-    let finalizers = || ("", json!({ "metadata": { "finalizers": ["example.org/test"] } }));
-    patch_as(&kube, "node-a", "of-node-a", status()).expect("of its node");
-    patch_as(&kube, "node-a", "of-node-a", finalizers()).expect("of its node");
+    let finalizers = json!({ "metadata": { "finalizers": ["example.org/test"] } });
+    patch_as(&kube, "node-a", "of-node-a", "status", &status).expect("of its node");
+    patch_as(&kube, "node-a", "of-node-a", "", &finalizers).expect("of its node");
     for name in ["of-node-b", "foreign"] {
-        assert_rejected(patch_as(&kube, "node-a", name, status()), FOREIGN);
-        assert_rejected(patch_as(&kube, "node-a", name, finalizers()), FOREIGN);
+        assert_rejected(patch_as(&kube, "node-a", name, "status", &status), FOREIGN);
+        assert_rejected(patch_as(&kube, "node-a", name, "", &finalizers), FOREIGN);
     }
-    assert_rejected(patch_as(&kube, "", "of-node-a", status()), "names no node");
+    assert_rejected(patch_as(&kube, "", "of-node-a", "status", &status), "names no node");
     const ONLY: &str = "only its status and its finalizers";
-    let policy = ("", json!({ "spec": { "deletionPolicy": "Retain" } }));
-    assert_rejected(patch_as(&kube, "node-a", "of-node-a", policy), ONLY);
+    let policy = json!({ "spec": { "deletionPolicy": "Retain" } });
+    assert_rejected(patch_as(&kube, "node-a", "of-node-a", "", &policy), ONLY);
     let label =
-        ("", json!({ "metadata": { "labels": { "snapshot.storage.kubernetes.io/managed-by": "node-b" } } }));
-    assert_rejected(patch_as(&kube, "node-a", "of-node-a", label), ONLY);
+        json!({ "metadata": { "labels": { "snapshot.storage.kubernetes.io/managed-by": "node-b" } } });
+    assert_rejected(patch_as(&kube, "node-a", "of-node-a", "", &label), ONLY);
 }

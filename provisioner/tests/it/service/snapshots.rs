@@ -7,8 +7,8 @@ use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_provisioner::testing::objects::{NODE, sample_identity, sample_snapshot_content, sample_uid};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    BEING_DELETED, CONTENT_FINALIZER, Deps, ProvisionerConfig, RunError, SELECTED_NODE, SnapshotId,
-    SnapshotStore as _, StepMoment, VolumeStep, VolumeStore as _,
+    BEING_DELETED, CONTENT_FINALIZER, Deps, ProvisionerConfig, RunError, SELECTED_NODE, SnapshotStore as _,
+    StepMoment, VolumeStep, VolumeStore as _,
 };
 use serde_json::{Value, json};
 
@@ -16,12 +16,9 @@ use super::harness::{
     ApiFixture as _, TestNode, advance_time, id, phase, test_api, test_deps, wait_bound, wait_for_event,
     wait_until,
 };
+use crate::fixture::snapshot_id;
 
 const USAGE: QuotaUsage = QuotaUsage { bytes: Bytes(4096), inodes: Inodes(7) };
-
-fn snapshot_id(number: u32) -> SnapshotId {
-    SnapshotId::from_uid(&sample_uid(number)).expect("a UUID")
-}
 
 fn content_name(number: u32) -> String {
     format!("snapcontent-{}", sample_uid(number))

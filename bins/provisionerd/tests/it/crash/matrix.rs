@@ -40,9 +40,9 @@ impl CrashCase {
     }
 
     async fn run(self, client: Client, kubeconfig: &Path) -> LeakCounts {
-        let (name, moment) = (self.name(), self.moment.as_str());
-        let program = TestDaemon::new(kubeconfig, name.clone());
-        let start = |max_bytes, moment| CrashRun::start((client, name), (program, max_bytes), moment);
+        let moment = self.moment.as_str();
+        let program = TestDaemon::new(kubeconfig, self.name());
+        let start = |max_bytes, moment| CrashRun::start(client, program, max_bytes, moment);
         match self.scenario {
             ClaimScenario::Cloned | ClaimScenario::CloneAbandoned => {
                 start(MAX_BYTES, "").clone_claim(self.scenario, moment).await

@@ -35,18 +35,14 @@ pub(super) struct CrashRun {
 
 impl CrashRun {
     /// Starts provisionerd, which is killed at this moment; "" for none.
-    pub(super) fn start(
-        (client, name): (Client, String),
-        (program, max_bytes): (TestDaemon, &'static str),
-        moment: &str,
-    ) -> Self {
-        let child = start_daemon((&program, max_bytes), moment);
-        Self { name, client, program, max_bytes, child, kills: 0 }
+    pub(super) fn start(client: Client, program: TestDaemon, max_bytes: &'static str, moment: &str) -> Self {
+        let child = start_daemon(&program, max_bytes, moment);
+        Self { name: program.node.clone(), client, program, max_bytes, child, kills: 0 }
     }
 
     /// Starts provisionerd again, after it was stopped, to be killed at this moment.
     pub(super) fn restart(&mut self, moment: &str) {
-        self.child = start_daemon((&self.program, self.max_bytes), moment);
+        self.child = start_daemon(&self.program, self.max_bytes, moment);
     }
 
     /// Waits for a future, and restarts provisionerd if it is killed before.
@@ -151,7 +147,7 @@ impl CrashRun {
     }
 }
 
-fn start_daemon((program, max_bytes): (&TestDaemon, &str), moment: &str) -> Child {
+fn start_daemon(program: &TestDaemon, max_bytes: &str, moment: &str) -> Child {
     let kill = (!moment.is_empty()).then_some(("PROVISIONERD_KILL_AT", moment));
     let environment: Vec<_> = kill.into_iter().chain([("PROVISIONERD_ROOM", max_bytes)]).collect();
     program.start(&environment)
