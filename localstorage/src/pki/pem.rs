@@ -1,34 +1,34 @@
-//! Strict PEM: exactly one block with the expected label.
+//! PEM files: exactly one block with the expected label.
 //!
-//! The crate has this parser, a few lines, because it decodes private keys: its copies are wiped, and any
-//! input but exactly one block is an error and not skipped.
+//! The base64 is read and written by `pem-rfc7468`, in constant time and into buffers that are wiped: most blocks here
+//! are private keys. Its reader of whole files would refuse lines of another length than 64 and white space at their
+//! ends, which other programs write, and skip text before the block. This one accepts the former and refuses the latter.
 //!
-//! *Source:* RFC 7468, "strict" in its section 3, except for the length of lines.
+//! *Source:* RFC 7468, section 3.
 
+use pem_rfc7468::{Base64Decoder, LineEnding};
 use zeroize::Zeroizing;
 
 use super::PkiEncodingError;
 
-/// Characters in a line.
-const LINE_LENGTH: usize = 64;
-
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+/// The longest label that is read.
+const MAX_LABEL_BYTES: usize = 64;
 
 /// Decodes the only block of `text`, which must have this label.
 pub(super) fn decode_block(text: &[u8], label: &'static str) -> Result<Zeroizing<Vec<u8>>, PkiEncodingError> {
     let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
+    let check_label = |found: &str| match found == label {
+        true => Ok(()),
+        false => Err(PkiEncodingError::WrongLabel { found: found.to_owned(), expected: label }),
+    };
     let begin = lines.next().and_then(|line| parse_boundary(line, "BEGIN")).ok_or(PkiEncodingError::NoPem)?;
-    if begin != label {
-        return Err(PkiEncodingError::WrongLabel { found: begin.to_owned(), expected: label });
-    }
+    check_label(begin)?;
+    // Full capacity from the start: a growing vector would leave copies of a key behind.
     let mut digits = Zeroizing::new(Vec::with_capacity(text.len()));
     loop {
         let line = lines.next().ok_or(PkiEncodingError::Truncated)?;
         if line.starts_with(b"-") {
-            let end = parse_boundary(line, "END").ok_or(PkiEncodingError::Truncated)?;
-            if end != label {
-                return Err(PkiEncodingError::WrongLabel { found: end.to_owned(), expected: label });
-            }
+            check_label(parse_boundary(line, "END").ok_or(PkiEncodingError::Truncated)?)?;
             break;
         }
         digits.extend_from_slice(line);
@@ -36,24 +36,17 @@ pub(super) fn decode_block(text: &[u8], label: &'static str) -> Result<Zeroizing
     if lines.any(|line| !line.is_empty()) {
         return Err(PkiEncodingError::TrailingData);
     }
-    decode_base64(&digits)
+    decode_base64(&digits).ok_or(PkiEncodingError::Base64)
 }
 
 /// A block with this label and a trailing newline.
 pub(super) fn encode_block(label: &str, contents: &[u8]) -> Zeroizing<String> {
-    let digits = contents.len().div_ceil(3) * 4;
-    // Full capacity from the start: a growing string would leave copies behind.
-    let mut text =
-        Zeroizing::new(String::with_capacity(digits + digits / LINE_LENGTH + 2 * label.len() + 40));
-    text.push_str(&format!("-----BEGIN {label}-----\n"));
-    for line in contents.chunks(LINE_LENGTH / 4 * 3) {
-        for group in line.chunks(3) {
-            push_base64_group(&mut text, group);
-        }
-        text.push('\n');
-    }
-    text.push_str(&format!("-----END {label}-----\n"));
-    text
+    let length =
+        pem_rfc7468::encoded_len(label, LineEnding::LF, contents).expect("a credential fits into memory");
+    let mut text = Zeroizing::new(vec![0; length]);
+    pem_rfc7468::encode(label, LineEnding::LF, contents, &mut text).expect("the label is valid");
+    // The same memory: nothing is copied.
+    Zeroizing::new(String::from_utf8(std::mem::take(&mut *text)).expect("PEM is ASCII"))
 }
 
 /// The label in `-----WORD LABEL-----`.
@@ -61,42 +54,18 @@ fn parse_boundary<'a>(line: &'a [u8], word: &str) -> Option<&'a str> {
     let inner = line.strip_prefix(b"-----")?.strip_suffix(b"-----")?.strip_prefix(word.as_bytes())?;
     let label = std::str::from_utf8(inner.strip_prefix(b" ")?).ok()?;
     let is_label = |byte: u8| byte == b' ' || byte.is_ascii_uppercase() || byte.is_ascii_digit();
-    (!label.is_empty() && label.len() <= LINE_LENGTH && label.bytes().all(is_label)).then_some(label)
+    (!label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_label)).then_some(label)
 }
 
-fn push_base64_group(text: &mut String, group: &[u8]) {
-    let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
-    let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-    for digit in 0..4 {
-        let value = bits >> (18 - 6 * digit) & 63;
-        let padding = digit > group.len();
-        text.push(if padding { '=' } else { char::from(ALPHABET[value as usize]) });
+/// `None` unless the digits are base64 in its only form: padded, with zeros as unused bits.
+fn decode_base64(digits: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    if digits.is_empty() {
+        return Some(Zeroizing::default());
     }
-}
-
-fn decode_base64(digits: &[u8]) -> Result<Zeroizing<Vec<u8>>, PkiEncodingError> {
-    let padding = digits.iter().rev().take_while(|digit| **digit == b'=').count();
-    let values = &digits[..digits.len() - padding];
-    if !digits.len().is_multiple_of(4) || padding > 2 {
-        return Err(PkiEncodingError::Base64);
-    }
-    let mut bytes = Zeroizing::new(Vec::with_capacity(digits.len() / 4 * 3));
-    for group in values.chunks(4) {
-        let mut bits = 0;
-        for digit in group {
-            let value = ALPHABET.iter().position(|known| known == digit).ok_or(PkiEncodingError::Base64)?;
-            bits = bits << 6 | value as u32;
-        }
-        bits <<= 6 * (4 - group.len());
-        let [_, decoded @ ..] = bits.to_be_bytes();
-        let (whole, left) = decoded.split_at(group.len() * 6 / 8);
-        // The unused bits must be zero: otherwise two texts would have the same meaning.
-        if left.iter().any(|byte| *byte != 0) {
-            return Err(PkiEncodingError::Base64);
-        }
-        bytes.extend_from_slice(whole);
-    }
-    Ok(bytes)
+    let mut decoder = Base64Decoder::new(digits).ok()?;
+    let mut bytes = Zeroizing::new(vec![0; decoder.remaining_len()]);
+    decoder.decode(&mut bytes).ok()?;
+    decoder.is_finished().then_some(bytes)
 }
 
 #[cfg(test)]
@@ -111,7 +80,11 @@ mod tests {
         let bytes: Vec<u8> = (0..50).collect();
         assert_eq!(*encode_block("TEST", &bytes), text);
         assert_eq!(*decode_block(text.as_bytes(), "TEST").unwrap(), bytes);
-        assert_eq!(*decode_block(text.replace('\n', "\r\n").as_bytes(), "TEST").unwrap(), bytes);
+        // Other programs write other line ends, lines of other lengths, blank lines, and no last newline.
+        let lines = text.replace("Hh8gISIj", "Hh8g \n\nISIj");
+        for other in [text.replace('\n', "\r\n"), lines, text.trim_end().to_owned(), format!("{text}\n \n")] {
+            assert_eq!(*decode_block(other.as_bytes(), "TEST").unwrap(), bytes, "{other}");
+        }
     }
 
     #[test]
@@ -124,14 +97,11 @@ mod tests {
         assert_eq!(error(&format!("{}x", *good)), PkiEncodingError::TrailingData.to_string());
         assert!(error(&good.replace("TEST", "REST")).contains("REST"));
         assert_eq!(error(&good.replace("Y29", "Y2*")), PkiEncodingError::Base64.to_string());
-        assert_eq!(
-            error("-----BEGIN TEST-----\nQQ==QQ==\n-----END TEST-----\n"),
-            PkiEncodingError::Base64.to_string()
-        );
-        assert_eq!(
-            error("-----BEGIN TEST-----\nQR==\n-----END TEST-----\n"),
-            PkiEncodingError::Base64.to_string()
-        );
+        for digits in ["QQ==QQ==", "QQ=", "QQ", "QQ==\n=", "=", "====", "QQ= =", "QR==", "Q Q==", "QUJDRR=="]
+        {
+            let text = format!("-----BEGIN TEST-----\n{digits}\n-----END TEST-----\n");
+            assert_eq!(error(&text), PkiEncodingError::Base64.to_string(), "{digits}");
+        }
     }
 
     proptest! {
