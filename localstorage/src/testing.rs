@@ -11,7 +11,7 @@ pub use crate::mount::table::fuzz_mountinfo;
 #[cfg(feature = "pki")]
 pub use crate::pki::fuzz_credentials_file;
 pub use crate::tree::commit::fuzz_commit_record;
-pub use crate::volume::conformance::volume_conformance;
+pub use crate::volume::data_volume::volume_conformance;
 #[cfg(feature = "luks")]
 pub use crate::volume::luks::{
     fake::FileCryptsetup,

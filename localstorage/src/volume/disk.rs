@@ -1,6 +1,6 @@
 //! A disk: probed, claimed and formatted.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -25,7 +25,7 @@ use crate::syscalls;
 /// The unit of direct reads, a multiple of every sector size. The offset of a claim is a multiple of it.
 const DIRECT_BYTES: usize = 4096;
 
-/// An open disk with an advisory lock: udev does not probe it meanwhile.
+/// An open disk with an advisory lock: udev does not probe it while it is open.
 ///
 /// *Source:* systemd, "Locking Block Device Access".
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) struct Disk {
     size: u64,
 }
 
-/// How long other holders of the lock are waited for. udev locks a disk while it probes it, which takes milliseconds.
+/// The longest wait for other holders of the lock. udev locks a disk while it probes it, which takes milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The access mode of a disk. udev probes a disk that was open for writing when it is closed.
@@ -92,10 +92,10 @@ impl Disk {
 
     /// The major and minor number, if it is a device.
     pub(super) fn device_numbers(&self) -> Result<Option<(u32, u32)>, VolumeError> {
-        let metadata = self.file.metadata().map_err(device_error("inspect", &self.path))?;
-        let device = metadata.rdev();
-        let numbers = (rustix::fs::major(device), rustix::fs::minor(device));
-        Ok(metadata.file_type().is_block_device().then_some(numbers))
+        self.file
+            .metadata()
+            .map(|metadata| device_numbers(&metadata))
+            .map_err(device_error("inspect", &self.path))
     }
 
     /// Formats the disk as XFS, so that an interrupted format is detected.
@@ -120,10 +120,7 @@ impl Disk {
     /// names the contents to erase.
     pub(super) fn claim(&self, label: &str, erased: &VolumeContents) -> Result<Uuid, VolumeError> {
         self.check_unused()?;
-        let interrupted = match *erased == VolumeContents::Interrupted {
-            true => self.claimed_uuid()?,
-            false => None,
-        };
+        let interrupted = if *erased == VolumeContents::Interrupted { self.claimed_uuid()? } else { None };
         let uuid = match interrupted {
             Some(uuid) => uuid,
             None => {
@@ -152,7 +149,7 @@ impl Disk {
         }
     }
 
-    /// Whether the disk has nothing but this claim, what it names, and data before an offset.
+    /// Whether the disk holds only the remains of an interrupted LUKS format with this claim, which wrote before `end`.
     #[cfg(feature = "luks")]
     pub(super) fn has_only_claimed_data(&self, uuid: Uuid, end: u64) -> Result<bool, VolumeError> {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);
@@ -184,9 +181,9 @@ impl Disk {
         &self.path
     }
 
-    /// Decides again, right before the first byte of the file system, that nothing is erased to which nobody has
-    /// agreed: another program may have written since the disk was probed. A disk that was blank is then left
-    /// as that program left it.
+    /// Checks again, right before the first byte of the file system, that the caller has agreed to erase the contents:
+    /// another program may have written since the disk was probed. A disk that was blank is then left as that program
+    /// left it.
     fn check_claimed(&self, erased: &VolumeContents) -> Result<(), VolumeError> {
         if !matches!(erased, VolumeContents::Blank | VolumeContents::Interrupted) {
             return Ok(());
@@ -280,6 +277,12 @@ fn lock(file: &File) -> io::Result<()> {
             "another operation or process has locked it: wait for it, or stop the process that lslocks names",
         )),
     }
+}
+
+/// The major and minor number of a block device; none for an image.
+pub(super) fn device_numbers(metadata: &Metadata) -> Option<(u32, u32)> {
+    let numbers = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    metadata.file_type().is_block_device().then_some(numbers)
 }
 
 fn device_error(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> VolumeError {

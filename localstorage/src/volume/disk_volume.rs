@@ -66,7 +66,7 @@ impl DiskVolume {
         DiskVolume { label: clean_label(label).unwrap_or(self.label), ..self }
     }
 
-    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`. `xfs_growfs` is beside it.
+    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`. `xfs_growfs` is in the same directory.
     pub fn with_mkfs(self, mkfs: impl Into<PathBuf>) -> DiskVolume {
         DiskVolume { mkfs: mkfs.into(), ..self }
     }
@@ -105,17 +105,8 @@ impl DiskVolume {
             VolumeContents::Xfs { label, .. } if label == self.label => {}
             found => return Err(VolumeError::ForeignData { path: path(), found }),
         }
-        self.mount.mount_and_check(&self.device_path, |top| {
-            match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
-                VolumeMarker::Complete => Ok(()),
-                VolumeMarker::Unfinished | VolumeMarker::Erasing => {
-                    Err(VolumeError::Unfinished { path: path() })
-                }
-                VolumeMarker::Foreign { entries } => {
-                    Err(VolumeError::ForeignData { path: path(), found: VolumeContents::Files { entries } })
-                }
-            }
-        })
+        self.mount
+            .mount_and_check(&self.device_path, |top| VolumeMarker::check_complete(top, &self.device_path))
     }
 
     /// Grows the file system of the mounted volume to the size of the disk, by `xfs_growfs`; does nothing if it has

@@ -1,10 +1,6 @@
 //! The file system of a volume: XFS with project quotas, on a device that is known to be fresh.
 
-#[cfg(feature = "luks")]
-use std::fs;
 use std::io;
-#[cfg(feature = "luks")]
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -75,7 +71,7 @@ fn run_xfs_program(
     ))
 }
 
-/// The first line of an error output. The usage text that mkfs.xfs prints behind some errors helps nobody.
+/// The first line of an error output. The usage text that mkfs.xfs prints behind some errors explains nothing.
 fn first_meaningful_line(stderr: &str) -> &str {
     stderr
         .lines()
@@ -84,7 +80,7 @@ fn first_meaningful_line(stderr: &str) -> &str {
         .unwrap_or_default()
 }
 
-/// Where a volume is mounted, and by what.
+/// The mount point of a volume, and its mounter.
 #[derive(Debug)]
 pub(super) struct VolumeMount {
     pub(super) target: PathBuf,
@@ -124,7 +120,7 @@ impl VolumeMount {
         Ok(self.info()?.is_some_and(|info| info.matches_spec(&MountSpec::DATA, device)))
     }
 
-    /// Grows the mounted file system to the size of its device, by the program beside this mkfs.xfs.
+    /// Grows the mounted file system to the size of its device, by the program in the directory of this mkfs.xfs.
     pub(super) fn grow_file_system(&self, mkfs: &Path) -> Result<(), VolumeError> {
         let mut command = Command::new(mkfs.with_file_name("xfs_growfs"));
         command.arg("-d").arg("--").arg(&self.target);
@@ -134,13 +130,4 @@ impl VolumeMount {
             source,
         })
     }
-}
-
-/// The major and minor number; none for an image.
-#[cfg(feature = "luks")]
-pub(super) fn device_numbers(device: &Path) -> io::Result<Option<(u32, u32)>> {
-    let metadata = fs::metadata(device)?;
-    let number = metadata.rdev();
-    let numbers = (rustix::fs::major(number), rustix::fs::minor(number));
-    Ok(metadata.file_type().is_block_device().then_some(numbers))
 }

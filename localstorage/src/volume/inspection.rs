@@ -1,4 +1,4 @@
-//! What a disk has, without a key, a journal or a mount: for people, before anything is decided.
+//! The contents of a disk, read without a key, a journal or a mount: for people who decide about it.
 
 use std::fmt;
 use std::path::Path;
@@ -8,10 +8,10 @@ use super::claim::claim_line;
 use super::disk::{Disk, DiskAccess};
 use super::filesystem::DEFAULT_LABEL;
 #[cfg(feature = "luks")]
-use super::luks::{KeyPolicy, VolumeEncryption, describe_header};
+use super::luks::{self, KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
 use super::probe::VolumeContents;
 
-/// What a disk has.
+/// The contents of a disk, and the volume on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskReport {
@@ -36,9 +36,9 @@ pub enum DiskFinding {
     /// One that is encrypted.
     #[cfg(feature = "luks")]
     Encrypted {
-        /// How its blocks are encrypted.
+        /// The encryption of its blocks.
         encryption: VolumeEncryption,
-        /// Which keys open it.
+        /// The keys that open it.
         keys: KeyPolicy,
         /// The node that created it.
         node: Option<String>,
@@ -64,7 +64,7 @@ impl fmt::Display for DiskReport {
     }
 }
 
-/// Reads what a disk or disk image has, and changes nothing. It may take a second, and up to five more while another
+/// Reads the contents of a disk or disk image, and changes nothing. It may take a second, and up to five more while another
 /// program has locked the disk.
 ///
 /// # Errors
@@ -77,7 +77,13 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
         VolumeContents::Interrupted => DiskFinding::Unfinished,
         VolumeContents::Xfs { label, .. } if label == DEFAULT_LABEL => DiskFinding::Plain,
         #[cfg(feature = "luks")]
-        VolumeContents::Occupied { .. } => describe_header(&disk)?.unwrap_or(DiskFinding::Foreign),
+        VolumeContents::Occupied { .. } => match luks::read_volume_token_of(&disk)? {
+            None => DiskFinding::Foreign,
+            Some(token) if token.state == VolumeProgress::Unfinished => DiskFinding::Unfinished,
+            Some(VolumeToken { encryption, keys, node, .. }) => {
+                DiskFinding::Encrypted { encryption, keys, node }
+            }
+        },
         _ => DiskFinding::Foreign,
     };
     Ok(DiskReport { size_bytes: disk.size(), contents, volume })

@@ -1,9 +1,32 @@
 //! The state machine of a volume: unmounted, mounting, mounted.
 
+use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{MountState, VolumeError};
+use super::error::VolumeError;
 use crate::dir::Dir;
+
+/// The state of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MountState {
+    /// It is not mounted.
+    Unmounted,
+    /// A call is in progress.
+    Mounting,
+    /// It is mounted.
+    Mounted,
+}
+
+impl fmt::Display for MountState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MountState::Unmounted => "not mounted",
+            MountState::Mounting => "being mounted",
+            MountState::Mounted => "mounted",
+        })
+    }
+}
 
 /// The state of a volume, changed only by a [`StateTransition`].
 #[derive(Debug)]

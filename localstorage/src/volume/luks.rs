@@ -4,11 +4,11 @@
 //!  layer          decides                                            here
 //!  file system    XFS with project quotas, on a fresh device         mkfs.xfs on the mapping
 //!  mapping        none, or LUKS2 by a header that was checked        cryptsetup open --header COPY
-//!  claim          blank, ours, unfinished, or somebody's             journal + claim sector + header's token
+//!  claim          blank, ours, unfinished, or foreign                journal + claim sector + header's token
 //!  disk
 //! ```
 //!
-//! Only the claim may destroy. What it knows at each point of a creation:
+//! Only the claim may destroy. At each point of a creation it finds:
 //!
 //! ```text
 //!  journal (ESP)   disk                                  mount_existing   mount_new
@@ -26,7 +26,6 @@
 
 mod creation;
 mod cryptsetup;
-mod description;
 mod device;
 mod error;
 #[cfg(any(test, feature = "testing"))]
@@ -35,30 +34,34 @@ pub(crate) mod fake;
 pub(crate) mod fuzz;
 mod header;
 mod key;
+mod key_slots;
 mod opening;
 mod policy;
 mod recovery;
 pub(crate) mod seal;
-mod slots;
+mod settings;
+mod slot;
 mod status;
 mod token;
 pub(crate) mod tpm;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::disk::{Disk, DiskAccess};
-use super::filesystem::{DEFAULT_LABEL, VolumeMount, clean_label};
+use super::filesystem::clean_label;
 use super::lifecycle::MountLifecycle;
 use super::{DataVolume, ErasePolicy, MountState, VolumeError};
 use crate::dir::Dir;
-use crate::mount::Mounter;
-use device::{CheckedHeader, LuksDevice};
-use slots::KeySlots;
-use token::{VolumeProgress, VolumeToken};
+use creation::LuksCreation;
+use device::CheckedHeader;
+use key_slots::{KeySlots, describe_slots, needs_confirmation};
+use opening::LuksOpening;
+use settings::LuksSettings;
 
-pub(super) use description::describe_header;
+pub(super) use device::read_volume_token_of;
+pub(super) use token::{VolumeProgress, VolumeToken};
 
 pub use cryptsetup::{
     ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, WipeProgress,
@@ -66,12 +69,14 @@ pub use cryptsetup::{
 pub use error::LuksError;
 pub use header::HeaderError;
 pub use key::{InvalidUnlockKey, UnlockKey};
+pub use key_slots::UnlockSecret;
 pub use policy::PolicyViolation;
 pub use recovery::{InvalidRecoveryPassphrase, RecoveryPassphrase};
 pub use seal::{FileSeal, KeySeal, SealError, SealId};
-pub use slots::{KeySlotStatus, UnlockSecret};
+pub use settings::LuksVolumeConfig;
+pub use slot::{KeySlotStatus, SlotKind};
 pub use status::EncryptionStatus;
-pub use token::{ColdStart, KeyPolicy, SlotKind, VolumeEncryption};
+pub use token::{ColdStart, KeyPolicy, VolumeEncryption};
 pub use tpm::{InvalidPcr, PcrSelection, TpmConnection, TpmError, TpmSeal};
 
 /// A volume that keys open.
@@ -95,50 +100,12 @@ pub trait EncryptedVolume: DataVolume {
     fn mount_existing_with(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError>;
 }
 
-/// What a [`LuksVolume`] needs.
-#[derive(Debug)]
-#[expect(clippy::exhaustive_structs, reason = "the caller fills all fields: a new one is a decision")]
-pub struct LuksVolumeConfig {
-    /// The disk or partition.
-    pub device: PathBuf,
-    /// Where it is mounted: the absolute path of an existing directory.
-    pub target: PathBuf,
-    /// How its blocks are encrypted. A header with another encryption is rejected.
-    pub encryption: VolumeEncryption,
-    /// Which keys open it, for its creation: an existing volume has recorded that. One that is recorded as
-    /// [`Local`](KeyPolicy::Local) is rejected as [`Split`](KeyPolicy::Split): anybody who had the disk can have
-    /// changed the record, and the next keys would be weaker.
-    pub keys: KeyPolicy,
-    /// A durable directory outside of the volume, on the ESP: the journal of the creation.
-    pub journal: Dir,
-    /// A directory in memory, for root alone: the copy of the header that cryptsetup opens.
-    pub runtime: Dir,
-    /// Keeps the node unlock key.
-    pub seal: Arc<dyn KeySeal>,
-    /// Mounts the file system.
-    pub mounter: Arc<dyn Mounter>,
-    /// Runs cryptsetup.
-    pub cryptsetup: Arc<dyn Cryptsetup>,
-}
-
-/// Receives the progress of a wipe, about once a second.
-type WipeHook = Arc<dyn Fn(WipeProgress) + Send + Sync>;
-
 /// A disk with LUKS2, formatted as XFS and mounted with project quotas.
 ///
 /// AES-256-XTS, with an HMAC-SHA256 of each block if [authenticated](VolumeEncryption::EncryptedAndAuthenticated). An
 /// authenticated volume is wiped when it is created, since blocks that were never written can't be read.
 pub struct LuksVolume {
-    config: LuksVolumeConfig,
-    mount: VolumeMount,
-    label: String,
-    mkfs: PathBuf,
-    mapping_name: String,
-    node: Option<String>,
-    cold_start: ColdStart,
-    wipe: bool,
-    allow_discards: bool,
-    progress: Option<WipeHook>,
+    settings: LuksSettings,
     lifecycle: MountLifecycle,
     /// The number of the slot that opened the volume.
     opened_slot: Mutex<Option<u32>>,
@@ -146,7 +113,7 @@ pub struct LuksVolume {
 
 impl fmt::Debug for LuksVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LuksVolume").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("LuksVolume").field("config", &self.settings.config).finish_non_exhaustive()
     }
 }
 
@@ -154,76 +121,77 @@ impl LuksVolume {
     /// A volume on this disk.
     pub fn new(config: LuksVolumeConfig) -> LuksVolume {
         LuksVolume {
-            mount: VolumeMount { target: config.target.clone(), mounter: Arc::clone(&config.mounter) },
-            config,
-            label: DEFAULT_LABEL.into(),
-            mkfs: "mkfs.xfs".into(),
-            mapping_name: "nodekeel-data".into(),
-            node: None,
-            cold_start: ColdStart::default(),
-            wipe: true,
-            allow_discards: false,
-            progress: None,
+            settings: LuksSettings::new(config),
             lifecycle: MountLifecycle::default(),
             opened_slot: Mutex::default(),
         }
     }
 
     /// Sets the label of the file system, as [`DiskVolume::with_label`](super::DiskVolume::with_label).
-    pub fn with_label(self, label: &str) -> LuksVolume {
-        LuksVolume { label: clean_label(label).unwrap_or(self.label), ..self }
+    pub fn with_label(mut self, label: &str) -> LuksVolume {
+        if let Some(label) = clean_label(label) {
+            self.settings.label = label;
+        }
+        self
     }
 
-    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`. `xfs_growfs` is beside it.
-    pub fn with_mkfs(self, mkfs: impl Into<PathBuf>) -> LuksVolume {
-        LuksVolume { mkfs: mkfs.into(), ..self }
+    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`. `xfs_growfs` is in the same directory.
+    pub fn with_mkfs(mut self, mkfs: impl Into<PathBuf>) -> LuksVolume {
+        self.settings.mkfs = mkfs.into();
+        self
     }
 
     /// Sets the name of the mapping, instead of `nodekeel-data`: two volumes of one host need different ones.
-    pub fn with_mapping_name(self, name: impl Into<String>) -> LuksVolume {
-        LuksVolume { mapping_name: name.into(), ..self }
+    pub fn with_mapping_name(mut self, name: impl Into<String>) -> LuksVolume {
+        self.settings.mapping_name = name.into();
+        self
     }
 
     /// Records in the header which node creates the volume, for people.
-    pub fn with_node(self, node: impl Into<String>) -> LuksVolume {
-        LuksVolume { node: Some(node.into()), ..self }
+    pub fn with_node(mut self, node: impl Into<String>) -> LuksVolume {
+        self.settings.node = Some(node.into());
+        self
     }
 
     /// Sets how a split volume is opened after a power cut, for its creation, instead of [`ColdStart::Operator`]: an
     /// existing volume has recorded that. One that is recorded as [`Local`](ColdStart::Local) is rejected otherwise, as
     /// in [`LuksVolumeConfig::keys`].
-    pub fn with_cold_start(self, cold_start: ColdStart) -> LuksVolume {
-        LuksVolume { cold_start, ..self }
+    pub fn with_cold_start(mut self, cold_start: ColdStart) -> LuksVolume {
+        self.settings.cold_start = cold_start;
+        self
     }
 
     /// Does not wipe an authenticated volume when it is created, which takes hours on large disks: reading a block
-    /// that was never written then fails as if somebody had changed it. XFS reads no such block, but other programs
+    /// that was never written then fails as if a thief had changed it. XFS reads no such block, but other programs
     /// that read the whole mapping do.
-    pub fn without_wipe(self) -> LuksVolume {
-        LuksVolume { wipe: false, ..self }
+    pub fn without_wipe(mut self) -> LuksVolume {
+        self.settings.wipe = false;
+        self
     }
 
-    /// Passes discards to the disk. They tell anybody who has the disk which blocks are in use, and so how much data
-    /// there is and of what kind of file system. Authenticated volumes can't do it.
-    pub fn with_discards(self) -> LuksVolume {
-        LuksVolume { allow_discards: true, ..self }
+    /// Passes discards to the disk. They show a thief of the disk which blocks are in use, and so how much data there
+    /// is and of what kind of file system. Authenticated volumes can't do it.
+    pub fn with_discards(mut self) -> LuksVolume {
+        self.settings.allow_discards = true;
+        self
     }
 
     /// Sets the function that receives the progress of a wipe.
-    pub fn with_progress(self, progress: impl Fn(WipeProgress) + Send + Sync + 'static) -> LuksVolume {
-        LuksVolume { progress: Some(Arc::new(progress)), ..self }
+    pub fn with_progress(mut self, progress: impl Fn(WipeProgress) + Send + Sync + 'static) -> LuksVolume {
+        self.settings.progress = Some(Arc::new(progress));
+        self
     }
 
     /// The path of the device.
     pub fn device_path(&self) -> &Path {
-        &self.config.device
+        &self.settings.config.device
     }
 
     /// Gives the volume new keys: seals a new node unlock key, and adds a key slot. The secret must open the volume.
     ///
     /// A split volume returns its new cluster unlock key. The old slots remain until the caller has stored that key,
     /// and [confirms](Self::confirm_secret) it; a call that was killed is repeated with the old secret, and replaces what it
-    /// has left. A recovery passphrase does not say which key the cluster has: with one, the oldest slots remain, and
+    /// has left. A recovery passphrase does not tell which key the cluster has: with one, the oldest slots remain, and
     /// the keys of rotations that were not confirmed are void. A local volume has only its new key when this returns.
     /// Slots that the header does not name are removed, also those that an operator has added.
     ///
@@ -260,37 +228,61 @@ impl LuksVolume {
     /// [`LuksError::Unsupported`] if it is authenticated; [`VolumeError::InvalidState`] unless it is mounted;
     /// [`VolumeError::Grow`].
     pub fn grow_volume(&self, secret: &UnlockSecret) -> Result<(), VolumeError> {
-        self.check_support("grow", true)?;
+        self.settings.check_support("grow")?;
         let state = self.lifecycle.state();
         if state != MountState::Mounted {
             return Err(VolumeError::InvalidState { state });
         }
         self.with_header(|slots, header, _| {
             let opened = slots.open_slot(header, secret)?;
-            slots.device.resize(header, &opened.passphrase, &self.mapping_name)
+            slots.device.resize(header, &opened.passphrase, &self.settings.mapping_name)
         })?;
-        self.mount.grow_file_system(&self.mkfs)
+        self.settings.mount.grow_file_system(&self.settings.mkfs)
     }
 
-    /// Rejects what an authenticated volume can't do.
-    fn check_support(&self, operation: &'static str, is_asked: bool) -> Result<(), VolumeError> {
-        let encryption = self.config.encryption;
-        if is_asked && encryption == VolumeEncryption::EncryptedAndAuthenticated {
-            return Err(self.error(LuksError::Unsupported { operation, encryption }));
+    /// Mounts the volume by the mapping that an earlier process has left open, which needs no key; none if it is
+    /// not open. A process that was killed, or that could not unmount the volume, leaves one.
+    ///
+    /// # Errors
+    /// Those of [`mount_existing_with`](EncryptedVolume::mount_existing_with), but for those of keys.
+    pub fn mount_active(&self) -> Result<Option<Dir>, VolumeError> {
+        let opening = self.opening();
+        if !opening.has_active_mapping()? {
+            return Ok(None);
         }
-        Ok(())
+        self.lifecycle.mount(|| opening.mount_complete()).map(Some)
     }
 
-    fn check_keys(&self, token: &VolumeToken) -> Result<(), LuksError> {
-        match (self.config.keys, token.keys) {
-            (KeyPolicy::Split, KeyPolicy::Local) => Err(LuksError::Policy(PolicyViolation::Keys)),
-            (KeyPolicy::Split, KeyPolicy::Split)
-                if token.keeps_local_slot() && self.cold_start != ColdStart::Local =>
-            {
-                Err(LuksError::Policy(PolicyViolation::ColdStart))
-            }
-            _ => Ok(()),
-        }
+    /// Reads the encryption and the key slots from the header.
+    ///
+    /// # Errors
+    /// [`VolumeError::Encryption`] if no header meets the policy; [`VolumeError::Device`].
+    pub fn encryption_status(&self) -> Result<EncryptionStatus, VolumeError> {
+        self.with_header(|_, header, token| {
+            let opened = *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(EncryptionStatus {
+                volume: header.uuid.to_string(),
+                encryption: token.encryption,
+                keys: token.keys,
+                cold_start: token.cold_start(),
+                node: token.node.clone(),
+                has_both_headers: header.has_both_copies,
+                slots: describe_slots(&header.summary, token, opened),
+                needs_confirmation: needs_confirmation(&header.summary, token),
+            })
+        })
+    }
+
+    /// The generation of the newest slot that a secret opens; `None` if the secret opens none of its kind.
+    ///
+    /// # Errors
+    /// [`VolumeError::Encryption`]: it can't be tried, as where the node unlock key is missing; [`VolumeError::Device`].
+    pub fn test_secret(&self, secret: &UnlockSecret) -> Result<Option<u32>, VolumeError> {
+        self.with_header(|slots, header, _| match slots.open_slot(header, secret) {
+            Ok(opened) => Ok(Some(opened.generation)),
+            Err(error) if error.is_wrong_secret() => Ok(None),
+            Err(error) => Err(error),
+        })
     }
 
     /// Runs `work` with the checked header of a complete volume, under the lock of the disk.
@@ -298,30 +290,21 @@ impl LuksVolume {
         &self,
         work: impl FnOnce(&KeySlots<'_>, &CheckedHeader, &VolumeToken) -> Result<R, LuksError>,
     ) -> Result<R, VolumeError> {
-        let disk = Disk::open(&self.config.device, DiskAccess::Read)?;
-        let slots = self.slots_of(&disk);
-        let header = slots.device.check_header().map_err(|error| self.error(error))?;
+        let device = &self.settings.config.device;
+        let disk = Disk::open(device, DiskAccess::Read)?;
+        let slots = self.settings.slots_of(&disk);
+        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
         match &header.summary.volume {
             Some(token) if token.state == VolumeProgress::Complete => {
-                let done = self.check_keys(token).and_then(|()| work(&slots, &header, token));
-                done.map_err(|error| self.error(error))
+                let done = self.settings.check_keys(token).and_then(|()| work(&slots, &header, token));
+                done.map_err(|error| self.settings.error(error))
             }
-            _ => Err(VolumeError::Unfinished { path: self.config.device.clone() }),
+            _ => Err(VolumeError::Unfinished { path: device.clone() }),
         }
     }
 
-    fn slots_of<'a>(&'a self, disk: &'a Disk) -> KeySlots<'a> {
-        let device = LuksDevice {
-            disk,
-            tool: &*self.config.cryptsetup,
-            runtime: &self.config.runtime,
-            encryption: self.config.encryption,
-        };
-        KeySlots { device, seal: &*self.config.seal }
-    }
-
-    fn error(&self, error: LuksError) -> VolumeError {
-        LuksError::of(&self.config.device)(error)
+    fn opening(&self) -> LuksOpening<'_> {
+        LuksOpening { settings: &self.settings, opened_slot: &self.opened_slot }
     }
 }
 
@@ -337,10 +320,10 @@ impl DataVolume for LuksVolume {
     fn unmount(&self) -> Result<(), VolumeError> {
         let mut closed = Ok(());
         self.lifecycle.unmount(|| {
-            self.mount.unmount()?;
-            // Where it can't be closed, it is not mounted any more: a caller that took it for mounted would write to the
-            // directory below.
-            closed = self.close_unmounted();
+            self.settings.mount.unmount()?;
+            // If closing fails, the volume is unmounted all the same: a caller that took it for mounted would write to
+            // the directory below.
+            closed = self.opening().close_unmounted();
             Ok(())
         })?;
         closed
@@ -355,7 +338,8 @@ impl EncryptedVolume for LuksVolume {
     fn mount_new_with_key(&self, erase: ErasePolicy) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
         let mut cluster_key = None;
         let top = self.lifecycle.mount(|| {
-            let (top, key) = self.create_volume(&erase)?;
+            let creation = LuksCreation { settings: &self.settings, opening: self.opening() };
+            let (top, key) = creation.create_volume(&erase)?;
             cluster_key = key;
             Ok(top)
         })?;
@@ -363,6 +347,6 @@ impl EncryptedVolume for LuksVolume {
     }
 
     fn mount_existing_with(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError> {
-        self.lifecycle.mount(|| self.open_volume(secret))
+        self.lifecycle.mount(|| self.opening().open_volume(secret))
     }
 }

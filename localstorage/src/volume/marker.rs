@@ -1,5 +1,8 @@
 //! The marker file of a volume that this crate has completed.
 
+use std::path::Path;
+
+use super::{VolumeContents, VolumeError};
 use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::{DirEntry, FileKind, FileMode};
@@ -44,6 +47,18 @@ impl VolumeMarker {
         match entries {
             0 => Ok(VolumeMarker::Unfinished),
             entries => Ok(VolumeMarker::Foreign { entries }),
+        }
+    }
+
+    /// Checks that the volume in this device is complete.
+    pub(super) fn check_complete(top: &Dir, device: &Path) -> Result<(), VolumeError> {
+        let path = device.to_owned();
+        match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
+            VolumeMarker::Complete => Ok(()),
+            VolumeMarker::Unfinished | VolumeMarker::Erasing => Err(VolumeError::Unfinished { path }),
+            VolumeMarker::Foreign { entries } => {
+                Err(VolumeError::ForeignData { path, found: VolumeContents::Files { entries } })
+            }
         }
     }
 

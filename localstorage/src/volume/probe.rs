@@ -20,7 +20,7 @@ pub struct DiskSignature {
     /// Distinguishes it from other signatures of its type: a CRC-32C of the 4 KiB that contain it; for an
     /// XFS, whose superblock changes with each mount, of its UUID and its label.
     pub fingerprint: u32,
-    /// The CRC-32C of the sector where it lies, of 512 bytes, which a disk writes completely or not at all; for an XFS, the
+    /// The CRC-32C of its sector of 512 bytes, which a disk writes completely or not at all; for an XFS, the
     /// fingerprint.
     pub(super) sector: u32,
 }
@@ -155,9 +155,9 @@ fn find_foreign_data(
     }
 }
 
-/// Whether a disk has the claim with this UUID, and nothing else but what the claim names, a LUKS header, and data
-/// before an offset: what an interrupted format as LUKS leaves. Whose header it is, the caller has to check. As with a
-/// file system, the claim of contents to be erased also covers data without a signature.
+/// Whether the disk holds only the remains of an interrupted LUKS format with this claim: a LUKS header, data before
+/// `end`, and the contents that the claim names. The caller checks whose header it is. As with a file system, the claim
+/// of contents to be erased also covers data without a signature.
 #[cfg(feature = "luks")]
 pub(crate) fn has_only_claimed_data(
     disk: &mut (impl Read + Seek),

@@ -1,22 +1,25 @@
-//! The creation of an encrypted volume: decided by what the disk and the journal say, in steps that resume after a
-//! kill.
+//! The creation of an encrypted volume: decided by the disk and the journal, in steps that resume after a kill.
+
+use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::disk::{Disk, DiskAccess};
-use super::super::filesystem::{XfsFormat, device_numbers};
+use super::super::disk::{Disk, DiskAccess, device_numbers};
+use super::super::filesystem::XfsFormat;
 use super::super::marker::VolumeMarker;
 use super::super::uuid::Uuid;
 use super::super::{ErasePolicy, VolumeContents, VolumeError};
-use super::LuksVolume;
 use super::device::{CheckedHeader, FIRST_SLOT, mapping_identifier};
 use super::error::LuksError;
 use super::header::{HEADER_AREA_BYTES, HeaderError};
 use super::key::{UnlockKey, derive_passphrase};
+use super::key_slots::{KeySlots, OpenedSlot, UnlockSecret};
+use super::opening::LuksOpening;
 use super::policy::read_volume_token;
 use super::seal::SealId;
-use super::slots::{KeySlots, OpenedSlot, UnlockSecret};
-use super::token::{KeyPolicy, SlotKind, SlotToken, VolumeEncryption, VolumeProgress, VolumeToken};
+use super::settings::LuksSettings;
+use super::slot::{SlotKind, SlotToken};
+use super::token::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
 use crate::dir::Dir;
 use crate::step_journal::{StepJournal, StepList, StepListError, StepRun};
 
@@ -35,12 +38,13 @@ const COMPLETE: &str = "complete";
 /// The generation of the first keys.
 const FIRST_GENERATION: u32 = 1;
 
-/// What dm-integrity writes behind the header when it is formatted: its superblock, and a journal of up to 64 MiB.
+/// The bytes that dm-integrity writes behind the header when it is formatted: its superblock, and a journal of up to
+/// 64 MiB.
 ///
 /// *Source:* Linux `dm-integrity.c`, `DEFAULT_MAX_JOURNAL_SECTORS`.
 const INTEGRITY_AREA_BYTES: u64 = 80 << 20;
 
-/// What the journal records before the first byte of the header is written.
+/// The record in the journal, which is written before the first byte of the header.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct CreationRecord {
     /// The UUID of the volume. It is always a new one: that of a claim could be the UUID of another volume, whose key
@@ -55,18 +59,18 @@ struct CreationRecord {
     encryption: VolumeEncryption,
 }
 
-/// What is on the disk, together with the journal.
+/// The contents of the disk, together with the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DiskState {
     /// Proved blank, or only claimed by an interrupted format.
     Blank,
-    /// What this creation, which the journal records, has written.
+    /// Only written by this creation, which the journal records.
     Ours,
     /// Anything else.
     Occupied,
 }
 
-/// What to do with a disk.
+/// The decision about a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CreationStart {
     /// Start over, with a new UUID.
@@ -86,11 +90,17 @@ fn plan_creation(state: DiskState, found: &VolumeContents, erase: &ErasePolicy) 
     }
 }
 
-impl LuksVolume {
+/// Creates a volume, with the settings of its caller.
+pub(super) struct LuksCreation<'a> {
+    pub(super) settings: &'a LuksSettings,
+    pub(super) opening: LuksOpening<'a>,
+}
+
+impl LuksCreation<'_> {
     pub(super) fn create_volume(&self, erase: &ErasePolicy) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
-        self.check_support("pass discards to", self.allow_discards)?;
-        let disk = Disk::open(&self.config.device, DiskAccess::Write)?;
-        let slots = self.slots_of(&disk);
+        self.settings.check_discards()?;
+        let disk = Disk::open(&self.settings.config.device, DiskAccess::Write)?;
+        let slots = self.settings.slots_of(&disk);
         let found = disk.probe_contents()?;
         let recorded = self.recorded_run()?;
         let state = self.disk_state(&slots, &found, recorded.as_ref())?;
@@ -100,7 +110,7 @@ impl LuksVolume {
                 let (record, run) = self.start_creation(&disk, &found, recorded)?;
                 (record, run, found)
             }
-            _ => return Err(VolumeError::Occupied { path: self.config.device.clone(), found }),
+            _ => return Err(VolumeError::Occupied { path: self.settings.config.device.clone(), found }),
         };
         let uuid = record.uuid;
         self.close_interrupted(uuid)?;
@@ -124,19 +134,19 @@ impl LuksVolume {
         }
         let disk = slots.device.disk;
         let Some((record, run)) = recorded.filter(|(record, _)| {
-            record.disk_bytes == disk.size() && record.encryption == self.config.encryption
+            record.disk_bytes == disk.size() && record.encryption == self.settings.config.encryption
         }) else {
             return Ok(DiskState::Occupied);
         };
         let uuid = record.uuid;
-        let is_ours = match slots.device.read_header().map_err(|error| self.error(error))? {
+        let is_ours = match slots.device.read_header().map_err(|error| self.settings.error(error))? {
             // A header without a token was cut off between both; a complete one may have data.
             Ok(header) => {
                 let token = read_volume_token(&header.json);
                 header.uuid == uuid && token.is_none_or(|token| token.state == VolumeProgress::Unfinished)
             }
             Err(HeaderError::Absent | HeaderError::Damaged) if run.current_step() == Some(FORMAT) => {
-                !slots.device.has_foreign_header(uuid).map_err(|error| self.error(error))?
+                !slots.device.has_foreign_header(uuid).map_err(|error| self.settings.error(error))?
                     && disk.has_only_claimed_data(record.claim, self.formatted_bytes())?
             }
             Err(_) => false,
@@ -144,9 +154,9 @@ impl LuksVolume {
         Ok(if is_ours { DiskState::Ours } else { DiskState::Occupied })
     }
 
-    /// How far a format writes before its header is complete.
+    /// The bytes at the start of the disk that a format writes before its header is complete.
     fn formatted_bytes(&self) -> u64 {
-        match self.config.encryption {
+        match self.settings.config.encryption {
             VolumeEncryption::Encrypted => HEADER_AREA_BYTES,
             VolumeEncryption::EncryptedAndAuthenticated => HEADER_AREA_BYTES + INTEGRITY_AREA_BYTES,
         }
@@ -163,25 +173,30 @@ impl LuksVolume {
         if let Some((earlier, run)) = recorded {
             // Before its format is recorded, no volume is complete: nothing needs its key any more.
             let is_key_unused = matches!(run.current_step(), Some(SEAL | FORMAT));
-            run.remove_journal().map_err(|error| self.error(LuksError::Journal(error)))?;
+            run.remove_journal().map_err(|error| self.settings.error(LuksError::Journal(error)))?;
             if is_key_unused {
                 let id = SealId { volume: earlier.uuid, generation: FIRST_GENERATION };
-                self.config.seal.remove_key(id).map_err(|error| self.error(LuksError::Seal(error)))?;
+                self.settings
+                    .config
+                    .seal
+                    .remove_key(id)
+                    .map_err(|error| self.settings.error(LuksError::Seal(error)))?;
             }
         }
         let record = CreationRecord {
             uuid: self.new_uuid()?,
-            claim: disk.claim(&self.label, found)?,
+            claim: disk.claim(&self.settings.label, found)?,
             disk_bytes: disk.size(),
-            encryption: self.config.encryption,
+            encryption: self.settings.config.encryption,
         };
-        let state = serde_json::to_vec(&record).map_err(|error| self.error(LuksError::Record(error)))?;
+        let state =
+            serde_json::to_vec(&record).map_err(|error| self.settings.error(LuksError::Record(error)))?;
         let run = self.start_run(self.open_journal()?, &state)?;
         Ok((record, run))
     }
 
     fn new_uuid(&self) -> Result<Uuid, VolumeError> {
-        Uuid::new_v4().map_err(|errno| self.error(LuksError::Random(errno.into())))
+        Uuid::new_v4().map_err(|errno| self.settings.error(LuksError::Random(errno.into())))
     }
 
     /// The run that the journal has recorded.
@@ -192,36 +207,36 @@ impl LuksVolume {
         }
         let run = self.start_run(journal, b"")?;
         let record = serde_json::from_slice(run.recorded_state());
-        Ok(Some((record.map_err(|error| self.error(LuksError::Record(error)))?, run)))
+        Ok(Some((record.map_err(|error| self.settings.error(LuksError::Record(error)))?, run)))
     }
 
     fn open_journal(&self) -> Result<StepJournal, VolumeError> {
-        StepJournal::open(&self.config.journal, JOURNAL_NAME)
-            .map_err(|error| self.error(LuksError::Journal(StepListError::Journal(error))))
+        StepJournal::open(&self.settings.config.journal, JOURNAL_NAME)
+            .map_err(|error| self.settings.error(LuksError::Journal(StepListError::Journal(error))))
     }
 
     fn start_run(&self, journal: StepJournal, state: &[u8]) -> Result<StepRun, VolumeError> {
         let steps = StepList::try_new([SEAL, FORMAT, FILE_SYSTEM, COMPLETE]).expect("the list is valid");
-        steps.start_run(journal, state).map_err(|error| self.error(LuksError::Journal(error)))
+        steps.start_run(journal, state).map_err(|error| self.settings.error(LuksError::Journal(error)))
     }
 
     /// Unmounts and closes what an earlier incarnation of this creation has opened.
     fn close_interrupted(&self, uuid: Uuid) -> Result<(), VolumeError> {
-        let name = &self.mapping_name;
-        let active = self.config.cryptsetup.find_mapping(name);
-        let active = active.map_err(|error| self.error(LuksError::FindMapping(error)))?;
+        let name = &self.settings.mapping_name;
+        let active = self.settings.config.cryptsetup.find_mapping(name);
+        let active = active.map_err(|error| self.settings.error(LuksError::FindMapping(error)))?;
         let Some(active) = active.filter(|active| active.identifier == mapping_identifier(uuid, name)) else {
             return Ok(());
         };
-        let numbers = device_numbers(&active.device_path).map_err(|source| VolumeError::Device {
+        let metadata = fs::metadata(&active.device_path).map_err(|source| VolumeError::Device {
             step: "inspect",
             path: active.device_path.clone(),
             source,
         })?;
-        if self.mount.is_mounted_from(numbers)? {
-            self.mount.unmount()?;
+        if self.settings.mount.is_mounted_from(device_numbers(&metadata))? {
+            self.settings.mount.unmount()?;
         }
-        self.close_unmounted()
+        self.opening.close_unmounted()
     }
 
     fn run_steps(
@@ -234,36 +249,37 @@ impl LuksVolume {
         let id = SealId { volume: uuid, generation: FIRST_GENERATION };
         loop {
             match run.current_step() {
-                Some(SEAL) => slots.seal_new_key(id).map(drop).map_err(|error| self.error(error))?,
+                Some(SEAL) => slots.seal_new_key(id).map(drop).map_err(|error| self.settings.error(error))?,
                 Some(FORMAT) => self.format(slots, id, erased)?,
                 Some(FILE_SYSTEM) => self.format_mapping(slots)?,
                 _ => break,
             }
             let state = run.recorded_state().to_vec();
-            run.complete_step(state).map_err(|error| self.error(LuksError::Journal(error)))?;
+            run.complete_step(state).map_err(|error| self.settings.error(LuksError::Journal(error)))?;
         }
         let created = self.complete(slots, id)?;
-        // The token says that the volume is complete: a journal that stays changes nothing.
-        run.remove_journal().map_err(|error| self.error(LuksError::Journal(error)))?;
+        // The token records that the volume is complete: if the journal stays after a kill, it changes nothing.
+        run.remove_journal().map_err(|error| self.settings.error(LuksError::Journal(error)))?;
         Ok(created)
     }
 
     fn format(&self, slots: &KeySlots<'_>, id: SealId, erased: &VolumeContents) -> Result<(), VolumeError> {
         let device = &slots.device;
         device.disk.check_unused()?;
-        let to_error = |error| self.error(error);
+        let to_error = |error| self.settings.error(error);
         let node_key = slots.node_key(id).map_err(to_error)?;
         let passphrase = derive_passphrase(id.volume, SlotKind::Local, &node_key, None);
-        let formatted = device.format(id.volume, &passphrase, self.wipe, self.progress.as_deref());
+        let formatted =
+            device.format(id.volume, &passphrase, self.settings.wipe, self.settings.progress.as_deref());
         if let Err(error) = formatted {
             device.disk.release_unused_claim(erased);
-            return Err(self.error(error));
+            return Err(self.settings.error(error));
         }
         let check = node_key.check_value(id.volume);
         let slot_token = SlotToken::new(FIRST_SLOT, SlotKind::Local, id.generation, Some(check));
         device.write_slot_token(FIRST_SLOT, &slot_token).map_err(to_error)?;
         device.write_volume_token(&self.token_of(VolumeProgress::Unfinished)).map_err(to_error)?;
-        // What was written meets the policy, and its slot opens.
+        // A header that does not meet the policy, or does not open, must fail here and not at the next start.
         let header = device.check_header().map_err(to_error)?;
         slots.open_slot(&header, &UnlockSecret::Node).map_err(to_error)?;
         device.disk.release_claim()
@@ -271,16 +287,17 @@ impl LuksVolume {
 
     fn format_mapping(&self, slots: &KeySlots<'_>) -> Result<(), VolumeError> {
         let (header, opened) = self.open_first_slot(slots)?;
-        let mapping = self.open_mapping(slots, &header, &opened)?;
+        let mapping = self.opening.open_mapping(slots, &header, &opened)?;
         let uuid = self.new_uuid()?;
         // Forced: what mkfs.xfs would recognize is noise, or what an interrupted call has written.
-        let format = XfsFormat { mkfs: &self.mkfs, label: &self.label, force: true };
+        let format = XfsFormat { mkfs: &self.settings.mkfs, label: &self.settings.label, force: true };
         format.run_mkfs(&mapping.device_path, uuid)
     }
 
     fn open_first_slot(&self, slots: &KeySlots<'_>) -> Result<(CheckedHeader, OpenedSlot), VolumeError> {
-        let header = slots.device.check_header().map_err(|error| self.error(error))?;
-        let opened = slots.open_slot(&header, &UnlockSecret::Node).map_err(|error| self.error(error))?;
+        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
+        let opened =
+            slots.open_slot(&header, &UnlockSecret::Node).map_err(|error| self.settings.error(error))?;
         Ok((header, opened))
     }
 
@@ -288,19 +305,20 @@ impl LuksVolume {
     /// the slot of one that was lost with a killed process is replaced.
     fn complete(&self, slots: &KeySlots<'_>, id: SealId) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
         let (header, opened) = self.open_first_slot(slots)?;
-        self.open_mapping(slots, &header, &opened)?;
-        let top =
-            self.mount_mapping(|top| match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
+        self.opening.open_mapping(slots, &header, &opened)?;
+        let top = self.opening.mount_mapping(|top| {
+            match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
                 VolumeMarker::Complete => Ok(()),
                 VolumeMarker::Unfinished => VolumeMarker::write_complete(top).map_err(VolumeError::Finish),
                 VolumeMarker::Erasing | VolumeMarker::Foreign { .. } => {
                     let found =
                         VolumeContents::Files { entries: top.list().map_err(VolumeError::Finish)?.len() };
-                    Err(VolumeError::Occupied { path: self.config.device.clone(), found })
+                    Err(VolumeError::Occupied { path: self.settings.config.device.clone(), found })
                 }
-            })?;
+            }
+        })?;
         let cluster_key =
-            self.add_cluster_slot(slots, &header, &opened, id).map_err(|error| self.error(error))?;
+            self.add_cluster_slot(slots, &header, &opened, id).map_err(|error| self.settings.error(error))?;
         Ok((top, cluster_key))
     }
 
@@ -314,11 +332,11 @@ impl LuksVolume {
         for slot in header.summary.slots.iter().filter(|slot| **slot != opened.slot) {
             slots.device.remove_slot(*slot)?;
         }
-        let cluster_key = match self.config.keys {
+        let cluster_key = match self.settings.config.keys {
             KeyPolicy::Local => None,
             KeyPolicy::Split => {
-                let (node_key, key) =
-                    (slots.node_key(id)?, UnlockKey::generate().map_err(LuksError::Random)?);
+                let node_key = slots.node_key(id)?;
+                let key = UnlockKey::generate().map_err(LuksError::Random)?;
                 slots.add_key_slot(&opened.passphrase, id, &node_key, Some(&key))?;
                 Some(key)
             }
@@ -329,9 +347,13 @@ impl LuksVolume {
     }
 
     fn token_of(&self, state: VolumeProgress) -> VolumeToken {
-        let mut token = VolumeToken::new(self.config.encryption, self.config.keys, self.cold_start);
+        let mut token = VolumeToken::new(
+            self.settings.config.encryption,
+            self.settings.config.keys,
+            self.settings.cold_start,
+        );
         token.state = state;
-        token.node.clone_from(&self.node);
+        token.node.clone_from(&self.settings.node);
         token
     }
 }

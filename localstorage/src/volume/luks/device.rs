@@ -1,16 +1,18 @@
-//! One LUKS2 device: what cryptsetup does with it, and the check of its header before each use.
+//! One LUKS2 device: the calls of cryptsetup on it, and the check of its header before each use.
 
 use std::ffi::OsString;
 
 use zeroize::Zeroizing;
 
+use super::super::VolumeError;
 use super::super::disk::Disk;
 use super::super::uuid::Uuid;
 use super::cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, WipeProgress};
 use super::error::LuksError;
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader, has_foreign_magic};
-use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header};
-use super::token::{SlotToken, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
+use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header, read_volume_token};
+use super::slot::SlotToken;
+use super::token::{VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 use crate::dir::Dir;
 use crate::metadata::FileMode;
 
@@ -97,8 +99,8 @@ impl LuksDevice<'_> {
         self.run("luksFormat", arguments, passphrase.clone(), progress)
     }
 
-    /// Adds a key slot, and names it: a token without a slot would be nobody's, a slot without a token is removed by
-    /// the next rotation.
+    /// Adds a key slot, and then names it by a token. If the process is killed in between, the next rotation removes the
+    /// unnamed slot.
     pub(super) fn add_slot(
         &self,
         existing: &Passphrase,
@@ -114,9 +116,10 @@ impl LuksDevice<'_> {
         let input = Zeroizing::new([&existing[..], &new[..]].concat());
         self.run("luksAddKey", arguments, input, None)?;
         self.write_slot_token(slot, &token(slot))?;
-        match self.opens(&self.check_header()?, slot, new)? {
-            true => Ok(()),
-            false => Err(LuksError::SlotNotVerified { slot }),
+        if self.opens(&self.check_header()?, slot, new)? {
+            Ok(())
+        } else {
+            Err(LuksError::SlotNotVerified { slot })
         }
     }
 
@@ -141,7 +144,8 @@ impl LuksDevice<'_> {
             return Err(LuksError::LastSlot { slot });
         }
         if summary.slots.contains(&slot) {
-            self.run_on_device("luksKillSlot", Vec::new(), &[&slot.to_string()])?;
+            let arguments = self.device_arguments(&[&slot.to_string()]);
+            self.call("luksKillSlot", arguments, Passphrase::default(), None)?;
         }
         if summary.slot_tokens.contains_key(&(slot + 1)) {
             let identifier = (slot + 1).to_string();
@@ -158,7 +162,7 @@ impl LuksDevice<'_> {
         passphrase: &Passphrase,
     ) -> Result<bool, LuksError> {
         let arguments = words(&["--test-passphrase", "--type", "luks2", "--disable-external-tokens"]);
-        match self.run_with_copy("open", header, slot, passphrase, arguments, &[]) {
+        match self.open_by_copy(header, slot, passphrase, arguments, &[]) {
             Ok(()) => Ok(true),
             Err(LuksError::Command(error)) if error.is_wrong_passphrase() => Ok(false),
             Err(error) => Err(error),
@@ -175,15 +179,15 @@ impl LuksDevice<'_> {
         allow_discards: bool,
     ) -> Result<ActiveMapping, LuksError> {
         if let Some(active) = self.find_mapping(name)? {
-            // An earlier incarnation of this process has opened it.
-            return match active.identifier == mapping_identifier(header.uuid, name) {
-                true => Ok(active),
-                false => Err(LuksError::MappingInUse { name: name.to_owned() }),
-            };
+            // An earlier incarnation of this process may have opened it.
+            if active.identifier == mapping_identifier(header.uuid, name) {
+                return Ok(active);
+            }
+            return Err(LuksError::MappingInUse { name: name.to_owned() });
         }
         let mut arguments = words(&["--type", "luks2", "--disable-external-tokens"]);
         arguments.extend(allow_discards.then(|| "--allow-discards".into()));
-        self.run_with_copy("open", header, slot, passphrase, arguments, &[name])?;
+        self.open_by_copy(header, slot, passphrase, arguments, &[name])?;
         self.find_mapping(name)?.ok_or_else(|| LuksError::MappingInUse { name: name.to_owned() })
     }
 
@@ -206,9 +210,9 @@ impl LuksDevice<'_> {
         self.tool.find_mapping(name).map_err(LuksError::FindMapping)
     }
 
-    fn run_with_copy(
+    /// Runs `cryptsetup open` with the header that was checked.
+    fn open_by_copy(
         &self,
-        action: &'static str,
         header: &CheckedHeader,
         slot: u32,
         passphrase: &Passphrase,
@@ -219,12 +223,13 @@ impl LuksDevice<'_> {
         arguments.extend(words(&["--key-file", "-", "--key-slot", &slot.to_string(), "--header"]));
         arguments.push(self.runtime.path().join(&file).into());
         arguments.extend(self.device_arguments(behind));
-        let done = self.call(action, arguments, passphrase.clone(), None);
+        let done = self.call("open", arguments, passphrase.clone(), None);
         self.remove_copy(&file)?;
         done
     }
 
-    /// The file with the header that was checked: cryptsetup opens the volume by it, whatever the disk has meanwhile.
+    /// The file with the header that was checked: cryptsetup opens the volume by it, even if the disk has another header
+    /// by then.
     fn write_copy(&self, header: &CheckedHeader) -> Result<String, LuksError> {
         let name = format!("luks-header-{}", header.uuid);
         self.runtime.write(&name, &header.area, FileMode::PRIVATE_FILE).map_err(LuksError::HeaderCopy)?;
@@ -244,16 +249,6 @@ impl LuksDevice<'_> {
     ) -> Result<(), LuksError> {
         arguments.extend(self.device_arguments(&[]));
         self.call(action, arguments, input, progress)
-    }
-
-    fn run_on_device(
-        &self,
-        action: &'static str,
-        mut arguments: Vec<OsString>,
-        behind: &[&str],
-    ) -> Result<(), LuksError> {
-        arguments.extend(self.device_arguments(behind));
-        self.call(action, arguments, Passphrase::default(), None)
     }
 
     fn call(
@@ -277,6 +272,12 @@ impl LuksDevice<'_> {
         arguments.extend(words(behind));
         arguments
     }
+}
+
+/// The token of the volume on a disk, before its policy is checked; none if the disk has no header of this crate.
+pub(in super::super) fn read_volume_token_of(disk: &Disk) -> Result<Option<VolumeToken>, VolumeError> {
+    let start = disk.read_start(COPIES_BYTES as u64)?;
+    Ok(LuksHeader::parse(&start).ok().and_then(|header| read_volume_token(&header.json)))
 }
 
 /// Closes a mapping, if there is one.

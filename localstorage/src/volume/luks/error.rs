@@ -1,7 +1,6 @@
 //! Why an encrypted volume could not be created, opened or changed.
 
 use std::io;
-use std::path::PathBuf;
 
 use thiserror::Error;
 
@@ -9,7 +8,8 @@ use super::cryptsetup::CryptsetupError;
 use super::header::HeaderError;
 use super::policy::PolicyViolation;
 use super::seal::SealError;
-use super::token::{SlotKind, VolumeEncryption};
+use super::slot::SlotKind;
+use super::token::VolumeEncryption;
 use crate::error::Error as FileError;
 use crate::step_journal::StepListError;
 use crate::volume::VolumeError;
@@ -146,13 +146,5 @@ impl LuksError {
 
     pub(super) fn device(error: VolumeError) -> LuksError {
         LuksError::Device(Box::new(error))
-    }
-
-    /// The error of an operation on the volume with this device.
-    pub(super) fn of(path: impl Into<PathBuf>) -> impl FnOnce(LuksError) -> VolumeError {
-        move |source| match source {
-            LuksError::Device(error) => *error,
-            source => VolumeError::Encryption { path: path.into(), source: Box::new(source) },
-        }
     }
 }

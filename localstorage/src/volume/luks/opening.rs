@@ -2,82 +2,77 @@
 
 use std::error::Error as _;
 use std::io;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 use super::super::disk::{Disk, DiskAccess};
 use super::super::marker::VolumeMarker;
 use super::super::{VolumeContents, VolumeError};
-use super::LuksVolume;
 use super::cryptsetup::ActiveMapping;
 use super::device::{CheckedHeader, close_mapping, mapping_identifier};
 use super::error::LuksError;
 use super::header::HeaderError;
+use super::key_slots::{KeySlots, OpenedSlot, UnlockSecret};
 use super::policy::read_volume_token;
-use super::slots::{KeySlots, OpenedSlot, UnlockSecret};
+use super::settings::LuksSettings;
 use super::token::{VolumeEncryption, VolumeProgress};
 use crate::dir::Dir;
 use crate::mount::MountError;
 
-impl LuksVolume {
+/// Opens a volume that exists, with the settings of its caller.
+pub(super) struct LuksOpening<'a> {
+    pub(super) settings: &'a LuksSettings,
+    /// Receives the number of the slot that opened the volume.
+    pub(super) opened_slot: &'a Mutex<Option<u32>>,
+}
+
+impl LuksOpening<'_> {
     pub(super) fn open_volume(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError> {
-        self.check_support("pass discards to", self.allow_discards)?;
-        let disk = Disk::open(&self.config.device, DiskAccess::Read)?;
+        self.settings.check_discards()?;
+        let disk = Disk::open(&self.settings.config.device, DiskAccess::Read)?;
         self.check_complete(&disk)?;
-        let slots = self.slots_of(&disk);
+        let slots = self.settings.slots_of(&disk);
         let (header, opened) = slots
             .device
             .check_header()
             .and_then(|header| {
-                header.summary.volume.as_ref().map_or(Ok(()), |token| self.check_keys(token))?;
+                header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
                 slots.open_slot(&header, secret).map(|opened| (header, opened))
             })
-            .map_err(|error| self.error(error))?;
+            .map_err(|error| self.settings.error(error))?;
         self.open_mapping(&slots, &header, &opened)?;
         drop(disk);
         self.mount_complete()
     }
 
-    /// Mounts the volume by the mapping that an earlier process has left open, which needs no key; none if it is
-    /// not open. A process that was killed, or that could not unmount the volume, leaves one.
-    ///
-    /// # Errors
-    /// Those of [`mount_existing_with`](super::EncryptedVolume::mount_existing_with), but for those of keys.
-    pub fn mount_active(&self) -> Result<Option<Dir>, VolumeError> {
-        match self.has_active_mapping()? {
-            true => self.lifecycle.mount(|| self.mount_complete()).map(Some),
-            false => Ok(None),
-        }
-    }
-
-    fn has_active_mapping(&self) -> Result<bool, VolumeError> {
-        let disk = Disk::open(&self.config.device, DiskAccess::Read)?;
+    /// Whether an earlier process has left the mapping of this volume open.
+    pub(super) fn has_active_mapping(&self) -> Result<bool, VolumeError> {
+        let disk = Disk::open(&self.settings.config.device, DiskAccess::Read)?;
         self.check_complete(&disk)?;
-        let device = self.slots_of(&disk).device;
-        let name = &self.mapping_name;
+        let device = self.settings.slots_of(&disk).device;
+        let name = &self.settings.mapping_name;
         let active = device.check_header().and_then(|header| {
-            header.summary.volume.as_ref().map_or(Ok(()), |token| self.check_keys(token))?;
+            header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
             let identifier = mapping_identifier(header.uuid, name);
             Ok(device.find_mapping(name)?.is_some_and(|active| active.identifier == identifier))
         });
-        active.map_err(|error| self.error(error))
+        active.map_err(|error| self.settings.error(error))
     }
 
     /// Mounts the open mapping of a volume that is complete.
-    fn mount_complete(&self) -> Result<Dir, VolumeError> {
-        let path = || self.config.device.clone();
-        self.mount_mapping(|top| match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
-            VolumeMarker::Complete => Ok(()),
-            VolumeMarker::Unfinished | VolumeMarker::Erasing => Err(VolumeError::Unfinished { path: path() }),
-            VolumeMarker::Foreign { entries } => {
-                Err(VolumeError::ForeignData { path: path(), found: VolumeContents::Files { entries } })
-            }
-        })
+    pub(super) fn mount_complete(&self) -> Result<Dir, VolumeError> {
+        self.mount_mapping(|top| VolumeMarker::check_complete(top, &self.settings.config.device))
     }
 
     /// Checks that the disk has a header of a complete volume of this crate; its policy is checked later.
     fn check_complete(&self, disk: &Disk) -> Result<(), VolumeError> {
-        let path = || self.config.device.clone();
-        let header = match self.slots_of(disk).device.read_header().map_err(|error| self.error(error))? {
+        let path = || self.settings.config.device.clone();
+        let header = match self
+            .settings
+            .slots_of(disk)
+            .device
+            .read_header()
+            .map_err(|error| self.settings.error(error))?
+        {
             Ok(header) => header,
             Err(HeaderError::Absent) => {
                 return Err(match disk.probe_contents()? {
@@ -86,7 +81,7 @@ impl LuksVolume {
                     found => VolumeError::ForeignData { path: path(), found },
                 });
             }
-            Err(error) => return Err(self.error(LuksError::Header(error))),
+            Err(error) => return Err(self.settings.error(LuksError::Header(error))),
         };
         match read_volume_token(&header.json).map(|token| token.state) {
             Some(VolumeProgress::Complete) => Ok(()),
@@ -103,8 +98,14 @@ impl LuksVolume {
     ) -> Result<ActiveMapping, VolumeError> {
         let mapping = slots
             .device
-            .open(header, opened.slot, &opened.passphrase, &self.mapping_name, self.allow_discards)
-            .map_err(|error| self.error(error))?;
+            .open(
+                header,
+                opened.slot,
+                &opened.passphrase,
+                &self.settings.mapping_name,
+                self.settings.allow_discards,
+            )
+            .map_err(|error| self.settings.error(error))?;
         *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened.slot);
         Ok(mapping)
     }
@@ -114,40 +115,36 @@ impl LuksVolume {
         &self,
         check: impl FnOnce(&Dir) -> Result<(), VolumeError>,
     ) -> Result<Dir, VolumeError> {
-        let mapping = self
-            .config
-            .cryptsetup
-            .find_mapping(&self.mapping_name)
-            .map_err(LuksError::FindMapping)
-            .and_then(|found| {
-                found.ok_or_else(|| LuksError::MappingInUse { name: self.mapping_name.clone() })
-            })
-            .map_err(|error| self.error(error))?;
-        let mounted = self.mount.mount_and_check(&mapping.device_path, check);
+        let name = &self.settings.mapping_name;
+        let mapping = match self.settings.config.cryptsetup.find_mapping(name) {
+            Ok(Some(mapping)) => mapping,
+            Ok(None) => return Err(self.settings.error(LuksError::MappingInUse { name: name.clone() })),
+            Err(error) => return Err(self.settings.error(LuksError::FindMapping(error))),
+        };
+        let mounted = self.settings.mount.mount_and_check(&mapping.device_path, check);
         mounted.map_err(|error| {
             let _ = self.close_unmounted();
-            match self.is_tampering(&error) {
-                true => self.error(LuksError::Tampering(Box::new(error))),
-                false => error,
+            let is_authenticated =
+                self.settings.config.encryption == VolumeEncryption::EncryptedAndAuthenticated;
+            if is_authenticated && is_wrong_block(&error) {
+                return self.settings.error(LuksError::Tampering(Box::new(error)));
             }
+            error
         })
-    }
-
-    fn is_tampering(&self, error: &VolumeError) -> bool {
-        self.config.encryption == VolumeEncryption::EncryptedAndAuthenticated && is_wrong_block(error)
     }
 
     /// Closes the mapping, unless something is mounted from it: then it is in use, and stays.
     pub(super) fn close_unmounted(&self) -> Result<(), VolumeError> {
-        if self.mount.info()?.is_some() {
+        if self.settings.mount.info()?.is_some() {
             return Ok(());
         }
         *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        close_mapping(&*self.config.cryptsetup, &self.mapping_name).map_err(|error| self.error(error))
+        close_mapping(&*self.settings.config.cryptsetup, &self.settings.mapping_name)
+            .map_err(|error| self.settings.error(error))
     }
 }
 
-/// Whether an error is what the kernel reports for a block whose HMAC is wrong, from the mount or the first reads.
+/// Whether the kernel reported a block whose HMAC is wrong, in the mount or the first reads.
 fn is_wrong_block(error: &VolumeError) -> bool {
     /// EIO, and EILSEQ: `BLK_STS_PROTECTION` of dm-crypt. *Source:* Linux `blk_errors`.
     const WRONG_BLOCK: [i32; 2] = [5, 84];

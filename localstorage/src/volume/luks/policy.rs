@@ -13,7 +13,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, JSON_BYTES};
-use super::token::{SlotToken, Token, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
+use super::slot::SlotToken;
+use super::token::{Token, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 
 /// The cipher of the data, and of the areas of the key slots.
 pub(super) const CIPHER: &str = "aes-xts-plain64";
@@ -194,7 +195,7 @@ impl Keyslot {
     fn check(&self, slot: &u32, key_bytes: u32) -> Result<(), PolicyViolation> {
         let weak = |found: String| Err(PolicyViolation::WeakKeySlot { slot: slot.to_string(), found });
         let part = format!("key slot {slot}");
-        check_cipher(part.clone(), (&self.area.encryption, self.area.key_size), XTS_KEY_BYTES)?;
+        check_cipher(part.clone(), &self.area.encryption, self.area.key_size)?;
         if self.key_size != key_bytes {
             return Err(PolicyViolation::Cipher {
                 part,
@@ -320,7 +321,7 @@ fn check_segments(
             segment.segment_type, segment.size, segment.offset, segment.sector_size
         )));
     }
-    check_cipher("the data".into(), (&segment.encryption, XTS_KEY_BYTES), XTS_KEY_BYTES)?;
+    check_cipher("the data".into(), &segment.encryption, XTS_KEY_BYTES)?;
     let is_authenticated = segment.integrity.as_ref().map(|integrity| {
         integrity.integrity_type == "hmac(sha256)"
             && integrity.journal_encryption == "none"
@@ -341,12 +342,12 @@ fn check_segments(
     }
 }
 
-fn check_cipher(part: String, found: (&str, u32), key_bytes: u32) -> Result<(), PolicyViolation> {
-    if found == (CIPHER, key_bytes) {
+fn check_cipher(part: String, cipher: &str, key_bytes: u32) -> Result<(), PolicyViolation> {
+    if cipher == CIPHER && key_bytes == XTS_KEY_BYTES {
         return Ok(());
     }
-    let found = format!("{} with a key of {} bytes", found.0, found.1);
-    Err(PolicyViolation::Cipher { part, found, key_bytes })
+    let found = format!("{cipher} with a key of {key_bytes} bytes");
+    Err(PolicyViolation::Cipher { part, found, key_bytes: XTS_KEY_BYTES })
 }
 
 #[derive(Deserialize)]

@@ -3,7 +3,8 @@ use serde_json::json;
 
 use super::super::fuzz::fuzz_luks_header;
 use super::super::header::{LuksHeader, encode_header};
-use super::super::token::{ColdStart, KeyPolicy, SlotKind, VolumeProgress};
+use super::super::slot::SlotKind;
+use super::super::token::{ColdStart, KeyPolicy, VolumeProgress};
 use super::*;
 
 /// Written by cryptsetup 2.6.1, with both kinds of slots and tokens.

@@ -1,18 +1,18 @@
-//! What this crate records in the tokens of a LUKS2 header: the state of the volume, and what each key slot is.
+//! The tokens of a LUKS2 header, where this crate records the state of the volume, and the name of each key slot.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use super::slot::{SLOT_TYPE, SlotToken};
 
 /// The identifier of the token that describes the volume; that of a key slot is the slot's plus one.
 pub(super) const VOLUME_TOKEN: u32 = 0;
 
 /// The type of the token that describes the volume.
 const VOLUME_TYPE: &str = "nodekeel-volume";
-/// The type of a token that names a key slot.
-const SLOT_TYPE: &str = "nodekeel-slot";
 
-/// How the blocks of a volume are encrypted: always AES-XTS with a key of 512 bits.
+/// The encryption of the blocks of a volume: always AES-XTS with a key of 512 bits.
 ///
 /// A volume that is not encrypted is a [`DiskVolume`](crate::volume::DiskVolume).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ impl fmt::Display for VolumeEncryption {
     }
 }
 
-/// Which keys open a volume in normal operation, decided when it is created.
+/// The keys that open a volume in normal operation, chosen when it is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -48,8 +48,8 @@ pub enum KeyPolicy {
     Split,
 }
 
-/// How a node opens a [split](KeyPolicy::Split) volume after a power cut, when the store with the cluster unlock key may
-/// lie on that very volume. Decided when the volume is created, and recorded in its header.
+/// The way a node opens a [split](KeyPolicy::Split) volume after a power cut, when the store with the cluster unlock key
+/// may be on that very volume. It is chosen when the volume is created, and recorded in its header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -82,33 +82,10 @@ impl fmt::Display for KeyPolicy {
     }
 }
 
-/// What opens a key slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum SlotKind {
-    /// The node unlock key.
-    Local,
-    /// The node unlock key and the cluster unlock key together.
-    Split,
-    /// A recovery passphrase.
-    Recovery,
-}
-
-impl fmt::Display for SlotKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SlotKind::Local => "local",
-            SlotKind::Split => "split",
-            SlotKind::Recovery => "recovery",
-        })
-    }
-}
-
-/// How far the creation of a volume is.
+/// The progress of the creation of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum VolumeProgress {
+pub(in crate::volume) enum VolumeProgress {
     /// It has no data yet.
     Unfinished,
     /// It may have data.
@@ -118,22 +95,22 @@ pub(super) enum VolumeProgress {
 /// The token that describes the volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct VolumeToken {
+pub(in crate::volume) struct VolumeToken {
     #[serde(rename = "type")]
     token_type: String,
     /// Every token has this list; no key slot belongs to this one.
     keyslots: Vec<String>,
     /// The version of these fields, 1.
     format: u32,
-    pub(super) state: VolumeProgress,
-    pub(super) encryption: VolumeEncryption,
-    pub(super) keys: KeyPolicy,
+    pub(in crate::volume) state: VolumeProgress,
+    pub(in crate::volume) encryption: VolumeEncryption,
+    pub(in crate::volume) keys: KeyPolicy,
     /// None in a volume that is not split, and in one of a release before this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cold_start: Option<ColdStart>,
     /// The node that created it, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) node: Option<String>,
+    pub(in crate::volume) node: Option<String>,
 }
 
 impl VolumeToken {
@@ -161,53 +138,6 @@ impl VolumeToken {
     }
 }
 
-/// The token that names a key slot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SlotToken {
-    #[serde(rename = "type")]
-    token_type: String,
-    /// One slot; none after cryptsetup has removed it.
-    keyslots: Vec<String>,
-    pub(super) kind: SlotKind,
-    /// Grows by one with each rotation.
-    pub(super) generation: u32,
-    /// The check value of the node unlock key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) node_check: Option<String>,
-    /// Of a recovery passphrase: nobody has typed it yet. Those of a release before this field count as typed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) unconfirmed: bool,
-}
-
-impl SlotToken {
-    pub(super) fn new(slot: u32, kind: SlotKind, generation: u32, node_check: Option<String>) -> SlotToken {
-        SlotToken {
-            token_type: SLOT_TYPE.into(),
-            keyslots: vec![slot.to_string()],
-            kind,
-            generation,
-            node_check,
-            unconfirmed: kind == SlotKind::Recovery,
-        }
-    }
-
-    /// The same, of a recovery passphrase that somebody has typed.
-    pub(super) fn to_confirmed(&self) -> SlotToken {
-        SlotToken { unconfirmed: false, ..self.clone() }
-    }
-
-    /// Whether a token with this identifier may name its slot.
-    pub(super) fn is_identified_by(&self, identifier: u32) -> bool {
-        self.slot().is_none_or(|slot| slot.checked_add(1) == Some(identifier))
-    }
-
-    /// Its slot; none if the slot was removed.
-    pub(super) fn slot(&self) -> Option<u32> {
-        self.keyslots.first()?.parse().ok()
-    }
-}
-
 /// A token of this crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Token {
@@ -225,7 +155,7 @@ impl Token {
             }
             SLOT_TYPE => {
                 let token: SlotToken = serde_json::from_value(value.clone()).ok()?;
-                (token.keyslots.len() <= 1).then_some(Token::Slot(token))
+                token.names_at_most_one_slot().then_some(Token::Slot(token))
             }
             _ => None,
         }

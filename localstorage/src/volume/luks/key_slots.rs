@@ -1,4 +1,4 @@
-//! The key slots of a volume: which one a secret opens, which ones it supersedes, and how keys are rotated.
+//! The key slots of a volume: opening one with a secret, rotating keys, and removing the slots that they supersede.
 //!
 //! The header is the journal of a rotation. A new slot is added and named with the next generation, verified, and only
 //! then, once its key is confirmed, the older ones are removed:
@@ -11,11 +11,11 @@
 //!  split 2                    has nothing left to do
 //! ```
 //!
-//! A passphrase does not say which keys somebody has. So a rotation with one keeps the oldest slots, which were confirmed
-//! last, and replaces the newer ones: at most two generations of a kind are in the header.
+//! A passphrase does not tell which keys the cluster has. So a rotation with one keeps the oldest slots, which were
+//! confirmed last, and replaces the newer ones: at most two generations of a kind are in the header.
 //!
-//! The slot of a recovery passphrase is marked as unconfirmed until somebody has typed it: its answer may be lost. The next
-//! addition replaces it.
+//! The slot of a recovery passphrase is marked as unconfirmed until an operator has typed it: the answer that showed it
+//! may be lost. The next addition replaces it.
 //!
 //! A split volume with a [local cold start](super::ColdStart::Local) keeps a slot of the node unlock key alone. Its
 //! generation is that of the confirmed split slot: a confirmation adds it before it removes the older ones.
@@ -29,16 +29,17 @@ use super::key::{UnlockKey, derive_passphrase};
 use super::policy::HeaderSummary;
 use super::recovery::RecoveryPassphrase;
 use super::seal::{KeySeal, SealId};
-use super::token::{KeyPolicy, SlotKind, SlotToken, VolumeToken};
+use super::slot::{KeySlotStatus, SlotKind, SlotToken};
+use super::token::{KeyPolicy, VolumeToken};
 
-/// How many generations before the newest one may still have sealed keys: each has a slot, or an interrupted rotation
-/// has left it.
+/// The number of generations before the newest one that may still have sealed keys: each has a slot, or an interrupted
+/// rotation has left it.
 const KEPT_GENERATIONS: u32 = 64;
 
 /// The kinds of slots that unlock keys open, whose generations count together.
 const KEY_KINDS: [SlotKind; 2] = [SlotKind::Local, SlotKind::Split];
 
-/// What opens a volume.
+/// A secret that opens a volume.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum UnlockSecret {
@@ -59,25 +60,6 @@ impl UnlockSecret {
             UnlockSecret::Recovery(_) => SlotKind::Recovery,
         }
     }
-}
-
-/// A key slot, as the header describes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct KeySlotStatus {
-    /// Its number in the header.
-    pub slot: u32,
-    /// What opens it, and its generation; none if the header does not name it: a rotation was interrupted, or an
-    /// operator has added it.
-    pub name: Option<(SlotKind, u32)>,
-    /// Whether the volume was opened with it, by this process.
-    pub is_opened: bool,
-    /// Whether it is of a recovery passphrase that nobody has [confirmed](super::LuksVolume::confirm_secret): nobody may
-    /// know it.
-    pub is_unconfirmed: bool,
-    /// Whether the next confirmation of the newest key removes it: it is of an older generation, unnamed, or the
-    /// temporary slot of the node unlock key alone.
-    pub is_stale: bool,
 }
 
 /// A slot that a secret has opened.
@@ -148,7 +130,8 @@ fn next_generation(summary: &HeaderSummary, kinds: &[SlotKind]) -> u32 {
 fn superseded_slots(
     summary: &HeaderSummary,
     volume: &VolumeToken,
-    (kind, generation): (SlotKind, u32),
+    kind: SlotKind,
+    generation: u32,
 ) -> Vec<u32> {
     let is_superseded = |slot: &u32| match slot_token(summary, *slot) {
         None => true,
@@ -165,7 +148,7 @@ fn superseded_slots(
 pub(super) fn needs_confirmation(summary: &HeaderSummary, volume: &VolumeToken) -> bool {
     newest_generation(summary, SlotKind::Split).is_some_and(|newest| {
         needs_local_slot(summary, volume, newest)
-            || !superseded_slots(summary, volume, (SlotKind::Split, newest)).is_empty()
+            || !superseded_slots(summary, volume, SlotKind::Split, newest).is_empty()
     })
 }
 
@@ -174,7 +157,7 @@ fn needs_local_slot(summary: &HeaderSummary, volume: &VolumeToken, generation: u
     volume.keeps_local_slot() && newest_generation(summary, SlotKind::Local) != Some(generation)
 }
 
-/// The newest generation of unlock keys that somebody may rely on: those of newer ones were never confirmed.
+/// The newest generation of unlock keys that the cluster may rely on: those of newer ones were never confirmed.
 fn confirmed_generation(summary: &HeaderSummary, opened: &OpenedSlot) -> u32 {
     match opened.kind {
         SlotKind::Recovery => {
@@ -203,9 +186,10 @@ impl KeySlots<'_> {
         let mut first_error = None;
         for (slot, token) in slots_of(&header.summary, kind) {
             let tried = self.passphrase_of(header.uuid, secret, token).and_then(|passphrase| {
-                match self.device.opens(header, slot, &passphrase)? {
-                    true => Ok(passphrase),
-                    false => Err(closed_slot(header.uuid, secret)),
+                if self.device.opens(header, slot, &passphrase)? {
+                    Ok(passphrase)
+                } else {
+                    Err(closed_slot(header.uuid, secret))
                 }
             });
             match tried {
@@ -248,10 +232,10 @@ impl KeySlots<'_> {
         let key = UnlockKey::generate().map_err(LuksError::Random)?;
         self.seal.seal_key(id, &key).map_err(LuksError::Seal)?;
         let sealed = self.node_key(id)?;
-        match sealed.expose_bytes() == key.expose_bytes() {
-            true => Ok(key),
-            false => Err(LuksError::WrongNodeKey { volume: id.volume.to_string() }),
+        if sealed.expose_bytes() != key.expose_bytes() {
+            return Err(LuksError::WrongNodeKey { volume: id.volume.to_string() });
         }
+        Ok(key)
     }
 
     /// Adds slots with new keys, which a secret permits. Returns the cluster unlock key of a split volume, whose slot
@@ -309,7 +293,7 @@ impl KeySlots<'_> {
         Ok(passphrase)
     }
 
-    /// Removes what the newest slot of a kind supersedes, after a secret has opened it.
+    /// Removes the slots that the newest one of a kind supersedes, after a secret has opened it.
     pub(super) fn confirm(&self, secret: &UnlockSecret, volume: &VolumeToken) -> Result<(), LuksError> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
@@ -325,7 +309,7 @@ impl KeySlots<'_> {
             self.device.write_slot_token(opened.slot, &token.to_confirmed())?;
         }
         let summary = self.device.check_header()?.summary;
-        for slot in superseded_slots(&summary, volume, (opened.kind, generation)) {
+        for slot in superseded_slots(&summary, volume, opened.kind, generation) {
             self.device.remove_slot(slot)?;
         }
         self.remove_unused_seals(&header.summary, header.uuid)
@@ -346,8 +330,7 @@ impl KeySlots<'_> {
         Ok(())
     }
 
-    /// Removes what interrupted rotations and unconfirmed additions have left: these slots, on which nobody relies, and
-    /// unnamed ones.
+    /// Removes the slots that interrupted rotations and unconfirmed additions have left: void ones, and unnamed ones.
     fn remove_slots(
         &self,
         header: &CheckedHeader,

@@ -1,0 +1,117 @@
+//! The errors of volumes.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::lifecycle::MountState;
+#[cfg(feature = "luks")]
+use super::luks::LuksError;
+use super::probe::VolumeContents;
+use crate::error::Error;
+use crate::mount::MountError;
+
+/// Why a volume could not be created, opened or closed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum VolumeError {
+    /// Another call is in progress, or the volume is mounted already, or is not mounted yet.
+    #[error("the data volume is {state}, which this operation does not allow")]
+    InvalidState {
+        /// The state.
+        state: MountState,
+    },
+    /// There are contents already. Use [`ErasePolicy::Exactly`](super::ErasePolicy::Exactly) to erase them.
+    #[error(
+        "{} already contains {found}, and nothing was written to it: use an empty disk, or erase this one",
+        .path.display()
+    )]
+    Occupied {
+        /// The device, or the directory.
+        path: PathBuf,
+        /// The contents.
+        found: VolumeContents,
+    },
+    /// The volume does not exist yet: create one.
+    #[error("no data volume on {}: it is blank; create one, or attach the node's disk", .path.display())]
+    Absent {
+        /// The device, or the directory.
+        path: PathBuf,
+    },
+    /// Its creation was interrupted, before any data was on it: create it again.
+    #[error(
+        "creation of the data volume on {} was interrupted, before it had data: create it again",
+        .path.display()
+    )]
+    Unfinished {
+        /// The device, or the directory.
+        path: PathBuf,
+    },
+    /// The contents were not created by [`DataVolume::mount_new`](super::DataVolume::mount_new).
+    #[error(
+        "{} contains {found}, which is not a nodekeel data volume; nothing was written: attach the node's \
+         disk",
+        .path.display()
+    )]
+    ForeignData {
+        /// The device, or the directory.
+        path: PathBuf,
+        /// The contents.
+        found: VolumeContents,
+    },
+    /// The device could not be opened, read or written, or is in use: its contents are unknown. A retry may
+    /// help.
+    #[error("can't {step} disk {}", .path.display())]
+    Device {
+        /// The failed step.
+        step: &'static str,
+        /// The device.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// `mkfs.xfs` could not be started, or failed: install xfsprogs, or read its output. A retry starts over.
+    #[error("can't format {}{}", .path.display(), in_parentheses(.stderr))]
+    Format {
+        /// The device.
+        path: PathBuf,
+        /// Its error output, if it was started.
+        stderr: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// `xfs_growfs` could not be started, or failed: install xfsprogs, or read its output.
+    #[error("can't grow the file system on {}{}", .path.display(), in_parentheses(.stderr))]
+    Grow {
+        /// Where it is mounted.
+        path: PathBuf,
+        /// Its error output, if it was started.
+        stderr: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The volume could not be encrypted, or opened with a key.
+    #[cfg(feature = "luks")]
+    #[error("can't use encrypted volume {}", .path.display())]
+    Encryption {
+        /// The device.
+        path: PathBuf,
+        /// Why, and what to do.
+        #[source]
+        source: Box<LuksError>,
+    },
+    /// The volume could not be mounted or unmounted.
+    #[error("can't mount or unmount the data volume")]
+    Mount(#[source] MountError),
+    /// The root directory of the volume could not be opened, listed, or marked as complete.
+    #[error("can't read the data volume's root directory, or record there that the volume is complete")]
+    Finish(#[source] Error),
+}
+
+fn in_parentheses(stderr: &str) -> String {
+    if stderr.is_empty() { String::new() } else { format!(" ({stderr})") }
+}

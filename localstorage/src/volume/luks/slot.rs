@@ -1,0 +1,103 @@
+//! A key slot: its kind, and its record in the header.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The type of a token that names a key slot.
+pub(super) const SLOT_TYPE: &str = "nodekeel-slot";
+
+/// The kind of secret that opens a key slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum SlotKind {
+    /// The node unlock key.
+    Local,
+    /// The node unlock key and the cluster unlock key together.
+    Split,
+    /// A recovery passphrase.
+    Recovery,
+}
+
+impl fmt::Display for SlotKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SlotKind::Local => "local",
+            SlotKind::Split => "split",
+            SlotKind::Recovery => "recovery",
+        })
+    }
+}
+
+/// A key slot, as the header describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeySlotStatus {
+    /// Its number in the header.
+    pub slot: u32,
+    /// The kind of secret that opens it, and its generation; none if the header does not name it: a rotation was
+    /// interrupted, or an operator has added it.
+    pub name: Option<(SlotKind, u32)>,
+    /// Whether the volume was opened with it, by this process.
+    pub is_opened: bool,
+    /// Whether it holds an [unconfirmed](super::LuksVolume::confirm_secret) recovery passphrase, which the operator may
+    /// not have saved.
+    pub is_unconfirmed: bool,
+    /// Whether the next confirmation of the newest key removes it: it is of an older generation, unnamed, or the
+    /// temporary slot of the node unlock key alone.
+    pub is_stale: bool,
+}
+
+/// The token that names a key slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SlotToken {
+    #[serde(rename = "type")]
+    token_type: String,
+    /// One slot; none after cryptsetup has removed it.
+    keyslots: Vec<String>,
+    pub(super) kind: SlotKind,
+    /// Grows by one with each rotation.
+    pub(super) generation: u32,
+    /// The check value of the node unlock key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) node_check: Option<String>,
+    /// Whether the slot is of a recovery passphrase that was not typed yet. Those of a release before this field count
+    /// as typed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) unconfirmed: bool,
+}
+
+impl SlotToken {
+    pub(super) fn new(slot: u32, kind: SlotKind, generation: u32, node_check: Option<String>) -> SlotToken {
+        SlotToken {
+            token_type: SLOT_TYPE.into(),
+            keyslots: vec![slot.to_string()],
+            kind,
+            generation,
+            node_check,
+            unconfirmed: kind == SlotKind::Recovery,
+        }
+    }
+
+    /// The same token, of a recovery passphrase that was typed.
+    pub(super) fn to_confirmed(&self) -> SlotToken {
+        SlotToken { unconfirmed: false, ..self.clone() }
+    }
+
+    /// A token names one slot, or none after cryptsetup has removed it.
+    pub(super) fn names_at_most_one_slot(&self) -> bool {
+        self.keyslots.len() <= 1
+    }
+
+    /// Whether a token with this identifier may name its slot.
+    pub(super) fn is_identified_by(&self, identifier: u32) -> bool {
+        self.slot().is_none_or(|slot| slot.checked_add(1) == Some(identifier))
+    }
+
+    /// Its slot; none if the slot was removed.
+    pub(super) fn slot(&self) -> Option<u32> {
+        self.keyslots.first()?.parse().ok()
+    }
+}
