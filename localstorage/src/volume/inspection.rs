@@ -8,7 +8,7 @@ use super::claim::claim_line;
 use super::disk::{Disk, DiskAccess};
 use super::filesystem::DEFAULT_LABEL;
 #[cfg(feature = "luks")]
-use super::luks::{self, KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
+use super::luks::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken, read_volume_token_of};
 use super::probe::VolumeContents;
 
 /// The contents of a disk, and the volume on it.
@@ -77,7 +77,7 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
         VolumeContents::Interrupted => DiskFinding::Unfinished,
         VolumeContents::Xfs { label, .. } if label == DEFAULT_LABEL => DiskFinding::Plain,
         #[cfg(feature = "luks")]
-        VolumeContents::Occupied { .. } => match luks::read_volume_token_of(&disk)? {
+        VolumeContents::Occupied { .. } => match read_volume_token_of(&disk)? {
             None => DiskFinding::Foreign,
             Some(token) if token.state == VolumeProgress::Unfinished => DiskFinding::Unfinished,
             Some(VolumeToken { encryption, keys, node, .. }) => {

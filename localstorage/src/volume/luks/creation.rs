@@ -363,7 +363,7 @@ mod uuid_text {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serializer};
 
-    use super::Uuid;
+    use crate::volume::uuid::Uuid;
 
     pub(super) fn serialize<S: Serializer>(uuid: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(uuid)

@@ -275,7 +275,7 @@ impl LuksDevice<'_> {
 }
 
 /// The token of the volume on a disk, before its policy is checked; none if the disk has no header of this crate.
-pub(in super::super) fn read_volume_token_of(disk: &Disk) -> Result<Option<VolumeToken>, VolumeError> {
+pub(crate) fn read_volume_token_of(disk: &Disk) -> Result<Option<VolumeToken>, VolumeError> {
     let start = disk.read_start(COPIES_BYTES as u64)?;
     Ok(LuksHeader::parse(&start).ok().and_then(|header| read_volume_token(&header.json)))
 }

@@ -85,7 +85,7 @@ impl fmt::Display for KeyPolicy {
 /// The progress of the creation of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(in crate::volume) enum VolumeProgress {
+pub(crate) enum VolumeProgress {
     /// It has no data yet.
     Unfinished,
     /// It may have data.
@@ -95,22 +95,22 @@ pub(in crate::volume) enum VolumeProgress {
 /// The token that describes the volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::volume) struct VolumeToken {
+pub(crate) struct VolumeToken {
     #[serde(rename = "type")]
     token_type: String,
     /// Every token has this list; no key slot belongs to this one.
     keyslots: Vec<String>,
     /// The version of these fields, 1.
     format: u32,
-    pub(in crate::volume) state: VolumeProgress,
-    pub(in crate::volume) encryption: VolumeEncryption,
-    pub(in crate::volume) keys: KeyPolicy,
+    pub(crate) state: VolumeProgress,
+    pub(crate) encryption: VolumeEncryption,
+    pub(crate) keys: KeyPolicy,
     /// None in a volume that is not split, and in one of a release before this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cold_start: Option<ColdStart>,
     /// The node that created it, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::volume) node: Option<String>,
+    pub(crate) node: Option<String>,
 }
 
 impl VolumeToken {
