@@ -127,7 +127,7 @@ impl ContainerdSettings {
         let mut plugins = Table::from_iter([(
             // The default path is outside of the data directory.
             "io.containerd.internal.v1.opt".to_owned(),
-            toml_table([("path", path_value(&layout.opt_dir()))]),
+            toml_table([("path", path_value(layout.data().opt.path()))]),
         )]);
         match &self.cri {
             None => disabled.extend([CRI_PLUGIN, CRI_IMAGES_PLUGIN, CRI_RUNTIME_PLUGIN]),
@@ -139,8 +139,8 @@ impl ContainerdSettings {
         };
         let config = Table::from_iter([
             ("version".to_owned(), Value::from(version)),
-            ("root".to_owned(), path_value(&layout.root_dir())),
-            ("state".to_owned(), path_value(&layout.state_dir())),
+            ("root".to_owned(), path_value(layout.data().root.path())),
+            ("state".to_owned(), path_value(layout.run().state.path())),
             ("disabled_plugins".to_owned(), Value::from(disabled)),
             ("grpc".to_owned(), toml_table([("address", path_value(&layout.socket_path()))])),
             ("ttrpc".to_owned(), toml_table([("address", path_value(&layout.ttrpc_path()))])),

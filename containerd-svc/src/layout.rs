@@ -1,8 +1,10 @@
 //! The directory layout of a containerd.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use nodekeel_localstorage::tree::{EntryShape, LayoutDir, LayoutEntry, LayoutFile};
+use nodekeel_localstorage::mem::MemFileStore;
+use nodekeel_localstorage::tree::{EntryShape, LayoutDir, LayoutEntry, LayoutFile, LayoutTarget};
 use nodekeel_localstorage::{Dir, Error, FileMode};
 
 /// Maximum length of the path of a Unix socket.
@@ -16,9 +18,9 @@ const TTRPC_SUFFIX: &str = ".ttrpc";
 nodekeel_localstorage::layout! {
     /// The persistent directory of a containerd.
     pub struct ContainerdDataDir {
-        /// Its configuration, written at each start.
+        /// The configuration, written at each start.
         pub config: LayoutFile = "config.toml", 0o600;
-        /// Images and containers.
+        /// Images and snapshots.
         pub root: LayoutDir = "root", 0o700;
         /// containerd's `opt` plugin installs software from images here.
         pub opt: LayoutDir = "opt", 0o711;
@@ -26,30 +28,21 @@ nodekeel_localstorage::layout! {
 
     /// The runtime directory of a containerd, which creates its sockets in it.
     pub struct ContainerdRunDir {
-        /// Its tasks. Processes of containers access their files in it, hence 0711.
+        /// Running containers, whose processes access their files in it: hence 0711.
         pub state: LayoutDir = "state", 0o711;
-        /// Its `TMPDIR`.
+        /// The `TMPDIR` of the daemon.
         pub tmp: LayoutDir = "tmp", 0o700;
-        /// gVisor's state, configuration and log.
+        /// gVisor's state, `config.toml` and `log.fifo`.
         pub runsc: LayoutDir = "runsc", 0o700;
     }
 }
 
-/// The directories of a containerd: persistent data, and runtime state until the next boot.
-///
-/// ```text
-/// DATA/config.toml      0600   generated at each start
-/// DATA/root/            0700   images and snapshots
-/// DATA/opt/             0711
-/// RUN/containerd.sock          API socket, and .ttrpc next to it
-/// RUN/state/            0711   running containers
-/// RUN/tmp/              0700   TMPDIR
-/// RUN/runsc/            0700   gVisor's state, config.toml and log.fifo
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The directories of a containerd: persistent data, and runtime state until the next boot. containerd itself creates
+/// `containerd.sock` and `containerd.sock.ttrpc` in the latter.
+#[derive(Debug, Clone)]
 pub struct DirectoryLayout {
-    data_dir: PathBuf,
-    run_dir: PathBuf,
+    data: ContainerdDataDir,
+    run: ContainerdRunDir,
 }
 
 /// An invalid directory layout.
@@ -79,83 +72,77 @@ impl DirectoryLayout {
     /// # Errors
     /// See [`InvalidDirectories`].
     pub fn new(data: impl Into<PathBuf>, run: impl Into<PathBuf>) -> Result<Self, InvalidDirectories> {
-        let layout = Self { data_dir: data.into(), run_dir: run.into() };
-        for path in [&layout.data_dir, &layout.run_dir] {
+        let (data, run) = (data.into(), run.into());
+        for path in [&data, &run] {
             if !path.is_absolute() || path.to_str().is_none() {
                 return Err(InvalidDirectories::InvalidPath { path: path.clone() });
             }
         }
+        let layout = Self { data: place_in_memory(data), run: place_in_memory(run) };
         let socket = layout.socket_path();
-        match socket.as_os_str().len() + TTRPC_SUFFIX.len() > MAX_SOCKET_PATH_BYTES {
-            true => Err(InvalidDirectories::SocketTooLong { path: socket }),
-            false => Ok(layout),
+        if socket.as_os_str().len() + TTRPC_SUFFIX.len() > MAX_SOCKET_PATH_BYTES {
+            return Err(InvalidDirectories::SocketTooLong { path: socket });
         }
+        Ok(layout)
+    }
+
+    /// The paths of persistent data. A start creates them; reading or writing through these handles does not reach
+    /// the disk.
+    pub fn data(&self) -> &ContainerdDataDir {
+        &self.data
+    }
+
+    /// The paths of runtime state, which does not survive a reboot, as [`data`](Self::data).
+    pub fn run(&self) -> &ContainerdRunDir {
+        &self.run
     }
 
     /// The directory of persistent data.
     pub fn data_dir(&self) -> &Path {
-        &self.data_dir
+        self.data.path()
     }
 
-    /// The directory of runtime state, which does not survive a reboot.
+    /// The directory of runtime state.
     pub fn run_dir(&self) -> &Path {
-        &self.run_dir
-    }
-
-    /// The socket of the API, and of the CRI if that is enabled.
-    pub fn socket_path(&self) -> PathBuf {
-        self.run_dir.join("containerd.sock")
-    }
-
-    /// The socket for shims.
-    pub(crate) fn ttrpc_path(&self) -> PathBuf {
-        self.run_dir.join(format!("containerd.sock{TTRPC_SUFFIX}"))
-    }
-
-    /// The configuration file.
-    pub fn config_path(&self) -> PathBuf {
-        self.data_dir.join("config.toml")
+        self.run.path()
     }
 
     /// Images and snapshots.
     pub fn root_dir(&self) -> PathBuf {
-        self.data_dir.join("root")
+        self.data.root.path().to_owned()
     }
 
-    pub(crate) fn opt_dir(&self) -> PathBuf {
-        self.data_dir.join("opt")
+    /// The socket of the API, and of the CRI if that is enabled.
+    pub fn socket_path(&self) -> PathBuf {
+        self.run_dir().join("containerd.sock")
     }
 
-    /// The state of running containers.
-    pub fn state_dir(&self) -> PathBuf {
-        self.run_dir.join("state")
-    }
-
-    /// The `TMPDIR` of the daemon.
-    pub fn temp_dir(&self) -> PathBuf {
-        self.run_dir.join("tmp")
-    }
-
-    /// gVisor's state.
-    pub fn runsc_dir(&self) -> PathBuf {
-        self.run_dir.join("runsc")
+    /// The socket for shims.
+    pub(crate) fn ttrpc_path(&self) -> PathBuf {
+        self.run_dir().join(format!("containerd.sock{TTRPC_SUFFIX}"))
     }
 
     /// The configuration of gVisor's shim.
     pub fn runsc_config_path(&self) -> PathBuf {
-        self.runsc_dir().join("config.toml")
+        self.run.runsc.path().join("config.toml")
     }
 
     /// The FIFO into which gVisor writes its log.
     pub fn runsc_log_path(&self) -> PathBuf {
-        self.runsc_dir().join("log.fifo")
+        self.run.runsc.path().join("log.fifo")
     }
 
     /// Creates the directories and sets the modes of existing ones.
     pub(crate) fn create_dirs(&self) -> Result<(), Error> {
-        create_declared::<ContainerdDataDir>(&self.data_dir)?;
-        create_declared::<ContainerdRunDir>(&self.run_dir)
+        create_declared::<ContainerdDataDir>(self.data_dir())?;
+        create_declared::<ContainerdRunDir>(self.run_dir())
     }
+}
+
+/// Places a layout in memory, to know its paths before it is created on the disk.
+fn place_in_memory<L: LayoutEntry>(path: PathBuf) -> L {
+    let placed = LayoutTarget::new(Arc::new(MemFileStore::new()), path).create_layout();
+    placed.expect("the names are checked when this is compiled, and memory accepts each")
 }
 
 /// Creates the directories of a layout below the operator's directory, which keeps its mode if it exists.
@@ -182,14 +169,12 @@ mod tests {
         let layout =
             DirectoryLayout::new(scratch.path().join("data"), scratch.path().join("run")).expect("short");
         layout.create_dirs().expect("created");
-        fs::set_permissions(layout.state_dir(), fs::Permissions::from_mode(0o777)).expect("set");
+        fs::set_permissions(layout.run().state.path(), fs::Permissions::from_mode(0o777)).expect("set");
         layout.create_dirs().expect("created again");
-        let mode = |path: PathBuf| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
-        let modes =
-            [layout.root_dir(), layout.opt_dir(), layout.state_dir(), layout.temp_dir(), layout.runsc_dir()]
-                .map(mode);
-        assert_eq!(modes, [0o700, 0o711, 0o711, 0o700, 0o700]);
-        assert_eq!(mode(layout.data_dir().to_owned()), 0o700);
+        let (data, run) = (layout.data(), layout.run());
+        let modes = [&**data, &data.root, &data.opt, &run.state, &run.tmp, &run.runsc]
+            .map(|dir| fs::metadata(dir.path()).expect("there").permissions().mode() & 0o7777);
+        assert_eq!(modes, [0o700, 0o700, 0o711, 0o711, 0o700, 0o700]);
     }
 
     #[test]

@@ -182,12 +182,7 @@ impl Bundle {
     }
 
     /// The mark on one of its images: its name, how many images the bundle names, and the target.
-    pub(crate) fn image_labels(
-        &self,
-        name: &str,
-        (count, target): (usize, Digest),
-        unpacked: bool,
-    ) -> Labels {
+    pub(crate) fn image_labels(&self, name: &str, count: usize, target: Digest, unpacked: bool) -> Labels {
         let image = Some(name.to_owned());
         let mark = BundleMark { fingerprint: self.fingerprint, count, target, image, unpacked };
         Labels::from([(self.label_key(), mark.to_string())])

@@ -19,7 +19,7 @@ fn test_image(name: &str, target: &str, labels: Labels) -> Image {
 /// An image with the marks of these bundles, each with the number of its names and its target.
 fn marked_image(name: &str, target: &str, marks: &[(&Bundle, usize, &str)]) -> Image {
     let marks = marks.iter().map(|(bundle, count, target)| {
-        bundle.image_labels(name, (*count, Digest::of_content(target.as_bytes())), false)
+        bundle.image_labels(name, *count, Digest::of_content(target.as_bytes()), false)
     });
     let pinned = (PINNED_LABEL.0.to_owned(), PINNED_LABEL.1.to_owned());
     test_image(name, target, marks.flatten().chain([pinned]).collect())
@@ -51,7 +51,7 @@ const INCOMPLETE: BundleAction = BundleAction::Import(ImportReason::Incomplete);
 fn imported_images(bundle: &Bundle, unpacked: bool) -> [Image; 2] {
     ["x", "y"].map(|name| {
         let target = Digest::of_content(name.as_bytes());
-        test_image(name, name, bundle.image_labels(name, (2, target), unpacked))
+        test_image(name, name, bundle.image_labels(name, 2, target, unpacked))
     })
 }
 
@@ -195,7 +195,7 @@ fn the_name_of_a_deleted_bundle_goes_to_the_one_that_remains() {
     assert_eq!(changes(&planned), [("x", ImageChangeKind::Unmark)]);
 
     let [mut shared, mut other] = [shared, marked_image("y", "of b", &[(&b, 2, "of b")])];
-    shared.labels.extend(b.image_labels("x", (2, Digest::of_content(b"of b")), false));
+    shared.labels.extend(b.image_labels("x", 2, Digest::of_content(b"of b"), false));
     other.target.media_type = "of y".into();
     let planned = plan(&[&b], &[shared, other.clone()]);
     assert!(

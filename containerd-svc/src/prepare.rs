@@ -39,7 +39,7 @@ pub fn prepare_layout(
     runsc: Option<&str>,
 ) -> Result<(), PrepareError> {
     layout.create_dirs().map_err(PrepareError::CreateFiles)?;
-    write_config(&layout.config_path(), config)?;
+    write_config(layout.data().config.path(), config)?;
     if let Some(runsc) = runsc {
         write_config(&layout.runsc_config_path(), runsc)?;
     }
@@ -91,9 +91,9 @@ mod tests {
         let layout = test_layout(scratch.path());
         prepare_layout(&layout, "version = 2\n", Some("x")).expect("prepared");
         prepare_layout(&layout, "version = 3\n", Some("y")).expect("prepared again");
-        assert_eq!(fs::read_to_string(layout.config_path()).expect("there"), "version = 3\n");
+        assert_eq!(fs::read_to_string(layout.data().config.path()).expect("there"), "version = 3\n");
         assert_eq!(fs::read_to_string(layout.runsc_config_path()).expect("there"), "y");
-        let mode = fs::metadata(layout.config_path()).expect("there").permissions().mode();
+        let mode = fs::metadata(layout.data().config.path()).expect("there").permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
     }
 

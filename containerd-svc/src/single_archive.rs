@@ -24,7 +24,8 @@ use crate::{Descriptor, ImageName, ImageStore, ImportLimits, Namespace, Platform
 pub async fn import_archive(
     store: &dyn ImageStore,
     namespace: &Namespace,
-    (path, file): (&Path, File),
+    path: &Path,
+    file: File,
 ) -> Result<Vec<Image>, ImportError> {
     let (platform, limits) = (Platform::of_build_target(), ImportLimits::default());
     let name = path.file_name().unwrap_or_default().to_string_lossy();

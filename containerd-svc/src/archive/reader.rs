@@ -116,7 +116,7 @@ pub(crate) fn read_archive<R: Read, S: BlobSink>(
     let mut contents = ArchiveContents::default();
     while let Some(entry) = tar.next_entry()? {
         match &entry.kind {
-            EntryKind::File => read_file(&mut tar, entry, limits, (&mut contents, sink))?,
+            EntryKind::File => read_file(&mut tar, entry, limits, &mut contents, sink)?,
             EntryKind::Symlink(to) => {
                 let directory = entry.name.rsplit_once('/').map_or("", |(directory, _)| directory);
                 contents.links.extend(resolve_name(directory, to).map(|to| (entry.name.clone(), to)));
@@ -150,7 +150,8 @@ fn read_file<R: Read, S: BlobSink>(
     tar: &mut TarReader<R>,
     entry: TarEntry,
     limits: &ImportLimits,
-    (contents, sink): (&mut ArchiveContents, &mut S),
+    contents: &mut ArchiveContents,
+    sink: &mut S,
 ) -> Result<(), ReadError<S::Error>> {
     match entry.name.as_str() {
         "index.json" => contents.index = Some(read_document(tar, &entry, limits)?),

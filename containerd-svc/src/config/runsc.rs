@@ -40,7 +40,7 @@ impl RunscSettings {
         ]);
         let level = if self.debug { "debug" } else { "info" };
         let config = Table::from_iter([
-            ("root".to_owned(), path_value(&layout.runsc_dir().join("root"))),
+            ("root".to_owned(), path_value(&layout.run().runsc.path().join("root"))),
             ("log_path".to_owned(), log()),
             ("log_level".to_owned(), Value::from(level)),
             ("runsc_config".to_owned(), flags),

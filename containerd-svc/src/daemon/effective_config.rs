@@ -53,7 +53,7 @@ fn judge_effective_config(dumped: &str, is_required: bool) -> Result<bool, Failu
 /// The output of `containerd config dump`.
 async fn dump_config(containerd: &Containerd) -> Result<String, String> {
     let mut command = Command::new(&containerd.binary);
-    command.arg("--config").arg(containerd.layout.config_path());
+    command.arg("--config").arg(containerd.layout.data().config.path());
     // They may name another configuration.
     command.args(&containerd.extra_args).args(["config", "dump"]);
     command.env_clear().env("PATH", &containerd.search_path).envs(&containerd.env);

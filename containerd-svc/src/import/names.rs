@@ -26,7 +26,7 @@ pub(super) async fn find_candidates(
         (Some(index), _) => add_layout_images(job, index, &mut candidates)?,
         (None, Some(manifest)) => {
             for saved in parse_document::<Vec<DockerManifestEntry>>("manifest.json", manifest)? {
-                add_docker_images(job, contents, &saved, (import, &mut candidates)).await?;
+                add_docker_images(job, contents, &saved, import, &mut candidates).await?;
             }
         }
         (None, None) => return Err(ArchivedImageError::NoIndex.into()),
@@ -81,7 +81,8 @@ async fn add_docker_images(
     job: ImportJob<'_>,
     contents: &ArchiveContents,
     saved: &DockerManifestEntry,
-    (import, candidates): (&mut dyn ImportSession, &mut ImageCandidates),
+    import: &mut dyn ImportSession,
+    candidates: &mut ImageCandidates,
 ) -> Result<(), BundleError> {
     let tags = saved.repo_tags.as_deref().unwrap_or_default();
     if tags.is_empty() {

@@ -153,7 +153,7 @@ impl<'a> PreseedPass<'a> {
         let image = |(name, target): &(ImageName, Descriptor)| {
             let unpacked = self.preseed.unpacks_layers;
             let mut labels: Labels =
-                bundle.image_labels(name.as_str(), (targets.len(), target.digest), unpacked);
+                bundle.image_labels(name.as_str(), targets.len(), target.digest, unpacked);
             if self.preseed.pins_images {
                 labels.insert(PINNED_LABEL.0.into(), PINNED_LABEL.1.into());
             }

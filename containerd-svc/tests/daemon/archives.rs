@@ -1,13 +1,13 @@
 //! Archives of common tools, and invalid ones.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
-use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, Platform};
+use nodekeel_containerd_svc::{BundleOutcome, Platform};
 use testbed::{command_output, tools};
 
-use crate::harness::{Release, TestDaemon, bundle_dir, busybox_layer, namespace, noise_layer, put_bundle};
+use crate::harness::{Release, Setup, busybox_layer, noise_layer};
 
 crate::on_both!(
     archives_of_every_tool_are_complete_and_run,
@@ -36,121 +36,80 @@ fn build_with_umoci(scratch: &Path, archive: &Path) {
 }
 
 async fn archives_of_every_tool_are_complete_and_run(release: Release) {
-    let daemon = TestDaemon::start(release).await;
+    let daemon = Setup::new(release).start().await;
     let layer = busybox_layer();
-    put_bundle(
-        &daemon.scratch,
-        "hand.tar",
-        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
-            .with_image(&["localhost/hand:1"], &layer)
-            .to_tar(),
-    );
-    let directory = bundle_dir(&daemon.scratch).join("k8s.io");
-    let at = |file: &str| -> PathBuf { directory.join(file) };
-    let from = format!("oci-archive:{}", at("hand.tar").display());
-    copy_with_skopeo(
-        &from,
-        &format!("oci-archive:{}:localhost/skopeo-oci:1", at("skopeo-oci.tar").display()),
-    );
-    copy_with_skopeo(
-        &from,
-        &format!("docker-archive:{}:localhost/skopeo-docker:1", at("skopeo-docker.tar").display()),
-    );
-    build_with_umoci(daemon.scratch.path(), &at("umoci.tar"));
+    let hand = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/hand:1"], &layer);
+    daemon.put_bundle("hand.tar", &hand.to_tar());
+    let from = format!("oci-archive:{}", daemon.bundle_path("hand.tar").display());
+    for format in ["oci", "docker"] {
+        let to = daemon.bundle_path(&format!("skopeo-{format}.tar"));
+        copy_with_skopeo(&from, &format!("{format}-archive:{}:localhost/skopeo-{format}:1", to.display()));
+    }
+    build_with_umoci(daemon.scratch.path(), &daemon.bundle_path("umoci.tar"));
     for (shape, name) in
         [(BuiltArchiveFormat::OciLayoutIndexLast, "layout"), (BuiltArchiveFormat::DockerArchive, "docker")]
     {
-        let named = |end: &str| {
-            let image = format!("localhost/{name}-{end}:1");
-            (format!("{name}.{end}"), ArchiveBuilder::new(shape).with_image(&[&image], &layer))
+        let archive = |end: &str| {
+            ArchiveBuilder::new(shape).with_image(&[&format!("localhost/{name}-{end}:1")], &layer)
         };
-        let (file, archive) = named("tgz");
-        put_bundle(&daemon.scratch, &file, &archive.to_gzip());
-        let (file, archive) = named("tar.zst");
-        put_bundle(&daemon.scratch, &file, &archive.to_zstd());
+        daemon.put_bundle(&format!("{name}.tgz"), &archive("tgz").to_gzip());
+        daemon.put_bundle(&format!("{name}.tar.zst"), &archive("tar.zst").to_zstd());
     }
-    let images = daemon.images().await;
-    let report = daemon.preseed().run(&images).await.unwrap();
-    assert!(
-        report.outcomes.iter().all(|outcome| matches!(outcome, BundleOutcome::Imported { .. })),
-        "{report:?}"
-    );
-    let names: Vec<_> =
-        images.list_images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
+    let report = daemon.import_bundles().await;
+    let is_imported = |outcome: &BundleOutcome| matches!(outcome, BundleOutcome::Imported { .. });
+    assert!(report.outcomes.iter().all(is_imported), "{report:?}");
+    let names = daemon.image_names().await;
     assert_eq!(names.len(), 8, "{names:?}");
     assert!(names.contains(&"docker.io/library/umoci:1".to_owned()), "{names:?}");
     for name in names {
         let checked = daemon.ctr(&["images", "check", &format!("name=={name}")]);
         assert!(checked.contains(" complete ("), "{checked}");
-        let output = daemon.run_echo(&name, "running");
-        assert_eq!(output, "running\n", "{name}");
+        assert_eq!(daemon.run_echo(&name, "running"), "running\n", "{name}");
     }
-    let again = daemon.preseed().run(&images).await.unwrap();
-    assert!(
-        again.outcomes.iter().all(|outcome| matches!(outcome, BundleOutcome::Unchanged { .. })),
-        "{again:?}"
-    );
+    let again = daemon.import_bundles().await;
+    let is_unchanged = |outcome: &BundleOutcome| matches!(outcome, BundleOutcome::Unchanged { .. });
+    assert!(again.outcomes.iter().all(is_unchanged), "{again:?}");
     daemon.stop().await;
 }
 
 async fn invalid_bundles_are_reported_and_affect_no_other(release: Release) {
-    let daemon = TestDaemon::start(release).await;
-    let images = daemon.images().await;
+    let daemon = Setup::new(release).start().await;
     let layer = noise_layer(300_000);
     let archive =
         ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast).with_image(&["localhost/bad:1"], &layer);
     let complete = archive.to_tar();
     for point in 0..50 {
-        put_bundle(
-            &daemon.scratch,
-            &format!("cut-{point:02}.tar"),
-            &complete[..(complete.len() - 1024) * point / 50],
-        );
+        let cut = &complete[..(complete.len() - 1024) * point / 50];
+        daemon.put_bundle(&format!("cut-{point:02}.tar"), cut);
     }
     let other = Platform { os: "linux".into(), architecture: "s390x".into(), variant: None };
+    let foreign = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout);
     let bad = [
         ("digest.tar", archive.clone().with_damaged_content(&layer)),
         ("traversal.tar", archive.clone().with_file("../../../../tmp/nodekeel-evil", b"evil")),
-        (
-            "platform.tar",
-            ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image_for(
-                &other,
-                &["localhost/bad:2"],
-                &layer,
-            ),
-        ),
+        ("platform.tar", foreign.with_image_for(&other, &["localhost/bad:2"], &layer)),
         ("twice.tar", archive.clone().with_image(&["localhost/bad:1"], b"another layer")),
         ("missing.tar", archive.clone().without_content(&layer)),
     ];
     for (file, archive) in &bad {
-        put_bundle(&daemon.scratch, file, &archive.to_tar());
+        daemon.put_bundle(file, &archive.to_tar());
     }
     for good in ["a-good", "z-good"] {
-        let name = format!("localhost/{good}:1");
-        put_bundle(
-            &daemon.scratch,
-            &format!("{good}.tar"),
-            &ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive)
-                .with_image(&[&name], good.as_bytes())
-                .to_tar(),
-        );
+        let archive = ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive)
+            .with_image(&[&format!("localhost/{good}:1")], good.as_bytes());
+        daemon.put_bundle(&format!("{good}.tar"), &archive.to_tar());
     }
-    let report = daemon.preseed().run(&images).await.unwrap();
+    let report = daemon.import_bundles().await;
     let failed = report.outcomes.iter().filter(|outcome| matches!(outcome, BundleOutcome::Failed(_))).count();
     assert_eq!((failed, report.outcomes.len()), (50 + bad.len(), 52 + bad.len()), "{report:?}");
-    let mut names: Vec<_> =
-        images.list_images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
-    names.sort();
+    let names = daemon.image_names().await;
     assert_eq!(names, ["localhost/a-good:1", "localhost/z-good:1"], "no incomplete image is listed");
-    assert_eq!(
-        daemon.ctr(&["content", "ls", "--quiet"]).lines().count(),
-        6,
-        "nothing of the invalid bundles is kept"
-    );
+    let content = daemon.ctr(&["content", "ls", "--quiet"]);
+    assert_eq!(content.lines().count(), 6, "nothing of the invalid bundles is kept");
     assert!(!Path::new("/tmp/nodekeel-evil").exists());
     // The complete bundle is imported.
-    put_bundle(&daemon.scratch, "cut-25.tar", &complete);
-    daemon.preseed().run(&images).await.unwrap();
+    daemon.put_bundle("cut-25.tar", &complete);
+    daemon.import_bundles().await;
     assert!(daemon.ctr(&["images", "check", "name==localhost/bad:1"]).contains("complete (2/2)"));
     daemon.stop().await;
 }

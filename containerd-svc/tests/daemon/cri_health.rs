@@ -1,16 +1,15 @@
 //! A kubelet's view of containerd: its CRI.
 
-use std::sync::Arc;
+use std::fs;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
-use nodekeel_containerd_svc::{ContainerdConfig, ContainerdSettings, CriSettings, LivenessProbe, Preseed};
-use nodekeel_supervisor::{RunnableState, RunnableStatus, WaitReason};
-use testbed::{ScratchDir, wait_until, write_program};
+use nodekeel_containerd_svc::{ContainerdConfig, ContainerdSettings, LivenessProbe};
+use nodekeel_supervisor::{RunnableState, RunnableStatus};
+use testbed::wait_until;
 
-use crate::harness::{Release, TestDaemon, bundle_dir, put_bundle, wait_node};
-use crate::late_cri::start_proxy;
+use crate::harness::{PRESEED, Release, Setup};
+use crate::late_cri::{ListCount, start_proxy};
 
 crate::on_both!(
     preseed_is_ready_only_when_the_cri_lists_its_images,
@@ -25,25 +24,27 @@ const LATE_LISTS: usize = 3;
 
 const WITHIN: Duration = Duration::from_secs(30);
 
-fn cri_settings(scratch: &ScratchDir) -> ContainerdSettings {
-    let cri = CriSettings { cni_conf: scratch.path().join("cni"), ..CriSettings::default() };
-    ContainerdSettings { cri: Some(cri), ..ContainerdSettings::default() }
+fn cri_settings(setup: &Setup) -> ContainerdSettings {
+    ContainerdSettings { cri: Some(setup.cri()), ..ContainerdSettings::default() }
+}
+
+/// A daemon with an image as a bundle, behind a proxy whose first lists of images lack it.
+fn setup_behind_proxy(release: Release, image: &str, late_lists: usize) -> (Setup, ListCount) {
+    let mut setup = Setup::new(release);
+    let back = setup.path("back.sock");
+    let lists = start_proxy(&setup.layout.socket_path(), &back, late_lists);
+    setup.put_image("a.tar", image, b"a");
+    setup.containerd.extra_args = vec!["--address".into(), back.into()];
+    setup.containerd.config = ContainerdConfig::Settings(cri_settings(&setup));
+    setup.enable_preseed();
+    (setup, lists)
 }
 
 /// Review D8: the CRI lists the image late, each time.
 async fn preseed_is_ready_only_when_the_cri_lists_its_images(release: Release) {
-    let scratch = Arc::new(ScratchDir::new().unwrap());
-    let back = scratch.path().join("back.sock");
-    let lists = start_proxy(&scratch.path().join("run/containerd.sock"), &back, LATE_LISTS);
-    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a");
-    put_bundle(&scratch, "a.tar", &archive.to_tar());
-    let (settings, directory) = (cri_settings(&scratch), bundle_dir(&scratch));
-    let daemon = TestDaemon::launch(release, scratch, |containerd| {
-        containerd.extra_args = vec!["--address".into(), back.into()];
-        containerd.config = ContainerdConfig::Settings(settings);
-        containerd.preseed = Some(Preseed::new(directory));
-    });
-    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    let (setup, lists) = setup_behind_proxy(release, "localhost/a:1", LATE_LISTS);
+    let daemon = setup.launch();
+    daemon.wait_ready(PRESEED, 1).await;
     let lists = lists.load(Ordering::Relaxed);
     assert!(lists > LATE_LISTS, "ready after {lists} lists, of which the first {LATE_LISTS} lack the image");
     daemon.stop().await;
@@ -52,54 +53,35 @@ async fn preseed_is_ready_only_when_the_cri_lists_its_images(release: Release) {
 /// A kubelet that frees a full disk deletes many images, also while the first of them are imported again.
 async fn an_image_deleted_before_the_cri_lists_it_counts_as_a_deleted_one(release: Release) {
     const IMAGE: &str = "localhost/a:1";
-    let scratch = Arc::new(ScratchDir::new().unwrap());
-    let back = scratch.path().join("back.sock");
-    let lists = start_proxy(&scratch.path().join("run/containerd.sock"), &back, usize::MAX);
-    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&[IMAGE], b"a");
-    put_bundle(&scratch, "a.tar", &archive.to_tar());
-    let (settings, directory) = (cri_settings(&scratch), bundle_dir(&scratch));
-    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        containerd.extra_args = vec!["--address".into(), back.into()];
-        containerd.config = ContainerdConfig::Settings(settings);
-        containerd.preseed = Some(Preseed::new(directory));
-    })
-    .await;
+    let (setup, lists) = setup_behind_proxy(release, IMAGE, usize::MAX);
+    let daemon = setup.start().await;
     for _ in 0..2 {
-        let has_image = || {
+        wait_until(WITHIN, "the import", || {
             let listed = daemon.ctr(&["images", "ls", "--quiet"]);
             anyhow::ensure!(listed.contains(IMAGE), "it lists {listed}");
             Ok(())
-        };
-        wait_until(WITHIN, "the import", has_image).unwrap();
+        })
+        .unwrap();
         let before = lists.load(Ordering::Relaxed);
-        let is_awaited = || {
+        wait_until(WITHIN, "a list of the CRI", || {
             anyhow::ensure!(lists.load(Ordering::Relaxed) > before, "it was not asked again");
             Ok(())
-        };
-        wait_until(WITHIN, "a list of the CRI", is_awaited).unwrap();
+        })
+        .unwrap();
         drop(daemon.ctr(&["images", "rm", "--sync", IMAGE]));
     }
-    let is_waiting = |node: &RunnableStatus| {
-        let WaitReason::Condition(reason) = &node.waiting_for else { return false };
-        reason.contains(IMAGE) && reason.contains("10 minutes")
-    };
-    let waiting = wait_node(&daemon.supervisor, "root.containerd.preseed", is_waiting).await.unwrap();
-    assert_eq!((waiting.generation, waiting.exits.len()), (1, 0), "{waiting:?}");
+    daemon.wait_preseed_pauses(IMAGE).await;
     daemon.stop().await;
 }
 
 /// Review D7: containerd itself answers, and its CRI plugin did not load.
 async fn a_daemon_whose_cri_does_not_load_never_becomes_ready(release: Release) {
-    let scratch = Arc::new(ScratchDir::new().unwrap());
-    let settings = cri_settings(&scratch);
-    let daemon = TestDaemon::launch(release, scratch, |containerd| {
-        let text = settings.render_toml(&containerd.layout).replace("\"overlayfs\"", "\"nowhere\"");
-        containerd.config = ContainerdConfig::Verbatim { text, runsc: false };
-    });
-    let settled = |node: &nodekeel_supervisor::RunnableStatus| {
-        !node.exits.is_empty() || node.state == RunnableState::Ready
-    };
-    let node = wait_node(&daemon.supervisor, "root.containerd", settled).await.unwrap();
+    let mut setup = Setup::new(release);
+    let text = cri_settings(&setup).render_toml(&setup.layout).replace("\"overlayfs\"", "\"nowhere\"");
+    setup.containerd.config = ContainerdConfig::Verbatim { text, runsc: false };
+    let daemon = setup.launch();
+    let settled = |node: &RunnableStatus| !node.exits.is_empty() || node.state == RunnableState::Ready;
+    let node = daemon.wait_for("root.containerd", settled).await;
     assert_ne!(node.state, RunnableState::Ready, "{node:?}");
     let exit = node.exits[0].exit.to_string();
     assert!(exit.contains("CRI") && exit.contains("disabled_plugins"), "{exit}");
@@ -108,55 +90,41 @@ async fn a_daemon_whose_cri_does_not_load_never_becomes_ready(release: Release) 
 
 /// Review D7: a script replaces the daemon by one that answers without a CRI.
 async fn a_daemon_that_loses_its_cri_is_restarted(release: Release) {
-    let scratch = Arc::new(ScratchDir::new().unwrap());
-    let settings = cri_settings(&scratch);
-    let [without, program, gate] =
-        ["no-cri.toml", "containerd", "gate"].map(|name| scratch.path().join(name));
-    rustix::fs::mkfifoat(rustix::fs::CWD, &gate, rustix::fs::Mode::RWXU).unwrap();
-    let real = release.programs().join("containerd");
-    let script = format!(
-        "#!/bin/sh\ncase \"$*\" in *'config dump') exec {real} \"$@\" ;; esac\n{real} \"$@\" & pid=$!\ntrap 'kill $pid; wait $pid; exit' TERM\nread go <{gate}\n\
-         kill $pid\nwait $pid\nexec {real} \"$@\" --config {without}\n",
-        real = real.display(),
-        gate = gate.display(),
-        without = without.display(),
-    );
-    write_program(&program, &script).unwrap();
-    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        let plain = ContainerdSettings::default().render_toml(&containerd.layout);
-        std::fs::write(&without, plain).unwrap();
-        containerd.binary = program;
-        containerd.config = ContainerdConfig::Settings(settings);
-        let (period, timeout) = (Duration::from_millis(500), Duration::from_secs(2));
-        containerd.liveness = Some(LivenessProbe { period, timeout, tolerated_failures: 8 });
-    })
-    .await;
-    tokio::task::spawn_blocking(move || std::fs::write(gate, "go\n")).await.unwrap().unwrap();
-    let node = wait_node(&daemon.supervisor, "root.containerd", |node| !node.exits.is_empty()).await.unwrap();
+    let mut setup = Setup::new(release);
+    let (without, gate) = (setup.path("no-cri.toml"), setup.create_gate());
+    fs::write(&without, ContainerdSettings::default().render_toml(&setup.layout)).unwrap();
+    setup.replace_program(&format!(
+        "case \"$*\" in *'config dump') exec $real \"$@\" ;; esac\n$real \"$@\" & pid=$!\n\
+         trap 'kill $pid; wait $pid; exit' TERM\nread go <{}\nkill $pid\nwait $pid\n\
+         exec $real \"$@\" --config {}",
+        gate.display(),
+        without.display(),
+    ));
+    setup.containerd.config = ContainerdConfig::Settings(cri_settings(&setup));
+    let (period, timeout) = (Duration::from_millis(500), Duration::from_secs(2));
+    setup.containerd.liveness = Some(LivenessProbe { period, timeout, tolerated_failures: 8 });
+    let daemon = setup.start().await;
+    tokio::task::spawn_blocking(move || fs::write(gate, "go\n")).await.unwrap().unwrap();
+    let node = daemon.wait_for("root.containerd", |node| !node.exits.is_empty()).await;
     let exit = node.exits[0].exit.to_string();
     assert!(exit.contains("liveness probes") && exit.contains("call the CRI"), "{exit}");
-    daemon.wait_state("root.containerd", 2, RunnableState::Ready).await;
+    daemon.wait_ready("root.containerd", 2).await;
     daemon.stop().await;
 }
 
 /// The directory's pattern is imported by the file that containerd gets.
 async fn a_cri_that_an_import_disables_is_not_waited_for(release: Release) {
-    let scratch = Arc::new(ScratchDir::new().unwrap());
-    let imported = scratch.path().join("imported");
-    std::fs::create_dir(&imported).unwrap();
+    let mut setup = Setup::new(release);
+    let imported = setup.path("imported");
+    fs::create_dir(&imported).unwrap();
     let disables = "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
-    std::fs::write(imported.join("no-cri.toml"), disables).unwrap();
-    let settings = cri_settings(&scratch);
-    let directory = bundle_dir(&scratch);
-    let image = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a");
-    put_bundle(&scratch, "a.tar", &image.to_tar());
-    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        let text = settings.render_toml(&containerd.layout);
-        let text = format!("imports = [\"{}/*.toml\"]\n{text}", imported.display());
-        containerd.config = ContainerdConfig::Verbatim { text, runsc: false };
-        containerd.preseed = Some(Preseed::new(directory));
-    })
-    .await;
-    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    fs::write(imported.join("no-cri.toml"), disables).unwrap();
+    setup.put_image("a.tar", "localhost/a:1", b"a");
+    let text = cri_settings(&setup).render_toml(&setup.layout);
+    let text = format!("imports = [\"{}/*.toml\"]\n{text}", imported.display());
+    setup.containerd.config = ContainerdConfig::Verbatim { text, runsc: false };
+    setup.enable_preseed();
+    let daemon = setup.start().await;
+    daemon.wait_ready(PRESEED, 1).await;
     daemon.stop().await;
 }

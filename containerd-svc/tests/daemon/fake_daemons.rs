@@ -50,7 +50,7 @@ impl FakeDaemon {
     /// Waits until the script has written a line to that file in its `TMPDIR`.
     fn read_line(&self, name: &str) -> String {
         let read = || {
-            let text = fs::read_to_string(self.layout.temp_dir().join(name))?;
+            let text = fs::read_to_string(self.layout.run().tmp.path().join(name))?;
             anyhow::ensure!(text.ends_with('\n'), "incomplete line: {text:?}");
             Ok(text.trim().to_owned())
         };
@@ -102,7 +102,7 @@ async fn directories_exist_before_the_daemon_starts() {
     let fake =
         FakeDaemon::start("cd \"$TMPDIR/..\" && stat -c %n:%a state tmp >\"$TMPDIR/seen\"; exec sleep 1000");
     fake.read_line("seen");
-    let seen = fs::read_to_string(fake.layout.temp_dir().join("seen")).unwrap();
+    let seen = fs::read_to_string(fake.layout.run().tmp.path().join("seen")).unwrap();
     assert_eq!(seen, "state:711\ntmp:700\n");
     fake.supervisor.shutdown().await;
 }
@@ -126,7 +126,7 @@ async fn environment_and_arguments_are_the_fixed_ones_and_the_extra_ones() {
         run.display()
     );
     assert_eq!(fake.read_line("args"), args);
-    let tmp = format!("TMPDIR={}", fake.layout.temp_dir().display());
+    let tmp = format!("TMPDIR={}", fake.layout.run().tmp.path().display());
     let text = fake.read_line("env");
     let mut variables: Vec<_> = text.lines().collect();
     variables.sort();

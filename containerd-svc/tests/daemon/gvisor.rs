@@ -1,37 +1,25 @@
 //! gVisor, which needs more of the kernel than a container provides.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_containerd_svc::{
-    ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, RunscSettings,
-};
+use nodekeel_containerd_svc::{ConfigVersion, CriSettings, RunscSettings};
 use nodekeel_logtree::{EntryBody, Level, LogEntry, LogQuery};
-use nodekeel_supervisor::RunnableState;
-use testbed::ScratchDir;
 
 use crate::cri::{CriClient, POD_IMAGE};
-use crate::harness::{Release, TestDaemon, pod_image, put_bundle, run_async};
+use crate::harness::{Release, Setup, pod_image, run_async};
 
 #[test]
 #[ignore = "needs kernel with gvisor and 2 GiB of memory"]
 fn runsc_logs_of_a_container_come_through_the_fifo() {
     run_async(async {
-        let scratch = Arc::new(ScratchDir::new().unwrap());
-        let cri = CriSettings {
-            cni_conf: scratch.path().join("cni"),
-            runsc: Some(RunscSettings { debug: true, ..RunscSettings::default() }),
-            sandbox_image: Some(POD_IMAGE.into()),
-            ..CriSettings::default()
-        };
-        let daemon = TestDaemon::start_with(Release::Newest, scratch, |containerd| {
-            containerd.config =
-                ContainerdConfig::Settings(ContainerdSettings { version: ConfigVersion::V3, cri: Some(cri) });
-        })
-        .await;
-        put_bundle(&daemon.scratch, "pod.tar", &pod_image().to_tar());
-        daemon.preseed().run(&daemon.images().await).await.unwrap();
-        daemon.wait_state("root.containerd.runsc", 1, RunnableState::Ready).await;
+        let mut setup = Setup::new(Release::Newest);
+        let runsc = Some(RunscSettings { debug: true, ..RunscSettings::default() });
+        let cri = CriSettings { runsc, sandbox_image: Some(POD_IMAGE.into()), ..setup.cri() };
+        setup.enable_cri(ConfigVersion::V3, cri);
+        let daemon = setup.start().await;
+        daemon.put_bundle("pod.tar", &pod_image().to_tar());
+        daemon.import_bundles().await;
+        daemon.wait_ready("root.containerd.runsc", 1).await;
 
         let cri = CriClient::connect(&daemon.layout.socket_path()).await;
         let pod = cri.run_pod("sandboxed", "runsc").await.unwrap();

@@ -2,20 +2,23 @@
 
 use std::fs;
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
-use nodekeel_containerd_svc::{Containerd, ContainerdImages, DirectoryLayout, Namespace, Preseed};
+use nodekeel_containerd_svc::{
+    ConfigVersion, Containerd, ContainerdConfig, ContainerdImages, ContainerdSettings, CriSettings,
+    DirectoryLayout, Image, ImageStore as _, Namespace, Preseed, PreseedReport,
+};
 use nodekeel_logtree::{LogQuery, LogStore, WriterOptions, render};
 use nodekeel_supervisor::{
     Backoff, ChildPolicy, Context, Failure, OutputOrigin, RunFuture, Runnable, RunnableState, RunnableStatus,
-    Supervisor,
+    Supervisor, WaitReason,
 };
 use testbed::guest::disk;
-use testbed::{ScratchDir, gotool, tools};
+use testbed::{ScratchDir, gotool, tools, write_program};
 
 /// A release of containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,29 +52,122 @@ impl Release {
     }
 }
 
-/// A running containerd. Dropping the scratch directory removes its processes and mounts.
-pub(crate) struct TestDaemon {
-    pub(crate) release: Release,
-    pub(crate) layout: DirectoryLayout,
-    pub(crate) journal: LogStore,
-    pub(crate) supervisor: Supervisor,
-    pub(crate) scratch: Arc<ScratchDir>,
-}
-
 pub(crate) fn namespace() -> Namespace {
     "k8s.io".parse().unwrap()
 }
 
-/// The directory of bundles.
-pub(crate) fn bundle_dir(scratch: &ScratchDir) -> PathBuf {
-    scratch.path().join("preseed")
+/// A private directory, and the containerd that is to run in it: a test changes it before it starts.
+pub(crate) struct Setup {
+    pub(crate) release: Release,
+    pub(crate) containerd: Containerd,
+    pub(crate) layout: DirectoryLayout,
+    pub(crate) journal: LogStore,
+    pub(crate) scratch: Arc<ScratchDir>,
 }
 
-/// Writes a bundle.
-pub(crate) fn put_bundle(scratch: &ScratchDir, file: &str, bytes: &[u8]) {
-    let directory = bundle_dir(scratch).join("k8s.io");
-    fs::create_dir_all(&directory).unwrap();
-    fs::write(directory.join(file), bytes).unwrap();
+impl Setup {
+    pub(crate) fn new(release: Release) -> Self {
+        Self::in_directory(release, Arc::new(ScratchDir::new().unwrap()))
+    }
+
+    pub(crate) fn in_directory(release: Release, scratch: Arc<ScratchDir>) -> Self {
+        let layout = DirectoryLayout::new(scratch.path().join("data"), scratch.path().join("run")).unwrap();
+        let journal = LogStore::default();
+        let binary = release.programs().join("containerd");
+        let containerd = Containerd::new(binary, layout.clone(), release.path(), journal.clone());
+        Self { release, containerd, layout, journal, scratch }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// The bundle with this name.
+    pub(crate) fn bundle_path(&self, file: &str) -> PathBuf {
+        self.path("preseed/k8s.io").join(file)
+    }
+
+    pub(crate) fn put_bundle(&self, file: &str, bytes: &[u8]) {
+        let path = self.bundle_path(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Writes a bundle with one image.
+    pub(crate) fn put_image(&self, file: &str, name: &str, layer: &[u8]) {
+        let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast).with_image(&[name], layer);
+        self.put_bundle(file, &archive.to_tar());
+    }
+
+    /// The bundles, which no runnable imports by itself.
+    pub(crate) fn preseed(&self) -> Preseed {
+        Preseed::new(self.path("preseed"))
+    }
+
+    /// Lets the containerd import the bundles.
+    pub(crate) fn enable_preseed(&mut self) -> Preseed {
+        let preseed = self.preseed();
+        self.containerd.preseed = Some(preseed.clone());
+        preseed
+    }
+
+    pub(crate) fn cri(&self) -> CriSettings {
+        CriSettings { cni_conf: self.path("cni"), ..CriSettings::default() }
+    }
+
+    pub(crate) fn enable_cri(&mut self, version: ConfigVersion, cri: CriSettings) {
+        self.containerd.config = ContainerdConfig::Settings(ContainerdSettings { version, cri: Some(cri) });
+    }
+
+    /// Starts a script in the place of containerd, which is the variable `$real` in it.
+    pub(crate) fn replace_program(&mut self, script: &str) {
+        let program = self.path("containerd");
+        let real = self.release.programs().join("containerd");
+        write_program(&program, &format!("#!/bin/sh\nreal={}\n{script}\n", real.display())).unwrap();
+        self.containerd.binary = program;
+    }
+
+    /// A FIFO on which a script waits for a line.
+    pub(crate) fn create_gate(&self) -> PathBuf {
+        let gate = self.path("gate");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &gate, rustix::fs::Mode::RWXU).unwrap();
+        gate
+    }
+
+    /// Starts the daemon.
+    pub(crate) fn launch(self) -> TestDaemon {
+        let output = self.journal.clone();
+        let sink = move |origin: OutputOrigin<'_>| {
+            output.line_writer(&origin.dn.parse().unwrap(), WriterOptions::new(origin.stream.as_str()))
+        };
+        let policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
+        let root = ScratchHolder(self.containerd.clone(), Arc::clone(&self.scratch));
+        let supervisor = Supervisor::builder().default_policy(policy).output_sink(sink).start(root);
+        TestDaemon { supervisor, setup: self }
+    }
+
+    /// Starts the daemon, and waits until it is ready.
+    pub(crate) async fn start(self) -> TestDaemon {
+        let daemon = self.launch();
+        daemon.wait_ready("root.containerd", 1).await;
+        daemon
+    }
+}
+
+pub(crate) const PRESEED: &str = "root.containerd.preseed";
+
+/// A running containerd. Dropping the scratch directory removes its processes and mounts.
+pub(crate) struct TestDaemon {
+    pub(crate) supervisor: Supervisor,
+    setup: Setup,
+}
+
+impl std::ops::Deref for TestDaemon {
+    type Target = Setup;
+
+    fn deref(&self) -> &Setup {
+        &self.setup
+    }
 }
 
 struct ScratchHolder(Containerd, Arc<ScratchDir>);
@@ -94,62 +190,50 @@ impl Runnable for ScratchHolder {
 
 /// Is ready once the images have been there.
 async fn run_dependent(ctx: Context) -> Result<(), Failure> {
-    ctx.wait_ready("root.containerd.preseed").await?;
+    ctx.wait_ready(PRESEED).await?;
     ctx.signal_ready()?;
     Err(ctx.canceled().await.into())
 }
 
 impl TestDaemon {
-    /// Starts a daemon without bundles, and waits until it is ready.
-    pub(crate) async fn start(release: Release) -> Self {
-        Self::start_with(release, Arc::new(ScratchDir::new().unwrap()), |_| {}).await
-    }
-
-    /// Starts a daemon in a directory, with changes; waits until it is ready.
-    pub(crate) async fn start_with(
-        release: Release,
-        scratch: Arc<ScratchDir>,
-        change: impl FnOnce(&mut Containerd),
-    ) -> Self {
-        let daemon = Self::launch(release, scratch, change);
-        daemon.wait_state("root.containerd", 1, RunnableState::Ready).await;
-        daemon
-    }
-
-    /// Starts a daemon in a directory, with changes.
-    pub(crate) fn launch(
-        release: Release,
-        scratch: Arc<ScratchDir>,
-        change: impl FnOnce(&mut Containerd),
-    ) -> Self {
-        let layout = DirectoryLayout::new(scratch.path().join("data"), scratch.path().join("run")).unwrap();
-        let journal = LogStore::default();
-        let binary = release.programs().join("containerd");
-        let mut containerd = Containerd::new(binary, layout.clone(), release.path(), journal.clone());
-        change(&mut containerd);
-        let output = journal.clone();
-        let sink = move |origin: OutputOrigin<'_>| {
-            output.line_writer(&origin.dn.parse().unwrap(), WriterOptions::new(origin.stream.as_str()))
-        };
-        let policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
-        let root = ScratchHolder(containerd, Arc::clone(&scratch));
-        let supervisor = Supervisor::builder().default_policy(policy).output_sink(sink).start(root);
-        Self { release, layout, journal, supervisor, scratch }
-    }
-
-    /// Waits until a runnable has this state in this or a later incarnation.
-    pub(crate) async fn wait_state(&self, dn: &str, generation: u64, state: RunnableState) {
-        let reached = |node: &RunnableStatus| node.generation >= generation && node.state == state;
-        if wait_node(&self.supervisor, dn, reached).await.is_err() {
-            panic!("{dn} is not {state:?}: {:#?}\n{}", self.supervisor.snapshot(), self.log("root"));
+    /// Waits until a runnable is ready in this or a later incarnation.
+    pub(crate) async fn wait_ready(&self, dn: &str, generation: u64) {
+        let is_ready =
+            |node: &RunnableStatus| node.generation >= generation && node.state == RunnableState::Ready;
+        if wait_node(&self.supervisor, dn, is_ready).await.is_err() {
+            panic!("{dn} is not ready: {:#?}\n{}", self.supervisor.snapshot(), self.log("root"));
         }
+    }
+
+    /// Waits until the status of a runnable meets a condition, and returns the status.
+    pub(crate) async fn wait_for(
+        &self,
+        dn: &str,
+        condition: impl Fn(&RunnableStatus) -> bool,
+    ) -> RunnableStatus {
+        wait_node(&self.supervisor, dn, condition).await.unwrap()
+    }
+
+    /// Waits until the preseed waits with a reason that names the image and its pause.
+    pub(crate) async fn wait_preseed_pauses(&self, image: &str) {
+        let is_waiting = |node: &RunnableStatus| {
+            let WaitReason::Condition(reason) = &node.waiting_for else { return false };
+            reason.contains(image) && reason.contains("10 minutes")
+        };
+        let waiting = self.wait_for(PRESEED, is_waiting).await;
+        assert_eq!((waiting.generation, waiting.exits.len()), (1, 0), "{waiting:?}");
+    }
+
+    /// The status of a runnable now.
+    pub(crate) fn status(&self, dn: &str) -> Option<RunnableStatus> {
+        self.supervisor.snapshot().into_iter().find(|node| *node.dn == *dn)
     }
 
     /// Waits until a pass of the preseed has imported all bundles: after a failure it tries again by itself.
     pub(crate) async fn wait_imported(&self, preseed: &Preseed) {
         let is_complete =
             |_: &RunnableStatus| preseed.bundle_counts().is_some_and(|counts| counts.failed == 0);
-        if wait_node(&self.supervisor, "root.containerd.preseed", is_complete).await.is_err() {
+        if wait_node(&self.supervisor, PRESEED, is_complete).await.is_err() {
             panic!("{:?}: {}", preseed.bundle_counts(), self.log("root"));
         }
     }
@@ -158,8 +242,20 @@ impl TestDaemon {
         ContainerdImages::connect(&self.layout.socket_path()).await.unwrap()
     }
 
-    pub(crate) fn preseed(&self) -> Preseed {
-        Preseed::new(bundle_dir(&self.scratch))
+    /// Imports the bundles.
+    pub(crate) async fn import_bundles(&self) -> PreseedReport {
+        self.preseed().run(&self.images().await).await.unwrap()
+    }
+
+    pub(crate) async fn list_images(&self) -> Vec<Image> {
+        self.images().await.list_images(&namespace()).await.unwrap()
+    }
+
+    /// The names of all images, sorted.
+    pub(crate) async fn image_names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.list_images().await.into_iter().map(|image| image.name).collect();
+        names.sort();
+        names
     }
 
     /// A `ctr` of the same release.
@@ -183,7 +279,7 @@ impl TestDaemon {
 
     /// The pid of the daemon itself.
     pub(crate) fn pid(&self) -> i32 {
-        let config = self.layout.config_path().display().to_string();
+        let config = self.layout.data().config.path().display().to_string();
         let named = |entry: &fs::DirEntry| {
             let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
             let mut words = line.split(|byte| *byte == 0);
@@ -204,11 +300,11 @@ impl TestDaemon {
     pub(crate) async fn stop(self) -> Arc<ScratchDir> {
         let report = self.supervisor.shutdown().await;
         assert!(report.stragglers.is_empty(), "{report:?}");
-        self.scratch
+        self.setup.scratch
     }
 }
 
-/// Waits until the status of a runnable meets a condition, and returns the status.
+/// Waits until the status of a runnable meets a condition.
 pub(crate) async fn wait_node(
     supervisor: &Supervisor,
     dn: &str,
@@ -236,7 +332,8 @@ pub(crate) fn unique_name() -> String {
 
 /// A layer with a static busybox.
 pub(crate) fn busybox_layer() -> Vec<u8> {
-    create_layer(&[("bin/busybox", &fs::read(tools::find_tool(tools::BUSYBOX).unwrap()).unwrap())])
+    let busybox = fs::read(tools::find_tool(tools::BUSYBOX).unwrap()).unwrap();
+    create_layer(&[("bin/busybox", &busybox)])
 }
 
 /// A layer with these executables.
@@ -251,7 +348,7 @@ fn create_layer(files: &[(&str, &[u8])]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-/// The image [`POD_IMAGE`](crate::cri::IMAGE), whose entry point sleeps, so it can be a pod sandbox.
+/// The image [`POD_IMAGE`](crate::cri::POD_IMAGE), whose entry point sleeps, so it can be a pod sandbox.
 pub(crate) fn pod_image() -> ArchiveBuilder {
     let busybox = fs::read(tools::find_tool(tools::BUSYBOX).unwrap()).unwrap();
     let entry = b"#!/bin/busybox sh\nexec /bin/busybox sleep 100000\n";
@@ -269,10 +366,5 @@ pub(crate) fn noise_layer(bytes: usize) -> Vec<u8> {
         state ^= state << 17;
         noise.extend_from_slice(&state.to_le_bytes());
     }
-    let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_ustar();
-    header.set_mode(0o644);
-    header.set_size(noise.len() as u64);
-    tar.append_data(&mut header, Path::new("noise"), noise.as_slice()).unwrap();
-    tar.into_inner().unwrap()
+    create_layer(&[("noise", &noise)])
 }

@@ -2,19 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::sync::Arc;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
-use nodekeel_containerd_svc::{
-    BundleOutcome, ContainerdConfig, ContainerdSettings, CriSettings, ImageStore as _, Preseed,
-};
-use nodekeel_supervisor::{RunnableState, RunnableStatus, WaitReason};
-use testbed::ScratchDir;
+use nodekeel_containerd_svc::{BundleOutcome, ConfigVersion, ImageStore as _};
 
 use crate::cri::{CriClient, POD_IMAGE};
-use crate::harness::{
-    Release, TestDaemon, bundle_dir, busybox_layer, namespace, pod_image, put_bundle, wait_node,
-};
+use crate::harness::{PRESEED, Release, Setup, busybox_layer, namespace, pod_image};
 
 crate::on_both!(
     containerd_images_meet_the_contract,
@@ -25,7 +18,7 @@ crate::on_both!(
 );
 
 async fn containerd_images_meet_the_contract(release: Release) {
-    let daemon = TestDaemon::start(release).await;
+    let daemon = Setup::new(release).start().await;
     conformance(&daemon.images().await, &"conformance".parse().unwrap()).await;
     assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "no lease remains");
     daemon.stop().await;
@@ -37,9 +30,9 @@ fn busybox_archive(shape: BuiltArchiveFormat) -> ArchiveBuilder {
 
 async fn a_container_runs_from_a_preseeded_image(release: Release) {
     for shape in [BuiltArchiveFormat::OciLayoutIndexLast, BuiltArchiveFormat::DockerArchive] {
-        let daemon = TestDaemon::start(release).await;
-        put_bundle(&daemon.scratch, "busybox.tar.zst", &busybox_archive(shape).to_zstd());
-        daemon.preseed().run(&daemon.images().await).await.unwrap();
+        let daemon = Setup::new(release).start().await;
+        daemon.put_bundle("busybox.tar.zst", &busybox_archive(shape).to_zstd());
+        daemon.import_bundles().await;
         let output = daemon.run_echo("localhost/busybox:1", "running");
         assert_eq!(output, "running\n", "{shape:?}");
         daemon.stop().await;
@@ -47,8 +40,8 @@ async fn a_container_runs_from_a_preseeded_image(release: Release) {
 }
 
 async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(release: Release) {
-    let daemon = TestDaemon::start(release).await;
-    put_bundle(&daemon.scratch, "busybox.tar", &busybox_archive(BuiltArchiveFormat::OciLayout).to_tar());
+    let daemon = Setup::new(release).start().await;
+    daemon.put_bundle("busybox.tar", &busybox_archive(BuiltArchiveFormat::OciLayout).to_tar());
     let (preseed, images) = (daemon.preseed(), daemon.images().await);
     let mut outcomes = Vec::new();
     for pass in 0..4 {
@@ -56,7 +49,7 @@ async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(r
             2 => drop(daemon.ctr(&["images", "rm", "--sync", "localhost/busybox:1"])),
             // Content removed without updating its image.
             3 => {
-                let target = images.list_images(&namespace()).await.unwrap().remove(0).target.digest;
+                let target = daemon.list_images().await.remove(0).target.digest;
                 drop(daemon.ctr(&["content", "rm", &target.to_string()]));
             }
             _ => {}
@@ -71,12 +64,8 @@ async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(r
 }
 
 async fn layers_are_unpacked_on_request(release: Release) {
-    let daemon = TestDaemon::start(release).await;
-    put_bundle(
-        &daemon.scratch,
-        "busybox.tar.gz",
-        &busybox_archive(BuiltArchiveFormat::DockerArchive).to_gzip(),
-    );
+    let daemon = Setup::new(release).start().await;
+    daemon.put_bundle("busybox.tar.gz", &busybox_archive(BuiltArchiveFormat::DockerArchive).to_gzip());
     let images = daemon.images().await;
     // Also if unpacking is enabled later.
     let mut read = Vec::new();
@@ -97,34 +86,24 @@ async fn layers_are_unpacked_on_request(release: Release) {
 
 /// An operator deletes images through the CRI, and through containerd's API.
 async fn a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_minutes(release: Release) {
-    let scratch = Arc::new(ScratchDir::new().unwrap());
-    put_bundle(&scratch, "pod.tar", &pod_image().to_tar());
-    let cri = CriSettings { cni_conf: scratch.path().join("cni"), ..CriSettings::default() };
-    let settings = ContainerdSettings { cri: Some(cri), ..ContainerdSettings::default() };
-    let directory = bundle_dir(&scratch);
-    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        containerd.config = ContainerdConfig::Settings(settings);
-        containerd.preseed = Some(Preseed::new(directory));
-    })
-    .await;
-    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    let mut setup = Setup::new(release);
+    setup.put_bundle("pod.tar", &pod_image().to_tar());
+    setup.enable_cri(ConfigVersion::default(), setup.cri());
+    setup.enable_preseed();
+    let daemon = setup.start().await;
+    daemon.wait_ready(PRESEED, 1).await;
     CriClient::connect(&daemon.layout.socket_path()).await.remove_image(POD_IMAGE).await;
     // Waits until the image is there.
     CriClient::connect(&daemon.layout.socket_path()).await;
-    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    daemon.wait_ready(PRESEED, 1).await;
     drop(daemon.ctr(&["images", "rm", "--sync", POD_IMAGE]));
-    let is_waiting = |node: &RunnableStatus| {
-        let WaitReason::Condition(reason) = &node.waiting_for else { return false };
-        reason.contains(POD_IMAGE) && reason.contains("10 minutes")
-    };
-    let waiting = wait_node(&daemon.supervisor, "root.containerd.preseed", is_waiting).await.unwrap();
-    assert_eq!((waiting.generation, waiting.exits.len()), (1, 0), "{waiting:?}");
+    daemon.wait_preseed_pauses(POD_IMAGE).await;
     assert!(!daemon.ctr(&["images", "ls", "--quiet"]).contains(POD_IMAGE));
     // An operator does not wait for that.
-    let archive = daemon.scratch.path().join("by-hand.tar");
+    let archive = daemon.path("by-hand.tar");
     fs::write(&archive, pod_image().to_tar()).unwrap();
     drop(daemon.ctr(&["images", "import", archive.to_str().unwrap()]));
-    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    daemon.wait_ready(PRESEED, 1).await;
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains(POD_IMAGE));
     daemon.stop().await;
 }

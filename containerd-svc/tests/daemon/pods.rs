@@ -1,15 +1,10 @@
 //! Pods, through the CRI.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use nodekeel_containerd_svc::{
-    ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, OomScorePolicy,
-};
-use testbed::{ScratchDir, tools, write_program};
+use nodekeel_containerd_svc::{ConfigVersion, CriSettings, OomScorePolicy};
+use testbed::tools;
 
 use crate::cri::{CriClient, POD_IMAGE};
-use crate::harness::{Release, TestDaemon, pod_image, put_bundle};
+use crate::harness::{Release, Setup, TestDaemon, pod_image};
 
 crate::on_both!(pods_start_without_cap_sys_resource_only_with_restricted_oom_scores);
 
@@ -22,25 +17,15 @@ fn has_sys_resource() -> bool {
 
 /// Starts a containerd without the capability, also if this process has it.
 async fn start_without_capability(release: Release, oom_score: OomScorePolicy) -> TestDaemon {
-    let scratch = Arc::new(ScratchDir::new().unwrap());
-    let cri = CriSettings {
-        cni_conf: scratch.path().join("cni"),
-        sandbox_image: Some(POD_IMAGE.into()),
-        oom_score,
-        ..CriSettings::default()
-    };
+    let mut setup = Setup::new(release);
+    let cri = CriSettings { sandbox_image: Some(POD_IMAGE.into()), oom_score, ..setup.cri() };
     let version = if release == Release::Debian { ConfigVersion::V2 } else { ConfigVersion::V3 };
-    let without = scratch.path().join("without");
-    let (setpriv, real) = (tools::find_tool(tools::SETPRIV).unwrap(), release.programs().join("containerd"));
-    let script = format!("exec {} --bounding-set=-sys_resource {} \"$@\"", setpriv.display(), real.display());
-    write_program(Path::new(&without), &format!("#!/bin/sh\n{script}\n")).unwrap();
-    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        containerd.binary = without;
-        containerd.config = ContainerdConfig::Settings(ContainerdSettings { version, cri: Some(cri) });
-    })
-    .await;
-    put_bundle(&daemon.scratch, "pod.tar", &pod_image().to_tar());
-    daemon.preseed().run(&daemon.images().await).await.unwrap();
+    setup.enable_cri(version, cri);
+    let setpriv = tools::find_tool(tools::SETPRIV).unwrap();
+    setup.replace_program(&format!("exec {} --bounding-set=-sys_resource $real \"$@\"", setpriv.display()));
+    let daemon = setup.start().await;
+    daemon.put_bundle("pod.tar", &pod_image().to_tar());
+    daemon.import_bundles().await;
     daemon
 }
 

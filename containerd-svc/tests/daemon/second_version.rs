@@ -2,19 +2,14 @@
 
 use std::fs;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
-use nodekeel_containerd_svc::{BundleOutcome, Image, ImageStore as _};
+use nodekeel_containerd_svc::{BundleOutcome, Image};
 
-use crate::harness::{Release, TestDaemon, bundle_dir, busybox_layer, namespace, noise_layer, put_bundle};
+use crate::harness::{Release, Setup, busybox_layer, noise_layer};
 
 crate::on_both!(
     a_second_version_is_imported_once_and_the_first_is_unpinned,
     a_name_goes_to_the_bundle_that_remains_and_a_container_runs_it,
 );
-
-fn archive_of(name: &str, layer: &[u8]) -> Vec<u8> {
-    ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&[name], layer).to_tar()
-}
 
 fn is_pinned(images: &[Image], name: &str) -> bool {
     let image = images.iter().find(|image| image.name == name).expect("it stays listed");
@@ -26,28 +21,28 @@ fn is_pinned(images: &[Image], name: &str) -> bool {
 
 /// Review D1.
 async fn a_second_version_is_imported_once_and_the_first_is_unpinned(release: Release) {
-    let daemon = TestDaemon::start(release).await;
+    let daemon = Setup::new(release).start().await;
     let (preseed, store) = (daemon.preseed(), daemon.images().await);
-    put_bundle(&daemon.scratch, "app.tar", &archive_of("localhost/app:v1", &noise_layer(1000)));
+    daemon.put_image("app.tar", "localhost/app:v1", &noise_layer(1000));
     preseed.run(&store).await.unwrap();
     daemon.ctr(&["images", "label", "localhost/app:v1", "mine=kept"]);
     let mut outcomes = Vec::new();
     for pass in 0..4 {
         if pass == 0 {
-            put_bundle(&daemon.scratch, "app.tar", &archive_of("localhost/app:v2", &noise_layer(2000)));
+            daemon.put_image("app.tar", "localhost/app:v2", &noise_layer(2000));
         }
         let report = preseed.run(&store).await.unwrap();
         outcomes.push(matches!(report.outcomes[..], [BundleOutcome::Imported { .. }]));
     }
     assert_eq!(outcomes, [true, false, false, false], "imported once");
-    let images = store.list_images(&namespace()).await.unwrap();
+    let images = daemon.list_images().await;
     assert_eq!(
         [is_pinned(&images, "localhost/app:v1"), is_pinned(&images, "localhost/app:v2")],
         [false, true]
     );
-    fs::remove_file(bundle_dir(&daemon.scratch).join("k8s.io/app.tar")).unwrap();
+    fs::remove_file(daemon.bundle_path("app.tar")).unwrap();
     preseed.run(&store).await.unwrap();
-    let images = store.list_images(&namespace()).await.unwrap();
+    let images = daemon.list_images().await;
     assert!(!is_pinned(&images, "localhost/app:v1") && !is_pinned(&images, "localhost/app:v2"));
     assert_eq!(images[0].labels.get("mine").map(String::as_str), Some("kept"), "{images:?}");
     assert_eq!(daemon.ctr(&["images", "check"]).matches("complete (2/2)").count(), 2, "nothing is removed");
@@ -58,18 +53,18 @@ async fn a_second_version_is_imported_once_and_the_first_is_unpinned(release: Re
 /// Review D2.
 async fn a_name_goes_to_the_bundle_that_remains_and_a_container_runs_it(release: Release) {
     const NAME: &str = "localhost/same:1";
-    let daemon = TestDaemon::start(release).await;
+    let daemon = Setup::new(release).start().await;
     let (preseed, store) = (daemon.preseed(), daemon.images().await);
-    put_bundle(&daemon.scratch, "a-old.tar", &archive_of(NAME, &noise_layer(1000)));
-    put_bundle(&daemon.scratch, "b-new.tar", &archive_of(NAME, &busybox_layer()));
+    daemon.put_image("a-old.tar", NAME, &noise_layer(1000));
+    daemon.put_image("b-new.tar", NAME, &busybox_layer());
     preseed.run(&store).await.unwrap();
-    let first = store.list_images(&namespace()).await.unwrap();
+    let first = daemon.list_images().await;
     preseed.run(&store).await.unwrap();
-    assert_eq!(store.list_images(&namespace()).await.unwrap(), first);
-    fs::remove_file(bundle_dir(&daemon.scratch).join("k8s.io/a-old.tar")).unwrap();
+    assert_eq!(daemon.list_images().await, first);
+    fs::remove_file(daemon.bundle_path("a-old.tar")).unwrap();
     preseed.run(&store).await.unwrap();
     assert_eq!(daemon.run_echo(NAME, "new"), "new\n");
-    let images = store.list_images(&namespace()).await.unwrap();
+    let images = daemon.list_images().await;
     assert!(is_pinned(&images, NAME), "{images:?}");
     daemon.stop().await;
 }

@@ -13,12 +13,8 @@ use crate::bundles::k8s_namespace;
 async fn import_bytes(store: &MemStore, bytes: &[u8]) -> Result<Vec<Image>, ImportError> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
-    import_archive(
-        store,
-        &k8s_namespace(),
-        (Path::new("/images/archive.tar.gz"), File::open(file.path()).unwrap()),
-    )
-    .await
+    let archive = File::open(file.path()).unwrap();
+    import_archive(store, &k8s_namespace(), Path::new("/images/archive.tar.gz"), archive).await
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ pub(super) async fn import_images(
     let file = spawn_blocking(move || open_archive(&opened)).await;
     let file = file.map_err(|error| Status::internal(plan::error_chain(&error)))??;
     let store = connect_store(shared).await?;
-    let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, (&path, file)).await;
+    let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file).await;
     let images = imported.map_err(|error| match error.is_retryable() {
         true => aborted_status(&error),
         false => Status::invalid_argument(plan::error_chain(&error)),
