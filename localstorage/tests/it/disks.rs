@@ -95,7 +95,7 @@ impl Drop for DiskFixture {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn a_disk_volume_keeps_the_volume_contract() {
-    in_child_process("disks::a_disk_volume_keeps_the_volume_contract", || {
+    in_child_process(a_disk_volume_keeps_the_volume_contract, || {
         let fixture = DiskFixture::new();
         volume_conformance(&fixture.volume());
         assert!(matches!(fixture.contents(), VolumeContents::Xfs { label, .. } if label == "nodekeel"));
@@ -106,7 +106,7 @@ fn a_disk_volume_keeps_the_volume_contract() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn a_new_volume_enforces_project_quotas_and_holds_the_layout() {
-    in_child_process("disks::a_new_volume_enforces_project_quotas_and_holds_the_layout", || {
+    in_child_process(a_new_volume_enforces_project_quotas_and_holds_the_layout, || {
         let fixture = DiskFixture::new();
         let top = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap();
         let mounted = OsMounter.mount_info(&fixture.target()).unwrap().unwrap();
@@ -134,7 +134,7 @@ fn a_new_volume_enforces_project_quotas_and_holds_the_layout() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn foreign_file_systems_are_rejected_and_left_unchanged() {
-    in_child_process("disks::foreign_file_systems_are_rejected_and_left_unchanged", || {
+    in_child_process(foreign_file_systems_are_rejected_and_left_unchanged, || {
         let fixture = DiskFixture::new();
         for (kind, name) in [
             (FileSystem::Xfs, "an XFS labelled \"\""),
@@ -160,7 +160,7 @@ fn foreign_file_systems_are_rejected_and_left_unchanged() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn disks_whose_heads_were_zeroed_are_occupied_and_left_unchanged() {
-    in_child_process("disks::disks_whose_heads_were_zeroed_are_occupied_and_left_unchanged", || {
+    in_child_process(disks_whose_heads_were_zeroed_are_occupied_and_left_unchanged, || {
         const KIB: u64 = 1 << 10;
         let fixture = DiskFixture::new();
         let key = fixture.temporary.path().join("key");
@@ -207,7 +207,7 @@ fn disks_whose_heads_were_zeroed_are_occupied_and_left_unchanged() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn a_real_mkfs_killed_at_many_times_is_run_again() {
-    in_child_process("disks::a_real_mkfs_killed_at_many_times_is_run_again", || {
+    in_child_process(a_real_mkfs_killed_at_many_times_is_run_again, || {
         let fixture = DiskFixture::new();
         let mut killed = 0;
         let (step, at_least) = if runs_whole_counts() { (1, 2) } else { (12, 1) };
@@ -248,7 +248,7 @@ fn a_real_mkfs_killed_at_many_times_is_run_again() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
-    in_child_process("disks::a_volume_in_use_or_mounted_with_other_options_stays_unchanged", || {
+    in_child_process(a_volume_in_use_or_mounted_with_other_options_stays_unchanged, || {
         let fixture = DiskFixture::new();
         let elsewhere = fixture.temporary.path().canonicalize().unwrap().join("elsewhere");
         fs::create_dir(&elsewhere).unwrap();
@@ -281,7 +281,7 @@ fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn the_esp_is_mounted_synchronously_and_holds_its_layout() {
-    in_child_process("disks::the_esp_is_mounted_synchronously_and_holds_its_layout", || {
+    in_child_process(the_esp_is_mounted_synchronously_and_holds_its_layout, || {
         let fixture = DiskFixture::new();
         FileSystem::Vfat.format_device(fixture.disk.device_path()).unwrap();
         let root: NodeRoot =

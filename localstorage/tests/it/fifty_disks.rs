@@ -1,4 +1,4 @@
-//! Disks that somebody could want back: made by real tools, damaged at their heads, and never formatted over.
+//! Disks whose owner could want them back: made by real tools, damaged at their heads, and never formatted over.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -8,15 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::testing::{FileCryptsetup, RecordingMounter};
 use nodekeel_localstorage::volume::{
-    DataVolume, DiskVolume, ErasePolicy, FileSeal, KeyPolicy, LuksVolume, LuksVolumeConfig, VolumeEncryption,
-    VolumeError,
+    DataVolume, DiskVolume, ErasePolicy, LuksVolume, LuksVolumeConfig, VolumeEncryption, VolumeError,
 };
-use tempfile::TempDir;
 
-use crate::fixture::temp_base;
+use crate::fixture::{NodeDirs, temp_base};
 
 mod guest;
 
@@ -31,7 +28,7 @@ const COUNT_VARIABLE: &str = "NODEKEEL_FIFTY_DISKS";
 /// The number of formats in a sample.
 const SAMPLE: usize = 8;
 
-/// How a disk is made: its name, its size in MiB, and a script that knows the disk as `$DISK` and some files as
+/// The way a disk is made: its name, its size in MiB, and a script that knows the disk as `$DISK` and some files as
 /// `$FILES`.
 type DiskFormat = (&'static str, u64, &'static str);
 
@@ -104,14 +101,12 @@ const FORMATS: [DiskFormat; 44] = [
 ];
 
 /// Some files, and a directory for disks.
-struct Workshop(TempDir);
+struct Workshop(NodeDirs);
 
 impl Workshop {
     fn new() -> Workshop {
-        let workshop = Workshop(tempfile::tempdir_in(temp_base()).unwrap());
-        for name in ["files/letters", "data", "esp", "run", "mappings"] {
-            fs::create_dir_all(workshop.path(name)).unwrap();
-        }
+        let workshop = Workshop(NodeDirs::new_in(&temp_base()));
+        fs::create_dir_all(workshop.path("files/letters")).unwrap();
         // Bytes that no tool compresses or leaves out, in whole blocks.
         let photo: Vec<u8> = (0..3 * MIB / 8).flat_map(|at| hash_of(at).to_le_bytes()).collect();
         fs::write(workshop.path("files/photo"), photo).unwrap();
@@ -123,7 +118,7 @@ impl Workshop {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.0.path(name)
     }
 
     fn make_disk(&self, name: &str, mebibytes: u64, script: &str) -> PathBuf {
@@ -139,7 +134,7 @@ impl Workshop {
         let mut shell = Command::new("sh");
         shell.args(["-euc", script]).env("DISK", disk).env("FILES", self.path("files")).env("LC_ALL", "C");
         shell.env("LVM", guest::LVM).env("DM_DISABLE_UDEV", "1");
-        shell.env("PBKDF", "--pbkdf-force-iterations=1000").stdin(Stdio::null()).current_dir(self.0.path());
+        shell.env("PBKDF", "--pbkdf-force-iterations=1000").stdin(Stdio::null()).current_dir(self.path(""));
         // Where a plain user's PATH does not look.
         let path = std::env::var("PATH").unwrap_or_default();
         let output = shell.env("PATH", format!("{path}:/usr/sbin:/sbin")).output().unwrap();
@@ -152,18 +147,11 @@ impl Workshop {
     }
 
     fn volumes(&self, disk: &Path) -> [Box<dyn DataVolume>; 2] {
-        let open = |name| Dir::open(self.path(name)).unwrap();
         let mounter = Arc::new(RecordingMounter::default());
         let luks = LuksVolumeConfig {
-            device: disk.to_owned(),
-            target: self.path("data"),
-            encryption: VolumeEncryption::Encrypted,
-            keys: KeyPolicy::Local,
-            journal: open("esp"),
-            runtime: open("run"),
-            seal: Arc::new(FileSeal::new(open("esp"))),
             mounter: mounter.clone(),
             cryptsetup: Arc::new(FileCryptsetup::new(self.path("mappings"))),
+            ..self.0.luks_config(disk, VolumeEncryption::Encrypted)
         };
         [Box::new(DiskVolume::new(disk, self.path("data"), mounter)), Box::new(LuksVolume::new(luks))]
     }
@@ -203,7 +191,7 @@ fn selected_formats() -> Vec<DiskFormat> {
     keyed.into_iter().take(SAMPLE).map(|(_, format)| format).collect()
 }
 
-/// What became of the disks of a format.
+/// The result for the disks of a format.
 #[derive(Debug, Default)]
 struct Outcome {
     refused: usize,

@@ -3,8 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 
 use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::mount::{Mounter as _, OsMounter};
+use nodekeel_localstorage::volume::{
+    CryptsetupProgram, FileSeal, KeyPolicy, LuksVolumeConfig, VolumeEncryption,
+};
 use tempfile::TempDir;
 
 /// The environment variable with the task of a child process.
@@ -62,21 +67,71 @@ pub(crate) fn run_in_child(test: &str, task: &str) -> ExitStatus {
     test_command(test, task).stdout(Stdio::null()).status().expect("the run starts")
 }
 
-/// Runs the work of a test in a child process: for state that all threads of a process share. So is every open
-/// file while another thread starts a process, which has it until it executes its program: a file system with
+/// Runs the work of this test function in a child process: for state that all threads of a process share. So is every
+/// open file while another thread starts a process, which has it until it executes its program: a file system with
 /// open files cannot be unmounted.
-pub(crate) fn in_child_process(test: &str, work: impl FnOnce()) {
+pub(crate) fn in_child_process<T: Fn()>(_test: T, work: impl FnOnce()) {
     if assigned_task().is_some() {
         return work();
     }
+    let (_, test) = std::any::type_name::<T>().split_once("::").expect("a test has a module");
     let child = test_command(test, "alone").output().expect("the child runs");
     let [output, errors] = [&child.stdout, &child.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     println!("{output}{errors}");
     assert!(child.status.success() && output.contains("1 passed"), "{test}: {}", child.status);
 }
 
-/// Writes a script into a directory that runs mkfs.xfs for a small log: of its 64 MiB, each byte is encrypted, by emulated
-/// processors. Returns its path, with `xfs_growfs` beside it.
+/// The directories of a node next to its disk: mount points, and a directory in memory. A power cut takes them.
+pub(crate) struct NodeDirs {
+    temporary: TempDir,
+}
+
+impl NodeDirs {
+    pub(crate) fn new() -> Self {
+        Self::new_in(&std::env::temp_dir())
+    }
+
+    pub(crate) fn new_in(base: &Path) -> Self {
+        let temporary = tempfile::tempdir_in(base).expect("a temporary directory");
+        for name in ["data", "esp", "run", "mappings"] {
+            fs::create_dir(temporary.path().join(name)).expect("the directory is created");
+        }
+        Self { temporary }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.temporary.path().canonicalize().expect("the directory exists").join(name)
+    }
+
+    pub(crate) fn dir(&self, name: &str) -> Dir {
+        Dir::open(self.path(name)).expect("the directory exists")
+    }
+
+    /// A volume on this device that the key on the ESP opens, by the real cryptsetup and real mounts.
+    pub(crate) fn luks_config(&self, device: &Path, encryption: VolumeEncryption) -> LuksVolumeConfig {
+        LuksVolumeConfig {
+            device: device.to_owned(),
+            target: self.path("data"),
+            encryption,
+            keys: KeyPolicy::Local,
+            journal: self.dir("esp"),
+            runtime: self.dir("run"),
+            seal: Arc::new(FileSeal::new(self.dir("esp"))),
+            mounter: Arc::new(OsMounter),
+            cryptsetup: Arc::new(CryptsetupProgram::default()),
+        }
+    }
+
+    /// Unmounts and closes what a failed test has left open.
+    pub(crate) fn close_volume(&self, mapping_name: &str) {
+        let _ = OsMounter.unmount(&self.path("data"));
+        let mut close = Command::new("cryptsetup");
+        let _ = close.args(["close", mapping_name]).env("DM_DISABLE_UDEV", "1").output();
+    }
+}
+
+/// Writes a script that runs mkfs.xfs for a small log, next to a link to `xfs_growfs`; returns its path. Emulated
+/// processors would have to encrypt each byte of the usual log of 64 MiB.
 ///
 /// *Source:* mkfs/xfs_mkfs.c of xfsprogs 6.1: with these variables, it makes file systems that only tests have.
 pub(crate) fn write_mkfs(directory: &Path, before: &str) -> PathBuf {

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::fixture::{raw_names, scratch_dir};
 use crate::monogon_root::{DataPartition, NodeRoot};
 
-fn golden_path(name: &str) -> PathBuf {
+pub(crate) fn golden_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(name)
 }
 

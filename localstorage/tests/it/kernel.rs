@@ -12,8 +12,8 @@ const FAILURES: usize = 1;
 
 const FILE_SYSTEMS: [FileSystem; 3] = [FileSystem::Xfs, FileSystem::PlainExt4, FileSystem::Vfat];
 
-/// Whether the scenario with this number is killed on this file system. A guest takes half a second for each process, so
-/// that in a sample each scenario is killed on one of them.
+/// Whether the scenario with this number is killed on this file system. A guest takes half a second for each process,
+/// so that in a sample each scenario is killed on one of them.
 fn is_killed_on(kind: FileSystem, number: usize) -> bool {
     runs_whole_counts() || FILE_SYSTEMS[number % FILE_SYSTEMS.len()] == kind
 }
@@ -49,17 +49,17 @@ fn check_guarantees_on(kind: FileSystem) {
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
 fn the_guarantees_hold_on_xfs() {
-    in_child_process("kernel::the_guarantees_hold_on_xfs", || check_guarantees_on(FileSystem::Xfs));
+    in_child_process(the_guarantees_hold_on_xfs, || check_guarantees_on(FileSystem::Xfs));
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
 fn the_guarantees_hold_on_ext4() {
-    in_child_process("kernel::the_guarantees_hold_on_ext4", || check_guarantees_on(FileSystem::PlainExt4));
+    in_child_process(the_guarantees_hold_on_ext4, || check_guarantees_on(FileSystem::PlainExt4));
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
 fn the_guarantees_hold_on_vfat() {
-    in_child_process("kernel::the_guarantees_hold_on_vfat", || check_guarantees_on(FileSystem::Vfat));
+    in_child_process(the_guarantees_hold_on_vfat, || check_guarantees_on(FileSystem::Vfat));
 }

@@ -16,9 +16,8 @@ use nodekeel_localstorage::volume::{
     LuksVolumeConfig, MountState, PolicyViolation, SealError, SealId, SlotKind, UnlockKey, UnlockSecret,
     VolumeEncryption, VolumeError,
 };
-use tempfile::TempDir;
 
-use crate::fixture::temp_base;
+use crate::fixture::{NodeDirs, temp_base};
 
 mod guest;
 mod kills;
@@ -30,21 +29,18 @@ const MIB: u64 = 1 << 20;
 /// The bytes before the data of a volume.
 const HEADER_BYTES: u64 = 16 * MIB;
 
-/// A disk image, an ESP, and a directory as mount point.
+/// A disk image, and the directories of a node.
 struct LuksFixture {
-    temporary: TempDir,
+    dirs: NodeDirs,
     mounter: Arc<RecordingMounter>,
 }
 
 impl LuksFixture {
     fn new() -> LuksFixture {
-        let temporary = tempfile::tempdir_in(temp_base()).unwrap();
-        for name in ["data", "esp", "mappings", "run"] {
-            fs::create_dir(temporary.path().join(name)).unwrap();
-        }
-        File::create(temporary.path().join("disk")).unwrap().set_len(64 * MIB).unwrap();
-        testbed::write_program(&temporary.path().join("mkfs"), "#!/bin/sh\n").unwrap();
-        LuksFixture { temporary, mounter: Arc::default() }
+        let dirs = NodeDirs::new_in(&temp_base());
+        File::create(dirs.path("disk")).unwrap().set_len(64 * MIB).unwrap();
+        testbed::write_program(&dirs.path("mkfs"), "#!/bin/sh\n").unwrap();
+        LuksFixture { dirs, mounter: Arc::default() }
     }
 
     /// With a complete volume, whose cluster unlock key is returned.
@@ -68,7 +64,7 @@ impl LuksFixture {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.temporary.path().join(name)
+        self.dirs.path(name)
     }
 
     fn tool(&self) -> FileCryptsetup {
@@ -80,45 +76,29 @@ impl LuksFixture {
     }
 
     fn volume_by(&self, keys: KeyPolicy, cryptsetup: Arc<dyn Cryptsetup>) -> LuksVolume {
-        let seal = FileSeal::new(Dir::open(self.path("esp")).unwrap());
-        self.volume_with_seal(keys, cryptsetup, Arc::new(seal))
+        self.new_volume(LuksVolumeConfig { keys, cryptsetup, ..self.config() })
     }
 
-    fn volume_with_seal(
-        &self,
-        keys: KeyPolicy,
-        cryptsetup: Arc<dyn Cryptsetup>,
-        seal: Arc<dyn KeySeal>,
-    ) -> LuksVolume {
-        let open = |name| Dir::open(self.path(name)).unwrap();
-        let config = LuksVolumeConfig {
-            device: self.path("disk"),
-            target: self.path("data"),
-            encryption: VolumeEncryption::Encrypted,
-            keys,
-            journal: open("esp"),
-            runtime: open("run"),
-            seal,
-            mounter: self.mounter.clone(),
-            cryptsetup,
-        };
-        LuksVolume::new(config).with_mkfs(self.path("mkfs")).with_node("node-1")
+    fn volume_with_seal(&self, keys: KeyPolicy, seal: Arc<dyn KeySeal>) -> LuksVolume {
+        self.new_volume(LuksVolumeConfig { keys, seal, ..self.config() })
     }
 
     /// One whose header has to say that its blocks are authenticated.
     fn authenticated_volume(&self) -> LuksVolume {
-        let open = |name| Dir::open(self.path(name)).unwrap();
-        LuksVolume::new(LuksVolumeConfig {
-            device: self.path("disk"),
-            target: self.path("data"),
-            encryption: VolumeEncryption::EncryptedAndAuthenticated,
-            keys: KeyPolicy::Local,
-            journal: open("esp"),
-            runtime: open("run"),
-            seal: Arc::new(FileSeal::new(open("esp"))),
+        let encryption = VolumeEncryption::EncryptedAndAuthenticated;
+        self.new_volume(LuksVolumeConfig { encryption, ..self.config() })
+    }
+
+    fn config(&self) -> LuksVolumeConfig {
+        LuksVolumeConfig {
             mounter: self.mounter.clone(),
             cryptsetup: Arc::new(self.tool()),
-        })
+            ..self.dirs.luks_config(&self.path("disk"), VolumeEncryption::Encrypted)
+        }
+    }
+
+    fn new_volume(&self, config: LuksVolumeConfig) -> LuksVolume {
+        LuksVolume::new(config).with_mkfs(self.path("mkfs")).with_node("node-1")
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
@@ -220,13 +200,11 @@ struct BusyMapping {
 
 impl Cryptsetup for BusyMapping {
     fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
-        match call.action == "close" && self.is_busy.load(Ordering::SeqCst) {
-            true => {
-                let source = io::ErrorKind::ResourceBusy.into();
-                Err(CryptsetupError::Start { program: "cryptsetup".into(), source })
-            }
-            false => self.tool.run(call),
+        if call.action == "close" && self.is_busy.load(Ordering::SeqCst) {
+            let source = io::ErrorKind::ResourceBusy.into();
+            return Err(CryptsetupError::Start { program: "cryptsetup".into(), source });
         }
+        self.tool.run(call)
     }
 
     fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
@@ -442,18 +420,12 @@ fn no_secret_is_in_the_arguments_of_a_process() {
     #[derive(Debug)]
     struct Recorder(FileCryptsetup, std::sync::Mutex<Vec<String>>);
     impl Cryptsetup for Recorder {
-        fn run(
-            &self,
-            call: &nodekeel_localstorage::volume::CryptsetupCall<'_>,
-        ) -> Result<(), nodekeel_localstorage::volume::CryptsetupError> {
+        fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
             self.1.lock().unwrap().push(format!("{call:?}"));
             self.0.run(call)
         }
 
-        fn find_mapping(
-            &self,
-            name: &str,
-        ) -> std::io::Result<Option<nodekeel_localstorage::volume::ActiveMapping>> {
+        fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
             self.0.find_mapping(name)
         }
     }

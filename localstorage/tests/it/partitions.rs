@@ -6,36 +6,32 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use nodekeel_localstorage::mount::{Mounter as _, OsMounter};
+use nodekeel_localstorage::FileMode;
+use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::testing::volume_conformance;
 use nodekeel_localstorage::volume::{
-    BlockDevices, CryptsetupProgram, DataVolume as _, DiskVolume, EncryptedVolume as _, ErasePolicy,
-    FileSeal, GrowthRefusal, KeyPolicy, LuksVolume, LuksVolumeConfig, Partition, PartitionError,
-    PartitionGrowth, PartitionQuery, PartitionType, TableCopies, UnlockSecret, VolumeEncryption, VolumeError,
+    BlockDevices, DataVolume as _, DiskVolume, EncryptedVolume as _, ErasePolicy, GrowthRefusal, LuksVolume,
+    Partition, PartitionError, PartitionGrowth, PartitionQuery, PartitionType, TableCopies, UnlockSecret,
+    VolumeEncryption, VolumeError,
 };
-use nodekeel_localstorage::{Dir, FileMode};
 use rustix::fs::{FallocateFlags, fallocate};
-use tempfile::TempDir;
 use testbed::command_output;
 use testbed::guest::disk::GuestDisk;
 
-use crate::fixture::{in_child_process, runs_whole_counts};
+use crate::fixture::{NodeDirs, in_child_process, runs_whole_counts};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 1024 * MIB;
 
 /// A disk of a guest, and the directories of a node.
 struct NodeDisk {
-    temporary: TempDir,
+    dirs: NodeDirs,
     disk: GuestDisk,
 }
 
 impl NodeDisk {
     fn new(disk: GuestDisk) -> NodeDisk {
-        let node = NodeDisk { temporary: tempfile::tempdir().unwrap(), disk };
-        for name in ["data", "esp", "run"] {
-            fs::create_dir(node.path(name)).unwrap();
-        }
+        let node = NodeDisk { dirs: NodeDirs::new(), disk };
         node.wipe();
         node
     }
@@ -53,7 +49,7 @@ impl NodeDisk {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.temporary.path().canonicalize().unwrap().join(name)
+        self.dirs.path(name)
     }
 
     /// Has the kernel read the partition table.
@@ -86,7 +82,7 @@ impl NodeDisk {
         self.reread_table();
     }
 
-    /// What sgdisk says of the table.
+    /// The verdict of sgdisk on the table.
     fn verify_table(&self) -> String {
         command_output(Command::new("sgdisk").arg("--verify").arg(self.disk_path())).unwrap()
     }
@@ -104,19 +100,7 @@ impl NodeDisk {
     }
 
     fn luks_volume(&self, device: &Path, encryption: VolumeEncryption) -> LuksVolume {
-        let open = |name| Dir::open(self.path(name)).unwrap();
-        let config = LuksVolumeConfig {
-            device: device.to_owned(),
-            target: self.path("data"),
-            encryption,
-            keys: KeyPolicy::Local,
-            journal: open("esp"),
-            runtime: open("run"),
-            seal: Arc::new(FileSeal::new(open("esp"))),
-            mounter: Arc::new(OsMounter),
-            cryptsetup: Arc::new(CryptsetupProgram::default()),
-        };
-        LuksVolume::new(config).with_mapping_name(self.mapping_name())
+        LuksVolume::new(self.dirs.luks_config(device, encryption)).with_mapping_name(self.mapping_name())
     }
 
     fn mapping_name(&self) -> String {
@@ -131,9 +115,7 @@ impl NodeDisk {
 
 impl Drop for NodeDisk {
     fn drop(&mut self) {
-        let _ = OsMounter.unmount(&self.path("data"));
-        let mut close = Command::new("cryptsetup");
-        let _ = close.args(["close", &self.mapping_name()]).env("DM_DISABLE_UDEV", "1").output();
+        self.dirs.close_volume(&self.mapping_name());
     }
 }
 
@@ -150,7 +132,7 @@ fn create_table(disk: &Path) {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn the_partition_of_a_mounted_volume_grows_with_its_disk() {
-    in_child_process("partitions::the_partition_of_a_mounted_volume_grows_with_its_disk", || {
+    in_child_process(the_partition_of_a_mounted_volume_grows_with_its_disk, || {
         let node = NodeDisk::new(GuestDisk::acquire().unwrap());
         let devices = BlockDevices::of_host().unwrap();
         node.partition_half();
@@ -190,7 +172,7 @@ fn the_partition_of_a_mounted_volume_grows_with_its_disk() {
 #[test]
 #[ignore = "soak: needs kernel with a disk of 1 GiB"]
 fn the_partition_of_an_encrypted_volume_grows_with_its_disk() {
-    in_child_process("partitions::the_partition_of_an_encrypted_volume_grows_with_its_disk", || {
+    in_child_process(the_partition_of_an_encrypted_volume_grows_with_its_disk, || {
         let node = NodeDisk::new(GuestDisk::acquire().unwrap());
         let devices = BlockDevices::of_host().unwrap();
         node.partition_half();
@@ -212,8 +194,7 @@ fn the_partition_of_an_encrypted_volume_grows_with_its_disk() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn an_interrupted_growth_is_resumed_where_the_kernel_rejects_the_table() {
-    let name = "partitions::an_interrupted_growth_is_resumed_where_the_kernel_rejects_the_table";
-    in_child_process(name, || {
+    in_child_process(an_interrupted_growth_is_resumed_where_the_kernel_rejects_the_table, || {
         let node = NodeDisk::new(GuestDisk::acquire().unwrap());
         let devices = BlockDevices::of_host().unwrap();
         node.partition_half();
@@ -240,7 +221,7 @@ fn an_interrupted_growth_is_resumed_where_the_kernel_rejects_the_table() {
 #[test]
 #[ignore = "needs kernel with a 4Kn disk of 1 GiB"]
 fn a_volume_on_a_disk_with_large_blocks_keeps_the_volume_contract() {
-    in_child_process("partitions::a_volume_on_a_disk_with_large_blocks_keeps_the_volume_contract", || {
+    in_child_process(a_volume_on_a_disk_with_large_blocks_keeps_the_volume_contract, || {
         let node = NodeDisk::new(GuestDisk::acquire_4kn().unwrap());
         let name = node.disk_path().file_name().unwrap().to_str().unwrap().to_owned();
         let blocks = fs::read_to_string(format!("/sys/block/{name}/queue/logical_block_size")).unwrap();
@@ -255,8 +236,7 @@ fn a_volume_on_a_disk_with_large_blocks_keeps_the_volume_contract() {
 #[test]
 #[ignore = "needs kernel with a 4Kn disk of 1 GiB"]
 fn encrypted_volumes_on_a_partition_with_large_blocks_are_created_and_opened() {
-    let name = "partitions::encrypted_volumes_on_a_partition_with_large_blocks_are_created_and_opened";
-    in_child_process(name, || {
+    in_child_process(encrypted_volumes_on_a_partition_with_large_blocks_are_created_and_opened, || {
         let node = NodeDisk::new(GuestDisk::acquire_4kn().unwrap());
         let devices = BlockDevices::of_host().unwrap();
         let modes = [VolumeEncryption::EncryptedAndAuthenticated, VolumeEncryption::Encrypted];

@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::{Dir, FileMode};
-use tempfile::TempDir;
 use testbed::PowerCut;
 use testbed::power_cut::{CutMoments, CutPlan};
 
-use crate::fixture::write_mkfs;
+use crate::fixture::{NodeDirs, write_mkfs};
 
 mod disk_volume;
 mod files;
@@ -49,31 +48,16 @@ impl Drop for MountedPart {
     }
 }
 
-/// What a machine has beside its disk, which a power cut takes: mount points, and directories in memory.
-struct Memory {
-    temporary: TempDir,
+/// The directories of a machine after its start, and a mkfs.xfs that counts its runs.
+fn start_memory() -> NodeDirs {
+    let memory = NodeDirs::new();
+    write_mkfs(&memory.path(""), &format!("echo >>{}", memory.path("formats").display()));
+    memory
 }
 
-impl Memory {
-    fn new() -> Result<Self> {
-        let temporary = tempfile::tempdir()?;
-        for name in ["data", "esp", "run"] {
-            fs::create_dir(temporary.path().join(name))?;
-        }
-        // It counts the formats.
-        let formats = temporary.path().join("formats");
-        write_mkfs(temporary.path(), &format!("echo >>{}", formats.display()));
-        Ok(Self { temporary })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.temporary.path().canonicalize().unwrap_or_default().join(name)
-    }
-
-    /// How often mkfs.xfs ran.
-    fn formats(&self) -> usize {
-        fs::read(self.path("formats")).map_or(0, |lines| lines.len())
-    }
+/// The number of runs of mkfs.xfs since the start.
+fn format_count(memory: &NodeDirs) -> usize {
+    fs::read(memory.path("formats")).map_or(0, |lines| lines.len())
 }
 
 fn write_witness(top: &Dir) -> Result<()> {

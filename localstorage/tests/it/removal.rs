@@ -28,7 +28,7 @@ fn create_deep_tree(dir: &Dir, levels: usize) {
 
 #[test]
 fn a_tree_of_2000_levels_takes_40_descriptors_and_no_stack() {
-    in_child_process("removal::a_tree_of_2000_levels_takes_40_descriptors_and_no_stack", || {
+    in_child_process(a_tree_of_2000_levels_takes_40_descriptors_and_no_stack, || {
         let (temporary, dir) = scratch_dir();
         create_deep_tree(&dir.ensure_dir("deep", FileMode::PRIVATE_DIR).expect("the entry is created"), 2000);
         let used = fs::read_dir("/proc/self/fd").expect("the file system is mounted").count() as u64;

@@ -136,7 +136,7 @@ fn concurrent_writers_never_collide_and_readers_see_complete_contents() {
 
 #[test]
 fn modes_are_exact_under_any_umask() {
-    in_child_process("replace::modes_are_exact_under_any_umask", || {
+    in_child_process(modes_are_exact_under_any_umask, || {
         let (_temporary, dir) = scratch_dir();
         for umask in [0o000, 0o022, 0o077, 0o777] {
             rustix::process::umask(umask.into());

@@ -13,9 +13,9 @@ use nodekeel_localstorage::tree::{
 };
 use nodekeel_localstorage::{Dir, FileStore, InvalidName, OsFileStore, layout};
 
+use crate::golden::golden_path;
 use crate::monogon_root::{
-    DataPartition, EfiSystemPartition, EphemeralDir, MONOGON_OUTLINE, NodeRoot, RunDir, TmpDir,
-    metropolis_names,
+    DataPartition, EfiSystemPartition, EphemeralDir, NodeRoot, RunDir, TmpDir, metropolis_names,
 };
 
 fn memory_target(root: &str) -> LayoutTarget {
@@ -28,7 +28,12 @@ fn disk_target(root: &Path) -> LayoutTarget {
 
 #[test]
 fn the_root_layout_matches_monogon() {
-    assert_eq!(NodeRoot::SHAPE.render_outline(&metropolis_names()), MONOGON_OUTLINE);
+    let outline = fs::read_to_string(golden_path("layout/root.txt")).unwrap();
+    let theirs = outline
+        .replace("nodekeel.vfs", "dev.monogon.metropolis.vfs")
+        .replace("nodekeel.devices", "devices.monogon.dev")
+        .replace("nodekeel", "metropolis");
+    assert_eq!(NodeRoot::SHAPE.render_outline(&metropolis_names()), theirs);
     NodeRoot::SHAPE.validate_at(&metropolis_names(), Path::new("/")).unwrap();
     NodeRoot::SHAPE.validate_at(&BrandNames::default(), Path::new("/")).unwrap();
 }

@@ -58,8 +58,7 @@ pub(super) const LVM: &str = "--config=activation{udev_sync=0 udev_rules=0 monit
 #[test]
 #[ignore = "soak: needs kernel"]
 fn disks_that_only_a_kernel_formats_are_refused_and_not_a_byte_changes() {
-    let name = "fifty_disks::guest::disks_that_only_a_kernel_formats_are_refused_and_not_a_byte_changes";
-    in_child_process(name, || {
+    in_child_process(disks_that_only_a_kernel_formats_are_refused_and_not_a_byte_changes, || {
         let workshop = Workshop::new();
         let mut all = Outcome::default();
         for (name, script) in FORMATS {

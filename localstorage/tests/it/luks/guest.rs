@@ -9,23 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::FileMode;
-use nodekeel_localstorage::mount::{Mounter as _, OsMounter};
 use nodekeel_localstorage::testing::{key_seal_conformance, volume_conformance};
 use nodekeel_localstorage::volume::{
-    Cryptsetup, CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal, KeyPolicy,
-    KeySeal, LuksError, LuksVolume, LuksVolumeConfig, PcrSelection, SealError, TpmError, TpmSeal, UnlockKey,
-    UnlockSecret, VolumeEncryption, VolumeError,
+    ActiveMapping, Cryptsetup as _, CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy,
+    KeyPolicy, LuksError, LuksVolume, LuksVolumeConfig, PcrSelection, SealError, TpmError, TpmSeal,
+    UnlockKey, UnlockSecret, VolumeEncryption, VolumeError,
 };
 use rustix::fs::{FallocateFlags, fallocate};
-use tempfile::TempDir;
 use testbed::command_output;
 use testbed::guest::disk::GuestDisk;
 
 use super::tpm::{DEBUG_PCR, extend_pcr};
 use super::{LuksFixture, MIB, check_rejected_header, luks_error};
-use crate::fixture::{in_child_process, write_mkfs};
+use crate::fixture::{NodeDirs, in_child_process, write_mkfs};
 
 mod keys;
 mod limits;
@@ -38,7 +35,7 @@ const BLOCK_BYTES: usize = 4096;
 
 /// A part of a guest's disk, which can grow, and the directories of a node.
 struct NodeDisk {
-    temporary: TempDir,
+    dirs: NodeDirs,
     disk: GuestDisk,
     name: String,
     part: PathBuf,
@@ -47,11 +44,8 @@ struct NodeDisk {
 impl NodeDisk {
     /// A blank part of this many MiB.
     fn new(mebibytes: u64) -> NodeDisk {
-        let (temporary, disk) = (tempfile::tempdir().unwrap(), GuestDisk::acquire().unwrap());
-        for name in ["data", "esp", "run"] {
-            fs::create_dir(temporary.path().join(name)).unwrap();
-        }
-        write_mkfs(temporary.path(), "");
+        let (dirs, disk) = (NodeDirs::new(), GuestDisk::acquire().unwrap());
+        write_mkfs(&dirs.path(""), "");
         let whole = File::options().write(true).open(disk.device_path()).unwrap();
         fallocate(&whole, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 1024 * MIB).unwrap();
         whole.sync_all().unwrap();
@@ -59,7 +53,7 @@ impl NodeDisk {
         run_dmsetup(&["create", &name, "--noudevsync", "--table", &table(&disk, mebibytes)]);
         let minor = run_dmsetup(&["info", "--columns", "--noheadings", "--options", "minor", &name]);
         let part = format!("/dev/dm-{}", minor.trim()).into();
-        NodeDisk { temporary, disk, name, part }
+        NodeDisk { dirs, disk, name, part }
     }
 
     fn grow(&self, mebibytes: u64) {
@@ -68,47 +62,28 @@ impl NodeDisk {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.temporary.path().canonicalize().unwrap().join(name)
+        self.dirs.path(name)
     }
 
     fn mapping_name(&self) -> String {
         format!("crypt-{}", self.name)
     }
 
+    fn config(&self, encryption: VolumeEncryption, keys: KeyPolicy) -> LuksVolumeConfig {
+        LuksVolumeConfig { keys, ..self.dirs.luks_config(&self.part, encryption) }
+    }
+
     fn volume(&self, encryption: VolumeEncryption, keys: KeyPolicy) -> LuksVolume {
-        let seal = FileSeal::new(Dir::open(self.path("esp")).unwrap());
-        self.volume_with_seal(encryption, keys, Arc::new(seal))
+        self.new_volume(self.config(encryption, keys))
     }
 
-    fn volume_with_seal(
-        &self,
-        encryption: VolumeEncryption,
-        keys: KeyPolicy,
-        seal: Arc<dyn KeySeal>,
-    ) -> LuksVolume {
-        self.volume_by(encryption, keys, seal, Arc::new(CryptsetupProgram::default()))
-    }
-
-    fn volume_by(
-        &self,
-        encryption: VolumeEncryption,
-        keys: KeyPolicy,
-        seal: Arc<dyn KeySeal>,
-        cryptsetup: Arc<dyn Cryptsetup>,
-    ) -> LuksVolume {
-        let open = |name| Dir::open(self.path(name)).unwrap();
-        let config = LuksVolumeConfig {
-            device: self.part.clone(),
-            target: self.path("data"),
-            encryption,
-            keys,
-            journal: open("esp"),
-            runtime: open("run"),
-            seal,
-            mounter: Arc::new(OsMounter),
-            cryptsetup,
-        };
+    fn new_volume(&self, config: LuksVolumeConfig) -> LuksVolume {
         LuksVolume::new(config).with_mapping_name(self.mapping_name()).with_mkfs(self.path("mkfs"))
+    }
+
+    /// The mapping of the open volume.
+    fn mapping(&self) -> Option<ActiveMapping> {
+        CryptsetupProgram::default().find_mapping(&self.mapping_name()).unwrap()
     }
 
     /// Which blocks of a part of [`SMALL_MIB`], behind the header and the journal of dm-integrity, have been written.
@@ -141,9 +116,7 @@ impl NodeDisk {
 
 impl Drop for NodeDisk {
     fn drop(&mut self) {
-        let _ = OsMounter.unmount(&self.path("data"));
-        let mut close = Command::new("cryptsetup");
-        let _ = close.args(["close", &self.mapping_name()]).env("DM_DISABLE_UDEV", "1").output();
+        self.dirs.close_volume(&self.mapping_name());
         let mut remove = Command::new("dmsetup");
         let _ = remove.args(["remove", "--retry", &self.name]).env("DM_DISABLE_UDEV", "1").output();
     }
@@ -165,89 +138,88 @@ fn size_of_file_system(path: &Path) -> u64 {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas() {
-    in_child_process(
-        "luks::guest::an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas",
-        || {
-            let node = NodeDisk::new(512);
-            let volume = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Local);
-            volume_conformance(&volume);
-            assert_eq!(CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap(), None);
-            let top = volume.mount_existing().unwrap();
-            let state = command_output(
-                Command::new("xfs_quota").args(["-x", "-c", "state -p"]).arg(node.path("data")),
-            );
-            assert_eq!(state.unwrap().matches(": ON").count(), 2, "accounting and enforcement");
-            // Another incarnation of the process finds it open.
-            let again = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Local).mount_existing().unwrap();
-            again.write("kept", b"kept", FileMode::PRIVATE_FILE).unwrap();
-            assert_eq!(top.read("kept").unwrap(), b"kept");
-        },
-    );
+    in_child_process(an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas, || {
+        let node = NodeDisk::new(512);
+        let volume = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Local);
+        volume_conformance(&volume);
+        assert_eq!(node.mapping(), None);
+        let top = volume.mount_existing().unwrap();
+        let state =
+            command_output(Command::new("xfs_quota").args(["-x", "-c", "state -p"]).arg(node.path("data")));
+        assert_eq!(state.unwrap().matches(": ON").count(), 2, "accounting and enforcement");
+        // Another incarnation of the process finds it open.
+        let again = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Local).mount_existing().unwrap();
+        again.write("kept", b"kept", FileMode::PRIVATE_FILE).unwrap();
+        assert_eq!(top.read("kept").unwrap(), b"kept");
+    });
 }
 
 #[test]
 #[ignore = "soak: needs kernel with a disk of 1 GiB"]
 fn an_authenticated_volume_keeps_the_volume_contract() {
-    in_child_process("luks::guest::an_authenticated_volume_keeps_the_volume_contract", || {
+    in_child_process(an_authenticated_volume_keeps_the_volume_contract, || {
         let node = NodeDisk::new(448);
         let volume = node.volume(VolumeEncryption::EncryptedAndAuthenticated, KeyPolicy::Local);
         volume_conformance(&volume.without_wipe());
-        assert_eq!(CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap(), None);
+        assert_eq!(node.mapping(), None);
     });
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_block() {
-    let name =
-        "luks::guest::an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_block";
-    in_child_process(name, || {
-        let node = NodeDisk::new(SMALL_MIB);
-        let authenticated = VolumeEncryption::EncryptedAndAuthenticated;
-        let volume = node.volume(authenticated, KeyPolicy::Split).without_wipe();
-        let started = Instant::now();
-        let (top, key) = volume.mount_new_with_key(ErasePolicy::Nothing).unwrap();
-        println!("created without a wipe in {:?}", started.elapsed());
-        drop(top);
-        let secret = UnlockSecret::Cluster(key.unwrap());
-        volume.confirm_secret(&secret).unwrap();
-        volume.unmount().unwrap();
-        let before = node.written_blocks();
+    in_child_process(
+        an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_block,
+        || {
+            let node = NodeDisk::new(SMALL_MIB);
+            let authenticated = VolumeEncryption::EncryptedAndAuthenticated;
+            let volume = node.volume(authenticated, KeyPolicy::Split).without_wipe();
+            let started = Instant::now();
+            let (top, key) = volume.mount_new_with_key(ErasePolicy::Nothing).unwrap();
+            println!("created without a wipe in {:?}", started.elapsed());
+            drop(top);
+            let secret = UnlockSecret::Cluster(key.unwrap());
+            volume.confirm_secret(&secret).unwrap();
+            volume.unmount().unwrap();
+            let before = node.written_blocks();
 
-        let other = UnlockSecret::Cluster(UnlockKey::generate().unwrap());
-        assert!(matches!(luks_error(volume.mount_existing_with(&other)), LuksError::WrongClusterKey { .. }));
-        assert!(matches!(luks_error(volume.mount_existing()), LuksError::NoSlot { .. }));
-        let downgraded = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Split);
-        assert!(matches!(luks_error(downgraded.mount_existing_with(&secret)), LuksError::Policy(_)));
-        let top = volume.mount_existing_with(&secret).unwrap();
-        top.write("witness", &vec![7; 16 << 20], FileMode::PRIVATE_FILE).unwrap();
-        drop(top);
-        volume.unmount().unwrap();
+            let other = UnlockSecret::Cluster(UnlockKey::generate().unwrap());
+            assert!(matches!(
+                luks_error(volume.mount_existing_with(&other)),
+                LuksError::WrongClusterKey { .. }
+            ));
+            assert!(matches!(luks_error(volume.mount_existing()), LuksError::NoSlot { .. }));
+            let downgraded = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Split);
+            assert!(matches!(luks_error(downgraded.mount_existing_with(&secret)), LuksError::Policy(_)));
+            let top = volume.mount_existing_with(&secret).unwrap();
+            top.write("witness", &vec![7; 16 << 20], FileMode::PRIVATE_FILE).unwrap();
+            drop(top);
+            volume.unmount().unwrap();
 
-        // What the file has written.
-        let after = node.written_blocks();
-        let blocks_of_file = before.iter().zip(&after).map(|(before, after)| after & !before);
-        let count = node.change_blocks(blocks_of_file);
-        assert!(count >= 1024, "{count} blocks");
-        let top = volume.mount_existing_with(&secret).unwrap();
-        let changed = fs::read(node.path("data/witness")).unwrap_err();
-        assert_eq!(changed.raw_os_error(), Some(5), "{changed:?}");
-        drop(top);
-        volume.unmount().unwrap();
+            // What the file has written.
+            let after = node.written_blocks();
+            let blocks_of_file = before.iter().zip(&after).map(|(before, after)| after & !before);
+            let count = node.change_blocks(blocks_of_file);
+            assert!(count >= 1024, "{count} blocks");
+            let top = volume.mount_existing_with(&secret).unwrap();
+            let changed = fs::read(node.path("data/witness")).unwrap_err();
+            assert_eq!(changed.raw_os_error(), Some(5), "{changed:?}");
+            drop(top);
+            volume.unmount().unwrap();
 
-        // The file system itself.
-        node.change_blocks(before.into_iter());
-        let tampering = luks_error(volume.mount_existing_with(&secret));
-        assert!(matches!(tampering, LuksError::Tampering(_)), "{tampering:?}");
-        assert_eq!(CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap(), None);
-    });
+            // The file system itself.
+            node.change_blocks(before.into_iter());
+            let tampering = luks_error(volume.mount_existing_with(&secret));
+            assert!(matches!(tampering, LuksError::Tampering(_)), "{tampering:?}");
+            assert_eq!(node.mapping(), None);
+        },
+    );
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere() {
-    let name = "luks::guest::an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere";
-    in_child_process(name, || {
+    in_child_process(an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere, || {
         let node = NodeDisk::new(SMALL_MIB);
         let seen = Arc::new(AtomicU64::new(0));
         let last = Arc::clone(&seen);
@@ -261,7 +233,7 @@ fn an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere() {
         volume.mount_new(ErasePolicy::Nothing).unwrap();
         println!("created with a wipe in {:?}", started.elapsed());
         assert!(seen.load(Ordering::Relaxed) > 0, "progress is reported");
-        let mapping = CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap().unwrap();
+        let mapping = node.mapping().unwrap();
         // Blocks can be read at any place, also where nothing was written.
         let mut device = File::open(mapping.device_path).unwrap();
         let size = device.seek(SeekFrom::End(0)).unwrap();
@@ -276,7 +248,7 @@ fn an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
-    in_child_process("luks::guest::an_encrypted_volume_grows_with_its_disk_and_discards_on_request", || {
+    in_child_process(an_encrypted_volume_grows_with_its_disk_and_discards_on_request, || {
         let node = NodeDisk::new(448);
         let volume = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Split).with_discards();
         let (top, key) = volume.mount_new_with_key(ErasePolicy::Nothing).unwrap();
@@ -287,7 +259,7 @@ fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
         let after = size_of_file_system(&node.path("data"));
         assert!(after - before > 500 * MIB, "{before} bytes became {after}");
         volume.grow_volume(&secret).unwrap();
-        let mapping = CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap().unwrap();
+        let mapping = node.mapping().unwrap();
         let queue = Path::new("/sys/block").join(mapping.device_path.file_name().unwrap()).join("queue");
         let discards = fs::read_to_string(queue.join("discard_max_bytes")).unwrap();
         println!("discard_max_bytes {}", discards.trim());
@@ -300,13 +272,13 @@ fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB and tpm"]
 fn a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again() {
-    let name = "luks::guest::a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again";
-    in_child_process(name, || {
+    in_child_process(a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again, || {
         let node = NodeDisk::new(448);
         let pcrs = PcrSelection::try_new([7, DEBUG_PCR]).unwrap();
-        let seal = Arc::new(TpmSeal::new(Dir::open(node.path("esp")).unwrap(), pcrs));
+        let seal = Arc::new(TpmSeal::new(node.dirs.dir("esp"), pcrs));
         key_seal_conformance(&*seal);
-        let volume = node.volume_with_seal(VolumeEncryption::Encrypted, KeyPolicy::Local, seal);
+        let config = node.config(VolumeEncryption::Encrypted, KeyPolicy::Local);
+        let volume = node.new_volume(LuksVolumeConfig { seal, ..config });
         drop(volume.mount_new(ErasePolicy::Nothing).unwrap());
         let recovery = volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap();
         let recovery = UnlockSecret::Recovery(recovery);
@@ -331,7 +303,7 @@ fn a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again
 #[test]
 #[ignore = "needs kernel"]
 fn a_header_with_a_null_cipher_is_rejected_and_never_opened() {
-    in_child_process("luks::guest::a_header_with_a_null_cipher_is_rejected_and_never_opened", || {
+    in_child_process(a_header_with_a_null_cipher_is_rejected_and_never_opened, || {
         for (cipher, key_bits) in
             [("cipher_null-ecb", 256), ("aes-cbc-essiv:sha256", 256), ("aes-xts-plain64", 256)]
         {

@@ -18,28 +18,43 @@ use super::{HEADER_BYTES, LuksFixture, MIB, slots_of};
 const KILLS_VARIABLE: &str = "NODEKEEL_LUKS_KILLS";
 const STEP: usize = 32;
 
+/// The call of cryptsetup at which a process is killed, counted from 1, and whether it is executed first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KillMoment {
+    number: usize,
+    is_executed: bool,
+}
+
+impl KillMoment {
+    pub(super) fn before(number: usize) -> KillMoment {
+        KillMoment { number, is_executed: false }
+    }
+
+    pub(super) fn after(number: usize) -> KillMoment {
+        KillMoment { number, is_executed: true }
+    }
+}
+
 /// Panics at one call, before or after it: the rest of the process does not run.
 #[derive(Debug)]
 pub(super) struct KilledAt {
     tool: Box<dyn Cryptsetup>,
-    number: usize,
-    is_executed: bool,
+    moment: KillMoment,
     calls: AtomicUsize,
 }
 
 impl KilledAt {
-    /// Calls are counted from 1.
-    pub(super) fn new(tool: impl Cryptsetup + 'static, (number, is_executed): (usize, bool)) -> KilledAt {
-        KilledAt { tool: Box::new(tool), number, is_executed, calls: AtomicUsize::new(0) }
+    pub(super) fn new(tool: impl Cryptsetup + 'static, moment: KillMoment) -> KilledAt {
+        KilledAt { tool: Box::new(tool), moment, calls: AtomicUsize::new(0) }
     }
 }
 
 impl Cryptsetup for KilledAt {
     fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
-        if self.calls.fetch_add(1, Ordering::Relaxed) + 1 != self.number {
+        if self.calls.fetch_add(1, Ordering::Relaxed) + 1 != self.moment.number {
             return self.tool.run(call);
         }
-        if self.is_executed {
+        if self.moment.is_executed {
             self.tool.run(call)?;
         }
         panic!("killed at {}", call.action);
@@ -50,14 +65,15 @@ impl Cryptsetup for KilledAt {
     }
 }
 
-/// Runs `work` in a process that is killed at this call of cryptsetup. Returns what it returns, or none if it is killed.
+/// Runs `work` in a process that is killed at this call of cryptsetup. Returns what it returns, or none if it is
+/// killed.
 fn kill_at<R>(
     fixture: &LuksFixture,
     keys: KeyPolicy,
-    call: (usize, bool),
+    moment: KillMoment,
     work: impl FnOnce(&LuksVolume) -> R,
 ) -> Option<R> {
-    let volume = fixture.volume_by(keys, Arc::new(KilledAt::new(fixture.tool(), call)));
+    let volume = fixture.volume_by(keys, Arc::new(KilledAt::new(fixture.tool(), moment)));
     panic::catch_unwind(AssertUnwindSafe(|| work(&volume))).ok()
 }
 
@@ -70,14 +86,14 @@ fn for_each_kill(
     check: impl Fn(&LuksFixture, &str),
 ) {
     let mut calls = 0;
-    for (number, is_executed) in (1..).flat_map(|number| [(number, false), (number, true)]) {
+    for moment in (1..).flat_map(|number| [KillMoment::before(number), KillMoment::after(number)]) {
         let fixture = prepare();
-        let is_complete = kill_at(&fixture, keys, (number, is_executed), &work) == Some(true);
-        check(&fixture, &format!("call {number} of cryptsetup, executed: {is_executed}"));
+        let is_complete = kill_at(&fixture, keys, moment, &work) == Some(true);
+        check(&fixture, &format!("cryptsetup: {moment:?}"));
         if is_complete {
             break;
         }
-        calls = number;
+        calls = moment.number;
     }
     assert!(calls >= 3, "the work takes {calls} calls of cryptsetup");
     let kills_at_each = std::env::var(KILLS_VARIABLE).is_ok_and(|count| count == "all");
@@ -129,7 +145,7 @@ fn an_interrupted_creation_is_unfinished_and_has_no_data() {
     for number in 1..8 {
         let fixture = LuksFixture::new();
         let create = |volume: &LuksVolume| volume.mount_new(ErasePolicy::Nothing).is_ok();
-        assert_eq!(kill_at(&fixture, KeyPolicy::Local, (number, true), create), None);
+        assert_eq!(kill_at(&fixture, KeyPolicy::Local, KillMoment::after(number), create), None);
         let existing = fixture.volume(KeyPolicy::Local).mount_existing().unwrap_err();
         let is_known = matches!(existing, VolumeError::Unfinished { .. } | VolumeError::ForeignData { .. });
         assert!(is_known, "call {number}: {existing:?}");
@@ -220,7 +236,7 @@ fn another_encrypted_disk_made_since_an_agreed_format_was_interrupted_is_kept() 
         panic!("an ext4 was formatted")
     };
     let create = |volume: &LuksVolume| volume.mount_new(ErasePolicy::Exactly(found)).is_ok();
-    assert_eq!(kill_at(&fixture, KeyPolicy::Local, (1, false), create), None);
+    assert_eq!(kill_at(&fixture, KeyPolicy::Local, KillMoment::before(1), create), None);
     // The operator decides otherwise, and uses the disk.
     fixture.format_by_hand(&["--type=luks1"]);
     fixture.write(4 * MIB, &[7; 4096]);
@@ -237,7 +253,7 @@ fn a_format_cut_before_its_header_is_repeated_unless_other_data_were_written_sin
     let interrupted = || {
         let fixture = LuksFixture::new();
         let create = |volume: &LuksVolume| volume.mount_new(ErasePolicy::Nothing).is_ok();
-        assert_eq!(kill_at(&fixture, KeyPolicy::Local, (1, false), create), None);
+        assert_eq!(kill_at(&fixture, KeyPolicy::Local, KillMoment::before(1), create), None);
         fixture
     };
     let noise: Vec<u8> = (0..MIB).map(|at| ((at * 2_654_435_761) >> 13) as u8).collect();
@@ -246,12 +262,12 @@ fn a_format_cut_before_its_header_is_repeated_unless_other_data_were_written_sin
         (32_768, &noise[..], true),
         (0, b"LUKS\xba\xbe\0\x02", true),
         (HEADER_BYTES - 4096, &noise[..4096], true),
-        // A header of somebody's, of another version or in another place, and a device of integritysetup.
+        // A foreign header, of another version or in another place, and a device of integritysetup.
         (0, b"LUKS\xba\xbe\0\x01", false),
         (16_384, b"SKUL\xba\xbe\0\x03", false),
         (32_768, b"SKUL\xba\xbe\0\x02", false),
         (0, b"integrt\0", false),
-        // Somebody's.
+        // Foreign data.
         (HEADER_BYTES, &noise[..4096], false),
         (63 * MIB, b"diary", false),
         (1080, b"\x53\xef", false),

@@ -153,7 +153,7 @@ fn another_tpm_a_cleared_one_and_a_changed_file_are_told_apart() {
 /// A volume whose node unlock key the TPM has sealed.
 fn volume_of(fixture: &LuksFixture, tpm: &Arc<SoftwareTpm>, keys: KeyPolicy, numbers: &[u32]) -> LuksVolume {
     let seal = seal_with(tpm, fixture.path("esp"), numbers);
-    fixture.volume_with_seal(keys, Arc::new(fixture.tool()), Arc::new(seal))
+    fixture.volume_with_seal(keys, Arc::new(seal))
 }
 
 fn tpm_files(fixture: &LuksFixture) -> usize {

@@ -12,18 +12,18 @@ use nodekeel_localstorage::volume::{
 use testbed::command_output;
 use testbed::power_cut::{PowerCut, RecordedDisk};
 
-use super::{Memory, XFS_BYTES, check_witness, plan, write_witness};
-use crate::fixture::in_child_process;
+use super::{XFS_BYTES, check_witness, format_count, plan, start_memory, write_witness};
+use crate::fixture::{NodeDirs, in_child_process};
 
 /// A machine with this disk, after its start.
 struct Machine<'a> {
     device: &'a Path,
-    memory: Memory,
+    memory: NodeDirs,
 }
 
 impl<'a> Machine<'a> {
-    fn start(device: &'a Path) -> Result<Self> {
-        Ok(Self { device, memory: Memory::new()? })
+    fn start(device: &'a Path) -> Self {
+        Self { device, memory: start_memory() }
     }
 
     fn volume(&self) -> DiskVolume {
@@ -70,7 +70,7 @@ fn check_creation(machine: &Machine<'_>, cut: &PowerCut, erase: &ErasePolicy) ->
     }
     volume.unmount()?;
     if is_created {
-        ensure!(machine.memory.formats() == 0, "a complete volume was formatted");
+        ensure!(format_count(&machine.memory) == 0, "a complete volume was formatted");
     }
     volume.mount_existing().context("open the volume")?;
     Ok(volume.unmount()?)
@@ -84,7 +84,7 @@ fn check_creations(operation: &str, counts: [usize; 2], mkfs: Option<&[&str]>) -
     }
     disk.mark("prepared")?;
     let erase = {
-        let machine = Machine::start(disk.part(0))?;
+        let machine = Machine::start(disk.part(0));
         let erase = match machine.contents()? {
             VolumeContents::Blank => ErasePolicy::Nothing,
             found => ErasePolicy::Exactly(found),
@@ -100,25 +100,23 @@ fn check_creations(operation: &str, counts: [usize; 2], mkfs: Option<&[&str]>) -
     };
     let recording = disk.finish()?;
     recording.check_cuts(&plan(operation, counts, 4096), |cut| {
-        check_creation(&Machine::start(recording.part(0))?, cut, &erase)
+        check_creation(&Machine::start(recording.part(0)), cut, &erase)
     })
 }
 
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted() {
-    let name = "power_cut::disk_volume::a_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted";
-    in_child_process(name, || check_creations("DiskVolume::mount_new", [2, 60], None).unwrap());
+    in_child_process(a_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted, || {
+        check_creations("DiskVolume::mount_new", [2, 60], None).unwrap()
+    });
 }
 
 #[test]
 #[ignore = "soak: needs kernel with 4 disks of 1 GiB"]
 fn a_volume_over_contents_that_were_given_up_resumes_after_power_cuts() {
-    in_child_process(
-        "power_cut::disk_volume::a_volume_over_contents_that_were_given_up_resumes_after_power_cuts",
-        || {
-            let mkfs = ["mkfs.ext4", "-q", "-F"];
-            check_creations("DiskVolume::mount_new over an ext4", [4, 40], Some(&mkfs)).unwrap();
-        },
-    );
+    in_child_process(a_volume_over_contents_that_were_given_up_resumes_after_power_cuts, || {
+        let mkfs = ["mkfs.ext4", "-q", "-F"];
+        check_creations("DiskVolume::mount_new over an ext4", [4, 40], Some(&mkfs)).unwrap();
+    });
 }

@@ -12,7 +12,7 @@ use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use testbed::command_output;
 use testbed::power_cut::{CutMoments, CutPlan, PowerCut, RecordedDisk};
 
-use super::{MIB, Memory, MountedPart, XFS_BYTES, plan};
+use super::{MIB, MountedPart, XFS_BYTES, plan, start_memory};
 use crate::fixture::{in_child_process, raw_names};
 use crate::monogon_root::DataPartition;
 use crate::pki::TestCa;
@@ -56,7 +56,7 @@ fn check_operations(
     check: impl Fn(&Dir, usize) -> Result<()>,
 ) -> Result<()> {
     let disk = RecordedDisk::acquire(&[file_system.bytes])?;
-    let memory = Memory::new()?;
+    let memory = start_memory();
     let mount = |part: &Path| MountedPart::mount(&file_system.spec, part, memory.path("data"));
     let (program, arguments) = file_system.mkfs.split_first().context("a program")?;
     command_output(Command::new(program).args(arguments).arg(disk.part(0)))?;
@@ -114,7 +114,7 @@ fn check_journal_on(file_system: RecordedFileSystem, operation: &str, counts: [u
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_journal_on_vfat_has_its_last_state_after_power_cuts() {
-    in_child_process("power_cut::files::a_journal_on_vfat_has_its_last_state_after_power_cuts", || {
+    in_child_process(a_journal_on_vfat_has_its_last_state_after_power_cuts, || {
         check_journal_on(VFAT, "a step journal on vfat", [20, 150]);
     });
 }
@@ -122,8 +122,7 @@ fn a_journal_on_vfat_has_its_last_state_after_power_cuts() {
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts() {
-    let name = "power_cut::files::a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts";
-    in_child_process(name, || {
+    in_child_process(a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts, || {
         check_journal_on(SYNCHRONOUS_VFAT, "a step journal on a synchronous vfat", [10, 150]);
     });
 }
@@ -131,7 +130,7 @@ fn a_journal_on_a_synchronous_vfat_has_its_last_state_after_power_cuts() {
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_journal_on_xfs_has_its_last_state_after_power_cuts() {
-    in_child_process("power_cut::files::a_journal_on_xfs_has_its_last_state_after_power_cuts", || {
+    in_child_process(a_journal_on_xfs_has_its_last_state_after_power_cuts, || {
         check_journal_on(XFS, "a step journal on XFS", [3, 150]);
     });
 }
@@ -155,8 +154,7 @@ fn check_replacement(dir: &Dir, written: usize) -> Result<()> {
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts() {
-    let name = "power_cut::files::a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts";
-    in_child_process(name, || {
+    in_child_process(a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts, || {
         let plan = plan("Dir::write on XFS", [5, 200], 4096);
         check_operations(XFS, &plan, |dir| replace(dir, 0), replace, check_replacement).unwrap();
     });
@@ -166,27 +164,24 @@ fn a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts() {
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_replaced_file_on_vfat_has_its_new_content_after_power_cuts() {
-    in_child_process(
-        "power_cut::files::a_replaced_file_on_vfat_has_its_new_content_after_power_cuts",
-        || {
-            for (file_system, operation) in
-                [(VFAT, "Dir::write on vfat"), (SYNCHRONOUS_VFAT, "Dir::write on a synchronous vfat")]
-            {
-                let plan = CutPlan { moments: CutMoments::AtMarks, ..plan(operation, [20, 20], 512) };
-                check_operations(
-                    file_system,
-                    &plan,
-                    |dir| replace(dir, 0),
-                    replace,
-                    |dir, written| {
-                        ensure!(dir.read("file")? == numbered_state(written), "not the content of {written}");
-                        Ok(())
-                    },
-                )
-                .unwrap();
-            }
-        },
-    );
+    in_child_process(a_replaced_file_on_vfat_has_its_new_content_after_power_cuts, || {
+        for (file_system, operation) in
+            [(VFAT, "Dir::write on vfat"), (SYNCHRONOUS_VFAT, "Dir::write on a synchronous vfat")]
+        {
+            let plan = CutPlan { moments: CutMoments::AtMarks, ..plan(operation, [20, 20], 512) };
+            check_operations(
+                file_system,
+                &plan,
+                |dir| replace(dir, 0),
+                replace,
+                |dir, written| {
+                    ensure!(dir.read("file")? == numbered_state(written), "not the content of {written}");
+                    Ok(())
+                },
+            )
+            .unwrap();
+        }
+    });
 }
 
 fn create_layout(dir: &Dir) -> Result<DataPartition> {
@@ -196,7 +191,7 @@ fn create_layout(dir: &Dir) -> Result<DataPartition> {
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn credentials_on_xfs_are_all_old_or_all_new_after_power_cuts() {
-    in_child_process("power_cut::files::credentials_on_xfs_are_all_old_or_all_new_after_power_cuts", || {
+    in_child_process(credentials_on_xfs_are_all_old_or_all_new_after_power_cuts, || {
         let ca = TestCa::new(true);
         let store = |dir: &Dir, number: usize| {
             Ok(create_layout(dir)?.node.credentials.store_credentials(&ca.issue(number as u64 + 1))?)

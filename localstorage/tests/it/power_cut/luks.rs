@@ -1,5 +1,5 @@
-//! Creation and rotation of an encrypted volume, whose journal and node unlock key are on an ESP of the same disk, or of
-//! another one.
+//! Creation and rotation of an encrypted volume, whose journal and node unlock key are on an ESP of the same disk, or
+//! of another one.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -9,19 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
+use nodekeel_localstorage::mount::MountSpec;
 use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
 use nodekeel_localstorage::volume::{
     ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, DataVolume as _,
-    EncryptedVolume as _, ErasePolicy, FileSeal, KeyPolicy, LuksVolume, LuksVolumeConfig, UnlockSecret,
+    EncryptedVolume as _, ErasePolicy, KeyPolicy, LuksVolume, LuksVolumeConfig, UnlockSecret,
     VolumeEncryption, VolumeError,
 };
 use testbed::command_output;
 use testbed::power_cut::{PowerCut, RecordedDisk};
 
-use super::{MIB, Memory, MountedPart, check_witness, plan, write_witness};
-use crate::fixture::in_child_process;
+use super::{MIB, MountedPart, check_witness, format_count, plan, start_memory, write_witness};
+use crate::fixture::{NodeDirs, in_child_process};
 
 const ESP_BYTES: u64 = 16 * MIB;
 const DATA_BYTES: u64 = 400 * MIB;
@@ -48,9 +47,10 @@ const AUTHENTICATED: VolumeSetup =
 impl VolumeSetup {
     fn acquire_disk(self) -> Result<RecordedDisk> {
         let parts = [ESP_BYTES, if self.wipes { WIPED_BYTES } else { DATA_BYTES }];
-        match self.has_separate_esp {
-            true => RecordedDisk::acquire_separate(&parts),
-            false => RecordedDisk::acquire(&parts),
+        if self.has_separate_esp {
+            RecordedDisk::acquire_separate(&parts)
+        } else {
+            RecordedDisk::acquire(&parts)
         }
     }
 }
@@ -86,31 +86,25 @@ struct Machine<'a> {
     cryptsetup: Arc<CountedFormats>,
     // Unmounted before its mount point is removed.
     esp: MountedPart,
-    memory: Memory,
+    memory: NodeDirs,
 }
 
 impl<'a> Machine<'a> {
     fn start([esp, data]: [&'a Path; 2], setup: VolumeSetup) -> Result<Self> {
-        let memory = Memory::new()?;
+        let memory = start_memory();
         let esp = MountedPart::mount(&MountSpec::ESP, esp, memory.path("esp"))?;
         Ok(Self { data, setup, cryptsetup: Arc::default(), esp, memory })
     }
 
-    fn volume(&self) -> Result<LuksVolume> {
+    fn volume(&self) -> LuksVolume {
         let config = LuksVolumeConfig {
-            device: self.data.to_owned(),
-            target: self.memory.path("data"),
-            encryption: self.setup.encryption,
             keys: KeyPolicy::Split,
-            journal: self.esp.dir()?,
-            runtime: Dir::open(self.memory.path("run"))?,
-            seal: Arc::new(FileSeal::new(self.esp.dir()?)),
-            mounter: Arc::new(OsMounter),
             cryptsetup: self.cryptsetup.clone(),
+            ..self.memory.luks_config(self.data, self.setup.encryption)
         };
         let volume = LuksVolume::new(config).with_mkfs(self.memory.path("mkfs"));
         let volume = volume.with_mapping_name(self.mapping_name());
-        Ok(if self.setup.wipes { volume } else { volume.without_wipe() })
+        if self.setup.wipes { volume } else { volume.without_wipe() }
     }
 
     fn mapping_name(&self) -> String {
@@ -119,7 +113,7 @@ impl<'a> Machine<'a> {
 
     /// Whether the volume or its mapping was formatted.
     fn was_formatted(&self) -> bool {
-        self.cryptsetup.formats.load(Ordering::Relaxed) + self.memory.formats() > 0
+        self.cryptsetup.formats.load(Ordering::Relaxed) + format_count(&self.memory) > 0
     }
 
     fn sealed_keys(&self) -> Result<usize> {
@@ -132,15 +126,14 @@ impl<'a> Machine<'a> {
 /// Closes what a failed check has left open.
 impl Drop for Machine<'_> {
     fn drop(&mut self) {
-        let _ = OsMounter.unmount(&self.memory.path("data"));
-        let mut close = Command::new("cryptsetup");
-        let _ = close.args(["close", &self.mapping_name()]).env("DM_DISABLE_UDEV", "1").output();
+        self.memory.close_volume(&self.mapping_name());
     }
 }
 
-/// Records work on a volume that does not exist yet, and checks what each cut leaves of it.
+/// Records work on a volume that does not exist yet, and checks its remains after each cut.
 fn check_volume<T>(
-    (operation, counts): (&str, [usize; 2]),
+    operation: &str,
+    counts: [usize; 2],
     setup: VolumeSetup,
     work: impl FnOnce(&LuksVolume, &dyn Fn(&str) -> Result<()>) -> Result<T>,
     check: impl Fn(&Machine<'_>, &LuksVolume, &PowerCut, &T) -> Result<()>,
@@ -151,12 +144,12 @@ fn check_volume<T>(
     let recording = Arc::into_inner(disk).context("the work is over")?.finish()?;
     recording.check_cuts(&plan(operation, counts, 4096), |cut| {
         let machine = Machine::start([recording.part(0), recording.part(1)], setup)?;
-        let volume = machine.volume()?;
+        let volume = machine.volume();
         check(&machine, &volume, cut, &worked)
     })
 }
 
-/// Where the parts are on two disks, marks each change of a file, and each call of cryptsetup.
+/// Marks each change of a file and each call of cryptsetup, if the parts are on two disks.
 fn record_work<T>(
     disk: &Arc<RecordedDisk>,
     setup: VolumeSetup,
@@ -165,7 +158,7 @@ fn record_work<T>(
     let mut machine = Machine::start([disk.part(0), disk.part(1)], setup)?;
     let steps = setup.has_separate_esp.then(|| Arc::clone(disk));
     machine.cryptsetup = Arc::new(CountedFormats { recorded: steps.clone(), ..CountedFormats::default() });
-    let volume = machine.volume()?;
+    let volume = machine.volume();
     let mark_step = move |call: &'static str| {
         if let Some(disk) = steps.as_ref().filter(|_| !READS.contains(&call)) {
             disk.mark_step().unwrap();
@@ -203,7 +196,7 @@ fn has_only(volume: &LuksVolume, secret: &UnlockSecret, cut: &PowerCut) -> Resul
     Ok(())
 }
 
-/// Returns what opens the volume in the end.
+/// Returns the secret that opens the volume in the end.
 fn check_creation(
     machine: &Machine<'_>,
     volume: &LuksVolume,
@@ -254,7 +247,7 @@ fn check_creation_cuts(operation: &str, counts: [usize; 2], setup: VolumeSetup) 
         let secret = check_creation(machine, volume, cut, secret)?;
         if setup.wipes { read_all_blocks(machine, volume, &secret) } else { Ok(()) }
     };
-    check_volume((operation, counts), setup, work, check).unwrap();
+    check_volume(operation, counts, setup, work, check).unwrap();
 }
 
 /// Reads each block of the mapping: one that the wipe has left out is an error of the kernel.
@@ -278,16 +271,18 @@ fn read_all_blocks(machine: &Machine<'_>, volume: &LuksVolume, secret: &UnlockSe
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn an_encrypted_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted() {
-    let name = "power_cut::luks::an_encrypted_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted";
-    in_child_process(name, || {
-        check_creation_cuts("LuksVolume::mount_new", [1, 12], ENCRYPTED);
-    });
+    in_child_process(
+        an_encrypted_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted,
+        || {
+            check_creation_cuts("LuksVolume::mount_new", [1, 12], ENCRYPTED);
+        },
+    );
 }
 
 #[test]
 #[ignore = "soak: needs kernel with 4 disks of 1 GiB"]
 fn an_authenticated_volume_whose_creation_was_cut_resumes() {
-    in_child_process("power_cut::luks::an_authenticated_volume_whose_creation_was_cut_resumes", || {
+    in_child_process(an_authenticated_volume_whose_creation_was_cut_resumes, || {
         check_creation_cuts("LuksVolume::mount_new, authenticated", [1, 12], AUTHENTICATED);
     });
 }
@@ -295,7 +290,7 @@ fn an_authenticated_volume_whose_creation_was_cut_resumes() {
 #[test]
 #[ignore = "soak: needs kernel with 4 disks of 1 GiB and 2 GiB of memory"]
 fn an_authenticated_volume_whose_wipe_was_cut_is_wiped_again() {
-    in_child_process("power_cut::luks::an_authenticated_volume_whose_wipe_was_cut_is_wiped_again", || {
+    in_child_process(an_authenticated_volume_whose_wipe_was_cut_is_wiped_again, || {
         let setup = VolumeSetup { wipes: true, ..AUTHENTICATED };
         check_creation_cuts("LuksVolume::mount_new, authenticated and wiped", [1, 16], setup);
     });
@@ -304,16 +299,13 @@ fn an_authenticated_volume_whose_wipe_was_cut_is_wiped_again() {
 #[test]
 #[ignore = "soak: needs kernel with 4 disks of 1 GiB"]
 fn a_volume_whose_esp_is_on_another_disk_resumes_after_power_cuts() {
-    in_child_process(
-        "power_cut::luks::a_volume_whose_esp_is_on_another_disk_resumes_after_power_cuts",
-        || {
-            let setup = VolumeSetup { has_separate_esp: true, ..ENCRYPTED };
-            check_creation_cuts("LuksVolume::mount_new, ESP on another disk", [1, 24], setup);
-        },
-    );
+    in_child_process(a_volume_whose_esp_is_on_another_disk_resumes_after_power_cuts, || {
+        let setup = VolumeSetup { has_separate_esp: true, ..ENCRYPTED };
+        check_creation_cuts("LuksVolume::mount_new, ESP on another disk", [1, 24], setup);
+    });
 }
 
-/// How often the keys are rotated.
+/// The number of rotations.
 const ROTATIONS: usize = 2;
 
 /// Rotates the keys of a volume; returns the cluster unlock keys, the first one included.
@@ -352,7 +344,7 @@ fn check_rotation(
 }
 
 fn check_rotation_cuts(operation: &str, counts: [usize; 2], setup: VolumeSetup) {
-    check_volume((operation, counts), setup, rotate_keys, |machine, volume, cut, secrets| {
+    check_volume(operation, counts, setup, rotate_keys, |machine, volume, cut, secrets| {
         check_rotation(machine, volume, cut, secrets)
     })
     .unwrap();
@@ -361,16 +353,15 @@ fn check_rotation_cuts(operation: &str, counts: [usize; 2], setup: VolumeSetup) 
 #[test]
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_rotation_that_was_cut_leaves_a_key_that_opens_the_volume_and_can_be_repeated() {
-    let name =
-        "power_cut::luks::a_rotation_that_was_cut_leaves_a_key_that_opens_the_volume_and_can_be_repeated";
-    in_child_process(name, || check_rotation_cuts("LuksVolume::rotate_keys", [1, 16], ENCRYPTED));
+    in_child_process(a_rotation_that_was_cut_leaves_a_key_that_opens_the_volume_and_can_be_repeated, || {
+        check_rotation_cuts("LuksVolume::rotate_keys", [1, 16], ENCRYPTED)
+    });
 }
 
 #[test]
 #[ignore = "soak: needs kernel with 4 disks of 1 GiB"]
 fn a_rotation_of_an_authenticated_volume_leaves_a_key_that_opens_it() {
-    let name = "power_cut::luks::a_rotation_of_an_authenticated_volume_leaves_a_key_that_opens_it";
-    in_child_process(name, || {
+    in_child_process(a_rotation_of_an_authenticated_volume_leaves_a_key_that_opens_it, || {
         check_rotation_cuts("LuksVolume::rotate_keys, authenticated", [1, 16], AUTHENTICATED);
     });
 }
@@ -378,8 +369,7 @@ fn a_rotation_of_an_authenticated_volume_leaves_a_key_that_opens_it() {
 #[test]
 #[ignore = "soak: needs kernel with 4 disks of 1 GiB"]
 fn a_rotation_whose_esp_is_on_another_disk_leaves_a_key_that_opens_the_volume() {
-    let name = "power_cut::luks::a_rotation_whose_esp_is_on_another_disk_leaves_a_key_that_opens_the_volume";
-    in_child_process(name, || {
+    in_child_process(a_rotation_whose_esp_is_on_another_disk_leaves_a_key_that_opens_the_volume, || {
         let setup = VolumeSetup { has_separate_esp: true, ..ENCRYPTED };
         check_rotation_cuts("LuksVolume::rotate_keys, ESP on another disk", [1, 24], setup);
     });

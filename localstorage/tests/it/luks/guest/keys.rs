@@ -4,13 +4,13 @@ use std::fs;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
+use nodekeel_localstorage::FileMode;
 use nodekeel_localstorage::volume::{
-    CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal, KeyPolicy, LuksError,
-    LuksVolume, UnlockKey, UnlockSecret, VolumeEncryption,
+    CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, KeyPolicy, LuksError, LuksVolume,
+    LuksVolumeConfig, UnlockKey, UnlockSecret, VolumeEncryption,
 };
-use nodekeel_localstorage::{Dir, FileMode};
 
-use super::super::kills::KilledAt;
+use super::super::kills::{KillMoment, KilledAt};
 use super::super::{luks_error, replace_node_key, slots_of};
 use super::NodeDisk;
 use crate::fixture::in_child_process;
@@ -40,8 +40,7 @@ fn check_opens(volume: &LuksVolume, secret: &UnlockSecret, moment: &str) {
 #[test]
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn a_wrong_half_and_a_lost_esp_are_named_and_the_passphrase_opens() {
-    let name = "luks::guest::keys::a_wrong_half_and_a_lost_esp_are_named_and_the_passphrase_opens";
-    in_child_process(name, || {
+    in_child_process(a_wrong_half_and_a_lost_esp_are_named_and_the_passphrase_opens, || {
         let node = NodeDisk::new(448);
         let (volume, secret) = split_volume(&node);
         let recovery = UnlockSecret::Recovery(volume.add_recovery_passphrase(&secret).unwrap());
@@ -67,14 +66,13 @@ fn a_wrong_half_and_a_lost_esp_are_named_and_the_passphrase_opens() {
 #[test]
 #[ignore = "soak: needs kernel with a disk of 1 GiB"]
 fn a_rotation_killed_at_each_call_leaves_the_old_key_valid() {
-    let name = "luks::guest::keys::a_rotation_killed_at_each_call_leaves_the_old_key_valid";
-    in_child_process(name, || {
+    in_child_process(a_rotation_killed_at_each_call_leaves_the_old_key_valid, || {
         let node = NodeDisk::new(448);
         let (volume, secret) = split_volume(&node);
         let rotated = (1..).find_map(|number| {
-            let seal = Arc::new(FileSeal::new(Dir::open(node.path("esp")).unwrap()));
-            let tool = Arc::new(KilledAt::new(CryptsetupProgram::default(), (number, true)));
-            let killed = node.volume_by(AUTHENTICATED, KeyPolicy::Split, seal, tool);
+            let cryptsetup = Arc::new(KilledAt::new(CryptsetupProgram::default(), KillMoment::after(number)));
+            let config = node.config(AUTHENTICATED, KeyPolicy::Split);
+            let killed = node.new_volume(LuksVolumeConfig { cryptsetup, ..config });
             let rotated = panic::catch_unwind(AssertUnwindSafe(|| killed.rotate_keys(&secret)));
             check_opens(&volume, &secret, &format!("killed behind call {number}"));
             assert!(number < 30, "a rotation takes {number} calls");

@@ -72,21 +72,25 @@ fn check_limits(encryption: VolumeEncryption) {
 #[test]
 #[ignore = "soak: needs kernel with a disk of 1 GiB"]
 fn limits_bind_on_an_encrypted_volume_and_a_full_one_keeps_its_files_and_gets_new_keys() {
-    let name = "luks::guest::limits::limits_bind_on_an_encrypted_volume_and_a_full_one_keeps_its_files_and_gets_new_keys";
-    in_child_process(name, || check_limits(VolumeEncryption::Encrypted));
+    in_child_process(
+        limits_bind_on_an_encrypted_volume_and_a_full_one_keeps_its_files_and_gets_new_keys,
+        || check_limits(VolumeEncryption::Encrypted),
+    );
 }
 
 #[test]
 #[ignore = "soak: needs kernel with a disk of 1 GiB"]
 fn limits_bind_on_an_authenticated_volume_and_a_full_one_keeps_its_files_and_gets_new_keys() {
-    let name = "luks::guest::limits::limits_bind_on_an_authenticated_volume_and_a_full_one_keeps_its_files_and_gets_new_keys";
-    in_child_process(name, || check_limits(VolumeEncryption::EncryptedAndAuthenticated));
+    in_child_process(
+        limits_bind_on_an_authenticated_volume_and_a_full_one_keeps_its_files_and_gets_new_keys,
+        || check_limits(VolumeEncryption::EncryptedAndAuthenticated),
+    );
 }
 
 #[test]
 #[ignore = "soak: needs kernel with a disk of 1 GiB"]
 fn a_volume_without_encryption_grows_with_its_disk() {
-    in_child_process("luks::guest::limits::a_volume_without_encryption_grows_with_its_disk", || {
+    in_child_process(a_volume_without_encryption_grows_with_its_disk, || {
         let node = NodeDisk::new(448);
         let volume = DiskVolume::new(&node.part, node.path("data"), Arc::new(OsMounter));
         let top = volume.mount_new(ErasePolicy::Nothing).unwrap();
