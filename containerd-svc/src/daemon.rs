@@ -44,10 +44,10 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// mounted. While the store itself fails, or the directory is missing or can't be read, it is not ready.
 ///
 /// It is notified when one of its images is deleted, takes back that it is ready, and imports the image again: at
-/// once, but at most once in ten minutes, unless an operator imports it. The kubelet, which deletes images to free a full disk, spares pinned ones;
-/// containerd 1.6 has no pins, and there it may delete the image each time.
+/// once, but at most once in ten minutes, unless an operator imports it. The kubelet, which deletes images to free a
+/// full disk, spares pinned ones; containerd 1.6 has no pins, and there it may delete the image each time.
 ///
-/// Its environment is `PATH`, where it looks up its shims and runc, `TMPDIR`, and the variables of `env`;
+/// The environment is `PATH`, where it looks up its shims and runc, `TMPDIR`, and the variables of `env`;
 /// nothing else, because the shims inherit all of it. A stop affects the daemon only: its shims, and so the
 /// containers, keep running, and the next containerd finds them.
 #[derive(Debug, Clone)]
@@ -55,11 +55,11 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 pub struct Containerd {
     /// The executable.
     pub binary: PathBuf,
-    /// Its directories.
+    /// The directories.
     pub layout: DirectoryLayout,
     /// Its `PATH`.
     pub search_path: OsString,
-    /// Its configuration. Default: a containerd without the CRI.
+    /// The configuration. Default: a containerd without the CRI.
     pub config: ContainerdConfig,
     /// Additional environment variables. Default: none.
     pub env: BTreeMap<OsString, OsString>,
@@ -71,7 +71,7 @@ pub struct Containerd {
     pub liveness: Option<LivenessProbe>,
     /// Images to import. Default: none.
     pub preseed: Option<Preseed>,
-    /// What they leave free on the disk of the data. Default: [`DiskReserve::default`].
+    /// The space that they leave free on the disk of the data. Default: [`DiskReserve::default`].
     pub disk_reserve: DiskReserve,
     /// The journal that receives gVisor's log.
     pub journal: LogStore,
@@ -115,7 +115,7 @@ impl Default for LivenessProbe {
 #[error("containerd failed {failures} consecutive liveness probes, the last one with: {last}")]
 pub struct LivenessError {
     failures: u32,
-    /// Why the last one failed.
+    /// The reason why the last one failed.
     last: String,
 }
 

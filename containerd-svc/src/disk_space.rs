@@ -2,7 +2,7 @@
 
 use crate::store::{ErrorSource, ImageStoreError};
 
-/// What stays free on the disk of an image store: other programs on it, like etcd, stop when it is full.
+/// The space that stays free on the disk of an image store: other programs on it, like etcd, stop when it is full.
 ///
 /// Default: 5 % of the disk or 1 GiB, whichever is larger, but at most 20 % of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -30,7 +30,7 @@ struct SpaceError {
 }
 
 impl DiskReserve {
-    /// This many bytes, whatever the size of the disk; 0 for no reserve.
+    /// This many bytes on a disk of any size; 0 for no reserve.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(Some(bytes))
     }
@@ -43,14 +43,14 @@ impl DiskReserve {
 }
 
 impl DiskSpace {
-    /// What may be written of a disk. `free` includes what the file system keeps for root, which counts as a
+    /// The bytes of a disk that may be written. `free` includes what the file system keeps for root, which counts as a
     /// part of the reserve; `available_to_users` does not.
     pub fn above_reserve(reserve: DiskReserve, disk_bytes: u64, free: u64, available_to_users: u64) -> Self {
         let reserve = reserve.bytes_on(disk_bytes);
         Self { available: free.saturating_sub(reserve).min(available_to_users), reserve }
     }
 
-    /// What may be written of it in a directory in which less is available, because of a separate limit.
+    /// The bytes of it that may be written in a directory in which less is available, because of a separate limit.
     #[must_use]
     pub fn limited_to(self, available: u64) -> Self {
         Self { available: self.available.min(available), ..self }

@@ -26,7 +26,7 @@ pub enum ArchivedImageError {
     /// An index, manifest or configuration is invalid.
     #[error("can't parse JSON document {what} of the image archive")]
     InvalidDocument {
-        /// Its name or digest.
+        /// The name or digest.
         what: String,
         /// The parser's error.
         #[source]

@@ -23,11 +23,11 @@ pub type Labels = BTreeMap<String, String>;
 /// A listed image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Its name. Images of other clients may have names that are not a valid [`ImageName`](crate::ImageName).
+    /// The name. Images of other clients may have names that are not a valid [`ImageName`](crate::ImageName).
     pub name: String,
-    /// Its manifest, or the index of its manifests.
+    /// The manifest, or the index of its manifests.
     pub target: Descriptor,
-    /// Its labels.
+    /// The labels.
     pub labels: Labels,
 }
 

@@ -45,6 +45,15 @@ pub struct DirectoryLayout {
     run: ContainerdRunDir,
 }
 
+/// Two layouts are equal if they have the same directories.
+impl PartialEq for DirectoryLayout {
+    fn eq(&self, other: &Self) -> bool {
+        [self.data_dir(), self.run_dir()] == [other.data_dir(), other.run_dir()]
+    }
+}
+
+impl Eq for DirectoryLayout {}
+
 /// An invalid directory layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

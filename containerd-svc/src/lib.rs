@@ -1,6 +1,6 @@
 //! Runs containerd as a supervised process and imports preseeded images before any pod needs them.
 //!
-//! It pulls nothing from a registry, runs no containers and implements no CRI: containerd does that. It
+//! The crate pulls nothing from a registry, runs no containers and implements no CRI: containerd does that. It
 //! verifies what it imports by digest. Access to the bundle directory is the operator's decision: every
 //! bundle in it is imported.
 //!

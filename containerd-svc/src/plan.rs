@@ -32,13 +32,13 @@ pub struct BundleFingerprint(pub Digest);
 pub struct Bundle {
     /// The namespace of its images: the name of its directory.
     pub namespace: Namespace,
-    /// Its file name, such as `pause.tar`.
+    /// The file name, such as `pause.tar`.
     pub file: String,
-    /// Its identity.
+    /// The identity.
     pub fingerprint: BundleFingerprint,
 }
 
-/// What the directory of bundles brings.
+/// The bundles of the directory, and its state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WantedBundles {
     /// The bundles, in the order of namespaces and names: the first one that brings a name owns it.
@@ -79,7 +79,7 @@ pub enum ImportReason {
     Changed,
     /// An image of it was removed, or its name has another target now.
     Incomplete,
-    /// Its layers were not unpacked, and unpacking is enabled now.
+    /// The layers were not unpacked, and unpacking is enabled now.
     NotUnpacked,
 }
 
@@ -97,24 +97,24 @@ impl fmt::Display for ImportReason {
 /// A change of a listed image. No image is ever removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageChange {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: Namespace,
-    /// What changes.
+    /// The change.
     pub kind: ImageChangeKind,
     /// The image after the change, for [`ImportSession::put_image`](crate::ImportSession::put_image): a label
     /// to be removed is empty.
     pub image: Image,
 }
 
-/// What changes of a listed image.
+/// The change of a listed image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ImageChangeKind {
     /// No bundle brings it any more: it loses its marks and its pin, and stays listed.
     Unpin,
-    /// It loses the mark of a bundle that does not bring it any more; another bundle does.
+    /// The image loses the mark of a bundle that does not bring it any more; another bundle does.
     Unmark,
-    /// Its name gets the target that its bundle has for it, which the store already has.
+    /// The name gets the target that its bundle has for it, which the store already has.
     Repoint,
 }
 
@@ -203,7 +203,7 @@ impl Bundle {
     }
 }
 
-/// Plans a pass over the bundles and the listed images of each namespace; `unpack` says whether layers should
+/// Plans a pass over the bundles and the listed images of each namespace; `unpack` tells whether layers should
 /// be unpacked. Layers that are already unpacked stay unpacked.
 ///
 /// A name belongs to the first bundle that brings it. A bundle that has to be imported, or that can't be read,
@@ -251,7 +251,7 @@ struct BundleFiles<'a> {
 
 #[derive(Debug, Clone, Copy)]
 enum BundleFileState {
-    /// It can't be read, or has to be imported: what it brought earlier stays.
+    /// The bundle can't be read, or has to be imported: what it brought earlier stays.
     Pending(Option<ImportReason>),
     /// All of its images are listed, with marks of this file.
     Imported {

@@ -34,7 +34,7 @@ pub struct Preseed {
     memory: Arc<Mutex<PassMemory>>,
 }
 
-/// What a later pass knows of earlier ones.
+/// The memory of earlier passes.
 #[derive(Debug, Default)]
 struct PassMemory {
     /// Invalid bundles, which are skipped until they change.
@@ -47,7 +47,7 @@ struct PassMemory {
     counts: Option<BundleCounts>,
 }
 
-/// How many bundles of a directory are imported.
+/// The number of bundles of a directory that are imported, and of those that are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BundleCounts {
@@ -57,10 +57,10 @@ pub struct BundleCounts {
     pub failed: usize,
 }
 
-/// Why a bundle cannot be imported.
+/// The reason why a bundle cannot be imported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BundleFault {
-    /// It lacks content that another bundle may bring; otherwise it is invalid by itself.
+    /// Whether the bundle lacks content that another bundle may bring; otherwise it is invalid by itself.
     lacks_content: bool,
     reason: String,
 }
@@ -105,7 +105,7 @@ pub enum BundleOutcome {
     KnownInvalid {
         /// The bundle.
         bundle: Bundle,
-        /// Why it is invalid.
+        /// The defect.
         reason: String,
     },
     /// The bundle was not imported; this does not affect other bundles.
@@ -134,13 +134,13 @@ impl PreseedReport {
         self.outcomes.iter().filter(failed).count()
     }
 
-    /// How many bundles are imported, and how many are not.
+    /// The number of imported bundles, and of those that are not.
     pub fn bundle_counts(&self) -> BundleCounts {
         let failed = self.failures().len();
         BundleCounts { imported: self.outcomes.len() - failed, failed }
     }
 
-    /// Why bundles are not imported: a line for each, with its path.
+    /// The reasons why bundles are not imported: a line for each, with its path.
     pub fn failures(&self) -> Vec<String> {
         let failure = |outcome: &BundleOutcome| match outcome {
             BundleOutcome::Failed(error) => Some(error_chain(error)),
@@ -200,7 +200,7 @@ impl Preseed {
         &self.bundle_dir
     }
 
-    /// How many bundles the last complete pass over a directory with bundles has left imported, and how many not;
+    /// The number of bundles that the last complete pass over a directory with bundles has left imported, and not;
     /// `None` before. Clones of this value share it.
     pub fn bundle_counts(&self) -> Option<BundleCounts> {
         self.lock_memory().counts

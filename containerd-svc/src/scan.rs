@@ -26,9 +26,9 @@ const MAX_LINKS: usize = 8;
 /// An entry of the directory that is not a bundle, and is skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkippedEntry {
-    /// Its path.
+    /// The path.
     pub path: PathBuf,
-    /// Why it is not a bundle.
+    /// The reason why it is not a bundle.
     pub reason: &'static str,
 }
 

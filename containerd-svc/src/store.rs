@@ -74,11 +74,11 @@ pub trait ImageStore: Send + Sync + fmt::Debug {
 /// A blob to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncomingBlob {
-    /// Its digest; `None` if that is known only at its end.
+    /// The digest; `None` if that is known only at its end.
     pub digest: Option<Digest>,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Its name in the archive, for errors and as a key.
+    /// The name in the archive, for errors and as a key.
     pub file: String,
 }
 
@@ -184,7 +184,7 @@ pub enum ImageStoreError {
     /// The store's disk is full, or would be full up to its reserve: free space on it.
     #[error("no space left on containerd's disk to import {what}: free space on it, or lower its reserve")]
     NoSpace {
-        /// What did not fit.
+        /// The content that did not fit.
         what: String,
         /// The cause.
         #[source]
@@ -193,7 +193,7 @@ pub enum ImageStoreError {
     /// Writing content failed.
     #[error("can't write {file} of the image archive into containerd's content store")]
     WriteContent {
-        /// Its name in the archive.
+        /// The name in the archive.
         file: String,
         /// The cause.
         #[source]

@@ -176,7 +176,7 @@ impl Dir {
                 .read_to_end(&mut content)
                 .map_err(to_error)?;
         }
-        // The file may have grown meanwhile, and files generated on read report size 0.
+        // The file may have grown since, and files generated on read report size 0.
         if metadata.size > limit || content.len() as u64 > limit {
             return Err(to_error(RejectReason::TooLarge { limit }.into()));
         }

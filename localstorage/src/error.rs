@@ -87,7 +87,7 @@ pub(crate) enum RejectReason {
     #[error("the file is larger than the limit of {limit} bytes")]
     TooLarge { limit: u64 },
     #[error(
-        "this record of an interrupted file update is damaged, and the files beside it may be old or new: \
+        "this record of an interrupted file update is damaged, and the files next to it may be old or new: \
          restore their directory, or remove this record if the files match each other"
     )]
     DamagedCommit,

@@ -37,7 +37,7 @@ mod hook {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// What happens to a system call.
+    /// The effect on a system call.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub enum SyscallAction {

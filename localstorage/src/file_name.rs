@@ -88,7 +88,7 @@ impl fmt::Display for FileName {
     }
 }
 
-/// Why a name, or a component of a relative path, is invalid.
+/// A defect of a name, or of a component of a relative path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidName {

@@ -1,4 +1,4 @@
-//! Where the directories and files of a layout are stored.
+//! Stores for the directories and files of a layout.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};

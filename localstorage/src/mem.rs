@@ -12,7 +12,7 @@ use crate::file_name::{self, FileName};
 use crate::file_store::FileStore;
 use crate::metadata::{DirEntry, FileKind, FileMode};
 
-/// How an operation fails.
+/// A way in which an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InjectedFault {

@@ -106,11 +106,11 @@ impl From<FileType> for FileKind {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct DirEntry {
-    /// Its name.
+    /// The name.
     pub name: FileName,
-    /// Its kind.
+    /// The kind.
     pub kind: FileKind,
-    /// Its inode number; for a mount point, that of the directory under the mount.
+    /// The inode number; for a mount point, that of the directory under the mount.
     pub inode: u64,
 }
 
@@ -125,9 +125,9 @@ impl DirEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metadata {
-    /// Its kind.
+    /// The kind.
     pub kind: FileKind,
-    /// Its permissions.
+    /// The permissions.
     pub mode: FileMode,
     /// The length of a regular file in bytes.
     pub size: u64,

@@ -170,7 +170,7 @@ fn is_same_option(option: &str, other: &str) -> bool {
     plain(option) == plain(other)
 }
 
-/// Why a file system could not be mounted or unmounted.
+/// A failure to mount or unmount a file system.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MountError {
@@ -208,7 +208,7 @@ pub enum MountError {
         #[source]
         source: io::Error,
     },
-    /// It is in use: close the open files below it.
+    /// The file system is in use: close the open files below it.
     #[error("can't unmount {}", .target.display())]
     Unmount {
         /// The directory.

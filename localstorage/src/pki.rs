@@ -20,7 +20,7 @@ pub use credentials::{CredentialPresence, Credentials};
 pub use key::{PrivateKey, PublicKey};
 pub use template::{CertificateTemplate, CommonName};
 
-/// Why the bytes of a key, a certificate or a revocation list are invalid.
+/// A defect of the bytes of a key, a certificate or a revocation list.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PkiEncodingError {
@@ -58,7 +58,7 @@ pub enum PkiEncodingError {
     Signature,
 }
 
-/// Why credentials could not be read, checked, created or written.
+/// A failure to read, check, create or write credentials.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PkiError {

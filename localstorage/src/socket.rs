@@ -10,7 +10,7 @@ use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::FileKind;
 
-/// What exists at a path where a program wants to bind a socket.
+/// The state of a path where a program wants to bind a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SocketState {
@@ -43,7 +43,7 @@ impl Dir {
         }
         match self.connect_socket(path) {
             Err(Errno::CONNREFUSED) => Ok(SocketState::Stale),
-            // It was removed meanwhile.
+            // Another process has removed it.
             Err(Errno::NOENT) => Ok(SocketState::Absent),
             _ => Ok(SocketState::InUse),
         }

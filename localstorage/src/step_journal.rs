@@ -287,7 +287,7 @@ fn lock_first_slot(dir: &Dir, names: &JournalNames) -> Result<Option<OwnedFd>, J
 }
 
 /// Creates the marker, durably before the files: a power cut may leave those in any state. It may exist
-/// already, and does no harm beside a complete record.
+/// already, and does no harm next to a complete record.
 fn create_marker(dir: &Dir, name: &OsStr) -> io::Result<()> {
     match syscalls::create_new_file(dir, name) {
         Ok(_) | Err(Errno::EXIST) => Ok(syscalls::sync(dir)?),

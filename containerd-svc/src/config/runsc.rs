@@ -10,7 +10,7 @@ use crate::layout::DirectoryLayout;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunscSettings {
-    /// How it intercepts system calls. Default: `systrap`, which needs no virtualization.
+    /// The way in which gVisor intercepts system calls. Default: `systrap`, which needs no virtualization.
     pub platform: String,
     /// Whether gVisor logs debug output, several hundred lines for a container and more while it runs.
     /// Default: no. While this program does not run, nothing reads the FIFO: a container blocks once its

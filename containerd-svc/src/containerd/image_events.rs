@@ -35,11 +35,11 @@ const MARKER_INTERVAL: Duration = Duration::from_millis(100);
 /// An image that was created, changed or deleted; by now it may have been again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ImageEvent {
-    /// Its namespace.
+    /// The namespace.
     pub(crate) namespace: String,
-    /// Its name.
+    /// The name.
     pub(crate) name: String,
-    /// It was deleted; otherwise it existed.
+    /// Whether the image was deleted; otherwise it existed.
     pub(crate) is_deletion: bool,
 }
 

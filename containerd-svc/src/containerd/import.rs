@@ -131,7 +131,7 @@ impl ContainerdImport {
             Err(status) if has_code(&status, Code::AlreadyExists) => {}
             done => return done.map(drop),
         }
-        // Of each label alone: the CRI adds its own meanwhile. An empty value removes a label.
+        // Of each label alone: the CRI adds its own at the same time. An empty value removes a label.
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
         let paths = std::iter::once("target".to_owned()).chain(labels).collect();
         let update_mask = Some(FieldMask { paths });

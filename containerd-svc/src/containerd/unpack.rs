@@ -16,7 +16,7 @@ use crate::image::{ImageLayer, Labels};
 use crate::import::error_chain;
 use crate::store::ImageStoreError;
 
-/// How much larger than its blob a compressed layer is, about: distributions' images have 2 to 3.
+/// The approximate ratio of a layer to its compressed blob: distributions' images have 2 to 3.
 const UNPACKED_FACTOR: u64 = 4;
 
 /// Unpacks the layers without a snapshot. The returned label keeps the last snapshot, and so its parents.

@@ -31,7 +31,7 @@ const REIMPORT_INTERVAL: Duration = Duration::from_secs(600);
 /// Bundles that a failure names with their reasons; the log has all of them.
 const MAX_NAMED_FAILURES: usize = 5;
 
-/// What the import of the bundles needs of its containerd.
+/// The parts of a containerd that the import of the bundles needs.
 #[derive(Debug, Clone)]
 pub(super) struct PreseedTask {
     preseed: Preseed,
@@ -206,8 +206,8 @@ async fn wait_restored(
     }
 }
 
-/// How often deleted images are imported again: at once, but not more than once in [`REIMPORT_INTERVAL`], since a
-/// kubelet that frees a full disk may delete them each time.
+/// The rate at which deleted images are imported again: at once, but not more than once in [`REIMPORT_INTERVAL`],
+/// since a kubelet that frees a full disk may delete them each time.
 #[derive(Debug, Default)]
 struct ReimportLimit {
     last: Option<Instant>,

@@ -23,7 +23,7 @@ type FileSizes = Vec<(Option<Digest>, u64)>;
 /// The sizes of an archive, which is measured once, however often a bundle that does not fit is tried.
 pub(crate) type MeasuredFiles = OnceLock<FileSizes>;
 
-/// What a file takes on a disk is a multiple of this, in most file systems.
+/// The unit in which most file systems allocate space to a file.
 const BLOCK_BYTES: u64 = 4096;
 
 /// Checks that what the store lacks of the archive fits on its disk.

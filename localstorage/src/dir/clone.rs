@@ -37,7 +37,7 @@ pub trait FileCloner: Send + Sync + fmt::Debug {
 }
 
 /// Shares the blocks of the files, in a time that does not depend on their size: XFS made with `reflink=1`, or btrfs.
-/// It never copies data.
+/// Data are never copied.
 ///
 /// *Source:* ioctl_ficlone(2).
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,7 +53,7 @@ impl FileCloner for Reflink {
     }
 }
 
-/// What a clone contains.
+/// The contents of a clone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CloneSummary {
@@ -80,20 +80,20 @@ impl Dir {
     }
 
     /// Clones everything in this directory, and its own attributes, into an empty directory on the same file system
-    /// that nobody else uses.
+    /// that only the caller uses.
     ///
     /// Kept are names, contents, owners, modes, times, links, hard links among the entries, FIFOs, sockets, the
     /// whiteouts of overlayfs, access control lists, capabilities, and attributes of users. Device nodes are left out.
     /// Nothing is followed out of the tree, only `to` is changed, and of files only regular ones are opened.
     ///
-    /// Other processes may change this tree meanwhile: each file then has the content of one moment, but two files may
-    /// have those of different ones, as after a crash without a journal that orders them. A file that is renamed
-    /// meanwhile may be missing, or be there under both names.
+    /// Other processes may change this tree at the same time: each file then has the content of one moment, but two
+    /// files may have those of different ones, as after a crash without a journal that orders them. A file that is
+    /// renamed during the clone may be missing, or be there under both names.
     ///
-    /// It takes a bounded number of descriptors and no stack, however deep the tree is, and bounded memory for hard links:
-    /// 16 MiB, about 100,000 files of which not all names are cloned yet. Beyond that, and where a path has 4096 bytes or
-    /// more, each name becomes a separate file. It is durable when it returns; what an interrupted call has made is to
-    /// be removed. Once `is_canceled` returns true, it fails.
+    /// A clone takes a bounded number of descriptors and no stack, however deep the tree is, and bounded memory for
+    /// hard links: 16 MiB, about 100,000 files of which not all names are cloned yet. Beyond that, and where a path
+    /// has 4096 bytes or more, each name becomes a separate file. It is durable when it returns; what an interrupted
+    /// call has made is to be removed. Once `is_canceled` returns true, it fails.
     ///
     /// # Errors
     /// [`FileOperation::Clone`], with the path of the entry. [`is_clone_unsupported`](Error::is_clone_unsupported);
@@ -176,8 +176,8 @@ impl TreeClone<'_> {
         Ok(())
     }
 
-    /// Clones an entry that is not a directory. One that has just been removed is left out, and one that is listed twice,
-    /// because it was renamed, is cloned once.
+    /// Clones an entry that is not a directory. One that has just been removed is left out, and one that is listed
+    /// twice, because it was renamed, is cloned once.
     fn clone_entry(&mut self, name: &OsStr) -> io::Result<()> {
         let stat = match syscalls::stat_at(self.walk.dir(), name) {
             Err(Errno::NOENT) => return Ok(()),
@@ -204,7 +204,7 @@ impl TreeClone<'_> {
     }
 
     fn clone_file(&mut self, name: &OsStr) -> io::Result<()> {
-        // A link may have replaced the file meanwhile, or a device, which does something when it is opened.
+        // By now a link may have replaced the file, or a device, which does something when it is opened.
         let found = opened(self.walk.open_path(name)?)?;
         let metadata = Metadata::from_stat(&syscalls::stat(&found)?);
         if metadata.kind != FileKind::File {

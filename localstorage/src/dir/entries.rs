@@ -15,13 +15,13 @@ use crate::file_name::{self, FileName};
 use crate::metadata::{DirEntry, FileKind, FileMode, FileOwner, Metadata};
 use crate::syscalls::{self, DirListing, EntryAt};
 
-/// What a [rename](Dir::rename) does if the new name exists.
+/// The effect of a [rename](Dir::rename) if the new name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RenameMode {
-    /// It replaces the existing entry: a file by a file, an empty directory by a directory.
+    /// Replaces the existing entry: a file by a file, an empty directory by a directory.
     Replace,
-    /// It fails (`RENAME_NOREPLACE`).
+    /// Fails (`RENAME_NOREPLACE`).
     NoReplace,
 }
 
@@ -149,8 +149,8 @@ impl Dir {
     /// Removes an empty directory. Returns whether it existed.
     ///
     /// # Errors
-    /// [`FileOperation::Remove`]; [`is_not_empty`](Error::is_not_empty), [`is_not_a_directory`](Error::is_not_a_directory),
-    /// [`is_mount_point`](Error::is_mount_point).
+    /// [`FileOperation::Remove`]; [`is_not_empty`](Error::is_not_empty),
+    /// [`is_not_a_directory`](Error::is_not_a_directory), [`is_mount_point`](Error::is_mount_point).
     pub fn remove_empty_dir(&self, path: impl AsRef<Path>) -> Result<bool, Error> {
         self.unlink_with(path.as_ref(), |parent, name| match syscalls::remove_dir(parent, name) {
             // Some file systems report this.

@@ -15,7 +15,7 @@ use crate::error::{Error, FileOperation, RejectReason, resolve_error};
 use crate::metadata::FileKind;
 use crate::syscalls;
 
-/// How often an emptied directory may turn out not to be empty.
+/// The number of times that an emptied directory may turn out not to be empty.
 const MAX_ATTEMPTS: u32 = 100;
 
 /// The progress of a removal.
@@ -74,7 +74,7 @@ impl Dir {
 struct TreeRemoval<'a> {
     /// From the parent of the tree.
     walk: TreeWalk,
-    /// How often each directory of the tree on the way down was emptied before.
+    /// The number of times that each directory on the way down was emptied before.
     attempts: Vec<u32>,
     /// The entry that could not be removed.
     failed: Option<OsString>,
@@ -101,7 +101,8 @@ impl TreeRemoval<'_> {
         Ok(existed)
     }
 
-    /// Removes an entry, or enters it if it is a directory, which was emptied so often before. Returns whether it existed.
+    /// Removes an entry, or enters it if it is a directory, which was emptied so often before. Returns whether it
+    /// existed.
     fn remove_or_enter(&mut self, name: OsString, kind: FileKind, attempts: u32) -> io::Result<bool> {
         let outcome =
             remove_or_open(self.holder(), &name, kind).inspect_err(|_| self.failed = Some(name.clone()));
@@ -161,7 +162,7 @@ enum EntryOutcome {
     /// Another process has removed it.
     Absent,
     Removed,
-    /// It is a directory, which must be emptied first.
+    /// A directory, which must be emptied first.
     Opened(OwnedFd),
 }
 

@@ -1,4 +1,4 @@
-//! The walk over a tree that other processes change meanwhile.
+//! The walk over a tree that other processes change at the same time.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -15,24 +15,25 @@ use crate::error::resolve_error;
 use crate::metadata::{FileKind, Metadata};
 use crate::syscalls::{self, DirListing};
 
-/// How many subdirectories of a directory are known at once. A walk keeps a descriptor of each larger directory on its way
-/// down: a tree in which a thousand of these are below each other has 65 million directories.
+/// The number of subdirectories of a directory that are known at once. A walk keeps a descriptor of each larger
+/// directory on its way down: a tree in which a thousand of these are below each other has 65 million directories.
 const MAX_PENDING: usize = if cfg!(test) { 3 } else { 1 << 16 };
 
-/// How many directories the path in an error has.
+/// The number of directories of the path in an error.
 const SHOWN_LEVELS: usize = 8;
 
 /// A walk over everything in a directory, by descriptors alone, while other processes may change it.
 ///
-/// It yields the entries of a directory that are not directories, then its subdirectories, each of which the caller enters
-/// or passes over, and at the end the directory itself. A directory with more than 65,536 subdirectories is listed in parts.
-/// What is created, removed or renamed meanwhile may be missing, or be there under both names; anything else is there once.
+/// A walk yields the entries of a directory that are not directories, then its subdirectories, each of which the
+/// caller enters or passes over, and at the end the directory itself. A directory with more than 65,536
+/// subdirectories is listed in parts. An entry that is created, removed or renamed during the walk may be missing, or
+/// be there under both names; anything else is there once.
 ///
-/// No symbolic link is followed, and nothing is opened that is mounted in the tree, not even another directory of the same
-/// file system. A walk takes four descriptors and no stack, however deep the tree is: of each directory on the way down it
-/// keeps the names of at most 65,536 subdirectories, and a descriptor if there are more. It returns by `..`. If that is not
-/// the directory from the way down, since another one was moved or removed meanwhile, it goes on in the deepest directory
-/// above that is where it was.
+/// No symbolic link is followed, and nothing is opened that is mounted in the tree, not even another directory of the
+/// same file system. A walk takes four descriptors and no stack, however deep the tree is: of each directory on the
+/// way down it keeps the names of at most 65,536 subdirectories, and a descriptor if there are more. It returns by
+/// `..`. If that is not the directory from the way down, since another one was moved or removed, it goes on in the
+/// deepest directory above that is where it was.
 ///
 /// ```
 /// use nodekeel_localstorage::{OpenOutcome, TreeWalk, WalkEvent};
@@ -65,39 +66,39 @@ pub struct TreeWalk {
     at: OwnedFd,
     /// The directories on the way down, from the top, which has no name.
     levels: Vec<WalkLevel>,
-    /// Why a directory could not be left by `..`.
+    /// The reason why a directory could not be left by `..`.
     failure: Option<io::Error>,
 }
 
-/// What a [`TreeWalk`] comes to.
+/// A step of a [`TreeWalk`].
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum WalkEvent {
     /// An entry of the directory in which the walk is. It was not a directory when it was listed.
     Entry {
-        /// Its name.
+        /// The name.
         name: OsString,
-        /// Its kind.
+        /// The kind.
         kind: FileKind,
     },
-    /// A subdirectory of the directory in which the walk is. It is passed over, unless the caller [enters](TreeWalk::enter)
-    /// it.
+    /// A subdirectory of the directory in which the walk is. It is passed over, unless the caller
+    /// [enters](TreeWalk::enter) it.
     Directory {
-        /// Its name.
+        /// The name.
         name: OsString,
     },
     /// Everything in a directory has been visited. The walk is in the one above.
     Leave {
-        /// Its name; the top, which is left last, has none.
+        /// The name; the top, which is left last, has none.
         name: OsString,
         /// The directory.
         dir: OwnedFd,
     },
     /// A directory was moved away or removed before everything in it was visited. The walk is in the one above.
     Moved {
-        /// Its name.
+        /// The name.
         name: OsString,
-        /// How many directories are left with this event: it, and those that were entered in it.
+        /// The number of directories that are left with this event: this one, and those that were entered in it.
         levels: usize,
     },
 }
@@ -106,9 +107,9 @@ pub enum WalkEvent {
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum OpenOutcome {
-    /// It is open.
+    /// The directory is open.
     Opened(OwnedFd),
-    /// It was removed, or an entry of another kind has replaced it.
+    /// The directory was removed, or an entry of another kind has replaced it.
     Vanished,
     /// Something is mounted on it.
     MountPoint,
@@ -180,7 +181,7 @@ impl TreeWalk {
         Self::new(top)
     }
 
-    /// A walk over one entry of a directory, which is yielded as a directory whatever it is. It is at depth 2.
+    /// A walk over one entry of a directory, which is yielded as a directory even if it is none. It is at depth 2.
     pub(super) fn open_entry(dir: impl AsFd, name: &OsStr) -> io::Result<Self> {
         let mut walk = Self::new(dir.as_fd().try_clone_to_owned()?)?;
         for level in &mut walk.levels {
@@ -197,8 +198,8 @@ impl TreeWalk {
     /// The next event; none at the end.
     ///
     /// # Errors
-    /// The kernel's, of listing the directory in which the walk is, or of leaving one. After an error the walk can go on
-    /// with what it has listed.
+    /// The kernel's, of listing the directory in which the walk is, or of leaving one. After an error the walk can go
+    /// on with what it has listed.
     pub fn next_event(&mut self) -> io::Result<Option<WalkEvent>> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
@@ -253,7 +254,7 @@ impl TreeWalk {
         self.at.as_fd()
     }
 
-    /// How many directories have been entered and not left, with the top; 0 at the end.
+    /// The number of directories that were entered and not left, with the top; 0 at the end.
     pub fn depth(&self) -> usize {
         self.levels.len()
     }

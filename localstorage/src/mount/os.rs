@@ -18,7 +18,7 @@ use super::{MountError, MountFlags, MountInfo, MountSpec, Mounter};
 /// Mounts by fsopen(2), fsmount(2) and move_mount(2), Linux 5.2 or newer, in the mount namespace of the
 /// process.
 ///
-/// It needs `CAP_SYS_ADMIN`. With these calls a mount is complete before it becomes visible, and the
+/// Mounting needs `CAP_SYS_ADMIN`. With these calls a mount is complete before it becomes visible, and the
 /// kernel reports errors in words.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OsMounter;

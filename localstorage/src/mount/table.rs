@@ -23,7 +23,7 @@ pub struct MountEntry {
     pub root: PathBuf,
     /// The absolute path of the mount point, as the calling thread sees it.
     pub target: PathBuf,
-    /// What is mounted: the device, for a file system on a device.
+    /// The source of the mount: the device, for a file system on a device.
     pub source: OsString,
     /// The flags of this mount only; [`info`](Self::info) also contains those of its file system.
     pub own_flags: MountFlags,

@@ -138,7 +138,7 @@ pub(super) fn count_revoked(der: &[u8]) -> usize {
 
 /// A certificate revocation list (CRL) of a CA.
 ///
-/// It is stored as DER, the only format that etcd reads.
+/// Stored as DER, the only format that etcd reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevocationList {
     der_bytes: Vec<u8>,

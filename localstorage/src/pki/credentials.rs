@@ -15,13 +15,13 @@ use crate::tree::{EtcdDir, LayoutFile, PkiDir};
 pub struct Credentials {
     /// The private key.
     pub key: PrivateKey,
-    /// Its certificate.
+    /// The certificate.
     pub certificate: Certificate,
     /// The CA certificate; for a self-signed certificate, the certificate itself.
     pub ca: Certificate,
 }
 
-/// How often files that change meanwhile are read again. The last read is checked in any case.
+/// The number of times that changing files are read again. The last read is checked in any case.
 const MAX_READS: usize = 8;
 
 /// Which of the three files are present.

@@ -12,7 +12,7 @@ const LABEL: &str = "PRIVATE KEY";
 
 /// An Ed25519 private key.
 ///
-/// Its memory is wiped on drop, its `Debug` prints nothing of it, and it implements neither `Display` nor
+/// The memory is wiped on drop, the `Debug` prints nothing of it, and it implements neither `Display` nor
 /// `Clone`.
 pub struct PrivateKey {
     pkcs8: Zeroizing<Vec<u8>>,

@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::record::MAX_CONTENT_BYTES;
 use crate::file_name::InvalidName;
 
-/// Why a step journal could not be read or written.
+/// A failure to read or write a step journal.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JournalError {
@@ -17,10 +17,10 @@ pub enum JournalError {
     InvalidName {
         /// The requested name.
         name: String,
-        /// Why it is invalid.
+        /// The defect.
         source: InvalidName,
     },
-    /// It cannot be opened, created or read.
+    /// The journal cannot be opened, created or read.
     #[error("can't open step journal {}", .path.display())]
     Open {
         /// The file.
@@ -53,10 +53,10 @@ pub enum JournalError {
     NewerFormat {
         /// The file.
         path: PathBuf,
-        /// Its format version.
+        /// The format version.
         version: u32,
     },
-    /// It cannot be written. The state is the old one or the new one; a retry may help.
+    /// The journal cannot be written. The state is the old one or the new one; a retry may help.
     #[error("can't write step journal {}", .path.display())]
     Commit {
         /// The file.
@@ -76,7 +76,7 @@ pub enum JournalError {
         /// The length of the record.
         length: usize,
     },
-    /// Its files cannot be removed. Its state is removed all the same; a retry may help.
+    /// The files cannot be removed. Its state is removed all the same; a retry may help.
     #[error("can't remove step journal {}", .path.display())]
     Remove {
         /// The file.

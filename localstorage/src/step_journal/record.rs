@@ -22,7 +22,7 @@ pub struct JournalRecord<'a> {
     pub content: &'a [u8],
 }
 
-/// Why bytes are not a complete record.
+/// A defect of the bytes of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordFormatError {

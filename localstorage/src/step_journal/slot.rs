@@ -26,7 +26,7 @@ pub(super) struct JournalSlot {
 }
 
 impl JournalSlot {
-    /// Its record; no bytes if the file does not exist.
+    /// The record; no bytes if the file does not exist.
     pub(super) fn read(&self) -> io::Result<Vec<u8>> {
         self.file.as_ref().map_or_else(|| Ok(Vec::new()), read_slot)
     }

@@ -20,7 +20,7 @@ pub struct StepList {
     step_names: Vec<String>,
 }
 
-/// Why a step list is invalid.
+/// A defect of a step list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidStepList {
@@ -35,7 +35,7 @@ pub enum InvalidStepList {
     Duplicate(String),
 }
 
-/// Why a step list could not be run.
+/// A failure to run a step list.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepListError {
@@ -159,7 +159,7 @@ impl StepList {
 /// A run of a step list.
 ///
 /// # Cancel safety
-/// It may be dropped at any point, and so may a future that holds it: a later run repeats the unrecorded
+/// A run may be dropped at any point, and so may a future that holds it: a later run repeats the unrecorded
 /// step.
 pub struct StepRun {
     journal: StepJournal,

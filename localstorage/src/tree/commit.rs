@@ -102,7 +102,7 @@ fn remove_record(directory: &LayoutDir) -> Result<(), Error> {
     location.store.remove(&location.store_path.join(COMMIT_RECORD)).map(drop)
 }
 
-/// The name of the file, if it lies directly in the directory.
+/// The name of the file, if it is directly in the directory.
 fn name_in_directory<'a>(directory: &LayoutDir, file: &'a LayoutFile) -> Option<&'a str> {
     let (location, within) = (file.location(), directory.location());
     let is_inside = location.store_path.parent() == Some(&within.store_path)

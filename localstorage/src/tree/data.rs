@@ -21,13 +21,13 @@ crate::layout! {
         pub ca: LayoutFile = "ca.pem", 0o600;
         /// The certificate.
         pub certificate: LayoutFile = "cert.pem", 0o600;
-        /// Its private key.
+        /// The private key.
         pub key: LayoutFile = "cert-key.pem", 0o600;
     }
 
     /// The identity of the node.
     pub struct IdentityDir {
-        /// Its credentials in the cluster.
+        /// The credentials in the cluster.
         pub credentials: PkiDir = "credentials", 0o700;
         /// The roles last assigned to it, as protobuf.
         pub roles: LayoutFile = "roles.pb", 0o400;

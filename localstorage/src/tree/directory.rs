@@ -182,7 +182,7 @@ impl<T: LayoutEntry> LayoutEntry for MountPoint<T> {
     const SHAPE: EntryShape = EntryShape::MountPoint(T::SHAPE.child_entries());
 
     fn create_at(location: EntryLocation) -> Result<MountPoint<T>, LayoutError> {
-        // The directory below a mount point has no pending commit: that lies in the mounted file system.
+        // The directory below a mount point has no pending commit: that is in the mounted file system.
         let directory = LayoutDir::create_with_shape(location, LayoutDir::SHAPE)?;
         Ok(MountPoint { directory, contents: PhantomData })
     }

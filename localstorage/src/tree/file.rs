@@ -138,7 +138,7 @@ impl fmt::Debug for LayoutFile {
 
 type BoxedSource = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why the content of a file could not be decoded.
+/// The reason why the content of a file could not be decoded.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -160,7 +160,7 @@ impl DecodeError {
     }
 }
 
-/// Why a file could not be [decoded](LayoutFile::load_decoded).
+/// A failure to load a file that is [decoded](LayoutFile::load_decoded).
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LoadError {

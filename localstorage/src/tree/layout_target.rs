@@ -16,7 +16,7 @@ use crate::metadata::FileMode;
 /// [`create_at`](LayoutEntry::create_at) is idempotent and destroys nothing: existing entries stay, and get
 /// their mode.
 pub trait LayoutEntry: Sized {
-    /// Its declaration, as data.
+    /// The declaration, as data.
     const SHAPE: EntryShape;
 
     /// Creates the entry and returns its handle.
@@ -106,7 +106,7 @@ impl EntryLocation {
     }
 }
 
-/// Why a layout could not be created.
+/// A failure to create a layout.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LayoutError {

@@ -105,11 +105,11 @@ impl EntryShape {
 /// One declared entry of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeclaredEntry {
-    /// Its name, with [variables](BrandNames) not expanded.
+    /// The name, with [variables](BrandNames) not expanded.
     pub name: &'static str,
-    /// Its mode.
+    /// The mode.
     pub mode: FileMode,
-    /// Its kind.
+    /// The kind.
     pub shape: EntryShape,
 }
 

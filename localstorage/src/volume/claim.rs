@@ -68,8 +68,8 @@ impl<'a> DiskClaim<'a> {
         self.0.lines().any(|named| named == line || named == erased)
     }
 
-    /// Whether it names a signature to be erased by its own sector, whatever is around it now. The claims of earlier
-    /// builds don't.
+    /// Whether it names a signature to be erased by its own sector, even if the sectors around it have changed. The
+    /// claims of earlier builds don't.
     pub(crate) fn names_sector(self, signature: &DiskSignature) -> bool {
         let (start, end) = (format!("{signature}, "), sector_suffix(signature));
         self.0.lines().any(|named| named.starts_with(&start) && named.ends_with(&end))

@@ -165,7 +165,7 @@ impl Disk {
         Ok(bytes)
     }
 
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
@@ -175,7 +175,7 @@ impl Disk {
         self.file.metadata().is_ok_and(|metadata| metadata.is_file())
     }
 
-    /// Its path.
+    /// The path.
     #[cfg(feature = "luks")]
     pub(super) fn path(&self) -> &Path {
         &self.path

@@ -9,7 +9,7 @@ use super::signatures::{
     End, MD_RAID_MAGIC, SIGNATURES, SWAP_PAGE_BYTES, SWAP_SIGNATURES, Start, ZFS_UBERBLOCKS,
 };
 
-/// The bytes read at each end. Every signature in the table lies within.
+/// The bytes read at each end. Every signature in the table is within.
 pub(super) const WINDOW_BYTES: u64 = 1 << 20;
 
 const BLOCK_BYTES: usize = places::BLOCK_BYTES as usize;
@@ -177,7 +177,7 @@ impl DiskEnds {
         }
     }
 
-    /// Version 1.0 lies 8 to 12 KiB, version 0.90 64 to 128 KiB before the end. *Source:* Linux `md.c`,
+    /// Version 1.0 is 8 to 12 KiB before the end, version 0.90 64 to 128 KiB. *Source:* Linux `md.c`,
     /// `super_1_load` and `calc_dev_sboffset`.
     fn find_trailing_raid(&self, found: &mut Vec<DiskSignature>) {
         let sectors = self.size / 512;

@@ -12,7 +12,7 @@ use super::probe::VolumeContents;
 use crate::error::Error;
 use crate::mount::MountError;
 
-/// Why a volume could not be created, opened or closed.
+/// A failure to create, open or close a volume.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum VolumeError {
@@ -39,7 +39,7 @@ pub enum VolumeError {
         /// The device, or the directory.
         path: PathBuf,
     },
-    /// Its creation was interrupted, before any data was on it: create it again.
+    /// The creation was interrupted, before any data was on it: create it again.
     #[error(
         "creation of the data volume on {} was interrupted, before it had data: create it again",
         .path.display()
@@ -77,7 +77,7 @@ pub enum VolumeError {
     Format {
         /// The device.
         path: PathBuf,
-        /// Its error output, if it was started.
+        /// The error output, if it was started.
         stderr: String,
         /// Why.
         #[source]
@@ -86,9 +86,9 @@ pub enum VolumeError {
     /// `xfs_growfs` could not be started, or failed: install xfsprogs, or read its output.
     #[error("can't grow the file system on {}{}", .path.display(), in_parentheses(.stderr))]
     Grow {
-        /// Where it is mounted.
+        /// The mount point.
         path: PathBuf,
-        /// Its error output, if it was started.
+        /// The error output, if it was started.
         stderr: String,
         /// Why.
         #[source]

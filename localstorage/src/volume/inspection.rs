@@ -15,9 +15,9 @@ use super::probe::VolumeContents;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskReport {
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub size_bytes: u64,
-    /// Its contents, by their signatures.
+    /// The contents, by their signatures.
     pub contents: VolumeContents,
     /// The volume on it, as it describes itself. Only opening it shows whether that is true.
     pub volume: DiskFinding,
@@ -64,8 +64,8 @@ impl fmt::Display for DiskReport {
     }
 }
 
-/// Reads the contents of a disk or disk image, and changes nothing. It may take a second, and up to five more while another
-/// program has locked the disk.
+/// Reads the contents of a disk or disk image, and changes nothing. It may take a second, and up to five more while
+/// another program has locked the disk.
 ///
 /// # Errors
 /// [`VolumeError::Device`].
@@ -135,7 +135,7 @@ mod tests {
         let foreign = inspect(&[(0, &superblock)]);
         assert_eq!(foreign.volume, DiskFinding::Foreign);
         assert_eq!(foreign.to_string(), "has an XFS labelled \"Nodekeel\"");
-        // A header that nobody can read is nobody's volume.
+        // A header that cannot be read describes no volume.
         let damaged = inspect(&[(0, b"LUKS\xba\xbe")]);
         assert_eq!(
             (damaged.volume, damaged.contents.to_string().as_str()),

@@ -10,11 +10,11 @@ use crate::dir::Dir;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MountState {
-    /// It is not mounted.
+    /// The volume is not mounted.
     Unmounted,
     /// A call is in progress.
     Mounting,
-    /// It is mounted.
+    /// The volume is mounted.
     Mounted,
 }
 

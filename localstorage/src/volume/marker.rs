@@ -7,10 +7,10 @@ use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::{DirEntry, FileKind, FileMode};
 
-/// Its name in the root directory of the volume.
+/// The name in the root directory of the volume.
 pub(super) const MARKER_NAME: &str = ".data-volume";
 
-/// Its content in a complete volume: the version of its format.
+/// The content in a complete volume: the version of its format.
 pub(super) const COMPLETE_MARK: &str = "nodekeel data volume, format 1\n";
 
 const COMPLETE: &[u8] = COMPLETE_MARK.as_bytes();
@@ -21,11 +21,11 @@ const ERASING: &[u8] = b"nodekeel data volume, format 1: being erased\n";
 pub(super) enum VolumeMarker {
     /// The volume is complete.
     Complete,
-    /// Its contents are being erased; some may remain.
+    /// The contents are being erased; some may remain.
     Erasing,
-    /// It is empty: new, or not completed yet.
+    /// Empty: new, or not completed yet.
     Unfinished,
-    /// It contains files but no marker.
+    /// Files but no marker.
     Foreign {
         /// The number of entries with data.
         entries: usize,

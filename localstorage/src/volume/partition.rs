@@ -45,9 +45,9 @@ const FIRST_SECTOR_BYTES: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the caller fills all fields: a new one is a decision")]
 pub struct PartitionQuery {
-    /// Its type.
+    /// The type.
     pub partition_type: PartitionType,
-    /// Its label in the partition table; any if absent.
+    /// The label in the partition table; any if absent.
     pub label: Option<String>,
     /// The disk that has it, as a path that may be a link; any disk of the host if absent.
     pub disk: Option<PathBuf>,
@@ -57,15 +57,15 @@ pub struct PartitionQuery {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Partition {
-    /// Its device.
+    /// The device.
     pub device_path: PathBuf,
     /// The device of the disk that has it.
     pub disk_path: PathBuf,
-    /// Its number in the partition table, from 1.
+    /// The number in the partition table, from 1.
     pub number: u32,
-    /// Its type.
+    /// The type.
     pub partition_type: PartitionType,
-    /// Its label, empty if it has none.
+    /// The label, empty if it has none.
     pub label: String,
     /// The size that the kernel knows, in bytes.
     pub size_bytes: u64,
@@ -81,17 +81,17 @@ impl Partition {
     }
 }
 
-/// What [`BlockDevices::grow_partition`] has done.
+/// The result of [`BlockDevices::grow_partition`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "it grows, or it does not")]
 pub enum PartitionGrowth {
     /// The partition has all of the disk that it can have.
     Unchanged,
-    /// It has grown.
+    /// The partition has grown.
     Grown {
-        /// Its former size, in bytes.
+        /// The former size, in bytes.
         from_bytes: u64,
-        /// Its size, in bytes.
+        /// The size, in bytes.
         to_bytes: u64,
     },
 }
@@ -130,7 +130,7 @@ impl BlockDevices {
         BlockDevices { sys, dev: dev.into() }
     }
 
-    /// Finds the one partition that the query means. Its disk is the one that the kernel says, whatever their names
+    /// Finds the one partition that the query means. Its disk is the one that the kernel reports, whatever their names
     /// are; its type and label are those of both copies of the partition table. It writes nothing.
     ///
     /// # Errors

@@ -94,5 +94,5 @@ pub(super) const SWAP_SIGNATURES: &[(&str, &[u8])] = &[
 /// each.
 pub(super) const ZFS_UBERBLOCKS: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\xb1\x0c"];
 
-/// The magic of a Linux software RAID, which may lie near the end of a member.
+/// The magic of a Linux software RAID, which may be near the end of a member.
 pub(super) const MD_RAID_MAGIC: &[u8] = b"\xfc\x4e\x2b\xa9";

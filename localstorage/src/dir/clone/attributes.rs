@@ -1,4 +1,4 @@
-//! What a file or a directory has beside its content.
+//! The attributes of a file or a directory: owner, mode, times, extended attributes.
 
 use std::ffi::CStr;
 use std::io;
@@ -30,7 +30,7 @@ impl AttributeCopier {
         Self { buffers: [vec![0; MAX_ATTRIBUTE_BYTES], vec![0; MAX_ATTRIBUTE_BYTES]] }
     }
 
-    /// Copies what a file or a directory has beside its content. The times come last, since all else changes them; the
+    /// Copies the attributes of a file or a directory. The times come last, since all else changes them; the
     /// owner first, since that removes capabilities.
     pub(super) fn copy_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
         let stat = syscalls::stat(from)?;

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// What the table takes at most, about, in bytes.
+/// The approximate limit of the table, in bytes.
 pub(super) const MAX_TABLE_BYTES: usize = 16 << 20;
 
-/// What an entry takes beside its path, about, in bytes.
+/// The approximate memory of an entry without its path, in bytes.
 const ENTRY_BYTES: usize = 128;
 
 /// *Source:* `linux/limits.h`, `PATH_MAX`, which counts the NUL byte.
@@ -15,7 +15,7 @@ const PATH_MAX: usize = 4096;
 /// The inode number and the time of birth of a file.
 pub(super) type FileIdentity = (u64, i128);
 
-/// Where the first name of each file with several names is in the clone, within a bounded memory.
+/// The first name in the clone of each file with several names, within a bounded memory.
 #[derive(Debug)]
 pub(super) struct LinkTable {
     first_names: HashMap<FileIdentity, FirstName>,
@@ -25,7 +25,7 @@ pub(super) struct LinkTable {
 #[derive(Debug)]
 struct FirstName {
     path: PathBuf,
-    /// How many names are not cloned yet.
+    /// The number of names that are not cloned yet.
     missing: u64,
 }
 

@@ -18,7 +18,7 @@ use crate::sys;
 /// The exit code of cryptsetup for a passphrase that opens no slot. *Source:* cryptsetup(8), RETURN CODES.
 const WRONG_PASSPHRASE: i32 = 2;
 
-/// How long a call may take: the slowest, a key slot with the most memory that Argon2 permits, takes a minute.
+/// The longest time of a call: the slowest, a key slot with the most memory that Argon2 permits, takes a minute.
 const CALL_LIMIT: Duration = Duration::from_secs(300);
 
 /// The action that may take hours: it wipes.
@@ -71,7 +71,7 @@ impl fmt::Debug for CryptsetupCall<'_> {
     }
 }
 
-/// How much of an authenticated volume is wiped.
+/// The progress of the wipe of an authenticated volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WipeProgress {
     /// The bytes that are written.
@@ -83,17 +83,17 @@ pub struct WipeProgress {
 /// A mapping of the kernel's device-mapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveMapping {
-    /// Its block device.
+    /// The block device.
     pub device_path: PathBuf,
-    /// Its identifier, `CRYPT-LUKS2-`, the UUID of the volume without dashes, a dash, the name.
+    /// The identifier, `CRYPT-LUKS2-`, the UUID of the volume without dashes, a dash, the name.
     pub identifier: String,
 }
 
-/// Why cryptsetup could not do something.
+/// A failure of cryptsetup.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CryptsetupError {
-    /// It could not be started: install cryptsetup.
+    /// cryptsetup could not be started: install it.
     #[error("can't run {}: install cryptsetup", .program.display())]
     Start {
         /// The program.
@@ -102,7 +102,7 @@ pub enum CryptsetupError {
         #[source]
         source: io::Error,
     },
-    /// It did not end in five minutes, and was killed. The next call finds what it has done.
+    /// cryptsetup did not end in five minutes, and was killed. The next call finds its changes.
     #[error(
         "cryptsetup {action} did not end and was killed: check the disk in the kernel's log, and that udev answers (udevadm settle)"
     )]
@@ -110,12 +110,12 @@ pub enum CryptsetupError {
         /// The action.
         action: &'static str,
     },
-    /// It failed.
+    /// cryptsetup failed.
     #[error("cryptsetup {action} failed with {status}: {stderr}")]
     Failed {
         /// The action.
         action: &'static str,
-        /// Its exit status.
+        /// The exit status.
         status: ExitStatus,
         /// The first line of its error output.
         stderr: String,
@@ -192,7 +192,7 @@ fn talk_to(
 ) -> io::Result<Option<(ExitStatus, String)>> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     if let Some(mut stdin) = stdin {
-        // A program that fails early closes it; its error output says why.
+        // A program that fails early closes it; its error output has the reason.
         let _ = stdin.write_all(&call.input);
     }
     let (errors, is_late) = thread::scope(|scope| {
@@ -238,7 +238,7 @@ pub(super) fn parse_progress(line: &str) -> Option<WipeProgress> {
     })
 }
 
-/// Without udev, nobody makes a node of a mapping's name: `/dev/dm-N` is the kernel's.
+/// Without udev, a mapping has no device node under its name: only the kernel's `/dev/dm-N`.
 fn find_mapping_in(block_devices: &Path, name: &str) -> io::Result<Option<ActiveMapping>> {
     for entry in fs::read_dir(block_devices)? {
         let entry = entry?;
@@ -327,7 +327,7 @@ mod tests {
         caller.kill().unwrap();
         caller.wait().unwrap();
         let has_ended = testbed::wait_until(Duration::from_secs(60), "its end", || {
-            // Nobody may reap it.
+            // It stays a zombie where no process reaps it.
             let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             anyhow::ensure!(state.is_empty() || state.contains(") Z "), "{state}");
             Ok(())

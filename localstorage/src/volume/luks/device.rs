@@ -43,7 +43,7 @@ pub(super) struct CheckedHeader {
 pub(super) struct LuksDevice<'a> {
     pub(super) disk: &'a Disk,
     pub(super) tool: &'a dyn Cryptsetup,
-    /// Where the checked copy of the header is kept while cryptsetup uses it: a directory in memory.
+    /// The directory of the checked copy of the header while cryptsetup uses it: a directory in memory.
     pub(super) runtime: &'a Dir,
     pub(super) encryption: VolumeEncryption,
 }
@@ -99,8 +99,8 @@ impl LuksDevice<'_> {
         self.run("luksFormat", arguments, passphrase.clone(), progress)
     }
 
-    /// Adds a key slot, and then names it by a token. If the process is killed in between, the next rotation removes the
-    /// unnamed slot.
+    /// Adds a key slot, and then names it by a token. If the process is killed in between, the next rotation removes
+    /// the unnamed slot.
     pub(super) fn add_slot(
         &self,
         existing: &Passphrase,
@@ -228,8 +228,8 @@ impl LuksDevice<'_> {
         done
     }
 
-    /// The file with the header that was checked: cryptsetup opens the volume by it, even if the disk has another header
-    /// by then.
+    /// The file with the header that was checked: cryptsetup opens the volume by it, even if the disk has another
+    /// header by then.
     fn write_copy(&self, header: &CheckedHeader) -> Result<String, LuksError> {
         let name = format!("luks-header-{}", header.uuid);
         self.runtime.write(&name, &header.area, FileMode::PRIVATE_FILE).map_err(LuksError::HeaderCopy)?;

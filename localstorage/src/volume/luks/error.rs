@@ -1,4 +1,4 @@
-//! Why an encrypted volume could not be created, opened or changed.
+//! The errors of encrypted volumes.
 
 use std::io;
 
@@ -14,7 +14,7 @@ use crate::error::Error as FileError;
 use crate::step_journal::StepListError;
 use crate::volume::VolumeError;
 
-/// Why an encrypted volume could not be created, opened or changed. None of these ever leads to a format: the data
+/// A failure to create, open or change an encrypted volume. None of these ever leads to a format: the data
 /// are as they were.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -24,7 +24,7 @@ pub enum LuksError {
         "the encryption header can't be used: restore it with cryptsetup luksHeaderRestore from a backup"
     )]
     Header(#[source] HeaderError),
-    /// Somebody else has written the header, or changed it. It was not opened.
+    /// Another program has written the header, or changed it. It was not opened.
     #[error(
         "the encryption header was changed, or is not of this volume; nothing was opened: find out who wrote it"
     )]
@@ -80,7 +80,7 @@ pub enum LuksError {
     #[error("all key slots are in use: confirm a key to remove those that it supersedes")]
     NoFreeSlot,
     /// The last key slot is never removed.
-    #[error("key slot {slot} is the last one, and without it nobody can open the volume: add another first")]
+    #[error("key slot {slot} is the last one that opens the volume: add another first")]
     LastSlot {
         /// The number of the slot.
         slot: u32,
@@ -94,12 +94,12 @@ pub enum LuksError {
     /// The volume can't do this with its encryption.
     #[error("can't {operation} a volume that is {encryption}: it is fixed when the volume is created")]
     Unsupported {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
         /// The encryption.
         encryption: VolumeEncryption,
     },
-    /// Blocks of an authenticated volume were changed below it: by somebody, or by a failing disk.
+    /// Blocks of an authenticated volume were changed below it, by an attacker or a failing disk.
     #[error(
         "blocks of the volume were changed below its authentication: suspect tampering or a failing disk, and restore the data"
     )]

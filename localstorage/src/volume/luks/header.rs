@@ -31,7 +31,7 @@ const UUID_AT: usize = 168;
 const CHECKSUM_AT: usize = 448;
 const CHECKSUM_BYTES: usize = 64;
 
-/// Why the start of a disk is not a usable LUKS2 header.
+/// A defect of the LUKS2 header at the start of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -88,8 +88,8 @@ impl LuksHeader {
     }
 }
 
-/// Whether the start of a disk has a header, complete or damaged, that a format with this UUID has not written, not even
-/// in part: cryptsetup writes version and UUID in the sector of the magic bytes.
+/// Whether the start of a disk has a header, complete or damaged, that a format with this UUID has not written, not
+/// even in part: cryptsetup writes version and UUID in the sector of the magic bytes.
 ///
 /// *Source:* cryptsetup `luks2_disk_metadata.c`, `hdr_write_disk`.
 pub(super) fn has_foreign_magic(start: &[u8], uuid: Uuid) -> bool {

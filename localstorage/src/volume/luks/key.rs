@@ -20,7 +20,7 @@ const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
 #[derive(Clone)]
 pub struct UnlockKey(Zeroizing<[u8; KEY_BYTES]>);
 
-/// Why bytes are not an unlock key.
+/// Bytes that are not an unlock key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid unlock key of {length} bytes: an unlock key has {KEY_BYTES}")]
 pub struct InvalidUnlockKey {
@@ -77,7 +77,7 @@ impl fmt::Debug for UnlockKey {
 /// and a known passphrase is the other half, and a slot of the node unlock key alone would contain that key. With a
 /// one-way function no slot reveals a key, and no two slots or volumes have related passphrases.
 ///
-/// It is written as 64 hexadecimal digits: cryptsetup reads a new passphrase up to the first newline.
+/// The passphrase has 64 hexadecimal digits: cryptsetup reads a new passphrase up to the first newline.
 ///
 /// *Source:* RFC 5869.
 pub(super) fn derive_passphrase(

@@ -1,8 +1,8 @@
 //! The policy that a LUKS2 header must meet before it is used.
 //!
-//! Anybody who had the disk could have written its header. A header with a null cipher accepts every passphrase and
+//! A thief of the disk could have written its header. A header with a null cipher accepts every passphrase and
 //! makes the node write its secrets in plain text; one with requirements, foreign tokens or several segments makes
-//! cryptsetup run code that nobody has asked for. So this crate accepts what it would have written itself, and
+//! cryptsetup run code that the caller has not asked for. So this crate accepts what it would have written itself, and
 //! nothing else: an unknown field is rejected, too.
 //!
 //! *Source:* CVE-2021-4122; talos#12105; "LUKS2 On-Disk Format Specification", version 1.1.2, §3.
@@ -31,24 +31,24 @@ pub(super) const MIN_PBKDF2_ITERATIONS: u32 = 1000;
 const MIN_ARGON2_TIME: u32 = 4;
 const MIN_ARGON2_KIB: u32 = 32 << 10;
 
-/// How a header deviates from what this crate writes.
+/// A deviation of a header from those that this crate writes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyViolation {
     /// The metadata are not valid JSON, or have a field that this crate does not write.
-    #[error("its metadata are unknown to this release: {0}")]
+    #[error("the metadata have a field that this release does not write, or are not JSON: {0}")]
     Metadata(String),
-    /// It requires features of cryptsetup, such as a reencryption in progress.
-    #[error("it has requirements of another program: {0}")]
+    /// The header requires features of cryptsetup, such as a reencryption in progress.
+    #[error("the header requires features that another program has set: {0}")]
     Requirements(String),
     /// A token of another program.
-    #[error("it has a token of another program: {0}")]
+    #[error("the header has a token of another program: {0}")]
     ForeignToken(String),
     /// The data are not exactly one encrypted segment from the end of the header to the end of the disk.
-    #[error("its data are not one encrypted segment over the whole disk: {0}")]
+    #[error("the data are not one encrypted segment over the whole disk: {0}")]
     Segments(String),
     /// Another cipher, for example the null cipher.
-    #[error("it has the cipher {found:?} for {part}, not {CIPHER:?} with a key of {key_bytes} bytes")]
+    #[error("{part} has the cipher {found:?}, not {CIPHER:?} with a key of {key_bytes} bytes")]
     Cipher {
         /// The encrypted part.
         part: String,
@@ -58,19 +58,23 @@ pub enum PolicyViolation {
         key_bytes: u32,
     },
     /// The integrity of the data is protected in another way, or not at all.
-    #[error("it is for a volume that is {found}, but the volume is configured as {configured}")]
+    #[error("the header is of a volume that is {found}, but the volume is configured as {configured}")]
     Integrity {
-        /// As the header says.
+        /// As recorded in the header.
         found: String,
         /// As the volume is configured.
         configured: VolumeEncryption,
     },
-    /// It says that the node unlock key alone opens the volume, which is configured to need the cluster's, too.
-    #[error("it is for a volume that the node unlock key alone opens, but the volume is configured as split")]
-    Keys,
-    /// It says that the node unlock key alone opens the volume after a power cut, which is configured otherwise.
+    /// The header records that the node unlock key alone opens the volume, which is configured to need the cluster's,
+    /// too.
     #[error(
-        "it is for a volume that the node unlock key alone opens at a cold start, but the volume is configured otherwise"
+        "the header is of a volume that the node unlock key alone opens, but the volume is configured as split"
+    )]
+    Keys,
+    /// The header records that the node unlock key alone opens the volume after a power cut, which is configured
+    /// otherwise.
+    #[error(
+        "the header is of a volume that the node unlock key alone opens at a cold start, but the volume is configured otherwise"
     )]
     ColdStart,
     /// A key slot, or the digest of the volume key, is weaker than those of this crate.
@@ -78,15 +82,15 @@ pub enum PolicyViolation {
     WeakKeySlot {
         /// The number of the slot.
         slot: String,
-        /// What is weak.
+        /// The weak part.
         found: String,
     },
     /// The digest that verifies the volume key is not the only one, or does not cover all key slots.
-    #[error("the digest of its volume key is invalid: {0}")]
+    #[error("the digest of the volume key is invalid: {0}")]
     Digest(String),
 }
 
-/// What a header says, as far as this crate needs it after the check.
+/// The parts of a checked header that this crate needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HeaderSummary {
     /// None if the creation was interrupted before it, or if another program made the volume.
@@ -308,7 +312,7 @@ fn check_segments(
     encryption: VolumeEncryption,
 ) -> Result<(), PolicyViolation> {
     let (Some(segment), 1) = (segments.get(&0), segments.len()) else {
-        return Err(PolicyViolation::Segments(format!("it has {} segments", segments.len())));
+        return Err(PolicyViolation::Segments(format!("{} segments", segments.len())));
     };
     let is_whole = segment.segment_type == "crypt"
         && segment.offset == HEADER_AREA_BYTES.to_string()

@@ -19,16 +19,16 @@ const GROUP_SYMBOLS: usize = 5;
 /// A passphrase that opens the volume without node and cluster: seven groups of five symbols, the last three of
 /// which are a checksum.
 ///
-/// It is the passphrase of the key slot, as [`reveal`](Self::reveal) returns it: `cryptsetup open` accepts it
+/// The text is the passphrase of the key slot, as [`reveal`](Self::reveal) returns it: `cryptsetup open` accepts it
 /// too, on any machine. It is erased from memory when it is dropped, and only `reveal` yields it.
 #[derive(Clone)]
 pub struct RecoveryPassphrase(Zeroizing<String>);
 
-/// Why a text is not a recovery passphrase.
+/// A defect of a typed recovery passphrase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRecoveryPassphrase {
-    /// It has another number of symbols.
+    /// Another number of symbols.
     #[error("recovery passphrase has {0} symbols instead of {SYMBOLS}: type all seven groups")]
     Length(usize),
     /// A symbol is not a letter or digit in use.

@@ -1,4 +1,4 @@
-//! Where a node keeps its unlock key.
+//! The places where a node keeps its unlock key.
 
 use std::fmt;
 
@@ -74,7 +74,7 @@ pub trait KeySeal: Send + Sync + fmt::Debug {
     fn remove_key(&self, id: SealId) -> Result<(), SealError>;
 }
 
-/// Why a node unlock key could not be kept, read or removed.
+/// A failure to keep, read or remove a node unlock key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
@@ -93,7 +93,7 @@ pub enum SealError {
         #[source]
         source: TpmError,
     },
-    /// It could not be written, read or removed.
+    /// The key could not be written, read or removed.
     #[error("can't access node unlock key {id}")]
     Store {
         /// The identifier.
@@ -104,8 +104,8 @@ pub enum SealError {
     },
 }
 
-/// A node unlock key in a file, usually on the EFI system partition, mounted for root alone: anybody who has that
-/// disk has the key.
+/// A node unlock key in a file, usually on the EFI system partition, mounted for root alone: a thief of that disk has
+/// the key.
 ///
 /// The file `ID.key`, mode 0600, has three lines: what it is, the key in hexadecimal digits, and a checksum of its
 /// identifier and key. Each key has a separate file that is written once, since vfat can't replace a file
@@ -144,7 +144,8 @@ impl KeySeal for FileSeal {
     }
 }
 
-/// Removes the files of a key, also that of the other seal: the directory may have one from before the seal was changed.
+/// Removes the files of a key, also that of the other seal: the directory may have one from before the seal was
+/// changed.
 pub(super) fn remove_key_files(dir: &Dir, id: SealId) -> Result<(), SealError> {
     for name in [file_name(id), tpm::file_name(id)] {
         dir.remove_file(name).map_err(store_error(id))?;
@@ -180,7 +181,7 @@ fn decode_key(id: SealId, content: &[u8]) -> Option<UnlockKey> {
         *byte = u8::from_str_radix(digits.get(2 * index..2 * index + 2)?, 16).ok()?;
     }
     let key = UnlockKey::from_bytes(&bytes[..]).ok()?;
-    // Whatever else differs from what was written is damage, too.
+    // Any other difference from the written text is damage, too.
     (*Zeroizing::new(encode_key(id, &key)) == text).then_some(key)
 }
 

@@ -34,7 +34,7 @@ impl fmt::Display for SlotKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeySlotStatus {
-    /// Its number in the header.
+    /// The number in the header.
     pub slot: u32,
     /// The kind of secret that opens it, and its generation; none if the header does not name it: a rotation was
     /// interrupted, or an operator has added it.
@@ -96,7 +96,7 @@ impl SlotToken {
         self.slot().is_none_or(|slot| slot.checked_add(1) == Some(identifier))
     }
 
-    /// Its slot; none if the slot was removed.
+    /// The slot; none if the slot was removed.
     pub(super) fn slot(&self) -> Option<u32> {
         self.keyslots.first()?.parse().ok()
     }

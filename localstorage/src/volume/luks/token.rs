@@ -48,8 +48,8 @@ pub enum KeyPolicy {
     Split,
 }
 
-/// The way a node opens a [split](KeyPolicy::Split) volume after a power cut, when the store with the cluster unlock key
-/// may be on that very volume. It is chosen when the volume is created, and recorded in its header.
+/// The way a node opens a [split](KeyPolicy::Split) volume after a power cut, when the store with the cluster unlock
+/// key may be on that very volume. It is chosen when the volume is created, and recorded in its header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -86,9 +86,9 @@ impl fmt::Display for KeyPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum VolumeProgress {
-    /// It has no data yet.
+    /// The volume has no data yet.
     Unfinished,
-    /// It may have data.
+    /// The volume may have data.
     Complete,
 }
 
@@ -132,7 +132,7 @@ impl VolumeToken {
         self.keys == KeyPolicy::Local || self.cold_start == Some(ColdStart::Local)
     }
 
-    /// How a split volume is opened after a power cut.
+    /// The way a split volume is opened after a power cut.
     pub(super) fn cold_start(&self) -> Option<ColdStart> {
         (self.keys == KeyPolicy::Split).then(|| self.cold_start.unwrap_or_default())
     }

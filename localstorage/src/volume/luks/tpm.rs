@@ -1,8 +1,8 @@
 //! A node unlock key that a TPM 2.0 has sealed, for the values of chosen PCRs.
 //!
-//! The kernel's resource manager takes commands as bytes: eight of them are written here ([`wire`]), so that no program and
-//! no library in C comes with the node, and a secret leaves this process for the TPM alone. On the bus of a discrete TPM it
-//! is not encrypted: somebody who listens there has opened the machine.
+//! The kernel's resource manager takes commands as bytes: eight of them are written here ([`wire`]), so that no
+//! program and no library in C comes with the node, and a secret leaves this process for the TPM alone. On the bus of
+//! a discrete TPM it is not encrypted: to listen there, an attacker has to open the machine.
 
 mod client;
 mod error;
@@ -39,16 +39,16 @@ const WRONG_INTEGRITY: u32 = 0x9f;
 
 type Connector = Box<dyn Fn() -> io::Result<Box<dyn TpmConnection>> + Send + Sync>;
 
-/// Node unlock keys that only this machine's TPM 2.0 unseals, and only while the selected PCRs have the values that they had
-/// when the key was sealed.
+/// Node unlock keys that only this machine's TPM 2.0 unseals, and only while the selected PCRs have the values that
+/// they had when the key was sealed.
 ///
-/// Each key is a text file `ID.tpm` in the directory, usually on the EFI system partition beside those of a
+/// Each key is a text file `ID.tpm` in the directory, usually on the EFI system partition, next to those of a
 /// [`FileSeal`](super::FileSeal); the file has no secret.
 ///
 /// To seal a key for other values or other PCRs, open the volume, with the recovery passphrase if the TPM refuses, and
-/// [rotate its keys](super::LuksVolume::rotate_keys): the next generation is sealed for the PCRs that are selected and the
-/// values that they have then. Before a planned change, such as an update of the firmware, rotate once with an empty
-/// selection, and after it with the usual one: no passphrase is needed then.
+/// [rotate its keys](super::LuksVolume::rotate_keys): the next generation is sealed for the PCRs that are selected
+/// and the values that they have then. Before a planned change, such as an update of the firmware, rotate once with
+/// an empty selection, and after it with the usual one: no passphrase is needed then.
 pub struct TpmSeal {
     dir: Dir,
     pcrs: PcrSelection,

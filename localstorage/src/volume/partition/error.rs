@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::judgement::{TableCopies, TableError};
 use crate::error::Error;
 
-/// Why a partition could not be found or grown. Nothing was changed, unless a growth failed to write: it can be
+/// A failure to find or grow a partition. Nothing was changed, unless a growth failed to write: it can be
 /// repeated.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -41,7 +41,7 @@ pub enum PartitionError {
     Table {
         /// The disk.
         disk: PathBuf,
-        /// What is wrong.
+        /// The problem.
         #[source]
         source: TableError,
     },
@@ -70,7 +70,7 @@ pub enum PartitionError {
     /// The named device is not a disk of this host. Name a whole disk.
     #[error("can't use {} as a disk: the kernel has no disk of that name; name a whole disk", .path.display())]
     UnknownDisk {
-        /// Its path.
+        /// The path.
         path: PathBuf,
     },
     /// The partition can't grow, and stays as it is.
@@ -100,15 +100,15 @@ pub enum PartitionError {
     Sysfs(#[source] Error),
 }
 
-/// Why the partition table of a grown disk stays as it is.
+/// The reason why the partition table of a grown disk stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GrowthRefusal {
     /// The table has no such partition any more.
-    #[error("the partition table does not have it")]
+    #[error("the partition is no longer in the table")]
     Absent,
-    /// Other partitions lie behind it.
-    #[error("partition {last} lies behind it")]
+    /// Other partitions follow it on the disk.
+    #[error("partition {last} follows it on the disk")]
     NotLast {
         /// The number of one.
         last: u32,
@@ -116,7 +116,7 @@ pub enum GrowthRefusal {
     /// One copy of the table is not correct.
     #[error("{0}")]
     Copies(TableCopies),
-    /// Two partitions overlap, or one lies outside the usable blocks. Repair the table with gdisk.
+    /// Two partitions overlap, or one is outside the usable blocks. Repair the table with gdisk.
     #[error(
         "partition {number} overlaps another one, or exceeds the usable blocks: repair the table with gdisk"
     )]
@@ -135,7 +135,7 @@ pub enum GrowthRefusal {
     /// The end of the disk has other data, such as the metadata of an array.
     #[error(
         "the end of the disk has other data, from byte {offset} on: it may be part of an array, which has to be used \
-         instead; if nobody needs them, zero them with dd"
+         instead; if they are not needed, zero them with dd"
     )]
     DataAtEnd {
         /// The first byte.

@@ -51,7 +51,7 @@ pub(super) type ReadDisk<'a> = &'a dyn Fn(u64, usize) -> io::Result<Vec<u8>>;
 /// One partition, as an entry of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableEntry {
-    /// Its number, from 1.
+    /// The number, from 1.
     pub(super) number: u32,
     pub(super) partition_type: PartitionType,
     pub(super) first_block: u64,
@@ -63,7 +63,7 @@ pub(super) struct TableEntry {
 /// A header whose own fields are correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableHeader {
-    /// Its block.
+    /// The block.
     pub(super) block: Vec<u8>,
     pub(super) alternate: u64,
     pub(super) first_usable: u64,
@@ -90,7 +90,7 @@ pub(super) struct PartitionTable {
 }
 
 impl PartitionTable {
-    /// Reads and judges both copies. A disk that has grown has its backup copy where the primary one says.
+    /// Reads and judges both copies. On a disk that has grown, the primary copy names the block of the backup copy.
     pub(super) fn read(
         geometry: DiskGeometry,
         read: ReadDisk<'_>,
@@ -185,7 +185,7 @@ impl TableCopy {
         self.header.as_ref().filter(|_| self.fault.is_none())
     }
 
-    /// What the copies have differently.
+    /// The difference of the copies.
     fn difference(&self, other: &TableCopy) -> Option<&'static str> {
         let (Some(header), Some(other_header)) = (&self.header, &other.header) else { return None };
         let usable = |header: &TableHeader| (header.first_usable, header.last_usable);
@@ -212,7 +212,7 @@ impl TableCopy {
 }
 
 impl TableHeader {
-    /// Parses the block with the header, which lies `at` this block.
+    /// Parses the block with the header, which is at block `at`.
     pub(super) fn parse(block: Vec<u8>, at: u64, geometry: DiskGeometry) -> Result<TableHeader, CopyFault> {
         let short = |offset: usize| u32::from_le_bytes(array_at(&block, offset));
         let long = |offset: usize| u64::from_le_bytes(array_at(&block, offset));
@@ -247,7 +247,7 @@ impl TableHeader {
                 "place of entries",
             ),
             (header.first_usable <= header.last_usable, "range of usable blocks"),
-            (header.last_usable < geometry.blocks, "last usable block: it lies beyond the end of the disk"),
+            (header.last_usable < geometry.blocks, "last usable block, beyond the end of the disk"),
         ];
         match checks.into_iter().find(|(is_valid, _)| !is_valid) {
             Some((_, field)) => Err(CopyFault::Field(field)),
@@ -270,7 +270,7 @@ impl TableHeader {
     }
 }
 
-/// What a growth changes in a header.
+/// The changes of a growth in a header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeaderChange {
     pub(super) place: u64,

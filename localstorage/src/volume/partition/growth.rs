@@ -22,10 +22,10 @@ use super::judgement::TableCopies;
 /// encryption has whole blocks then.
 const ALIGNMENT: u64 = 1 << 20;
 
-/// How much of the end of a disk has to be free.
+/// The bytes at the end of a disk that have to be free.
 pub(super) const TAIL_BYTES: u64 = 1 << 20;
 
-/// How many of the writes make the new backup copy.
+/// The number of writes that make the new backup copy.
 const NEW_BACKUP_WRITES: usize = 2;
 
 /// The offset of the last block number within an entry.
@@ -38,7 +38,7 @@ pub(super) struct TableWrite {
     pub(super) bytes: Vec<u8>,
 }
 
-/// How a partition grows.
+/// The growth of a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GrowthPlan {
     /// The writes, in their order; none if the table has the partition's final size.
@@ -47,7 +47,7 @@ pub(super) struct GrowthPlan {
     pub(super) size_bytes: u64,
 }
 
-/// What lies beside the table.
+/// The surroundings of the table on the disk.
 #[derive(Clone, Debug)]
 pub(super) struct DiskSurroundings {
     /// The first sector of the disk.
@@ -75,7 +75,7 @@ pub(super) fn plan_growth(
     let TableCopies::Both = table.copies else { return Err(GrowthRefusal::Copies(table.copies.clone())) };
     let array_blocks = geometry.entry_blocks(table.header.entry_count);
     let backup_entries = geometry.last_block() - array_blocks;
-    // The new backup copy must not lie over the old one, which is needed until the primary copy refers to the new one.
+    // The new backup copy must not overwrite the old one, which is needed until the primary copy refers to the new one.
     if backup_entries <= table.header.alternate {
         return Ok(unchanged);
     }
@@ -135,7 +135,7 @@ pub(super) fn plan_resumption(table: &PartitionTable) -> Vec<TableWrite> {
     };
     let offset = PRIMARY_BLOCK * table.geometry.block_bytes;
     let header = TableWrite { offset, bytes: outdated.rewrite(&change, &table.entries) };
-    // Nothing else is erased: what lies there by now may be data of the partition.
+    // Nothing else is erased: the partition may have data there by now.
     let is_apart = table.has_old_backup && outdated.alternate < table.header.entries_block;
     [Some(header), is_apart.then(|| erasure_of_backup(outdated, table.geometry))]
         .into_iter()
@@ -185,7 +185,7 @@ fn table_writes(table: &PartitionTable, grown: &TableEntry, end: NewEnd) -> Vec<
     ]
 }
 
-/// Zeros over the backup copy to which a header refers: it lies within the grown partition, which may have to be blank.
+/// Zeros over the backup copy to which a header refers: it is within the grown partition, which may have to be blank.
 /// Blocks that a partition could use are left alone.
 fn erasure_of_backup(header: &TableHeader, geometry: DiskGeometry) -> TableWrite {
     let entries = header.alternate.saturating_sub(geometry.entry_blocks(header.entry_count));

@@ -1,4 +1,4 @@
-//! What is said of a partition table and its two copies.
+//! The verdict on a partition table and its two copies.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ pub enum TableCopies {
     Both,
     /// The one at the start of the disk.
     Primary {
-        /// Why the other one is not used.
+        /// The fault of the other one.
         backup: CopyFault,
     },
     /// The one at the end of the disk.
     Backup {
-        /// Why the other one is not used.
+        /// The fault of the other one.
         primary: CopyFault,
     },
 }
@@ -36,17 +36,17 @@ impl fmt::Display for TableCopies {
     }
 }
 
-/// Why one copy of a partition table can't be used.
+/// A fault of one copy of a partition table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CopyFault {
-    /// Its block has no signature.
+    /// The block has no signature.
     Absent,
-    /// Its checksum does not match its header.
+    /// The checksum does not match its header.
     HeaderChecksum,
-    /// Its checksum does not match its entries.
+    /// The checksum does not match its entries.
     EntryChecksum,
-    /// Its header has a field that the kernel rejects, too.
+    /// The header has a field that the kernel rejects, too.
     Field(&'static str),
     /// A growth of the last partition was interrupted before its last write.
     InterruptedGrowth,
@@ -64,7 +64,7 @@ impl fmt::Display for CopyFault {
     }
 }
 
-/// Why the partition table of a disk can't be used.
+/// A fault of the partition table of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TableError {
@@ -83,15 +83,15 @@ pub enum TableError {
     /// Neither copy is correct. Restore one with gdisk.
     #[error("the primary copy of its GPT {primary}, and the backup copy {backup}")]
     Damaged {
-        /// Why the copy at the start is not used.
+        /// The fault of the copy at the start.
         primary: CopyFault,
-        /// Why the copy at the end is not used.
+        /// The fault of the copy at the end.
         backup: CopyFault,
     },
     /// Both copies are correct, and have different contents. Choose one with gdisk.
     #[error("both copies of its GPT are valid, but have different {what}")]
     Disagreement {
-        /// What differs.
+        /// The difference.
         what: &'static str,
     },
 }

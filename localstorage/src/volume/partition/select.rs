@@ -18,7 +18,7 @@ pub(super) struct ScannedDisk {
     pub(super) table: Result<PartitionTable, TableProblem>,
 }
 
-/// Why a disk's table is not known.
+/// The reason why a disk's table is not known.
 #[derive(Debug)]
 pub(super) enum TableProblem {
     Invalid(TableError),
@@ -142,7 +142,7 @@ fn partition_path(scanned: &ScannedDisk, entry: &TableEntry, dev: &Path) -> Path
     }
 }
 
-/// What the disks have instead.
+/// The tables of the disks instead.
 fn list_seen(disks: &[ScannedDisk], dev: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for scanned in disks {

@@ -1,6 +1,6 @@
 //! The disks of this host and their partitions, as the kernel knows them.
 //!
-//! *Source:* Linux `Documentation/ABI/stable/sysfs-block`; sizes and starts count sectors of 512 bytes, whatever the
+//! *Source:* Linux `Documentation/ABI/stable/sysfs-block`; sizes and starts count sectors of 512 bytes, for any
 //! disk's blocks are.
 
 use std::ffi::OsStr;
@@ -41,7 +41,7 @@ pub(super) struct KernelDisk {
 pub(super) struct KernelPartition {
     pub(super) name: DeviceName,
     pub(super) number: DeviceNumber,
-    /// Its number in the partition table, from 1.
+    /// The number in the partition table, from 1.
     pub(super) index: u32,
     pub(super) start_bytes: u64,
     pub(super) size_bytes: u64,
@@ -57,7 +57,7 @@ impl DeviceName {
     }
 }
 
-/// Reads all disks that have a medium, in the order of their names. One that is removed meanwhile is left out.
+/// Reads all disks that have a medium, in the order of their names. A disk that is removed during the scan is left out.
 pub(super) fn read_disks(sys: &Dir) -> Result<Vec<KernelDisk>, Error> {
     let block = sys.open_dir("block")?;
     let mut disks = Vec::new();
@@ -94,7 +94,7 @@ fn read_disk(sys: &Dir, block: &Dir, name: &OsStr) -> Result<Option<KernelDisk>,
     }
     let mut partitions = Vec::new();
     for entry in device.list()? {
-        // A partition is a directory within that of its disk, whatever its name is.
+        // A partition is a directory within that of its disk, under any name.
         if entry.kind == crate::FileKind::Dir && device.exists(Path::new(&entry.name).join("partition"))? {
             let attributes = DeviceAttributes::read(&device.open_dir(&entry.name)?)?;
             partitions.extend(attributes.partition(entry.name.as_os_str()));

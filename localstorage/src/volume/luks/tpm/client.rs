@@ -1,4 +1,4 @@
-//! What this crate asks of a TPM: its storage key, the values of PCRs, to seal, and to unseal.
+//! The commands of this crate to a TPM: its storage key, the values of PCRs, to seal, and to unseal.
 
 use std::io::{self, Read, Write};
 

@@ -1,10 +1,10 @@
-//! Why a TPM did not seal or unseal a key.
+//! The errors of a TPM.
 
 use std::io;
 
 use super::pcr::PcrSelection;
 
-/// Why a TPM did not seal or unseal a node unlock key. The volume and its keys are as they were.
+/// A failure of a TPM to seal or unseal a node unlock key. The volume and its keys are as they were.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TpmError {
@@ -57,7 +57,7 @@ pub enum TpmError {
 impl TpmError {
     /// Whether the first parameter or session failed in this way.
     ///
-    /// *Source:* TPM 2.0 Library, part 2, 6.6.2: bits 0 to 5 and 7 of a format-one code say why; the others, where.
+    /// *Source:* TPM 2.0 Library, part 2, 6.6.2: bits 0 to 5 and 7 of a format-one code give the reason; the others, the place.
     pub(super) fn is_format_one(&self, reason: u32) -> bool {
         matches!(self, TpmError::Failed { response_code, .. } if response_code & 0xbf == reason)
     }

@@ -59,7 +59,7 @@ impl TpmKeyFile {
                 _ => {}
             }
         }
-        // Whatever differs from what was written is damage.
+        // Any difference from the written text is damage.
         (file.to_text() == text).then_some(file)
     }
 }

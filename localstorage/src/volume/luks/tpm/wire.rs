@@ -143,7 +143,7 @@ pub(super) fn response_length(header: &[u8]) -> Option<usize> {
     usize::try_from(reader.u32()?).ok()
 }
 
-/// What a successful response has: the handle, if the command makes one, and the parameters.
+/// A successful response: the handle, if the command makes one, and the parameters.
 pub(super) fn parse_response(code: u32, bytes: &[u8]) -> Result<(u32, ResponseReader<'_>), TpmError> {
     let command = command_name(code);
     let invalid = || TpmError::InvalidResponse { command };
