@@ -8,7 +8,6 @@ use anyhow::{Result, ensure};
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::{Dir, FileMode};
 use testbed::PowerCut;
-use testbed::power_cut::{CutMoments, CutPlan};
 
 use crate::fixture::{NodeDirs, write_mkfs};
 
@@ -21,10 +20,6 @@ const MIB: u64 = 1 << 20;
 const XFS_BYTES: u64 = 320 * MIB;
 /// A file of a node's data.
 const WITNESS: (&str, &[u8]) = ("witness", &[7; 30_000]);
-
-fn plan(operation: &str, [sample_count, whole_count]: [usize; 2], torn_bytes: u64) -> CutPlan<'_> {
-    CutPlan { operation, from: "prepared", moments: CutMoments::Any, sample_count, whole_count, torn_bytes }
-}
 
 /// A file system, mounted until this is dropped.
 struct MountedPart {

@@ -11,22 +11,14 @@
 //! ```no_run
 //! # fn run_work(_: &std::path::Path) {}
 //! # fn check_work(_: &std::path::Path, _: bool) -> anyhow::Result<()> { Ok(()) }
-//! use testbed::power_cut::{CutMoments, CutPlan, RecordedDisk};
+//! use testbed::power_cut::{CutPlan, RecordedDisk};
 //!
 //! let disk = RecordedDisk::acquire(&[32 << 20])?;
 //! disk.mark("prepared")?;
 //! run_work(disk.part(0));
 //! disk.mark("done")?;
-//! let plan = CutPlan {
-//!     operation: "work",
-//!     from: "prepared",
-//!     moments: CutMoments::Any,
-//!     sample_count: 10,
-//!     whole_count: 200,
-//!     torn_bytes: 512,
-//! };
 //! let recording = disk.finish()?;
-//! recording.check_cuts(&plan, |cut| check_work(recording.part(0), cut.has_mark("done")))?;
+//! recording.check_cuts(&CutPlan::new("work", [10, 200]), |cut| check_work(recording.part(0), cut.has_mark("done")))?;
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
@@ -62,9 +54,11 @@ use crate::guest::disk::GuestDisk;
 mod choice;
 mod device;
 mod log;
+mod mounted;
 mod plan;
 mod replay;
 
+pub use mounted::MountedDisk;
 pub use plan::{CutMoments, CutPlan, PowerCut, selected_seed};
 
 use choice::{CutPoint, choose_joint_cuts};

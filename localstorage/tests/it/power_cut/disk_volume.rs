@@ -10,9 +10,9 @@ use nodekeel_localstorage::volume::{
     DataVolume as _, DiskVolume, ErasePolicy, VolumeContents, VolumeError, probe_disk,
 };
 use testbed::command_output;
-use testbed::power_cut::{PowerCut, RecordedDisk};
+use testbed::power_cut::{CutPlan, PowerCut, RecordedDisk};
 
-use super::{XFS_BYTES, check_witness, format_count, plan, start_memory, write_witness};
+use super::{XFS_BYTES, check_witness, format_count, start_memory, write_witness};
 use crate::fixture::{NodeDirs, in_child_process};
 
 /// A machine with this disk, after its start.
@@ -99,7 +99,7 @@ fn check_creations(operation: &str, counts: [usize; 2], mkfs: Option<&[&str]>) -
         erase
     };
     let recording = disk.finish()?;
-    recording.check_cuts(&plan(operation, counts, 4096), |cut| {
+    recording.check_cuts(&CutPlan::new(operation, counts), |cut| {
         check_creation(&Machine::start(recording.part(0)), cut, &erase)
     })
 }

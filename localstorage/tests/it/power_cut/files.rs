@@ -12,7 +12,7 @@ use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use testbed::command_output;
 use testbed::power_cut::{CutMoments, CutPlan, PowerCut, RecordedDisk};
 
-use super::{MIB, MountedPart, XFS_BYTES, plan, start_memory};
+use super::{MIB, MountedPart, XFS_BYTES, start_memory};
 use crate::fixture::{in_child_process, raw_names};
 use crate::monogon_root::DataPartition;
 use crate::pki::TestCa;
@@ -108,7 +108,8 @@ fn check_journal_on(file_system: RecordedFileSystem, operation: &str, counts: [u
         let mut journal = StepJournal::open(dir, "journal")?;
         Ok(journal.commit(&numbered_state(number))?)
     };
-    check_operations(file_system, &plan(operation, counts, 512), |_| Ok(()), commit, check_journal).unwrap();
+    check_operations(file_system, &CutPlan::new(operation, counts), |_| Ok(()), commit, check_journal)
+        .unwrap();
 }
 
 #[test]
@@ -155,7 +156,7 @@ fn check_replacement(dir: &Dir, written: usize) -> Result<()> {
 #[ignore = "needs kernel with 4 disks of 1 GiB"]
 fn a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts() {
     in_child_process(a_replaced_file_on_xfs_has_its_old_or_its_new_content_after_power_cuts, || {
-        let plan = plan("Dir::write on XFS", [5, 200], 4096);
+        let plan = CutPlan::new("Dir::write on XFS", [5, 200]);
         check_operations(XFS, &plan, |dir| replace(dir, 0), replace, check_replacement).unwrap();
     });
 }
@@ -168,7 +169,7 @@ fn a_replaced_file_on_vfat_has_its_new_content_after_power_cuts() {
         for (file_system, operation) in
             [(VFAT, "Dir::write on vfat"), (SYNCHRONOUS_VFAT, "Dir::write on a synchronous vfat")]
         {
-            let plan = CutPlan { moments: CutMoments::AtMarks, ..plan(operation, [20, 20], 512) };
+            let plan = CutPlan { moments: CutMoments::AtMarks, ..CutPlan::new(operation, [20, 20]) };
             check_operations(
                 file_system,
                 &plan,
@@ -209,7 +210,7 @@ fn credentials_on_xfs_are_all_old_or_all_new_after_power_cuts() {
             );
             store(dir, stored + 2)
         };
-        let plan = plan("PKI writes on XFS", [3, 150], 4096);
+        let plan = CutPlan::new("PKI writes on XFS", [3, 150]);
         check_operations(XFS, &plan, |dir| store(dir, 0), store, check).unwrap();
     });
 }

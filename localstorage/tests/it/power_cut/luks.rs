@@ -17,9 +17,9 @@ use nodekeel_localstorage::volume::{
     VolumeEncryption, VolumeError,
 };
 use testbed::command_output;
-use testbed::power_cut::{PowerCut, RecordedDisk};
+use testbed::power_cut::{CutPlan, PowerCut, RecordedDisk};
 
-use super::{MIB, MountedPart, check_witness, format_count, plan, start_memory, write_witness};
+use super::{MIB, MountedPart, check_witness, format_count, start_memory, write_witness};
 use crate::fixture::{NodeDirs, in_child_process};
 
 const ESP_BYTES: u64 = 16 * MIB;
@@ -142,7 +142,7 @@ fn check_volume<T>(
     command_output(Command::new("mkfs.vfat").arg(disk.part(0)))?;
     let worked = record_work(&disk, setup, work)?;
     let recording = Arc::into_inner(disk).context("the work is over")?.finish()?;
-    recording.check_cuts(&plan(operation, counts, 4096), |cut| {
+    recording.check_cuts(&CutPlan::new(operation, counts), |cut| {
         let machine = Machine::start([recording.part(0), recording.part(1)], setup)?;
         let volume = machine.volume();
         check(&machine, &volume, cut, &worked)

@@ -39,6 +39,14 @@ pub struct CutPlan<'a> {
     pub torn_bytes: u64,
 }
 
+impl<'a> CutPlan<'a> {
+    /// Cuts at any moment behind the mark `prepared`, which tear blocks of 4 KiB: so many by default, and in all.
+    pub fn new(operation: &'a str, [sample_count, whole_count]: [usize; 2]) -> Self {
+        let moments = CutMoments::Any;
+        CutPlan { operation, from: "prepared", moments, sample_count, whole_count, torn_bytes: 4096 }
+    }
+}
+
 /// At which moments the power is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
