@@ -3,43 +3,30 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use nodekeel_fsquota::{Bytes, ProjectQuota, QuotaSetter as _, QuotaStatus};
-use rustix::mount::{UnmountFlags, unmount};
 use testbed::guest::disk::FileSystem;
-use testbed::power_cut::{CutMoments, CutPlan, RecordedDisk};
-use testbed::{ScratchDir, command_output, wait_until};
+use testbed::power_cut::{CutPlan, MountedDisk, RecordedDisk};
 
 use super::{MIB, both_limits};
 
 const DIRECTORIES: usize = 8;
 
-/// A mounted file system that enforces limits.
+/// A mounted file system that enforces limits. The quota is closed before the disk is unmounted.
 struct Mounted {
-    scratch: ScratchDir,
-    quota: Option<ProjectQuota>,
+    quota: ProjectQuota,
+    disk: MountedDisk,
 }
 
 impl Mounted {
     fn mount(kind: FileSystem, device: &Path) -> Result<Self> {
-        let scratch = ScratchDir::new()?;
-        let mut command = Command::new("mount");
-        command_output(
-            command.args(["-t", kind.type_name(), "-o", "prjquota"]).arg(device).arg(scratch.path()),
-        )?;
-        let quota = ProjectQuota::open(scratch.path())?;
-        Ok(Self { scratch, quota: Some(quota) })
-    }
-
-    fn quota(&self) -> Result<&ProjectQuota> {
-        self.quota.as_ref().context("it is mounted")
+        let disk = MountedDisk::mount(kind.type_name(), "prjquota", device)?;
+        Ok(Self { quota: ProjectQuota::open(disk.path())?, disk })
     }
 
     fn path(&self, number: usize) -> PathBuf {
-        self.scratch.path().join(format!("volume-{number}"))
+        self.disk.path().join(format!("volume-{number}"))
     }
 
     /// Creates a directory with its number of MiB.
@@ -49,7 +36,7 @@ impl Mounted {
     }
 
     fn set_limits(&self, number: usize, bytes: u64) -> Result<()> {
-        self.quota()?.set_limits(File::open(self.path(number))?.as_fd(), both_limits(bytes, 100))?;
+        self.quota.set_limits(File::open(self.path(number))?.as_fd(), both_limits(bytes, 100))?;
         Ok(())
     }
 
@@ -58,21 +45,11 @@ impl Mounted {
         if !self.path(number).exists() {
             return Ok(None);
         }
-        Ok(Some(self.quota()?.read_status(File::open(self.path(number))?.as_fd())?))
+        Ok(Some(self.quota.read_status(File::open(self.path(number))?.as_fd())?))
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(rustix::fs::syncfs(self.quota()?.mount_dir())?)
-    }
-}
-
-/// A child that another test is starting may have its files open.
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        self.quota = None;
-        let _ = wait_until(Duration::from_secs(30), "an unmount", || {
-            Ok(unmount(self.scratch.path(), UnmountFlags::empty())?)
-        });
+        Ok(rustix::fs::syncfs(self.quota.mount_dir())?)
     }
 }
 
@@ -129,14 +106,7 @@ fn check_file_system(kind: FileSystem, operation: &str) -> Result<()> {
     }
     drop(mounted);
     let recording = disk.finish()?;
-    let plan = CutPlan {
-        operation,
-        from: "prepared",
-        moments: CutMoments::Any,
-        sample_count: 5,
-        whole_count: 100,
-        torn_bytes: 4096,
-    };
+    let plan = CutPlan::new(operation, [5, 100]);
     recording.check_cuts(&plan, |cut| {
         let mounted = Mounted::mount(kind, recording.part(0))?;
         check_limits(&mounted, cut.last_number("created"), cut.last_number("changed"))

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_provisioner::VolumeStore as _;
 use testbed::guest::disk::FileSystem;
-use testbed::power_cut::{CutMoments, CutPlan, RecordedDisk};
+use testbed::power_cut::{CutPlan, RecordedDisk};
 
 use super::store::{MIB, MountedStore};
 use crate::service::harness::id;
@@ -16,7 +16,7 @@ fn limits(mib: u64) -> QuotaLimits {
 }
 
 fn create_volume(mounted: &MountedStore) -> Result<()> {
-    let store = mounted.store()?;
+    let store = mounted.store();
     mounted.wait_for(async {
         store.create_identity().await?;
         Ok(store.create(&id(1), limits(1)).await?)
@@ -24,7 +24,7 @@ fn create_volume(mounted: &MountedStore) -> Result<()> {
 }
 
 fn expand_volume(mounted: &MountedStore, mib: u64) -> Result<()> {
-    Ok(mounted.wait_for(mounted.store()?.resize(&id(1), limits(mib)))?)
+    Ok(mounted.wait_for(mounted.store().resize(&id(1), limits(mib)))?)
 }
 
 fn check_file_system(kind: FileSystem, operation: &str) -> Result<()> {
@@ -39,18 +39,11 @@ fn check_file_system(kind: FileSystem, operation: &str) -> Result<()> {
     }
     drop(mounted);
     let recording = disk.finish()?;
-    let plan = CutPlan {
-        operation,
-        from: "prepared",
-        moments: CutMoments::Any,
-        sample_count: 5,
-        whole_count: 100,
-        torn_bytes: 4096,
-    };
+    let plan = CutPlan::new(operation, [5, 100]);
     recording.check_cuts(&plan, |cut| {
         let mounted = MountedStore::mount(kind, recording.part(0))?;
         let reported = limits(1 + cut.last_number("expanded") as u64);
-        let found = mounted.wait_for(mounted.store()?.usage(&id(1)))?.limits;
+        let found = mounted.wait_for(mounted.store().usage(&id(1)))?.limits;
         ensure!(
             found.bytes >= reported.bytes && found.inodes >= reported.inodes,
             "{found:?} after {reported:?}"

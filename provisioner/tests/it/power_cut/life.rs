@@ -10,7 +10,7 @@ use nodekeel_provisioner::{
     VolumeOpener as _, VolumeStore as _,
 };
 use testbed::guest::disk::FileSystem;
-use testbed::power_cut::{CutMoments, CutPlan, PowerCut, RecordedDisk};
+use testbed::power_cut::{CutPlan, PowerCut, RecordedDisk};
 use testbed::wait_until;
 
 use super::pod::TestPod;
@@ -71,7 +71,7 @@ impl VolumeLife {
     /// Records a life.
     fn record(self, disk: &RecordedDisk) -> Result<()> {
         let mounted = MountedStore::mount(self.file_system, disk.part(0))?;
-        let (store, [_, expanded]) = (mounted.store()?, self.limits());
+        let (store, [_, expanded]) = (mounted.store(), self.limits());
         mounted.wait_for(store.create_identity())?;
         disk.mark("prepared")?;
         mounted.wait_for(self.create(store, &id(1)))?;
@@ -92,7 +92,7 @@ impl VolumeLife {
 
     /// Records the life of a snapshot and of its copy.
     fn record_copies(self, mounted: &MountedStore, disk: &RecordedDisk) -> Result<()> {
-        let store = mounted.store()?;
+        let store = mounted.store();
         mounted.wait_for(store.create_snapshot(&snapshot_id(1), &id(1)))?;
         disk.mark(&format!("{SNAPSHOT}-created"))?;
         mounted.wait_for(self.copy(store, snapshot_id(1).into(), &id(2)))?;
@@ -104,7 +104,7 @@ impl VolumeLife {
     /// Checks what a cut has left, and removes it.
     fn check(self, device: &Path, cut: &PowerCut) -> Result<()> {
         let mounted = MountedStore::mount(self.file_system, device)?;
-        let store = mounted.store()?;
+        let store = mounted.store();
         mounted.wait_for(async {
             store.start_serving().await?;
             store.wait_until_erased().await;
@@ -159,7 +159,7 @@ impl VolumeLife {
 
     /// Checks that volumes can be mounted and expanded, the snapshot copied, and that all have their data.
     fn check_content(self, mounted: &MountedStore, cut: &PowerCut) -> Result<()> {
-        let (store, [_, expanded]) = (mounted.store()?, self.limits());
+        let (store, [_, expanded]) = (mounted.store(), self.limits());
         let (volumes, snapshots) =
             mounted.wait_for(async { anyhow::Ok((store.list().await?, store.list_snapshots().await?)) })?;
         if !snapshots.is_empty() {
@@ -182,14 +182,8 @@ impl VolumeLife {
         self.file_system.format_device(disk.part(0))?;
         self.record(&disk)?;
         let recording = disk.finish()?;
-        let plan = CutPlan {
-            operation: &format!("the life of a volume of the kind {} on {:?}", self.kind, self.file_system),
-            from: "prepared",
-            moments: CutMoments::Any,
-            sample_count,
-            whole_count: 30,
-            torn_bytes: 4096,
-        };
+        let operation = format!("the life of a volume of the kind {} on {:?}", self.kind, self.file_system);
+        let plan = CutPlan::new(&operation, [sample_count, 30]);
         recording.check_cuts(&plan, |cut| self.check(recording.part(0), cut))
     }
 }
@@ -217,7 +211,7 @@ fn check_nothing_left(mounted: &MountedStore) -> Result<()> {
         let left = names(&base.join(place));
         ensure!(left.is_empty(), "{left:?} are left in {place}");
     }
-    let quota = mounted.quota()?;
+    let quota = mounted.quota();
     wait_until(FREE_WITHIN, "projects and loop devices to go", || {
         let (projects, devices) = (quota.list_projects()?, devices_below(base));
         ensure!(projects.is_empty() && devices.is_empty(), "{projects:?} and {devices:?} are left");

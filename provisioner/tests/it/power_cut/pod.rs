@@ -28,7 +28,7 @@ impl TestPod {
         let kubelet = tempfile::tempdir()?;
         let path = kubelet.path().join("volume");
         let target = TargetPath::try_new(kubelet.path(), path.to_str().context("the path is UTF-8")?)?;
-        let opened = mounted.store()?.open(volume)?;
+        let opened = mounted.store().open(volume)?;
         let mounter = BindMounter::new(kubelet.path());
         mounter.mount(&opened, &target, MountRestrictions::default())?;
         Ok(Self { mounter, target, path, kind: opened.kind(), _kubelet: kubelet })

@@ -1,17 +1,15 @@
 //! A store on a recorded disk.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use nodekeel_fsquota::{Bytes, ProjectQuota};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{CapacityPolicy, DirStore, DirStoreOptions};
-use rustix::mount::{UnmountFlags, unmount};
 use testbed::guest::disk::FileSystem;
-use testbed::{ScratchDir, command_output, wait_until};
+use testbed::power_cut::MountedDisk;
 use tokio::runtime::Runtime;
 
 pub(super) const MIB: u64 = 1 << 20;
@@ -22,52 +20,39 @@ const PROMISES: f64 = 16.0;
 /// Children that other tests are starting hold the files that are open here until they execute their programs.
 pub(super) const FREE_WITHIN: Duration = Duration::from_secs(30);
 
-/// A mounted file system with a store.
+/// A mounted file system with a store, which is closed before the disk is unmounted.
 pub(super) struct MountedStore {
-    scratch: ScratchDir,
-    opened: Option<(DirStore, Arc<ProjectQuota>)>,
+    store: DirStore,
+    quota: Arc<ProjectQuota>,
+    disk: MountedDisk,
     runtime: Runtime,
 }
 
 impl MountedStore {
     pub(super) fn mount(kind: FileSystem, device: &Path) -> Result<Self> {
-        let scratch = ScratchDir::new()?;
-        let mut command = Command::new("mount");
-        command.args(["-t", kind.type_name(), "-o", "prjquota"]).arg(device).arg(scratch.path());
-        command_output(&mut command)?;
+        let disk = MountedDisk::mount(kind.type_name(), "prjquota", device)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut mounted = Self { scratch, opened: None, runtime };
-        let quota = Arc::new(ProjectQuota::open(mounted.path())?);
+        let quota = Arc::new(ProjectQuota::open(disk.path())?);
         let mut options = DirStoreOptions::default();
         options.capacity = CapacityPolicy::try_new(PROMISES, Bytes(0))?;
-        let store = DirStore::with_options(Dir::open(mounted.path())?, Arc::clone(&quota) as _, options)?;
-        mounted.opened = Some((store, quota));
-        Ok(mounted)
+        let store = DirStore::with_options(Dir::open(disk.path())?, Arc::clone(&quota) as _, options)?;
+        Ok(Self { store, quota, disk, runtime })
     }
 
     pub(super) fn path(&self) -> &Path {
-        self.scratch.path()
+        self.disk.path()
     }
 
-    pub(super) fn store(&self) -> Result<&DirStore> {
-        Ok(&self.opened.as_ref().context("it is mounted")?.0)
+    pub(super) fn store(&self) -> &DirStore {
+        &self.store
     }
 
-    pub(super) fn quota(&self) -> Result<&ProjectQuota> {
-        Ok(&self.opened.as_ref().context("it is mounted")?.1)
+    pub(super) fn quota(&self) -> &ProjectQuota {
+        &self.quota
     }
 
     /// Runs a call of the store to its end.
     pub(super) fn wait_for<T>(&self, call: impl Future<Output = T>) -> T {
         self.runtime.block_on(call)
-    }
-}
-
-impl Drop for MountedStore {
-    fn drop(&mut self) {
-        self.opened = None;
-        let _ = wait_until(FREE_WITHIN, "an unmount", || {
-            Ok(unmount(self.scratch.path(), UnmountFlags::empty())?)
-        });
     }
 }
