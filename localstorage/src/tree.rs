@@ -83,17 +83,15 @@ mod directory;
 mod file;
 mod layout_target;
 mod shape;
-mod special;
 
 pub use brand_names::{BrandNameError, BrandNames};
 pub use data::{EtcdDir, IdentityDir, PkiDir};
 pub use directory::{LayoutDir, MountPoint};
-pub use file::{DecodeError, LayoutFile, LoadError};
+pub use file::{DecodeError, LayoutFifo, LayoutFile, LayoutSocket, LoadError};
 pub use layout_target::{EntryLocation, LayoutEntry, LayoutError, LayoutTarget};
 #[doc(hidden)]
 pub use shape::assert_valid_layout;
 pub use shape::{DeclaredEntry, EntryShape, InvalidLayout, LayoutProblem, MAX_SOCKET_PATH_BYTES};
-pub use special::{LayoutFifo, LayoutSocket};
 
 /// Declares directories and their entries; see [`tree`](crate::tree) for how and why.
 ///

@@ -48,7 +48,7 @@ impl<'a> ContractCheck<'a> {
     }
 
     #[track_caller]
-    fn expect_error<T>(&self, result: Result<T, Error>, (clause, is_right): (&str, fn(&Error) -> bool)) {
+    fn expect_error<T>(&self, result: Result<T, Error>, is_right: fn(&Error) -> bool, clause: &str) {
         match result {
             Ok(_) => panic!("{clause}: the call succeeded"),
             Err(error) => assert!(is_right(&error), "{clause}: {error:?}"),
@@ -57,24 +57,28 @@ impl<'a> ContractCheck<'a> {
 
     fn write_file(&self, path: &str, content: &[u8]) {
         self.expect_ok(
-            self.0.write(&path_below_top(path), content, FileMode::PRIVATE_FILE),
+            self.0.write(&at(path), content, FileMode::PRIVATE_FILE),
             "a file is written to an existing directory",
         );
     }
 
+    fn create_dir(&self, path: &str) {
+        self.expect_ok(self.0.create_dir(&at(path), FileMode::PRIVATE_DIR), "a directory is created");
+    }
+
+    fn read(&self, path: &str) -> Vec<u8> {
+        self.expect_ok(self.0.read(&at(path)), "a file is read")
+    }
+
     fn list_names(&self, path: &str) -> Vec<(String, FileKind)> {
-        let entries = self.expect_ok(self.0.list(&path_below_top(path)), "a directory is listed");
+        let entries = self.expect_ok(self.0.list(&at(path)), "a directory is listed");
         entries.iter().map(|entry| (entry.name.to_string(), entry.kind)).collect()
     }
 
     fn contents_are_replaced(&self) {
         for content in [&b"a long content"[..], b"short", b"", &[0xff; 100_000]] {
             self.write_file("file", content);
-            assert_eq!(
-                self.expect_ok(self.0.read(&path_below_top("file")), "a file is read"),
-                content,
-                "the complete new content is read"
-            );
+            assert_eq!(self.read("file"), content, "the complete new content is read");
         }
         let entry = [("file".to_owned(), FileKind::File)];
         assert_eq!(self.list_names(""), entry, "writing leaves no other files");
@@ -82,61 +86,40 @@ impl<'a> ContractCheck<'a> {
 
     fn directories_are_created_with_their_parents(&self) {
         for _ in 0..2 {
-            let created = self.0.create_dir(&path_below_top("a/b/c"), FileMode::PRIVATE_DIR);
+            let created = self.0.create_dir(&at("a/b/c"), FileMode::PRIVATE_DIR);
             self.expect_ok(created, "a directory is created with its parents, and again");
             self.write_file("a/b/c/file", b"kept");
         }
         self.expect_ok(
-            self.0.create_dir(&path_below_top("a/b"), FileMode::new(0o755)),
+            self.0.create_dir(&at("a/b"), FileMode::new(0o755)),
             "an existing directory gets the mode",
         );
-        assert_eq!(
-            self.expect_ok(self.0.read(&path_below_top("a/b/c/file")), "its entries are kept"),
-            b"kept"
-        );
-        assert_eq!(
-            self.expect_ok(self.0.file_kind(&path_below_top("a/b")), "its kind is reported"),
-            Some(FileKind::Dir)
-        );
+        assert_eq!(self.read("a/b/c/file"), b"kept", "its entries are kept");
+        assert_eq!(self.expect_ok(self.0.file_kind(&at("a/b")), "its kind is reported"), Some(FileKind::Dir));
     }
 
     fn existing_files_get_a_mode(&self) {
         self.write_file("file", b"kept");
-        self.expect_ok(
-            self.0.create_dir(&path_below_top("dir"), FileMode::PRIVATE_DIR),
-            "a directory is created",
-        );
+        self.create_dir("dir");
         for mode in [0o640, 0o600] {
-            assert!(self.expect_ok(
-                self.0.set_mode(&path_below_top("file"), FileMode::new(mode)),
-                "a file gets a mode"
-            ));
+            assert!(self.expect_ok(self.0.set_mode(&at("file"), FileMode::new(mode)), "a file gets a mode"));
         }
-        assert_eq!(
-            self.expect_ok(self.0.read(&path_below_top("file")), "the file is read"),
-            b"kept",
-            "its content stays"
-        );
+        assert_eq!(self.read("file"), b"kept", "its content stays");
         for path in ["none", "none/none"] {
-            let set = self.0.set_mode(&path_below_top(path), FileMode::PRIVATE_FILE);
+            let set = self.0.set_mode(&at(path), FileMode::PRIVATE_FILE);
             assert!(!self.expect_ok(set, "a missing file is reported"), "a missing file gets no mode");
         }
-        let no_file: fn(&Error) -> bool = Error::is_not_a_file;
-        let set = self.0.set_mode(&path_below_top("dir"), FileMode::PRIVATE_FILE);
-        self.expect_error(set, ("set_mode on a directory is rejected", no_file));
-        let no_dir: fn(&Error) -> bool = Error::is_not_a_directory;
-        let set = self.0.set_mode(&path_below_top("file/below"), FileMode::PRIVATE_FILE);
-        self.expect_error(set, ("a file has no entries", no_dir));
+        let set = self.0.set_mode(&at("dir"), FileMode::PRIVATE_FILE);
+        self.expect_error(set, Error::is_not_a_file, "set_mode on a directory is rejected");
+        let set = self.0.set_mode(&at("file/below"), FileMode::PRIVATE_FILE);
+        self.expect_error(set, Error::is_not_a_directory, "a file has no entries");
     }
 
     fn listings_are_sorted_and_name_kinds(&self) {
         for name in ["b", "a", "ab", "Z"] {
             self.write_file(name, b"");
         }
-        self.expect_ok(
-            self.0.create_dir(&path_below_top("aa"), FileMode::PRIVATE_DIR),
-            "a directory is created",
-        );
+        self.create_dir("aa");
         let expected = [
             ("Z", FileKind::File),
             ("a", FileKind::File),
@@ -154,68 +137,50 @@ impl<'a> ContractCheck<'a> {
     }
 
     fn removal_takes_all_and_reports_whether_anything_existed(&self) {
-        self.expect_ok(
-            self.0.create_dir(&path_below_top("a/b/c"), FileMode::PRIVATE_DIR),
-            "a directory is created",
-        );
+        self.create_dir("a/b/c");
         self.write_file("a/b/file", b"");
         self.write_file("file", b"");
         for path in ["a", "file"] {
             assert!(
-                self.expect_ok(self.0.remove(&path_below_top(path)), "an entry is removed"),
+                self.expect_ok(self.0.remove(&at(path)), "an entry is removed"),
                 "removing an entry reports that it existed"
             );
             assert!(
-                !self.expect_ok(self.0.remove(&path_below_top(path)), "a missing entry is removed"),
+                !self.expect_ok(self.0.remove(&at(path)), "a missing entry is removed"),
                 "removing a missing entry reports that it did not exist"
             );
         }
-        assert!(!self.expect_ok(
-            self.0.remove(&path_below_top("a/b/c")),
-            "an entry of a missing directory is removed"
-        ));
+        assert!(!self.expect_ok(self.0.remove(&at("a/b/c")), "an entry of a missing directory is removed"));
         assert_eq!(self.list_names(""), [], "no entries are left");
     }
 
     fn kinds_are_not_confused(&self) {
-        self.expect_ok(
-            self.0.create_dir(&path_below_top("dir"), FileMode::PRIVATE_DIR),
-            "a directory is created",
-        );
+        self.create_dir("dir");
         self.write_file("file", b"kept");
-        let no_file: fn(&Error) -> bool = Error::is_not_a_file;
-        let no_dir: fn(&Error) -> bool = Error::is_not_a_directory;
-        let write = |path| self.0.write(&path_below_top(path), b"", FileMode::PRIVATE_FILE);
-        self.expect_error(self.0.read(&path_below_top("dir")), ("a directory is not read", no_file));
-        self.expect_error(write("dir"), ("a file never replaces a directory", no_file));
-        self.expect_error(write("file/below"), ("a file has no entries", no_dir));
-        self.expect_error(self.0.list(&path_below_top("file")), ("a file is not listed", no_dir));
+        let write = |path| self.0.write(&at(path), b"", FileMode::PRIVATE_FILE);
+        self.expect_error(self.0.read(&at("dir")), Error::is_not_a_file, "a directory is not read");
+        self.expect_error(write("dir"), Error::is_not_a_file, "a file never replaces a directory");
+        self.expect_error(write("file/below"), Error::is_not_a_directory, "a file has no entries");
+        self.expect_error(self.0.list(&at("file")), Error::is_not_a_directory, "a file is not listed");
         for path in ["file", "file/below"] {
-            let created = self.0.create_dir(&path_below_top(path), FileMode::PRIVATE_DIR);
-            self.expect_error(created, ("a directory never replaces a file, or is created in one", no_dir));
+            let created = self.0.create_dir(&at(path), FileMode::PRIVATE_DIR);
+            self.expect_error(
+                created,
+                Error::is_not_a_directory,
+                "a directory never replaces a file, or is created in one",
+            );
         }
-        assert_eq!(
-            self.expect_ok(self.0.read(&path_below_top("file")), "the file is read"),
-            b"kept",
-            "the file is unchanged"
-        );
+        assert_eq!(self.read("file"), b"kept", "the file is unchanged");
     }
 
     fn missing_entries_are_reported(&self) {
-        let missing: fn(&Error) -> bool = Error::is_not_found;
         for path in ["none", "none/none"] {
-            self.expect_error(self.0.read(&path_below_top(path)), ("a missing file is reported", missing));
-            self.expect_error(
-                self.0.list(&path_below_top(path)),
-                ("a missing directory is reported", missing),
-            );
-            assert_eq!(
-                self.expect_ok(self.0.file_kind(&path_below_top(path)), "a missing entry has no kind"),
-                None
-            );
+            self.expect_error(self.0.read(&at(path)), Error::is_not_found, "a missing file is reported");
+            self.expect_error(self.0.list(&at(path)), Error::is_not_found, "a missing directory is reported");
+            assert_eq!(self.expect_ok(self.0.file_kind(&at(path)), "a missing entry has no kind"), None);
         }
-        let written = self.0.write(&path_below_top("none/file"), b"", FileMode::PRIVATE_FILE);
-        self.expect_error(written, ("a missing parent directory is reported", missing));
+        let written = self.0.write(&at("none/file"), b"", FileMode::PRIVATE_FILE);
+        self.expect_error(written, Error::is_not_found, "a missing parent directory is reported");
     }
 
     fn no_path_leads_out(&self) {
@@ -233,33 +198,36 @@ impl<'a> ContractCheck<'a> {
             "./a",
             long.as_str(),
         ];
-        let invalid: fn(&Error) -> bool = Error::is_invalid_path;
         for path in hostile.map(Path::new) {
-            self.expect_error(self.0.read(path), ("a hostile path is not read", invalid));
+            self.expect_error(self.0.read(path), Error::is_invalid_path, "a hostile path is not read");
             self.expect_error(
                 self.0.write(path, b"", FileMode::PRIVATE_FILE),
-                ("a hostile path is not written", invalid),
+                Error::is_invalid_path,
+                "a hostile path is not written",
             );
             self.expect_error(
                 self.0.create_dir(path, FileMode::PRIVATE_DIR),
-                ("a hostile path is not created", invalid),
+                Error::is_invalid_path,
+                "a hostile path is not created",
             );
-            self.expect_error(self.0.list(path), ("a hostile path is not listed", invalid));
-            self.expect_error(self.0.remove(path), ("a hostile path is not removed", invalid));
+            self.expect_error(self.0.list(path), Error::is_invalid_path, "a hostile path is not listed");
+            self.expect_error(self.0.remove(path), Error::is_invalid_path, "a hostile path is not removed");
             let set = self.0.set_mode(path, FileMode::PRIVATE_FILE);
-            self.expect_error(set, ("a hostile path gets no mode", invalid));
-            self.expect_error(self.0.file_kind(path), ("a hostile path has no kind", invalid));
+            self.expect_error(set, Error::is_invalid_path, "a hostile path gets no mode");
+            self.expect_error(self.0.file_kind(path), Error::is_invalid_path, "a hostile path has no kind");
         }
         let empty = Path::new("");
-        self.expect_error(self.0.remove(empty), ("the root is not removed", invalid));
-        self.expect_error(self.0.read(empty), ("the root is not read", invalid));
+        self.expect_error(self.0.remove(empty), Error::is_invalid_path, "the root is not removed");
+        self.expect_error(self.0.read(empty), Error::is_invalid_path, "the root is not read");
         self.expect_error(
             self.0.write(empty, b"", FileMode::PRIVATE_FILE),
-            ("the root is not written", invalid),
+            Error::is_invalid_path,
+            "the root is not written",
         );
     }
 }
 
-fn path_below_top(path: &str) -> std::path::PathBuf {
+/// The path of an entry below the directory of the checks.
+fn at(path: &str) -> std::path::PathBuf {
     if path.is_empty() { TOP_DIR.into() } else { Path::new(TOP_DIR).join(path) }
 }

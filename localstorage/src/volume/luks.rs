@@ -30,13 +30,11 @@ mod device;
 mod error;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod fake;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) mod fuzz;
 mod header;
 mod key;
 mod key_slots;
 mod opening;
-mod policy;
+pub(crate) mod policy;
 mod recovery;
 pub(crate) mod seal;
 mod settings;

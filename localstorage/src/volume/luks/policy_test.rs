@@ -1,8 +1,6 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::super::fuzz::fuzz_luks_header;
-use super::super::header::{LuksHeader, encode_header};
 use super::super::slot::SlotKind;
 use super::super::token::{ColdStart, KeyPolicy, VolumeProgress};
 use super::*;

@@ -42,9 +42,9 @@ impl fmt::Display for TableCopies {
 pub enum CopyFault {
     /// The block has no signature.
     Absent,
-    /// The checksum does not match its header.
+    /// The checksum of the header is wrong.
     HeaderChecksum,
-    /// The checksum does not match its entries.
+    /// The checksum of the entries is wrong.
     EntryChecksum,
     /// The header has a field that the kernel rejects, too.
     Field(&'static str),
