@@ -107,10 +107,12 @@ fn describe(top: &Path) -> BTreeMap<PathBuf, EntryFacts> {
             below.sort();
             pending.extend(below.into_iter().rev());
         }
-        let content = match () {
-            () if stat.is_file() => Some(fs::read(&full).unwrap()),
-            () if stat.is_symlink() => Some(fs::read_link(&full).unwrap().as_os_str().as_bytes().to_vec()),
-            () => None,
+        let content = if stat.is_file() {
+            Some(fs::read(&full).unwrap())
+        } else if stat.is_symlink() {
+            Some(fs::read_link(&full).unwrap().as_os_str().as_bytes().to_vec())
+        } else {
+            None
         };
         let mut value = [0; 64];
         let attribute =

@@ -7,11 +7,9 @@ use nodekeel_localstorage::{Dir, FileMode, FileStore, OsFileStore, testing};
 
 #[test]
 fn the_os_file_store_conforms() {
-    let temporary = tempfile::tempdir().expect("a temporary directory");
-    testing::file_store_conformance(&OsFileStore::new(
-        Dir::open(temporary.path()).expect("the open succeeds"),
-    ));
-    assert_eq!(std::fs::read_dir(temporary.path()).expect("the entry exists").count(), 0);
+    let temporary = tempfile::tempdir().unwrap();
+    testing::file_store_conformance(&OsFileStore::new(Dir::open(temporary.path()).unwrap()));
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -45,7 +43,7 @@ fn a_failure_at_any_operation_can_be_retried() {
             assert_eq!(store.list(Path::new("")).is_err(), is_down, "{fault:?} at {nth}");
             assert!(!store.clear_fault(), "the fault has fired");
             write_and_remove(&store).expect("no later call fails");
-            assert_eq!(store.read(Path::new("a/last")).expect("the file exists"), b"done");
+            assert_eq!(store.read(Path::new("a/last")).unwrap(), b"done");
         }
     }
 }
@@ -54,6 +52,6 @@ fn a_failure_at_any_operation_can_be_retried() {
 fn a_fault_beyond_the_last_operation_never_fires() {
     let store = MemFileStore::default();
     store.fail_nth(6, InjectedFault::IoError);
-    write_and_remove(&store).expect("no call fails");
+    write_and_remove(&store).unwrap();
     assert!(store.clear_fault());
 }

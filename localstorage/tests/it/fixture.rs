@@ -35,16 +35,16 @@ pub(crate) fn scratch_dir_on_disk() -> (TempDir, Dir) {
 }
 
 fn scratch_dir_in(base: &Path) -> (TempDir, Dir) {
-    let temporary = tempfile::tempdir_in(base).expect("a temporary directory");
-    let dir = Dir::open(temporary.path()).expect("the open succeeds");
+    let temporary = tempfile::tempdir_in(base).unwrap();
+    let dir = Dir::open(temporary.path()).unwrap();
     (temporary, dir)
 }
 
 /// The names of all entries, including temporary files.
 pub(crate) fn raw_names(path: &Path) -> Vec<String> {
-    let entries = fs::read_dir(path).expect("the directory is readable");
+    let entries = fs::read_dir(path).unwrap();
     let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
-    let mut names: Vec<String> = entries.map(|entry| name(entry.expect("the entry is readable"))).collect();
+    let mut names: Vec<String> = entries.map(|entry| name(entry.unwrap())).collect();
     names.sort();
     names
 }
@@ -64,7 +64,7 @@ pub(crate) fn test_command(test: &str, task: &str) -> Command {
 
 /// Runs one test of this program again, with a task, in a child process.
 pub(crate) fn run_in_child(test: &str, task: &str) -> ExitStatus {
-    test_command(test, task).stdout(Stdio::null()).status().expect("the run starts")
+    test_command(test, task).stdout(Stdio::null()).status().unwrap()
 }
 
 /// Runs the work of this test function in a child process: for state that all threads of a process share. So is every
@@ -92,19 +92,19 @@ impl NodeDirs {
     }
 
     pub(crate) fn new_in(base: &Path) -> Self {
-        let temporary = tempfile::tempdir_in(base).expect("a temporary directory");
+        let temporary = tempfile::tempdir_in(base).unwrap();
         for name in ["data", "esp", "run", "mappings"] {
-            fs::create_dir(temporary.path().join(name)).expect("the directory is created");
+            fs::create_dir(temporary.path().join(name)).unwrap();
         }
         Self { temporary }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.temporary.path().canonicalize().expect("the directory exists").join(name)
+        self.temporary.path().canonicalize().unwrap().join(name)
     }
 
     pub(crate) fn dir(&self, name: &str) -> Dir {
-        Dir::open(self.path(name)).expect("the directory exists")
+        Dir::open(self.path(name)).unwrap()
     }
 
     /// A volume on this device that the key on the ESP opens, by the real cryptsetup and real mounts.
@@ -139,7 +139,7 @@ pub(crate) fn write_mkfs(directory: &Path, before: &str) -> PathBuf {
     let variables = "TEST_DIR=/ TEST_DEV=/ QA_CHECK_FS=1";
     let script = format!("#!/bin/sh\n{before}\n{variables} exec mkfs.xfs -l size=16m \"$@\"\n");
     testbed::write_program(&mkfs, &script).expect("the script is written");
-    std::os::unix::fs::symlink("/usr/sbin/xfs_growfs", growfs).expect("the link is created");
+    std::os::unix::fs::symlink("/usr/sbin/xfs_growfs", growfs).unwrap();
     mkfs
 }
 

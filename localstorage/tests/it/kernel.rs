@@ -20,16 +20,11 @@ fn is_killed_on(kind: FileSystem, number: usize) -> bool {
 
 /// Checks all guarantees on a file system.
 fn check_guarantees_on(kind: FileSystem) {
-    let mut mounted = GuestDisk::acquire()
-        .expect("the guest has a disk")
-        .format_and_mount(kind, "")
-        .expect("the file system is mounted");
+    let mut mounted = GuestDisk::acquire().unwrap().format_and_mount(kind, "").unwrap();
     let dir = Dir::open(mounted.mount_point())
         .and_then(|dir| dir.ensure_dir("top", FileMode::PRIVATE_DIR))
-        .expect("the entry is created");
-    testing::file_store_conformance(&OsFileStore::new(
-        dir.try_clone().expect("the descriptor is duplicated"),
-    ));
+        .unwrap();
+    testing::file_store_conformance(&OsFileStore::new(dir.try_clone().unwrap()));
     for (number, scenario) in matrix::ALL.iter().enumerate() {
         matrix::fail_at_calls(scenario, dir.path(), CallSelection::sample(FAILURES));
         if is_killed_on(kind, number) {
@@ -38,12 +33,12 @@ fn check_guarantees_on(kind: FileSystem) {
     }
     assert_eq!(raw_names(dir.path()), [""; 0]);
     matrix::check_full_file_system(&dir, 16 << 20);
-    dir.write("kept", b"kept", FileMode::PRIVATE_FILE).expect("the file is written");
+    dir.write("kept", b"kept", FileMode::PRIVATE_FILE).unwrap();
     // An open directory prevents the unmount.
     drop(dir);
-    mounted.remount("").expect("the file system is remounted");
-    let top = Dir::open(mounted.mount_point()).expect("the open succeeds");
-    assert_eq!(top.read("top/kept").expect("the entry exists"), b"kept");
+    mounted.remount("").unwrap();
+    let top = Dir::open(mounted.mount_point()).unwrap();
+    assert_eq!(top.read("top/kept").unwrap(), b"kept");
 }
 
 #[test]

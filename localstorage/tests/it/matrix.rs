@@ -29,7 +29,7 @@ struct ScenarioFixture {
 
 impl ScenarioFixture {
     fn new(scenario: &Scenario, base: &Path) -> Self {
-        let temporary = tempfile::tempdir_in(base).expect("a temporary directory");
+        let temporary = tempfile::tempdir_in(base).unwrap();
         let fixture = Self { dir: Self::open_work_dir(temporary.path()), _temporary: temporary };
         (scenario.prepare)(&fixture.dir);
         fixture
@@ -37,9 +37,7 @@ impl ScenarioFixture {
 
     /// Next to this directory the scenario records acknowledged states.
     fn open_work_dir(path: &Path) -> Dir {
-        Dir::open(path)
-            .and_then(|dir| dir.ensure_dir("work", FileMode::PRIVATE_DIR))
-            .expect("the entry is created")
+        Dir::open(path).and_then(|dir| dir.ensure_dir("work", FileMode::PRIVATE_DIR)).unwrap()
     }
 
     fn path(&self) -> &Path {
@@ -53,7 +51,7 @@ impl ScenarioFixture {
 
     fn finish_scenario(&self, scenario: &Scenario, what: &str) {
         (scenario.work)(&self.dir).unwrap_or_else(|error| panic!("{what}, repeated: {error:#}"));
-        self.dir.remove_stale_files().expect("stale files are removed");
+        self.dir.remove_stale_files().unwrap();
         (scenario.is_sound)(&self.dir);
         (scenario.is_done)(&self.dir);
         assert_eq!(self.temp_files(), [""; 0], "{what}");
@@ -97,7 +95,7 @@ fn the_worker_runs_until_it_is_killed() {
         }
         SyscallAction::Proceed
     };
-    count_calls(scenario, kill, || (scenario.work)(&dir)).0.expect("no call fails");
+    count_calls(scenario, kill, || (scenario.work)(&dir)).0.unwrap();
 }
 
 /// The calls at which the work is killed or fails.
@@ -127,7 +125,7 @@ impl CallSelection {
         let fixture = ScenarioFixture::new(scenario, base);
         let (done, total) =
             count_calls(scenario, |_| SyscallAction::Proceed, || (scenario.work)(&fixture.dir));
-        done.expect("no call fails");
+        done.unwrap();
         (scenario.is_done)(&fixture.dir);
         let mut points: Vec<u32> = (1..=total).collect();
         if let Self::Sample { most, seed } = self {
@@ -246,7 +244,7 @@ matrix! {
 pub(crate) fn check_full_file_system(dir: &Dir, large: usize) {
     let old = vec![1; 1000];
     dir.write("file", &old, FileMode::PRIVATE_FILE).expect("the file system has free space");
-    let mut journal = StepJournal::open(dir, "journal").expect("the open succeeds");
+    let mut journal = StepJournal::open(dir, "journal").unwrap();
     for content in [[1; 100], [2; 100]] {
         journal.commit(&content).expect("the file system has free space");
     }
@@ -255,7 +253,7 @@ pub(crate) fn check_full_file_system(dir: &Dir, large: usize) {
         let error =
             dir.write("file", &vec![2; size], FileMode::PRIVATE_FILE).expect_err("the file system is full");
         assert!(error.is_full(), "{error:?}");
-        assert_eq!(dir.read("file").expect("the entry exists"), old);
+        assert_eq!(dir.read("file").unwrap(), old);
     }
     assert!(raw_names(dir.path()).iter().all(|name| !name.starts_with(".nodekeel-")));
     let error = journal.commit(&vec![3; 1 << 20]).expect_err("the file system is full");
@@ -265,12 +263,9 @@ pub(crate) fn check_full_file_system(dir: &Dir, large: usize) {
         journal.commit(&content).expect("the slots keep their blocks");
     }
     drop(journal);
-    assert_eq!(
-        StepJournal::open(dir, "journal").expect("the open succeeds").committed_state(),
-        Some(&[6; 100][..])
-    );
+    assert_eq!(StepJournal::open(dir, "journal").unwrap().committed_state(), Some(&[6; 100][..]));
     for index in 0..filled {
-        assert!(dir.remove_file(format!("fill-{index}")).expect("the entry is removed"));
+        assert!(dir.remove_file(format!("fill-{index}")).unwrap());
     }
     dir.write("file", &[3; 100_000], FileMode::PRIVATE_FILE).expect("the file system has free space again");
 }

@@ -216,11 +216,11 @@ impl TreeModel {
     }
 
     fn add_entries(&mut self, dir: &Dir, prefix: &str) {
-        for entry in dir.list().expect("the directory is listed") {
+        for entry in dir.list().unwrap() {
             let path = format!("{prefix}{}", entry.name);
-            let mode = dir.metadata(&entry.name).expect("the entry exists").mode.bits();
+            let mode = dir.metadata(&entry.name).unwrap().mode.bits();
             if entry.kind == FileKind::Dir {
-                self.add_entries(&dir.open_dir(&entry.name).expect("the open succeeds"), &format!("{path}/"));
+                self.add_entries(&dir.open_dir(&entry.name).unwrap(), &format!("{path}/"));
                 self.0.insert(path, (None, mode));
             } else {
                 self.0.insert(path, (Some(dir.read(&entry.name).expect("the file is read")), mode));

@@ -31,8 +31,8 @@ fn path_operations(dir: &Dir, path: &Path) -> [(&'static str, Result<(), Error>)
 #[test]
 fn hostile_paths_are_rejected_before_the_kernel_sees_them() {
     let (temporary, outer) = scratch_dir();
-    let dir = outer.ensure_dir("in", FileMode::PRIVATE_DIR).expect("the entry is created");
-    dir.write("here", b"kept", FileMode::PRIVATE_FILE).expect("the file is written");
+    let dir = outer.ensure_dir("in", FileMode::PRIVATE_DIR).unwrap();
+    dir.write("here", b"kept", FileMode::PRIVATE_FILE).unwrap();
     let (name, path) = ("x".repeat(4096), "x/".repeat(2048));
     let hostile = [
         "..",
@@ -60,7 +60,7 @@ fn hostile_paths_are_rejected_before_the_kernel_sees_them() {
         }
     }
     assert_eq!(raw_names(temporary.path()), ["in"]);
-    assert_eq!(dir.read("here").expect("the entry exists"), b"kept");
+    assert_eq!(dir.read("here").unwrap(), b"kept");
 }
 
 #[test]
@@ -72,16 +72,16 @@ fn a_path_longer_than_path_max_is_rejected() {
 
 /// Creates a tree `a/b/c/file` outside, and one inside with a symlink to the outer one as one component.
 fn tree_with_symlink_at(depth: usize) -> (tempfile::TempDir, Dir, PathBuf) {
-    let temporary = tempfile::tempdir().expect("a temporary directory");
+    let temporary = tempfile::tempdir().unwrap();
     let (outside, inside) = (temporary.path().join("outside"), temporary.path().join("inside"));
-    fs::create_dir_all(outside.join("a/b/c")).expect("the entry is created");
-    fs::write(outside.join("a/b/c/file"), "kept").expect("the file is written");
+    fs::create_dir_all(outside.join("a/b/c")).unwrap();
+    fs::write(outside.join("a/b/c/file"), "kept").unwrap();
     let components = ["a", "b", "c", "file"];
     let above: PathBuf = components[..depth].iter().collect();
-    fs::create_dir_all(inside.join(&above)).expect("the entry is created");
+    fs::create_dir_all(inside.join(&above)).unwrap();
     symlink(outside.join(&above).join(components[depth]), inside.join(&above).join(components[depth]))
-        .expect("the entry is created");
-    let dir = Dir::open(&inside).expect("the open succeeds");
+        .unwrap();
+    let dir = Dir::open(&inside).unwrap();
     (temporary, dir, outside)
 }
 
@@ -89,7 +89,7 @@ fn tree_with_symlink_at(depth: usize) -> (tempfile::TempDir, Dir, PathBuf) {
 fn a_symlink_at_any_component_is_not_followed() {
     for depth in 0..3 {
         let (_temporary, dir, outside) = tree_with_symlink_at(depth);
-        dir.write("here", b"here", FileMode::PRIVATE_FILE).expect("the file is written");
+        dir.write("here", b"here", FileMode::PRIVATE_FILE).unwrap();
         for path in ["a/b/c/file", "a/b/c/new"] {
             for (operation, result) in path_operations(&dir, Path::new(path)) {
                 let error = result.expect_err(operation);
@@ -97,7 +97,7 @@ fn a_symlink_at_any_component_is_not_followed() {
             }
         }
         assert_eq!(raw_names(&outside.join("a/b/c")), ["file"]);
-        assert_eq!(fs::read(outside.join("a/b/c/file")).expect("the entry exists"), b"kept");
+        assert_eq!(fs::read(outside.join("a/b/c/file")).unwrap(), b"kept");
     }
 }
 
@@ -110,20 +110,20 @@ fn a_symlink_as_the_last_component_is_itself_replaced_or_removed() {
     for error in [dir.read(path).unwrap_err(), dir.open_dir(path).unwrap_err()] {
         assert!(error.is_symlink(), "{error:?}");
     }
-    assert!(dir.exists(path).expect("the entry exists"));
+    assert!(dir.exists(path).unwrap());
     dir.write(path, b"new", FileMode::PRIVATE_FILE).expect("the write replaces the link");
     assert_eq!(dir.read(path).expect("the path is a regular file"), b"new");
     let removals: [RemovalFn; 2] = [|dir| dir.remove_file("link"), |dir| dir.remove_tree("link")];
     for remove in removals {
-        symlink(outside.join(path), dir.path().join("link")).expect("the entry is created");
-        assert!(remove(&dir).expect("the entry is removed"));
+        symlink(outside.join(path), dir.path().join("link")).unwrap();
+        assert!(remove(&dir).unwrap());
     }
-    assert_eq!(fs::read(outside.join(path)).expect("the entry exists"), b"kept");
+    assert_eq!(fs::read(outside.join(path)).unwrap(), b"kept");
 }
 
 #[test]
 fn magic_links_are_not_followed() {
-    let proc = Dir::open("/proc/self").expect("the file system is mounted");
+    let proc = Dir::open("/proc/self").unwrap();
     for error in [
         proc.open_dir("root").unwrap_err(),
         proc.open_dir("cwd").unwrap_err(),
@@ -140,13 +140,13 @@ fn magic_links_are_not_followed() {
 fn a_pipe_or_directory_is_not_read_and_does_not_block() {
     let (temporary, dir) = scratch_dir();
     rustix::fs::mknodat(CWD, temporary.path().join("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
-        .expect("the entry is created");
-    dir.ensure_dir("dir", FileMode::PRIVATE_DIR).expect("the entry is created");
+        .unwrap();
+    dir.ensure_dir("dir", FileMode::PRIVATE_DIR).unwrap();
     for name in ["pipe", "dir"] {
         let error = dir.read(name).unwrap_err();
         assert!(error.is_not_a_file(), "{error:?}");
     }
-    assert!(Dir::open("/dev").expect("the entry exists").read("null").unwrap_err().is_not_a_file());
+    assert!(Dir::open("/dev").unwrap().read("null").unwrap_err().is_not_a_file());
 }
 
 /// Stops other threads on drop, also on panic.
@@ -162,12 +162,12 @@ impl Drop for StopOnDrop<'_> {
 #[test]
 fn a_directory_swapped_for_a_symlink_never_leads_outside() {
     let (temporary, dir) = scratch_dir();
-    let outside = tempfile::tempdir().expect("a temporary directory");
-    fs::write(outside.path().join("file"), "kept").expect("the file is written");
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("file"), "kept").unwrap();
     let (real, link) = (temporary.path().join("real"), temporary.path().join("link"));
-    fs::create_dir(&real).expect("the entry is created");
-    fs::write(real.join("file"), "inside").expect("the file is written");
-    symlink(outside.path(), &link).expect("the entry is created");
+    fs::create_dir(&real).unwrap();
+    fs::write(real.join("file"), "inside").unwrap();
+    symlink(outside.path(), &link).unwrap();
     let is_stopped = AtomicBool::new(false);
     let (mut through, mut rejected) = (0, 0);
     std::thread::scope(|scope| {
@@ -197,5 +197,5 @@ fn a_directory_swapped_for_a_symlink_never_leads_outside() {
         }
     });
     assert_eq!(raw_names(outside.path()), ["file"]);
-    assert_eq!(fs::read(outside.path().join("file")).expect("the entry exists"), b"kept");
+    assert_eq!(fs::read(outside.path().join("file")).unwrap(), b"kept");
 }

@@ -15,12 +15,11 @@ const STALE_NAME: &str = ".nodekeel-0123456789abcdef.new";
 #[test]
 fn a_longer_stale_temp_file_leaves_no_trace_in_the_content() {
     let (temporary, dir) = scratch_dir();
-    fs::write(temporary.path().join(STALE_NAME), "a stale file that is longer than the content")
-        .expect("the file is written");
-    dir.write("file", b"short", FileMode::PRIVATE_FILE).expect("the file is written");
-    assert_eq!(dir.read("file").expect("the entry exists"), b"short");
-    assert_eq!(dir.list().expect("the directory is listed").len(), 1, "a listing omits temporary files");
-    assert_eq!(dir.remove_stale_files().expect("stale files are removed"), 1);
+    fs::write(temporary.path().join(STALE_NAME), "a stale file that is longer than the content").unwrap();
+    dir.write("file", b"short", FileMode::PRIVATE_FILE).unwrap();
+    assert_eq!(dir.read("file").unwrap(), b"short");
+    assert_eq!(dir.list().unwrap().len(), 1, "a listing omits temporary files");
+    assert_eq!(dir.remove_stale_files().unwrap(), 1);
     assert_eq!(raw_names(temporary.path()), ["file"]);
     assert_eq!(dir.remove_stale_files().expect("no stale files remain"), 0);
 }
@@ -30,34 +29,30 @@ fn only_stale_temp_files_are_removed() {
     let (temporary, dir) = scratch_dir();
     let like = [".nodekeel-0123.new", ".nodekeel-0123456789abcdef.new~", "nodekeel-0123456789abcdef.new"];
     for name in like {
-        fs::write(temporary.path().join(name), "").expect("the file is written");
+        fs::write(temporary.path().join(name), "").unwrap();
     }
-    fs::create_dir(temporary.path().join(STALE_NAME)).expect("the entry is created");
+    fs::create_dir(temporary.path().join(STALE_NAME)).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", temporary.path().join(".nodekeel-0000000000000000.new"))
-        .expect("the link is created");
-    assert_eq!(
-        dir.remove_stale_files().expect("stale files are removed"),
-        0,
-        "neither a directory nor a link is anybody's"
-    );
+        .unwrap();
+    assert_eq!(dir.remove_stale_files().unwrap(), 0, "neither a directory nor a link is anybody's");
     assert_eq!(raw_names(temporary.path()).len(), 5);
 }
 
 /// Removes stale files right before one of the calls of a write. Returns how many were removed.
 fn remove_stale_before(call: &'static str) -> usize {
     let (temporary, dir) = scratch_dir();
-    dir.write("file", b"old", FileMode::PRIVATE_FILE).expect("the file is written");
+    dir.write("file", b"old", FileMode::PRIVATE_FILE).unwrap();
     let removed = Rc::new(RefCell::new(None));
-    let (cleaner, first) = (dir.try_clone().expect("the descriptor is duplicated"), Rc::clone(&removed));
+    let (cleaner, first) = (dir.try_clone().unwrap(), Rc::clone(&removed));
     let hook = move |next: &'static str| {
         if next == call && first.borrow().is_none() {
-            *first.borrow_mut() = Some(cleaner.remove_stale_files().expect("stale files are removed"));
+            *first.borrow_mut() = Some(cleaner.remove_stale_files().unwrap());
         }
         SyscallAction::Proceed
     };
     with_failpoint_hook(hook, || dir.write("file", b"new", FileMode::PRIVATE_FILE))
         .expect("the write succeeds despite the removal of stale files");
-    assert_eq!(dir.read("file").expect("the entry exists"), b"new");
+    assert_eq!(dir.read("file").unwrap(), b"new");
     assert_eq!(raw_names(temporary.path()), ["file"]);
     removed.take().expect("the call was made")
 }
@@ -80,8 +75,7 @@ fn content_is_durable_before_the_rename_and_the_rename_before_the_return() {
         seen.borrow_mut().push(call);
         SyscallAction::Proceed
     };
-    with_failpoint_hook(hook, || dir.write("file", b"new", FileMode::PRIVATE_FILE))
-        .expect("the file is written");
+    with_failpoint_hook(hook, || dir.write("file", b"new", FileMode::PRIVATE_FILE)).unwrap();
     assert_eq!(
         *calls.borrow(),
         ["creat", "flock", "fstat", "fchmod", "pwrite", "fsync", "renameat2", "fstatfs", "fsync"]
@@ -91,7 +85,7 @@ fn content_is_durable_before_the_rename_and_the_rename_before_the_return() {
 #[test]
 fn concurrent_writers_never_collide_and_readers_see_complete_contents() {
     let (temporary, dir) = scratch_dir();
-    dir.write("file", &[0; 100], FileMode::PRIVATE_FILE).expect("the file is written");
+    dir.write("file", &[0; 100], FileMode::PRIVATE_FILE).unwrap();
     let is_stopped = AtomicBool::new(false);
     let read_uniform = |dir: &Dir| {
         let content = dir.read("file").expect("the file always exists");
@@ -101,11 +95,11 @@ fn concurrent_writers_never_collide_and_readers_see_complete_contents() {
     std::thread::scope(|scope| {
         let writers: Vec<_> = (1..=8)
             .map(|writer: u8| {
-                let dir = dir.try_clone().expect("the descriptor is duplicated");
+                let dir = dir.try_clone().unwrap();
                 scope.spawn(move || {
                     for round in 0..25 {
                         let content = vec![writer; 100 + usize::from(writer) * 1000 + round];
-                        dir.write("file", &content, FileMode::PRIVATE_FILE).expect("the file is written");
+                        dir.write("file", &content, FileMode::PRIVATE_FILE).unwrap();
                     }
                 })
             })
@@ -118,7 +112,7 @@ fn concurrent_writers_never_collide_and_readers_see_complete_contents() {
             }),
             scope.spawn(|| {
                 while !is_stopped.load(Ordering::Relaxed) {
-                    dir.remove_stale_files().expect("stale files are removed");
+                    dir.remove_stale_files().unwrap();
                 }
             }),
         ];
@@ -142,17 +136,17 @@ fn modes_are_exact_under_any_umask() {
             rustix::process::umask(umask.into());
             for bits in [0o600, 0o640, 0o644, 0o777, 0o400, 0o000] {
                 let mode = FileMode::new(bits);
-                dir.write("file", b"", mode).expect("the file is written");
-                assert_eq!(dir.metadata("file").expect("the entry exists").mode, mode, "umask {umask:o}");
+                dir.write("file", b"", mode).unwrap();
+                assert_eq!(dir.metadata("file").unwrap().mode, mode, "umask {umask:o}");
             }
             for bits in [0o700, 0o755, 0o777, 0o1777, 0o2770] {
                 let mode = FileMode::new(bits);
-                dir.remove_tree("a").expect("the entry is removed");
+                dir.remove_tree("a").unwrap();
                 for path in ["a/b/c", "a/b/c", "a"] {
-                    dir.ensure_dir(path, mode).expect("the entry is created");
-                    assert_eq!(dir.metadata(path).expect("the entry exists").mode, mode, "umask {umask:o}");
+                    dir.ensure_dir(path, mode).unwrap();
+                    assert_eq!(dir.metadata(path).unwrap().mode, mode, "umask {umask:o}");
                 }
-                assert_eq!(dir.metadata("a/b").expect("the entry exists").mode, mode, "umask {umask:o}");
+                assert_eq!(dir.metadata("a/b").unwrap().mode, mode, "umask {umask:o}");
             }
         }
     });
@@ -161,20 +155,20 @@ fn modes_are_exact_under_any_umask() {
 #[test]
 fn ensure_dir_sets_the_mode_of_an_existing_directory_and_not_of_its_parents() {
     let (_temporary, dir) = scratch_dir();
-    dir.ensure_dir("a/b", FileMode::new(0o755)).expect("the entry is created");
-    dir.ensure_dir("a/b", FileMode::new(0o700)).expect("the entry exists");
-    let mode = |path: &str| dir.metadata(path).expect("the entry exists").mode;
+    dir.ensure_dir("a/b", FileMode::new(0o755)).unwrap();
+    dir.ensure_dir("a/b", FileMode::new(0o700)).unwrap();
+    let mode = |path: &str| dir.metadata(path).unwrap().mode;
     assert_eq!((mode("a"), mode("a/b")), (FileMode::new(0o755), FileMode::new(0o700)));
 }
 
 #[test]
 fn a_read_limit_is_inclusive() {
     let (_temporary, dir) = scratch_dir();
-    dir.write("file", &[7; 1000], FileMode::PRIVATE_FILE).expect("the file is written");
+    dir.write("file", &[7; 1000], FileMode::PRIVATE_FILE).unwrap();
     assert_eq!(dir.read_at_most("file", 1000).expect("the file is within the limit").len(), 1000);
     assert!(dir.read_at_most("file", 999).unwrap_err().is_too_large());
     assert!(dir.read_at_most("file", 0).unwrap_err().is_too_large());
     // Its reported size is 0.
-    let proc = Dir::open("/proc/self").expect("the file system is mounted");
+    let proc = Dir::open("/proc/self").unwrap();
     assert!(proc.read_at_most("status", 10).unwrap_err().is_too_large());
 }

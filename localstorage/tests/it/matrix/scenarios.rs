@@ -40,20 +40,20 @@ pub(crate) fn find_scenario(name: &str) -> &'static Scenario {
 }
 
 fn write(dir: &Dir, path: &str, content: &[u8]) {
-    dir.write(path, content, FileMode::PRIVATE_FILE).expect("the file is written");
+    dir.write(path, content, FileMode::PRIVATE_FILE).unwrap();
 }
 
 /// Whether the file system keeps modes; vfat does not.
 fn has_modes(dir: &Dir) -> bool {
     const MSDOS_SUPER_MAGIC: i64 = 0x4d44;
-    rustix::fs::fstatfs(dir).expect("the file system is mounted").f_type as i64 != MSDOS_SUPER_MAGIC
+    rustix::fs::fstatfs(dir).unwrap().f_type as i64 != MSDOS_SUPER_MAGIC
 }
 
 const OLD: (&[u8], FileMode) = (&[b'o'; 5000], FileMode::new(0o640));
 const NEW: (&[u8], FileMode) = (&[b'n'; 9000], FileMode::new(0o604));
 
 fn content(dir: &Dir, path: &str) -> (Vec<u8>, FileMode) {
-    (dir.read(path).expect("the entry exists"), dir.metadata(path).expect("the entry exists").mode)
+    (dir.read(path).unwrap(), dir.metadata(path).unwrap().mode)
 }
 
 fn has_content(dir: &Dir, path: &str, expected: (&[u8], FileMode)) -> bool {
@@ -65,14 +65,14 @@ const REPLACE: Scenario = Scenario {
     name: "replace",
     write_bytes: 1000,
     prepare: |dir| {
-        let below = dir.ensure_dir("a/b", FileMode::PRIVATE_DIR).expect("the entry is created");
-        below.write("file", OLD.0, OLD.1).expect("the file is written");
+        let below = dir.ensure_dir("a/b", FileMode::PRIVATE_DIR).unwrap();
+        below.write("file", OLD.0, OLD.1).unwrap();
     },
     work: |dir| Ok(dir.write("a/b/file", NEW.0, NEW.1)?),
     is_sound: |dir| assert!(has_content(dir, "a/b/file", OLD) || has_content(dir, "a/b/file", NEW)),
     is_done: |dir| {
         assert!(has_content(dir, "a/b/file", NEW));
-        dir.open_dir("a/b").and_then(|below| below.remove_stale_files()).expect("stale files are removed");
+        dir.open_dir("a/b").and_then(|below| below.remove_stale_files()).unwrap();
         assert_eq!(raw_names(&dir.path().join("a/b")), ["file"]);
     },
 };
@@ -82,12 +82,10 @@ const CREATE: Scenario = Scenario {
     write_bytes: usize::MAX,
     prepare: |_| {},
     work: |dir| Ok(dir.write("file", NEW.0, NEW.1)?),
-    is_sound: |dir| {
-        assert!(!dir.exists("file").expect("the entry is checked") || has_content(dir, "file", NEW))
-    },
+    is_sound: |dir| assert!(!dir.exists("file").unwrap() || has_content(dir, "file", NEW)),
     is_done: |dir| {
         assert!(has_content(dir, "file", NEW));
-        dir.remove_stale_files().expect("stale files are removed");
+        dir.remove_stale_files().unwrap();
         assert_eq!(raw_names(dir.path()), ["file"]);
     },
 };
@@ -100,7 +98,7 @@ const ENSURE_DIRS: Scenario = Scenario {
     is_sound: |_| {},
     is_done: |dir| {
         for path in ["a", "a/b", "a/b/c"] {
-            let mode = dir.metadata(path).expect("the entry exists").mode;
+            let mode = dir.metadata(path).unwrap().mode;
             assert!(mode == FileMode::new(0o750) || !has_modes(dir), "{path}: {mode}");
         }
     },
@@ -112,7 +110,7 @@ const CHANGE: Scenario = Scenario {
     prepare: |dir| {
         write(dir, "file", b"content");
         for path in ["dir", "empty"] {
-            dir.ensure_dir(path, FileMode::PRIVATE_DIR).expect("the entry is created");
+            dir.ensure_dir(path, FileMode::PRIVATE_DIR).unwrap();
         }
     },
     work: |dir| {
@@ -122,9 +120,9 @@ const CHANGE: Scenario = Scenario {
         dir.set_owner("file", dir.metadata("")?.owner())?;
         Ok(dir.remove_empty_dir("empty").map(drop)?)
     },
-    is_sound: |dir| assert_eq!(dir.read("file").expect("the entry exists"), b"content"),
+    is_sound: |dir| assert_eq!(dir.read("file").unwrap(), b"content"),
     is_done: |dir| {
-        let mode = |path| dir.metadata(path).expect("the entry exists").mode.bits();
+        let mode = |path| dir.metadata(path).unwrap().mode.bits();
         assert!(!has_modes(dir) || ["dir/lock", "file", "dir"].map(mode) == [0o640, 0o444, 0o711]);
         assert_eq!(raw_names(dir.path()), ["dir", "file"]);
     },
@@ -135,7 +133,7 @@ const RENAME: Scenario = Scenario {
     write_bytes: usize::MAX,
     prepare: |dir| {
         for path in ["x", "y"] {
-            dir.ensure_dir(path, FileMode::PRIVATE_DIR).expect("the entry is created");
+            dir.ensure_dir(path, FileMode::PRIVATE_DIR).unwrap();
         }
         write(dir, "x/file", b"content");
     },
@@ -152,7 +150,7 @@ const RENAME: Scenario = Scenario {
         assert!(old.is_some() != new.is_some(), "the entry exists exactly once");
         assert_eq!(old.or(new).expect("the entry exists exactly once"), b"content");
     },
-    is_done: |dir| assert!(dir.exists("y/moved").expect("the entry is checked")),
+    is_done: |dir| assert!(dir.exists("y/moved").unwrap()),
 };
 
 const REMOVE: Scenario = Scenario {
@@ -164,13 +162,13 @@ const REMOVE: Scenario = Scenario {
         // a sync: the test creates one for each selected call.
         let mut path = dir.path().join("tree");
         for level in 0..36 {
-            fs::create_dir(&path).expect("the entry is created");
-            fs::write(path.join("file"), "").expect("the file is written");
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("file"), "").unwrap();
             path.push(level.to_string());
         }
     },
     work: |dir| Ok(dir.remove_tree("tree").map(drop)?),
-    is_sound: |dir| assert_eq!(dir.read("kept").expect("the entry exists"), b"kept"),
+    is_sound: |dir| assert_eq!(dir.read("kept").unwrap(), b"kept"),
     is_done: |dir| assert_eq!(raw_names(dir.path()), ["kept"]),
 };
 
@@ -183,11 +181,11 @@ const REMOVE_STALE: Scenario = Scenario {
     prepare: |dir| {
         write(dir, "kept", b"kept");
         for name in STALE {
-            fs::write(dir.path().join(name), "stale").expect("the file is written");
+            fs::write(dir.path().join(name), "stale").unwrap();
         }
     },
     work: |dir| Ok(dir.remove_stale_files().map(drop)?),
-    is_sound: |dir| assert_eq!(dir.read("kept").expect("the entry exists"), b"kept"),
+    is_sound: |dir| assert_eq!(dir.read("kept").unwrap(), b"kept"),
     is_done: |dir| assert_eq!(raw_names(dir.path()), ["kept"]),
 };
 
@@ -199,7 +197,7 @@ fn acknowledged_number(dir: &Dir) -> usize {
 
 fn acknowledge(dir: &Dir, number: usize) {
     show_mark("outside");
-    fs::write(dir.path().with_file_name("acknowledged"), number.to_string()).expect("the file is written");
+    fs::write(dir.path().with_file_name("acknowledged"), number.to_string()).unwrap();
     show_mark("inside");
 }
 
@@ -229,13 +227,13 @@ const JOURNAL: Scenario = Scenario {
         Ok(())
     },
     is_sound: |dir| {
-        let recorded = recorded_number(&StepJournal::open(dir, "journal").expect("the open succeeds"));
+        let recorded = recorded_number(&StepJournal::open(dir, "journal").unwrap());
         let acknowledged = acknowledged_number(dir);
         let range = acknowledged..=acknowledged + 1;
         assert!(range.contains(&recorded), "{recorded} is recorded, {acknowledged} was reported");
     },
     is_done: |dir| {
-        assert_eq!(recorded_number(&StepJournal::open(dir, "journal").expect("the open succeeds")), 3);
+        assert_eq!(recorded_number(&StepJournal::open(dir, "journal").unwrap()), 3);
         assert_eq!(raw_names(dir.path()), ["journal.0", "journal.1"]);
     },
 };
@@ -259,16 +257,14 @@ const STEPS: Scenario = Scenario {
         Ok(())
     },
     is_sound: |dir| {
-        let done = NAMES.map(|name| dir.exists(name).expect("the entry is checked"));
+        let done = NAMES.map(|name| dir.exists(name).unwrap());
         let count = done.iter().filter(|is_done| **is_done).count();
         assert!(done.is_sorted_by(|one, next| one >= next), "the steps run in order: {done:?}");
         let acknowledged = acknowledged_number(dir);
         assert!((acknowledged..=acknowledged + 1).contains(&count), "{count} done, {acknowledged} reported");
     },
     is_done: |dir| {
-        let run = StepList::try_new(NAMES)
-            .expect("a valid step list")
-            .start_run(StepJournal::open(dir, "steps").expect("the open succeeds"), b"");
+        let run = StepList::try_new(NAMES).unwrap().start_run(StepJournal::open(dir, "steps").unwrap(), b"");
         let run = run.expect("the journal contains these steps");
         assert_eq!(run.current_step(), None);
         assert_eq!(run.recorded_state(), b"3");
