@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use nodekeel_containerd_svc::testing::MemStore;
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, MemStore};
 use nodekeel_containerd_svc::{
-    BundleOutcome, ImageStore as _, ImportError, Namespace, Preseed, PreseedReport,
+    BundleOutcome, Image, ImageStore as _, ImportError, Namespace, Preseed, PreseedReport,
 };
 use tempfile::TempDir;
 
@@ -18,6 +18,11 @@ pub(crate) struct BundleFixture {
 
 pub(crate) fn k8s_namespace() -> Namespace {
     "k8s.io".parse().unwrap()
+}
+
+/// An OCI layout with one image.
+pub(crate) fn archive_of(name: &str, layer: &[u8]) -> ArchiveBuilder {
+    ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast).with_image(&[name], layer)
 }
 
 impl BundleFixture {
@@ -37,6 +42,15 @@ impl BundleFixture {
         self
     }
 
+    /// Writes a bundle with one image.
+    pub(crate) fn put_image(&self, file: &str, name: &str, layer: &[u8]) -> &Self {
+        self.put_bundle(file, &archive_of(name, layer).to_tar())
+    }
+
+    pub(crate) async fn list_images(&self) -> Vec<Image> {
+        self.store.list_images(&k8s_namespace()).await.unwrap()
+    }
+
     pub(crate) async fn run_preseed(&self) -> PreseedReport {
         let report = self.preseed.run(&self.store).await.unwrap();
         if !report.is_empty {
@@ -47,7 +61,7 @@ impl BundleFixture {
 
     /// The names of the images, sorted.
     pub(crate) async fn image_names(&self) -> Vec<String> {
-        self.store.list_images(&k8s_namespace()).await.unwrap().into_iter().map(|image| image.name).collect()
+        self.list_images().await.into_iter().map(|image| image.name).collect()
     }
 
     /// Imports one invalid bundle and returns the error. Nothing of it is listed or kept.

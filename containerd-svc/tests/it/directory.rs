@@ -93,10 +93,7 @@ async fn an_invalid_bundle_affects_no_other_and_other_files_are_skipped() {
 async fn an_unreadable_bundle_or_directory_is_a_retryable_failure() {
     use std::os::unix::fs::PermissionsExt as _;
     let bundles = BundleFixture::new();
-    bundles.put_bundle("a.tar", b"x").put_bundle(
-        "b.tar",
-        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/b:1"], b"b").to_tar(),
-    );
+    bundles.put_bundle("a.tar", b"x").put_image("b.tar", "localhost/b:1", b"b");
     std::fs::set_permissions(bundles.path("a.tar"), std::fs::Permissions::from_mode(0o000)).unwrap();
     let locked = bundles.directory.path().join("locked");
     std::fs::create_dir(&locked).unwrap();
@@ -131,15 +128,7 @@ async fn an_image_name_for_several_platforms_resolves_to_the_nodes_platform() {
     let report = bundles.put_bundle("x.tar", &archive.to_tar()).run_preseed().await;
     assert_eq!(count_outcomes(&report), [1, 0, 0], "{report:?}");
     let alone = BundleFixture::new();
-    alone
-        .put_bundle(
-            "x.tar",
-            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
-                .with_image(&["localhost/x:1"], b"own")
-                .to_tar(),
-        )
-        .run_preseed()
-        .await;
+    alone.put_image("x.tar", "localhost/x:1", b"own").run_preseed().await;
     let target = |bundles: &BundleFixture| {
         let store = bundles.store.clone();
         async move { store.list_images(&k8s_namespace()).await.unwrap().remove(0).target }
@@ -150,13 +139,7 @@ async fn an_image_name_for_several_platforms_resolves_to_the_nodes_platform() {
 #[tokio::test]
 async fn a_bare_tag_belongs_to_the_files_repository() {
     let bundles = BundleFixture::new();
-    bundles
-        .put_bundle(
-            "pause.tar",
-            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["3.10"], b"x").to_tar(),
-        )
-        .run_preseed()
-        .await;
+    bundles.put_image("pause.tar", "3.10", b"x").run_preseed().await;
     assert_eq!(bundles.image_names().await, ["docker.io/library/pause:3.10"]);
 }
 
@@ -172,11 +155,11 @@ async fn the_first_of_two_bundles_keeps_a_shared_name_and_neither_is_read_again(
         );
     }
     assert_eq!(count_outcomes(&bundles.run_preseed().await), [2, 0, 0]);
-    let first = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+    let first = bundles.list_images().await;
     let target = |name: &str| first.iter().find(|image| image.name == name).unwrap().target.digest;
     assert_eq!(target("localhost/x:1"), target("docker.io/library/a:a"));
     assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
-    assert_eq!(bundles.store.list_images(&k8s_namespace()).await.unwrap(), first);
+    assert_eq!(bundles.list_images().await, first);
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ async fn a_store_failing_at_any_call_lists_no_incomplete_image_and_the_next_pass
                 "{call:?} {number}: {report:?}"
             );
             assert_eq!(report.retryable_count(), failed);
-            for image in bundles.store.list_images(&k8s_namespace()).await.unwrap() {
+            for image in bundles.list_images().await {
                 let target =
                     bundles.store.content_size(&k8s_namespace(), &image.target.digest).await.unwrap();
                 assert!(target.is_some(), "{call:?} {number}: {} is listed without its manifest", image.name);
@@ -110,13 +110,13 @@ async fn a_flipped_bit_is_never_imported_as_another_image() {
     let complete = archive.to_tar();
     let clean = BundleFixture::new();
     clean.put_bundle("bit.tar", &complete).run_preseed().await;
-    let expected = clean.store.list_images(&k8s_namespace()).await.unwrap().remove(0).target;
+    let expected = clean.list_images().await.remove(0).target;
     for at in (0..complete.len()).step_by(97) {
         let mut flipped = complete.clone();
         flipped[at] ^= 4;
         let bundles = BundleFixture::new();
         bundles.put_bundle("bit.tar", &flipped).run_preseed().await;
-        for image in bundles.store.list_images(&k8s_namespace()).await.unwrap() {
+        for image in bundles.list_images().await {
             assert_eq!(image.target, expected, "bit {at}");
         }
     }

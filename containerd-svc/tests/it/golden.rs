@@ -6,8 +6,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use nodekeel_containerd_svc::{
     Bundle, BundleAction, BundleFingerprint, CgroupDriver, ConfigVersion, ContainerdSettings, CriSettings,
-    Descriptor, Digest, DirectoryLayout, Image, ImageStore as _, ImportReason, OomScorePolicy, Preseed,
-    RunscSettings, RuntimeHandler, WantedBundles, plan_preseed,
+    Descriptor, Digest, DirectoryLayout, Image, ImportReason, OomScorePolicy, Preseed, RunscSettings,
+    RuntimeHandler, WantedBundles, plan_preseed,
 };
 
 use crate::bundles::{BundleFixture, k8s_namespace};
@@ -110,7 +110,7 @@ async fn a_bundle_is_listed_with_the_labels_of_the_first_release_and_names_in_it
         let file = fs::File::options().write(true).open(bundles.path("a.tar.gz")).unwrap();
         file.set_modified(UNIX_EPOCH + Duration::new(1_793_491_200, 5)).unwrap();
         bundles.run_preseed().await;
-        let mut listed = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+        let mut listed = bundles.list_images().await;
         for Image { name, labels, .. } in &mut listed {
             let mark = labels.get_mut("nodekeel.preseed/a.tar.gz").unwrap();
             let unnamed = mark.replacen(&format!(" image={name}"), "", 1);

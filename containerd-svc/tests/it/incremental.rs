@@ -1,7 +1,7 @@
 //! What a second pass does.
 
+use nodekeel_containerd_svc::BundleOutcome;
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
-use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
 
 use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
 
@@ -26,12 +26,12 @@ async fn an_unchanged_bundle_that_is_present_is_not_read_again() {
 async fn a_changed_bundle_is_imported_again() {
     let bundles = BundleFixture::new();
     bundles.put_bundle("a.tar", &archive_with_layer(b"1")).run_preseed().await;
-    let first = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+    let first = bundles.list_images().await;
     assert_eq!(
         count_outcomes(&bundles.put_bundle("a.tar", &archive_with_layer(b"2")).run_preseed().await),
         [1, 0, 0]
     );
-    assert_ne!(bundles.store.list_images(&k8s_namespace()).await.unwrap()[0].target, first[0].target);
+    assert_ne!(bundles.list_images().await[0].target, first[0].target);
 }
 
 #[tokio::test]

@@ -7,15 +7,11 @@ use std::time::{Duration, UNIX_EPOCH};
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
 use nodekeel_containerd_svc::{Digest, Image, ImageStore as _};
 
-use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
-
-fn archive_of(name: &str, layer: &[u8]) -> ArchiveBuilder {
-    ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast).with_image(&[name], layer)
-}
+use crate::bundles::{BundleFixture, archive_of, count_outcomes, k8s_namespace};
 
 /// The listed images, and whether each is pinned and has a mark.
 async fn list_pins(bundles: &BundleFixture) -> Vec<(String, bool, bool)> {
-    let images = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+    let images = bundles.list_images().await;
     let is_marked = |image: &Image| image.labels.keys().any(|key| key.starts_with("nodekeel.preseed/"));
     let pin = |image: Image| {
         (image.name.clone(), image.labels.contains_key("io.cri-containerd.pinned"), is_marked(&image))
@@ -24,14 +20,14 @@ async fn list_pins(bundles: &BundleFixture) -> Vec<(String, bool, bool)> {
 }
 
 async fn target_of(bundles: &BundleFixture, name: &str) -> Digest {
-    let images = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+    let images = bundles.list_images().await;
     images.iter().find(|image| image.name == name).unwrap().target.digest
 }
 
 /// The target that an image with this layer gets.
 async fn expected_target(name: &str, layer: &[u8]) -> Digest {
     let alone = BundleFixture::new();
-    alone.put_bundle("alone.tar", &archive_of(name, layer).to_tar()).run_preseed().await;
+    alone.put_image("alone.tar", name, layer).run_preseed().await;
     target_of(&alone, name).await
 }
 
@@ -39,8 +35,8 @@ async fn expected_target(name: &str, layer: &[u8]) -> Digest {
 #[tokio::test]
 async fn a_bundle_whose_image_name_changes_is_imported_once_and_its_old_image_is_unpinned() {
     let bundles = BundleFixture::new();
-    bundles.put_bundle("app.tar", &archive_of("localhost/app:v1", b"1").to_tar()).run_preseed().await;
-    bundles.put_bundle("app.tar", &archive_of("localhost/app:v2", b"2").to_tar());
+    bundles.put_image("app.tar", "localhost/app:v1", b"1").run_preseed().await;
+    bundles.put_image("app.tar", "localhost/app:v2", b"2");
     let mut outcomes = Vec::new();
     for _ in 0..4 {
         outcomes.push(count_outcomes(&bundles.run_preseed().await));
@@ -58,7 +54,7 @@ async fn a_bundle_whose_image_name_changes_is_imported_once_and_its_old_image_is
 #[tokio::test]
 async fn images_of_a_deleted_namespace_directory_are_unpinned_and_those_of_a_missing_directory_are_not() {
     let bundles = BundleFixture::new();
-    bundles.put_bundle("a.tar", &archive_of("localhost/a:1", b"a").to_tar()).run_preseed().await;
+    bundles.put_image("a.tar", "localhost/a:1", b"a").run_preseed().await;
     let directory = bundles.directory.path();
     let aside = directory.with_extension("aside");
     fs::rename(directory, &aside).unwrap();
@@ -79,7 +75,7 @@ async fn images_of_a_deleted_namespace_directory_are_unpinned_and_those_of_a_mis
 #[tokio::test]
 async fn images_of_an_empty_directory_keep_their_pins() {
     let bundles = BundleFixture::new();
-    bundles.put_bundle("a.tar", &archive_of("localhost/a:1", b"a").to_tar()).run_preseed().await;
+    bundles.put_image("a.tar", "localhost/a:1", b"a").run_preseed().await;
     fs::remove_dir_all(bundles.directory.path().join("k8s.io")).unwrap();
     bundles.run_preseed().await;
     let pinned = [("localhost/a:1".to_owned(), true, true)];
@@ -88,7 +84,7 @@ async fn images_of_an_empty_directory_keep_their_pins() {
 
 /// Gives an image another name with all of its labels, as `ctr images tag --force` does.
 async fn copy_image(bundles: &BundleFixture, name: &str, copy: &str) {
-    let images = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+    let images = bundles.list_images().await;
     let mut image = images.into_iter().find(|image| image.name == name).unwrap();
     image.name = copy.to_owned();
     bundles.store.remove_image(&k8s_namespace(), copy);
@@ -100,7 +96,7 @@ async fn copy_image(bundles: &BundleFixture, name: &str, copy: &str) {
 #[tokio::test]
 async fn an_image_that_was_tagged_and_then_removed_is_listed_again() {
     let bundles = BundleFixture::new();
-    bundles.put_bundle("a.tar", &archive_of("localhost/a:1", b"a").to_tar()).run_preseed().await;
+    bundles.put_image("a.tar", "localhost/a:1", b"a").run_preseed().await;
     let target = target_of(&bundles, "localhost/a:1").await;
     copy_image(&bundles, "localhost/a:1", "localhost/mine:1").await;
     bundles.store.remove_image(&k8s_namespace(), "localhost/a:1");
@@ -130,8 +126,8 @@ async fn a_copy_of_an_image_loses_mark_and_pin_and_its_bundle_is_not_read_again(
 async fn a_name_that_was_tagged_with_the_image_of_another_bundle_goes_back_to_its_own() {
     for [from, to] in [["localhost/a:1", "localhost/b:1"], ["localhost/b:1", "localhost/a:1"]] {
         let bundles = BundleFixture::new();
-        bundles.put_bundle("a.tar", &archive_of("localhost/a:1", b"a").to_tar());
-        bundles.put_bundle("b.tar", &archive_of("localhost/b:1", b"b").to_tar());
+        bundles.put_image("a.tar", "localhost/a:1", b"a");
+        bundles.put_image("b.tar", "localhost/b:1", b"b");
         bundles.run_preseed().await;
         let targets = [target_of(&bundles, from).await, target_of(&bundles, to).await];
         copy_image(&bundles, from, to).await;
@@ -147,7 +143,7 @@ async fn a_name_that_was_tagged_with_the_image_of_another_bundle_goes_back_to_it
 #[tokio::test]
 async fn an_image_keeps_its_pin_while_its_bundle_is_invalid() {
     let bundles = BundleFixture::new();
-    bundles.put_bundle("a.tar", &archive_of("localhost/a:1", b"a").to_tar()).run_preseed().await;
+    bundles.put_image("a.tar", "localhost/a:1", b"a").run_preseed().await;
     for _ in 0..2 {
         bundles.put_bundle("a.tar", b"scribble").run_preseed().await;
         assert_eq!(list_pins(&bundles).await, [("localhost/a:1".to_owned(), true, true)]);
@@ -159,8 +155,8 @@ async fn an_image_keeps_its_pin_while_its_bundle_is_invalid() {
 async fn the_image_of_a_deleted_bundle_does_not_go_on_under_the_name_of_another_bundle() {
     const NAME: &str = "localhost/same:1";
     let bundles = BundleFixture::new();
-    bundles.put_bundle("a-old.tar", &archive_of(NAME, b"old").to_tar());
-    bundles.put_bundle("b-new.tar", &archive_of(NAME, b"new").to_tar());
+    bundles.put_image("a-old.tar", NAME, b"old");
+    bundles.put_image("b-new.tar", NAME, b"new");
     bundles.run_preseed().await;
     assert_eq!(target_of(&bundles, NAME).await, expected_target(NAME, b"old").await, "the first one owns it");
     assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
@@ -176,11 +172,11 @@ async fn the_image_of_a_deleted_bundle_does_not_go_on_under_the_name_of_another_
 async fn a_name_goes_to_the_first_bundle_also_where_that_comes_later() {
     const NAME: &str = "localhost/same:1";
     let bundles = BundleFixture::new();
-    bundles.put_bundle("b.tar", &archive_of(NAME, b"b").to_tar()).run_preseed().await;
-    bundles.put_bundle("a.tar", &archive_of(NAME, b"a").to_tar()).run_preseed().await;
+    bundles.put_image("b.tar", NAME, b"b").run_preseed().await;
+    bundles.put_image("a.tar", NAME, b"a").run_preseed().await;
     assert_eq!(target_of(&bundles, NAME).await, expected_target(NAME, b"a").await);
     // A new version of the first one that has another name gives the name back within one pass.
-    bundles.put_bundle("a.tar", &archive_of("localhost/other:1", b"other").to_tar()).run_preseed().await;
+    bundles.put_image("a.tar", "localhost/other:1", b"other").run_preseed().await;
     assert_eq!(target_of(&bundles, NAME).await, expected_target(NAME, b"b").await);
     assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
 }
@@ -190,9 +186,9 @@ async fn a_name_that_was_moved_is_pointed_back_without_reading_its_bundle() {
     let bundles = BundleFixture::new();
     let archive = archive_of("localhost/a:1", b"a").with_image(&["localhost/b:1"], b"b");
     bundles.put_bundle("a.tar", &archive.to_tar()).run_preseed().await;
-    bundles.put_bundle("c.tar", &archive_of("localhost/c:1", b"a").to_tar()).run_preseed().await;
+    bundles.put_image("c.tar", "localhost/c:1", b"a").run_preseed().await;
     let [a, b] = [target_of(&bundles, "localhost/a:1").await, target_of(&bundles, "localhost/b:1").await];
-    let mut images = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+    let mut images = bundles.list_images().await;
     images[0].target = images[1].target.clone();
     let mut session = bundles.store.begin_import(&k8s_namespace()).await.unwrap();
     session.put_image(&images[0]).await.unwrap();
@@ -287,7 +283,7 @@ async fn a_link_to_a_bundle_is_followed_and_one_to_anything_else_is_named() {
     fs::write(&stored, archive_of("3.10", b"pause").to_tar()).unwrap();
     fs::create_dir(elsewhere.path().join("directory.tar")).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, elsewhere.path().join("fifo.tar"), rustix::fs::Mode::RWXU).unwrap();
-    bundles.put_bundle("a.tar", &archive_of("localhost/a:1", b"a").to_tar());
+    bundles.put_image("a.tar", "localhost/a:1", b"a");
     symlink(&stored, bundles.path("pause.tar")).unwrap();
     symlink("a.tar", bundles.path("relative.tar")).unwrap();
     symlink("pause.tar", bundles.path("twice.tar")).unwrap();

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::time::UNIX_EPOCH;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
+use nodekeel_containerd_svc::testing::StoreCall;
 use nodekeel_containerd_svc::{BundleOutcome, ImageStoreError, ImportError};
 
-use crate::bundles::{BundleFixture, count_outcomes};
+use crate::bundles::{BundleFixture, archive_of, count_outcomes};
 
 /// A disk of which 8 MB may be used.
 const DISK_BYTES: u64 = 10_000_000;
@@ -21,10 +21,6 @@ fn noise(bytes: usize) -> Vec<u8> {
         state.to_le_bytes()
     };
     std::iter::repeat_with(&mut next).flatten().take(bytes).collect()
-}
-
-fn archive_of(name: &str, layer: &[u8]) -> ArchiveBuilder {
-    ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast).with_image(&[name], layer)
 }
 
 /// Review D3.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, MemStore};
+use nodekeel_containerd_svc::testing::MemStore;
 use nodekeel_containerd_svc::{
     BlobWriter, Digest, Image, ImageLayer, ImageStore, ImageStoreError, ImportSession, IncomingBlob, Labels,
     Namespace, Preseed,
@@ -108,10 +108,7 @@ impl BlobWriter for StalledStore {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_cancelled_while_its_store_stalls_is_released() {
     let bundles = BundleFixture::new();
-    bundles.put_bundle(
-        "a.tar",
-        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a").to_tar(),
-    );
+    bundles.put_image("a.tar", "localhost/a:1", b"a");
     let store = StalledStore::default();
     let preseed = Preseed::new(bundles.directory.path());
     tokio::select! {
