@@ -26,9 +26,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::DriverName;
+use crate::api::event::EventRecorder;
+use crate::api::watch_errors::WatchErrors;
 use crate::apply::ClientHandle;
-use crate::controller::watch_errors::WatchErrors;
-use crate::event::EventRecorder;
 use crate::step::{StepHook, StepRunner};
 
 mod agenda;

@@ -11,37 +11,38 @@ use kube::{Api, Client};
 use nodekeel_fsquota::Bytes;
 use serde_json::{Value, json};
 
-use crate::api_timeout::with_timeout;
+use crate::api::event::{EventReason, EventRecorder};
+use crate::api::timeout::with_timeout;
+use crate::claim::decide::{ClaimAction, ObservedClaim, plan_claim};
+use crate::claim::manifest::build_persistent_volume;
+use crate::deletion::decide::{VolumeAction, has_finalizer, ownership_mismatch, plan_volume};
+use crate::deletion::guard::{GuardError, VolumeGuard, VolumeReservation};
 use crate::error_chain::format_chain;
-use crate::event::{EventReason, EventRecorder};
-use crate::guard::{GuardError, VolumeGuard, VolumeReservation};
 use crate::id::VolumeId;
 use crate::image::VolumeKind;
-use crate::manifest::build_persistent_volume;
+use crate::loss::store::{is_marked_lost, named_store};
 use crate::metrics::VolumeMetrics;
-use crate::plan::{
-    AttributesRejection, ClaimAction, ClaimRejection, ObservedClaim, ProvisionerIdentity, SELECTED_NODE,
-    VolumeAction, VolumeSpec, has_finalizer, is_marked_lost, named_store, ownership_mismatch, plan_claim,
-    plan_volume, taint_against_volumes,
-};
+use crate::node::taint_against_volumes;
+use crate::plan::{ClaimRejection, ProvisionerIdentity, SELECTED_NODE, VolumeSpec};
+use crate::resize::modification::AttributesRejection;
 use crate::snapshot::{SnapshotId, SnapshotStore, SnapshotStoreError};
 use crate::step::{StepRunner, VolumeStep};
 use crate::store::{VolumeStore, VolumeStoreError};
 use crate::store_id::StoreId;
 use crate::volume_locks::VolumeLocks;
 
-mod bound_claim;
-mod capacity;
-mod condition_mark;
-mod data_source;
-mod expansion;
-mod foreign_store;
-mod lost_mark;
-mod modification;
-mod snapshot;
-mod sweep;
+pub(crate) mod bound_claim;
+pub(crate) mod capacity;
+pub(crate) mod condition_mark;
+pub(crate) mod data_source;
+pub(crate) mod expansion;
+pub(crate) mod foreign_store;
+pub(crate) mod lost_mark;
+pub(crate) mod modification;
+pub(crate) mod snapshot;
+pub(crate) mod sweep;
 
-use data_source::VolumeContent;
+use self::data_source::VolumeContent;
 pub(crate) use snapshot::content_reference;
 pub(crate) use sweep::{ClaimState, SweepOutcome};
 
@@ -200,7 +201,7 @@ impl ApiCall {
         }
     }
 
-    fn wrap_error(self) -> impl FnOnce(kube::Error) -> ApplyError {
+    pub(crate) fn wrap_error(self) -> impl FnOnce(kube::Error) -> ApplyError {
         move |source| ApplyError::Api { call: self, source }
     }
 }
@@ -247,7 +248,7 @@ pub(crate) enum ApplyOutcome {
 }
 
 /// The result of creating a PersistentVolume.
-enum CreateOutcome {
+pub(crate) enum CreateOutcome {
     /// It was created.
     Created,
     /// It already existed.
@@ -283,11 +284,11 @@ impl fmt::Debug for ClientHandle {
 }
 
 impl ActionApplier {
-    fn claims_api(&self, namespace: Option<&str>) -> Api<PersistentVolumeClaim> {
+    pub(crate) fn claims_api(&self, namespace: Option<&str>) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.0.clone(), namespace.unwrap_or_default())
     }
 
-    fn volumes_api(&self) -> Api<PersistentVolume> {
+    pub(crate) fn volumes_api(&self) -> Api<PersistentVolume> {
         Api::all(self.client.0.clone())
     }
 
@@ -349,7 +350,7 @@ impl ActionApplier {
         }
     }
 
-    async fn create_volume(
+    pub(crate) async fn create_volume(
         &self,
         store: Option<&StoreId>,
         spec: &VolumeSpec,
@@ -387,14 +388,17 @@ impl ActionApplier {
     }
 
     /// Reads the claim; `None` if it is deleted, or another claim has its name.
-    async fn read_claim(&self, seen: &ObjectReference) -> Result<Option<PersistentVolumeClaim>, ApplyError> {
+    pub(crate) async fn read_claim(
+        &self,
+        seen: &ObjectReference,
+    ) -> Result<Option<PersistentVolumeClaim>, ApplyError> {
         let name = seen.name.as_deref().unwrap_or_default();
         let claim = with_timeout(self.claims_api(seen.namespace.as_deref()).get(name)).await;
         let claim = none_if_not_found(claim).map_err(ApiCall::ReadClaim.wrap_error())?;
         Ok(claim.filter(|claim| claim.metadata.uid == seen.uid))
     }
 
-    async fn read_volume(&self, name: &str) -> Result<Option<PersistentVolume>, ApplyError> {
+    pub(crate) async fn read_volume(&self, name: &str) -> Result<Option<PersistentVolume>, ApplyError> {
         none_if_not_found(with_timeout(self.volumes_api().get(name)).await)
             .map_err(ApiCall::ReadVolume.wrap_error())
     }
@@ -428,7 +432,7 @@ impl ActionApplier {
     /// Patches the selected node of exactly this version of a claim.
     ///
     /// A patch, not an update: an update would drop the fields that this client does not know.
-    async fn patch_selected_node(
+    pub(crate) async fn patch_selected_node(
         &self,
         step: VolumeStep,
         claim: &PersistentVolumeClaim,
@@ -471,7 +475,7 @@ impl ActionApplier {
     }
 
     /// Returns whether this call has deleted the volume.
-    async fn delete_locked_volume(
+    pub(crate) async fn delete_locked_volume(
         &self,
         seen: &PersistentVolume,
         (id, store): (&VolumeId, Option<&StoreId>),
@@ -503,7 +507,10 @@ impl ActionApplier {
     }
 
     /// Ensures that a volume is not in use on this node, and is not used from now on.
-    async fn reserve_volume(&self, id: &VolumeId) -> Result<Option<VolumeReservation>, ApplyError> {
+    pub(crate) async fn reserve_volume(
+        &self,
+        id: &VolumeId,
+    ) -> Result<Option<VolumeReservation>, ApplyError> {
         let Some(guard) = self.guard.clone() else { return Ok(None) };
         let owned = id.clone();
         let reserved = tokio::task::spawn_blocking(move || guard.reserve(&owned)).await;
@@ -511,7 +518,11 @@ impl ActionApplier {
         reserved.unwrap_or_else(stopped).map(Some).map_err(ApplyError::Guard)
     }
 
-    async fn remove_volume(&self, live: &PersistentVolume, id: &VolumeId) -> Result<(), ApplyError> {
+    pub(crate) async fn remove_volume(
+        &self,
+        live: &PersistentVolume,
+        id: &VolumeId,
+    ) -> Result<(), ApplyError> {
         self.store.remove(id).await.map_err(ApplyError::Store)?;
         if live.metadata.deletion_timestamp.is_some() {
             return self.remove_finalizer(live).await;
@@ -566,7 +577,7 @@ impl ActionApplier {
     }
 
     /// Patches the metadata of exactly this version of a volume.
-    async fn patch_version(
+    pub(crate) async fn patch_version(
         &self,
         step: VolumeStep,
         volume: &PersistentVolume,
@@ -579,7 +590,7 @@ impl ActionApplier {
         self.patch_volume((step, &[404, 409]), name, &Patch::Merge(json!({ "metadata": metadata }))).await
     }
 
-    async fn patch_volume(
+    pub(crate) async fn patch_volume(
         &self,
         (step, tolerated): (VolumeStep, &[u16]),
         name: &str,

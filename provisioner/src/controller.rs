@@ -13,54 +13,38 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::id::VolumeId;
+use crate::loss::status::StoreStatus;
 use crate::provisioner::{Provisioner, RunError};
-use crate::store_status::StoreStatus;
 
-pub(crate) mod api_health;
-mod bound_claims;
-mod capacity_publisher;
-mod claims;
-mod condition_reporter;
-mod event_filter;
-mod failures;
-mod limit_auditor;
-mod live_claims;
-pub(crate) mod node_observer;
-mod orphan_sweeper;
-mod recovery_probe;
-mod retry_tracker;
-mod snapshots;
-mod store_evidence;
-mod store_guard;
-mod volumes;
-pub(crate) mod watch_backoff;
-pub(crate) mod watch_errors;
-mod watches;
-mod work_queue;
+pub(crate) mod event_filter;
+pub(crate) mod failures;
+pub(crate) mod watches;
 
-use capacity_publisher::CapacityPublisher;
+use crate::api::retry_tracker::RetryTracker;
+use crate::api::watch_errors::WatchErrors;
+use crate::capacity::publisher::{self, CapacityPublisher};
+use crate::deletion::live_claims::LiveClaims;
+use crate::deletion::reconcile as volumes;
+use crate::{audit, claim, loss, node, snapshot, sweep};
 use event_filter::WatchSignals;
-use live_claims::LiveClaims;
-use retry_tracker::RetryTracker;
-use watch_errors::WatchErrors;
 use watches::{ObjectCaches, new_caches};
 
 /// Everything that reconciling an object needs.
-struct ReconcileContext {
-    provisioner: Provisioner,
-    claims: Store<PersistentVolumeClaim>,
-    volumes: Store<PersistentVolume>,
-    classes: Store<StorageClass>,
-    retries: Arc<RetryTracker>,
-    live_claims: Arc<LiveClaims>,
-    signals: WatchSignals,
-    capacity: Arc<CapacityPublisher>,
+pub(crate) struct ReconcileContext {
+    pub(crate) provisioner: Provisioner,
+    pub(crate) claims: Store<PersistentVolumeClaim>,
+    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) classes: Store<StorageClass>,
+    pub(crate) retries: Arc<RetryTracker>,
+    pub(crate) live_claims: Arc<LiveClaims>,
+    pub(crate) signals: WatchSignals,
+    pub(crate) capacity: Arc<CapacityPublisher>,
     /// The errors of watches without which volumes are served all the same.
-    optional_watches: WatchErrors,
+    pub(crate) optional_watches: WatchErrors,
     /// Signals that the cached volumes have changed.
-    volumes_changed: watch::Sender<()>,
+    pub(crate) volumes_changed: watch::Sender<()>,
     /// The volumes with a PersistentVolume that the served store does not have, as of the last sweep.
-    missing_volumes: watch::Sender<BTreeSet<VolumeId>>,
+    pub(crate) missing_volumes: watch::Sender<BTreeSet<VolumeId>>,
 }
 
 /// Runs the controller until the token is canceled, a watch ends, or the store cannot be served.
@@ -84,7 +68,7 @@ async fn run_loops(
     provisioner.store_status.send_replace(StoreStatus::Unknown);
     let changed_claims = stream::select(context.watch_claims(writers.claims), receivers.claims);
     let changed_volumes = context.watch_volumes(writers.volumes);
-    let claim_loop = claims::run_claims(&context, changed_claims, token);
+    let claim_loop = claim::reconcile::run_claims(&context, changed_claims, token);
     let volume_loop = volumes::run_volumes(&context, changed_volumes, token);
     let readiness = async {
         context.report_ready(on_ready).await;
@@ -92,19 +76,19 @@ async fn run_loops(
     };
     let sweeping = async {
         context.served_store().await;
-        orphan_sweeper::run_sweeper(&context, receivers.sweeps).await;
+        sweep::run_sweeper(&context, receivers.sweeps).await;
     };
-    let auditing = context.while_served(|| limit_auditor::run_auditor(provisioner));
+    let auditing = context.while_served(|| audit::run_auditor(provisioner));
     tokio::select! {
         ((), ()) = future::join(claim_loop, volume_loop) => {}
         () = context.watch_classes(writers.classes) => {}
         () = readiness => {}
         () = sweeping => {}
         () = auditing => {}
-        () = capacity_publisher::run_publisher(&context) => {}
-        () = node_observer::watch_node(&context) => {}
-        () = snapshots::run_snapshots(&context) => {}
-        () = condition_reporter::run_reporter(&context) => {}
+        () = publisher::run_publisher(&context) => {}
+        () = node::observer::watch_node(&context) => {}
+        () = snapshot::reconcile::run_snapshots(&context) => {}
+        () = loss::reporter::run_reporter(&context) => {}
         error = context.guard_store() => return Err(error),
         () = context.canceled_before_serving(token) => {}
     }
@@ -129,7 +113,7 @@ impl ReconcileContext {
         }
     }
 
-    fn resource_api<K>(&self) -> Api<K>
+    pub(crate) fn resource_api<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = ()>,
     {
@@ -137,7 +121,7 @@ impl ReconcileContext {
     }
 
     /// Waits for the first lists. Waits forever if a watch has ended before, because then the run ends.
-    async fn wait_for_cache_sync(&self) {
+    pub(crate) async fn wait_for_cache_sync(&self) {
         let lists = (
             self.claims.wait_until_ready(),
             self.volumes.wait_until_ready(),
@@ -150,12 +134,12 @@ impl ReconcileContext {
     }
 
     /// Waits for a cancellation while the store is not served: then the loops wait for it and would never end.
-    async fn canceled_before_serving(&self, token: &CancellationToken) {
+    pub(crate) async fn canceled_before_serving(&self, token: &CancellationToken) {
         token.cancelled().await;
         self.unserved_store().await;
     }
 
-    async fn report_ready(&self, on_ready: impl FnOnce() + Send) {
+    pub(crate) async fn report_ready(&self, on_ready: impl FnOnce() + Send) {
         self.served_store().await;
         if let Some(mut registered) = self.provisioner.registered.clone() {
             // The sender is dropped: the driver will never be registered, so the provisioner never becomes

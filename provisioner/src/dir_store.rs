@@ -15,7 +15,7 @@ use nodekeel_localstorage::Dir;
 
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, ImageSpec};
-use crate::plan::StoreCapacity;
+use crate::capacity::policy::StoreCapacity;
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
 use crate::store::{OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
 use crate::store_id::{StoreId, StoreIdentity};

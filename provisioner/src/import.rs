@@ -1,6 +1,8 @@
 //! Imports a directory as the volume of a claim: the directory becomes a volume, and then gets its
 //! PersistentVolume.
 
+pub(crate) mod decide;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,15 +12,15 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-use crate::api_timeout::with_timeout;
+use crate::api::timeout::with_timeout;
 use crate::apply::{error_hint, none_if_not_found, status_code};
+use crate::claim::decide::{ObservedClaim, class_name};
+use crate::claim::manifest::build_persistent_volume;
+use crate::deletion::decide::ownership_mismatch;
 use crate::dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 use crate::id::VolumeId;
-use crate::manifest::build_persistent_volume;
-use crate::plan::{
-    ClaimRejection, ImportAction, ImportRejection, ObservedClaim, ProvisionerIdentity, VolumeSpec,
-    class_name, ownership_mismatch, plan_import,
-};
+use crate::import::decide::{ImportAction, ImportRejection, plan_import};
+use crate::plan::{ClaimRejection, ProvisionerIdentity, VolumeSpec};
 use crate::step::{StepHook, StepRunner, VolumeStep};
 
 /// A directory to import, and its claim.

@@ -112,67 +112,75 @@
 
 #[cfg(feature = "agent")]
 pub mod agent;
-mod api_timeout;
+mod api;
 mod apply;
+mod audit;
+mod capacity;
+mod claim;
 mod controller;
 #[cfg(feature = "csi")]
 pub mod csi;
+mod deletion;
 mod dir_store;
 mod error_chain;
-mod event;
-mod guard;
 mod id;
 mod image;
 mod import;
-mod manifest;
+mod loss;
 mod metrics;
 mod name;
+mod node;
 mod plan;
 mod provisioner;
 mod quantity;
 mod recovery;
+mod resize;
 #[cfg(feature = "settings")]
 pub mod settings;
 mod snapshot;
 mod step;
 mod store;
 mod store_id;
-mod store_status;
+mod sweep;
 mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod volume_locks;
 
+pub use capacity::policy::{CapacityPolicy, CapacityShortage, InvalidRatio, StoreCapacity};
+pub use claim::decide::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
+pub use claim::manifest::build_persistent_volume;
+pub use claim::source::DataSource;
+pub use deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
+pub use deletion::guard::{GuardError, VolumeGuard, VolumeReservation};
 pub use dir_store::{
     DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, EraseBacklog, IMAGE_FILE, StoredVolume,
 };
 pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use error_chain::format_chain;
-pub use guard::{GuardError, VolumeGuard, VolumeReservation};
 pub use id::{VolumeId, VolumeIdError};
 pub use image::{FormatError, ImageFormat, InvalidKind, VolumeKind};
+pub use import::decide::{ImportAction, ImportRejection, plan_import};
 pub use import::{ImportDeps, ImportError, ImportRequest, import_directory};
-pub use manifest::build_persistent_volume;
+pub use loss::condition::required_volume;
+pub use loss::new_store::plan_new_store;
+pub use loss::status::{StoreFault, StoreStatus};
+pub use loss::store::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, StoreAction, StoreRejection, plan_store};
 #[cfg(feature = "metrics")]
 pub use metrics::PrometheusMetrics;
 pub use metrics::VolumeMetrics;
 pub use name::{DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NodeName};
 pub use plan::{
-    AttributesRejection, BoundClaim, ExpansionAction, ModificationAction, plan_expansion, plan_modification,
+    BETA_STORAGE_PROVISIONER, ClaimRejection, FINALIZER, HOSTNAME, PROVISIONED_BY, ProvisionerIdentity,
+    ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER, SizeError, VolumeRejection, VolumeSpec,
 };
-pub use plan::{
-    BETA_STORAGE_PROVISIONER, CapacityPolicy, CapacityShortage, ClaimAction, ClaimIgnoreReason,
-    ClaimRejection, FINALIZER, HOSTNAME, InvalidRatio, KIND_ATTRIBUTE, ObservedClaim, PROVISIONED_BY,
-    ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER, STORE_ATTRIBUTE, SizeError,
-    StoreAction, StoreCapacity, StoreRejection, VolumeAction, VolumeIgnoreReason, VolumeRejection,
-    VolumeSpec, plan_claim, plan_new_store, plan_store, plan_volume,
-};
-pub use plan::{DataSource, SnapshotAction, SnapshotRejection, plan_snapshot};
-pub use plan::{ImportAction, ImportRejection, plan_import};
-pub use plan::{OrphanState, plan_orphan, required_volume};
 pub use provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
 pub use quantity::QuantityError;
+pub use recovery::orphan::{OrphanState, plan_orphan};
 pub use recovery::{RecoveryError, VolumeOwners, VolumeRecovery};
+pub use resize::expansion::{BoundClaim, ExpansionAction, plan_expansion};
+pub use resize::modification::{AttributesRejection, ModificationAction, plan_modification};
+pub use snapshot::decide::{SnapshotAction, SnapshotRejection, plan_snapshot};
 pub use snapshot::{
     BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotContentError,
     SnapshotContentSource, SnapshotId, SnapshotIdError, SnapshotInfo, SnapshotStore, SnapshotStoreError,
@@ -182,4 +190,3 @@ pub use snapshot::{
 pub use step::{StepHook, StepMoment, VolumeStep};
 pub use store::{ErrorSource, OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
 pub use store_id::{StoreId, StoreIdError, StoreIdentity};
-pub use store_status::{StoreFault, StoreStatus};

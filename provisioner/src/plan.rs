@@ -1,79 +1,13 @@
 //! Plans the action for a claim or a volume: pure functions of the observed objects.
 
-mod capacity;
-mod claim;
-pub(crate) mod claim_status;
-mod condition;
-mod data_source;
-mod expansion;
-mod import;
-mod modification;
-mod mount_option;
-mod new_store;
-mod node;
-mod orphan;
-mod size;
-mod snapshot;
-mod storage_capacity;
-mod store;
-mod volume;
-
-#[cfg(test)]
-mod capacity_test;
-#[cfg(test)]
-mod claim_test;
-#[cfg(test)]
-mod expansion_test;
-#[cfg(test)]
-mod modification_test;
-#[cfg(test)]
-mod resize_test;
-#[cfg(test)]
-mod storage_capacity_test;
-#[cfg(test)]
-mod store_test;
-#[cfg(test)]
-mod volume_test;
-
 use k8s_openapi::api::core::v1::ObjectReference;
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 
+use crate::claim::source::DataSource;
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
 use crate::name::{DriverName, NodeName};
 use crate::quantity::QuantityError;
-
-pub use capacity::{CapacityPolicy, CapacityShortage, InvalidRatio, StoreCapacity};
-#[cfg(feature = "agent")]
-pub(crate) use claim::allows_node;
-pub use claim::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
-pub(crate) use claim::{claim_ignore_reason, claim_reference, class_name};
-pub(crate) use claim::{nonempty_annotation, waits_for_consumer};
-pub use condition::required_volume;
-pub(crate) use condition::{
-    ConditionChange, VolumeCondition, plan_condition_changes, plan_conditions, reported_conditions,
-};
-pub use data_source::DataSource;
-pub(crate) use data_source::{SourceAction, check_source_kind, plan_clone, plan_restore, waits_for_snapshot};
-pub use expansion::{BoundClaim, ExpansionAction, plan_expansion};
-pub(crate) use expansion::{bound_volume, bound_volume_name, may_resize, needs_expansion};
-pub use import::{ImportAction, ImportRejection, plan_import};
-pub use modification::{AttributesRejection, ModificationAction, plan_modification};
-pub(crate) use modification::{apply_attributes, needs_modification};
-pub(crate) use mount_option::{MountOption, UnknownMountOption, split_options};
-pub use new_store::plan_new_store;
-pub(crate) use new_store::ready_snapshot;
-pub(crate) use node::{NodeFacts, TopologyMismatch, taint_against_volumes, topology_mismatch};
-pub use orphan::{OrphanState, plan_orphan};
-pub(crate) use orphan::{adopted_volume, is_removal, removed_volume};
-pub(crate) use size::requested_capacity;
-pub(crate) use snapshot::has_content_finalizer;
-pub use snapshot::{SnapshotAction, SnapshotRejection, plan_snapshot};
-pub(crate) use storage_capacity::{CapacityAction, capacity_labels, plan_capacities, wanted_capacities};
-pub use store::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, StoreAction, StoreRejection, plan_store};
-pub(crate) use store::{is_marked_lost, named_kind, named_store, node_of_volume};
-pub use volume::{VolumeAction, VolumeIgnoreReason, plan_volume};
-pub(crate) use volume::{has_finalizer, ownership_mismatch};
 
 /// Names the driver that must provision a claim. *Source:* Kubernetes, "well-known labels, annotations and
 /// taints".
@@ -112,7 +46,7 @@ pub struct ProvisionerIdentity {
 
 impl ProvisionerIdentity {
     /// Whether a label names this node, in a node affinity of this release or of an earlier one.
-    fn is_label_of_node(&self, key: &str, values: &[String]) -> bool {
+    pub(crate) fn is_label_of_node(&self, key: &str, values: &[String]) -> bool {
         (key == HOSTNAME || key == self.driver.topology_key()) && values == [self.node.as_str()]
     }
 }

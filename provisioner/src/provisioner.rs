@@ -11,19 +11,20 @@ use nodekeel_supervisor::{Backoff, CanceledError, Context, Failure, RunFuture, R
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::event::EventRecorder;
+use crate::api::health::ApiProbe;
+use crate::api::watch_errors::WatchErrors;
 use crate::apply::{ActionApplier, ClientHandle};
 use crate::controller;
-use crate::controller::api_health::ApiProbe;
-use crate::controller::node_observer::NodeObserver;
-use crate::controller::watch_errors::WatchErrors;
-use crate::event::EventRecorder;
-use crate::guard::VolumeGuard;
+use crate::deletion::guard::VolumeGuard;
+use crate::loss::status::StoreStatus;
+use crate::loss::store::StoreRejection;
 use crate::metrics::VolumeMetrics;
-use crate::plan::{ProvisionerIdentity, StoreRejection};
+use crate::node::observer::NodeObserver;
+use crate::plan::ProvisionerIdentity;
 use crate::snapshot::SnapshotStore;
 use crate::step::{StepHook, StepRunner};
 use crate::store::{VolumeStore, VolumeStoreError};
-use crate::store_status::StoreStatus;
 use crate::volume_locks::VolumeLocks;
 
 /// The dependencies of a provisioner.

@@ -1,5 +1,7 @@
 //! What an operator does about volumes whose PersistentVolume, or whose disk, is lost.
 
+pub(crate) mod orphan;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -10,14 +12,14 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::api_timeout::with_timeout;
+use crate::api::timeout::with_timeout;
 use crate::apply::{error_hint, status_code};
+use crate::deletion::decide::ownership_mismatch;
 use crate::id::VolumeId;
 use crate::image::VolumeKind;
-use crate::plan::{
-    OrphanState, ProvisionerIdentity, adopted_volume, is_marked_lost, is_removal, named_store,
-    ownership_mismatch, plan_orphan, removed_volume,
-};
+use crate::loss::store::{is_marked_lost, named_store};
+use crate::plan::ProvisionerIdentity;
+use crate::recovery::orphan::{OrphanState, adopted_volume, is_removal, plan_orphan, removed_volume};
 use crate::snapshot::{SnapshotId, list_ready_snapshots};
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store::VolumeUsage;

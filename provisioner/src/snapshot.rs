@@ -1,8 +1,10 @@
 //! Snapshots of volumes, and volumes created from them or from other volumes.
 
+pub(crate) mod decide;
 mod id;
 mod listing;
 mod objects;
+pub(crate) mod reconcile;
 mod store;
 
 pub use id::{SnapshotId, SnapshotIdError, StoredId};

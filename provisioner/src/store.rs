@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, QuotaLimits, QuotaUsage};
 
+use crate::capacity::policy::StoreCapacity;
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
-use crate::plan::StoreCapacity;
 use crate::store_id::StoreIdentity;
 
 /// The source of an error, of any type.

@@ -15,11 +15,12 @@ use super::agenda::ActionOutcome;
 use super::facts::{ClaimKey, ClusterObjects, PendingClaim, VolumeFacts, node_identity};
 use super::metrics::AgentMetrics;
 use super::plan::{ClusterCondition, NodeProblem, VolumeKey};
-use crate::api_timeout::with_timeout;
+use crate::api::event::{EventReason, EventRecorder};
+use crate::api::timeout::with_timeout;
 use crate::apply::{ClientHandle, error_hint, is_bound_elsewhere, status_code};
+use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::error_chain::format_chain;
-use crate::event::{EventReason, EventRecorder};
-use crate::plan::{FINALIZER, SELECTED_NODE, VolumeAction, plan_volume};
+use crate::plan::{FINALIZER, SELECTED_NODE};
 use crate::step::{StepRunner, VolumeStep};
 use crate::{DriverName, NodeName};
 

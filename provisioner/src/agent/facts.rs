@@ -4,9 +4,11 @@ use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, Persi
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 
 use super::mirror::ObjectMirror;
+use crate::claim::decide::{class_name, nonempty_annotation};
+use crate::deletion::decide::{VolumeAction, ownership_mismatch, plan_volume};
+use crate::node::taint_against_volumes;
 use crate::plan::{
     BETA_STORAGE_PROVISIONER, FINALIZER, HOSTNAME, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER,
-    VolumeAction, class_name, nonempty_annotation, ownership_mismatch, plan_volume, taint_against_volumes,
 };
 use crate::{DriverName, NodeName};
 

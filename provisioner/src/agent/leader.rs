@@ -20,8 +20,8 @@ use super::facts::{ClusterObjects, NodeFacts, PendingClaim, VolumeFacts, has_dri
 use super::lease::sleep_until_due;
 use super::plan::{ClusterCondition, find_conditions};
 use crate::DriverName;
-use crate::controller::watch_backoff::with_backoff;
-use crate::controller::watch_errors::WatchErrors;
+use crate::api::watch_backoff::with_backoff;
+use crate::api::watch_errors::WatchErrors;
 
 /// The objects of a page of a list: few, because objects of other drivers are dropped after each page.
 const PAGE_SIZE: u32 = 100;

@@ -6,23 +6,24 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::api_timeout::with_timeout;
+use crate::api::timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, none_if_not_found, status_code};
+use crate::claim::decide::claim_reference;
 use crate::id::VolumeId;
-use crate::plan::{BoundClaim, bound_volume, bound_volume_name, claim_reference};
+use crate::resize::expansion::{BoundClaim, bound_volume, bound_volume_name};
 use crate::step::VolumeStep;
 use crate::store::VolumeUsage;
 
 /// A claim and the volume that it is bound to.
-pub(super) struct LiveClaim {
-    pub(super) claim: PersistentVolumeClaim,
-    pub(super) volume: PersistentVolume,
-    pub(super) id: VolumeId,
-    pub(super) usage: VolumeUsage,
+pub(crate) struct LiveClaim {
+    pub(crate) claim: PersistentVolumeClaim,
+    pub(crate) volume: PersistentVolume,
+    pub(crate) id: VolumeId,
+    pub(crate) usage: VolumeUsage,
 }
 
 impl LiveClaim {
-    pub(super) fn observed<'a>(
+    pub(crate) fn observed<'a>(
         &'a self,
         class: Option<&'a StorageClass>,
         attributes: Option<&'a VolumeAttributesClass>,
@@ -31,14 +32,14 @@ impl LiveClaim {
     }
 
     /// The storage class of the volume, for metrics.
-    pub(super) fn class_label(&self) -> &str {
+    pub(crate) fn class_label(&self) -> &str {
         self.volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default()
     }
 }
 
 impl ActionApplier {
     /// Reads a claim, its volume and the usage; `None` if they are no longer bound to each other on this node.
-    pub(super) async fn read_bound_claim(
+    pub(crate) async fn read_bound_claim(
         &self,
         seen: &PersistentVolumeClaim,
     ) -> Result<Option<LiveClaim>, ApplyError> {
@@ -50,7 +51,7 @@ impl ActionApplier {
         Ok(Some(LiveClaim { claim, volume, id, usage }))
     }
 
-    pub(super) async fn read_attributes_class(
+    pub(crate) async fn read_attributes_class(
         &self,
         name: &str,
     ) -> Result<Option<VolumeAttributesClass>, ApplyError> {
@@ -62,7 +63,7 @@ impl ActionApplier {
 
     /// Patches the status of exactly this version of the claim. `false`: it has changed or is deleted, which
     /// the watch reports.
-    pub(super) async fn patch_claim_status(
+    pub(crate) async fn patch_claim_status(
         &self,
         step: VolumeStep,
         live: &mut LiveClaim,
@@ -86,7 +87,7 @@ impl ActionApplier {
 
     /// Patches the specification of exactly this version of the volume. `false`: as
     /// [`patch_claim_status`](Self::patch_claim_status).
-    pub(super) async fn patch_volume_spec(
+    pub(crate) async fn patch_volume_spec(
         &self,
         live: &mut LiveClaim,
         spec: Value,

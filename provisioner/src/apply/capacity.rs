@@ -6,9 +6,9 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::json;
 
-use crate::api_timeout::with_timeout;
+use crate::api::timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, none_if_not_found, status_code};
-use crate::plan::CapacityAction;
+use crate::capacity::objects::CapacityAction;
 use crate::step::VolumeStep;
 
 impl ActionApplier {

@@ -4,13 +4,12 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Api;
 use serde_json::json;
 
-use crate::api_timeout::with_timeout;
+use crate::api::event::EventReason;
+use crate::api::timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, ApplyOutcome, none_if_not_found};
-use crate::event::EventReason;
-use crate::plan::{
-    ClaimRejection, DataSource, SourceAction, VolumeSpec, bound_volume_name, check_source_kind, plan_clone,
-    plan_restore,
-};
+use crate::claim::source::{DataSource, SourceAction, check_source_kind, plan_clone, plan_restore};
+use crate::plan::{ClaimRejection, VolumeSpec};
+use crate::resize::expansion::bound_volume_name;
 use crate::snapshot::{SnapshotStore, StoredId, VolumeSnapshot, VolumeSnapshotContent};
 use crate::step::VolumeStep;
 
@@ -26,7 +25,7 @@ pub(crate) enum VolumeContent<'a> {
 
 impl ActionApplier {
     /// Finds the source of a claim's volume. A claim whose source is on another node is handed over to that node.
-    pub(super) async fn find_content(
+    pub(crate) async fn find_content(
         &self,
         claim: &PersistentVolumeClaim,
         spec: &VolumeSpec,
@@ -102,7 +101,7 @@ impl ActionApplier {
         }
     }
 
-    pub(super) async fn read_snapshot_content(
+    pub(crate) async fn read_snapshot_content(
         &self,
         name: &str,
     ) -> Result<Option<VolumeSnapshotContent>, ApplyError> {

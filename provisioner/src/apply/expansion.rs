@@ -8,14 +8,15 @@ use k8s_openapi::jiff::Timestamp;
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 use serde_json::json;
 
+use crate::api::event::EventReason;
 use crate::apply::bound_claim::LiveClaim;
 use crate::apply::{ActionApplier, ApplyError};
+use crate::claim::decide::claim_reference;
 use crate::error_chain::format_chain;
-use crate::event::EventReason;
 use crate::id::VolumeId;
-use crate::plan::claim_status::{resize_failed, resize_finished, resize_started};
-use crate::plan::{ExpansionAction, claim_reference, plan_expansion};
 use crate::quantity::format_quantity;
+use crate::resize::claim_status::{resize_failed, resize_finished, resize_started};
+use crate::resize::expansion::{ExpansionAction, plan_expansion};
 use crate::step::VolumeStep;
 
 impl ActionApplier {

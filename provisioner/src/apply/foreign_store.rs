@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::api::ListParams;
 
-use crate::api_timeout::with_timeout;
+use crate::api::timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError};
-use crate::plan::named_store;
+use crate::loss::store::named_store;
 use crate::snapshot::{SnapshotId, list_ready_snapshots};
 use crate::store_id::StoreId;
 

@@ -8,13 +8,15 @@ use k8s_openapi::jiff::Timestamp;
 use nodekeel_fsquota::QuotaLimits;
 use serde_json::json;
 
+use crate::api::event::EventReason;
 use crate::apply::bound_claim::LiveClaim;
 use crate::apply::{ActionApplier, ApplyError};
+use crate::claim::decide::claim_reference;
 use crate::error_chain::format_chain;
-use crate::event::EventReason;
 use crate::id::VolumeId;
-use crate::plan::claim_status::{ModifyState, modify_finished, modify_marked};
-use crate::plan::{ModificationAction, VolumeSpec, apply_attributes, claim_reference, plan_modification};
+use crate::plan::VolumeSpec;
+use crate::resize::claim_status::{ModifyState, modify_finished, modify_marked};
+use crate::resize::modification::{ModificationAction, apply_attributes, plan_modification};
 use crate::step::VolumeStep;
 
 impl ActionApplier {
@@ -61,7 +63,7 @@ impl ActionApplier {
     }
 
     /// Gives a volume that is to be created the limits of its VolumeAttributesClass, if it has one.
-    pub(super) async fn apply_attributes_class(
+    pub(crate) async fn apply_attributes_class(
         &self,
         mut spec: VolumeSpec,
     ) -> Result<VolumeSpec, ApplyError> {

@@ -8,11 +8,11 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::api_timeout::with_timeout;
+use crate::api::event::{EventReason, MAX_NOTE_BYTES, truncate_bytes};
+use crate::api::timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, status_code};
-use crate::event::{EventReason, MAX_NOTE_BYTES, truncate_bytes};
 use crate::id::VolumeId;
-use crate::plan::{SnapshotAction, SnapshotRejection, has_content_finalizer, plan_snapshot};
+use crate::snapshot::decide::{SnapshotAction, SnapshotRejection, has_content_finalizer, plan_snapshot};
 use crate::snapshot::{CONTENT_FINALIZER, SnapshotId, SnapshotInfo, SnapshotStore, VolumeSnapshotContent};
 use crate::step::VolumeStep;
 

@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use kube::api::ListParams;
 
-use crate::api_timeout::with_timeout;
+use crate::api::timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, is_on_node};
+use crate::claim::decide::{ClaimIgnoreReason, claim_ignore_reason};
 use crate::id::VolumeId;
-use crate::plan::{ClaimIgnoreReason, claim_ignore_reason, named_store};
+use crate::loss::store::named_store;
 use crate::store::VolumeStoreError;
 use crate::store_id::StoreId;
 
@@ -69,7 +70,7 @@ impl ActionApplier {
     }
 
     /// Removes a volume without a PersistentVolume on this node, if it is empty.
-    pub(super) async fn remove_if_empty(&self, id: &VolumeId) -> Result<SweepOutcome, ApplyError> {
+    pub(crate) async fn remove_if_empty(&self, id: &VolumeId) -> Result<SweepOutcome, ApplyError> {
         let _reservation = self.reserve_volume(id).await?;
         let claim_uid = id.claim_uid();
         tracing::info!(handle = %id, claim_uid, "deleting volume if empty: no PersistentVolume on this node");
@@ -104,7 +105,7 @@ impl ActionApplier {
     }
 
     /// Finds the claim that a volume was created for by its UID, whatever its name is.
-    pub(super) async fn find_claim(
+    pub(crate) async fn find_claim(
         &self,
         id: &VolumeId,
     ) -> Result<Option<PersistentVolumeClaim>, ApplyError> {

@@ -10,19 +10,20 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Resource, ResourceExt as _};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use crate::apply;
+use crate::api::retry_tracker::RetryTracker;
+
+use crate::capacity::publisher::CapacityPublisher;
+use crate::claim::decide::{claim_ignore_reason, class_name};
 use crate::controller::ReconcileContext;
-use crate::controller::capacity_publisher::CapacityPublisher;
-use crate::controller::live_claims::LiveClaims;
-use crate::controller::retry_tracker::RetryTracker;
+use crate::deletion::decide::ownership_mismatch;
+use crate::deletion::live_claims::LiveClaims;
 use crate::id::VolumeId;
-use crate::plan::{
-    ProvisionerIdentity, bound_volume_name, claim_ignore_reason, class_name, may_resize, ownership_mismatch,
-};
+use crate::plan::ProvisionerIdentity;
+use crate::resize::expansion::{bound_volume_name, may_resize};
 
 /// Which volumes may have lost their claim or their PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum SweepRequest {
+pub(crate) enum SweepRequest {
     /// All volumes: a watch has listed again, and changes before it may have been missed.
     All,
     /// One volume: its claim or its PersistentVolume was deleted.
@@ -31,19 +32,19 @@ pub(super) enum SweepRequest {
 
 /// Sends the signals that follow from watch events.
 #[derive(Debug, Clone)]
-pub(super) struct WatchSignals {
+pub(crate) struct WatchSignals {
     claims: UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
     sweeps: UnboundedSender<SweepRequest>,
 }
 
 /// Receives the signals of [`WatchSignals`].
-pub(super) struct SignalReceivers<S> {
-    pub(super) claims: S,
-    pub(super) sweeps: UnboundedReceiver<SweepRequest>,
+pub(crate) struct SignalReceivers<S> {
+    pub(crate) claims: S,
+    pub(crate) sweeps: UnboundedReceiver<SweepRequest>,
 }
 
 impl WatchSignals {
-    pub(super) fn new()
+    pub(crate) fn new()
     -> (Self, SignalReceivers<impl Stream<Item = ObjectRef<PersistentVolumeClaim>> + Send + 'static>) {
         let (claims, claim_receiver) = mpsc::unbounded_channel();
         let (sweeps, sweep_receiver) = mpsc::unbounded_channel();
@@ -51,25 +52,25 @@ impl WatchSignals {
         (Self { claims, sweeps }, receivers)
     }
 
-    pub(super) fn requeue_claim(&self, claim: ObjectRef<PersistentVolumeClaim>) {
+    pub(crate) fn requeue_claim(&self, claim: ObjectRef<PersistentVolumeClaim>) {
         // Fails only if the run has ended, and then nothing needs to be reconciled.
         let _ = self.claims.send(claim);
     }
 
-    pub(super) fn request_sweep(&self, request: SweepRequest) {
+    pub(crate) fn request_sweep(&self, request: SweepRequest) {
         let _ = self.sweeps.send(request);
     }
 }
 
 /// The stream of what a channel receives.
-pub(super) fn receiver_stream<T: Send + 'static>(
+pub(crate) fn receiver_stream<T: Send + 'static>(
     mut receiver: UnboundedReceiver<T>,
 ) -> impl Stream<Item = T> + Send + 'static {
     futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx))
 }
 
 /// Passes events of our objects, and sends the signals that follow from others.
-pub(super) struct EventFilter {
+pub(crate) struct EventFilter {
     identity: ProvisionerIdentity,
     retries: Arc<RetryTracker>,
     signals: WatchSignals,
@@ -82,7 +83,7 @@ pub(super) struct EventFilter {
 type WatchResult<K> = Result<Event<K>, watcher::Error>;
 
 impl EventFilter {
-    pub(super) fn new(context: &ReconcileContext) -> Self {
+    pub(crate) fn new(context: &ReconcileContext) -> Self {
         Self {
             identity: context.provisioner.config.identity.clone(),
             retries: Arc::clone(&context.retries),
@@ -95,7 +96,7 @@ impl EventFilter {
     }
 
     /// Passes claims that this node must act on.
-    pub(super) fn filter_claim(
+    pub(crate) fn filter_claim(
         &self,
         event: WatchResult<PersistentVolumeClaim>,
     ) -> Option<WatchResult<PersistentVolumeClaim>> {
@@ -123,7 +124,7 @@ impl EventFilter {
     }
 
     /// Passes volumes on this node.
-    pub(super) fn filter_volume(
+    pub(crate) fn filter_volume(
         &self,
         event: WatchResult<PersistentVolume>,
     ) -> Option<WatchResult<PersistentVolume>> {
@@ -150,7 +151,7 @@ impl EventFilter {
     }
 
     /// Passes all classes, which are few. Claims that wait for one are reconciled again.
-    pub(super) fn filter_class(&self, event: WatchResult<StorageClass>) -> Option<WatchResult<StorageClass>> {
+    pub(crate) fn filter_class(&self, event: WatchResult<StorageClass>) -> Option<WatchResult<StorageClass>> {
         if matches!(&event, Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone)) {
             self.capacity.notify_change();
         }
@@ -220,11 +221,11 @@ where
 }
 
 /// What to do about a failing watch, if that is clear.
-pub(super) fn watch_hint(error: &watcher::Error) -> &'static str {
+pub(crate) fn watch_hint(error: &watcher::Error) -> &'static str {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => apply::error_hint(error),
+        | watcher::Error::WatchFailed(error) => crate::apply::error_hint(error),
         _ => "",
     }
 }

@@ -4,12 +4,12 @@ use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt as _;
 
+use crate::api::work_queue::NextRun;
 use crate::apply::{ApplyError, status_code};
 use crate::controller::ReconcileContext;
-use crate::controller::work_queue::NextRun;
 
 /// Whether a failure gets an event: temporary errors of the API server do not, because they are retried.
-pub(super) fn is_worth_an_event(error: &ApplyError) -> bool {
+pub(crate) fn is_worth_an_event(error: &ApplyError) -> bool {
     match error {
         ApplyError::Api { source, .. } => {
             status_code(source).is_some_and(|code| (400..409).contains(&code) || code == 422)
@@ -19,7 +19,7 @@ pub(super) fn is_worth_an_event(error: &ApplyError) -> bool {
 }
 
 /// Turns a panic into an error: a bug must affect one object, not the node.
-pub(super) async fn catch_panic(
+pub(crate) async fn catch_panic(
     work: impl Future<Output = Result<NextRun, ApplyError>>,
 ) -> Result<NextRun, ApplyError> {
     let panicked = |payload: Box<dyn std::any::Any + Send>| {
@@ -32,7 +32,7 @@ pub(super) async fn catch_panic(
 
 impl ReconcileContext {
     /// Counts an error of the API server.
-    pub(super) fn record_api_error(&self, error: &ApplyError) {
+    pub(crate) fn record_api_error(&self, error: &ApplyError) {
         if let ApplyError::Api { call, .. } = error {
             self.provisioner.applier.metrics.record_api_error(call.metric_label());
         }

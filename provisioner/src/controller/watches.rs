@@ -12,30 +12,30 @@ use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 
+use crate::api::watch_backoff::with_backoff;
+use crate::api::watch_errors::WatchErrors;
 use crate::controller::ReconcileContext;
 use crate::controller::event_filter::EventFilter;
-use crate::controller::watch_backoff::with_backoff;
-use crate::controller::watch_errors::WatchErrors;
 
 /// How many objects of the cluster are listed at once: most of them are dropped.
 const PAGE_SIZE: u32 = 100;
 
 /// The cached objects.
-pub(super) struct ObjectCaches {
-    pub(super) claims: Store<PersistentVolumeClaim>,
-    pub(super) volumes: Store<PersistentVolume>,
-    pub(super) classes: Store<StorageClass>,
+pub(crate) struct ObjectCaches {
+    pub(crate) claims: Store<PersistentVolumeClaim>,
+    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) classes: Store<StorageClass>,
 }
 
 /// Writes what the watches report into the caches.
-pub(super) struct CacheWriters {
-    pub(super) claims: Writer<PersistentVolumeClaim>,
-    pub(super) volumes: Writer<PersistentVolume>,
-    pub(super) classes: Writer<StorageClass>,
+pub(crate) struct CacheWriters {
+    pub(crate) claims: Writer<PersistentVolumeClaim>,
+    pub(crate) volumes: Writer<PersistentVolume>,
+    pub(crate) classes: Writer<StorageClass>,
 }
 
 /// Creates empty caches.
-pub(super) fn new_caches() -> (ObjectCaches, CacheWriters) {
+pub(crate) fn new_caches() -> (ObjectCaches, CacheWriters) {
     let (claims, claims_writer) = reflector::store();
     let (volumes, volumes_writer) = reflector::store();
     let (classes, classes_writer) = reflector::store();
@@ -45,7 +45,7 @@ pub(super) fn new_caches() -> (ObjectCaches, CacheWriters) {
 
 impl ReconcileContext {
     /// Watches the claims that this node must act on, and returns those that change.
-    pub(super) fn watch_claims(
+    pub(crate) fn watch_claims(
         &self,
         writer: Writer<PersistentVolumeClaim>,
     ) -> impl Stream<Item = ObjectRef<PersistentVolumeClaim>> + Send + use<> {
@@ -55,7 +55,7 @@ impl ReconcileContext {
     }
 
     /// Watches the volumes of this node, and returns those that change.
-    pub(super) fn watch_volumes(
+    pub(crate) fn watch_volumes(
         self: &Arc<Self>,
         writer: Writer<PersistentVolume>,
     ) -> impl Stream<Item = ObjectRef<PersistentVolume>> + Send + use<> {
@@ -66,7 +66,7 @@ impl ReconcileContext {
     }
 
     /// Watches the classes. Never returns.
-    pub(super) async fn watch_classes(&self, writer: Writer<StorageClass>) {
+    pub(crate) async fn watch_classes(&self, writer: Writer<StorageClass>) {
         let filter = EventFilter::new(self);
         let events = watch_resource(self.resource_api(), &self.provisioner.watch_errors);
         let events = events.filter_map(move |event| ready(filter.filter_class(event))).reflect(writer);
@@ -92,7 +92,7 @@ where
 
 /// The changed objects, once they are in the cache: those of a list when it is complete. Watch errors are dropped here: they
 /// were logged, and the watch retries.
-pub(super) fn changed_objects<K>(
+pub(crate) fn changed_objects<K>(
     events: impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send,
 ) -> impl Stream<Item = ObjectRef<K>> + Send
 where

@@ -21,8 +21,8 @@ use super::proto::csi::node_server::NodeServer;
 use super::proto::registration::registration_server::RegistrationServer;
 use super::registration::RegistrationService;
 use super::socket::{self, SocketError};
+use crate::deletion::guard::VolumeGuard;
 use crate::error_chain::format_chain;
-use crate::guard::VolumeGuard;
 use crate::name::{DriverName, NodeName};
 use crate::store::{VolumeOpener, VolumeStore};
 

@@ -7,9 +7,10 @@ use tonic::Status;
 use super::mounter::MountRestrictions;
 use super::proto::csi;
 use super::target_path::TargetPath;
+use crate::claim::mount_option::{MountOption, UnknownMountOption, split_options};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
-use crate::plan::{KIND_ATTRIBUTE, MountOption, UnknownMountOption, split_options};
+use crate::loss::store::KIND_ATTRIBUTE;
 
 /// Maximum length of a text in bytes. *Source:* CSI specification, "Size Limits".
 const MAX_TEXT_BYTES: usize = 128;

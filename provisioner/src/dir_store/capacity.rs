@@ -15,7 +15,7 @@ use crate::dir_store::parts::StoreParts;
 use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::id::VolumeId;
 use crate::image::{VolumeKind, promised_bytes};
-use crate::plan::{CapacityPolicy, StoreCapacity};
+use crate::capacity::policy::{CapacityPolicy, StoreCapacity};
 use crate::store::larger_limit;
 
 /// The promises of a store. A volume without a byte limit counts as nothing; a removed one counts with the bytes that

@@ -8,9 +8,9 @@ use nodekeel_fsquota::{Bytes, Error as QuotaError};
 use nodekeel_localstorage::{Dir, Error as DirError};
 use rustix::io::Errno;
 
+use crate::capacity::policy::CapacityShortage;
 use crate::id::VolumeId;
 use crate::image::{FormatError, VolumeKind};
-use crate::plan::CapacityShortage;
 use crate::snapshot::StoredId;
 use crate::store::{ErrorSource, VolumeStoreError};
 

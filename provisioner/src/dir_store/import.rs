@@ -16,7 +16,6 @@ use crate::dir_store::options::DirStoreOptions;
 use crate::dir_store::stored_dirs::VOLUMES_DIR;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::plan::CapacityPolicy;
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store_id::StoreId;
 

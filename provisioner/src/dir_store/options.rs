@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nodekeel_fsquota::QuotaSetter;
 use nodekeel_localstorage::{Dir, FileCloner, FileMode, Reflink};
 
-use crate::plan::CapacityPolicy;
+use crate::capacity::policy::CapacityPolicy;
 use crate::step::StepHook;
 use crate::store::ErrorSource;
 

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
-use crate::api_timeout::with_timeout;
+use crate::api::timeout::with_timeout;
 use crate::apply::status_code;
-use crate::plan::{ProvisionerIdentity, ready_snapshot};
+use crate::loss::new_store::ready_snapshot;
+use crate::plan::ProvisionerIdentity;
 use crate::snapshot::{MANAGED_BY_LABEL, SnapshotId, VolumeSnapshotContent};
 
 /// Page size of lists.

@@ -10,9 +10,10 @@ use async_trait::async_trait;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, QuotaUsage};
 use tokio::sync::Notify;
 
+use crate::capacity::policy::{CapacityPolicy, StoreCapacity};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind, file_size};
-use crate::plan::{CapacityPolicy, StoreCapacity};
+use crate::capacity::policy::{CapacityPolicy, StoreCapacity};
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
 use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 

@@ -7,7 +7,6 @@ use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 
 use crate::dir_store::error::DirStoreError;
 use crate::id::VolumeId;
-use crate::plan::CapacityShortage;
 
 /// A directory did not become a volume.
 #[derive(Debug, thiserror::Error)]

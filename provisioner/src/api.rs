@@ -1,0 +1,10 @@
+//! The API server: calls and their deadlines, watches and their retries, and events.
+
+pub(crate) mod event;
+pub(crate) mod health;
+mod recovery_probe;
+pub(crate) mod retry_tracker;
+pub(crate) mod timeout;
+pub(crate) mod watch_backoff;
+pub(crate) mod watch_errors;
+pub(crate) mod work_queue;

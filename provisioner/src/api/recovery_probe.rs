@@ -1,0 +1,79 @@
+//! Finds out when an unreachable API server answers again.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use nodekeel_supervisor::Backoff;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::api::retry_tracker::random_fraction;
+use crate::apply::ClientHandle;
+
+/// A question costs the server a few bytes, and a process asks it once for all its watches: so it may come more often than
+/// a watch may list again, and volumes are served within three seconds after an outage.
+const BACKOFF: Backoff = Backoff {
+    initial: Duration::from_millis(500),
+    factor: 2.0,
+    max: Duration::from_millis(1500),
+    jitter: 0.5,
+};
+
+/// Timeout of an answer: packets to a host that is down are lost.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Asks an unreachable API server whether it answers again.
+#[derive(Debug, Clone)]
+pub(crate) struct RecoveryProbe {
+    client: ClientHandle,
+    /// Locked while it is asked: one watch asks, and the others wait for its result.
+    outage: Arc<Mutex<Outage>>,
+}
+
+#[derive(Debug, Default)]
+struct Outage {
+    /// Questions in a row without an answer.
+    failures: u32,
+    ended: Option<Instant>,
+}
+
+impl RecoveryProbe {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client: ClientHandle(client), outage: Arc::default() }
+    }
+
+    /// Waits until the server answers that was unreachable at this time. Never returns if it answers the first question:
+    /// then the watch has failed for another reason, and may cost the server more than an answer.
+    ///
+    /// # Cancel safety
+    /// Another waiter asks on.
+    pub(crate) async fn wait_for_recovery(&self, failed: Instant) {
+        let mut outage = self.outage.lock().await;
+        while outage.ended.is_none_or(|ended| ended < failed) {
+            sleep(BACKOFF.jittered_delay(outage.failures.saturating_add(1), random_fraction())).await;
+            if !self.has_answer().await {
+                outage.failures = outage.failures.saturating_add(1);
+            } else if std::mem::take(&mut outage.failures) > 0 {
+                outage.ended = Some(Instant::now());
+            } else {
+                drop(outage);
+                return pending().await;
+            }
+        }
+    }
+
+    /// Whether the server answers. It may reject the question.
+    async fn has_answer(&self) -> bool {
+        match timeout(TIMEOUT, self.client.0.apiserver_version()).await {
+            Ok(Err(error)) => !is_unreachable(&error),
+            answer => answer.is_ok(),
+        }
+    }
+}
+
+/// Whether a request has failed before the server answered.
+pub(crate) fn is_unreachable(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_))
+}

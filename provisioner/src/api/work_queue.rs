@@ -1,0 +1,156 @@
+//! Reconciles the objects of a kind: each by one call at a time, and again when a call asks for it.
+//!
+//! kube's `applier` does the same, but passes each object through a timer, whose unit is a millisecond: a claim would
+//! wait for one or two of them.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
+use std::num::NonZeroU16;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
+use kube::Resource;
+use kube::runtime::reflector::{ObjectRef, Store};
+use tokio_util::time::{DelayQueue, delay_queue::Key};
+
+/// The longest delay: a [`DelayQueue`] panics at more than two years.
+const MAX_DELAY: Duration = Duration::from_secs(365 * 86_400);
+
+/// When an object is reconciled again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextRun {
+    /// When it changes.
+    OnChange,
+    /// After this time, or when it changes.
+    After(Duration),
+}
+
+/// What is to be done for an object. Without an entry it is nothing.
+enum WorkState {
+    /// It is in the queue.
+    Due,
+    /// It is reconciled again when its delay is over.
+    Delayed(Key),
+    /// It is being reconciled, and then again if it has changed meanwhile.
+    Running { has_changed: bool },
+}
+
+/// The objects with work, in the order in which they became due.
+struct WorkQueue<K: Resource<DynamicType = ()>> {
+    states: HashMap<ObjectRef<K>, WorkState>,
+    due: VecDeque<ObjectRef<K>>,
+    delays: DelayQueue<ObjectRef<K>>,
+}
+
+impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
+    fn new() -> Self {
+        Self { states: HashMap::new(), due: VecDeque::new(), delays: DelayQueue::new() }
+    }
+
+    /// The object has changed.
+    fn add_change(&mut self, object: ObjectRef<K>) {
+        match self.states.entry(object.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(WorkState::Due)),
+            Entry::Occupied(mut entry) => match entry.get_mut() {
+                WorkState::Due => return,
+                WorkState::Running { has_changed } => {
+                    *has_changed = true;
+                    return;
+                }
+                WorkState::Delayed(key) => {
+                    self.delays.remove(key);
+                    entry.insert(WorkState::Due);
+                }
+            },
+        }
+        self.due.push_back(object);
+    }
+
+    /// The delay of an object is over.
+    fn end_delay(&mut self, object: ObjectRef<K>) {
+        self.states.insert(object.clone(), WorkState::Due);
+        self.due.push_back(object);
+    }
+
+    /// The next object to reconcile, from now on as running.
+    fn start_next(&mut self) -> Option<ObjectRef<K>> {
+        let object = self.due.pop_front()?;
+        self.states.insert(object.clone(), WorkState::Running { has_changed: false });
+        Some(object)
+    }
+
+    /// The call for a running object has ended.
+    fn finish(&mut self, object: ObjectRef<K>, next: NextRun) {
+        let state = self.states.remove(&object);
+        match next {
+            _ if matches!(state, Some(WorkState::Running { has_changed: true })) => self.add_change(object),
+            NextRun::OnChange => {}
+            NextRun::After(delay) => {
+                let key = self.delays.insert(object.clone(), delay.min(MAX_DELAY));
+                self.states.insert(object, WorkState::Delayed(key));
+            }
+        }
+    }
+}
+
+/// Calls `reconcile` for each object of the stream, once the cache has been filled, for at most `concurrency` of them at
+/// a time. When the stream ends, it waits for the calls in progress and returns.
+///
+/// # Cancel safety
+/// Dropping it drops the calls in progress.
+pub(crate) async fn reconcile_changes<K, F>(
+    changes: impl Stream<Item = ObjectRef<K>>,
+    (objects, concurrency): (Store<K>, NonZeroU16),
+    reconcile: impl Fn(Arc<K>) -> F,
+) where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+    F: Future<Output = NextRun>,
+{
+    let mut changes = std::pin::pin!(changes.fuse());
+    let mut filled = std::pin::pin!(objects.wait_until_ready().fuse());
+    let (mut queue, mut running, mut is_filled) = (WorkQueue::new(), FuturesUnordered::new(), false);
+    loop {
+        while is_filled
+            && running.len() < usize::from(concurrency.get())
+            && let Some(name) = queue.start_next()
+        {
+            // A deleted one has no work.
+            match objects.get(&name) {
+                Some(object) => running.push(start_call(name, || reconcile(object))),
+                None => queue.finish(name, NextRun::OnChange),
+            }
+        }
+        tokio::select! {
+            Some((object, next)) = running.next(), if !running.is_empty() => queue.finish(object, next),
+            change = changes.next() => match change {
+                Some(object) => queue.add_change(object),
+                None => break,
+            },
+            Some(expired) = poll_fn(|cx| queue.delays.poll_expired(cx)), if !queue.delays.is_empty() => {
+                queue.end_delay(expired.into_inner());
+            }
+            done = &mut filled, if !is_filled => is_filled = done.is_ok(),
+        }
+    }
+    while running.next().await.is_some() {}
+}
+
+/// A call in a box: without optimization, it would be copied through the stack of the loop.
+fn start_call<K, F>(
+    object: ObjectRef<K>,
+    call: impl FnOnce() -> F,
+) -> Pin<Box<impl Future<Output = (ObjectRef<K>, NextRun)>>>
+where
+    K: Resource<DynamicType = ()>,
+    F: Future<Output = NextRun>,
+{
+    Box::pin(call().map(|next| (object, next)))
+}
+
+#[cfg(test)]
+#[path = "work_queue_test.rs"]
+mod tests;

@@ -1,0 +1,51 @@
+//! Audits the limits of the volumes in the background: the owner of a file can remove it from them.
+
+use std::future::pending;
+
+use nodekeel_fsquota::{AuditOptions, AuditSummary};
+use tokio::time::sleep;
+
+use crate::error_chain::format_chain;
+use crate::provisioner::Provisioner;
+
+/// Audits the store, and again some time after each audit has ended. Never returns.
+pub(crate) async fn run_auditor(provisioner: &Provisioner) {
+    let (applier, config) = (&provisioner.applier, &provisioner.config);
+    let mut options = AuditOptions::default();
+    options.entries_per_second = Some(config.audit_rate);
+    let mut last = AuditSummary::default();
+    loop {
+        match applier.store.audit_limits(options).await {
+            // It will not change: limits of this store can't be left.
+            Ok(None) => return pending().await,
+            Ok(Some(summary)) => {
+                applier.metrics.set_audit(&summary);
+                log_changes(&last, &summary);
+                last = summary;
+            }
+            Err(error) => tracing::warn!("audit the limits of the volumes: {}", format_chain(&error)),
+        }
+        sleep(config.audit_interval).await;
+    }
+}
+
+/// Logs what was not there at the last audit, once.
+fn log_changes(last: &AuditSummary, now: &AuditSummary) {
+    for (what, last, now) in [
+        ("left the limits of their volume", last.escaped, now.escaped),
+        ("count for a volume in which they don't lie", last.outside, now.outside),
+    ] {
+        let (bytes, files) = (now.bytes.0, now.inodes.0);
+        if files > 0 && last != now {
+            tracing::warn!(
+                bytes,
+                files,
+                "files and directories {what}: find them with `dirquota audit`, and repair them with --repair"
+            );
+        }
+    }
+    if now.over_limit > 0 && last.over_limit != now.over_limit {
+        let volumes = now.over_limit;
+        tracing::warn!(volumes, "volumes use more than their limits: find them with `provisionerd volumes`");
+    }
+}

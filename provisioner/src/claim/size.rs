@@ -1,0 +1,171 @@
+//! What a claim's volume is, by the claim and its class, and its limits: bytes from the claim, inodes from the class or
+//! the bytes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
+use k8s_openapi::api::storage::v1::StorageClass;
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
+
+use crate::image::{ImageFormat, VolumeKind};
+use crate::plan::{ClaimRejection, SizeError};
+use crate::quantity;
+
+/// The parameter of a class that sets the inode limit of each volume.
+pub(crate) const INODES_PARAMETER: &str = "inodes";
+
+/// What is valid for it.
+pub(crate) const EXPECTED_INODES: &str = "use a number of inodes above 0, such as 100k";
+
+/// Bytes of the volume per inode, unless the class sets `inodes`.
+///
+/// *Source:* Monogon's ratio: inodes of 512 bytes then take at most a quarter of the volume.
+const BYTES_PER_INODE: u64 = 2048;
+
+/// Minimum number of inodes, unless the class sets `inodes`: small volumes hold small files.
+const MIN_INODES: u64 = 1024;
+
+/// Prefix of parameters for Kubernetes components.
+const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
+
+/// The parameter of a class whose volumes are file systems in a file: nothing in them can leave their limits.
+const STRICT_PARAMETER: &str = "strict";
+
+/// The file system of strict volumes. *Source:* Kubernetes CSI, "StorageClass parameters".
+const FS_TYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
+
+/// What makes it valid.
+const EXPECTED_STRICT: &str = "volumes are directories on the file system of the node: set strict: \"true\" for such a file system, or remove it";
+
+/// The claim's request, in whole bytes.
+pub(crate) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, ClaimRejection> {
+    let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    let text = requests.and_then(|requests| requests.get("storage")).map(|quantity| quantity.0.as_str());
+    let reject = |reason| ClaimRejection::InvalidSize { text: text.unwrap_or_default().to_owned(), reason };
+    let text = text.ok_or_else(|| reject(SizeError::Missing))?;
+    match quantity::parse_quantity(text) {
+        Ok(0) => Err(reject(SizeError::Zero)),
+        Ok(bytes) => Ok(Bytes(bytes)),
+        Err(error) => Err(reject(SizeError::Quantity(error))),
+    }
+}
+
+/// The inode limit of a volume of this capacity and class that is a directory.
+pub(crate) fn inode_limit(capacity: Bytes, class: &StorageClass) -> Result<Inodes, ClaimRejection> {
+    let parameters = ClassParameters::read(class.parameters.as_ref());
+    parameters.map(|found| found.inode_limit(capacity)).map_err(|parameter| parameter.rejection(class))
+}
+
+/// What a volume of this capacity and class is, and its limits. A block volume is one whatever its class says.
+pub(crate) fn volume_shape(
+    capacity: Bytes,
+    class: &StorageClass,
+    is_block: bool,
+) -> Result<(VolumeKind, QuotaLimits), ClaimRejection> {
+    let parameters = ClassParameters::read(class.parameters.as_ref());
+    let parameters = parameters.map_err(|parameter| parameter.rejection(class))?;
+    let kind = match is_block {
+        true => ImageFormat::Block.into(),
+        false => parameters.kind().map_err(|parameter| parameter.rejection(class))?,
+    };
+    let inodes = match kind {
+        VolumeKind::Directory => Some(parameters.inode_limit(capacity)),
+        VolumeKind::Image(format) if capacity < format.min_size() => {
+            return Err(ClaimRejection::TooSmall { format, capacity });
+        }
+        VolumeKind::Image(_) => None,
+    };
+    Ok((kind, QuotaLimits { bytes: Some(capacity), inodes }))
+}
+
+/// What the parameters of a class say.
+#[derive(Debug, Default)]
+struct ClassParameters<'a> {
+    inodes: Option<Inodes>,
+    is_strict: bool,
+    /// Unchecked: it says nothing of block volumes.
+    fs_type: Option<&'a str>,
+}
+
+impl<'a> ClassParameters<'a> {
+    fn read(parameters: Option<&'a BTreeMap<String, String>>) -> Result<Self, InvalidParameter<'a>> {
+        let mut found = Self::default();
+        for (name, value) in parameters.into_iter().flatten() {
+            let reject = |expected| Err(InvalidParameter { name, value, expected });
+            match (name.as_str(), value.as_str()) {
+                (INODES_PARAMETER, _) => found.inodes = Some(parse_inodes(name, value)?),
+                (STRICT_PARAMETER, "true" | "false") => found.is_strict = value == "true",
+                (STRICT_PARAMETER, _) => return reject("use \"true\" or \"false\""),
+                (FS_TYPE_PARAMETER, fs_type) => found.fs_type = Some(fs_type).filter(|it| !it.is_empty()),
+                (name, _) if name.starts_with(RESERVED_PREFIX) => {}
+                _ => return reject("unknown parameter; known: inodes, strict"),
+            }
+        }
+        Ok(found)
+    }
+
+    fn inode_limit(&self, capacity: Bytes) -> Inodes {
+        self.inodes.unwrap_or(Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES)))
+    }
+
+    /// What a volume with a file system is.
+    fn kind(&self) -> Result<VolumeKind, InvalidParameter<'a>> {
+        let reject = |name, value, expected| Err(InvalidParameter { name, value, expected });
+        let format = match self.fs_type {
+            Some(name) if !self.is_strict => return reject(FS_TYPE_PARAMETER, name, EXPECTED_STRICT),
+            None if !self.is_strict => return Ok(VolumeKind::Directory),
+            Some("ext4") | None => ImageFormat::Ext4,
+            Some("xfs") => ImageFormat::Xfs,
+            Some(other) => return reject(FS_TYPE_PARAMETER, other, "use ext4 or xfs"),
+        };
+        match self.inodes {
+            None => Ok(format.into()),
+            Some(_) => reject(INODES_PARAMETER, "", "a strict volume has no inode limit: remove it"),
+        }
+    }
+}
+
+/// A parameter that is unknown or has an invalid value.
+pub(crate) struct InvalidParameter<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) value: &'a str,
+    pub(crate) expected: &'static str,
+}
+
+impl InvalidParameter<'_> {
+    /// The rejection of a claim of this class.
+    fn rejection(self, class: &StorageClass) -> ClaimRejection {
+        ClaimRejection::InvalidParameter {
+            class: class.metadata.name.clone().unwrap_or_default(),
+            name: self.name.to_owned(),
+            value: self.value.to_owned(),
+            expected: self.expected,
+        }
+    }
+}
+
+fn parse_inodes<'a>(name: &'a str, value: &'a str) -> Result<Inodes, InvalidParameter<'a>> {
+    match quantity::parse_quantity(value) {
+        Ok(number) if number > 0 => Ok(Inodes(number)),
+        _ => Err(InvalidParameter { name, value, expected: EXPECTED_INODES }),
+    }
+}
+
+/// The inode limit that the parameters of a VolumeAttributesClass set, if any.
+pub(crate) fn inodes_parameter(
+    parameters: Option<&BTreeMap<String, String>>,
+) -> Result<Option<Inodes>, InvalidParameter<'_>> {
+    let mut inodes = None;
+    for (name, value) in
+        parameters.into_iter().flatten().filter(|(name, _)| !name.starts_with(RESERVED_PREFIX))
+    {
+        inodes = match name.as_str() {
+            INODES_PARAMETER => Some(parse_inodes(name, value)?),
+            _ => {
+                let expected = "unknown parameter; known: inodes";
+                return Err(InvalidParameter { name, value, expected });
+            }
+        };
+    }
+    Ok(inodes)
+}

@@ -1,0 +1,210 @@
+//! Decides whether a directory is the store of the node's volumes.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, PersistentVolume};
+
+use crate::deletion::decide::{VolumeIgnoreReason, ownership_mismatch};
+use crate::id::VolumeId;
+use crate::image::{InvalidKind, VolumeKind};
+use crate::plan::ProvisionerIdentity;
+use crate::snapshot::SnapshotId;
+use crate::store_id::{StoreId, StoreIdentity};
+
+/// The volume attribute with the id of the store that the volume was created in.
+pub const STORE_ATTRIBUTE: &str = "store";
+
+/// The volume attribute with the kind of a block or strict volume; others have none.
+pub const KIND_ATTRIBUTE: &str = "kind";
+
+/// What to do with a store before its volumes are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreAction {
+    /// Serve its volumes.
+    Serve,
+    /// Create its identity: it is new, or one of a release without identities.
+    CreateIdentity,
+    /// Change nothing: it is not the store of this node's volumes.
+    Reject(StoreRejection),
+}
+
+/// Why a store is not the one of the node's volumes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreRejection {
+    /// It has no identity, and a PersistentVolume of this node names one.
+    #[error(
+        "the directory has no store-id, and PersistentVolume {volume} is in store {store}: mount the disk of the \
+         volumes; if it is lost for good, run `provisionerd store replace --lost {store}` on this node"
+    )]
+    Absent {
+        /// The PersistentVolume.
+        volume: VolumeId,
+        /// Its store.
+        store: StoreId,
+    },
+    /// It has none of the node's volumes, which were created by a release without identities.
+    #[error(
+        "the directory has not one of the {count} volumes of this node, such as {volume}: mount their disk; if it \
+         is lost for good, delete the PersistentVolumes of this node and their finalizers"
+    )]
+    WithoutVolumes {
+        /// A PersistentVolume.
+        volume: VolumeId,
+        /// The number of PersistentVolumes.
+        count: usize,
+    },
+    /// It has no identity, and not one of the snapshots of this node, which has no volumes.
+    #[error(
+        "the directory has not one of the {count} snapshots of this node, such as {snapshot}: mount their disk; if it \
+         is lost for good, delete the VolumeSnapshotContents of this node and their finalizers"
+    )]
+    WithoutSnapshots {
+        /// A snapshot.
+        snapshot: SnapshotId,
+        /// The number of snapshots.
+        count: usize,
+    },
+    /// It has an identity, and the PersistentVolumes of this node name another one only.
+    #[error(
+        "the directory is store {found}, but PersistentVolume {volume} is in store {store} \
+         (volumeAttributes.store), so another disk is mounted: mount the disk of the volumes; if it is lost \
+         for good, run `provisionerd store replace --lost {store}` on this node"
+    )]
+    Other {
+        /// The identity that was found.
+        found: StoreId,
+        /// A PersistentVolume.
+        volume: VolumeId,
+        /// Its store.
+        store: StoreId,
+    },
+    /// It is the store of another node's volumes: its disk was moved here, or is a copy of theirs.
+    #[error(
+        "the directory is store {store} of node {node}, which has PersistentVolume {volume}: move its disk back; to keep \
+         the volumes here, see \"Move a disk with volumes\" in docs/operations.md; if it is a copy, remove the files \
+         store-id and volumes"
+    )]
+    Moved {
+        /// The store.
+        store: StoreId,
+        /// The other node.
+        node: String,
+        /// A PersistentVolume of that node.
+        volume: String,
+    },
+}
+
+/// Decides whether a store with this identity and these volumes is the one of a node with these
+/// PersistentVolumes. Those of other drivers do not count, nor those declared lost; those of other nodes show that
+/// the store was moved. Before an identity is created, [`plan_new_store`](crate::plan_new_store) looks at its snapshots.
+pub fn plan_store<'a>(
+    identity: &ProvisionerIdentity,
+    (found, present): (&StoreIdentity, &BTreeSet<VolumeId>),
+    objects: impl IntoIterator<Item = &'a PersistentVolume>,
+) -> StoreAction {
+    let objects: Vec<_> = objects.into_iter().collect();
+    let ours: Vec<_> = objects.iter().filter_map(|object| node_volume(identity, object)).collect();
+    let first_named = ours.iter().find_map(|volume| Some((volume.id.clone(), volume.store.clone()?)));
+    let without_volumes = |volume: &NodeVolume| {
+        let volume = volume.id.clone();
+        StoreAction::Reject(StoreRejection::WithoutVolumes { volume, count: ours.len() })
+    };
+    let has_none = !ours.iter().any(|volume| present.contains(&volume.id));
+    let is_named = |found: &StoreId| ours.iter().any(|volume| volume.store.as_ref() == Some(found));
+    let unnamed = found.id().filter(|found| !is_named(found));
+    if let Some(moved) = unnamed.and_then(|found| find_other_node(identity, found, &objects)) {
+        return StoreAction::Reject(moved);
+    }
+    match (found, first_named) {
+        (StoreIdentity::Unsupported, _) => StoreAction::Serve,
+        (StoreIdentity::Present(found), Some(_)) if is_named(found) => StoreAction::Serve,
+        (StoreIdentity::Present(found), Some((volume, store))) => {
+            StoreAction::Reject(StoreRejection::Other { found: found.clone(), volume, store })
+        }
+        // The directories of those that are not bound may have been removed.
+        (StoreIdentity::Present(_), None) => match ours.iter().find(|volume| volume.is_bound) {
+            Some(bound) if has_none => without_volumes(bound),
+            _ => StoreAction::Serve,
+        },
+        (StoreIdentity::Absent, Some((volume, store))) => {
+            StoreAction::Reject(StoreRejection::Absent { volume, store })
+        }
+        (StoreIdentity::Absent, None) => match ours.first() {
+            Some(first) if has_none => without_volumes(first),
+            _ => StoreAction::CreateIdentity,
+        },
+    }
+}
+
+/// A volume of this driver on this node.
+struct NodeVolume {
+    id: VolumeId,
+    /// The store that it names.
+    store: Option<StoreId>,
+    is_bound: bool,
+}
+
+fn node_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Option<NodeVolume> {
+    let spec = object.spec.as_ref().filter(|spec| ownership_mismatch(identity, spec).is_none())?;
+    if is_marked_lost(identity, object) {
+        return None;
+    }
+    let id: VolumeId = spec.csi.as_ref()?.volume_handle.parse().ok()?;
+    let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
+    let is_ours = object.metadata.name.as_deref() == Some(id.as_str());
+    is_ours.then(|| NodeVolume { id, store: named_store(object), is_bound: phase == Some("Bound") })
+}
+
+/// Why a store is that of another node, if a volume of that node names it.
+fn find_other_node(
+    identity: &ProvisionerIdentity,
+    found: &StoreId,
+    objects: &[&PersistentVolume],
+) -> Option<StoreRejection> {
+    objects.iter().find_map(|object| {
+        let mismatch = ownership_mismatch(identity, object.spec.as_ref()?);
+        let is_elsewhere =
+            mismatch == Some(VolumeIgnoreReason::OtherNode) && named_store(object).as_ref() == Some(found);
+        is_elsewhere.then(|| StoreRejection::Moved {
+            store: found.clone(),
+            node: node_of_volume(object).unwrap_or("unknown").to_owned(),
+            volume: object.metadata.name.clone().unwrap_or_default(),
+        })
+    })
+}
+
+/// The node in the affinity of a PersistentVolume of this driver.
+pub(crate) fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
+    let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
+    let mut expressions =
+        required.node_selector_terms.iter().flat_map(|term| term.match_expressions.iter().flatten());
+    expressions.next()?.values.as_ref()?.first().map(String::as_str)
+}
+
+/// Whether the disk of a volume was declared lost for good: the annotation names the store that the volume names, so that a
+/// volume is never marked by what was said of another disk.
+pub(crate) fn is_marked_lost(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    let annotations = volume.metadata.annotations.as_ref();
+    let marked = annotations.and_then(|all| all.get(&identity.driver.lost_annotation()));
+    marked.is_some_and(|marked| named_store(volume).is_some_and(|named| named.as_str() == marked))
+}
+
+/// The store that a PersistentVolume names; `None` for one of a release without identities.
+pub(crate) fn named_store(volume: &PersistentVolume) -> Option<StoreId> {
+    let csi = volume.spec.as_ref()?.csi.as_ref()?;
+    csi.volume_attributes.as_ref()?.get(STORE_ATTRIBUTE)?.parse().ok()
+}
+
+/// What a PersistentVolume says that its volume is.
+pub(crate) fn named_kind(volume: &PersistentVolume) -> Result<VolumeKind, InvalidKind> {
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.map_or(Ok(VolumeKind::Directory), attributed_kind)
+}
+
+/// What the source of a PersistentVolume says that its volume is.
+pub(crate) fn attributed_kind(csi: &CSIPersistentVolumeSource) -> Result<VolumeKind, InvalidKind> {
+    let word = csi.volume_attributes.as_ref().and_then(|attributes| attributes.get(KIND_ATTRIBUTE));
+    VolumeKind::from_attribute(word.map(String::as_str))
+}

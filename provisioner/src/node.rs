@@ -1,0 +1,124 @@
+//! What a node's object says: whether it takes claims that no scheduler has placed, and whether pods can be scheduled to
+//! its volumes.
+
+pub(crate) mod observer;
+
+use k8s_openapi::api::core::v1::Node;
+
+use crate::name::NodeName;
+use crate::plan::ProvisionerIdentity;
+
+/// What matters of the object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeFacts {
+    /// Its UID.
+    pub(crate) uid: String,
+    /// The value of the driver's topology label.
+    topology: Option<String>,
+    /// What keeps ordinary pods from it.
+    taint: Option<String>,
+}
+
+impl NodeFacts {
+    pub(crate) fn of(identity: &ProvisionerIdentity, node: &Node) -> Self {
+        let labels = node.metadata.labels.as_ref();
+        Self {
+            uid: node.metadata.uid.clone().unwrap_or_default(),
+            topology: labels.and_then(|labels| labels.get(&identity.driver.topology_key())).cloned(),
+            taint: taint_against_volumes(node).map(str::to_owned),
+        }
+    }
+}
+
+/// The label that the affinity of the node's volumes refers to is missing or different, so that no pod is
+/// scheduled to them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "node {node} has {} instead of {key}={node}, so no pod can use its volumes: `kubectl label --overwrite node {node} \
+     {key}={node}`",
+    found.as_ref().map_or("no label".to_owned(), |found| format!("the label {key}={found}"))
+)]
+pub(crate) struct TopologyMismatch {
+    node: NodeName,
+    key: String,
+    found: Option<String>,
+}
+
+/// Compares the node's label with its name. The kubelet sets the label before it reports that the driver is
+/// registered, so that it may be missing until then.
+pub(crate) fn topology_mismatch(
+    identity: &ProvisionerIdentity,
+    facts: &NodeFacts,
+    is_registered: bool,
+) -> Option<TopologyMismatch> {
+    let is_right = match &facts.topology {
+        Some(found) => found == identity.node.as_str(),
+        None => !is_registered,
+    };
+    let mismatch = || TopologyMismatch {
+        node: identity.node.clone(),
+        key: identity.driver.topology_key(),
+        found: facts.topology.clone(),
+    };
+    (!is_right).then(mismatch)
+}
+
+/// What keeps ordinary pods from a node: a cordon, or a taint by its key. A claim with immediate binding has
+/// no pod whose tolerations could decide, so such a node leaves it to others.
+pub(crate) fn taint_against_volumes(node: &Node) -> Option<&str> {
+    let spec = node.spec.as_ref()?;
+    let mut taints = spec.taints.iter().flatten();
+    let repels = |effect: &str| matches!(effect, "NoSchedule" | "NoExecute");
+    match spec.unschedulable {
+        Some(true) => Some("cordoned"),
+        _ => taints.find(|taint| repels(&taint.effect)).map(|taint| &*taint.key),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::objects::{sample_identity, sample_node};
+
+    #[test]
+    fn a_label_other_than_the_nodes_name_keeps_pods_from_its_volumes() {
+        let identity = sample_identity("node-a");
+        let key = identity.driver.topology_key();
+        let find = |value: Value, is_registered| {
+            let labels = json!({ "metadata": { "uid": "1", "labels": { &key: value } } });
+            let facts = NodeFacts::of(&identity, &sample_node("node-a", labels));
+            topology_mismatch(&identity, &facts, is_registered).map(|mismatch| mismatch.to_string())
+        };
+        for is_registered in [false, true] {
+            assert_eq!(find(json!("node-a"), is_registered), None);
+            let text = find(json!("ip-10-0-0-1"), is_registered).expect("another name");
+            assert!(
+                text.contains(&format!("has the label {key}=ip-10-0-0-1 instead of {key}=node-a")),
+                "{text}"
+            );
+            assert!(text.contains("kubectl label --overwrite node node-a"), "{text}");
+        }
+        assert_eq!(find(Value::Null, false), None, "the kubelet will set it");
+        assert!(find(Value::Null, true).expect("removed").contains("has no label instead"));
+    }
+
+    #[test]
+    fn a_cordoned_or_tainted_node_takes_no_claim_that_no_scheduler_has_placed() {
+        let taint = |effect: &str| json!({ "taints": [{ "key": "k", "effect": effect }] });
+        let table = [
+            (Value::Null, None),
+            (json!({}), None),
+            (json!({ "unschedulable": false }), None),
+            (json!({ "unschedulable": true }), Some("cordoned")),
+            (taint("PreferNoSchedule"), None),
+            (taint("NoSchedule"), Some("k")),
+            (taint("NoExecute"), Some("k")),
+        ];
+        for (spec, reason) in table {
+            let node: Node = serde_json::from_value(json!({ "spec": spec })).expect("a node");
+            assert_eq!(taint_against_volumes(&node), reason, "{spec}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Plans what can be done about a volume without a PersistentVolume.
+
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use nodekeel_fsquota::{Bytes, QuotaLimits, QuotaUsage};
+
+use crate::claim::decide::{claim_ignore_reason, claim_reference, class_name};
+use crate::claim::manifest::build_persistent_volume;
+use crate::deletion::decide::ownership_mismatch;
+use crate::id::VolumeId;
+use crate::image::VolumeKind;
+use crate::loss::store::node_of_volume;
+use crate::plan::{ProvisionerIdentity, ReclaimPolicy, VolumeSpec};
+use crate::store::VolumeUsage;
+use crate::store_id::StoreId;
+
+/// Namespace in the reference of a PersistentVolume to a claim that does not exist any more.
+const REMOVED_CLAIM_NAMESPACE: &str = "default";
+
+/// Why a volume in a store has no PersistentVolume on its node.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum OrphanState {
+    /// It has one: it is not an orphan.
+    Owned,
+    /// It is being provisioned: it is not an orphan.
+    Provisioning,
+    /// A PersistentVolume of its name is on another node.
+    OnOtherNode {
+        /// The node.
+        node: String,
+    },
+    /// The claim that it was created for exists, and has lost it.
+    Claimed {
+        /// The claim.
+        claim: Box<ObjectReference>,
+        /// The claim's class.
+        class: String,
+        /// The claim's access modes.
+        access_modes: Vec<String>,
+    },
+    /// The claim that it was created for does not exist any more.
+    Unclaimed,
+}
+
+/// Decides why a volume has no PersistentVolume. `object` is the PersistentVolume with its name, `claim` the claim with its
+/// UID.
+pub fn plan_orphan(
+    identity: &ProvisionerIdentity,
+    object: Option<&PersistentVolume>,
+    claim: Option<&PersistentVolumeClaim>,
+) -> OrphanState {
+    if let Some(object) = object {
+        let is_here = object.spec.as_ref().is_some_and(|spec| ownership_mismatch(identity, spec).is_none());
+        let node = node_of_volume(object).unwrap_or("unknown").to_owned();
+        return if is_here { OrphanState::Owned } else { OrphanState::OnOtherNode { node } };
+    }
+    match claim {
+        None => OrphanState::Unclaimed,
+        Some(claim) if claim_ignore_reason(identity, claim).is_none() => OrphanState::Provisioning,
+        Some(claim) => OrphanState::Claimed {
+            claim: Box::new(claim_reference(claim)),
+            class: class_name(claim).unwrap_or_default().to_owned(),
+            access_modes: claim.spec.as_ref().and_then(|spec| spec.access_modes.clone()).unwrap_or_default(),
+        },
+    }
+}
+
+/// The PersistentVolume that makes an orphan a volume again. It is retained: its data were kept when it had none.
+///
+/// It is bound to the claim that the volume was created for, if that exists, and else available to claims of this class.
+/// `None`: it is not an orphan, or its name is taken.
+pub(crate) fn adopted_volume(
+    (identity, store): (&ProvisionerIdentity, &StoreId),
+    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
+    (state, class): (&OrphanState, Option<&str>),
+) -> Option<PersistentVolume> {
+    let (claim_ref, claim_class, access_modes) = match state {
+        OrphanState::Claimed { claim, class, access_modes } => {
+            (Some((**claim).clone()), class.as_str(), access_modes.clone())
+        }
+        OrphanState::Unclaimed => (None, "", vec!["ReadWriteOnce".to_owned()]),
+        _ => return None,
+    };
+    let class = (class.unwrap_or(claim_class), access_modes);
+    let spec = orphan_spec((id, kind, usage), class, ReclaimPolicy::Retain);
+    let mut volume = build_persistent_volume(identity, Some(store), &spec);
+    volume.spec.get_or_insert_default().claim_ref = claim_ref;
+    Some(volume)
+}
+
+/// The PersistentVolume with which the provisioner removes an orphan: it is released, since its claim does not exist, and
+/// deleted like any other, with all checks. `None`: it is not an orphan, or a claim may need it.
+pub(crate) fn removed_volume(
+    (identity, store): (&ProvisionerIdentity, &StoreId),
+    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
+    state: &OrphanState,
+) -> Option<PersistentVolume> {
+    let modes = vec!["ReadWriteOnce".to_owned()];
+    let spec = orphan_spec((id, kind, usage), ("", modes), ReclaimPolicy::Delete);
+    (*state == OrphanState::Unclaimed).then(|| build_persistent_volume(identity, Some(store), &spec))
+}
+
+/// Whether a PersistentVolume is the one with which the provisioner removes an orphan.
+pub(crate) fn is_removal(id: &VolumeId, volume: &PersistentVolume) -> bool {
+    let spec = volume.spec.as_ref();
+    let claim = spec.and_then(|spec| spec.claim_ref.as_ref());
+    // No claim has the name of a volume and the UID that the volume was created for.
+    let is_placeholder = claim.is_some_and(|claim| {
+        claim.name.as_deref() == Some(id.as_str()) && claim.uid.as_deref() == Some(id.claim_uid())
+    });
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    is_placeholder && policy == Some("Delete")
+}
+
+fn orphan_spec(
+    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
+    (class, access_modes): (&str, Vec<String>),
+    reclaim_policy: ReclaimPolicy,
+) -> VolumeSpec {
+    let VolumeUsage { limits, usage: QuotaUsage { bytes: used, .. } } = *usage;
+    VolumeSpec {
+        id: id.clone(),
+        // A volume without a limit promises what it has; the API requires a size.
+        capacity: limits.bytes.unwrap_or(used).max(Bytes(1)),
+        kind,
+        limits: QuotaLimits { bytes: limits.bytes, inodes: limits.inodes },
+        source: None,
+        claim_ref: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("PersistentVolumeClaim".to_owned()),
+            namespace: Some(REMOVED_CLAIM_NAMESPACE.to_owned()),
+            name: Some(id.to_string()),
+            uid: Some(id.claim_uid().to_owned()),
+            ..ObjectReference::default()
+        },
+        access_modes,
+        storage_class: class.to_owned(),
+        mount_options: Vec::new(),
+        reclaim_policy,
+        attributes_class: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodekeel_fsquota::Inodes;
+    use serde_json::json;
+
+    use super::*;
+    use crate::deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
+    use crate::loss::store::named_kind;
+    use crate::plan::FINALIZER;
+    use crate::testing::objects::{NODE, sample_claim, sample_identity, sample_uid, sample_volume};
+
+    const USAGE: VolumeUsage = VolumeUsage {
+        limits: QuotaLimits { bytes: Some(Bytes(8 << 20)), inodes: Some(Inodes(1024)) },
+        usage: QuotaUsage { bytes: Bytes(4096), inodes: Inodes(2) },
+    };
+
+    fn id() -> VolumeId {
+        VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
+    }
+
+    fn lost_claim() -> PersistentVolumeClaim {
+        let spec = json!({ "volumeName": id().as_str() });
+        sample_claim(1, json!({ "spec": spec, "status": { "phase": "Lost" } }))
+    }
+
+    #[test]
+    fn a_volume_is_an_orphan_unless_it_is_owned_or_being_provisioned() {
+        let identity = sample_identity(NODE);
+        let plan = |object: Option<&PersistentVolume>, claim: Option<&PersistentVolumeClaim>| {
+            plan_orphan(&identity, object, claim)
+        };
+        let (here, pending) = (sample_volume(1, json!({})), sample_claim(1, json!({})));
+        assert_eq!(plan(Some(&here), None), OrphanState::Owned);
+        assert_eq!(plan(None, Some(&pending)), OrphanState::Provisioning);
+        assert_eq!(plan(None, None), OrphanState::Unclaimed);
+        assert!(matches!(plan(None, Some(&lost_claim())), OrphanState::Claimed { .. }));
+        let other = sample_identity("node-b");
+        let found = plan_orphan(&other, Some(&here), None);
+        assert_eq!(found, OrphanState::OnOtherNode { node: NODE.to_owned() });
+    }
+
+    #[test]
+    fn an_adopted_volume_is_retained_and_bound_to_the_claim_that_lost_it() {
+        let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
+        let adopt = |claim: Option<&PersistentVolumeClaim>, class| {
+            let state = plan_orphan(&identity, None, claim);
+            adopted_volume((&identity, &store), (&id(), VolumeKind::Directory, &USAGE), (&state, class))
+        };
+        let bound = adopt(Some(&lost_claim()), None).expect("an orphan");
+        let spec = bound.spec.as_ref().expect("a spec");
+        assert_eq!(spec.claim_ref.as_ref().and_then(|claim| claim.name.as_deref()), Some("claim-1"));
+        assert_eq!(spec.persistent_volume_reclaim_policy.as_deref(), Some("Retain"));
+        assert_eq!(spec.storage_class_name.as_deref(), Some("local"));
+        assert_eq!(spec.capacity.as_ref().map(|all| all["storage"].0.as_str()), Some("8Mi"));
+        assert_eq!(plan_volume(&identity, &bound), VolumeAction::Ignore(VolumeIgnoreReason::Retained));
+        let free = adopt(None, Some("fast")).expect("an orphan");
+        let spec = free.spec.as_ref().expect("a spec");
+        assert_eq!((&spec.claim_ref, spec.storage_class_name.as_deref()), (&None, Some("fast")));
+        assert_eq!(adopt(Some(&sample_claim(1, json!({}))), None), None, "it is being provisioned");
+    }
+
+    #[test]
+    fn an_adopted_image_keeps_its_kind() {
+        let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
+        for kind in VolumeKind::ALL {
+            let volume =
+                adopted_volume((&identity, &store), (&id(), kind, &USAGE), (&OrphanState::Unclaimed, None));
+            let volume = volume.expect("an orphan");
+            assert_eq!(named_kind(&volume), Ok(kind));
+            let mode = volume.spec.and_then(|spec| spec.volume_mode);
+            assert_eq!(mode.as_deref(), Some(kind.volume_mode()), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_removed_volume_is_deleted_by_the_provisioner_once_it_is_released() {
+        let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
+        let remove = |claim: Option<&PersistentVolumeClaim>| {
+            let state = plan_orphan(&identity, None, claim);
+            removed_volume((&identity, &store), (&id(), VolumeKind::Directory, &USAGE), &state)
+        };
+        let mut volume = remove(None).expect("an orphan");
+        assert!(volume.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER));
+        volume.status.get_or_insert_default().phase = Some("Released".to_owned());
+        assert_eq!(plan_volume(&identity, &volume), VolumeAction::Delete(id()));
+        assert_eq!(remove(Some(&lost_claim())), None, "a claim may need it");
+    }
+}

@@ -1,0 +1,213 @@
+//! Plans the expansion of a bound claim's volume.
+//!
+//! The provisioner of the node owns the limits, so it expands a volume completely, whether a pod uses it or
+//! not: it raises the limits, then the capacity of the PersistentVolume, then that in the claim's status. The
+//! kubelet takes no part, so that expansion does not wait for a pod, and one process does all of it: the CSI
+//! plugin does not have the capability `EXPAND_VOLUME`, and no claim gets one of the `NodeResize...` states,
+//! without which the kubelet leaves it alone.
+//!
+//! The API server admits a larger request only if the class allows expansion, and a lower one only above
+//! `status.capacity`. So a request above it is a decision that stands, whatever the class says by now.
+//!
+//! Each action follows from what the API server and the store have, so a killed process resumes.
+//!
+//! *Source:* Kubernetes, KEP-1790, "Recovery from volume expansion failure"; the external-resizer,
+//! `expandAndRecover`.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus};
+use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
+
+use crate::claim::size;
+use crate::deletion::decide::ownership_mismatch;
+use crate::deletion::decide::verify_ownership;
+use crate::id::VolumeId;
+use crate::image::VolumeKind;
+use crate::loss::store::named_kind;
+use crate::plan::{ClaimRejection, ProvisionerIdentity, STORAGE_PROVISIONER, SizeError};
+use crate::quantity::parse_quantity;
+use crate::resize::claim_status;
+use crate::store::{VolumeUsage, larger_limit};
+
+/// By how much the limit in force may exceed the one that was set: file systems round it up to their blocks.
+pub(crate) const MAX_ROUNDING: u64 = 64 << 10;
+
+/// A bound claim, its volume, and the objects related to them.
+#[derive(Debug, Clone, Copy)]
+pub struct BoundClaim<'a> {
+    /// The claim.
+    pub claim: &'a PersistentVolumeClaim,
+    /// Its PersistentVolume.
+    pub volume: &'a PersistentVolume,
+    /// Its storage class, if it still exists.
+    pub class: Option<&'a StorageClass>,
+    /// The VolumeAttributesClass with the name of [`BoundClaim::wanted_attributes`], if it exists.
+    pub attributes: Option<&'a VolumeAttributesClass>,
+    /// The volume's limits and usage.
+    pub usage: VolumeUsage,
+}
+
+/// What to do next in order to give a volume the size that its claim requests.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum ExpansionAction {
+    /// Nothing.
+    Ignore,
+    /// Write into the claim's status that its volume is being expanded to this size.
+    MarkInProgress(Bytes),
+    /// Set the volume's limits. If the node has no room for them, mark the expansion as infeasible, and try
+    /// again later: the request may have been lowered then.
+    SetLimits(QuotaLimits),
+    /// Write this capacity into the PersistentVolume.
+    SetCapacity(Bytes),
+    /// Write this capacity into the claim's status, and remove what says that an expansion is in progress.
+    Finish(Bytes),
+    /// Mark the expansion as infeasible until the request changes.
+    Reject(ClaimRejection),
+}
+
+/// Plans the next step of an expansion. A volume gets the requested size, or that of its PersistentVolume, if
+/// that is larger, since it has been promised. A limit that was raised further, for a request that was lowered
+/// meanwhile, is lowered again, unless the data need it.
+pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
+    if !needs_expansion(observed.claim) {
+        return ExpansionAction::Ignore;
+    }
+    let Some(current) = status_capacity(observed.claim) else { return ExpansionAction::Ignore };
+    let request = match requested_bytes(observed.claim) {
+        Ok(request) => request,
+        Err(rejection) => return ExpansionAction::Reject(rejection),
+    };
+    if request <= current {
+        return ExpansionAction::Finish(current);
+    }
+    let capacity = volume_capacity(observed.volume);
+    let target = observed.expansion_target(request.max(capacity));
+    let status = observed.status();
+    let (state, allocated) = (claim_status::resize_state(&status), claim_status::allocated_size(&status));
+    let is_marked = matches!(state, Some(claim_status::IN_PROGRESS | claim_status::INFEASIBLE));
+    if !is_marked || allocated != Some(target) {
+        return ExpansionAction::MarkInProgress(target);
+    }
+    let limits = observed.expanded_limits(target);
+    let in_force = observed.usage.limits;
+    if !is_in_force(in_force.bytes, target) || in_force.inodes != limits.inodes {
+        return ExpansionAction::SetLimits(limits);
+    }
+    match capacity < target {
+        true => ExpansionAction::SetCapacity(target),
+        false => ExpansionAction::Finish(target),
+    }
+}
+
+/// Whether a limit is this one, but for the rounding of the file system.
+fn is_in_force(limit: Option<Bytes>, target: Bytes) -> bool {
+    limit.is_some_and(|limit| limit >= target && limit.0 - target.0 < MAX_ROUNDING)
+}
+
+/// Whether a claim's volume is to be expanded, or its status says that it is being expanded.
+pub(crate) fn needs_expansion(claim: &PersistentVolumeClaim) -> bool {
+    let Some(status) = claim.status.as_ref() else { return false };
+    let Some(capacity) = status_capacity(claim) else { return false };
+    let is_larger = !requested_bytes(claim).is_ok_and(|request| request <= capacity);
+    is_larger || claim_status::resize_state(status).is_some() || claim_status::has_resize_condition(status)
+}
+
+/// Whether this node may have to resize a claim's volume. Judged by the claim alone, so that it may turn out to be
+/// another driver's or node's: its PersistentVolume says where it is. The selected node does not, once the volume's disk
+/// was moved to another node.
+pub(crate) fn may_resize(identity: &ProvisionerIdentity, claim: &PersistentVolumeClaim) -> bool {
+    let annotation = |key| claim.metadata.annotations.as_ref().and_then(|all| all.get(key));
+    // A claim that was bound to an existing volume has no such annotation.
+    let provisioner = annotation(STORAGE_PROVISIONER).filter(|value| !value.is_empty());
+    bound_volume_name(claim).is_some_and(|name| name.parse::<VolumeId>().is_ok())
+        && claim.metadata.deletion_timestamp.is_none()
+        && provisioner.is_none_or(|provisioner| *provisioner == identity.driver.as_str())
+        && (needs_expansion(claim) || super::modification::needs_modification(claim))
+}
+
+/// The name of the PersistentVolume that a claim is bound to.
+pub(crate) fn bound_volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    name.filter(|name| !name.is_empty() && phase == Some("Bound"))
+}
+
+/// The volume of a claim, if the claim and a PersistentVolume of this node agree that they are bound to each
+/// other, and neither is being deleted.
+pub(crate) fn bound_volume(
+    identity: &ProvisionerIdentity,
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+) -> Option<VolumeId> {
+    let spec = volume.spec.as_ref()?;
+    let is_bound = bound_volume_name(claim).is_some_and(|name| volume.metadata.name.as_deref() == Some(name))
+        && spec.claim_ref.as_ref().is_some_and(|reference| reference.uid == claim.metadata.uid);
+    let is_deleting =
+        claim.metadata.deletion_timestamp.is_some() || volume.metadata.deletion_timestamp.is_some();
+    let is_ours = ownership_mismatch(identity, spec).is_none();
+    (is_bound && is_ours && !is_deleting).then(|| verify_ownership(identity, volume, spec).ok()).flatten()
+}
+
+impl BoundClaim<'_> {
+    /// The status of the claim, which a bound one has.
+    pub(crate) fn status(&self) -> PersistentVolumeClaimStatus {
+        self.claim.status.clone().unwrap_or_default()
+    }
+
+    /// Whether the volume is a block or strict one, which has no inode limit and never shrinks.
+    pub(crate) fn is_image(&self) -> bool {
+        named_kind(self.volume) != Ok(VolumeKind::Directory)
+    }
+
+    /// The size to expand to: what is promised, or more if data were written while the limit was higher, or may have
+    /// been.
+    fn expansion_target(&self, promised: Bytes) -> Bytes {
+        let VolumeUsage { limits, usage } = self.usage;
+        match limits.bytes {
+            Some(limit)
+                if (self.is_image() || usage.bytes > promised) && !is_in_force(Some(limit), promised) =>
+            {
+                promised.max(limit)
+            }
+            _ => promised,
+        }
+    }
+
+    /// The limits of the volume at this size. The number of inodes grows with it, unless a
+    /// VolumeAttributesClass has set it.
+    fn expanded_limits(&self, size: Bytes) -> QuotaLimits {
+        let in_force = self.usage.limits.inodes;
+        if self.is_image() {
+            return QuotaLimits { bytes: Some(size), inodes: None };
+        }
+        let inodes = match self.status().current_volume_attributes_class_name.as_deref() {
+            None | Some("") => larger_limit(in_force, self.class_inodes(size).or(in_force)),
+            Some(_) => in_force,
+        };
+        QuotaLimits { bytes: Some(size), inodes }
+    }
+
+    /// The inode limit that the storage class gives a volume of this size; `None` if it is deleted.
+    pub(crate) fn class_inodes(&self, size: Bytes) -> Option<Inodes> {
+        self.class.and_then(|class| size::inode_limit(size, class).ok())
+    }
+}
+
+fn requested_bytes(claim: &PersistentVolumeClaim) -> Result<Bytes, ClaimRejection> {
+    match &claim.spec {
+        Some(spec) => size::requested_capacity(spec),
+        None => Err(ClaimRejection::InvalidSize { text: String::new(), reason: SizeError::Missing }),
+    }
+}
+
+fn status_capacity(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+    let capacity = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?;
+    parse_quantity(&capacity.0).ok().map(Bytes)
+}
+
+/// The capacity of a PersistentVolume; 0 if it has none, so that it gets one.
+pub(crate) fn volume_capacity(volume: &PersistentVolume) -> Bytes {
+    let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage"));
+    Bytes(capacity.and_then(|capacity| parse_quantity(&capacity.0).ok()).unwrap_or_default())
+}

@@ -1,0 +1,132 @@
+//! Plans the action for a VolumeSnapshotContent.
+
+use crate::id::VolumeId;
+use crate::plan::ProvisionerIdentity;
+use crate::snapshot::{BEING_DELETED, CONTENT_FINALIZER, SnapshotId, VolumeSnapshotContent};
+
+/// Maximum characters of a handle in a rejection.
+const SHOWN_CHARS: usize = 64;
+
+/// What to do with a VolumeSnapshotContent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SnapshotAction {
+    /// Nothing: it belongs to another driver or node, it is ready, or it is gone but for others' finalizers.
+    Ignore,
+    /// Take a snapshot of a volume, and write it into the status.
+    Create {
+        /// The snapshot.
+        id: SnapshotId,
+        /// Its volume.
+        volume: VolumeId,
+    },
+    /// Write an existing snapshot into the status.
+    Report(SnapshotId),
+    /// Remove the snapshot, then the finalizer.
+    Delete(SnapshotId),
+    /// Remove the finalizer, and keep the snapshot, if there is one.
+    Release,
+    /// Write into the status why nothing can be done, and wait until the content changes.
+    Reject(SnapshotRejection),
+}
+
+/// Why nothing can be done for a VolumeSnapshotContent. The message is written into its status.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotRejection {
+    /// It names a volume that this driver did not create.
+    #[error("invalid volume handle {handle:?}: not a volume of this driver")]
+    InvalidVolume {
+        /// The handle, truncated to what fits into an event.
+        handle: String,
+    },
+    /// It names a snapshot that this driver did not create.
+    #[error("invalid snapshot handle {handle:?}: not a snapshot of this driver; nothing was deleted")]
+    InvalidSnapshot {
+        /// The handle, truncated to what fits into an event.
+        handle: String,
+    },
+    /// It names a snapshot that is not on its node.
+    #[error(
+        "snapshot {id} does not exist on this node: restore its directory, or label the content with its node"
+    )]
+    Missing {
+        /// The snapshot.
+        id: SnapshotId,
+    },
+    /// The UID of its VolumeSnapshot is not a UUID, so it cannot name a snapshot.
+    #[error("the VolumeSnapshot's UID {uid:?} is not a UUID, and snapshots are named by it")]
+    InvalidUid {
+        /// The UID.
+        uid: String,
+    },
+}
+
+/// Plans the action for a VolumeSnapshotContent.
+///
+/// A snapshot is named by the UID of its VolumeSnapshot. So one that was created and never reported is found again,
+/// and needs no annotation that says so.
+pub fn plan_snapshot(identity: &ProvisionerIdentity, content: &VolumeSnapshotContent) -> SnapshotAction {
+    let is_ours =
+        content.spec.driver == identity.driver.as_str() && content.node() == Some(identity.node.as_str());
+    if !is_ours {
+        return SnapshotAction::Ignore;
+    }
+    match is_to_be_deleted(content) {
+        true if !has_content_finalizer(content) => SnapshotAction::Ignore,
+        true => plan_deletion(content),
+        false if content.is_ready() => SnapshotAction::Ignore,
+        false => plan_creation(content).unwrap_or_else(SnapshotAction::Reject),
+    }
+}
+
+/// Whether a content is being deleted together with its VolumeSnapshot. Otherwise it is still needed.
+fn is_to_be_deleted(content: &VolumeSnapshotContent) -> bool {
+    let annotations = content.metadata.annotations.as_ref();
+    let is_unbound = content.spec.source.snapshot_handle.is_some()
+        && content.spec.volume_snapshot_ref.uid.as_deref().unwrap_or_default().is_empty();
+    let has_no_snapshot = annotations.is_some_and(|annotations| annotations.contains_key(BEING_DELETED));
+    content.metadata.deletion_timestamp.is_some() && (is_unbound || has_no_snapshot)
+}
+
+/// Whether a content has the finalizer that keeps it until its snapshot is removed.
+pub(crate) fn has_content_finalizer(content: &VolumeSnapshotContent) -> bool {
+    content.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == CONTENT_FINALIZER)
+}
+
+fn plan_deletion(content: &VolumeSnapshotContent) -> SnapshotAction {
+    let is_kept = content.spec.deletion_policy != "Delete";
+    match content.snapshot_handle() {
+        Some(_) if is_kept => SnapshotAction::Release,
+        Some(handle) => match handle.parse() {
+            Ok(id) => SnapshotAction::Delete(id),
+            Err(_) => SnapshotAction::Reject(SnapshotRejection::InvalidSnapshot { handle: shown(handle) }),
+        },
+        // A crash came between its creation and the status: nobody knows of it.
+        None => match plan_creation(content) {
+            Ok(SnapshotAction::Create { id, .. }) => SnapshotAction::Delete(id),
+            _ => SnapshotAction::Release,
+        },
+    }
+}
+
+fn plan_creation(content: &VolumeSnapshotContent) -> Result<SnapshotAction, SnapshotRejection> {
+    let source = &content.spec.source;
+    if let Some(handle) = source.snapshot_handle.as_deref() {
+        let invalid = |_| SnapshotRejection::InvalidSnapshot { handle: shown(handle) };
+        return handle.parse().map(SnapshotAction::Report).map_err(invalid);
+    }
+    let handle = source.volume_handle.as_deref().unwrap_or_default();
+    let volume = handle.parse().map_err(|_| SnapshotRejection::InvalidVolume { handle: shown(handle) })?;
+    let uid = content.spec.volume_snapshot_ref.uid.as_deref().unwrap_or_default();
+    let id = SnapshotId::from_uid(uid).map_err(|_| SnapshotRejection::InvalidUid { uid: shown(uid) })?;
+    Ok(SnapshotAction::Create { id, volume })
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(SHOWN_CHARS).collect()
+}
+
+#[cfg(test)]
+#[path = "decide_test.rs"]
+mod tests;
