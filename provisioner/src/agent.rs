@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::DriverName;
 use crate::api::event::EventRecorder;
 use crate::api::watch_errors::WatchErrors;
-use crate::apply::ClientHandle;
+use crate::api::writer::ClientHandle;
 use crate::step::{StepHook, StepRunner};
 
 mod agenda;
@@ -143,7 +143,7 @@ impl Agent {
             WatchErrors::new(Arc::new(WatchMetrics(Arc::clone(&deps.metrics))), deps.client.clone());
         let election = LeaderElection::new(deps.client.clone(), &config, watch_errors.clone());
         let recorder =
-            EventRecorder::new(deps.client.clone(), (&config.driver, &config.identity), steps.clone());
+            EventRecorder::new(deps.client.clone(), &config.driver, &config.identity, steps.clone());
         let applier = AgentApplier {
             driver: config.driver.clone(),
             client: ClientHandle(deps.client),

@@ -6,20 +6,25 @@ use nodekeel_fsquota::{AuditOptions, AuditSummary};
 use tokio::time::sleep;
 
 use crate::error_chain::format_chain;
-use crate::provisioner::Provisioner;
+use crate::metrics::VolumeMetrics;
+use crate::provisioner::ProvisionerConfig;
+use crate::store::VolumeStore;
 
 /// Audits the store, and again some time after each audit has ended. Never returns.
-pub(crate) async fn run_auditor(provisioner: &Provisioner) {
-    let (applier, config) = (&provisioner.applier, &provisioner.config);
+pub(crate) async fn run_auditor(
+    store: &dyn VolumeStore,
+    metrics: &dyn VolumeMetrics,
+    config: &ProvisionerConfig,
+) {
     let mut options = AuditOptions::default();
     options.entries_per_second = Some(config.audit_rate);
     let mut last = AuditSummary::default();
     loop {
-        match applier.store.audit_limits(options).await {
+        match store.audit_limits(options).await {
             // It will not change: limits of this store can't be left.
             Ok(None) => return pending().await,
             Ok(Some(summary)) => {
-                applier.metrics.set_audit(&summary);
+                metrics.set_audit(&summary);
                 log_changes(&last, &summary);
                 last = summary;
             }

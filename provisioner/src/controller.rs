@@ -1,51 +1,51 @@
-//! The control loop: watches, plans, applies, and schedules retries.
+//! The control loop: watches the cluster's objects, and has each of them reconciled by the room that knows it.
+//!
+//! ```text
+//!  claims ──┐             ┌─ pending ─▶ claim     bound ─▶ resize
+//!  volumes ─┼─▶ filter ───┼─ deletion
+//!  classes ─┘             └─ sweep, capacity: what has changed for them
+//!  node, contents, store ───▶ node, snapshot, loss
+//! ```
 
-use std::collections::BTreeSet;
+use std::future::pending;
 use std::sync::Arc;
 
 use futures_util::future::{self, BoxFuture};
-use futures_util::stream;
+use futures_util::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::Api;
-use kube::runtime::reflector::Store;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::id::VolumeId;
-use crate::loss::status::StoreStatus;
-use crate::provisioner::{Provisioner, RunError};
-
-pub(crate) mod event_filter;
-pub(crate) mod failures;
-pub(crate) mod watches;
-
+use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::RetryTracker;
-use crate::api::watch_errors::WatchErrors;
-use crate::capacity::publisher::{self, CapacityPublisher};
+use crate::api::watches::{changed_objects, new_caches, watch_resource};
+use crate::api::work_queue::{NextRun, reconcile_changes};
+use crate::audit::run_auditor;
+use crate::capacity::publisher::{CapacityPublisher, PublisherState};
+use crate::claim::apply::ClaimProvisioner;
+use crate::claim::reconcile::ClaimReconciler;
+use crate::controller::event_filter::EventFilter;
+use crate::deletion::apply::VolumeRemover;
 use crate::deletion::live_claims::LiveClaims;
-use crate::deletion::reconcile as volumes;
-use crate::{audit, claim, loss, node, snapshot, sweep};
-use event_filter::WatchSignals;
-use watches::{ObjectCaches, new_caches};
+use crate::deletion::reconcile::VolumeReconciler;
+use crate::error_chain::format_chain;
+use crate::loss::guard::StoreGuard;
+use crate::loss::reporter::ConditionReporter;
+use crate::loss::status::{ServedStore, StoreStatus};
+use crate::node::watch_node;
+use crate::objects::bound_volume_name;
+use crate::provisioner::{Provisioner, RunError};
+use crate::resize::apply::ClaimResizer;
+use crate::resize::reconcile::ResizeReconciler;
+use crate::snapshot::apply::SnapshotApplier;
+use crate::snapshot::reconcile::SnapshotReconciler;
+use crate::sweep::OrphanSweeper;
 
-/// Everything that reconciling an object needs.
-pub(crate) struct ReconcileContext {
-    pub(crate) provisioner: Provisioner,
-    pub(crate) claims: Store<PersistentVolumeClaim>,
-    pub(crate) volumes: Store<PersistentVolume>,
-    pub(crate) classes: Store<StorageClass>,
-    pub(crate) retries: Arc<RetryTracker>,
-    pub(crate) live_claims: Arc<LiveClaims>,
-    pub(crate) signals: WatchSignals,
-    pub(crate) capacity: Arc<CapacityPublisher>,
-    /// The errors of watches without which volumes are served all the same.
-    pub(crate) optional_watches: WatchErrors,
-    /// Signals that the cached volumes have changed.
-    pub(crate) volumes_changed: watch::Sender<()>,
-    /// The volumes with a PersistentVolume that the served store does not have, as of the last sweep.
-    pub(crate) missing_volumes: watch::Sender<BTreeSet<VolumeId>>,
-}
+mod event_filter;
 
 /// Runs the controller until the token is canceled, a watch ends, or the store cannot be served.
 ///
@@ -63,92 +63,265 @@ async fn run_loops(
     token: &CancellationToken,
     on_ready: impl FnOnce() + Send,
 ) -> Result<(), RunError> {
-    let ((caches, writers), (signals, receivers)) = (new_caches(), WatchSignals::new());
-    let context = Arc::new(ReconcileContext::new(provisioner, caches, signals));
-    provisioner.store_status.send_replace(StoreStatus::Unknown);
-    let changed_claims = stream::select(context.watch_claims(writers.claims), receivers.claims);
-    let changed_volumes = context.watch_volumes(writers.volumes);
-    let claim_loop = claim::reconcile::run_claims(&context, changed_claims, token);
-    let volume_loop = volumes::run_volumes(&context, changed_volumes, token);
+    let Provisioner { config, api, served, failures, .. } = provisioner;
+    served.set(StoreStatus::Unknown);
+
+    // What the loops share: the caches, and the signals from one to another.
+    let (caches, writers) = new_caches();
+    let retries = Arc::new(RetryTracker::new(config.backoff));
+    let live_claims = Arc::new(LiveClaims::default());
+    let (claims, requeued_claims) = ClaimQueue::new(caches.claims.clone());
+    let (sweeps, sweep_requests) = unbounded_channel();
+    let volumes_changed = Arc::new(watch::Sender::new(()));
+    let missing = Arc::new(watch::Sender::default());
+    // The errors of watches without which volumes are served all the same.
+    let optional_watches = provisioner.watch_errors.of_optional_apis();
+
+    // Who reconciles what.
+    let remover = Arc::new(VolumeRemover {
+        api: api.clone(),
+        store: Arc::clone(&provisioner.store),
+        guard: provisioner.guard.clone(),
+        locks: Arc::clone(&provisioner.locks),
+        metrics: Arc::clone(&failures.metrics),
+    });
+    let capacity = Arc::new(CapacityPublisher {
+        api: api.clone(),
+        store: Arc::clone(&provisioner.store),
+        classes: caches.classes.clone(),
+        claims: claims.clone(),
+        node: provisioner.node.clone(),
+        served: served.clone(),
+        failures: failures.clone(),
+        watch_errors: optional_watches.clone(),
+        backoff: config.backoff,
+        state: PublisherState::default(),
+    });
+    let pending_claims = ClaimReconciler {
+        provisioner: ClaimProvisioner {
+            api: api.clone(),
+            store: Arc::clone(&provisioner.store),
+            snapshots: provisioner.snapshots.clone(),
+            remover: Arc::clone(&remover),
+            locks: Arc::clone(&provisioner.locks),
+            metrics: Arc::clone(&failures.metrics),
+            recorder: Arc::clone(&failures.recorder),
+        },
+        caches: caches.clone(),
+        capacity: Arc::clone(&capacity),
+        retries: Arc::clone(&retries),
+        served: served.clone(),
+        failures: failures.clone(),
+        node_selection_delay: config.node_selection_delay,
+        reschedule_after: config.reschedule_after,
+        max_delay: config.backoff.max,
+    };
+    let bound_claims = ResizeReconciler {
+        resizer: ClaimResizer {
+            api: api.clone(),
+            store: Arc::clone(&provisioner.store),
+            locks: Arc::clone(&provisioner.locks),
+            metrics: Arc::clone(&failures.metrics),
+            recorder: Arc::clone(&failures.recorder),
+        },
+        caches: caches.clone(),
+        retries: Arc::clone(&retries),
+        served: served.clone(),
+        failures: failures.clone(),
+    };
+    let volumes = VolumeReconciler {
+        remover: Arc::clone(&remover),
+        snapshots: provisioner.snapshots.clone(),
+        live_claims: Arc::clone(&live_claims),
+        retries: Arc::clone(&retries),
+        served: served.clone(),
+        failures: failures.clone(),
+    };
+    let contents = provisioner.snapshots.clone().map(|store| SnapshotReconciler {
+        applier: SnapshotApplier { api: api.clone(), store, recorder: Arc::clone(&failures.recorder) },
+        claims: claims.clone(),
+        retries: Arc::clone(&retries),
+        served: served.clone(),
+        failures: failures.clone(),
+        watch_errors: optional_watches.clone(),
+        concurrency: config.copy_concurrency,
+    });
+    let sweeper = OrphanSweeper {
+        api: api.clone(),
+        remover,
+        objects: caches.volumes.clone(),
+        served: served.clone(),
+        missing: Arc::clone(&missing),
+        failures: failures.clone(),
+        backoff: config.backoff,
+    };
+    let guard = StoreGuard {
+        api: api.clone(),
+        store: Arc::clone(&provisioner.store),
+        snapshots: provisioner.snapshots.clone(),
+        caches: caches.clone(),
+        served: served.clone(),
+        volumes_changed: Arc::clone(&volumes_changed),
+        missing: Arc::clone(&missing),
+        sweeps: sweeps.clone(),
+        failures: failures.clone(),
+        backoff: config.backoff,
+    };
+    let conditions = ConditionReporter {
+        api: api.clone(),
+        volumes: caches.volumes.clone(),
+        served: served.clone(),
+        volumes_changed: Arc::clone(&volumes_changed),
+        missing,
+        failures: failures.clone(),
+        backoff: config.backoff,
+    };
+
+    // The watches. Each event passes the filter, then the cache, and then has its object reconciled.
+    let filter = Arc::new(EventFilter {
+        identity: api.identity.clone(),
+        caches: caches.clone(),
+        retries: Arc::clone(&retries),
+        live_claims,
+        capacity: Arc::clone(&capacity),
+        claims: claims.clone(),
+        sweeps,
+    });
+    let errors = &provisioner.watch_errors;
+    let (passed, watched) = (Arc::clone(&filter), watch_resource(api.all::<PersistentVolumeClaim>(), errors));
+    let changed_claims = changed_objects(
+        watched.filter_map(move |event| future::ready(passed.filter_claim(event))).reflect(writers.claims),
+    );
+    let changed_claims = stream::select(changed_claims, receiver_stream(requeued_claims));
+    let (passed, watched) = (Arc::clone(&filter), watch_resource(api.all::<PersistentVolume>(), errors));
+    let changed_volumes = changed_objects(
+        watched
+            .filter_map(move |event| future::ready(passed.filter_volume(event)))
+            .reflect(writers.volumes)
+            .inspect(move |_| volumes_changed.send_replace(())),
+    );
+    let classes = watch_resource(api.all::<StorageClass>(), errors)
+        .filter_map(|event| future::ready(filter.filter_class(event)))
+        .reflect(writers.classes)
+        .for_each(|_| future::ready(()));
+
+    let all_claims = &AllClaims { pending: pending_claims, bound: bound_claims, retries };
+    // Volumes with a data source are created separately: a copy may take long, and no other claim waits for it.
+    let (copies, copied_claims) = unbounded_channel();
+    let claim_loop = reconcile_changes(
+        changed_claims.take_until(token.cancelled()),
+        caches.claims.clone(),
+        config.concurrency,
+        move |claim: Arc<PersistentVolumeClaim>| {
+            // Without a receiver, the run ends.
+            let is_passed_on = is_copy(&claim) && copies.send(ObjectRef::from_obj(&*claim)).is_ok();
+            async move { if is_passed_on { NextRun::OnChange } else { all_claims.reconcile(&claim).await } }
+        },
+    );
+    let copy_loop = reconcile_changes(
+        receiver_stream(copied_claims).take_until(token.cancelled()),
+        caches.claims.clone(),
+        config.copy_concurrency,
+        async |claim| all_claims.reconcile(&claim).await,
+    );
+    let volume_loop = reconcile_changes(
+        changed_volumes.take_until(token.cancelled()),
+        caches.volumes.clone(),
+        config.concurrency,
+        async |volume| volumes.reconcile(&volume).await,
+    );
+    let snapshot_loop = async {
+        match &contents {
+            Some(contents) => contents.run().await,
+            None => pending().await,
+        }
+    };
     let readiness = async {
-        context.report_ready(on_ready).await;
-        std::future::pending().await
+        report_ready(provisioner, on_ready).await;
+        pending().await
     };
-    let sweeping = async {
-        context.served_store().await;
-        sweep::run_sweeper(&context, receivers.sweeps).await;
-    };
-    let auditing = context.while_served(|| audit::run_auditor(provisioner));
+    let node =
+        watch_node(api, optional_watches, &provisioner.node, provisioner.registered.clone(), |has_changed| {
+            // The kubelet writes at least every five minutes: a time to look at the disk, whose use nothing reports.
+            capacity.notify_change();
+            if has_changed {
+                claims.requeue_unselected();
+            }
+        });
+    let auditing = served.while_served(|| run_auditor(&*provisioner.store, &*failures.metrics, config));
     tokio::select! {
-        ((), ()) = future::join(claim_loop, volume_loop) => {}
-        () = context.watch_classes(writers.classes) => {}
+        ((), (), ()) = future::join3(claim_loop, copy_loop, volume_loop) => {}
+        () = classes => {}
         () = readiness => {}
-        () = sweeping => {}
+        () = sweeper.run(sweep_requests) => {}
         () = auditing => {}
-        () = publisher::run_publisher(&context) => {}
-        () = node::observer::watch_node(&context) => {}
-        () = snapshot::reconcile::run_snapshots(&context) => {}
-        () = loss::reporter::run_reporter(&context) => {}
-        error = context.guard_store() => return Err(error),
-        () = context.canceled_before_serving(token) => {}
+        () = capacity.run() => {}
+        () = node => {}
+        () = snapshot_loop => {}
+        () = conditions.run() => {}
+        error = guard.run() => return Err(error),
+        () = canceled_before_serving(served, token) => {}
     }
     Ok(())
 }
 
-impl ReconcileContext {
-    fn new(provisioner: &Provisioner, caches: ObjectCaches, signals: WatchSignals) -> Self {
-        let ObjectCaches { claims, volumes, classes } = caches;
-        Self {
-            provisioner: provisioner.clone(),
-            claims,
-            volumes,
-            classes,
-            retries: Arc::new(RetryTracker::new(provisioner.config.backoff)),
-            live_claims: Arc::default(),
-            signals,
-            capacity: Arc::default(),
-            optional_watches: provisioner.watch_errors.of_optional_apis(),
-            volumes_changed: watch::Sender::new(()),
-            missing_volumes: watch::Sender::default(),
+/// The claims of this node, pending and bound.
+struct AllClaims {
+    pending: ClaimReconciler,
+    bound: ResizeReconciler,
+    retries: Arc<RetryTracker>,
+}
+
+impl AllClaims {
+    /// Reconciles a claim, and returns when it is reconciled again.
+    async fn reconcile(&self, claim: &PersistentVolumeClaim) -> NextRun {
+        let (act, done) = match bound_volume_name(claim) {
+            Some(_) => ("resize the volume of", self.bound.reconcile(claim).await),
+            None => ("provision", self.pending.reconcile(claim).await),
+        };
+        done.unwrap_or_else(|error| {
+            let time = self.retries.record_failure(claim.metadata.uid.as_deref().unwrap_or_default());
+            let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
+            tracing::warn!(
+                namespace,
+                claim = name,
+                "{act} claim: {}; retrying in {time:?}",
+                format_chain(&error)
+            );
+            NextRun::After(time)
+        })
+    }
+}
+
+/// Waits for a cancellation while the store is not served: then the loops wait for it and would never end.
+async fn canceled_before_serving(served: &ServedStore, token: &CancellationToken) {
+    token.cancelled().await;
+    served.wait_until_unserved().await;
+}
+
+async fn report_ready(provisioner: &Provisioner, on_ready: impl FnOnce() + Send) {
+    provisioner.served.wait_until_served().await;
+    if let Some(mut registered) = provisioner.registered.clone() {
+        // The sender is dropped: the driver will never be registered, so the provisioner never becomes
+        // ready.
+        if registered.wait_for(|&registered| registered).await.is_err() {
+            tracing::warn!("not ready: the registration with the kubelet has ended");
+            pending::<()>().await;
         }
     }
+    on_ready();
+}
 
-    pub(crate) fn resource_api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<DynamicType = ()>,
-    {
-        Api::all(self.provisioner.applier.client.0.clone())
-    }
+/// Whether a claim waits for a copy.
+fn is_copy(claim: &PersistentVolumeClaim) -> bool {
+    let has_source =
+        claim.spec.as_ref().is_some_and(|spec| spec.data_source.is_some() || spec.data_source_ref.is_some());
+    has_source && bound_volume_name(claim).is_none()
+}
 
-    /// Waits for the first lists. Waits forever if a watch has ended before, because then the run ends.
-    pub(crate) async fn wait_for_cache_sync(&self) {
-        let lists = (
-            self.claims.wait_until_ready(),
-            self.volumes.wait_until_ready(),
-            self.classes.wait_until_ready(),
-        );
-        if let (Ok(()), Ok(()), Ok(())) = futures_util::join!(lists.0, lists.1, lists.2) {
-            return;
-        }
-        std::future::pending().await
-    }
-
-    /// Waits for a cancellation while the store is not served: then the loops wait for it and would never end.
-    pub(crate) async fn canceled_before_serving(&self, token: &CancellationToken) {
-        token.cancelled().await;
-        self.unserved_store().await;
-    }
-
-    pub(crate) async fn report_ready(&self, on_ready: impl FnOnce() + Send) {
-        self.served_store().await;
-        if let Some(mut registered) = self.provisioner.registered.clone() {
-            // The sender is dropped: the driver will never be registered, so the provisioner never becomes
-            // ready.
-            if registered.wait_for(|&registered| registered).await.is_err() {
-                tracing::warn!("not ready: the registration with the kubelet has ended");
-                std::future::pending::<()>().await;
-            }
-        }
-        on_ready();
-    }
+/// The stream of what a channel receives.
+fn receiver_stream<T: Send + 'static>(
+    mut receiver: UnboundedReceiver<T>,
+) -> impl Stream<Item = T> + Send + 'static {
+    stream::poll_fn(move |cx| receiver.poll_recv(cx))
 }

@@ -12,15 +12,16 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
+use crate::api::call::{error_hint, none_if_not_found, status_code};
 use crate::api::timeout::with_timeout;
-use crate::apply::{error_hint, none_if_not_found, status_code};
-use crate::claim::decide::{ObservedClaim, class_name};
+use crate::claim::decide::ObservedClaim;
 use crate::claim::manifest::build_persistent_volume;
-use crate::deletion::decide::ownership_mismatch;
+use crate::claim::spec::{ClaimRejection, VolumeSpec};
 use crate::dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 use crate::id::VolumeId;
+use crate::identity::ProvisionerIdentity;
 use crate::import::decide::{ImportAction, ImportRejection, plan_import};
-use crate::plan::{ClaimRejection, ProvisionerIdentity, VolumeSpec};
+use crate::objects::{class_name, is_on_node};
 use crate::step::{StepHook, StepRunner, VolumeStep};
 
 /// A directory to import, and its claim.
@@ -224,10 +225,8 @@ impl Import<'_> {
 
     /// Returns whether a PersistentVolume is on this node and of the claim of this volume.
     fn is_of_claim(&self, found: &PersistentVolume, spec: &VolumeSpec) -> bool {
-        found.spec.as_ref().is_some_and(|found| {
-            found.claim_ref.as_ref().is_some_and(|claim| claim.uid == spec.claim_ref.uid)
-                && ownership_mismatch(self.identity, found).is_none()
-        })
+        let claim = found.spec.as_ref().and_then(|found| found.claim_ref.as_ref());
+        claim.is_some_and(|claim| claim.uid == spec.claim_ref.uid) && is_on_node(self.identity, found)
     }
 
     /// Makes an existing PersistentVolume that of this import. Whatever its version is: the volume controllers bind it

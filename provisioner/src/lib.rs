@@ -113,7 +113,6 @@
 #[cfg(feature = "agent")]
 pub mod agent;
 mod api;
-mod apply;
 mod audit;
 mod capacity;
 mod claim;
@@ -123,14 +122,16 @@ pub mod csi;
 mod deletion;
 mod dir_store;
 mod error_chain;
+mod failure;
 mod id;
+mod identity;
 mod image;
 mod import;
 mod loss;
 mod metrics;
 mod name;
 mod node;
-mod plan;
+mod objects;
 mod provisioner;
 mod quantity;
 mod recovery;
@@ -147,10 +148,13 @@ mod sys;
 pub mod testing;
 mod volume_locks;
 
-pub use capacity::policy::{CapacityPolicy, CapacityShortage, InvalidRatio, StoreCapacity};
+pub use capacity::policy::{CapacityPolicy, CapacityShortage, DiskSpace, InvalidRatio, StoreCapacity};
+pub use claim::attributes::AttributesRejection;
 pub use claim::decide::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
 pub use claim::manifest::build_persistent_volume;
 pub use claim::source::DataSource;
+pub use claim::spec::{ClaimRejection, ReclaimPolicy, SizeError, VolumeSpec};
+pub use deletion::decide::VolumeRejection;
 pub use deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
 pub use deletion::guard::{GuardError, VolumeGuard, VolumeReservation};
 pub use dir_store::{
@@ -159,27 +163,29 @@ pub use dir_store::{
 pub use dir_store::{ImportMode, ImportOutcome, SourceError, VolumeImporter};
 pub use error_chain::format_chain;
 pub use id::{VolumeId, VolumeIdError};
+pub use identity::{
+    BETA_STORAGE_PROVISIONER, FINALIZER, HOSTNAME, PROVISIONED_BY, ProvisionerIdentity, SELECTED_NODE,
+    STORAGE_PROVISIONER,
+};
 pub use image::{FormatError, ImageFormat, InvalidKind, VolumeKind};
 pub use import::decide::{ImportAction, ImportRejection, plan_import};
 pub use import::{ImportDeps, ImportError, ImportRequest, import_directory};
 pub use loss::condition::required_volume;
-pub use loss::new_store::plan_new_store;
 pub use loss::status::{StoreFault, StoreStatus};
-pub use loss::store::{KIND_ATTRIBUTE, STORE_ATTRIBUTE, StoreAction, StoreRejection, plan_store};
+pub use loss::store::plan_new_store;
+pub use loss::store::{StoreAction, StoreRejection, plan_store};
 #[cfg(feature = "metrics")]
 pub use metrics::PrometheusMetrics;
 pub use metrics::VolumeMetrics;
 pub use name::{DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NodeName};
-pub use plan::{
-    BETA_STORAGE_PROVISIONER, ClaimRejection, FINALIZER, HOSTNAME, PROVISIONED_BY, ProvisionerIdentity,
-    ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER, SizeError, VolumeRejection, VolumeSpec,
-};
+pub use objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE};
 pub use provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
 pub use quantity::QuantityError;
-pub use recovery::orphan::{OrphanState, plan_orphan};
+pub use recovery::orphan::{OrphanState, OrphanVolume, plan_orphan};
 pub use recovery::{RecoveryError, VolumeOwners, VolumeRecovery};
-pub use resize::expansion::{BoundClaim, ExpansionAction, plan_expansion};
-pub use resize::modification::{AttributesRejection, ModificationAction, plan_modification};
+pub use resize::bound_claim::BoundClaim;
+pub use resize::expansion::{ExpansionAction, plan_expansion};
+pub use resize::modification::{ModificationAction, plan_modification};
 pub use snapshot::decide::{SnapshotAction, SnapshotRejection, plan_snapshot};
 pub use snapshot::{
     BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, SNAPSHOT_GROUP, SnapshotContentError,

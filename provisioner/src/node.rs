@@ -1,14 +1,21 @@
-//! What a node's object says: whether it takes claims that no scheduler has placed, and whether pods can be scheduled to
+//! The Node of this provisioner: whether it takes claims that no scheduler has placed, and whether pods can be scheduled to
 //! its volumes.
 
-pub(crate) mod observer;
+use std::future::ready;
+use std::sync::Arc;
 
+use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
+use kube::runtime::watcher::{self, Event};
+use tokio::sync::watch;
 
+use crate::api::watch_backoff::with_backoff;
+use crate::api::watch_errors::WatchErrors;
+use crate::api::writer::ApiWriter;
+use crate::identity::ProvisionerIdentity;
 use crate::name::NodeName;
-use crate::plan::ProvisionerIdentity;
 
-/// What matters of the object.
+/// The fields of a Node that matter here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
     /// Its UID.
@@ -73,6 +80,76 @@ pub(crate) fn taint_against_volumes(node: &Node) -> Option<&str> {
         Some(true) => Some("cordoned"),
         _ => taints.find(|taint| repels(&taint.effect)).map(|taint| &*taint.key),
     }
+}
+
+/// The Node of this provisioner, as its watch has reported it. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodeObserver(Arc<watch::Sender<ObservedNode>>);
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct ObservedNode {
+    /// `None` if it does not exist, or is not known yet.
+    facts: Option<NodeFacts>,
+    mismatch: Option<TopologyMismatch>,
+}
+
+impl NodeObserver {
+    /// The UID of the Node, if it exists.
+    pub(crate) fn uid(&self) -> Option<String> {
+        self.0.borrow().facts.as_ref().map(|facts| facts.uid.clone())
+    }
+
+    /// Why pods can't be scheduled to the volumes of the node.
+    pub(crate) fn mismatch(&self) -> Option<TopologyMismatch> {
+        self.0.borrow().mismatch.clone()
+    }
+
+    /// Records the Node, and logs a mismatch when it begins and when it ends. Returns whether anything changed.
+    fn record(&self, facts: Option<NodeFacts>, mismatch: Option<TopologyMismatch>) -> bool {
+        let old = self.mismatch();
+        match &mismatch {
+            Some(mismatch) if old.as_ref() != Some(mismatch) => tracing::error!("{mismatch}"),
+            None if old.is_some() => {
+                tracing::info!("the label of the node is repaired: pods can use its volumes")
+            }
+            _ => {}
+        }
+        let new = ObservedNode { facts, mismatch };
+        self.0.send_if_modified(|old| std::mem::replace(old, new.clone()) != new)
+    }
+}
+
+/// Watches the Node. Never returns. Calls `on_event` after each event with whether anything has changed.
+pub(crate) async fn watch_node(
+    api: &ApiWriter,
+    watch_errors: WatchErrors,
+    observer: &NodeObserver,
+    registered: Option<watch::Receiver<bool>>,
+    on_event: impl Fn(bool),
+) {
+    let identity = &api.identity;
+    let config = watcher::Config::default().fields(&format!("metadata.name={}", identity.node));
+    let events = with_backoff(watcher::watcher(api.all(), config), watch_errors);
+    let observe_node = |node: Option<&Node>| {
+        let facts = node.map(|node| NodeFacts::of(identity, node));
+        let is_registered = registered.as_ref().is_some_and(|registered| *registered.borrow());
+        let mismatch = facts.as_ref().and_then(|facts| topology_mismatch(identity, facts, is_registered));
+        on_event(observer.record(facts, mismatch));
+    };
+    let mut listed = None;
+    let observe = |event: Result<Event<Node>, watcher::Error>| {
+        let is_ours = |node: &Node| node.metadata.name.as_deref() == Some(identity.node.as_str());
+        match event {
+            Ok(Event::InitApply(node)) if is_ours(&node) => listed = Some(node),
+            Ok(Event::InitDone) => observe_node(listed.take().as_ref()),
+            Ok(Event::Apply(node)) if is_ours(&node) => observe_node(Some(&node)),
+            Ok(Event::Delete(node)) if is_ours(&node) => observe_node(None),
+            // Of other nodes, or logged.
+            Ok(_) | Err(_) => {}
+        }
+        ready(())
+    };
+    events.for_each(observe).await;
 }
 
 #[cfg(test)]

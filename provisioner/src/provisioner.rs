@@ -14,14 +14,15 @@ use tokio_util::sync::CancellationToken;
 use crate::api::event::EventRecorder;
 use crate::api::health::ApiProbe;
 use crate::api::watch_errors::WatchErrors;
-use crate::apply::{ActionApplier, ClientHandle};
+use crate::api::writer::ApiWriter;
 use crate::controller;
 use crate::deletion::guard::VolumeGuard;
-use crate::loss::status::StoreStatus;
+use crate::failure::FailureReporter;
+use crate::identity::ProvisionerIdentity;
+use crate::loss::status::{ServedStore, StoreStatus};
 use crate::loss::store::StoreRejection;
 use crate::metrics::VolumeMetrics;
-use crate::node::observer::NodeObserver;
-use crate::plan::ProvisionerIdentity;
+use crate::node::NodeObserver;
 use crate::snapshot::SnapshotStore;
 use crate::step::{StepHook, StepRunner};
 use crate::store::{VolumeStore, VolumeStoreError};
@@ -122,41 +123,37 @@ pub enum RunError {
 #[derive(Debug, Clone)]
 pub struct Provisioner {
     pub(crate) config: ProvisionerConfig,
-    pub(crate) applier: Arc<ActionApplier>,
+    pub(crate) api: ApiWriter,
+    pub(crate) store: Arc<dyn VolumeStore>,
+    pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
+    pub(crate) guard: Option<Arc<dyn VolumeGuard>>,
+    pub(crate) failures: FailureReporter,
+    pub(crate) locks: Arc<VolumeLocks>,
     pub(crate) registered: Option<watch::Receiver<bool>>,
     pub(crate) watch_errors: WatchErrors,
     pub(crate) node: NodeObserver,
-    pub(crate) store_status: Arc<watch::Sender<StoreStatus>>,
+    pub(crate) served: ServedStore,
     api_probe: ApiProbe,
 }
 
 impl Provisioner {
     /// Creates a provisioner; it does nothing before it runs.
     pub fn new(config: ProvisionerConfig, deps: Deps) -> Self {
-        let steps = StepRunner::new(deps.hook);
-        let identity = config.identity.clone();
-        let applier = ActionApplier {
-            recorder: EventRecorder::new(
-                deps.client.clone(),
-                (&identity.driver, identity.node.as_str()),
-                steps.clone(),
-            ),
-            client: ClientHandle(deps.client.clone()),
+        let (steps, identity) = (StepRunner::new(deps.hook), config.identity.clone());
+        let recorder =
+            EventRecorder::new(deps.client.clone(), &identity.driver, identity.node.as_str(), steps.clone());
+        Self {
+            config,
+            api: ApiWriter::new(identity, deps.client.clone(), steps),
             store: deps.store,
             snapshots: deps.snapshots,
             guard: deps.guard,
-            metrics: Arc::clone(&deps.metrics),
-            locks: VolumeLocks::default(),
-            steps,
-            identity,
-        };
-        Self {
-            config,
-            applier: Arc::new(applier),
+            failures: FailureReporter { metrics: Arc::clone(&deps.metrics), recorder: Arc::new(recorder) },
+            locks: Arc::default(),
             registered: deps.registered,
             watch_errors: WatchErrors::new(deps.metrics, deps.client),
             node: NodeObserver::default(),
-            store_status: Arc::new(watch::Sender::new(StoreStatus::Unknown)),
+            served: ServedStore::new(),
             api_probe: ApiProbe::default(),
         }
     }
@@ -167,7 +164,7 @@ impl Provisioner {
     /// # Cancel safety
     /// Has no side effects.
     pub async fn check_api(&self) -> Option<String> {
-        let error = self.api_probe.probe_server(&self.applier).await;
+        let error = self.api_probe.probe_server(self.api.client(), &*self.failures.metrics).await;
         error.or_else(|| self.watch_errors.rejection())
     }
 
@@ -179,7 +176,7 @@ impl Provisioner {
 
     /// Whether the volumes of the store are served.
     pub fn store_status(&self) -> StoreStatus {
-        self.store_status.borrow().clone()
+        self.served.status()
     }
 
     /// Runs until canceled. Calls `ready` once, when the first lists are complete, the store is the one of
@@ -199,10 +196,7 @@ impl Provisioner {
         ready: impl FnOnce() + Send,
     ) -> Result<Infallible, RunError> {
         controller::run_controller(self, &token, ready).await?;
-        match token.is_cancelled() {
-            true => Err(RunError::Canceled),
-            false => Err(RunError::WatchEnded),
-        }
+        Err(if token.is_cancelled() { RunError::Canceled } else { RunError::WatchEnded })
     }
 }
 

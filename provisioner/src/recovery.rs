@@ -4,29 +4,25 @@ pub(crate) mod orphan;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::Client;
+use kube::api::{Patch, PostParams};
 use serde_json::json;
 
-use crate::api::timeout::with_timeout;
-use crate::apply::{error_hint, status_code};
-use crate::deletion::decide::ownership_mismatch;
+use crate::api::call::{ApiCall, ApiError, error_hint};
+use crate::api::writer::ApiWriter;
 use crate::id::VolumeId;
-use crate::image::VolumeKind;
-use crate::loss::store::{is_marked_lost, named_store};
-use crate::plan::ProvisionerIdentity;
-use crate::recovery::orphan::{OrphanState, adopted_volume, is_removal, plan_orphan, removed_volume};
+use crate::identity::ProvisionerIdentity;
+use crate::objects::{is_marked_lost, is_of_driver, is_on_node, named_store};
+use crate::recovery::orphan::{
+    OrphanState, OrphanVolume, adopted_volume, is_removal, plan_orphan, removed_volume,
+};
 use crate::snapshot::{SnapshotId, list_ready_snapshots};
 use crate::step::{StepHook, StepRunner, VolumeStep};
-use crate::store::VolumeUsage;
 use crate::store_id::StoreId;
-
-/// Page size of lists.
-const PAGE_SIZE: u32 = 500;
 
 /// Why an action of an operator failed. Each can be repeated.
 #[derive(Debug, thiserror::Error)]
@@ -73,15 +69,15 @@ fn describe_state(state: &OrphanState) -> String {
     }
 }
 
-fn api_error(call: &'static str) -> impl FnOnce(kube::Error) -> RecoveryError {
-    move |source| RecoveryError::Api { call, source }
+impl From<ApiError> for RecoveryError {
+    fn from(ApiError { call, source }: ApiError) -> Self {
+        Self::Api { call: call.text(), source }
+    }
 }
 
-/// Acts on the API server for an operator, beside the provisioner of the node or without it. It changes no directory.
+/// Acts on the API server for an operator, whether the provisioner of the node runs or not. It changes no directory.
 pub struct VolumeRecovery {
-    client: Client,
-    identity: ProvisionerIdentity,
-    steps: StepRunner,
+    api: ApiWriter,
 }
 
 /// The PersistentVolumes and claims that volumes of a node may belong to.
@@ -97,7 +93,7 @@ pub struct VolumeOwners {
 impl VolumeRecovery {
     /// For the volumes of this driver and node. The hook is called at each step; for tests.
     pub fn new(client: Client, identity: ProvisionerIdentity, hook: Option<Arc<dyn StepHook>>) -> Self {
-        Self { client, identity, steps: StepRunner::new(hook) }
+        Self { api: ApiWriter::new(identity, client, StepRunner::new(hook)) }
     }
 
     /// Reads who owns volumes: the PersistentVolumes of the driver, and the claims of these volumes.
@@ -106,22 +102,23 @@ impl VolumeRecovery {
     /// [`RecoveryError::Api`].
     pub async fn read_owners(&self, ids: &BTreeSet<VolumeId>) -> Result<VolumeOwners, RecoveryError> {
         let mut claims = BTreeMap::new();
-        self.for_each("list the claims", |claim: PersistentVolumeClaim| {
+        let visit = |claim: PersistentVolumeClaim| {
             let id = VolumeId::from_uid(claim.metadata.uid.as_deref().unwrap_or_default()).ok();
             if let Some(id) = id.filter(|id| ids.contains(id)) {
                 claims.insert(id, claim);
             }
-        })
-        .await?;
-        // Afterwards: a volume that is provisioned meanwhile has a claim, or a PersistentVolume.
+            ControlFlow::Continue(())
+        };
+        self.api.for_each(ApiCall::ListClaims, visit).await?;
+        // Afterwards: a volume that is provisioned in between has a claim, or a PersistentVolume.
         let mut volumes = BTreeMap::new();
-        self.for_each("list the PersistentVolumes", |volume: PersistentVolume| {
-            let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-            if csi.is_some_and(|csi| csi.driver == self.identity.driver.as_str()) {
+        let visit = |volume: PersistentVolume| {
+            if is_of_driver(&self.api.identity, &volume) {
                 volumes.insert(volume.metadata.name.clone().unwrap_or_default(), volume);
             }
-        })
-        .await?;
+            ControlFlow::Continue(())
+        };
+        self.api.for_each(ApiCall::ListVolumes, visit).await?;
         Ok(VolumeOwners { volumes, claims })
     }
 
@@ -132,8 +129,8 @@ impl VolumeRecovery {
     /// # Errors
     /// [`RecoveryError::Api`].
     pub async fn list_ready_snapshots(&self) -> Result<BTreeSet<SnapshotId>, RecoveryError> {
-        let listed = list_ready_snapshots(&self.client, &self.identity).await;
-        listed.map_err(api_error("list the VolumeSnapshotContents of this node"))
+        let listed = list_ready_snapshots(self.api.client(), &self.api.identity).await;
+        Ok(listed.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))?)
     }
 
     /// Creates the PersistentVolume of an orphan. Success also if an earlier call did it.
@@ -142,17 +139,19 @@ impl VolumeRecovery {
     /// [`RecoveryError::Unsuitable`] or [`RecoveryError::Api`].
     pub async fn adopt_volume(
         &self,
-        store: &StoreId,
-        (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
+        orphan: &OrphanVolume,
         class: Option<&str>,
     ) -> Result<(), RecoveryError> {
-        let state = self.read_state(id).await?;
-        match adopted_volume((&self.identity, store), (id, kind, usage), (&state, class)) {
+        let owners = self.read_owners(&BTreeSet::from([orphan.id.clone()])).await?;
+        let state = owners.orphan_state(&self.api.identity, &orphan.id);
+        match adopted_volume(&self.api.identity, orphan, &state, class) {
             Some(volume) => self.create_volume(&volume).await,
             None if state == OrphanState::Owned => Ok(()),
-            None => {
-                Err(RecoveryError::Unsuitable { action: "adopt", id: id.clone(), state: Box::new(state) })
-            }
+            None => Err(RecoveryError::Unsuitable {
+                action: "adopt",
+                id: orphan.id.clone(),
+                state: Box::new(state),
+            }),
         }
     }
 
@@ -161,23 +160,19 @@ impl VolumeRecovery {
     ///
     /// # Errors
     /// [`RecoveryError::Unsuitable`]: also if a claim exists that it was created for; or [`RecoveryError::Api`].
-    pub async fn remove_volume(
-        &self,
-        store: &StoreId,
-        (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
-    ) -> Result<(), RecoveryError> {
-        let owners = self.read_owners(&BTreeSet::from([id.clone()])).await?;
-        let state = owners.orphan_state(&self.identity, id);
-        match removed_volume((&self.identity, store), (id, kind, usage), &state) {
+    pub async fn remove_volume(&self, orphan: &OrphanVolume) -> Result<(), RecoveryError> {
+        let owners = self.read_owners(&BTreeSet::from([orphan.id.clone()])).await?;
+        let state = owners.orphan_state(&self.api.identity, &orphan.id);
+        let is_requested =
+            || owners.volumes.get(orphan.id.as_str()).is_some_and(|volume| is_removal(&orphan.id, volume));
+        match removed_volume(&self.api.identity, orphan, &state) {
             Some(volume) => self.create_volume(&volume).await,
-            None if state == OrphanState::Owned
-                && owners.volumes.get(id.as_str()).is_some_and(|volume| is_removal(id, volume)) =>
-            {
-                Ok(())
-            }
-            None => {
-                Err(RecoveryError::Unsuitable { action: "remove", id: id.clone(), state: Box::new(state) })
-            }
+            None if state == OrphanState::Owned && is_requested() => Ok(()),
+            None => Err(RecoveryError::Unsuitable {
+                action: "remove",
+                id: orphan.id.clone(),
+                state: Box::new(state),
+            }),
         }
     }
 
@@ -188,15 +183,12 @@ impl VolumeRecovery {
     /// [`RecoveryError::Api`]: some may be annotated; a repeated call annotates the rest.
     pub async fn declare_lost(&self, store: &StoreId) -> Result<Vec<String>, RecoveryError> {
         let owners = self.read_owners(&BTreeSet::new()).await?;
-        let is_here = |volume: &PersistentVolume| {
-            volume.spec.as_ref().is_some_and(|spec| ownership_mismatch(&self.identity, spec).is_none())
-        };
         let mut names = Vec::new();
         for (name, volume) in owners.volumes {
-            if !is_here(&volume) || named_store(&volume).as_ref() != Some(store) {
+            if !is_on_node(&self.api.identity, &volume) || named_store(&volume).as_ref() != Some(store) {
                 continue;
             }
-            if !is_marked_lost(&self.identity, &volume) {
+            if !is_marked_lost(&self.api.identity, &volume) {
                 self.mark_lost(&volume, store).await?;
             }
             names.push(name);
@@ -206,53 +198,23 @@ impl VolumeRecovery {
 
     /// Annotates exactly this version of a PersistentVolume.
     async fn mark_lost(&self, volume: &PersistentVolume, store: &StoreId) -> Result<(), RecoveryError> {
-        let metadata = json!({
+        let patch = Patch::Merge(json!({ "metadata": {
             "uid": volume.metadata.uid,
             "resourceVersion": volume.metadata.resource_version,
-            "annotations": { self.identity.driver.lost_annotation(): store.as_str() },
-        });
-        let (api, name) = (self.volumes_api(), volume.metadata.name.as_deref().unwrap_or_default());
-        let (patch, params) = (Patch::Merge(json!({ "metadata": metadata })), PatchParams::default());
-        let patched =
-            self.steps.run_async(VolumeStep::MarkLost, with_timeout(api.patch(name, &params, &patch)));
-        match patched.await {
-            // It was deleted meanwhile.
-            Err(error) if status_code(&error) == Some(404) => Ok(()),
-            patched => patched.map(drop).map_err(api_error("annotate the PersistentVolume")),
-        }
+            "annotations": { self.api.identity.driver.lost_annotation(): store.as_str() },
+        } }));
+        let marked = self.api.patch_volume(VolumeStep::MarkLost, volume, &patch).await;
+        marked.map_err(|error| RecoveryError::Api {
+            call: "annotate the PersistentVolume",
+            source: error.source,
+        })
     }
 
     async fn create_volume(&self, volume: &PersistentVolume) -> Result<(), RecoveryError> {
-        let (api, params) = (self.volumes_api(), PostParams::default());
-        let create = with_timeout(api.create(&params, volume));
-        let created = self.steps.run_async(VolumeStep::CreatePersistentVolume, create).await;
-        created.map(drop).map_err(api_error("create the PersistentVolume"))
-    }
-
-    async fn read_state(&self, id: &VolumeId) -> Result<OrphanState, RecoveryError> {
-        let owners = self.read_owners(&BTreeSet::from([id.clone()])).await?;
-        Ok(owners.orphan_state(&self.identity, id))
-    }
-
-    fn volumes_api(&self) -> Api<PersistentVolume> {
-        Api::all(self.client.clone())
-    }
-
-    /// Visits all objects of a kind, page by page.
-    async fn for_each<K>(&self, call: &'static str, mut visit: impl FnMut(K)) -> Result<(), RecoveryError>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug,
-    {
-        let api: Api<K> = Api::all(self.client.clone());
-        let mut params = ListParams::default().limit(PAGE_SIZE);
-        loop {
-            let page = with_timeout(api.list(&params)).await.map_err(api_error(call))?;
-            page.items.into_iter().for_each(&mut visit);
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(()),
-            }
-        }
+        let (api, params) = (self.api.all::<PersistentVolume>(), PostParams::default());
+        let created = self.api.write(VolumeStep::CreatePersistentVolume, api.create(&params, volume)).await;
+        created.map_err(|error| ApiCall::CreateVolume.wrap_error(error))?;
+        Ok(())
     }
 }
 
@@ -265,6 +227,6 @@ impl VolumeOwners {
 
 impl fmt::Debug for VolumeRecovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VolumeRecovery").field("identity", &self.identity).finish_non_exhaustive()
+        f.debug_struct("VolumeRecovery").field("identity", &self.api.identity).finish_non_exhaustive()
     }
 }

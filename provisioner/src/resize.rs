@@ -1,5 +1,7 @@
 //! A bound claim gets the size and the VolumeAttributesClass that it asks for.
 
+pub(crate) mod apply;
+pub(crate) mod bound_claim;
 pub(crate) mod claim_status;
 pub(crate) mod expansion;
 #[cfg(test)]

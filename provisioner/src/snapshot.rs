@@ -1,5 +1,6 @@
 //! Snapshots of volumes, and volumes created from them or from other volumes.
 
+pub(crate) mod apply;
 pub(crate) mod decide;
 mod id;
 mod listing;

@@ -1,21 +1,62 @@
-//! Sweeps volumes without a PersistentVolume, and counts orphans.
+//! Sweeps volumes without a PersistentVolume: removes those that are empty, and counts and reports the orphans.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use kube::runtime::reflector::ObjectRef;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::Patch;
+use kube::runtime::reflector::{ObjectRef, Store};
 use nodekeel_supervisor::Backoff;
+use serde_json::json;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::api::call::ApiCall;
 use crate::api::retry_tracker::random_fraction;
-use crate::apply::{ApplyError, ClaimState, SweepOutcome};
-use crate::controller::ReconcileContext;
-use crate::controller::event_filter::SweepRequest;
+use crate::api::writer::ApiWriter;
+use crate::claim::decide::{ClaimIgnoreReason, claim_ignore_reason};
+use crate::deletion::apply::VolumeRemover;
 use crate::error_chain::format_chain;
+use crate::failure::{FailureReporter, ReconcileError};
 use crate::id::VolumeId;
 use crate::loss::condition::required_volume;
-use crate::loss::store::{is_marked_lost, named_store};
+use crate::loss::status::ServedStore;
+use crate::objects::{is_marked_lost, is_on_node, named_store};
+use crate::step::VolumeStep;
 use crate::store_id::{StoreId, StoreIdentity};
+
+/// The volumes that may have lost their claim or their PersistentVolume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SweepRequest {
+    /// All volumes: a watch has listed again, and changes before it may have been missed.
+    All,
+    /// One volume: its claim or its PersistentVolume was deleted.
+    One(VolumeId),
+}
+
+/// The result of sweeping a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SweepOutcome {
+    /// It has a PersistentVolume, or will get one.
+    Kept,
+    /// It was empty and was removed.
+    Removed,
+    /// It may hold data and was kept.
+    Orphan,
+}
+
+/// The state of a volume's claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClaimState {
+    /// It is pending on this node, so its volume will be provisioned again.
+    Pending,
+    /// It is bound to a volume, or has lost it.
+    BoundOrLost,
+    /// It is deleted, or belongs to another node or driver by now.
+    Gone,
+}
 
 /// The volumes to check.
 #[derive(Debug, Default)]
@@ -42,7 +83,7 @@ impl SweepBatch {
     }
 }
 
-/// When something that is not done yet is tried again, with growing delays.
+/// The time of the next retry, with growing delays.
 #[derive(Debug, Default)]
 struct RetryTimer {
     attempts: u32,
@@ -68,61 +109,77 @@ impl RetryTimer {
     }
 }
 
-/// Sweeps after each signal, and retries failures.
-pub(crate) async fn run_sweeper(context: &ReconcileContext, mut signals: UnboundedReceiver<SweepRequest>) {
-    let backoff = context.provisioner.config.backoff;
-    let mut sweeper =
-        OrphanSweeper { context, orphaned_volumes: BTreeSet::new(), orphaned_objects: BTreeSet::new() };
-    let mut failed = SweepBatch::default();
-    // A directory that is restored makes no event: look for it from time to time.
-    let (mut retry, mut look) = (RetryTimer::default(), RetryTimer::default());
-    loop {
-        let mut wanted = SweepBatch::default();
-        let due = [retry.due, look.due].into_iter().flatten().min();
-        tokio::select! {
-            signal = signals.recv() => match signal {
-                Some(signal) => wanted.add_request(signal),
-                None => return,
-            },
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
-        }
-        // While the store is lost, nothing can be said of its volumes. When it is back, all of them are to be swept.
-        let store = context.served_store().await;
-        while let Ok(signal) = signals.try_recv() {
-            wanted.add_request(signal);
-        }
-        look.take_due();
-        if retry.take_due() {
-            wanted.merge_batch(std::mem::take(&mut failed));
-        }
-        failed.merge_batch(sweeper.sweep_batch(wanted, &store).await);
-        // Before all are listed, it is not known which are missing.
-        if !failed.all {
-            sweeper.publish_orphans().await;
-        }
-        retry.schedule(!failed.is_empty(), backoff);
-        look.schedule(!sweeper.orphaned_objects.is_empty(), backoff);
-    }
+/// Sweeps volumes.
+pub(crate) struct OrphanSweeper {
+    pub(crate) api: ApiWriter,
+    pub(crate) remover: Arc<VolumeRemover>,
+    /// The cached PersistentVolumes of this node.
+    pub(crate) objects: Store<PersistentVolume>,
+    pub(crate) served: ServedStore,
+    /// The volumes with a PersistentVolume that the served store does not have, as of the last sweep.
+    pub(crate) missing: Arc<watch::Sender<BTreeSet<VolumeId>>>,
+    pub(crate) failures: FailureReporter,
+    pub(crate) backoff: Backoff,
 }
 
-struct OrphanSweeper<'a> {
-    context: &'a ReconcileContext,
+/// The orphans that were found and are not resolved yet.
+#[derive(Debug, Default)]
+struct Orphans {
     /// Volumes that may hold data and have no PersistentVolume; already logged.
-    orphaned_volumes: BTreeSet<VolumeId>,
+    volumes: BTreeSet<VolumeId>,
     /// PersistentVolumes whose volume does not exist: the condition reporter names them.
-    orphaned_objects: BTreeSet<VolumeId>,
+    objects: BTreeSet<VolumeId>,
 }
 
-impl OrphanSweeper<'_> {
+impl OrphanSweeper {
+    /// Sweeps after each request, and retries failures.
+    pub(crate) async fn run(&self, mut requests: UnboundedReceiver<SweepRequest>) {
+        self.served.wait_until_served().await;
+        let (mut orphans, mut failed) = (Orphans::default(), SweepBatch::default());
+        // A directory that is restored makes no event: look for it from time to time.
+        let (mut retry, mut look) = (RetryTimer::default(), RetryTimer::default());
+        loop {
+            let mut wanted = SweepBatch::default();
+            let due = [retry.due, look.due].into_iter().flatten().min();
+            tokio::select! {
+                request = requests.recv() => match request {
+                    Some(request) => wanted.add_request(request),
+                    None => return,
+                },
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+            }
+            // While the store is lost, nothing is known of its volumes. When it is back, all of them are to be swept.
+            let store = self.served.wait_until_served().await;
+            while let Ok(request) = requests.try_recv() {
+                wanted.add_request(request);
+            }
+            look.take_due();
+            if retry.take_due() {
+                wanted.merge_batch(std::mem::take(&mut failed));
+            }
+            failed.merge_batch(self.sweep_batch(wanted, &store, &mut orphans).await);
+            // Before all are listed, it is not known which are missing.
+            if !failed.all {
+                self.publish_orphans(&mut orphans).await;
+            }
+            retry.schedule(!failed.is_empty(), self.backoff);
+            look.schedule(!orphans.objects.is_empty(), self.backoff);
+        }
+    }
+
     /// Sweeps a batch; a failure does not block other volumes. Returns what to retry.
-    async fn sweep_batch(&mut self, wanted: SweepBatch, store: &StoreIdentity) -> SweepBatch {
-        let applier = &self.context.provisioner.applier;
+    async fn sweep_batch(
+        &self,
+        wanted: SweepBatch,
+        store: &StoreIdentity,
+        orphans: &mut Orphans,
+    ) -> SweepBatch {
         let (mut left, mut ids) = (SweepBatch::default(), wanted.ids);
         if wanted.all {
-            match applier.store.list().await {
+            match self.remover.store.list().await {
                 Ok(all) => {
                     let all: BTreeSet<_> = all.into_iter().collect();
-                    self.find_orphaned_objects(&all).await;
+                    self.find_orphaned_objects(&all, orphans).await;
                     if let Err(error) = self.remove_wrong_marks(&all, store).await {
                         self.report_failure(&error);
                         left.all = true;
@@ -130,27 +187,41 @@ impl OrphanSweeper<'_> {
                     ids.extend(all);
                 }
                 Err(error) => {
-                    self.report_failure(&ApplyError::Store(error));
+                    self.report_failure(&ReconcileError::Store(error));
                     left.all = true;
                 }
             }
         }
-        let ids = self.volumes_without_object(ids).await;
-        if ids.is_empty() {
+        // Only those that exist and have no PersistentVolume in the cache.
+        let mut unowned = BTreeSet::new();
+        for id in ids {
+            if !self.has_object(&id) && self.remover.volume_exists(&id).await {
+                unowned.insert(id);
+            }
+        }
+        if unowned.is_empty() {
             return left;
         }
-        let states = match applier.claim_states(&ids).await {
+        let states = match self.claim_states(&unowned).await {
             Ok(states) => states,
             Err(error) => {
                 self.report_failure(&error);
-                left.ids = ids;
+                left.ids = unowned;
                 return left;
             }
         };
         for (id, state) in states {
-            if let Err(error) = self.sweep_volume(&id, (state, store.id())).await {
-                self.report_failure(&error);
-                left.ids.insert(id);
+            match self.sweep_volume(&id, state, store.id()).await {
+                Ok(SweepOutcome::Orphan) => {
+                    if orphans.volumes.insert(id.clone()) {
+                        tracing::warn!(handle = %id, "volume has no PersistentVolume and may hold data: not deleted");
+                    }
+                }
+                Ok(SweepOutcome::Kept | SweepOutcome::Removed) => drop(orphans.volumes.remove(&id)),
+                Err(error) => {
+                    self.report_failure(&error);
+                    left.ids.insert(id);
+                }
             }
         }
         left
@@ -158,13 +229,12 @@ impl OrphanSweeper<'_> {
 
     /// Finds PersistentVolumes whose volume is neither in the list, which may be older than the object, nor
     /// found by a separate query.
-    async fn find_orphaned_objects(&mut self, listed: &BTreeSet<VolumeId>) {
-        let applier = &self.context.provisioner.applier;
-        for volume in self.context.volumes.state() {
-            let id = required_volume(&applier.identity, &volume);
+    async fn find_orphaned_objects(&self, listed: &BTreeSet<VolumeId>, orphans: &mut Orphans) {
+        for volume in self.objects.state() {
+            let id = required_volume(&self.api.identity, &volume);
             let Some(id) = id.filter(|id| !listed.contains(id)) else { continue };
-            if !applier.volume_exists(&id).await {
-                self.orphaned_objects.insert(id);
+            if !self.remover.volume_exists(&id).await {
+                orphans.objects.insert(id);
             }
         }
     }
@@ -174,69 +244,104 @@ impl OrphanSweeper<'_> {
         &self,
         listed: &BTreeSet<VolumeId>,
         store: &StoreIdentity,
-    ) -> Result<(), ApplyError> {
-        let applier = &self.context.provisioner.applier;
-        for volume in self.context.volumes.state() {
-            let id: Option<VolumeId> = volume.metadata.name.as_deref().and_then(|name| name.parse().ok());
+    ) -> Result<(), ReconcileError> {
+        for volume in self.objects.state() {
+            let name = volume.metadata.name.as_deref().unwrap_or_default();
             let is_here = named_store(&volume).is_some_and(|named| store.id() == Some(&named))
-                && id.is_some_and(|id| listed.contains(&id));
-            if is_here && is_marked_lost(&applier.identity, &volume) {
-                applier.remove_lost_mark(&volume).await?;
+                && name.parse::<VolumeId>().is_ok_and(|id| listed.contains(&id));
+            if !is_here || !is_marked_lost(&self.api.identity, &volume) {
+                continue;
             }
+            tracing::warn!(
+                pv = name,
+                "the disk of the volume was declared lost, but is here: taking that back"
+            );
+            let patch = Patch::Merge(json!({ "metadata": {
+                "uid": volume.metadata.uid,
+                "resourceVersion": volume.metadata.resource_version,
+                "annotations": { self.api.identity.driver.lost_annotation(): null },
+            } }));
+            self.api.patch_volume(VolumeStep::MarkLost, &volume, &patch).await?;
         }
         Ok(())
     }
 
+    /// Lists all claims once, for the states of the claims of volumes. A missing claim is deleted for good,
+    /// because a volume is younger than its claim, and UIDs are never reused.
+    async fn claim_states(
+        &self,
+        ids: &BTreeSet<VolumeId>,
+    ) -> Result<HashMap<VolumeId, ClaimState>, ReconcileError> {
+        let mut states: HashMap<_, _> = ids.iter().map(|id| (id.clone(), ClaimState::Gone)).collect();
+        let visit = |claim: PersistentVolumeClaim| {
+            let id = VolumeId::from_uid(claim.metadata.uid.as_deref().unwrap_or_default());
+            if let Some(state) = id.ok().and_then(|id| states.get_mut(&id)) {
+                *state = match claim_ignore_reason(&self.api.identity, &claim) {
+                    None => ClaimState::Pending,
+                    Some(ClaimIgnoreReason::HasVolume | ClaimIgnoreReason::NotPending) => {
+                        ClaimState::BoundOrLost
+                    }
+                    Some(_) => ClaimState::Gone,
+                };
+            }
+            ControlFlow::Continue(())
+        };
+        self.api.for_each(ApiCall::ListClaims, visit).await?;
+        Ok(states)
+    }
+
+    /// Removes a volume that was created and never published: a crash came between its directory and its
+    /// PersistentVolume, and its claim was deleted since, or has its volume on another node.
+    ///
+    /// Only an empty volume: one with data was in use, and its PersistentVolume may have been deleted in
+    /// order to keep them. None that a PersistentVolume of another node needs, which names the served store.
+    async fn sweep_volume(
+        &self,
+        id: &VolumeId,
+        state: ClaimState,
+        store: Option<&StoreId>,
+    ) -> Result<SweepOutcome, ReconcileError> {
+        let _lock = self.remover.locks.lock(id).await;
+        let object = self.api.read_volume(id.as_str()).await?;
+        match (&object, state) {
+            (Some(volume), _) if is_on_node(&self.api.identity, volume) => return Ok(SweepOutcome::Kept),
+            // It is the volume of another node, whose disk was moved here.
+            (Some(volume), _) if store.is_some() && named_store(volume).as_ref() == store => {
+                return Ok(SweepOutcome::Kept);
+            }
+            (Some(_), _) | (None, ClaimState::Gone) => {}
+            (None, ClaimState::Pending) => return Ok(SweepOutcome::Kept),
+            (None, ClaimState::BoundOrLost) => return Ok(SweepOutcome::Orphan),
+        }
+        let is_removed = self.remover.remove_if_empty(id).await?;
+        Ok(if is_removed { SweepOutcome::Removed } else { SweepOutcome::Orphan })
+    }
+
     /// Drops resolved orphans, updates the metrics, and has the rest reported.
-    async fn publish_orphans(&mut self) {
-        let applier = &self.context.provisioner.applier;
-        for (ids, stays) in [(&mut self.orphaned_volumes, true), (&mut self.orphaned_objects, false)] {
+    async fn publish_orphans(&self, orphans: &mut Orphans) {
+        for (ids, stays) in [(&mut orphans.volumes, true), (&mut orphans.objects, false)] {
             let mut resolved = Vec::new();
             for id in ids.iter() {
-                let has_object = self.context.volumes.get(&ObjectRef::new(id.as_str())).is_some();
-                if has_object == stays || applier.volume_exists(id).await != stays {
+                if self.has_object(id) == stays || self.remover.volume_exists(id).await != stays {
                     resolved.push(id.clone());
                 }
             }
             ids.retain(|id| !resolved.contains(id));
         }
-        applier.metrics.set_orphans(self.orphaned_volumes.len(), self.orphaned_objects.len());
-        self.context.missing_volumes.send_if_modified(|missing| {
-            let is_new = *missing != self.orphaned_objects;
-            missing.clone_from(&self.orphaned_objects);
+        self.failures.metrics.set_orphans(orphans.volumes.len(), orphans.objects.len());
+        self.missing.send_if_modified(|missing| {
+            let is_new = *missing != orphans.objects;
+            missing.clone_from(&orphans.objects);
             is_new
         });
     }
 
-    /// Those volumes that exist and have no PersistentVolume in the cache.
-    async fn volumes_without_object(&self, mut ids: BTreeSet<VolumeId>) -> BTreeSet<VolumeId> {
-        ids.retain(|id| self.context.volumes.get(&ObjectRef::new(id.as_str())).is_none());
-        let mut existing = BTreeSet::new();
-        for id in ids {
-            if self.context.provisioner.applier.volume_exists(&id).await {
-                existing.insert(id);
-            }
-        }
-        existing
+    fn has_object(&self, id: &VolumeId) -> bool {
+        self.objects.get(&ObjectRef::new(id.as_str())).is_some()
     }
 
-    fn report_failure(&self, error: &ApplyError) {
-        self.context.record_api_error(error);
+    fn report_failure(&self, error: &ReconcileError) {
+        self.failures.count(error);
         tracing::warn!("sweep unused volumes: {}; retrying", format_chain(error));
-    }
-
-    async fn sweep_volume(
-        &mut self,
-        id: &VolumeId,
-        (state, store): (ClaimState, Option<&StoreId>),
-    ) -> Result<(), ApplyError> {
-        match self.context.provisioner.applier.sweep_volume(id, (state, store)).await? {
-            SweepOutcome::Orphan if self.orphaned_volumes.insert(id.clone()) => {
-                tracing::warn!(handle = %id, "volume has no PersistentVolume and may hold data: not deleted");
-            }
-            SweepOutcome::Orphan => {}
-            SweepOutcome::Kept | SweepOutcome::Removed => drop(self.orphaned_volumes.remove(id)),
-        }
-        Ok(())
     }
 }

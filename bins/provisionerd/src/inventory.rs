@@ -171,10 +171,10 @@ impl NodeInventory {
     pub(crate) fn store_action(&self, owners: &VolumeOwners) -> StoreAction {
         let found = self.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
         let present = self.stored.keys().cloned().collect();
-        match plan_store(&self.identity, (&found, &present), owners.volumes.values()) {
+        match plan_store(&self.identity, &found, &present, owners.volumes.values()) {
             StoreAction::CreateIdentity => {
                 let (present, ready) = &self.snapshots;
-                plan_new_store(&self.identity, (present, ready), owners.volumes.values())
+                plan_new_store(&self.identity, present, ready, owners.volumes.values())
             }
             action => action,
         }

@@ -8,7 +8,7 @@ use clap::Args;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Api;
 use kube::runtime::wait::{await_condition, conditions};
-use nodekeel_provisioner::{OrphanState, StoreAction, VolumeId, format_chain};
+use nodekeel_provisioner::{OrphanState, OrphanVolume, StoreAction, VolumeId, format_chain};
 
 use crate::config::{ConfigFlags, DaemonConfig};
 use crate::inventory::{NodeInventory, RowState};
@@ -125,18 +125,19 @@ async fn act_on_orphan(
     let kind = inventory.kind(id).with_context(|| {
         format!("can't tell what volume {id} is: its mark in {directory}/kinds is invalid; write it again")
     })?;
-    let store = inventory.store.as_ref().with_context(|| {
+    let store = inventory.store.clone().with_context(|| {
         format!("{directory} has no store-id: start provisionerd once, or mount the disk")
     })?;
     let recovery = inventory.recovery.as_ref().context("can't act without the API server")?;
+    let orphan = OrphanVolume { store, id: id.clone(), kind, usage };
     match task {
         OrphanTask::Remove => {
-            recovery.remove_volume(store, (id, kind, &usage)).await?;
+            recovery.remove_volume(&orphan).await?;
             wait_removed(config, id).await?;
             Ok(format!("removed volume {id}"))
         }
         OrphanTask::Adopt { class } => {
-            recovery.adopt_volume(store, (id, kind, &usage), class).await?;
+            recovery.adopt_volume(&orphan, class).await?;
             Ok(format!("created PersistentVolume {id}"))
         }
         OrphanTask::List => Ok(String::new()),

@@ -203,13 +203,13 @@ async fn needs_store(client: &kube::Client, identity: &ProvisionerIdentity) -> b
     let is_rejected = async {
         let volumes = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;
         // An absent store is rejected if a volume or a snapshot needs it.
-        let action = plan_store(identity, (&StoreIdentity::Absent, &BTreeSet::new()), &volumes.items);
+        let action = plan_store(identity, &StoreIdentity::Absent, &BTreeSet::new(), &volumes.items);
         if matches!(action, StoreAction::Reject(_)) {
             return Ok(true);
         }
         let recovery = VolumeRecovery::new(client.clone(), identity.clone(), None);
         let ready = recovery.list_ready_snapshots().await?;
-        let action = plan_new_store(identity, (&BTreeSet::new(), &ready), &volumes.items);
+        let action = plan_new_store(identity, &BTreeSet::new(), &ready, &volumes.items);
         Ok::<_, anyhow::Error>(matches!(action, StoreAction::Reject(_)))
     };
     matches!(tokio::time::timeout(LIST_TIMEOUT, is_rejected).await, Ok(Ok(true)))

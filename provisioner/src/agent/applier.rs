@@ -15,12 +15,14 @@ use super::agenda::ActionOutcome;
 use super::facts::{ClaimKey, ClusterObjects, PendingClaim, VolumeFacts, node_identity};
 use super::metrics::AgentMetrics;
 use super::plan::{ClusterCondition, NodeProblem, VolumeKey};
+use crate::api::call::{error_hint, status_code};
 use crate::api::event::{EventReason, EventRecorder};
 use crate::api::timeout::with_timeout;
-use crate::apply::{ClientHandle, error_hint, is_bound_elsewhere, status_code};
+use crate::api::writer::ClientHandle;
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::error_chain::format_chain;
-use crate::plan::{FINALIZER, SELECTED_NODE};
+use crate::identity::{FINALIZER, SELECTED_NODE};
+use crate::objects::is_bound_elsewhere;
 use crate::step::{StepRunner, VolumeStep};
 use crate::{DriverName, NodeName};
 

@@ -4,12 +4,12 @@ use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, Persi
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 
 use super::mirror::ObjectMirror;
-use crate::claim::decide::{class_name, nonempty_annotation};
-use crate::deletion::decide::{VolumeAction, ownership_mismatch, plan_volume};
-use crate::node::taint_against_volumes;
-use crate::plan::{
+use crate::deletion::decide::{VolumeAction, plan_volume};
+use crate::identity::{
     BETA_STORAGE_PROVISIONER, FINALIZER, HOSTNAME, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER,
 };
+use crate::node::taint_against_volumes;
+use crate::objects::{class_name, is_on_node, nonempty_annotation};
 use crate::{DriverName, NodeName};
 
 /// The taints of a node whose kubelet does not report, or is not ready. *Source:* Kubernetes, "well-known
@@ -136,7 +136,7 @@ impl VolumeFacts {
         let required = spec.node_affinity.as_ref()?.required.as_ref()?;
         let (key, node) = named_node(driver, required.node_selector_terms.first()?)?;
         let identity = node_identity(driver, &node);
-        if ownership_mismatch(&identity, spec).is_some() {
+        if !is_on_node(&identity, volume) {
             return None;
         }
         let is_bound = volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");

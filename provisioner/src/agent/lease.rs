@@ -19,9 +19,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{AgentConfig, AgentState};
+use crate::api::call::status_code;
 use crate::api::watch_backoff::with_backoff;
 use crate::api::watch_errors::WatchErrors;
-use crate::apply::status_code;
 use crate::error_chain::format_chain;
 
 /// A Lease that was not renewed for this time may be taken. *Source:* this and the next two are the defaults

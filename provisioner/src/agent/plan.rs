@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, node_identity};
-use crate::claim::decide::{allows_node, waits_for_consumer};
+use crate::objects::{allows_node, waits_for_consumer};
 use crate::{DriverName, NodeName};
 
 /// Something that no node can do anything about. The agent acts once it has lasted for its delay.

@@ -55,60 +55,30 @@ pub(crate) enum EventReason {
 }
 
 impl EventReason {
+    /// The reason, the action and the type, as the API has them.
+    fn names(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Provisioning => ("Provisioning", "Provision", "Normal"),
+            Self::ProvisioningSucceeded => ("ProvisioningSucceeded", "Provision", "Normal"),
+            Self::ProvisioningFailed => ("ProvisioningFailed", "Provision", "Warning"),
+            Self::SnapshotCreationFailed => ("SnapshotCreationFailed", "CreateSnapshot", "Warning"),
+            Self::SnapshotDeleteError => ("SnapshotDeleteError", "DeleteSnapshot", "Warning"),
+            Self::VolumeFailedDelete => ("VolumeFailedDelete", "Delete", "Warning"),
+            Self::VolumeConditionAbnormal => ("VolumeConditionAbnormal", "CheckCondition", "Warning"),
+            Self::VolumeConditionNormal => ("VolumeConditionNormal", "CheckCondition", "Normal"),
+            Self::Resizing => ("Resizing", "Resize", "Normal"),
+            Self::VolumeResizeSuccessful => ("VolumeResizeSuccessful", "Resize", "Normal"),
+            Self::VolumeResizeFailed => ("VolumeResizeFailed", "Resize", "Warning"),
+            Self::VolumeModify => ("VolumeModify", "Modify", "Normal"),
+            Self::VolumeModifySuccessful => ("VolumeModifySuccessful", "Modify", "Normal"),
+            Self::VolumeModifyFailed => ("VolumeModifyFailed", "Modify", "Warning"),
+            #[cfg(feature = "agent")]
+            Self::ReferencedNodeDeleted => ("ReferencedNodeDeleted", "Inspect", "Warning"),
+        }
+    }
+
     fn as_str(self) -> &'static str {
-        match self {
-            Self::Provisioning => "Provisioning",
-            Self::SnapshotCreationFailed => "SnapshotCreationFailed",
-            Self::SnapshotDeleteError => "SnapshotDeleteError",
-            Self::ProvisioningSucceeded => "ProvisioningSucceeded",
-            Self::ProvisioningFailed => "ProvisioningFailed",
-            Self::VolumeFailedDelete => "VolumeFailedDelete",
-            Self::VolumeConditionAbnormal => "VolumeConditionAbnormal",
-            Self::VolumeConditionNormal => "VolumeConditionNormal",
-            Self::Resizing => "Resizing",
-            Self::VolumeResizeSuccessful => "VolumeResizeSuccessful",
-            Self::VolumeResizeFailed => "VolumeResizeFailed",
-            Self::VolumeModify => "VolumeModify",
-            Self::VolumeModifySuccessful => "VolumeModifySuccessful",
-            Self::VolumeModifyFailed => "VolumeModifyFailed",
-            #[cfg(feature = "agent")]
-            Self::ReferencedNodeDeleted => "ReferencedNodeDeleted",
-        }
-    }
-
-    fn event_action(self) -> &'static str {
-        match self {
-            Self::Provisioning | Self::ProvisioningSucceeded | Self::ProvisioningFailed => "Provision",
-            Self::SnapshotCreationFailed => "CreateSnapshot",
-            Self::SnapshotDeleteError => "DeleteSnapshot",
-            Self::VolumeFailedDelete => "Delete",
-            Self::VolumeConditionAbnormal | Self::VolumeConditionNormal => "CheckCondition",
-            Self::Resizing | Self::VolumeResizeSuccessful | Self::VolumeResizeFailed => "Resize",
-            Self::VolumeModify | Self::VolumeModifySuccessful | Self::VolumeModifyFailed => "Modify",
-            #[cfg(feature = "agent")]
-            Self::ReferencedNodeDeleted => "Inspect",
-        }
-    }
-
-    fn event_type(self) -> &'static str {
-        match self {
-            Self::Provisioning
-            | Self::ProvisioningSucceeded
-            | Self::VolumeConditionNormal
-            | Self::Resizing
-            | Self::VolumeResizeSuccessful
-            | Self::VolumeModify
-            | Self::VolumeModifySuccessful => "Normal",
-            Self::ProvisioningFailed
-            | Self::SnapshotCreationFailed
-            | Self::SnapshotDeleteError
-            | Self::VolumeFailedDelete
-            | Self::VolumeConditionAbnormal
-            | Self::VolumeResizeFailed
-            | Self::VolumeModifyFailed => "Warning",
-            #[cfg(feature = "agent")]
-            Self::ReferencedNodeDeleted => "Warning",
-        }
+        self.names().0
     }
 }
 
@@ -132,7 +102,7 @@ struct RecentEvent {
 
 impl EventRecorder {
     /// `instance` is the reporter: a node, or an agent.
-    pub(crate) fn new(client: Client, (driver, instance): (&DriverName, &str), steps: StepRunner) -> Self {
+    pub(crate) fn new(client: Client, driver: &DriverName, instance: &str, steps: StepRunner) -> Self {
         Self {
             client,
             controller: driver.to_string(),
@@ -197,7 +167,7 @@ impl EventRecorder {
     ) -> Result<RecentEvent, kube::Error> {
         let now = Timestamp::now();
         let name = event_name(about, now.as_nanosecond());
-        let event = self.build_event(name.clone(), now, about, (reason, note));
+        let event = self.build_event(name.clone(), now, about, reason, note);
         with_timeout(events.create(&PostParams::default(), &event)).await?;
         Ok(RecentEvent { name, count: 1, last: now })
     }
@@ -217,7 +187,7 @@ impl EventRecorder {
         let mut hasher = DefaultHasher::new();
         (&about.uid, &self.controller, reason.as_str(), note).hash(&mut hasher);
         let name = event_name(about, hasher.finish());
-        let event = self.build_event(name, Timestamp::now(), about, (reason, note));
+        let event = self.build_event(name, Timestamp::now(), about, reason, note);
         let namespace = about.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let params = PostParams::default();
@@ -233,18 +203,20 @@ impl EventRecorder {
         name: String,
         now: Timestamp,
         about: &ObjectReference,
-        (reason, note): (EventReason, &str),
+        reason: EventReason,
+        note: &str,
     ) -> Event {
+        let (reason, action, type_) = reason.names();
         Event {
-            action: Some(reason.event_action().to_owned()),
+            action: Some(action.to_owned()),
             event_time: Some(MicroTime(now)),
             metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
             note: Some(note.to_owned()),
-            reason: Some(reason.as_str().to_owned()),
+            reason: Some(reason.to_owned()),
             regarding: Some(about.clone()),
             reporting_controller: Some(self.controller.clone()),
             reporting_instance: Some(self.instance.clone()),
-            type_: Some(reason.event_type().to_owned()),
+            type_: Some(type_.to_owned()),
             ..Event::default()
         }
     }

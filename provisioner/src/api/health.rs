@@ -1,13 +1,14 @@
-//! Finds out whether the API server answers, when somebody wants to know: an idle provisioner asks nothing.
+//! Probes the API server, only when a caller asks: an idle provisioner sends nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::Client;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use crate::apply::ActionApplier;
 use crate::error_chain::format_chain;
+use crate::metrics::VolumeMetrics;
 
 /// Timeout of an answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -32,18 +33,18 @@ struct ProbeAnswer {
 impl ApiProbe {
     /// Asks for the version, which is cheap, and needs valid credentials if some are sent. Returns why the
     /// server cannot be used.
-    pub(crate) async fn probe_server(&self, applier: &ActionApplier) -> Option<String> {
+    pub(crate) async fn probe_server(&self, client: &Client, metrics: &dyn VolumeMetrics) -> Option<String> {
         let mut last = self.0.lock().await;
         if let Some(answer) = last.as_ref().filter(|answer| answer.at.elapsed() < PROBE_VALID) {
             return answer.error.clone();
         }
-        let error = match timeout(PROBE_TIMEOUT, applier.client.0.apiserver_version()).await {
+        let error = match timeout(PROBE_TIMEOUT, client.apiserver_version()).await {
             Ok(Ok(_)) => None,
             Ok(Err(error)) => Some(format_chain(&error)),
             Err(_) => Some(format!("no answer within {PROBE_TIMEOUT:?}")),
         };
         if error.is_some() {
-            applier.metrics.record_api_error(PROBE_CALL);
+            metrics.record_api_error(PROBE_CALL);
         }
         *last = Some(ProbeAnswer { at: Instant::now(), error: error.clone() });
         error

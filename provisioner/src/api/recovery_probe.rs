@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::retry_tracker::random_fraction;
-use crate::apply::ClientHandle;
+use crate::api::writer::ClientHandle;
 
 /// A question costs the server a few bytes, and a process asks it once for all its watches: so it may come more often than
 /// a watch may list again, and volumes are served within three seconds after an outage.

@@ -10,8 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::api::recovery_probe::is_unreachable;
 use crate::api::retry_tracker::random_fraction;
-use crate::api::watch_errors::{GONE, WatchErrors, error_code, request_error};
-use crate::controller::event_filter::watch_hint;
+use crate::api::watch_errors::{GONE, WatchErrors, error_code, request_error, watch_hint};
 use crate::error_chain::format_chain;
 
 /// Same as kube's default: it does not overload a server that answers with errors.
@@ -85,7 +84,7 @@ impl<K, S: Stream<Item = Result<Event<K>, watcher::Error>>> RetriedWatch<S> {
         let unreachable = request_error(error).is_some_and(is_unreachable).then_some(now);
         self.retry = Some(WatchRetry { at: now + delay, unreachable });
         let text = format!("watch the API server{}: {}; retrying", watch_hint(error), format_chain(error));
-        match self.errors.record_failure(kind, (error, &text), delay) {
+        match self.errors.record_failure(kind, error, &text, delay) {
             true if self.errors.is_not_installed(error) => {
                 tracing::info!(kind, "the API server does not have this API: off until it is installed");
             }

@@ -1,4 +1,4 @@
-//! Logging of failing watches.
+//! Failing watches: an error that all of them have is logged once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,11 @@ use kube::Client;
 use kube::runtime::watcher;
 use tokio::time::Instant;
 
+use crate::api::call::{error_hint, status_code};
 use crate::api::recovery_probe::RecoveryProbe;
-use crate::apply::status_code;
 use crate::metrics::VolumeMetrics;
 
-/// A watch that was not rejected again within this time of its retry works, and says so only when an object
-/// changes.
+/// A watch that was not rejected again within this time of its retry works. It has no event before an object changes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The HTTP status of a watch whose changes are no longer available: it must list again.
@@ -86,7 +85,8 @@ impl WatchErrors {
     pub(crate) fn record_failure(
         &self,
         kind: &'static str,
-        (error, text): (&watcher::Error, &str),
+        error: &watcher::Error,
+        text: &str,
         retry_in: Duration,
     ) -> bool {
         let code = error_code(error);
@@ -138,6 +138,11 @@ pub(crate) fn request_error(error: &watcher::Error) -> Option<&kube::Error> {
     }
 }
 
+/// What to do about a failing watch, if that is clear.
+pub(crate) fn watch_hint(error: &watcher::Error) -> &'static str {
+    request_error(error).map_or("", error_hint)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +152,7 @@ mod tests {
     async fn an_error_of_all_watches_is_logged_once_and_so_is_its_end() {
         let errors = WatchErrors::new(Arc::new(()), FakeApi::default().client());
         let fail = |kind, text| {
-            errors.record_failure(kind, (&watcher::Error::NoResourceVersion, text), Duration::ZERO)
+            errors.record_failure(kind, &watcher::Error::NoResourceVersion, text, Duration::ZERO)
         };
         assert!(fail("A", "gone"));
         assert!(!fail("A", "gone") && !fail("B", "gone"));
@@ -166,7 +171,7 @@ mod tests {
             let status = kube::core::Status { code, ..kube::core::Status::default() };
             watcher::Error::WatchStartFailed(kube::Error::Api(status.boxed()))
         };
-        let fail = |kind, error, text| errors.record_failure(kind, (&error, text), Duration::from_secs(30));
+        let fail = |kind, error, text| errors.record_failure(kind, &error, text, Duration::from_secs(30));
         assert!(!fail("A", rejected(GONE), "expired"));
         assert_eq!(errors.rejection(), None);
         assert!(fail("A", rejected(403), "forbidden"));

@@ -104,7 +104,8 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
 /// Dropping it drops the calls in progress.
 pub(crate) async fn reconcile_changes<K, F>(
     changes: impl Stream<Item = ObjectRef<K>>,
-    (objects, concurrency): (Store<K>, NonZeroU16),
+    objects: Store<K>,
+    concurrency: NonZeroU16,
     reconcile: impl Fn(Arc<K>) -> F,
 ) where
     K: Resource<DynamicType = ()> + Clone + 'static,

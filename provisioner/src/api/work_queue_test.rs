@@ -79,8 +79,7 @@ async fn a_changed_object_is_reconciled_at_once_and_the_calls_in_progress_end() 
         sleep(CALL_TIME / 2).await;
         drop(sender);
     };
-    let run =
-        reconcile_changes(changes, (cache, concurrency(2)), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, NextRun::OnChange));
     tokio::join!(run, end);
     assert_eq!(*log.calls.borrow(), [("a".to_owned(), Duration::ZERO)], "no timer was waited for");
     assert_eq!(start.elapsed(), CALL_TIME);
@@ -98,8 +97,7 @@ async fn an_object_is_reconciled_by_one_call_at_a_time_and_again_after_a_change(
         sleep(3 * CALL_TIME).await;
         drop(sender);
     };
-    let run =
-        reconcile_changes(changes, (cache, concurrency(9)), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, cache, concurrency(9), |it| log.call(it, start, NextRun::OnChange));
     tokio::join!(run, change);
     assert_eq!(log.seconds(), expected(&[("a", 0), ("a", 1)]));
     assert_eq!(log.most.get(), 1);
@@ -116,8 +114,7 @@ async fn as_many_objects_as_allowed_are_reconciled_together_in_their_order() {
         sleep(9 * CALL_TIME).await;
         drop(sender);
     };
-    let run =
-        reconcile_changes(changes, (cache, concurrency(2)), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, NextRun::OnChange));
     tokio::join!(run, change);
     let calls = log.seconds();
     assert_eq!(calls[..2], expected(&[("d", 0), ("c", 0)]));
@@ -137,7 +134,7 @@ async fn an_object_is_repeated_after_its_delay_and_a_change_ends_the_delay() {
         sleep(Duration::from_secs(12)).await;
         drop(sender);
     };
-    let run = reconcile_changes(changes, (cache, concurrency(2)), |it| log.call(it, start, delay));
+    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, delay));
     tokio::join!(run, change);
     // The delay begins when a call has ended, and the third one is the change's.
     assert_eq!(log.seconds(), expected(&[("a", 0), ("a", 11), ("a", 14), ("a", 25)]));
@@ -157,8 +154,7 @@ async fn nothing_is_reconciled_before_the_cache_is_filled() {
         sleep(CALL_TIME / 2).await;
         drop(sender);
     };
-    let run =
-        reconcile_changes(changes, (cache, concurrency(2)), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, NextRun::OnChange));
     tokio::join!(run, fill);
     assert_eq!(log.seconds(), expected(&[("a", 5)]));
 }

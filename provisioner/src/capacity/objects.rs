@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use nodekeel_fsquota::Bytes;
 
-use crate::claim::decide::{allows_node, waits_for_consumer};
-use crate::plan::ProvisionerIdentity;
+use crate::identity::ProvisionerIdentity;
+use crate::objects::{allows_node, waits_for_consumer};
 use crate::quantity::{MAX_AMOUNT, format_quantity, parse_quantity};
 
 /// Names the driver of a CSIStorageCapacity. *Source:* Kubernetes, external-provisioner, "Storage capacity".

@@ -54,19 +54,25 @@ impl CapacityPolicy {
         self.reserve.max(other)
     }
 
-    /// The capacity of a file system of `total` bytes, of which `free` are free and data other than volumes
-    /// occupy `other`, while `promised` bytes are promised.
-    pub fn store_capacity(
-        &self,
-        (total, free): (Bytes, Bytes),
-        other: Bytes,
-        promised: Bytes,
-    ) -> StoreCapacity {
+    /// The capacity of a file system with this space, on which data other than volumes occupy `other` bytes, while
+    /// `promised` bytes are promised.
+    pub fn store_capacity(&self, space: DiskSpace, other: Bytes, promised: Bytes) -> StoreCapacity {
+        let DiskSpace { total, free } = space;
         let reserved = self.reserved(other).min(total);
         let usable = u128::from(total.0 - reserved.0) * u128::from(self.ratio) / u128::from(RATIO_PARTS);
         let ceiling = Bytes(u64::try_from(usable).unwrap_or(u64::MAX));
         StoreCapacity { total, free, reserved, promised, ceiling }
     }
+}
+
+/// The space of a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "complete by nature")]
+pub struct DiskSpace {
+    /// Its size.
+    pub total: Bytes,
+    /// The bytes that are free now, for processes without privileges.
+    pub free: Bytes,
 }
 
 /// The space of a store, and what is promised of it.

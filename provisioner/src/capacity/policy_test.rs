@@ -3,12 +3,16 @@
 use nodekeel_fsquota::Bytes;
 use proptest::prelude::*;
 
-use crate::capacity::policy::{CapacityPolicy, CapacityShortage, StoreCapacity};
+use crate::capacity::policy::{CapacityPolicy, CapacityShortage, DiskSpace, StoreCapacity};
 
 const GI: u64 = 1 << 30;
 
 fn measure(policy: CapacityPolicy, other: u64, promised: u64) -> StoreCapacity {
-    policy.store_capacity((Bytes(8 * GI), Bytes(7 * GI)), Bytes(other), Bytes(promised))
+    policy.store_capacity(
+        DiskSpace { total: Bytes(8 * GI), free: Bytes(7 * GI) },
+        Bytes(other),
+        Bytes(promised),
+    )
 }
 
 #[test]
@@ -60,7 +64,7 @@ proptest! {
         let mut limits = [0_u64; 8];
         for (volume, size, shift) in steps {
             let promised = Bytes(limits.iter().sum());
-            let capacity = policy.store_capacity((Bytes(total), Bytes(total)), Bytes(0), promised);
+            let capacity = policy.store_capacity(DiskSpace { total: Bytes(total), free: Bytes(total) }, Bytes(0), promised);
             let new = size >> shift;
             let checked = capacity.check_limit(Bytes(limits[volume]), Bytes(new));
             if new <= limits[volume] {

@@ -3,30 +3,37 @@
 
 use std::collections::BTreeMap;
 use std::future::{pending, ready};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::api::storage::v1::CSIStorageCapacity;
-use kube::runtime::reflector::ObjectRef;
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::reflector::Store;
 use kube::runtime::watcher::{self, Event};
 use nodekeel_fsquota::Bytes;
+use nodekeel_supervisor::Backoff;
+use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::api::call::{ApiCall, ApiError, status_code};
+use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::{later, random_fraction};
 use crate::api::watch_backoff::with_backoff;
-use crate::apply::{ApplyError, status_code};
-use crate::capacity::objects::{capacity_labels, plan_capacities, wanted_capacities};
+use crate::api::watch_errors::WatchErrors;
+use crate::api::writer::ApiWriter;
+use crate::capacity::objects::{CapacityAction, capacity_labels, plan_capacities, wanted_capacities};
 use crate::capacity::policy::StoreCapacity;
-use crate::claim::size::requested_capacity;
-use crate::controller::ReconcileContext;
 use crate::error_chain::format_chain;
-use crate::loss::status::StoreStatus;
-use crate::plan::SELECTED_NODE;
+use crate::failure::{FailureReporter, ReconcileError};
+use crate::loss::status::{ServedStore, StoreStatus};
+use crate::node::NodeObserver;
+use crate::step::VolumeStep;
+use crate::store::VolumeStore;
 
-/// The shortest time between two publications: what changes meanwhile is published together. A claim that does
+/// The shortest time between two publications: all changes within it are published together. A claim that does
 /// not fit does not wait for it.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -37,12 +44,26 @@ const SHORTAGE_PERIOD: Duration = Duration::from_secs(60);
 /// How long a claim that does not fit waits for the first list of the objects, without which nothing is published.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often changes are planned in a row; each time another client has changed an object meanwhile.
+/// How often changes are planned in a row, each time because another client has changed an object.
 const MAX_PASSES: usize = 4;
 
-/// The objects of this node, and what they depend on.
-#[derive(Debug, Default)]
+/// Publishes the capacity of this node.
 pub(crate) struct CapacityPublisher {
+    pub(crate) api: ApiWriter,
+    pub(crate) store: Arc<dyn VolumeStore>,
+    pub(crate) classes: Store<StorageClass>,
+    pub(crate) claims: ClaimQueue,
+    pub(crate) node: NodeObserver,
+    pub(crate) served: ServedStore,
+    pub(crate) failures: FailureReporter,
+    pub(crate) watch_errors: WatchErrors,
+    pub(crate) backoff: Backoff,
+    pub(crate) state: PublisherState,
+}
+
+/// The objects of this node, and what was offered.
+#[derive(Debug, Default)]
+pub(crate) struct PublisherState {
     /// Notified when the objects may have to change.
     changed: Notify,
     /// The objects that exist, by their names.
@@ -134,185 +155,228 @@ fn is_newer(object: &CSIStorageCapacity, old: &CSIStorageCapacity) -> bool {
 }
 
 impl CapacityPublisher {
-    /// The objects may have to change: a class or the node has.
+    /// Notifies that the objects may have to change: a class or the node has.
     pub(crate) fn notify_change(&self) {
-        self.changed.notify_one();
-    }
-
-    /// Waits until it is known which objects exist.
-    async fn wait_until_listed(&self) {
-        // Never fails: `self` holds the sender.
-        let _ = self.is_listed.subscribe().wait_for(|is_listed| *is_listed).await;
+        self.state.changed.notify_one();
     }
 
     fn found(&self) -> MutexGuard<'_, FoundObjects> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// Keeps the objects up to date: none while the store is not served, or the scheduler would select this node for claims that
-/// then wait for its disk. Never returns.
-pub(crate) async fn run_publisher(context: &ReconcileContext) {
-    let mut status = context.provisioner.store_status.subscribe();
-    // Never fails: the sender lives as long as the context.
-    let _ = status.wait_for(|status| *status != StoreStatus::Unknown).await;
-    if let Ok(None) = context.provisioner.applier.store.capacity().await {
-        // The store is unlimited, or does not know.
-        return pending().await;
+    /// The objects in the namespace of the credentials: for a pod, its own.
+    fn objects_api(&self) -> Api<CSIStorageCapacity> {
+        Api::default_namespaced(self.api.client().clone())
     }
-    let publish = async {
+
+    /// Keeps the objects up to date: none while the store is not served, or the scheduler would select this node for claims
+    /// that then wait for its disk. Never returns.
+    pub(crate) async fn run(&self) {
+        let mut status = self.served.subscribe();
+        // Never fails: `self` holds the sender.
+        let _ = status.wait_for(|status| *status != StoreStatus::Unknown).await;
+        if let Ok(None) = self.store.capacity().await {
+            // The store is unlimited, or does not know.
+            return pending().await;
+        }
+        let publish = async {
+            loop {
+                tokio::select! {
+                    () = self.publish_changes() => {}
+                    Ok(()) = status.changed() => {}
+                }
+            }
+        };
+        tokio::join!(self.watch_objects(), publish);
+    }
+
+    /// Observes the changes of this node's objects.
+    async fn watch_objects(&self) {
+        let labels = capacity_labels(&self.api.identity);
+        let selector: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let config = watcher::Config::default().labels(&selector.join(","));
+        let is_ours = |object: &CSIStorageCapacity| {
+            let found = object.metadata.labels.as_ref();
+            labels.iter().all(|(key, value)| found.and_then(|found| found.get(key)) == Some(value))
+        };
+        let events = with_backoff(watcher::watcher(self.objects_api(), config), self.watch_errors.clone());
+        let observe = |event: Result<Event<CSIStorageCapacity>, watcher::Error>| {
+            let event = event.ok().filter(|event| match event {
+                Event::Apply(object) | Event::InitApply(object) | Event::Delete(object) => is_ours(object),
+                Event::Init | Event::InitDone => true,
+            });
+            let is_list = matches!(event, Some(Event::InitDone));
+            if event.is_some_and(|event| self.found().observe_event(event)) {
+                self.notify_change();
+            }
+            if is_list {
+                self.state.is_listed.send_replace(true);
+            }
+            ready(())
+        };
+        events.for_each(observe).await;
+    }
+
+    async fn publish_changes(&self) {
+        let mut failures = 0;
         loop {
+            let (seen, again) = match self.publish(None).await {
+                Ok((seen, again)) => {
+                    failures = 0;
+                    (seen, again)
+                }
+                Err(error) => {
+                    failures += 1;
+                    let delay = self.backoff.jittered_delay(failures, random_fraction());
+                    self.failures.count(&error);
+                    tracing::warn!(
+                        "publish the free capacity: {}; retrying in {delay:?}",
+                        format_chain(&error)
+                    );
+                    (None, Some(later(delay)))
+                }
+            };
+            sleep(PUBLISH_INTERVAL).await;
+            let store_changed = async {
+                match &seen {
+                    Some(seen) => self.store.wait_for_capacity_change(seen).await,
+                    None => pending().await,
+                }
+            };
+            let is_due = async {
+                match again {
+                    Some(again) => sleep_until(again).await,
+                    None => pending().await,
+                }
+            };
             tokio::select! {
-                () = publish_changes(context) => {}
-                Ok(()) = status.changed() => {}
+                () = self.state.changed.notified() => {}
+                () = store_changed => {}
+                () = is_due => {}
             }
-        }
-    };
-    tokio::join!(watch_objects(context), publish);
-}
-
-/// Reports the changes of this node's objects to the publisher.
-async fn watch_objects(context: &ReconcileContext) {
-    let labels = capacity_labels(&context.provisioner.applier.identity);
-    let selector: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let config = watcher::Config::default().labels(&selector.join(","));
-    let is_ours = |object: &CSIStorageCapacity| {
-        let found = object.metadata.labels.as_ref();
-        labels.iter().all(|(key, value)| found.and_then(|found| found.get(key)) == Some(value))
-    };
-    let api = context.provisioner.applier.capacities_api();
-    let events = with_backoff(watcher::watcher(api, config), context.optional_watches.clone());
-    let observe = |event: Result<Event<CSIStorageCapacity>, watcher::Error>| {
-        let event = event.ok().filter(|event| match event {
-            Event::Apply(object) | Event::InitApply(object) | Event::Delete(object) => is_ours(object),
-            Event::Init | Event::InitDone => true,
-        });
-        let is_list = matches!(event, Some(Event::InitDone));
-        if event.is_some_and(|event| context.capacity.found().observe_event(event)) {
-            context.capacity.notify_change();
-        }
-        if is_list {
-            context.capacity.is_listed.send_replace(true);
-        }
-        ready(())
-    };
-    events.for_each(observe).await;
-}
-
-async fn publish_changes(context: &ReconcileContext) {
-    let (store, backoff) = (&context.provisioner.applier.store, context.provisioner.config.backoff);
-    let mut failures = 0;
-    loop {
-        let (seen, again) = match context.publish_capacity(None).await {
-            Ok((seen, again)) => {
-                failures = 0;
-                (seen, again)
-            }
-            Err(error) => {
-                failures += 1;
-                let delay = backoff.jittered_delay(failures, random_fraction());
-                context.record_api_error(&error);
-                tracing::warn!("publish the free capacity: {}; retrying in {delay:?}", format_chain(&error));
-                (None, Some(later(delay)))
-            }
-        };
-        sleep(PUBLISH_INTERVAL).await;
-        let store_changed = async {
-            match &seen {
-                Some(seen) => store.wait_for_capacity_change(seen).await,
-                None => pending().await,
-            }
-        };
-        let is_due = async {
-            match again {
-                Some(again) => sleep_until(again).await,
-                None => pending().await,
-            }
-        };
-        tokio::select! {
-            () = context.capacity.changed.notified() => {}
-            () = store_changed => {}
-            () = is_due => {}
         }
     }
-}
 
-impl ReconcileContext {
     /// Brings the objects up to date, after a volume of the size `failed` did not fit. Returns the capacity, and
     /// when to publish again though nothing changes. Without a store nothing is offered. Without the Node or a
-    /// list of the objects, nothing is published: no pod can be placed here yet, or it is unknown what is there.
-    async fn publish_capacity(
+    /// list of the objects, nothing is published: no pod can be placed here yet, or the objects are unknown.
+    async fn publish(
         &self,
         failed: Option<Bytes>,
-    ) -> Result<(Option<StoreCapacity>, Option<Instant>), ApplyError> {
-        let applier = &self.provisioner.applier;
-        let mut offer = self.capacity.offer.lock().await;
-        if matches!(*self.provisioner.store_status.borrow(), StoreStatus::Unserved { .. }) {
-            self.write_capacities(&[]).await?;
+    ) -> Result<(Option<StoreCapacity>, Option<Instant>), ReconcileError> {
+        let mut offer = self.state.offer.lock().await;
+        if matches!(self.served.status(), StoreStatus::Unserved { .. }) {
+            self.write_objects(&[]).await?;
             return Ok((None, None));
         }
-        let Some(capacity) = applier.store.capacity().await.map_err(ApplyError::Store)? else {
+        let Some(capacity) = self.store.capacity().await.map_err(ReconcileError::Store)? else {
             return Ok((None, None));
         };
         let available = offer.available(&capacity, failed, Instant::now());
         if offer.last.replace(available).is_some_and(|last| last < available) {
-            self.requeue_unselected_claims();
-            self.requeue_resized_claims();
+            self.claims.requeue_unselected();
+            self.claims.requeue_bound();
         }
         let again = offer.shortage.map(|shortage| shortage.until);
-        if let Some(node_uid) = self.provisioner.node.uid() {
+        if let Some(node_uid) = self.node.uid() {
             let classes = self.classes.state();
             let classes = classes.iter().map(std::convert::AsRef::as_ref);
-            let wanted = wanted_capacities(&applier.identity, &node_uid, classes, available);
-            self.write_capacities(&wanted).await?;
+            let wanted = wanted_capacities(&self.api.identity, &node_uid, classes, available);
+            self.write_objects(&wanted).await?;
         }
         Ok((Some(capacity), again))
     }
 
-    async fn write_capacities(&self, wanted: &[CSIStorageCapacity]) -> Result<(), ApplyError> {
-        let applier = &self.provisioner.applier;
+    async fn write_objects(&self, wanted: &[CSIStorageCapacity]) -> Result<(), ReconcileError> {
         for _ in 0..MAX_PASSES {
-            let known = self.capacity.found().known.as_ref().map(|known| known.values().cloned().collect());
+            let known = self.found().known.as_ref().map(|known| known.values().cloned().collect());
             let Some(known): Option<Vec<_>> = known else { return Ok(()) };
             let actions = plan_capacities(wanted, &known);
             let current = known.len().saturating_sub(actions.len()).min(wanted.len());
             let obsolete = actions.iter().filter(|action| action.is_deletion()).count();
-            applier.metrics.set_capacity_objects(wanted.len(), current, obsolete);
+            self.failures.metrics.set_capacity_objects(wanted.len(), current, obsolete);
             if actions.is_empty() {
                 return Ok(());
             }
             let mut rejected = None;
             for action in &actions {
-                match applier.apply_capacity(action).await {
+                match self.apply(action).await {
                     Ok(object) => {
-                        self.capacity.found().record(action.object_name(), object);
+                        self.found().record(action.object_name(), object);
                     }
                     // The object of another class may be accepted all the same.
                     Err(error) if is_rejected(&error) => {
                         rejected.get_or_insert(error);
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(error.into()),
                 }
             }
             if let Some(error) = rejected {
-                return Err(error);
+                return Err(error.into());
             }
         }
         // Another client keeps changing them: the watch reports it.
         Ok(())
     }
 
+    /// Applies an action to exactly the version that it was planned for. Returns the object as it is then, also if
+    /// another client has changed it in between: then the action must be planned again.
+    async fn apply(&self, action: &CapacityAction) -> Result<Option<CSIStorageCapacity>, ApiError> {
+        let api = self.objects_api();
+        let (call, written) = match action {
+            CapacityAction::Create(wanted) => {
+                let params = PostParams::default();
+                let create = api.create(&params, wanted);
+                (ApiCall::CreateCapacity, self.api.write(VolumeStep::PublishCapacity, create).await.map(Some))
+            }
+            CapacityAction::Update { found, wanted } => {
+                let patch = Patch::Merge(json!({
+                    "metadata": {
+                        "uid": found.uid,
+                        "resourceVersion": found.resource_version,
+                        "labels": wanted.metadata.labels,
+                        "ownerReferences": wanted.metadata.owner_references,
+                    },
+                    "capacity": wanted.capacity,
+                    "maximumVolumeSize": wanted.maximum_volume_size,
+                }));
+                let params = PatchParams::default();
+                let update = api.patch(action.object_name(), &params, &patch);
+                (ApiCall::PatchCapacity, self.api.write(VolumeStep::PublishCapacity, update).await.map(Some))
+            }
+            CapacityAction::Delete(found) => {
+                let preconditions = Some(Preconditions {
+                    uid: found.uid.clone(),
+                    resource_version: found.resource_version.clone(),
+                });
+                let params = DeleteParams { preconditions, ..DeleteParams::default() };
+                let delete = api.delete(action.object_name(), &params);
+                let deleted = self.api.write(VolumeStep::RemoveCapacity, delete).await;
+                (ApiCall::DeleteCapacity, deleted.map(|_| None))
+            }
+        };
+        match written {
+            Ok(object) => Ok(object),
+            // The object is another version, or is gone; or it exists already, because the answer to an earlier call was
+            // lost, or the watch has not reported it yet.
+            Err(error) if is_other_version(action, &error) => {
+                self.api.read(ApiCall::ReadCapacity, &api, action.object_name()).await
+            }
+            Err(error) => Err(call.wrap_error(error)),
+        }
+    }
+
     /// Publishes that a volume of this size did not fit, before another node is selected for it: otherwise the
     /// scheduler might select this one again.
-    pub(crate) async fn publish_shortage(&self, size: Bytes) -> Result<(), ApplyError> {
-        let store = &self.provisioner.applier.store;
-        if store.capacity().await.map_err(ApplyError::Store)?.is_some() {
-            // Without the right to list them it never ends.
-            let _ = timeout(LIST_TIMEOUT, self.capacity.wait_until_listed()).await;
+    pub(crate) async fn publish_shortage(&self, size: Bytes) -> Result<(), ReconcileError> {
+        if self.store.capacity().await.map_err(ReconcileError::Store)?.is_some() {
+            // Never fails: `self` holds the sender. Without the right to list the objects it never ends.
+            let mut is_listed = self.state.is_listed.subscribe();
+            let _ = timeout(LIST_TIMEOUT, is_listed.wait_for(|is_listed| *is_listed)).await;
         }
-        match self.publish_capacity(Some(size)).await {
+        match self.publish(Some(size)).await {
             // Without that right the scheduler knows of no capacity: another try is all that is left.
-            Err(error) if is_rejected(&error) => {
+            Err(ReconcileError::Api(error)) if is_rejected(&error) => {
                 tracing::warn!("{}; deselecting this node all the same", format_chain(&error));
                 Ok(())
             }
@@ -320,54 +384,51 @@ impl ReconcileContext {
         }
     }
 
-    /// Whether a claim that no scheduler places fits on this node; an invalid one does, to be rejected.
-    pub(crate) async fn has_space_for(&self, claim: &PersistentVolumeClaim) -> Result<bool, ApplyError> {
-        let Some(Ok(size)) = claim.spec.as_ref().map(requested_capacity) else { return Ok(true) };
-        let store = &self.provisioner.applier.store;
-        let Some(capacity) = store.capacity().await.map_err(ApplyError::Store)? else { return Ok(true) };
-        let mut offer = self.capacity.offer.lock().await;
+    /// Why a volume of this size does not fit on this node, for a claim that no scheduler places; `None` if it fits.
+    pub(crate) async fn find_shortage(&self, size: Bytes) -> Result<Option<String>, ReconcileError> {
+        let Some(capacity) = self.store.capacity().await.map_err(ReconcileError::Store)? else {
+            return Ok(None);
+        };
+        let mut offer = self.state.offer.lock().await;
         let available = offer.available(&capacity, None, Instant::now());
-        if size > available {
-            // Otherwise, if a volume was created since the last publication, and is removed before the next one,
-            // that would find as much as before, and would not bring the claim back.
-            offer.last = Some(offer.last.map_or(available, |last| last.min(available)));
-            self.capacity.notify_change();
-            let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
-            let why = capacity.check_limit(Bytes(0), size).err();
-            let why = why.map_or("its disk is full".to_owned(), |why| why.to_string());
-            tracing::info!(
-                namespace,
-                claim = name,
-                "leaving a claim with immediate binding to other nodes: {why}"
-            );
+        if size <= available {
+            return Ok(None);
         }
-        Ok(size <= available)
+        // Otherwise, if a volume was created since the last publication, and is removed before the next one,
+        // that would find as much as before, and would not bring the claim back.
+        offer.last = Some(offer.last.map_or(available, |last| last.min(available)));
+        self.notify_change();
+        let why = capacity.check_limit(Bytes(0), size).err();
+        Ok(Some(why.map_or("its disk is full".to_owned(), |why| why.to_string())))
     }
+}
 
-    /// Reconciles the claims that no node has been selected for: this node may be the one now.
-    pub(crate) fn requeue_unselected_claims(&self) {
-        for claim in self.claims.state() {
-            let annotations = claim.metadata.annotations.as_ref();
-            if annotations.and_then(|all| all.get(SELECTED_NODE)).is_none_or(String::is_empty) {
-                self.signals.requeue_claim(ObjectRef::from_obj(&*claim));
-            }
-        }
+/// Whether a write of an object has failed because the object is not as it was when the write was planned.
+fn is_other_version(action: &CapacityAction, error: &kube::Error) -> bool {
+    match status_code(error) {
+        Some(409) => true,
+        // Of a new object, the namespace is missing.
+        Some(404) => !matches!(action, CapacityAction::Create(_)),
+        _ => false,
     }
 }
 
 /// Whether the API server rejects a write for good: the account may not do it, or an admission policy denies it (422).
-fn is_rejected(error: &ApplyError) -> bool {
-    let ApplyError::Api { source, .. } = error else { return false };
-    status_code(source).is_some_and(|code| (400..=404).contains(&code) || code == 422)
+fn is_rejected(error: &ApiError) -> bool {
+    status_code(&error.source).is_some_and(|code| (400..=404).contains(&code) || code == 422)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::policy::CapacityPolicy;
+    use crate::capacity::policy::{CapacityPolicy, DiskSpace};
 
     fn capacity(promised: u64) -> StoreCapacity {
-        CapacityPolicy::default().store_capacity((Bytes(100), Bytes(50)), Bytes(0), Bytes(promised))
+        CapacityPolicy::default().store_capacity(
+            DiskSpace { total: Bytes(100), free: Bytes(50) },
+            Bytes(0),
+            Bytes(promised),
+        )
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,9 +8,8 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use crate::testing::objects::{
     CLASS, DRIVER, NODE, sample_claim, sample_class, sample_identity, sample_uid, sample_volume,
 };
-use nodekeel_fsquota::Bytes;
-
 use crate::*;
+use nodekeel_fsquota::Bytes;
 
 fn plan_patched(claim_patch: Value, class_patch: Value) -> ClaimAction {
     let (claim, class) = (sample_claim(1, claim_patch), sample_class(class_patch));

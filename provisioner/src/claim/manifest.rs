@@ -8,9 +8,10 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::claim::spec::{ReclaimPolicy, VolumeSpec};
+use crate::identity::{PROVISIONED_BY, ProvisionerIdentity};
 use crate::image::ImageFormat;
-use crate::loss::store::{KIND_ATTRIBUTE, STORE_ATTRIBUTE};
-use crate::plan::{PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, VolumeSpec};
+use crate::objects::{KIND_ATTRIBUTE, STORE_ATTRIBUTE};
 use crate::quantity;
 use crate::store_id::StoreId;
 

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use k8s_openapi::api::storage::v1::StorageClass;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 
+use crate::claim::spec::{ClaimRejection, SizeError};
 use crate::image::{ImageFormat, VolumeKind};
-use crate::plan::{ClaimRejection, SizeError};
 use crate::quantity;
 
 /// The parameter of a class that sets the inode limit of each volume.
@@ -24,6 +24,9 @@ const BYTES_PER_INODE: u64 = 2048;
 
 /// Minimum number of inodes, unless the class sets `inodes`: small volumes hold small files.
 const MIN_INODES: u64 = 1024;
+
+/// By how much the limit in force may exceed the one that was set: file systems round it up to their blocks.
+pub(crate) const MAX_ROUNDING: u64 = 64 << 10;
 
 /// Prefix of parameters for Kubernetes components.
 const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";

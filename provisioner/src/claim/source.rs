@@ -3,13 +3,13 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use nodekeel_fsquota::Bytes;
 
-use crate::claim::decide::class_name;
+use crate::claim::size::MAX_ROUNDING;
+use crate::claim::spec::{ClaimRejection, VolumeSpec};
 use crate::id::VolumeId;
+use crate::identity::{HOSTNAME, ProvisionerIdentity};
 use crate::image::VolumeKind;
-use crate::loss::store::attributed_kind;
-use crate::plan::{ClaimRejection, HOSTNAME, ProvisionerIdentity, VolumeSpec};
+use crate::objects::{attributed_kind, class_name};
 use crate::quantity;
-use crate::resize::expansion::MAX_ROUNDING;
 use crate::snapshot::{SNAPSHOT_GROUP, SnapshotId, StoredId, VolumeSnapshot, VolumeSnapshotContent};
 
 /// The data source of a claim: an object in its namespace, by its name.
@@ -67,7 +67,8 @@ pub(crate) fn plan_restore(
     identity: &ProvisionerIdentity,
     spec: &VolumeSpec,
     name: &str,
-    (snapshot, content): (Option<&VolumeSnapshot>, Option<&VolumeSnapshotContent>),
+    snapshot: Option<&VolumeSnapshot>,
+    content: Option<&VolumeSnapshotContent>,
 ) -> SourceAction {
     let wait = |why: &str| SourceAction::Wait(format!("VolumeSnapshot {name} {why}"));
     let Some(snapshot) = snapshot else { return wait("does not exist") };
@@ -108,7 +109,8 @@ pub(crate) fn plan_clone(
     identity: &ProvisionerIdentity,
     spec: &VolumeSpec,
     name: &str,
-    (claim, volume): (Option<&PersistentVolumeClaim>, Option<&PersistentVolume>),
+    claim: Option<&PersistentVolumeClaim>,
+    volume: Option<&PersistentVolume>,
 ) -> SourceAction {
     let wait = |why: &str| SourceAction::Wait(format!("PersistentVolumeClaim {name} {why}"));
     let Some(claim) = claim else { return wait("does not exist") };

@@ -48,13 +48,13 @@ fn plan_from(content: Value) -> SourceAction {
     } });
     let content = patched(&sample_snapshot_content(1, ready), content);
     let snapshot = snapshot(&sample_uid(1));
-    plan_restore(&sample_identity(NODE), &restore(), "backup", (Some(&snapshot), Some(&content)))
+    plan_restore(&sample_identity(NODE), &restore(), "backup", Some(&snapshot), Some(&content))
 }
 
 /// The plan of a clone of the bound volume of claim 1, with a change of the volume.
 fn plan_of(volume: Value) -> SourceAction {
     let (claim, volume) = (sample_claim(1, json!({})), sample_volume(1, volume));
-    plan_clone(&sample_identity(NODE), &clone(), "claim-1", (Some(&claim), Some(&volume)))
+    plan_clone(&sample_identity(NODE), &clone(), "claim-1", Some(&claim), Some(&volume))
 }
 
 fn expect_wait(action: SourceAction, why: &str) {
@@ -125,7 +125,7 @@ fn a_source_on_another_node_is_left_to_that_node() {
 #[test]
 fn a_snapshot_that_is_not_ready_is_waited_for() {
     let (identity, spec) = (sample_identity(NODE), restore());
-    let plan = |snapshot: Option<&VolumeSnapshot>| plan_restore(&identity, &spec, "backup", (snapshot, None));
+    let plan = |snapshot: Option<&VolumeSnapshot>| plan_restore(&identity, &spec, "backup", snapshot, None);
     expect_wait(plan(None), "does not exist");
     expect_wait(plan(Some(&snapshot(&sample_uid(1)))), "no VolumeSnapshotContent");
     expect_wait(plan_from(json!({ "status": { "readyToUse": false } })), "not ready");
@@ -157,8 +157,7 @@ fn a_volume_is_copied_only_into_one_of_its_kind() {
         let (claim, volume) = (sample_claim(1, json!({})), sample_volume(1, patch));
         for wanted in VolumeKind::ALL {
             let spec = as_kind(clone(), wanted);
-            let observed = (Some(&claim), Some(&volume));
-            match plan_clone(&sample_identity(NODE), &spec, "claim-1", observed) {
+            match plan_clone(&sample_identity(NODE), &spec, "claim-1", Some(&claim), Some(&volume)) {
                 SourceAction::Copy(_) => assert_eq!(found, wanted),
                 SourceAction::Reject(rejection) => {
                     assert_ne!(found, wanted);
@@ -187,7 +186,7 @@ fn a_snapshot_is_restored_only_into_its_volume_mode_and_kind() {
         });
         let (snapshot, content) = (snapshot(&sample_uid(1)), sample_snapshot_content(1, ready));
         let spec = as_kind(restore(), kind);
-        plan_restore(&sample_identity(NODE), &spec, "backup", (Some(&snapshot), Some(&content)))
+        plan_restore(&sample_identity(NODE), &spec, "backup", Some(&snapshot), Some(&content))
     };
     let [block, ext4] = [ImageFormat::Block, ImageFormat::Ext4].map(VolumeKind::Image);
     for (mode, kind) in [("Block", block), ("Filesystem", ext4), ("Filesystem", VolumeKind::Directory)] {
@@ -219,7 +218,7 @@ fn a_claim_of_the_size_of_the_source_is_restored_although_the_file_system_has_ro
             "restoreSize": size,
         } });
         let (snapshot, content) = (snapshot(&sample_uid(1)), sample_snapshot_content(1, status));
-        plan_restore(&sample_identity(NODE), &spec, "backup", (Some(&snapshot), Some(&content)))
+        plan_restore(&sample_identity(NODE), &spec, "backup", Some(&snapshot), Some(&content))
     };
     assert!(matches!(plan(1_000_001_536), SourceAction::Copy(_)));
     expect_rejection(plan(1_000_100_000), "needs 1000100000");
@@ -232,7 +231,7 @@ fn the_bound_volume_of_a_claim_is_cloned() {
     expect_wait(plan_of(json!({ "spec": { "claimRef": { "uid": sample_uid(9) } } })), "not bound");
     expect_wait(plan_of(json!({ "spec": { "csi": { "volumeHandle": "../x" } } })), "invalid volume id");
     let (identity, spec) = (sample_identity(NODE), clone());
-    expect_wait(plan_clone(&identity, &spec, "claim-1", (None, None)), "does not exist");
+    expect_wait(plan_clone(&identity, &spec, "claim-1", None, None), "does not exist");
     let going = sample_claim(1, json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }));
-    expect_wait(plan_clone(&identity, &spec, "claim-1", (Some(&going), None)), "being deleted");
+    expect_wait(plan_clone(&identity, &spec, "claim-1", Some(&going), None), "being deleted");
 }

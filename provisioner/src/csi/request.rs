@@ -10,7 +10,7 @@ use super::target_path::TargetPath;
 use crate::claim::mount_option::{MountOption, UnknownMountOption, split_options};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
-use crate::loss::store::KIND_ATTRIBUTE;
+use crate::objects::KIND_ATTRIBUTE;
 
 /// Maximum length of a text in bytes. *Source:* CSI specification, "Size Limits".
 const MAX_TEXT_BYTES: usize = 128;

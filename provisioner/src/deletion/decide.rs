@@ -1,11 +1,10 @@
 //! Plans the action for a PersistentVolume.
 
-use k8s_openapi::api::core::v1::{
-    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeSpec,
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec};
 
 use crate::id::VolumeId;
-use crate::plan::{PROVISIONED_BY, ProvisionerIdentity, VolumeRejection};
+use crate::identity::{PROVISIONED_BY, ProvisionerIdentity};
+use crate::objects::{has_finalizer, is_of_driver, is_on_node};
 
 /// Maximum characters of a handle in a rejection.
 const SHOWN_CHARS: usize = 64;
@@ -48,13 +47,64 @@ pub enum VolumeIgnoreReason {
     FinalizerRemoved,
 }
 
+/// Why a volume is not deleted although its state asks for it: its fields contradict each other. The message
+/// is the event's note.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeRejection {
+    /// The handle is not a volume id.
+    #[error("invalid volume handle {handle:?}: not a volume of this driver; nothing was deleted")]
+    InvalidHandle {
+        /// The handle, truncated to what fits into an event.
+        handle: String,
+    },
+    /// The handle is the id of another volume.
+    #[error(
+        "the PersistentVolume's spec.csi.volumeHandle {handle} differs from its name, so it is not a volume \
+         of this driver; nothing was deleted"
+    )]
+    HandleMismatch {
+        /// The handle.
+        handle: VolumeId,
+    },
+    /// The claim reference is missing or incomplete: an administrator has made the volume available to
+    /// another claim.
+    #[error(
+        "PersistentVolume {handle} has no complete spec.claimRef, so its data may still be needed; nothing \
+         was deleted (to delete the object and keep the data, remove the driver's finalizer)"
+    )]
+    NoClaim {
+        /// The handle.
+        handle: VolumeId,
+    },
+    /// Its claim is neither the one that the volume was created for, nor one that it was seen bound to.
+    #[error(
+        "PersistentVolume {handle} was created for another claim than {claim:?} in its spec.claimRef; \
+         nothing was deleted (to delete its data, annotate it: {annotation}={claim})"
+    )]
+    ClaimMismatch {
+        /// The handle.
+        handle: VolumeId,
+        /// The UID of the claim in its reference.
+        claim: String,
+        /// The annotation of a volume that was bound to another claim.
+        annotation: String,
+    },
+    /// The annotation of volumes provisioned by this driver is missing.
+    #[error("the PersistentVolume was not provisioned by this driver; nothing was deleted")]
+    NotProvisioned,
+}
+
 /// Plans the action for a volume.
 pub fn plan_volume(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> VolumeAction {
+    if !is_of_driver(identity, volume) {
+        return VolumeAction::Ignore(VolumeIgnoreReason::OtherDriver);
+    }
+    if !is_on_node(identity, volume) {
+        return VolumeAction::Ignore(VolumeIgnoreReason::OtherNode);
+    }
     let empty = PersistentVolumeSpec::default();
     let spec = volume.spec.as_ref().unwrap_or(&empty);
-    if let Some(reason) = ownership_mismatch(identity, spec) {
-        return VolumeAction::Ignore(reason);
-    }
     let is_deleting = volume.metadata.deletion_timestamp.is_some();
     let is_protected = has_finalizer(identity, volume);
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
@@ -92,30 +142,6 @@ pub fn plan_volume(identity: &ProvisionerIdentity, volume: &PersistentVolume) ->
     }
 }
 
-/// Why a volume is not one of this driver on this node, judged by its driver and its affinity.
-pub(crate) fn ownership_mismatch(
-    identity: &ProvisionerIdentity,
-    spec: &PersistentVolumeSpec,
-) -> Option<VolumeIgnoreReason> {
-    if spec.csi.as_ref().is_none_or(|csi| csi.driver != identity.driver.as_str()) {
-        return Some(VolumeIgnoreReason::OtherDriver);
-    }
-    let required = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
-    let terms = required.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();
-    let is_here = !terms.is_empty() && terms.iter().all(|term| selects_only_node(identity, term));
-    (!is_here).then_some(VolumeIgnoreReason::OtherNode)
-}
-
-/// Whether a term selects this node only. A term that selects several is not ours: each of them would claim
-/// the volume.
-fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) -> bool {
-    let is_node = |expression: &NodeSelectorRequirement| {
-        let values = expression.values.as_deref().unwrap_or_default();
-        expression.operator == "In" && identity.is_label_of_node(&expression.key, values)
-    };
-    term.match_expressions.iter().flatten().any(is_node)
-}
-
 /// The id of a volume on this node, if all its fields agree that we provisioned it.
 pub(crate) fn verify_ownership(
     identity: &ProvisionerIdentity,
@@ -151,12 +177,6 @@ pub(crate) fn verify_ownership(
         }
         _ => Err(VolumeRejection::NoClaim { handle: id }),
     }
-}
-
-/// Whether a volume has our finalizer.
-pub(crate) fn has_finalizer(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
-    let mut finalizers = volume.metadata.finalizers.iter().flatten();
-    identity.finalizer.as_ref().is_some_and(|ours| finalizers.any(|finalizer| finalizer == ours))
 }
 
 /// Whether our finalizer is missing and can still be added: not while the object is being deleted.

@@ -1,85 +1,97 @@
 //! Reconciles PersistentVolumes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::runtime::reflector::ObjectRef;
-use tokio_util::sync::CancellationToken;
+use serde_json::json;
 
 use crate::api::event::EventReason;
-use crate::api::work_queue::{NextRun, reconcile_changes};
-use crate::apply::{ApplyError, volume_reference};
-use crate::controller::ReconcileContext;
-use crate::controller::failures::{catch_panic, is_worth_an_event};
+use crate::api::retry_tracker::RetryTracker;
+use crate::api::work_queue::NextRun;
+use crate::deletion::apply::VolumeRemover;
 use crate::deletion::decide::{VolumeAction, plan_volume};
+use crate::deletion::live_claims::LiveClaims;
 use crate::error_chain::format_chain;
+use crate::failure::{FailureReporter, ReconcileError, catch_panic};
+use crate::loss::status::ServedStore;
+use crate::objects::volume_reference;
+use crate::snapshot::SnapshotStore;
+use crate::step::VolumeStep;
 
-/// Reconciles PersistentVolumes that change until the token is canceled.
-pub(crate) async fn run_volumes(
-    context: &ReconcileContext,
-    changes: impl Stream<Item = ObjectRef<PersistentVolume>>,
-    token: &CancellationToken,
-) {
-    let (volumes, concurrency) = (context.volumes.clone(), context.provisioner.config.concurrency);
-    reconcile_changes(changes.take_until(token.cancelled()), (volumes, concurrency), async |volume| {
-        let done = context.reconcile_volume(&volume).await;
-        done.unwrap_or_else(|error| retry_volume(&volume, &error, context))
-    })
-    .await;
+/// Reconciles the PersistentVolumes of this node: keeps their finalizers, and deletes the released ones.
+#[derive(Debug)]
+pub(crate) struct VolumeReconciler {
+    pub(crate) remover: Arc<VolumeRemover>,
+    pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
+    pub(crate) live_claims: Arc<LiveClaims>,
+    pub(crate) retries: Arc<RetryTracker>,
+    pub(crate) served: ServedStore,
+    pub(crate) failures: FailureReporter,
 }
 
-impl ReconcileContext {
-    async fn reconcile_volume(&self, volume: &PersistentVolume) -> Result<NextRun, ApplyError> {
-        let done = catch_panic(self.try_reconcile_volume(volume)).await;
-        if let Err(error) = &done {
-            self.record_api_error(error);
-        }
-        if let Err(error) = &done
-            && is_worth_an_event(error)
-        {
-            let (recorder, about) = (&self.provisioner.applier.recorder, volume_reference(volume));
-            recorder.record_event(&about, EventReason::VolumeFailedDelete, &format_chain(error)).await;
-        }
-        done
+impl VolumeReconciler {
+    /// Reconciles a PersistentVolume, and returns when it is reconciled again.
+    pub(crate) async fn reconcile(&self, volume: &PersistentVolume) -> NextRun {
+        let error = match catch_panic(self.try_reconcile(volume)).await {
+            Ok(next) => return next,
+            Err(error) => error,
+        };
+        self.failures.report(&error, &volume_reference(volume), EventReason::VolumeFailedDelete).await;
+        let time = self.retries.record_failure(volume.metadata.uid.as_deref().unwrap_or_default());
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        tracing::warn!(
+            pv = name,
+            "reconcile PersistentVolume: {}; retrying in {time:?}",
+            format_chain(&error)
+        );
+        NextRun::After(time)
     }
 
-    async fn try_reconcile_volume(&self, volume: &PersistentVolume) -> Result<NextRun, ApplyError> {
-        let store = self.served_store().await;
-        let applier = &self.provisioner.applier;
-        let uid = volume.metadata.uid.clone().unwrap_or_default();
-        applier.confirm_publication(volume).await?;
-        match plan_volume(&applier.identity, volume) {
+    async fn try_reconcile(&self, volume: &PersistentVolume) -> Result<NextRun, ReconcileError> {
+        let store = self.served.wait_until_served().await;
+        let (api, uid) = (&self.remover.api, volume.metadata.uid.as_deref().unwrap_or_default());
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        // A copy keeps a mark until it is known that it has its PersistentVolume.
+        if let (Some(store), Ok(id)) = (&self.snapshots, name.parse()) {
+            store.mark_published(&id).await.map_err(ReconcileError::Store)?;
+        }
+        match plan_volume(&api.identity, volume) {
             VolumeAction::Delete(id) => {
                 let is_claim_cached = self.live_claims.contains_uid(id.claim_uid());
-                applier.delete_volume(volume, (&id, store.id()), is_claim_cached).await?;
+                self.remover.delete_volume(volume, &id, store.id(), is_claim_cached).await?;
             }
-            VolumeAction::RecordClaim { uid } => applier.record_claim(volume, &uid).await?,
-            VolumeAction::AddFinalizer => applier.add_finalizer(volume).await?,
-            VolumeAction::RemoveFinalizer => applier.remove_finalizer(volume).await?,
+            VolumeAction::RecordClaim { uid } => {
+                tracing::info!(
+                    pv = name,
+                    claim_uid = uid,
+                    "recording that the volume is bound to another claim"
+                );
+                let annotation = api.identity.driver.claim_annotation();
+                let patch = json!({ "metadata": { "annotations": { annotation: uid } } });
+                api.patch_volume_version(VolumeStep::RecordClaim, volume, patch).await?;
+            }
+            VolumeAction::AddFinalizer => {
+                let found = volume.metadata.finalizers.iter().flatten();
+                let finalizers: Vec<_> = found.chain(&api.identity.finalizer).collect();
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                api.patch_volume_version(VolumeStep::AddFinalizer, volume, patch).await?;
+            }
+            VolumeAction::RemoveFinalizer => self.remover.remove_finalizer(volume).await?,
             VolumeAction::Ignore(_) => {}
             VolumeAction::Reject(rejection) => {
                 let text = rejection.to_string();
-                let name = volume.metadata.name.as_deref().unwrap_or_default();
-                if self.retries.is_new_rejection(&uid, &text) {
+                if self.retries.is_new_rejection(uid, &text) {
                     tracing::warn!(pv = name, "volume not deleted: {text}");
                     let class = volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
-                    applier.metrics.record_delete(class.unwrap_or_default(), Duration::ZERO, false);
+                    self.failures.metrics.record_delete(class.unwrap_or_default(), Duration::ZERO, false);
                     let about = volume_reference(volume);
-                    applier.recorder.record_event(&about, EventReason::VolumeFailedDelete, &text).await;
+                    self.failures.recorder.record_event(&about, EventReason::VolumeFailedDelete, &text).await;
                 }
                 return Ok(NextRun::OnChange);
             }
         }
-        self.retries.record_success(&uid);
+        self.retries.record_success(uid);
         Ok(NextRun::OnChange)
     }
-}
-
-/// Logs a failure, and returns when the volume is tried again.
-fn retry_volume(volume: &PersistentVolume, error: &ApplyError, context: &ReconcileContext) -> NextRun {
-    let time = context.retries.record_failure(volume.metadata.uid.as_deref().unwrap_or_default());
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    tracing::warn!(pv = name, "reconcile PersistentVolume: {}; retrying in {time:?}", format_chain(error));
-    NextRun::After(time)
 }

@@ -15,7 +15,7 @@ use crate::dir_store::parts::StoreParts;
 use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::id::VolumeId;
 use crate::image::{VolumeKind, promised_bytes};
-use crate::capacity::policy::{CapacityPolicy, StoreCapacity};
+use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::store::larger_limit;
 
 /// The promises of a store. A volume without a byte limit counts as nothing; a removed one counts with the bytes that
@@ -82,20 +82,6 @@ impl Amounts {
         let amount = |bytes: Option<Bytes>| bytes.map_or(0, |bytes| u128::from(bytes.0));
         self.sum = self.sum + amount(new) - amount(old);
         old
-    }
-}
-
-/// The space of the file system of a store.
-#[derive(Clone, Copy)]
-struct DiskSpace {
-    total: Bytes,
-    /// Free for processes without privileges.
-    free: Bytes,
-}
-
-impl DiskSpace {
-    fn used(self) -> Bytes {
-        Bytes(self.total.0.saturating_sub(self.free.0))
     }
 }
 
@@ -175,7 +161,7 @@ impl CapacityLedger {
     /// the volume; the others are data that no removal of a volume frees. Copies count as volumes, though they share
     /// blocks.
     fn count_other(&self) -> Result<(), DirStoreError> {
-        let used = self.disk_space()?.used();
+        let used = used(self.disk_space()?);
         let volumes = self
             .parts
             .dirs
@@ -196,7 +182,7 @@ impl CapacityLedger {
     /// The space of the file system; other data are counted again if its use has changed much.
     fn counted_space(&self) -> Result<DiskSpace, DirStoreError> {
         let space = self.disk_space()?;
-        if space.used().0.abs_diff(self.lock().used.0) > space.total.0 / RECOUNT_PART {
+        if used(space).0.abs_diff(self.lock().used.0) > space.total.0 / RECOUNT_PART {
             // While another call counts, the last count holds.
             let counting = self.counting.try_lock();
             if !matches!(counting, Err(TryLockError::WouldBlock)) {
@@ -303,7 +289,7 @@ impl CapacityLedger {
     }
 
     fn capacity_of(&self, space: DiskSpace, other: Bytes, promised: Bytes) -> StoreCapacity {
-        self.policy.store_capacity((space.total, space.free), other, promised)
+        self.policy.store_capacity(space, other, promised)
     }
 
     fn disk_space(&self) -> Result<DiskSpace, DirStoreError> {
@@ -316,6 +302,10 @@ impl CapacityLedger {
         let bytes = |blocks: u64| Bytes(blocks.saturating_mul(stat.f_frsize));
         Ok(DiskSpace { total: bytes(stat.f_blocks), free: bytes(stat.f_bavail) })
     }
+}
+
+fn used(space: DiskSpace) -> Bytes {
+    Bytes(space.total.0.saturating_sub(space.free.0))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::dir_store::location;
 use crate::dir_store::open_store::OpenStore;
 use crate::dir_store::options::DirStoreOptions;
 use crate::dir_store::stored_dirs::VOLUMES_DIR;
+use crate::capacity::policy::CapacityPolicy;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::step::{StepHook, StepRunner, VolumeStep};

@@ -2,12 +2,12 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
-use crate::claim::decide::build_spec;
-use crate::claim::decide::{ObservedClaim, class_name, nonempty_annotation, waits_for_consumer};
-use crate::deletion::decide::ownership_mismatch;
+use crate::claim::decide::ObservedClaim;
+use crate::claim::spec::{ClaimRejection, ReclaimPolicy, VolumeSpec, build_spec};
 use crate::id::VolumeId;
+use crate::identity::{ProvisionerIdentity, SELECTED_NODE};
 use crate::image::VolumeKind;
-use crate::plan::{ClaimRejection, ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, VolumeSpec};
+use crate::objects::{class_name, is_on_node, nonempty_annotation, waits_for_consumer};
 
 /// What to do for a claim that a directory is imported for.
 #[derive(Debug, Clone, PartialEq)]
@@ -124,7 +124,7 @@ pub fn plan_import(
 /// Whether a PersistentVolume on this node is the one of an import of this directory.
 fn was_imported(identity: &ProvisionerIdentity, volume: &PersistentVolume, source: &str) -> bool {
     let annotations = volume.metadata.annotations.iter().flatten();
-    let is_here = volume.spec.as_ref().is_some_and(|spec| ownership_mismatch(identity, spec).is_none());
+    let is_here = is_on_node(identity, volume);
     let key = identity.driver.import_annotation();
     is_here && annotations.into_iter().any(|(name, value)| *name == key && value == source)
 }

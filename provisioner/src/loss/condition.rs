@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 
-use crate::deletion::decide::{VolumeAction, VolumeIgnoreReason, ownership_mismatch, plan_volume};
+use crate::deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
 use crate::id::VolumeId;
+use crate::identity::ProvisionerIdentity;
 use crate::loss::status::{StoreFault, StoreStatus};
-use crate::loss::store::{is_marked_lost, named_store};
-use crate::plan::ProvisionerIdentity;
+use crate::objects::{is_marked_lost, named_store, volume_on_node};
 use crate::store_id::StoreIdentity;
 
 /// Why no pod can use a volume. Two are the same if their causes are: the text may vary.
@@ -53,7 +53,8 @@ impl PartialEq for VolumeCondition {
 /// served store does not have. `None`: it is not known yet.
 pub(crate) fn plan_conditions<'a>(
     identity: &ProvisionerIdentity,
-    (status, missing): (&StoreStatus, &BTreeSet<VolumeId>),
+    status: &StoreStatus,
+    missing: &BTreeSet<VolumeId>,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
 ) -> Option<BTreeMap<VolumeId, VolumeCondition>> {
     let ours = objects.into_iter().filter_map(|object| Some((volume_on_node(identity, object)?, object)));
@@ -138,18 +139,12 @@ fn missing_condition(
     VolumeCondition { cause, text }
 }
 
-/// The id of a PersistentVolume of this node, by its name.
-fn volume_on_node(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Option<VolumeId> {
-    object.spec.as_ref().filter(|spec| ownership_mismatch(identity, spec).is_none())?;
-    object.metadata.name.as_deref()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::loss::store::STORE_ATTRIBUTE;
+    use crate::objects::STORE_ATTRIBUTE;
     use crate::testing::objects::{NODE, sample_identity, sample_uid, sample_volume};
 
     fn id(number: u32) -> VolumeId {
@@ -176,7 +171,7 @@ mod tests {
         objects: &[PersistentVolume],
     ) -> Option<Vec<(VolumeId, String)>> {
         let missing = missing.iter().map(|number| id(*number)).collect();
-        let planned = plan_conditions(&sample_identity(NODE), (status, &missing), objects)?;
+        let planned = plan_conditions(&sample_identity(NODE), status, &missing, objects)?;
         Some(planned.into_iter().map(|(id, condition)| (id, condition.text)).collect())
     }
 
@@ -216,12 +211,13 @@ mod tests {
 
     /// The changes of a process that has just started.
     fn first_changes(
-        (identity, status): (&ProvisionerIdentity, &StoreStatus),
+        identity: &ProvisionerIdentity,
+        status: &StoreStatus,
         missing: &[u32],
         objects: &[PersistentVolume],
     ) -> BTreeMap<VolumeId, ConditionChange> {
         let missing = missing.iter().map(|number| id(*number)).collect();
-        let wanted = plan_conditions(identity, (status, &missing), objects).expect("known");
+        let wanted = plan_conditions(identity, status, &missing, objects).expect("known");
         plan_condition_changes(&reported_conditions(identity, objects), &wanted)
     }
 
@@ -229,22 +225,22 @@ mod tests {
     fn a_new_process_reports_as_normal_exactly_the_volumes_that_were_reported_as_abnormal() {
         let (identity, objects) = (sample_identity(NODE), marked_volumes(&[2, 5], 10..1010));
         let normal = |number| (id(number), ConditionChange::Normal);
-        let changes = first_changes((&identity, &served()), &[], &objects);
+        let changes = first_changes(&identity, &served(), &[], &objects);
         assert_eq!(changes, BTreeMap::from([normal(2), normal(5)]));
-        let changes = first_changes((&identity, &served()), &[5], &objects);
+        let changes = first_changes(&identity, &served(), &[5], &objects);
         assert_eq!(changes.get(&id(2)), Some(&ConditionChange::Normal));
         let missing = changes.get(&id(5));
         assert!(matches!(missing, Some(ConditionChange::Abnormal { is_marked: true, .. })), "{missing:?}");
         assert_eq!(changes.len(), 2);
         let other_node = sample_identity("node-z");
-        assert_eq!(first_changes((&other_node, &served()), &[5], &objects), BTreeMap::new());
+        assert_eq!(first_changes(&other_node, &served(), &[5], &objects), BTreeMap::new());
     }
 
     #[test]
     fn a_lost_store_marks_what_is_not_marked_and_is_reported_once() {
         let (identity, objects) = (sample_identity(NODE), marked_volumes(&[1], 2..4));
         let lost = StoreStatus::Unserved { fault: StoreFault::Absent, why: "unmounted".to_owned() };
-        let changes = first_changes((&identity, &lost), &[], &objects);
+        let changes = first_changes(&identity, &lost, &[], &objects);
         let marked = |number| match changes.get(&id(number)) {
             Some(ConditionChange::Abnormal { is_marked, condition }) if condition.text == "unmounted" => {
                 *is_marked
@@ -252,7 +248,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!([1, 2, 3].map(marked), [true, false, false]);
-        let wanted = plan_conditions(&identity, (&lost, &BTreeSet::new()), &objects).expect("known");
+        let wanted = plan_conditions(&identity, &lost, &BTreeSet::new(), &objects).expect("known");
         assert_eq!(plan_condition_changes(&wanted, &wanted), BTreeMap::new());
     }
 

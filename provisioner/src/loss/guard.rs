@@ -1,81 +1,100 @@
 //! Serves a store only while it is the one of this node's volumes, and again when it is back.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_supervisor::Backoff;
-use tokio::time::sleep;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
+use crate::api::call::{ApiCall, ApiError};
 use crate::api::retry_tracker::random_fraction;
-use crate::controller::ReconcileContext;
-use crate::controller::event_filter::SweepRequest;
+use crate::api::watches::ObjectCaches;
+use crate::api::writer::ApiWriter;
 use crate::error_chain::format_chain;
+use crate::failure::FailureReporter;
 use crate::id::VolumeId;
 use crate::loss::condition::required_volume;
-use crate::loss::evidence::ListedVolumes;
-use crate::loss::status::{StoreFault, StoreStatus};
-use crate::loss::store::{StoreAction, StoreRejection, named_store, plan_store};
+use crate::loss::status::{ServedStore, StoreFault, StoreStatus};
+use crate::loss::store::{StoreAction, StoreRejection, plan_new_store, plan_store};
+use crate::objects::{is_of_driver, named_store};
 use crate::provisioner::RunError;
+use crate::snapshot::{SnapshotStore, list_ready_snapshots};
+use crate::store::{VolumeStore, VolumeStoreError};
 use crate::store_id::{StoreId, StoreIdentity};
+use crate::sweep::SweepRequest;
 
 /// The longest time between two looks for a store that no mount has brought back.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The shortest time between two looks: mounts change often while pods start.
 const LOOK_PAUSES: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(5), jitter: 0.0 };
 
-impl ReconcileContext {
-    /// The store, once it is served.
-    pub(crate) async fn served_store(&self) -> StoreIdentity {
-        let mut status = self.provisioner.store_status.subscribe();
-        let is_served = |status: &StoreStatus| matches!(status, StoreStatus::Served(_));
-        match status.wait_for(is_served).await.map(|status| status.clone()) {
-            Ok(StoreStatus::Served(store)) => store,
-            // The sender lives as long as `self`.
-            _ => std::future::pending().await,
-        }
-    }
+/// Decides whether the store is served, and sets its status.
+pub(crate) struct StoreGuard {
+    pub(crate) api: ApiWriter,
+    pub(crate) store: Arc<dyn VolumeStore>,
+    pub(crate) snapshots: Option<Arc<dyn SnapshotStore>>,
+    pub(crate) caches: ObjectCaches,
+    pub(crate) served: ServedStore,
+    /// Signals that the cached volumes have changed.
+    pub(crate) volumes_changed: Arc<watch::Sender<()>>,
+    /// The volumes with a PersistentVolume that the served store does not have.
+    pub(crate) missing: Arc<watch::Sender<BTreeSet<VolumeId>>>,
+    pub(crate) sweeps: UnboundedSender<SweepRequest>,
+    pub(crate) failures: FailureReporter,
+    pub(crate) backoff: Backoff,
+}
 
-    /// Waits until the store is not served.
-    pub(crate) async fn unserved_store(&self) {
-        let mut status = self.provisioner.store_status.subscribe();
-        // Never fails: the sender lives as long as `self`.
-        let _ = status.wait_for(|status| !matches!(status, StoreStatus::Served(_))).await;
-    }
+/// The result of a list of the PersistentVolumes of all nodes.
+struct ListedVolumes {
+    store: StoreId,
+    /// One that names the store.
+    named: Option<Arc<PersistentVolume>>,
+    until: Instant,
+    /// Whether the cached volumes have changed since.
+    changes: watch::Receiver<()>,
+}
 
-    /// Does work while the store is served: drops it when the store is lost, and starts it anew when it is back.
-    pub(crate) async fn while_served<F: Future<Output = ()> + Send>(&self, work: impl Fn() -> F + Sync) {
-        loop {
-            self.served_store().await;
-            tokio::select! {
-                () = work() => return,
-                () = self.unserved_store() => {}
-            }
-        }
+impl ListedVolumes {
+    fn is_current(&self, store: &StoreId) -> bool {
+        let is_unchanged = self.changes.has_changed().is_ok_and(|has_changed| !has_changed);
+        self.store == *store && Instant::now() < self.until && is_unchanged
     }
+}
 
+/// A store that is served, and the volumes that it has.
+struct AdmittedStore {
+    identity: StoreIdentity,
+    present: BTreeSet<VolumeId>,
+}
+
+impl StoreGuard {
     /// Serves the store while it is the one of this node's volumes, and looks for it when it is not. Returns why it is
     /// not, if the store can't be opened again.
-    pub(crate) async fn guard_store(&self) -> RunError {
-        self.wait_for_cache_sync().await;
-        let store = &self.provisioner.applier.store;
+    pub(crate) async fn run(&self) -> RunError {
+        self.caches.wait_until_complete().await;
         let (mut listed, mut failures) = (None, 0);
         let mut admitted = self.admit_store(&mut listed).await;
         loop {
             let error = match admitted {
-                Ok((served, present)) => {
+                Ok(admitted) => {
                     failures = 0;
-                    self.serve_store(served, &present);
-                    RunError::StoreLost(store.wait_until_lost().await)
+                    self.serve_store(admitted);
+                    RunError::StoreLost(self.store.wait_until_lost().await)
                 }
                 Err(error) => error,
             };
-            // What changes from now on is noticed, also while the store is being opened.
-            let Some(change) = store.watch_changes() else { return error };
+            // A change from now on is noticed, also while the store is being opened.
+            let Some(change) = self.store.watch_changes() else { return error };
             let mut volumes = self.volumes_changed.subscribe();
             self.stop_serving(&error);
-            admitted = match store.reopen().await {
+            admitted = match self.store.reopen().await {
                 Ok(()) => self.admit_store(&mut listed).await,
                 Err(error) => Err(RunError::StoreLost(error)),
             };
@@ -83,8 +102,7 @@ impl ReconcileContext {
                 self.stop_serving(error);
                 failures += 1;
                 sleep(LOOK_PAUSES.base_delay(failures)).await;
-                let delay = self.provisioner.config.backoff.jittered_delay(failures, random_fraction());
-                let delay = delay.min(LOOK_INTERVAL);
+                let delay = self.backoff.jittered_delay(failures, random_fraction()).min(LOOK_INTERVAL);
                 tokio::select! {
                     // A failure to watch is not one to wait: the delay does.
                     Ok(()) = change => {}
@@ -97,18 +115,17 @@ impl ReconcileContext {
         }
     }
 
-    fn serve_store(&self, store: StoreIdentity, present: &BTreeSet<VolumeId>) {
-        let was_lost = matches!(*self.provisioner.store_status.borrow(), StoreStatus::Unserved { .. });
-        if was_lost {
-            tracing::info!(store = store.id().map(StoreId::as_str), "serving the volumes again");
-            self.signals.request_sweep(SweepRequest::All);
+    fn serve_store(&self, AdmittedStore { identity, present }: AdmittedStore) {
+        if matches!(self.served.status(), StoreStatus::Unserved { .. }) {
+            tracing::info!(store = identity.id().map(StoreId::as_str), "serving the volumes again");
+            // Fails only if the run has ended.
+            let _ = self.sweeps.send(SweepRequest::All);
         }
         // The store may be restored from a backup, which lacks some.
-        let objects = self.volumes.state();
-        let required =
-            objects.iter().filter_map(|object| required_volume(&self.provisioner.config.identity, object));
-        self.missing_volumes.send_replace(required.filter(|id| !present.contains(id)).collect());
-        self.provisioner.store_status.send_replace(StoreStatus::Served(store));
+        let objects = self.caches.volumes.state();
+        let required = objects.iter().filter_map(|object| required_volume(&self.api.identity, object));
+        self.missing.send_replace(required.filter(|id| !present.contains(id)).collect());
+        self.served.set(StoreStatus::Served(identity));
     }
 
     fn stop_serving(&self, error: &RunError) {
@@ -117,60 +134,107 @@ impl ReconcileContext {
             RunError::StoreRejected(StoreRejection::Moved { .. }) => StoreFault::Moved,
             _ => StoreFault::Absent,
         };
-        let status = StoreStatus::Unserved { fault, why: format_chain(error) };
-        let is_new = self.provisioner.store_status.send_if_modified(|old| {
-            let is_new = *old != status;
-            *old = status.clone();
-            is_new
-        });
-        if let StoreStatus::Unserved { why, .. } = status
-            && is_new
-        {
+        let why = format_chain(error);
+        if self.served.set(StoreStatus::Unserved { fault, why: why.clone() }) {
             tracing::error!("the volumes are not served, and nothing is changed: {why}");
         }
     }
 
-    /// Decides whether the store is served. Returns its identity, and the volumes that it has. One that is not served is
-    /// closed, so that its disk can be unmounted.
-    async fn admit_store(
-        &self,
-        listed: &mut Option<ListedVolumes>,
-    ) -> Result<(StoreIdentity, BTreeSet<VolumeId>), RunError> {
+    /// Decides whether the store is served. One that is not is closed, so that its disk can be unmounted.
+    async fn admit_store(&self, listed: &mut Option<ListedVolumes>) -> Result<AdmittedStore, RunError> {
         let admitted = self.check_store(listed).await;
         if admitted.is_err() {
-            self.provisioner.applier.store.close().await;
+            self.store.close().await;
         }
         admitted
     }
 
-    async fn check_store(
-        &self,
-        listed: &mut Option<ListedVolumes>,
-    ) -> Result<(StoreIdentity, BTreeSet<VolumeId>), RunError> {
-        let applier = &self.provisioner.applier;
-        let found = applier.store.identity().await.map_err(RunError::StoreLost)?;
-        let present: BTreeSet<_> =
-            applier.store.list().await.map_err(RunError::StoreLost)?.into_iter().collect();
-        let mut objects = self.volumes.state();
-        if let Some(store) = found.id() {
-            let is_named = objects.iter().any(|volume| named_store(volume).as_ref() == Some(store));
-            if !is_named {
-                objects.extend(self.find_volume_of_store(store, listed).await);
-            }
+    async fn check_store(&self, listed: &mut Option<ListedVolumes>) -> Result<AdmittedStore, RunError> {
+        let found = self.store.identity().await.map_err(RunError::StoreLost)?;
+        let present = self.store.list().await.map_err(RunError::StoreLost)?.into_iter().collect();
+
+        // The cache has the PersistentVolumes of this node only. A store that none of them names may be another node's.
+        let mut objects = self.caches.volumes.state();
+        if let Some(store) = found.id()
+            && !objects.iter().any(|volume| named_store(volume).as_ref() == Some(store))
+        {
+            objects.extend(self.find_volume_of_store(store, listed).await);
         }
         let volumes = objects.iter().map(AsRef::as_ref);
-        let action = match plan_store(&applier.identity, (&found, &present), volumes) {
+        let action = match plan_store(&self.api.identity, &found, &present, volumes) {
             StoreAction::CreateIdentity => self.confirm_new_store(&objects).await?,
             action => action,
         };
-        let served = match action {
+        let identity = match action {
             StoreAction::Serve => found,
-            StoreAction::CreateIdentity => {
-                applier.store.create_identity().await.map_err(RunError::StoreLost)?
-            }
+            StoreAction::CreateIdentity => self.store.create_identity().await.map_err(RunError::StoreLost)?,
             StoreAction::Reject(rejection) => return Err(RunError::StoreRejected(rejection)),
         };
-        applier.store.start_serving().await.map_err(RunError::StoreLost)?;
-        Ok((served, present))
+        self.store.start_serving().await.map_err(RunError::StoreLost)?;
+        Ok(AdmittedStore { identity, present })
+    }
+
+    /// Finds a PersistentVolume of any node that names a store. The list is kept for a while.
+    async fn find_volume_of_store(
+        &self,
+        store: &StoreId,
+        listed: &mut Option<ListedVolumes>,
+    ) -> Option<Arc<PersistentVolume>> {
+        if !listed.as_ref().is_some_and(|listed| listed.is_current(store)) {
+            let changes = self.volumes_changed.subscribe();
+            let list = || async {
+                let mut found = None;
+                let visit = |volume: PersistentVolume| {
+                    let is_meant = named_store(&volume).as_ref() == Some(store)
+                        && is_of_driver(&self.api.identity, &volume);
+                    if !is_meant {
+                        return ControlFlow::Continue(());
+                    }
+                    found = Some(Arc::new(volume));
+                    ControlFlow::Break(())
+                };
+                self.api.for_each(ApiCall::ListVolumes, visit).await?;
+                Ok::<_, ApiError>(found)
+            };
+            let named = self.wait_for_answer("look for the store's node", list).await;
+            let until = Instant::now() + LOOK_INTERVAL;
+            *listed = Some(ListedVolumes { store: store.clone(), named, until, changes });
+        }
+        listed.as_ref().and_then(|listed| listed.named.clone())
+    }
+
+    /// Decides whether a store without an identity is a new one: snapshots of this node show that it isn't, too.
+    async fn confirm_new_store(&self, volumes: &[Arc<PersistentVolume>]) -> Result<StoreAction, RunError> {
+        let Some(store) = &self.snapshots else { return Ok(StoreAction::CreateIdentity) };
+        let list = || async {
+            let listed = list_ready_snapshots(self.api.client(), &self.api.identity).await;
+            listed.map_err(|error| ApiCall::ListSnapshotContents.wrap_error(error))
+        };
+        let ready = self.wait_for_answer("look for the node's snapshots", list).await;
+        let lost = |error| RunError::StoreLost(VolumeStoreError::Lost { source: Box::new(error) });
+        let present = store.list_snapshots().await.map_err(lost)?.into_iter().collect();
+        let volumes = volumes.iter().map(AsRef::as_ref);
+        Ok(plan_new_store(&self.api.identity, &present, &ready, volumes))
+    }
+
+    /// Calls the API server until it answers.
+    async fn wait_for_answer<T, F: Future<Output = Result<T, ApiError>> + Send>(
+        &self,
+        what: &str,
+        call: impl Fn() -> F + Sync,
+    ) -> T {
+        let mut failures = 0;
+        loop {
+            match call().await {
+                Ok(answer) => return answer,
+                Err(error) => {
+                    self.failures.metrics.record_api_error(error.call.metric_label());
+                    failures += 1;
+                    let delay = self.backoff.jittered_delay(failures, random_fraction());
+                    tracing::warn!("{what}: {}; retrying in {delay:?}", format_chain(&error));
+                    sleep(delay).await;
+                }
+            }
+        }
     }
 }

@@ -1,22 +1,29 @@
 //! Reports the condition of volumes on their PersistentVolumes and claims.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
-use kube::runtime::reflector::ObjectRef;
+use kube::api::Patch;
+use kube::runtime::reflector::{ObjectRef, Store};
+use nodekeel_supervisor::Backoff;
+use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::api::event::EventReason;
 use crate::api::retry_tracker::random_fraction;
-use crate::apply::volume_reference;
-use crate::controller::ReconcileContext;
+use crate::api::writer::ApiWriter;
 use crate::error_chain::format_chain;
+use crate::failure::FailureReporter;
 use crate::id::VolumeId;
 use crate::loss::condition::{
     ConditionChange, VolumeCondition, plan_condition_changes, plan_conditions, reported_conditions,
 };
-use crate::loss::status::StoreStatus;
+use crate::loss::status::{ServedStore, StoreStatus};
+use crate::objects::volume_reference;
+use crate::step::VolumeStep;
 
 /// How many events are written at once: the volumes of a node are reported within seconds.
 const CONCURRENCY: usize = 8;
@@ -24,120 +31,130 @@ const CONCURRENCY: usize = 8;
 /// Text of the event when a volume can be used again.
 const NORMAL_TEXT: &str = "pods can use the volume again";
 
-/// Writes events whenever the condition of a volume changes, and again what the API server did not accept.
-pub(crate) async fn run_reporter(context: &ReconcileContext) {
-    let mut status = context.provisioner.store_status.subscribe();
-    let (mut missing, mut volumes) =
-        (context.missing_volumes.subscribe(), context.volumes_changed.subscribe());
-    let (mut reported, mut failures) = (None, 0);
-    loop {
-        volumes.borrow_and_update();
-        let (now, absent) = (status.borrow_and_update().clone(), missing.borrow_and_update().clone());
-        let is_complete = report_conditions(context, &mut reported, (&now, &absent)).await;
-        failures = if is_complete { 0 } else { failures + 1 };
-        let delay = context.provisioner.config.backoff.jittered_delay(failures, random_fraction());
-        // A change of a volume matters only while some are reported: most changes are claims being served.
-        let is_served = matches!(now, StoreStatus::Served(_)) && reported.iter().all(BTreeMap::is_empty);
-        tokio::select! {
-            _ = status.changed() => {}
-            _ = missing.changed() => {}
-            _ = volumes.changed(), if !is_served => {}
-            () = sleep(delay), if !is_complete => {}
+/// The value of the annotation. Only its presence matters.
+const ABNORMAL: &str = "abnormal";
+
+/// Reports conditions of volumes.
+pub(crate) struct ConditionReporter {
+    pub(crate) api: ApiWriter,
+    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) served: ServedStore,
+    pub(crate) volumes_changed: Arc<watch::Sender<()>>,
+    pub(crate) missing: Arc<watch::Sender<BTreeSet<VolumeId>>>,
+    pub(crate) failures: FailureReporter,
+    pub(crate) backoff: Backoff,
+}
+
+impl ConditionReporter {
+    /// Writes events whenever the condition of a volume changes, and again those that the API server did not accept.
+    pub(crate) async fn run(&self) {
+        let mut status = self.served.subscribe();
+        let (mut missing, mut volumes) = (self.missing.subscribe(), self.volumes_changed.subscribe());
+        let (mut reported, mut failures) = (None, 0);
+        loop {
+            volumes.borrow_and_update();
+            let (now, absent) = (status.borrow_and_update().clone(), missing.borrow_and_update().clone());
+            let is_complete = self.report_conditions(&mut reported, &now, &absent).await;
+            failures = if is_complete { 0 } else { failures + 1 };
+            let delay = self.backoff.jittered_delay(failures, random_fraction());
+            // A change of a volume matters only while some are reported: most changes are claims being served.
+            let is_served = matches!(now, StoreStatus::Served(_)) && reported.iter().all(BTreeMap::is_empty);
+            tokio::select! {
+                _ = status.changed() => {}
+                _ = missing.changed() => {}
+                _ = volumes.changed(), if !is_served => {}
+                () = sleep(delay), if !is_complete => {}
+            }
         }
     }
-}
 
-/// Reports what has changed since the last report, also if another process has made it. Returns whether all was written.
-async fn report_conditions(
-    context: &ReconcileContext,
-    reported: &mut Option<BTreeMap<VolumeId, VolumeCondition>>,
-    now: (&StoreStatus, &BTreeSet<VolumeId>),
-) -> bool {
-    let (identity, objects) = (&context.provisioner.config.identity, context.volumes.state());
-    // Once it is known, the cache is complete.
-    let Some(wanted) = plan_conditions(identity, now, objects.iter().map(AsRef::as_ref)) else {
-        return true;
-    };
-    // The marks are read once: later, the cache may still have one that this process has removed.
-    let reported =
-        reported.get_or_insert_with(|| reported_conditions(identity, objects.iter().map(AsRef::as_ref)));
-    report_changes(context, reported, &wanted).await
-}
-
-/// Writes the events that lead from the reported conditions to the wanted ones. Returns whether all were written.
-async fn report_changes(
-    context: &ReconcileContext,
-    reported: &mut BTreeMap<VolumeId, VolumeCondition>,
-    wanted: &BTreeMap<VolumeId, VolumeCondition>,
-) -> bool {
-    let changes = plan_condition_changes(reported, wanted);
-    let written = stream::iter(changes).map(|(id, change)| async move {
-        let is_written = match context.volumes.get(&ObjectRef::new(id.as_str())) {
-            Some(volume) => report_change(context, &volume, &change).await,
-            None => true,
+    /// Reports the changes since the last report, also of another process. Returns whether all were written.
+    async fn report_conditions(
+        &self,
+        reported: &mut Option<BTreeMap<VolumeId, VolumeCondition>>,
+        now: &StoreStatus,
+        missing: &BTreeSet<VolumeId>,
+    ) -> bool {
+        let (identity, objects) = (&self.api.identity, self.volumes.state());
+        // Once the conditions are known, the cache is complete.
+        let Some(wanted) = plan_conditions(identity, now, missing, objects.iter().map(AsRef::as_ref)) else {
+            return true;
         };
-        (id, change, is_written)
-    });
-    let written: Vec<_> = written.buffer_unordered(CONCURRENCY).collect().await;
-    let is_complete = written.iter().all(|(_, _, is_written)| *is_written);
-    for (id, change, _) in written.into_iter().filter(|(_, _, is_written)| *is_written) {
-        match change {
-            ConditionChange::Abnormal { condition, .. } => drop(reported.insert(id, condition)),
-            ConditionChange::Normal => drop(reported.remove(&id)),
+        // The marks are read once: later, the cache may still have one that this process has removed.
+        let reported =
+            reported.get_or_insert_with(|| reported_conditions(identity, objects.iter().map(AsRef::as_ref)));
+        let changes = plan_condition_changes(reported, &wanted);
+        let written = stream::iter(changes).map(|(id, change)| async move {
+            let is_written = match self.volumes.get(&ObjectRef::new(id.as_str())) {
+                Some(volume) => self.report_change(&volume, &change).await,
+                None => true,
+            };
+            (id, change, is_written)
+        });
+        let written: Vec<_> = written.buffer_unordered(CONCURRENCY).collect().await;
+        let is_complete = written.iter().all(|(_, _, is_written)| *is_written);
+        for (id, change, _) in written.into_iter().filter(|(_, _, is_written)| *is_written) {
+            match change {
+                ConditionChange::Abnormal { condition, .. } => drop(reported.insert(id, condition)),
+                ConditionChange::Normal => drop(reported.remove(&id)),
+            }
         }
+        is_complete
     }
-    is_complete
-}
 
-/// Reports a change of a volume's condition, and keeps its mark. Returns whether all was written.
-///
-/// A process that is killed in between leaves the mark: the next one rather reports a well volume as normal once too
-/// often than leaves it reported as abnormal.
-async fn report_change(
-    context: &ReconcileContext,
-    volume: &PersistentVolume,
-    change: &ConditionChange,
-) -> bool {
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    match change {
-        ConditionChange::Abnormal { condition, is_marked } => {
-            let text = condition.text.as_str();
-            tracing::error!(pv = name, "no pod can use the volume: {text}");
-            // A failure to mark it must not keep the event from the operator.
-            let is_marked = *is_marked || set_mark(context, volume, true).await;
-            record_condition(context, volume, (EventReason::VolumeConditionAbnormal, text)).await && is_marked
-        }
-        ConditionChange::Normal => {
-            tracing::info!(pv = name, "{NORMAL_TEXT}");
-            record_condition(context, volume, (EventReason::VolumeConditionNormal, NORMAL_TEXT)).await
-                && set_mark(context, volume, false).await
-        }
-    }
-}
-
-/// Sets or removes the mark of a volume that was reported as abnormal. A failure is logged; returns whether there was none.
-async fn set_mark(context: &ReconcileContext, volume: &PersistentVolume, is_abnormal: bool) -> bool {
-    let marked = context.provisioner.applier.mark_condition(volume, is_abnormal).await;
-    if let Err(error) = &marked {
-        context.record_api_error(error);
+    /// Reports a change of a volume's condition, and keeps its mark. Returns whether all was written.
+    ///
+    /// A process that is killed in between leaves the mark: the next one rather reports a well volume as normal once too
+    /// often than leaves it reported as abnormal.
+    async fn report_change(&self, volume: &PersistentVolume, change: &ConditionChange) -> bool {
         let name = volume.metadata.name.as_deref().unwrap_or_default();
-        tracing::warn!(pv = name, "mark the condition of the volume: {}; retrying", format_chain(error));
+        match change {
+            ConditionChange::Abnormal { condition, is_marked } => {
+                let text = condition.text.as_str();
+                tracing::error!(pv = name, "no pod can use the volume: {text}");
+                // A failure to mark it must not keep the event from the operator.
+                let is_marked = *is_marked || self.set_mark(volume, true).await;
+                self.record_events(volume, EventReason::VolumeConditionAbnormal, text).await && is_marked
+            }
+            ConditionChange::Normal => {
+                tracing::info!(pv = name, "{NORMAL_TEXT}");
+                self.record_events(volume, EventReason::VolumeConditionNormal, NORMAL_TEXT).await
+                    && self.set_mark(volume, false).await
+            }
+        }
     }
-    marked.is_ok()
-}
 
-/// Records an event on a PersistentVolume and on the claim that is bound to it.
-async fn record_condition(
-    context: &ReconcileContext,
-    volume: &PersistentVolume,
-    (reason, text): (EventReason, &str),
-) -> bool {
-    let recorder = &context.provisioner.applier.recorder;
-    let mut is_written = recorder.try_record_event(&volume_reference(volume), reason, text).await;
-    if let Some(claim) = bound_claim(volume) {
-        is_written &= recorder.try_record_event(&claim, reason, text).await;
+    /// Annotates a PersistentVolume that is about to be reported as abnormal, or removes the annotation. A failure is
+    /// logged; returns whether there was none.
+    ///
+    /// The mark is not in the store, which may be what is lost, nor read from the events themselves: to list them, each
+    /// node's token would need to read those of the whole cluster, and they are gone after an hour. A node may patch its
+    /// PersistentVolumes anyway, and has them in its cache.
+    async fn set_mark(&self, volume: &PersistentVolume, is_abnormal: bool) -> bool {
+        let annotation = self.api.identity.driver.condition_annotation();
+        // Only this node writes the annotation, so any version of the object will do.
+        let patch = Patch::Merge(json!({ "metadata": {
+            "uid": volume.metadata.uid,
+            "annotations": { annotation: is_abnormal.then_some(ABNORMAL) },
+        } }));
+        let marked = self.api.patch_volume(VolumeStep::MarkCondition, volume, &patch).await;
+        if let Err(error) = &marked {
+            self.failures.metrics.record_api_error(error.call.metric_label());
+            let name = volume.metadata.name.as_deref().unwrap_or_default();
+            tracing::warn!(pv = name, "mark the condition of the volume: {}; retrying", format_chain(error));
+        }
+        marked.is_ok()
     }
-    is_written
+
+    /// Records an event on a PersistentVolume and on the claim that is bound to it.
+    async fn record_events(&self, volume: &PersistentVolume, reason: EventReason, text: &str) -> bool {
+        let recorder = &self.failures.recorder;
+        let mut is_written = recorder.try_record_event(&volume_reference(volume), reason, text).await;
+        if let Some(claim) = bound_claim(volume) {
+            is_written &= recorder.try_record_event(&claim, reason, text).await;
+        }
+        is_written
+    }
 }
 
 /// A reference to the claim that is bound to a volume.

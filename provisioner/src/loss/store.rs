@@ -2,20 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, PersistentVolume};
+use k8s_openapi::api::core::v1::PersistentVolume;
 
-use crate::deletion::decide::{VolumeIgnoreReason, ownership_mismatch};
 use crate::id::VolumeId;
-use crate::image::{InvalidKind, VolumeKind};
-use crate::plan::ProvisionerIdentity;
+use crate::identity::ProvisionerIdentity;
+use crate::objects::{is_marked_lost, is_of_driver, is_on_node, named_store, node_of_volume};
 use crate::snapshot::SnapshotId;
 use crate::store_id::{StoreId, StoreIdentity};
-
-/// The volume attribute with the id of the store that the volume was created in.
-pub const STORE_ATTRIBUTE: &str = "store";
-
-/// The volume attribute with the kind of a block or strict volume; others have none.
-pub const KIND_ATTRIBUTE: &str = "kind";
 
 /// What to do with a store before its volumes are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +94,8 @@ pub enum StoreRejection {
 /// the store was moved. Before an identity is created, [`plan_new_store`](crate::plan_new_store) looks at its snapshots.
 pub fn plan_store<'a>(
     identity: &ProvisionerIdentity,
-    (found, present): (&StoreIdentity, &BTreeSet<VolumeId>),
+    found: &StoreIdentity,
+    present: &BTreeSet<VolumeId>,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
 ) -> StoreAction {
     let objects: Vec<_> = objects.into_iter().collect();
@@ -147,10 +141,10 @@ struct NodeVolume {
 }
 
 fn node_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Option<NodeVolume> {
-    let spec = object.spec.as_ref().filter(|spec| ownership_mismatch(identity, spec).is_none())?;
-    if is_marked_lost(identity, object) {
+    if !is_on_node(identity, object) || is_marked_lost(identity, object) {
         return None;
     }
+    let spec = object.spec.as_ref()?;
     let id: VolumeId = spec.csi.as_ref()?.volume_handle.parse().ok()?;
     let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
     let is_ours = object.metadata.name.as_deref() == Some(id.as_str());
@@ -163,48 +157,38 @@ fn find_other_node(
     found: &StoreId,
     objects: &[&PersistentVolume],
 ) -> Option<StoreRejection> {
-    objects.iter().find_map(|object| {
-        let mismatch = ownership_mismatch(identity, object.spec.as_ref()?);
-        let is_elsewhere =
-            mismatch == Some(VolumeIgnoreReason::OtherNode) && named_store(object).as_ref() == Some(found);
-        is_elsewhere.then(|| StoreRejection::Moved {
-            store: found.clone(),
-            node: node_of_volume(object).unwrap_or("unknown").to_owned(),
-            volume: object.metadata.name.clone().unwrap_or_default(),
-        })
+    let is_elsewhere = |object: &PersistentVolume| {
+        is_of_driver(identity, object)
+            && !is_on_node(identity, object)
+            && named_store(object).as_ref() == Some(found)
+    };
+    let object = objects.iter().find(|object| is_elsewhere(object))?;
+    Some(StoreRejection::Moved {
+        store: found.clone(),
+        node: node_of_volume(object).unwrap_or("unknown").to_owned(),
+        volume: object.metadata.name.clone().unwrap_or_default(),
     })
 }
 
-/// The node in the affinity of a PersistentVolume of this driver.
-pub(crate) fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
-    let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
-    let mut expressions =
-        required.node_selector_terms.iter().flat_map(|term| term.match_expressions.iter().flatten());
-    expressions.next()?.values.as_ref()?.first().map(String::as_str)
-}
-
-/// Whether the disk of a volume was declared lost for good: the annotation names the store that the volume names, so that a
-/// volume is never marked by what was said of another disk.
-pub(crate) fn is_marked_lost(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
-    let annotations = volume.metadata.annotations.as_ref();
-    let marked = annotations.and_then(|all| all.get(&identity.driver.lost_annotation()));
-    marked.is_some_and(|marked| named_store(volume).is_some_and(|named| named.as_str() == marked))
-}
-
-/// The store that a PersistentVolume names; `None` for one of a release without identities.
-pub(crate) fn named_store(volume: &PersistentVolume) -> Option<StoreId> {
-    let csi = volume.spec.as_ref()?.csi.as_ref()?;
-    csi.volume_attributes.as_ref()?.get(STORE_ATTRIBUTE)?.parse().ok()
-}
-
-/// What a PersistentVolume says that its volume is.
-pub(crate) fn named_kind(volume: &PersistentVolume) -> Result<VolumeKind, InvalidKind> {
-    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-    csi.map_or(Ok(VolumeKind::Directory), attributed_kind)
-}
-
-/// What the source of a PersistentVolume says that its volume is.
-pub(crate) fn attributed_kind(csi: &CSIPersistentVolumeSource) -> Result<VolumeKind, InvalidKind> {
-    let word = csi.volume_attributes.as_ref().and_then(|attributes| attributes.get(KIND_ATTRIBUTE));
-    VolumeKind::from_attribute(word.map(String::as_str))
+/// Decides whether a store that [`plan_store`](crate::plan_store) found to be new is one, although the node has ready
+/// snapshots: without any of them, it may be a directory whose disk isn't mounted.
+///
+/// Snapshots name no store. So they count only where no PersistentVolume of the node names the right store, or the one that
+/// was declared lost.
+pub fn plan_new_store<'a>(
+    identity: &ProvisionerIdentity,
+    present: &BTreeSet<SnapshotId>,
+    ready: &BTreeSet<SnapshotId>,
+    volumes: impl IntoIterator<Item = &'a PersistentVolume>,
+) -> StoreAction {
+    match ready.first() {
+        Some(snapshot)
+            if present.is_disjoint(ready)
+                && !volumes.into_iter().any(|volume| is_on_node(identity, volume)) =>
+        {
+            let (snapshot, count) = (snapshot.clone(), ready.len());
+            StoreAction::Reject(StoreRejection::WithoutSnapshots { snapshot, count })
+        }
+        _ => StoreAction::CreateIdentity,
+    }
 }

@@ -30,7 +30,7 @@ fn with_phase(mut volume: PersistentVolume, phase: &str) -> PersistentVolume {
 
 fn plan(found: &StoreIdentity, present: &[u32], objects: &[PersistentVolume]) -> StoreAction {
     let present: BTreeSet<_> = present.iter().map(|number| volume_id(*number)).collect();
-    plan_store(&sample_identity(NODE), (found, &present), objects)
+    plan_store(&sample_identity(NODE), found, &present, objects)
 }
 
 #[test]
@@ -144,4 +144,35 @@ fn a_rejection_says_what_to_do() {
         assert!(text.contains("mount the") || text.contains("mount their"), "{text}");
         assert!(text.ends_with(end), "{text}");
     }
+}
+
+fn snapshot_id(number: u32) -> SnapshotId {
+    SnapshotId::from_uid(&sample_uid(number)).expect("a UUID")
+}
+
+fn plan_new(present: &[u32], ready: &[u32], volumes: &[PersistentVolume]) -> StoreAction {
+    let [present, ready] =
+        [present, ready].map(|ids| ids.iter().map(|number| snapshot_id(*number)).collect());
+    plan_new_store(&sample_identity(NODE), &present, &ready, volumes)
+}
+
+#[test]
+fn a_directory_without_the_snapshots_of_a_node_without_volumes_is_not_a_new_store() {
+    let rejected = StoreRejection::WithoutSnapshots { snapshot: snapshot_id(1), count: 2 };
+    for present in [&[][..], &[3]] {
+        assert_eq!(plan_new(present, &[1, 2], &[]), StoreAction::Reject(rejected.clone()));
+    }
+    assert_eq!(plan_new(&[2], &[1, 2], &[]), StoreAction::CreateIdentity, "it has one of them");
+    assert_eq!(plan_new(&[], &[], &[]), StoreAction::CreateIdentity);
+    let text = rejected.to_string();
+    assert!(text.contains("mount their disk") && text.ends_with("and their finalizers"), "{text}");
+}
+
+#[test]
+fn volumes_of_the_node_decide_before_its_snapshots() {
+    // Otherwise they would have been rejected before: they are present, or declared lost.
+    let ours = sample_volume(1, json!({}));
+    assert_eq!(plan_new(&[], &[1], &[ours]), StoreAction::CreateIdentity);
+    let foreign = sample_volume(1, json!({ "spec": { "csi": { "driver": "other.example" } } }));
+    assert!(matches!(plan_new(&[], &[1], &[foreign]), StoreAction::Reject(_)));
 }

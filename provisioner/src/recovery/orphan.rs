@@ -1,20 +1,34 @@
 //! Plans what can be done about a volume without a PersistentVolume.
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
-use nodekeel_fsquota::{Bytes, QuotaLimits, QuotaUsage};
+use nodekeel_fsquota::Bytes;
 
-use crate::claim::decide::{claim_ignore_reason, claim_reference, class_name};
+use crate::claim::decide::claim_ignore_reason;
 use crate::claim::manifest::build_persistent_volume;
-use crate::deletion::decide::ownership_mismatch;
+use crate::claim::spec::{ReclaimPolicy, VolumeSpec};
 use crate::id::VolumeId;
+use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
-use crate::loss::store::node_of_volume;
-use crate::plan::{ProvisionerIdentity, ReclaimPolicy, VolumeSpec};
+use crate::objects::{claim_reference, class_name, is_on_node, node_of_volume};
 use crate::store::VolumeUsage;
 use crate::store_id::StoreId;
 
 /// Namespace in the reference of a PersistentVolume to a claim that does not exist any more.
 const REMOVED_CLAIM_NAMESPACE: &str = "default";
+
+/// A volume in a store that has no PersistentVolume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "complete by nature: what a PersistentVolume needs")]
+pub struct OrphanVolume {
+    /// The store.
+    pub store: StoreId,
+    /// The volume's id.
+    pub id: VolumeId,
+    /// A directory, a block volume or a strict one.
+    pub kind: VolumeKind,
+    /// Its limits and its usage.
+    pub usage: VolumeUsage,
+}
 
 /// Why a volume in a store has no PersistentVolume on its node.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,9 +64,12 @@ pub fn plan_orphan(
     claim: Option<&PersistentVolumeClaim>,
 ) -> OrphanState {
     if let Some(object) = object {
-        let is_here = object.spec.as_ref().is_some_and(|spec| ownership_mismatch(identity, spec).is_none());
         let node = node_of_volume(object).unwrap_or("unknown").to_owned();
-        return if is_here { OrphanState::Owned } else { OrphanState::OnOtherNode { node } };
+        return if is_on_node(identity, object) {
+            OrphanState::Owned
+        } else {
+            OrphanState::OnOtherNode { node }
+        };
     }
     match claim {
         None => OrphanState::Unclaimed,
@@ -70,9 +87,10 @@ pub fn plan_orphan(
 /// It is bound to the claim that the volume was created for, if that exists, and else available to claims of this class.
 /// `None`: it is not an orphan, or its name is taken.
 pub(crate) fn adopted_volume(
-    (identity, store): (&ProvisionerIdentity, &StoreId),
-    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
-    (state, class): (&OrphanState, Option<&str>),
+    identity: &ProvisionerIdentity,
+    orphan: &OrphanVolume,
+    state: &OrphanState,
+    class: Option<&str>,
 ) -> Option<PersistentVolume> {
     let (claim_ref, claim_class, access_modes) = match state {
         OrphanState::Claimed { claim, class, access_modes } => {
@@ -81,9 +99,9 @@ pub(crate) fn adopted_volume(
         OrphanState::Unclaimed => (None, "", vec!["ReadWriteOnce".to_owned()]),
         _ => return None,
     };
-    let class = (class.unwrap_or(claim_class), access_modes);
-    let spec = orphan_spec((id, kind, usage), class, ReclaimPolicy::Retain);
-    let mut volume = build_persistent_volume(identity, Some(store), &spec);
+    let mut spec = orphan_spec(orphan, class.unwrap_or(claim_class), ReclaimPolicy::Retain);
+    spec.access_modes = access_modes;
+    let mut volume = build_persistent_volume(identity, Some(&orphan.store), &spec);
     volume.spec.get_or_insert_default().claim_ref = claim_ref;
     Some(volume)
 }
@@ -91,13 +109,12 @@ pub(crate) fn adopted_volume(
 /// The PersistentVolume with which the provisioner removes an orphan: it is released, since its claim does not exist, and
 /// deleted like any other, with all checks. `None`: it is not an orphan, or a claim may need it.
 pub(crate) fn removed_volume(
-    (identity, store): (&ProvisionerIdentity, &StoreId),
-    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
+    identity: &ProvisionerIdentity,
+    orphan: &OrphanVolume,
     state: &OrphanState,
 ) -> Option<PersistentVolume> {
-    let modes = vec!["ReadWriteOnce".to_owned()];
-    let spec = orphan_spec((id, kind, usage), ("", modes), ReclaimPolicy::Delete);
-    (*state == OrphanState::Unclaimed).then(|| build_persistent_volume(identity, Some(store), &spec))
+    let spec = orphan_spec(orphan, "", ReclaimPolicy::Delete);
+    (*state == OrphanState::Unclaimed).then(|| build_persistent_volume(identity, Some(&orphan.store), &spec))
 }
 
 /// Whether a PersistentVolume is the one with which the provisioner removes an orphan.
@@ -112,18 +129,14 @@ pub(crate) fn is_removal(id: &VolumeId, volume: &PersistentVolume) -> bool {
     is_placeholder && policy == Some("Delete")
 }
 
-fn orphan_spec(
-    (id, kind, usage): (&VolumeId, VolumeKind, &VolumeUsage),
-    (class, access_modes): (&str, Vec<String>),
-    reclaim_policy: ReclaimPolicy,
-) -> VolumeSpec {
-    let VolumeUsage { limits, usage: QuotaUsage { bytes: used, .. } } = *usage;
+fn orphan_spec(orphan: &OrphanVolume, class: &str, reclaim_policy: ReclaimPolicy) -> VolumeSpec {
+    let (id, VolumeUsage { limits, usage }) = (&orphan.id, orphan.usage);
     VolumeSpec {
         id: id.clone(),
         // A volume without a limit promises what it has; the API requires a size.
-        capacity: limits.bytes.unwrap_or(used).max(Bytes(1)),
-        kind,
-        limits: QuotaLimits { bytes: limits.bytes, inodes: limits.inodes },
+        capacity: limits.bytes.unwrap_or(usage.bytes).max(Bytes(1)),
+        kind: orphan.kind,
+        limits,
         source: None,
         claim_ref: ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -133,7 +146,7 @@ fn orphan_spec(
             uid: Some(id.claim_uid().to_owned()),
             ..ObjectReference::default()
         },
-        access_modes,
+        access_modes: vec!["ReadWriteOnce".to_owned()],
         storage_class: class.to_owned(),
         mount_options: Vec::new(),
         reclaim_policy,
@@ -143,19 +156,23 @@ fn orphan_spec(
 
 #[cfg(test)]
 mod tests {
-    use nodekeel_fsquota::Inodes;
+    use nodekeel_fsquota::{Inodes, QuotaLimits, QuotaUsage};
     use serde_json::json;
 
     use super::*;
     use crate::deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
-    use crate::loss::store::named_kind;
-    use crate::plan::FINALIZER;
+    use crate::identity::FINALIZER;
+    use crate::objects::named_kind;
     use crate::testing::objects::{NODE, sample_claim, sample_identity, sample_uid, sample_volume};
 
     const USAGE: VolumeUsage = VolumeUsage {
         limits: QuotaLimits { bytes: Some(Bytes(8 << 20)), inodes: Some(Inodes(1024)) },
         usage: QuotaUsage { bytes: Bytes(4096), inodes: Inodes(2) },
     };
+
+    fn orphan(kind: VolumeKind) -> OrphanVolume {
+        OrphanVolume { store: sample_uid(7).parse().expect("a UUID"), id: id(), kind, usage: USAGE }
+    }
 
     fn id() -> VolumeId {
         VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
@@ -184,10 +201,10 @@ mod tests {
 
     #[test]
     fn an_adopted_volume_is_retained_and_bound_to_the_claim_that_lost_it() {
-        let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
+        let identity = sample_identity(NODE);
         let adopt = |claim: Option<&PersistentVolumeClaim>, class| {
             let state = plan_orphan(&identity, None, claim);
-            adopted_volume((&identity, &store), (&id(), VolumeKind::Directory, &USAGE), (&state, class))
+            adopted_volume(&identity, &orphan(VolumeKind::Directory), &state, class)
         };
         let bound = adopt(Some(&lost_claim()), None).expect("an orphan");
         let spec = bound.spec.as_ref().expect("a spec");
@@ -204,10 +221,9 @@ mod tests {
 
     #[test]
     fn an_adopted_image_keeps_its_kind() {
-        let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
+        let identity = sample_identity(NODE);
         for kind in VolumeKind::ALL {
-            let volume =
-                adopted_volume((&identity, &store), (&id(), kind, &USAGE), (&OrphanState::Unclaimed, None));
+            let volume = adopted_volume(&identity, &orphan(kind), &OrphanState::Unclaimed, None);
             let volume = volume.expect("an orphan");
             assert_eq!(named_kind(&volume), Ok(kind));
             let mode = volume.spec.and_then(|spec| spec.volume_mode);
@@ -217,10 +233,10 @@ mod tests {
 
     #[test]
     fn a_removed_volume_is_deleted_by_the_provisioner_once_it_is_released() {
-        let (identity, store) = (sample_identity(NODE), sample_uid(7).parse().expect("a UUID"));
+        let identity = sample_identity(NODE);
         let remove = |claim: Option<&PersistentVolumeClaim>| {
             let state = plan_orphan(&identity, None, claim);
-            removed_volume((&identity, &store), (&id(), VolumeKind::Directory, &USAGE), &state)
+            removed_volume(&identity, &orphan(VolumeKind::Directory), &state)
         };
         let mut volume = remove(None).expect("an orphan");
         assert!(volume.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER));

@@ -88,13 +88,13 @@ pub(crate) fn resize_started(status: &PersistentVolumeClaimStatus, size: Bytes, 
     })
 }
 
-/// The patch that says why an expansion failed; `None` if the status says so already.
+/// The patch with the reason why an expansion failed, and its state now; `None` if the status has both already.
 pub(crate) fn resize_failed(
     status: &PersistentVolumeClaimStatus,
-    (reason, is_infeasible): (&str, bool),
+    reason: &str,
+    state: &str,
     now: Timestamp,
 ) -> Option<Value> {
-    let state = if is_infeasible { INFEASIBLE } else { IN_PROGRESS };
     let is_known = status
         .conditions
         .iter()
@@ -104,9 +104,10 @@ pub(crate) fn resize_failed(
         return None;
     }
     let failed = (RESIZE_ERROR, reason);
-    let conditions = match is_infeasible {
-        true => replace_conditions(status, &RESIZE_CONDITIONS, &[failed], now),
-        false => replace_conditions(status, &RESIZE_CONDITIONS, &[(RESIZING, ""), failed], now),
+    let conditions = if state == INFEASIBLE {
+        replace_conditions(status, &RESIZE_CONDITIONS, &[failed], now)
+    } else {
+        replace_conditions(status, &RESIZE_CONDITIONS, &[(RESIZING, ""), failed], now)
     };
     Some(json!({ "allocatedResourceStatuses": { "storage": state }, "conditions": conditions }))
 }
@@ -127,7 +128,8 @@ pub(crate) fn resize_finished(
 /// The patch that says how far a modification to this class is; `None` if the status says so already.
 pub(crate) fn modify_marked(
     status: &PersistentVolumeClaimStatus,
-    (state, class): (ModifyState, &str),
+    state: ModifyState,
+    class: &str,
     reason: &str,
     now: Timestamp,
 ) -> Option<Value> {

@@ -14,38 +14,16 @@
 //! *Source:* Kubernetes, KEP-1790, "Recovery from volume expansion failure"; the external-resizer,
 //! `expandAndRecover`.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus};
-use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
-use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use nodekeel_fsquota::{Bytes, QuotaLimits};
 
 use crate::claim::size;
-use crate::deletion::decide::ownership_mismatch;
-use crate::deletion::decide::verify_ownership;
-use crate::id::VolumeId;
-use crate::image::VolumeKind;
-use crate::loss::store::named_kind;
-use crate::plan::{ClaimRejection, ProvisionerIdentity, STORAGE_PROVISIONER, SizeError};
+use crate::claim::size::MAX_ROUNDING;
+use crate::claim::spec::{ClaimRejection, SizeError};
 use crate::quantity::parse_quantity;
+use crate::resize::bound_claim::{BoundClaim, volume_capacity};
 use crate::resize::claim_status;
 use crate::store::{VolumeUsage, larger_limit};
-
-/// By how much the limit in force may exceed the one that was set: file systems round it up to their blocks.
-pub(crate) const MAX_ROUNDING: u64 = 64 << 10;
-
-/// A bound claim, its volume, and the objects related to them.
-#[derive(Debug, Clone, Copy)]
-pub struct BoundClaim<'a> {
-    /// The claim.
-    pub claim: &'a PersistentVolumeClaim,
-    /// Its PersistentVolume.
-    pub volume: &'a PersistentVolume,
-    /// Its storage class, if it still exists.
-    pub class: Option<&'a StorageClass>,
-    /// The VolumeAttributesClass with the name of [`BoundClaim::wanted_attributes`], if it exists.
-    pub attributes: Option<&'a VolumeAttributesClass>,
-    /// The volume's limits and usage.
-    pub usage: VolumeUsage,
-}
 
 /// What to do next in order to give a volume the size that its claim requests.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,53 +91,7 @@ pub(crate) fn needs_expansion(claim: &PersistentVolumeClaim) -> bool {
     is_larger || claim_status::resize_state(status).is_some() || claim_status::has_resize_condition(status)
 }
 
-/// Whether this node may have to resize a claim's volume. Judged by the claim alone, so that it may turn out to be
-/// another driver's or node's: its PersistentVolume says where it is. The selected node does not, once the volume's disk
-/// was moved to another node.
-pub(crate) fn may_resize(identity: &ProvisionerIdentity, claim: &PersistentVolumeClaim) -> bool {
-    let annotation = |key| claim.metadata.annotations.as_ref().and_then(|all| all.get(key));
-    // A claim that was bound to an existing volume has no such annotation.
-    let provisioner = annotation(STORAGE_PROVISIONER).filter(|value| !value.is_empty());
-    bound_volume_name(claim).is_some_and(|name| name.parse::<VolumeId>().is_ok())
-        && claim.metadata.deletion_timestamp.is_none()
-        && provisioner.is_none_or(|provisioner| *provisioner == identity.driver.as_str())
-        && (needs_expansion(claim) || super::modification::needs_modification(claim))
-}
-
-/// The name of the PersistentVolume that a claim is bound to.
-pub(crate) fn bound_volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
-    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-    name.filter(|name| !name.is_empty() && phase == Some("Bound"))
-}
-
-/// The volume of a claim, if the claim and a PersistentVolume of this node agree that they are bound to each
-/// other, and neither is being deleted.
-pub(crate) fn bound_volume(
-    identity: &ProvisionerIdentity,
-    claim: &PersistentVolumeClaim,
-    volume: &PersistentVolume,
-) -> Option<VolumeId> {
-    let spec = volume.spec.as_ref()?;
-    let is_bound = bound_volume_name(claim).is_some_and(|name| volume.metadata.name.as_deref() == Some(name))
-        && spec.claim_ref.as_ref().is_some_and(|reference| reference.uid == claim.metadata.uid);
-    let is_deleting =
-        claim.metadata.deletion_timestamp.is_some() || volume.metadata.deletion_timestamp.is_some();
-    let is_ours = ownership_mismatch(identity, spec).is_none();
-    (is_bound && is_ours && !is_deleting).then(|| verify_ownership(identity, volume, spec).ok()).flatten()
-}
-
 impl BoundClaim<'_> {
-    /// The status of the claim, which a bound one has.
-    pub(crate) fn status(&self) -> PersistentVolumeClaimStatus {
-        self.claim.status.clone().unwrap_or_default()
-    }
-
-    /// Whether the volume is a block or strict one, which has no inode limit and never shrinks.
-    pub(crate) fn is_image(&self) -> bool {
-        named_kind(self.volume) != Ok(VolumeKind::Directory)
-    }
-
     /// The size to expand to: what is promised, or more if data were written while the limit was higher, or may have
     /// been.
     fn expansion_target(&self, promised: Bytes) -> Bytes {
@@ -187,11 +119,6 @@ impl BoundClaim<'_> {
         };
         QuotaLimits { bytes: Some(size), inodes }
     }
-
-    /// The inode limit that the storage class gives a volume of this size; `None` if it is deleted.
-    pub(crate) fn class_inodes(&self, size: Bytes) -> Option<Inodes> {
-        self.class.and_then(|class| size::inode_limit(size, class).ok())
-    }
 }
 
 fn requested_bytes(claim: &PersistentVolumeClaim) -> Result<Bytes, ClaimRejection> {
@@ -204,10 +131,4 @@ fn requested_bytes(claim: &PersistentVolumeClaim) -> Result<Bytes, ClaimRejectio
 fn status_capacity(claim: &PersistentVolumeClaim) -> Option<Bytes> {
     let capacity = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?;
     parse_quantity(&capacity.0).ok().map(Bytes)
-}
-
-/// The capacity of a PersistentVolume; 0 if it has none, so that it gets one.
-pub(crate) fn volume_capacity(volume: &PersistentVolume) -> Bytes {
-    let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage"));
-    Bytes(capacity.and_then(|capacity| parse_quantity(&capacity.0).ok()).unwrap_or_default())
 }

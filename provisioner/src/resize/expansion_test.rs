@@ -5,12 +5,13 @@ use k8s_openapi::jiff::Timestamp;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use serde_json::{Value, json};
 
-use crate::resize::claim_status::{self, resize_failed, resize_finished, resize_started};
-use crate::resize::expansion::volume_capacity;
-use crate::resize::expansion::*;
+use crate::identity::{SELECTED_NODE, STORAGE_PROVISIONER};
+use crate::resize::bound_claim::{bound_volume, volume_capacity};
+use crate::resize::claim_status;
+use crate::resize::claim_status::{INFEASIBLE, resize_failed, resize_finished, resize_started};
+use crate::resize::reconcile::may_resize;
 use crate::resize::resize_test::{MIB, ResizeWorld, bound_claim, merged};
 use crate::testing::objects::{NODE, sample_class, sample_identity, sample_volume};
-use crate::*;
 
 #[test]
 fn a_larger_request_is_marked_enforced_recorded_and_then_reported() {
@@ -42,7 +43,7 @@ fn an_infeasible_request_says_so_once_and_can_be_lowered() {
     let conditions = status.conditions.clone().expect("conditions");
     assert_eq!((conditions.len(), conditions[0].type_.as_str()), (1, "ControllerResizeError"));
     assert_eq!(conditions[0].message.as_deref(), Some("full"));
-    assert_eq!(resize_failed(&status, ("full", true), Timestamp::now()), None, "the status says so");
+    assert_eq!(resize_failed(&status, "full", INFEASIBLE, Timestamp::now()), None, "the status says so");
     world.settle();
     assert_eq!(world.status(), status);
     assert_eq!(world.usage.limits.bytes, Some(Bytes(8 * MIB)));

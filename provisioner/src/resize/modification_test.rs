@@ -4,7 +4,7 @@ use nodekeel_fsquota::{Bytes, Inodes};
 use serde_json::{Value, json};
 
 use crate::resize::claim_status;
-use crate::resize::modification::*;
+use crate::resize::modification::needs_modification;
 use crate::resize::resize_test::{MIB, ResizeWorld};
 
 #[test]

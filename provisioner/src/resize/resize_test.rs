@@ -9,12 +9,15 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::quantity::{format_quantity, parse_quantity};
+use crate::resize::bound_claim::{BoundClaim, volume_capacity};
+use crate::resize::claim_status;
 use crate::resize::claim_status::{
-    self, ModifyState, modify_finished, modify_marked, resize_failed, resize_finished, resize_started,
+    INFEASIBLE, ModifyState, modify_finished, modify_marked, resize_failed, resize_finished, resize_started,
 };
-use crate::resize::expansion::volume_capacity;
-use crate::resize::expansion::*;
-use crate::resize::modification::*;
+use crate::resize::expansion::{ExpansionAction, needs_expansion, plan_expansion};
+use crate::resize::modification::{
+    ModificationAction, needs_modification, plan_modification, rejected_state,
+};
 use crate::store::VolumeUsage;
 use crate::testing::objects::{
     DRIVER, NODE, merge_patch, sample_claim, sample_class, sample_identity, sample_uid, sample_volume,
@@ -146,7 +149,7 @@ impl ResizeWorld {
             ExpansionAction::Ignore => return false,
             ExpansionAction::MarkInProgress(size) => self.patch_status(resize_started(&status, size, now)),
             ExpansionAction::SetLimits(limits) if limits.bytes.is_some_and(|bytes| bytes.0 > self.room) => {
-                if let Some(patch) = resize_failed(&status, ("full", true), now) {
+                if let Some(patch) = resize_failed(&status, "full", INFEASIBLE, now) {
                     self.patch_status(patch);
                 }
                 return false;
@@ -161,7 +164,7 @@ impl ResizeWorld {
                 self.patch_status(resize_finished(&status, size, now));
             }
             ExpansionAction::Reject(_) => {
-                if let Some(patch) = resize_failed(&status, ("invalid", true), now) {
+                if let Some(patch) = resize_failed(&status, "invalid", INFEASIBLE, now) {
                     self.patch_status(patch);
                 }
                 return false;
@@ -177,7 +180,7 @@ impl ResizeWorld {
         match plan_modification(&sample_identity(NODE), &self.observed(attributes.as_ref())) {
             ModificationAction::Ignore => return false,
             ModificationAction::MarkInProgress(name) => {
-                let patch = modify_marked(&status, (ModifyState::InProgress, &name), "", now);
+                let patch = modify_marked(&status, ModifyState::InProgress, &name, "", now);
                 self.patch_status(patch.expect("not marked yet"));
             }
             ModificationAction::SetLimits(limits) => self.set_limits(limits),
@@ -188,8 +191,8 @@ impl ResizeWorld {
                 self.patch_status(modify_finished(&status, name.as_deref(), now));
             }
             ModificationAction::Reject(rejection) => {
-                let target = (rejection.state(), rejection.class());
-                if let Some(patch) = modify_marked(&status, target, &rejection.to_string(), now) {
+                let (state, class) = (rejected_state(&rejection), rejection.class());
+                if let Some(patch) = modify_marked(&status, state, class, &rejection.to_string(), now) {
                     self.patch_status(patch);
                 }
                 return false;

@@ -1,7 +1,7 @@
 //! Plans the action for a VolumeSnapshotContent.
 
 use crate::id::VolumeId;
-use crate::plan::ProvisionerIdentity;
+use crate::identity::ProvisionerIdentity;
 use crate::snapshot::{BEING_DELETED, CONTENT_FINALIZER, SnapshotId, VolumeSnapshotContent};
 
 /// Maximum characters of a handle in a rejection.
@@ -78,6 +78,16 @@ pub fn plan_snapshot(identity: &ProvisionerIdentity, content: &VolumeSnapshotCon
         false if content.is_ready() => SnapshotAction::Ignore,
         false => plan_creation(content).unwrap_or_else(SnapshotAction::Reject),
     }
+}
+
+/// The snapshot of a content of this driver and node, from when it was reported until its removal begins.
+pub(crate) fn ready_snapshot(
+    identity: &ProvisionerIdentity,
+    content: &VolumeSnapshotContent,
+) -> Option<SnapshotId> {
+    let is_ours =
+        content.spec.driver == identity.driver.as_str() && content.node() == Some(identity.node.as_str());
+    (is_ours && content.is_ready()).then(|| content.snapshot_handle()?.parse().ok()).flatten()
 }
 
 /// Whether a content is being deleted together with its VolumeSnapshot. Otherwise it is still needed.

@@ -3,7 +3,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::snapshot::MANAGED_BY_LABEL;
-use crate::testing::objects::{NODE, patched, sample_identity, sample_snapshot_content, sample_uid};
+use crate::testing::objects::{
+    NODE, merge_patch, patched, sample_identity, sample_snapshot_content, sample_uid,
+};
 
 fn plan(patch: Value) -> SnapshotAction {
     plan_snapshot(&sample_identity(NODE), &sample_snapshot_content(1, patch))
@@ -103,5 +105,25 @@ proptest! {
             }
             action => prop_assert!(false, "{:?}", action),
         }
+    }
+}
+
+#[test]
+fn a_snapshot_counts_while_it_is_ready_on_this_node() {
+    let ready = |patch: Value| {
+        let status = json!({ "readyToUse": true, "snapshotHandle": SnapshotId::from_uid(&sample_uid(1)).expect("a UUID").as_str() });
+        let mut all = json!({ "status": status });
+        merge_patch(&mut all, patch);
+        ready_snapshot(&sample_identity(NODE), &sample_snapshot_content(1, all))
+    };
+    assert_eq!(ready(json!({})), Some(SnapshotId::from_uid(&sample_uid(1)).expect("a UUID")));
+    for other in [
+        json!({ "status": { "readyToUse": false } }),
+        json!({ "status": { "snapshotHandle": "other" } }),
+        json!({ "status": null }),
+        json!({ "spec": { "driver": "other.example" } }),
+        json!({ "metadata": { "labels": { MANAGED_BY_LABEL: "node-b" } } }),
+    ] {
+        assert_eq!(ready(other.clone()), None, "{other}");
     }
 }

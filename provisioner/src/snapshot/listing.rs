@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
+use crate::api::call::status_code;
 use crate::api::timeout::with_timeout;
-use crate::apply::status_code;
-use crate::loss::new_store::ready_snapshot;
-use crate::plan::ProvisionerIdentity;
+use crate::identity::ProvisionerIdentity;
+use crate::snapshot::decide::ready_snapshot;
 use crate::snapshot::{MANAGED_BY_LABEL, SnapshotId, VolumeSnapshotContent};
 
 /// Page size of lists.

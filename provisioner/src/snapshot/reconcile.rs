@@ -1,134 +1,119 @@
-//! Takes and removes the snapshots of this node: the part of the csi-snapshotter, beside the cluster's
+//! Takes and removes the snapshots of this node: the part of the csi-snapshotter, next to the cluster's
 //! snapshot-controller.
 
 use std::future::pending;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::reflector;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
+use crate::api::claim_queue::ClaimQueue;
 use crate::api::event::EventReason;
+use crate::api::retry_tracker::RetryTracker;
 use crate::api::watch_backoff::with_backoff;
+use crate::api::watch_errors::WatchErrors;
+use crate::api::watches::changed_objects;
 use crate::api::work_queue::{NextRun, reconcile_changes};
-use crate::apply::{ApplyError, content_reference};
 use crate::claim::source::waits_for_snapshot;
-use crate::controller::ReconcileContext;
-use crate::controller::failures::catch_panic;
-use crate::controller::watches::changed_objects;
 use crate::error_chain::format_chain;
+use crate::failure::{FailureReporter, ReconcileError, catch_panic};
+use crate::loss::status::ServedStore;
+use crate::snapshot::apply::{SnapshotApplier, content_reference};
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
-use crate::snapshot::{MANAGED_BY_LABEL, SnapshotStore, VolumeSnapshotContent};
+use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
 
-/// Reconciles the VolumeSnapshotContents of this node. Without the snapshot API in the cluster, or a store of
-/// snapshots, it does nothing; it starts when the API is installed. Never returns: a copy in progress when it is
-/// dropped has not happened.
-pub(crate) async fn run_snapshots(context: &Arc<ReconcileContext>) {
-    let provisioner = &context.provisioner;
-    if provisioner.applier.snapshots.is_none() {
-        return pending().await;
-    }
-    let (contents, writer) = reflector::store::<VolumeSnapshotContent>();
-    let label = format!("{MANAGED_BY_LABEL}={}", provisioner.config.identity.node);
-    let events = watcher(context.resource_api(), watcher::Config::default().labels(&label));
-    let requeued = Arc::clone(context);
-    let events =
-        with_backoff(events, context.optional_watches.clone()).reflect(writer).inspect(move |event| {
+/// Reconciles the VolumeSnapshotContents of this node.
+pub(crate) struct SnapshotReconciler {
+    pub(crate) applier: SnapshotApplier,
+    pub(crate) claims: ClaimQueue,
+    pub(crate) retries: Arc<RetryTracker>,
+    pub(crate) served: ServedStore,
+    pub(crate) failures: FailureReporter,
+    pub(crate) watch_errors: WatchErrors,
+    /// How many snapshots are taken at once.
+    pub(crate) concurrency: NonZeroU16,
+}
+
+impl SnapshotReconciler {
+    /// Reconciles contents that change. Without the snapshot API in the cluster it does nothing; it starts when the API
+    /// is installed. Never returns: a copy in progress when it is dropped has not happened.
+    pub(crate) async fn run(&self) {
+        let (contents, writer) = reflector::store::<VolumeSnapshotContent>();
+        let label = format!("{MANAGED_BY_LABEL}={}", self.applier.api.identity.node);
+        let events = watcher(self.applier.api.all(), watcher::Config::default().labels(&label));
+        let (retries, claims) = (Arc::clone(&self.retries), self.claims.clone());
+        let events = with_backoff(events, self.watch_errors.clone()).reflect(writer).inspect(move |event| {
             let may_be_ready = match event {
                 Ok(watcher::Event::Apply(content)) => content.is_ready(),
                 // One may have become ready while the watch was disconnected.
                 Ok(watcher::Event::InitDone) => true,
                 Ok(watcher::Event::Delete(content)) => {
-                    requeued.retries.forget(content.metadata.uid.as_deref().unwrap_or_default());
+                    retries.forget(content.metadata.uid.as_deref().unwrap_or_default());
                     false
                 }
                 _ => false,
             };
             if may_be_ready {
-                requeued.requeue_restores();
+                claims.requeue_where(waits_for_snapshot);
             }
         });
-    let concurrency = provisioner.config.copy_concurrency;
-    reconcile_changes(changed_objects(events), (contents, concurrency), async |content| {
-        let done = catch_panic(reconcile_content(&content, context)).await;
-        done.unwrap_or_else(|error| retry_content(&content, &error, context))
-    })
-    .await;
-    pending().await
-}
-
-impl ReconcileContext {
-    /// Plans claims again that may wait for a snapshot.
-    fn requeue_restores(&self) {
-        for claim in self.claims.state() {
-            if waits_for_snapshot(&claim) {
-                self.signals.requeue_claim(ObjectRef::from_obj(&*claim));
-            }
-        }
+        reconcile_changes(changed_objects(events), contents, self.concurrency, async |content| {
+            let done = catch_panic(self.reconcile(&content)).await;
+            done.unwrap_or_else(|error| self.retry(&content, &error))
+        })
+        .await;
+        pending().await
     }
 
-    async fn try_reconcile_content(
-        &self,
-        content: &VolumeSnapshotContent,
-        store: &dyn SnapshotStore,
-    ) -> Result<(), ApplyError> {
-        self.served_store().await;
-        let applier = &self.provisioner.applier;
-        let rejection = match plan_snapshot(&applier.identity, content) {
-            SnapshotAction::Ignore => None,
+    async fn reconcile(&self, content: &VolumeSnapshotContent) -> Result<NextRun, ReconcileError> {
+        let uid = content.metadata.uid.as_deref().unwrap_or_default();
+        // The write of a failure into the status is itself a change, which would be reconciled at once.
+        if content.metadata.deletion_timestamp.is_none()
+            && let Some(time) = self.retries.remaining_hold(uid)
+        {
+            return Ok(NextRun::After(time));
+        }
+        let done = self.try_reconcile(content).await;
+        match &done {
+            Ok(()) => self.retries.record_success(uid),
+            Err(error @ ReconcileError::Api(_)) => self.failures.count(error),
+            Err(error) if content.metadata.deletion_timestamp.is_some() => {
+                let (about, text) = (content_reference(content), format_chain(error));
+                let recorder = &self.failures.recorder;
+                recorder.record_event(&about, EventReason::SnapshotDeleteError, &text).await;
+            }
+            // A failure to write this is not worse than the error itself, which is retried.
+            Err(error) => drop(self.applier.report_failure(content, &format_chain(error)).await),
+        }
+        done.map(|()| NextRun::OnChange)
+    }
+
+    async fn try_reconcile(&self, content: &VolumeSnapshotContent) -> Result<(), ReconcileError> {
+        self.served.wait_until_served().await;
+        let applier = &self.applier;
+        let rejection = match plan_snapshot(&applier.api.identity, content) {
+            SnapshotAction::Ignore => return Ok(()),
             SnapshotAction::Create { id, volume } => {
-                applier.create_snapshot(store, content, (&id, &volume)).await?;
-                None
+                return applier.create_snapshot(content, &id, &volume).await;
             }
-            SnapshotAction::Report(id) => applier.report_snapshot(store, content, &id).await?,
-            SnapshotAction::Delete(id) => {
-                applier.delete_snapshot(store, content, &id).await?;
-                None
-            }
-            SnapshotAction::Release => {
-                applier.release_content(content).await?;
-                None
-            }
+            SnapshotAction::Delete(id) => return applier.delete_snapshot(content, &id).await,
+            SnapshotAction::Release => return applier.release_content(content).await,
+            SnapshotAction::Report(id) => applier.report_snapshot(content, &id).await?,
             SnapshotAction::Reject(rejection) => Some(rejection),
         };
         match rejection {
-            Some(rejection) => applier.report_snapshot_failure(content, &rejection.to_string()).await,
+            Some(rejection) => applier.report_failure(content, &rejection.to_string()).await,
             None => Ok(()),
         }
     }
-}
 
-async fn reconcile_content(
-    content: &VolumeSnapshotContent,
-    context: &ReconcileContext,
-) -> Result<NextRun, ApplyError> {
-    let applier = &context.provisioner.applier;
-    let Some(store) = applier.snapshots.clone() else { return Ok(NextRun::OnChange) };
-    let uid = content.metadata.uid.clone().unwrap_or_default();
-    // The write of a failure into the status is itself a change, which would be reconciled at once.
-    if content.metadata.deletion_timestamp.is_none()
-        && let Some(time) = context.retries.remaining_hold(&uid)
-    {
-        return Ok(NextRun::After(time));
+    /// Logs a failure, and returns when the snapshot is tried again.
+    fn retry(&self, content: &VolumeSnapshotContent, error: &ReconcileError) -> NextRun {
+        let time = self.retries.record_reschedule(content.metadata.uid.as_deref().unwrap_or_default());
+        let name = content.metadata.name.as_deref().unwrap_or_default();
+        tracing::warn!(content = name, "reconcile snapshot: {}; retrying in {time:?}", format_chain(error));
+        NextRun::After(time)
     }
-    let done = context.try_reconcile_content(content, &*store).await;
-    match &done {
-        Ok(()) => context.retries.record_success(&uid),
-        Err(error @ ApplyError::Api { .. }) => context.record_api_error(error),
-        Err(error) if content.metadata.deletion_timestamp.is_some() => {
-            let (about, text) = (content_reference(content), format_chain(error));
-            applier.recorder.record_event(&about, EventReason::SnapshotDeleteError, &text).await;
-        }
-        // A failure to write this is not worse than the error itself, which is retried.
-        Err(error) => drop(applier.report_snapshot_failure(content, &format_chain(error)).await),
-    }
-    done.map(|()| NextRun::OnChange)
-}
-
-/// Logs a failure, and returns when the snapshot is tried again.
-fn retry_content(content: &VolumeSnapshotContent, error: &ApplyError, context: &ReconcileContext) -> NextRun {
-    let time = context.retries.record_reschedule(content.metadata.uid.as_deref().unwrap_or_default());
-    let name = content.metadata.name.as_deref().unwrap_or_default();
-    tracing::warn!(content = name, "reconcile snapshot: {}; retrying in {time:?}", format_chain(error));
-    NextRun::After(time)
 }

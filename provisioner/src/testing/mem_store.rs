@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, QuotaUsage};
 use tokio::sync::Notify;
 
-use crate::capacity::policy::{CapacityPolicy, StoreCapacity};
+use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind, file_size};
 use crate::capacity::policy::{CapacityPolicy, StoreCapacity};
@@ -172,7 +172,7 @@ impl MemStoreState {
         let total = self.capacity?;
         let limits = self.volumes.values().filter_map(|volume| volume.limits.bytes);
         let promised = limits.fold(Bytes(0), |sum, bytes| Bytes(sum.0.saturating_add(bytes.0)));
-        Some(CapacityPolicy::default().store_capacity((total, total), Bytes(0), promised))
+        Some(CapacityPolicy::default().store_capacity(DiskSpace { total, free: total }, Bytes(0), promised))
     }
 
     fn check_capacity(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {

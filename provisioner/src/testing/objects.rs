@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 
-use crate::plan::{FINALIZER, ProvisionerIdentity};
+use crate::identity::{FINALIZER, ProvisionerIdentity};
 use crate::snapshot::{CONTENT_FINALIZER, MANAGED_BY_LABEL, VolumeSnapshotContent};
 use crate::{DriverName, NodeName};
 

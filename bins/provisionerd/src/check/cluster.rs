@@ -108,12 +108,12 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
         let identity = config.provisioner_identity(node);
         let required = objects.items.iter().filter_map(|object| required_volume(&identity, object));
         let missing = required.filter(|id| !present.contains(id)).count();
-        let action = match plan_store(&identity, (&found, &present), &objects.items) {
+        let action = match plan_store(&identity, &found, &present, &objects.items) {
             StoreAction::CreateIdentity => {
                 let present = DirStore::list_stored_snapshots(&base)?.into_iter().collect();
                 let recovery = VolumeRecovery::new(client.clone(), identity.clone(), None);
                 let ready = recovery.list_ready_snapshots().await?;
-                plan_new_store(&identity, (&present, &ready), &objects.items)
+                plan_new_store(&identity, &present, &ready, &objects.items)
             }
             action => action,
         };

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 
+use crate::capacity::policy::CapacityShortage;
 use crate::dir_store::error::DirStoreError;
 use crate::id::VolumeId;
 

@@ -9,7 +9,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{NODE, sample_identity};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    DirStore, RecoveryError, StoreId, VolumeKind, VolumeRecovery, VolumeStore as _, VolumeUsage,
+    DirStore, OrphanVolume, RecoveryError, StoreId, VolumeKind, VolumeRecovery, VolumeStore as _, VolumeUsage,
 };
 use serde_json::{Value, json};
 
@@ -19,6 +19,10 @@ const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(8 << 20)), inodes: S
 
 fn store_id() -> StoreId {
     "9f0e5d3c-1b2a-4c5d-8e6f-00000000abcd".parse().expect("a UUID")
+}
+
+fn orphan(usage: VolumeUsage) -> OrphanVolume {
+    OrphanVolume { store: store_id(), id: id(1), kind: VolumeKind::Directory, usage }
 }
 
 /// A node with a volume that holds data and has no PersistentVolume.
@@ -40,7 +44,7 @@ fn volume_spec(api: &FakeApi) -> Value {
 async fn a_removed_orphan_is_deleted_like_a_released_volume() {
     let api = test_api();
     let (node, recovery, usage) = orphan_node(&api).await;
-    recovery.remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage)).await.expect("requested");
+    recovery.remove_volume(&orphan(usage)).await.expect("requested");
     wait_until(&api, |api| api.list_objects(ObjectKind::Volume).is_empty()).await;
     assert_eq!(node.store.remove_count(&id(1)), 1);
     node.stop().await;
@@ -52,12 +56,9 @@ async fn a_removal_killed_around_its_step_is_repeated() {
         let api = test_api();
         let (node, recovery, usage) = orphan_node(&api).await;
         api.fail_next(RequestVerb::Create, ObjectKind::Volume, fault);
-        recovery
-            .remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage))
-            .await
-            .expect_err("no answer");
+        recovery.remove_volume(&orphan(usage)).await.expect_err("no answer");
         // It was requested, or is requested again, or has been removed by then.
-        let _ = recovery.remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage)).await;
+        let _ = recovery.remove_volume(&orphan(usage)).await;
         wait_until(&api, |api| api.list_objects(ObjectKind::Volume).is_empty()).await;
         wait_until(&api, |_| node.store.remove_count(&id(1)) == 1).await;
         node.stop().await;
@@ -72,10 +73,7 @@ async fn a_removal_is_repeated_while_the_first_one_is_in_progress() {
     let usage = store.usage(&id(1)).await.expect("it exists");
     let recovery = VolumeRecovery::new(api.client(), sample_identity(NODE), None);
     for _ in 0..2 {
-        recovery
-            .remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage))
-            .await
-            .expect("requested");
+        recovery.remove_volume(&orphan(usage)).await.expect("requested");
     }
     assert_eq!(api.request_count(RequestVerb::Create, ObjectKind::Volume), 1);
 }
@@ -87,17 +85,11 @@ async fn an_orphan_whose_claim_exists_is_not_removed_but_adopted_for_it() {
     let lost = json!({ "spec": { "volumeName": id(1).as_str() }, "status": { "phase": "Lost" } });
     api.create_claim(1, lost);
     let (node, recovery, usage) = orphan_node(&api).await;
-    let error = recovery
-        .remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage))
-        .await
-        .expect_err("it is needed");
+    let error = recovery.remove_volume(&orphan(usage)).await.expect_err("it is needed");
     assert!(matches!(error, RecoveryError::Unsuitable { .. }), "{error:?}");
     assert!(error.to_string().contains("default/claim-1"), "{error}");
     for _ in 0..2 {
-        recovery
-            .adopt_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage), None)
-            .await
-            .expect("adopted, also again");
+        recovery.adopt_volume(&orphan(usage), None).await.expect("adopted, also again");
     }
     wait_bound(&api, "claim-1").await;
     assert_eq!(volume_spec(&api)["persistentVolumeReclaimPolicy"], "Retain");
@@ -111,10 +103,7 @@ async fn an_orphan_whose_claim_exists_is_not_removed_but_adopted_for_it() {
 async fn an_orphan_without_a_claim_is_adopted_for_any_claim_of_a_class() {
     let api = test_api();
     let (node, recovery, usage) = orphan_node(&api).await;
-    recovery
-        .adopt_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage), Some("local"))
-        .await
-        .expect("adopted");
+    recovery.adopt_volume(&orphan(usage), Some("local")).await.expect("adopted");
     let spec = volume_spec(&api);
     assert_eq!((&spec["storageClassName"], &spec["claimRef"]), (&json!("local"), &Value::Null));
     assert_eq!(spec["capacity"]["storage"], "8Mi");
@@ -129,10 +118,9 @@ async fn a_volume_that_is_being_provisioned_is_not_an_orphan() {
     let (node, recovery, usage) = orphan_node(&api).await;
     api.pause_watches(ObjectKind::Claim);
     api.create_claim(1, json!({}));
-    for error in [
-        recovery.remove_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage)).await,
-        recovery.adopt_volume(&store_id(), (&id(1), VolumeKind::Directory, &usage), None).await,
-    ] {
+    for error in
+        [recovery.remove_volume(&orphan(usage)).await, recovery.adopt_volume(&orphan(usage), None).await]
+    {
         let error = error.expect_err("it is no orphan");
         assert!(error.to_string().contains("is being provisioned"), "{error}");
     }

@@ -1,55 +1,20 @@
-//! Plans the action for a claim or a volume: pure functions of the observed objects.
+//! The volume that a claim asks for, and the reasons why it can't have one.
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaim, PersistentVolumeClaimSpec};
+use k8s_openapi::api::storage::v1::StorageClass;
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 
-use crate::claim::source::DataSource;
+use crate::claim::attributes::requested_attributes;
+use crate::claim::mount_option::{MountOption, UnknownMountOption, split_options};
+use crate::claim::size;
+use crate::claim::source::{DataSource, requested_source};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
-use crate::name::{DriverName, NodeName};
+use crate::objects::{claim_reference, class_name};
 use crate::quantity::QuantityError;
 
-/// Names the driver that must provision a claim. *Source:* Kubernetes, "well-known labels, annotations and
-/// taints".
-pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-
-/// The beta name of [`STORAGE_PROVISIONER`]; read if the stable annotation is missing.
-pub const BETA_STORAGE_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
-
-/// Names the node on which a claim's volume must be created.
-pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-
-/// Names the driver that provisioned a volume.
-pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-
-/// The node label that the node affinity of volumes of release 0.1.0 refers to; later ones refer to
-/// [`DriverName::topology_key`].
-pub const HOSTNAME: &str = "kubernetes.io/hostname";
-
-/// The finalizer that keeps a deleted PersistentVolume until its data are removed.
-///
-/// The same as that of the Kubernetes external-provisioner, which tools and administrators know.
-pub const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
-
-/// The driver and the node whose claims and volumes a provisioner serves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProvisionerIdentity {
-    /// The driver that claims and volumes name.
-    pub driver: DriverName,
-    /// The node of the volumes: the value of its label [`DriverName::topology_key`], which their node affinity
-    /// refers to and which the kubelet sets.
-    pub node: NodeName,
-    /// The finalizer that volumes get, usually [`FINALIZER`]. With `None`, a volume's data leak if its object
-    /// is deleted by hand before its claim.
-    pub finalizer: Option<String>,
-}
-
-impl ProvisionerIdentity {
-    /// Whether a label names this node, in a node affinity of this release or of an earlier one.
-    pub(crate) fn is_label_of_node(&self, key: &str, values: &[String]) -> bool {
-        (key == HOSTNAME || key == self.driver.topology_key()) && values == [self.node.as_str()]
-    }
-}
+/// Access modes that a volume on one node can serve.
+const ACCESS_MODES: [&str; 3] = ["ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany"];
 
 /// A volume to create: everything that determines its directory and its PersistentVolume.
 #[derive(Debug, Clone, PartialEq)]
@@ -228,50 +193,90 @@ pub enum SizeError {
     Quantity(QuantityError),
 }
 
-/// Why a volume is not deleted although its state asks for it: its fields contradict each other. The message
-/// is the event's note.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum VolumeRejection {
-    /// The handle is not a volume id.
-    #[error("invalid volume handle {handle:?}: not a volume of this driver; nothing was deleted")]
-    InvalidHandle {
-        /// The handle, truncated to what fits into an event.
-        handle: String,
-    },
-    /// The handle is the id of another volume.
-    #[error(
-        "the PersistentVolume's spec.csi.volumeHandle {handle} differs from its name, so it is not a volume \
-         of this driver; nothing was deleted"
-    )]
-    HandleMismatch {
-        /// The handle.
-        handle: VolumeId,
-    },
-    /// The claim reference is missing or incomplete: an administrator has made the volume available to
-    /// another claim.
-    #[error(
-        "PersistentVolume {handle} has no complete spec.claimRef, so its data may still be needed; nothing \
-         was deleted (to delete the object and keep the data, remove the driver's finalizer)"
-    )]
-    NoClaim {
-        /// The handle.
-        handle: VolumeId,
-    },
-    /// Its claim is neither the one that the volume was created for, nor one that it was seen bound to.
-    #[error(
-        "PersistentVolume {handle} was created for another claim than {claim:?} in its spec.claimRef; \
-         nothing was deleted (to delete its data, annotate it: {annotation}={claim})"
-    )]
-    ClaimMismatch {
-        /// The handle.
-        handle: VolumeId,
-        /// The UID of the claim in its reference.
-        claim: String,
-        /// The annotation of a volume that was bound to another claim.
-        annotation: String,
-    },
-    /// The annotation of volumes provisioned by this driver is missing.
-    #[error("the PersistentVolume was not provisioned by this driver; nothing was deleted")]
-    NotProvisioned,
+pub(crate) fn build_spec(
+    claim: &PersistentVolumeClaim,
+    class: &StorageClass,
+) -> Result<VolumeSpec, ClaimRejection> {
+    let (meta, empty) = (&claim.metadata, PersistentVolumeClaimSpec::default());
+    let request = claim.spec.as_ref().unwrap_or(&empty);
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    let id = VolumeId::from_uid(uid).map_err(|_| ClaimRejection::InvalidUid { uid: uid.to_owned() })?;
+    let is_block = checked_mode(request)?;
+    let capacity = size::requested_capacity(request)?;
+    let (kind, limits) = size::volume_shape(capacity, class, is_block)?;
+    Ok(VolumeSpec {
+        id,
+        capacity,
+        kind,
+        limits,
+        claim_ref: claim_reference(claim),
+        access_modes: checked_access_modes(request)?,
+        storage_class: class_name(claim).unwrap_or_default().to_owned(),
+        source: requested_source(request)?,
+        attributes_class: requested_attributes(claim).map(str::to_owned),
+        // A device is not mounted.
+        mount_options: if is_block { Vec::new() } else { checked_mount_options(class, kind)? },
+        reclaim_policy: parse_reclaim_policy(class)?,
+    })
+}
+
+/// Whether a claim asks for a block volume. Rejects one for an existing volume.
+fn checked_mode(request: &PersistentVolumeClaimSpec) -> Result<bool, ClaimRejection> {
+    let reject =
+        |field, value: &str, hint| Err(ClaimRejection::Unsupported { field, value: value.to_owned(), hint });
+    if request.selector.is_some() {
+        return reject("spec.selector", "", ": selectors apply to pre-provisioned volumes only");
+    }
+    match request.volume_mode.as_deref() {
+        None | Some("" | "Filesystem") => Ok(false),
+        Some("Block") => Ok(true),
+        Some(mode) => reject("spec.volumeMode", mode, ": use Filesystem or Block"),
+    }
+}
+
+fn checked_access_modes(request: &PersistentVolumeClaimSpec) -> Result<Vec<String>, ClaimRejection> {
+    let mut modes = request.access_modes.clone().unwrap_or_default();
+    // The kubelet passes only the first mode to the CSI plugin; with ReadOnlyMany first, no pod could write.
+    modes.sort_by_key(|mode| mode == "ReadOnlyMany");
+    let rejected = match modes.iter().find(|mode| !ACCESS_MODES.contains(&mode.as_str())) {
+        Some(mode) => Some(mode.clone()),
+        None => modes.is_empty().then(String::new),
+    };
+    let Some(value) = rejected else { return Ok(modes) };
+    let hint = ": use ReadWriteOnce, ReadWriteOncePod or ReadOnlyMany";
+    Err(ClaimRejection::Unsupported { field: "spec.accessModes", value, hint })
+}
+
+/// The class's mount options for a volume of this kind. The kubelet would report one that is unknown or refused only
+/// once a pod waits for its mount.
+fn checked_mount_options(class: &StorageClass, kind: VolumeKind) -> Result<Vec<String>, ClaimRejection> {
+    let options = class.mount_options.as_deref().unwrap_or_default();
+    let reject = |value: &str, hint| {
+        let field = "the class's mountOptions";
+        Err(ClaimRejection::Unsupported { field, value: value.to_owned(), hint })
+    };
+    let mut has_devices = false;
+    for flag in split_options(options) {
+        match flag.parse() {
+            Ok(MountOption::Dev(allowed)) => has_devices = allowed,
+            Ok(_) => {}
+            Err(UnknownMountOption) => return reject(flag, UnknownMountOption::HINT),
+        }
+    }
+    match has_devices && kind != VolumeKind::Directory {
+        true => reject("dev", " by strict volumes: remove it, or use a class without strict"),
+        false => Ok(options.to_owned()),
+    }
+}
+
+fn parse_reclaim_policy(class: &StorageClass) -> Result<ReclaimPolicy, ClaimRejection> {
+    match class.reclaim_policy.as_deref() {
+        None | Some("" | "Delete") => Ok(ReclaimPolicy::Delete),
+        Some("Retain") => Ok(ReclaimPolicy::Retain),
+        Some(other) => Err(ClaimRejection::Unsupported {
+            field: "the class's reclaimPolicy",
+            value: other.to_owned(),
+            hint: ": use Delete or Retain",
+        }),
+    }
 }

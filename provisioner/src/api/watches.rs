@@ -1,26 +1,21 @@
 //! Watches of the cluster's objects, and the caches of those that concern this node.
 
-use std::future::ready;
-use std::sync::Arc;
-
 use futures_util::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
-use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 
 use crate::api::watch_backoff::with_backoff;
 use crate::api::watch_errors::WatchErrors;
-use crate::controller::ReconcileContext;
-use crate::controller::event_filter::EventFilter;
 
 /// How many objects of the cluster are listed at once: most of them are dropped.
 const PAGE_SIZE: u32 = 100;
 
-/// The cached objects.
+/// The cached objects: the claims that this node must act on, its PersistentVolumes, and all classes.
+#[derive(Clone)]
 pub(crate) struct ObjectCaches {
     pub(crate) claims: Store<PersistentVolumeClaim>,
     pub(crate) volumes: Store<PersistentVolume>,
@@ -43,34 +38,18 @@ pub(crate) fn new_caches() -> (ObjectCaches, CacheWriters) {
     (ObjectCaches { claims, volumes, classes }, writers)
 }
 
-impl ReconcileContext {
-    /// Watches the claims that this node must act on, and returns those that change.
-    pub(crate) fn watch_claims(
-        &self,
-        writer: Writer<PersistentVolumeClaim>,
-    ) -> impl Stream<Item = ObjectRef<PersistentVolumeClaim>> + Send + use<> {
-        let filter = EventFilter::new(self);
-        let events = watch_resource(self.resource_api(), &self.provisioner.watch_errors);
-        changed_objects(events.filter_map(move |event| ready(filter.filter_claim(event))).reflect(writer))
-    }
-
-    /// Watches the volumes of this node, and returns those that change.
-    pub(crate) fn watch_volumes(
-        self: &Arc<Self>,
-        writer: Writer<PersistentVolume>,
-    ) -> impl Stream<Item = ObjectRef<PersistentVolume>> + Send + use<> {
-        let (filter, context) = (EventFilter::new(self), Arc::clone(self));
-        let events = watch_resource(self.resource_api(), &self.provisioner.watch_errors);
-        let events = events.filter_map(move |event| ready(filter.filter_volume(event))).reflect(writer);
-        changed_objects(events.inspect(move |_| context.volumes_changed.send_replace(())))
-    }
-
-    /// Watches the classes. Never returns.
-    pub(crate) async fn watch_classes(&self, writer: Writer<StorageClass>) {
-        let filter = EventFilter::new(self);
-        let events = watch_resource(self.resource_api(), &self.provisioner.watch_errors);
-        let events = events.filter_map(move |event| ready(filter.filter_class(event))).reflect(writer);
-        events.for_each(|_| ready(())).await;
+impl ObjectCaches {
+    /// Waits for the first lists. Waits forever if a watch has ended before, because then the run ends.
+    pub(crate) async fn wait_until_complete(&self) {
+        let lists = (
+            self.claims.wait_until_ready(),
+            self.volumes.wait_until_ready(),
+            self.classes.wait_until_ready(),
+        );
+        if let (Ok(()), Ok(()), Ok(())) = futures_util::join!(lists.0, lists.1, lists.2) {
+            return;
+        }
+        std::future::pending().await
     }
 }
 
@@ -79,7 +58,7 @@ impl ReconcileContext {
 /// No selector can restrict it to our objects: the driver of a claim is an annotation, and that of a volume a
 /// field that the API server does not index. A label could, but removing the label would leak the volume. So
 /// each object is decoded once, and foreign ones are dropped before they are cached; lists are paged.
-fn watch_resource<K>(
+pub(crate) fn watch_resource<K>(
     api: Api<K>,
     watch_errors: &WatchErrors,
 ) -> impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send + use<K>
@@ -118,6 +97,7 @@ where
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::WatchStreamExt as _;
     use serde_json::json;
 
     use super::*;

@@ -1,0 +1,164 @@
+//! The fields of claims, classes and PersistentVolumes, as this driver reads them.
+
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference, PersistentVolume,
+    PersistentVolumeClaim, TopologySelectorTerm,
+};
+use k8s_openapi::api::storage::v1::StorageClass;
+
+use crate::id::VolumeId;
+use crate::identity::{HOSTNAME, ProvisionerIdentity};
+use crate::image::{InvalidKind, VolumeKind};
+use crate::store_id::StoreId;
+
+/// The annotation that named a claim's class before the field existed; it overrides the field, as in
+/// Kubernetes.
+const BETA_STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+
+/// The volume attribute with the id of the store that the volume was created in.
+pub const STORE_ATTRIBUTE: &str = "store";
+
+/// The volume attribute with the kind of a block or strict volume; others have none.
+pub const KIND_ATTRIBUTE: &str = "kind";
+
+/// The name of a claim's class; `None` for the empty name, which asks for a pre-provisioned volume.
+pub(crate) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let field = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
+    nonempty_annotation(claim, BETA_STORAGE_CLASS).or(field).filter(|name| !name.is_empty())
+}
+
+/// An annotation's value; `None` if it is empty, which is how some tools remove one.
+pub(crate) fn nonempty_annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
+    let value = claim.metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
+    value.map(String::as_str).filter(|value| !value.is_empty())
+}
+
+pub(crate) fn waits_for_consumer(class: &StorageClass) -> bool {
+    class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
+}
+
+/// Whether the class allows volumes on this node. Terms with keys other than the driver's topology key and
+/// the hostname label never match.
+pub(crate) fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) -> bool {
+    let topology_key = identity.driver.topology_key();
+    let names_node = |term: &TopologySelectorTerm| {
+        let mut expressions = term.match_label_expressions.iter().flatten();
+        expressions.all(|label| {
+            (label.key == HOSTNAME || label.key == topology_key)
+                && label.values.iter().any(|value| value == identity.node.as_str())
+        })
+    };
+    class.allowed_topologies.as_ref().is_none_or(|terms| terms.is_empty() || terms.iter().any(names_node))
+}
+
+/// The name of the PersistentVolume that a claim is bound to.
+pub(crate) fn bound_volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    name.filter(|name| !name.is_empty() && phase == Some("Bound"))
+}
+
+/// Whether a claim is bound to another volume, so that it does not need this one.
+pub(crate) fn is_bound_elsewhere(claim: &PersistentVolumeClaim, id: &VolumeId) -> bool {
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+    !volume.is_empty() && volume != id.as_str()
+}
+
+/// A complete reference to the claim, so that the PersistentVolume controller adds nothing when it binds the
+/// volume.
+pub(crate) fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {
+    let meta = &claim.metadata;
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolumeClaim".to_owned()),
+        namespace: meta.namespace.clone(),
+        name: meta.name.clone(),
+        uid: meta.uid.clone(),
+        resource_version: meta.resource_version.clone(),
+        field_path: None,
+    }
+}
+
+/// Whether a PersistentVolume is of this driver.
+pub(crate) fn is_of_driver(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.is_some_and(|csi| csi.driver == identity.driver.as_str())
+}
+
+/// Whether a PersistentVolume is of this driver and of this node alone, by its affinity.
+pub(crate) fn is_on_node(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| affinity.required.as_ref());
+    let terms = required.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();
+    is_of_driver(identity, volume)
+        && !terms.is_empty()
+        && terms.iter().all(|term| selects_only_node(identity, term))
+}
+
+/// The id of a PersistentVolume of this driver and node, by its name.
+pub(crate) fn volume_on_node(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> Option<VolumeId> {
+    let name = volume.metadata.name.as_deref().filter(|_| is_on_node(identity, volume));
+    name?.parse().ok()
+}
+
+/// Whether a term selects this node only. A term that selects several is not ours: each of them would claim
+/// the volume.
+fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) -> bool {
+    let is_node = |expression: &NodeSelectorRequirement| {
+        let values = expression.values.as_deref().unwrap_or_default();
+        expression.operator == "In" && identity.is_label_of_node(&expression.key, values)
+    };
+    term.match_expressions.iter().flatten().any(is_node)
+}
+
+/// Whether a volume has our finalizer.
+pub(crate) fn has_finalizer(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    let mut finalizers = volume.metadata.finalizers.iter().flatten();
+    identity.finalizer.as_ref().is_some_and(|ours| finalizers.any(|finalizer| finalizer == ours))
+}
+
+/// The node in the affinity of a PersistentVolume of this driver.
+pub(crate) fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
+    let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
+    let mut expressions =
+        required.node_selector_terms.iter().flat_map(|term| term.match_expressions.iter().flatten());
+    expressions.next()?.values.as_ref()?.first().map(String::as_str)
+}
+
+/// Whether the disk of a volume was declared lost for good: the annotation names the store that the volume names, so that a
+/// volume is never marked by what was said of another disk.
+pub(crate) fn is_marked_lost(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    let annotations = volume.metadata.annotations.as_ref();
+    let marked = annotations.and_then(|all| all.get(&identity.driver.lost_annotation()));
+    marked.is_some_and(|marked| named_store(volume).is_some_and(|named| named.as_str() == marked))
+}
+
+/// The store that a PersistentVolume names; `None` for one of a release without identities.
+pub(crate) fn named_store(volume: &PersistentVolume) -> Option<StoreId> {
+    let csi = volume.spec.as_ref()?.csi.as_ref()?;
+    csi.volume_attributes.as_ref()?.get(STORE_ATTRIBUTE)?.parse().ok()
+}
+
+/// What a PersistentVolume says that its volume is.
+pub(crate) fn named_kind(volume: &PersistentVolume) -> Result<VolumeKind, InvalidKind> {
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.map_or(Ok(VolumeKind::Directory), attributed_kind)
+}
+
+/// What the source of a PersistentVolume says that its volume is.
+pub(crate) fn attributed_kind(csi: &CSIPersistentVolumeSource) -> Result<VolumeKind, InvalidKind> {
+    let word = csi.volume_attributes.as_ref().and_then(|attributes| attributes.get(KIND_ATTRIBUTE));
+    VolumeKind::from_attribute(word.map(String::as_str))
+}
+
+/// A reference to a volume for events.
+pub(crate) fn volume_reference(volume: &PersistentVolume) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolume".to_owned()),
+        name: volume.metadata.name.clone(),
+        uid: volume.metadata.uid.clone(),
+        resource_version: volume.metadata.resource_version.clone(),
+        ..ObjectReference::default()
+    }
+}
