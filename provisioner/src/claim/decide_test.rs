@@ -1,30 +1,19 @@
 //! The decision table for claims.
 
+use nodekeel_fsquota::Bytes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use k8s_openapi::api::core::v1::PersistentVolume;
-
+use crate::claim::decide::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
+use crate::claim::spec::{ClaimRejection, ReclaimPolicy, VolumeSpec};
+use crate::image::{ImageFormat, VolumeKind};
 use crate::testing::objects::{
     CLASS, DRIVER, NODE, sample_claim, sample_class, sample_identity, sample_uid, sample_volume,
 };
-use crate::*;
-use nodekeel_fsquota::Bytes;
 
-fn plan_patched(claim_patch: Value, class_patch: Value) -> ClaimAction {
+fn plan(claim_patch: Value, class_patch: Value) -> ClaimAction {
     let (claim, class) = (sample_claim(1, claim_patch), sample_class(class_patch));
     plan_claim(&sample_identity(NODE), ObservedClaim { claim: &claim, class: Some(&class), volume: None })
-}
-
-fn annotations(provisioner: Value, selected: Value) -> Value {
-    json!({ "metadata": { "annotations": {
-        "volume.kubernetes.io/storage-provisioner": provisioner,
-        "volume.kubernetes.io/selected-node": selected,
-    } } })
-}
-
-fn plan_claim_spec(patch: Value) -> ClaimAction {
-    plan_patched(json!({ "spec": patch }), json!({}))
 }
 
 fn expect_provision(action: ClaimAction) -> VolumeSpec {
@@ -34,23 +23,35 @@ fn expect_provision(action: ClaimAction) -> VolumeSpec {
     }
 }
 
-fn expect_rejection(action: ClaimAction) -> String {
-    match action {
-        ClaimAction::Reject(rejection) => rejection.to_string(),
-        other => panic!("not rejected: {other:?}"),
-    }
+fn annotations(provisioner: Value, selected: Value) -> Value {
+    json!({ "metadata": { "annotations": {
+        "volume.kubernetes.io/storage-provisioner": provisioner,
+        "volume.kubernetes.io/selected-node": selected,
+    } } })
 }
 
-fn expect_ignored(action: ClaimAction) -> ClaimIgnoreReason {
-    match action {
-        ClaimAction::Ignore(why) => why,
-        other => panic!("not ignored: {other:?}"),
-    }
+/// A claim without a selected node.
+fn unselected() -> Value {
+    annotations(json!(DRIVER), Value::Null)
+}
+
+fn spec(field: &str, value: Value) -> Value {
+    json!({ "spec": { field: value } })
+}
+
+fn sized(storage: &str) -> Value {
+    spec("resources", json!({ "requests": { "storage": storage } }))
+}
+
+/// A class with immediate binding and a topology of this label.
+fn on_nodes(key: &str, nodes: &[&str]) -> Value {
+    let label = json!({ "key": key, "values": nodes });
+    json!({ "volumeBindingMode": "Immediate", "allowedTopologies": [{ "matchLabelExpressions": [label] }] })
 }
 
 #[test]
 fn our_claim_for_our_node_is_provisioned() {
-    let spec = expect_provision(plan_patched(json!({}), json!({})));
+    let spec = expect_provision(plan(json!({}), json!({})));
     assert_eq!(spec.id.as_str(), format!("pvc-{}", sample_uid(1)));
     assert_eq!(spec.capacity, Bytes(50 << 20));
     assert_eq!(spec.claim_ref.uid, Some(sample_uid(1)));
@@ -59,127 +60,67 @@ fn our_claim_for_our_node_is_provisioned() {
 }
 
 #[test]
-fn a_claim_of_another_driver_or_of_none_is_ignored() {
-    for provisioner in [json!("other.example"), json!(""), Value::Null] {
-        let action = plan_patched(annotations(provisioner, json!(NODE)), json!({}));
-        assert_eq!(expect_ignored(action), ClaimIgnoreReason::OtherDriver);
-    }
-    assert_eq!(
-        expect_ignored(plan_patched(json!({}), json!({ "provisioner": "other" }))),
-        ClaimIgnoreReason::OtherDriver
-    );
-}
-
-#[test]
-fn the_stable_annotation_wins_over_the_beta_one_which_counts_alone() {
-    let beta = |value| json!({ "volume.beta.kubernetes.io/storage-provisioner": value });
-    let both = json!({ "metadata": { "annotations": beta("other.example") } });
-    expect_provision(plan_patched(both, json!({})));
-    let mut alone = annotations(Value::Null, json!(NODE));
-    crate::testing::objects::merge_patch(&mut alone["metadata"]["annotations"], beta(DRIVER));
-    // A merge patch of a merge patch drops its nulls.
-    alone["metadata"]["annotations"]["volume.kubernetes.io/storage-provisioner"] = Value::Null;
-    expect_provision(plan_patched(alone, json!({})));
-    let other = json!({ "metadata": { "annotations": {
-        "volume.kubernetes.io/storage-provisioner": "other.example",
-        "volume.beta.kubernetes.io/storage-provisioner": DRIVER,
-    } } });
-    assert_eq!(expect_ignored(plan_patched(other, json!({}))), ClaimIgnoreReason::OtherDriver);
-}
-
-#[test]
-fn a_class_with_an_unknown_mount_option_is_rejected_at_the_claim() {
-    for known in [json!([]), json!(["noexec", "nodev"]), json!(["ro,suid", ""]), Value::Null] {
-        expect_provision(plan_patched(json!({}), json!({ "mountOptions": known })));
-    }
-    for unknown in [json!(["noatime"]), json!(["noexec,noatime"]), json!(["nodev", "noatime"])] {
-        let text = expect_rejection(plan_patched(json!({}), json!({ "mountOptions": unknown })));
-        assert!(text.contains("mountOptions \"noatime\"") && text.contains("noexec"), "{text}");
-    }
-}
-
-#[test]
-fn a_class_may_name_the_node_by_the_drivers_label_or_its_hostname() {
-    let topologies = |key: &str, node: &str| {
-        let label = json!({ "key": key, "values": [node] });
-        json!({ "volumeBindingMode": "Immediate", "allowedTopologies": [{ "matchLabelExpressions": [label] }] })
+fn a_claim_that_is_served_or_that_others_serve_is_ignored() {
+    let beta = |stable: Value, beta: Value| {
+        json!({ "metadata": { "annotations": {
+            "volume.kubernetes.io/storage-provisioner": stable,
+            "volume.beta.kubernetes.io/storage-provisioner": beta,
+        } } })
     };
-    let unselected = annotations(json!(DRIVER), Value::Null);
-    for key in ["topology.volumes.nodekeel.example/node", "kubernetes.io/hostname"] {
-        assert_eq!(plan_patched(unselected.clone(), topologies(key, NODE)), ClaimAction::SelectNode);
-        let other = plan_patched(unselected.clone(), topologies(key, "node-b"));
-        assert_eq!(expect_ignored(other), ClaimIgnoreReason::OtherNode);
+    let with_volume = |phase: &str| json!({ "spec": { "volumeName": "x" }, "status": { "phase": phase } });
+    let in_phase = |phase: &str| json!({ "status": { "phase": phase } });
+    let deleting = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+    let topology = "topology.volumes.nodekeel.example/node";
+    use ClaimIgnoreReason::*;
+    for (case, claim, class, reason) in [
+        ("of another driver", annotations(json!("other.example"), json!(NODE)), json!({}), OtherDriver),
+        ("of an empty driver", annotations(json!(""), json!(NODE)), json!({}), OtherDriver),
+        ("of no driver yet", annotations(Value::Null, json!(NODE)), json!({}), OtherDriver),
+        ("with another driver's class", json!({}), json!({ "provisioner": "other" }), OtherDriver),
+        ("the stable annotation wins", beta(json!("other.example"), json!(DRIVER)), json!({}), OtherDriver),
+        ("for another node", annotations(json!(DRIVER), json!("node-b")), json!({}), OtherNode),
+        ("by the driver's label", unselected(), on_nodes(topology, &["node-b"]), OtherNode),
+        ("by the hostname", unselected(), on_nodes("kubernetes.io/hostname", &["node-b"]), OtherNode),
+        ("without a pod", unselected(), json!({}), WaitsForConsumer),
+        ("with an empty selected node", annotations(json!(DRIVER), json!("")), json!({}), WaitsForConsumer),
+        ("about to be bound", with_volume("Pending"), json!({}), HasVolume),
+        ("bound", with_volume("Bound"), json!({}), HasVolume),
+        ("lost, with a volume's name", with_volume("Lost"), json!({}), HasVolume),
+        ("lost", in_phase("Lost"), json!({}), NotPending),
+        ("bound, without a name", in_phase("Bound"), json!({}), NotPending),
+        ("in an unknown phase", in_phase("Unheard"), json!({}), NotPending),
+        ("being deleted", deleting, json!({}), Deleting),
+    ] {
+        assert_eq!(plan(claim, class), ClaimAction::Ignore(reason), "{case}");
+    }
+    for (case, claim) in [
+        ("the beta annotation loses", beta(json!(DRIVER), json!("other.example"))),
+        ("the beta annotation counts alone", beta(Value::Null, json!(DRIVER))),
+        ("without a status", json!({ "status": Value::Null })),
+    ] {
+        assert!(matches!(plan(claim, json!({})), ClaimAction::Provision(_)), "{case}");
     }
 }
 
 #[test]
-fn a_claim_for_another_node_is_ignored() {
-    assert_eq!(
-        expect_ignored(plan_patched(annotations(json!(DRIVER), json!("node-b")), json!({}))),
-        ClaimIgnoreReason::OtherNode
-    );
-}
-
-#[test]
-fn a_claim_without_a_selected_node_waits_for_its_consumer_or_selects_this_node() {
-    for missing in [Value::Null, json!("")] {
-        let unselected = annotations(json!(DRIVER), missing);
-        assert_eq!(
-            expect_ignored(plan_patched(unselected.clone(), json!({}))),
-            ClaimIgnoreReason::WaitsForConsumer
-        );
-        for mode in [json!("Immediate"), Value::Null] {
-            let action = plan_patched(unselected.clone(), json!({ "volumeBindingMode": mode }));
-            assert_eq!(action, ClaimAction::SelectNode);
+fn an_immediate_claim_selects_a_node_that_its_class_allows() {
+    let (topology, hostname) = ("topology.volumes.nodekeel.example/node", "kubernetes.io/hostname");
+    for class in [
+        json!({ "volumeBindingMode": "Immediate" }),
+        json!({ "volumeBindingMode": Value::Null }),
+        on_nodes(topology, &[NODE]),
+        on_nodes(hostname, &[NODE]),
+        on_nodes(hostname, &["node-b", NODE]),
+    ] {
+        for selected in [Value::Null, json!("")] {
+            let claim = annotations(json!(DRIVER), selected);
+            assert_eq!(plan(claim, class.clone()), ClaimAction::SelectNode, "{class}");
         }
     }
 }
 
 #[test]
-fn an_immediate_claim_selects_only_nodes_that_its_class_allows() {
-    let unselected = annotations(json!(DRIVER), Value::Null);
-    let on = |values: Value| {
-        let term =
-            json!({ "matchLabelExpressions": [{ "key": "kubernetes.io/hostname", "values": values }] });
-        plan_patched(
-            unselected.clone(),
-            json!({ "volumeBindingMode": "Immediate", "allowedTopologies": [term] }),
-        )
-    };
-    assert_eq!(on(json!(["node-b", NODE])), ClaimAction::SelectNode);
-    assert_eq!(expect_ignored(on(json!(["node-b"]))), ClaimIgnoreReason::OtherNode);
-}
-
-#[test]
-fn a_claim_with_a_volume_is_ignored_in_every_phase() {
-    for phase in ["Pending", "Bound", "Lost"] {
-        let action =
-            plan_patched(json!({ "spec": { "volumeName": "x" }, "status": { "phase": phase } }), json!({}));
-        assert_eq!(expect_ignored(action), ClaimIgnoreReason::HasVolume, "{phase}");
-    }
-}
-
-#[test]
-fn only_a_pending_claim_that_stays_is_provisioned() {
-    expect_provision(plan_patched(json!({ "status": Value::Null }), json!({})));
-    for phase in ["Lost", "Bound", "Unheard"] {
-        assert_eq!(
-            expect_ignored(plan_patched(json!({ "status": { "phase": phase } }), json!({}))),
-            ClaimIgnoreReason::NotPending
-        );
-    }
-    let deleted = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
-    assert_eq!(expect_ignored(plan_patched(deleted, json!({}))), ClaimIgnoreReason::Deleting);
-}
-
-#[test]
-fn a_claim_without_a_class_is_rejected_and_one_with_an_unknown_class_waits() {
-    for class in [Value::Null, json!("")] {
-        assert!(
-            expect_rejection(plan_claim_spec(json!({ "storageClassName": class })))
-                .contains("has no storage class")
-        );
-    }
+fn a_claim_with_an_unknown_class_waits() {
     let claim = sample_claim(1, json!({}));
     let action =
         plan_claim(&sample_identity(NODE), ObservedClaim { claim: &claim, class: None, volume: None });
@@ -187,191 +128,176 @@ fn a_claim_without_a_class_is_rejected_and_one_with_an_unknown_class_waits() {
 }
 
 #[test]
+fn an_invalid_claim_or_class_is_rejected_with_what_is_valid() {
+    let class = |field: &str, value: Value| json!({ field: value });
+    let parameters = |value: Value| class("parameters", value);
+    let options = |value: Value| class("mountOptions", value);
+    let uid = |uid: &str| json!({ "metadata": { "uid": uid } });
+    let strict_dev = json!({ "parameters": { "strict": "true" }, "mountOptions": ["nodev,dev"] });
+    let xfs = json!({ "strict": "true", "csi.storage.k8s.io/fstype": "xfs" });
+    let (any, size) = (|| json!({}), "invalid storage request");
+    for (claim, class, parts) in [
+        (spec("storageClassName", Value::Null), any(), ["has no storage class", ""]),
+        (spec("storageClassName", json!("")), any(), ["has no storage class", ""]),
+        (spec("volumeMode", json!("Unheard")), any(), ["volumeMode", "use Filesystem or Block"]),
+        (spec("selector", json!({ "matchLabels": { "a": "b" } })), any(), ["selector", "pre-provisioned"]),
+        (spec("accessModes", json!(["ReadWriteMany"])), any(), ["spec.accessModes", "use ReadWriteOnce"]),
+        (spec("accessModes", json!(["ReadWriteOnce", "ReadWriteMany"])), any(), ["spec.accessModes", ""]),
+        (spec("accessModes", json!([])), any(), ["spec.accessModes", ""]),
+        (spec("accessModes", json!(["x"])), any(), ["spec.accessModes", ""]),
+        (spec("resources", Value::Null), any(), [size, "missing"]),
+        (sized("0"), any(), [size, "zero"]),
+        (sized("-1"), any(), [size, ""]),
+        (sized("9223372036854775808"), any(), [size, ""]),
+        (sized("9223372036854775807"), any(), [size, ""]),
+        (sized("8Ei"), any(), [size, ""]),
+        (sized("many"), any(), [size, ""]),
+        (sized(""), any(), [size, ""]),
+        (uid(""), any(), ["UUID", "create the claim again"]),
+        (uid(".."), any(), ["UUID", ""]),
+        (uid("../x"), any(), ["UUID", ""]),
+        (uid("1"), any(), ["UUID", ""]),
+        (uid("9F0E5D3C-1B2A-4C5D-8E6F-000000000001"), any(), ["UUID", ""]),
+        (any(), class("reclaimPolicy", json!("Recycle")), ["Recycle", "use Delete or Retain"]),
+        (any(), options(json!(["noatime"])), ["mountOptions \"noatime\"", "noexec"]),
+        (any(), options(json!(["noexec,noatime"])), ["mountOptions \"noatime\"", "noexec"]),
+        (any(), options(json!(["nodev", "noatime"])), ["mountOptions \"noatime\"", "noexec"]),
+        (any(), strict_dev, ["mountOptions \"dev\" is not supported by strict volumes", ""]),
+        (any(), parameters(json!({ "inodes": "0" })), ["parameter \"inodes\"", "above 0"]),
+        (any(), parameters(json!({ "inodes": "-1" })), ["parameter \"inodes\"", "above 0"]),
+        (any(), parameters(json!({ "inodes": "all" })), ["parameter \"inodes\"", "above 0"]),
+        (any(), parameters(json!({ "inode": "7" })), ["parameter \"inode\"", "known: inodes, strict"]),
+        (any(), parameters(json!({ "stict": "true" })), ["\"stict\"", "known: inodes, strict"]),
+        (any(), parameters(json!({ "strict": "yes" })), ["\"strict\"", "\"true\" or \"false\""]),
+        (
+            any(),
+            parameters(json!({ "csi.storage.k8s.io/fstype": "ext4" })),
+            ["fstype\"", "set strict: \"true\""],
+        ),
+        (
+            any(),
+            parameters(json!({ "strict": "false", "csi.storage.k8s.io/fstype": "xfs" })),
+            ["fstype\"", "set strict"],
+        ),
+        (
+            any(),
+            parameters(json!({ "strict": "true", "csi.storage.k8s.io/fstype": "btrfs" })),
+            ["\"btrfs\"", "use ext4 or xfs"],
+        ),
+        (
+            any(),
+            parameters(json!({ "strict": "true", "csi.storage.k8s.io/fstype": "block" })),
+            ["\"block\"", "use ext4 or xfs"],
+        ),
+        (any(), parameters(json!({ "strict": "true", "inodes": "7" })), ["\"inodes\"", "no inode limit"]),
+        (sized("299Mi"), parameters(xfs), ["at least 314572800", ""]),
+        (sized("8388607"), parameters(json!({ "strict": "true" })), ["at least 8388608", ""]),
+    ] {
+        let case = format!("{claim} of {class}");
+        let ClaimAction::Reject(rejection) = plan(claim, class) else { panic!("not rejected: {case}") };
+        let text = rejection.to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{case}: {text}");
+    }
+}
+
+#[test]
 fn missing_modes_and_policies_get_their_defaults() {
-    expect_provision(plan_claim_spec(json!({ "volumeMode": Value::Null })));
-    let spec = expect_provision(plan_patched(
-        json!({}),
-        json!({ "reclaimPolicy": Value::Null, "volumeBindingMode": Value::Null }),
-    ));
-    assert_eq!(spec.reclaim_policy, ReclaimPolicy::Delete);
-    assert_eq!(
-        expect_provision(plan_patched(json!({}), json!({ "reclaimPolicy": "Retain" }))).reclaim_policy,
-        ReclaimPolicy::Retain
-    );
-    assert!(
-        expect_rejection(plan_patched(json!({}), json!({ "reclaimPolicy": "Recycle" }))).contains("Recycle")
-    );
+    let reclaimed =
+        |class: Value| expect_provision(plan(spec("volumeMode", Value::Null), class)).reclaim_policy;
+    let missing = json!({ "reclaimPolicy": Value::Null, "volumeBindingMode": Value::Null });
+    assert_eq!(reclaimed(missing), ReclaimPolicy::Delete);
+    assert_eq!(reclaimed(json!({ "reclaimPolicy": "Retain" })), ReclaimPolicy::Retain);
 }
 
 #[test]
-fn access_modes_of_one_node_are_copied_and_others_rejected() {
-    for modes in [json!(["ReadWriteOnce"]), json!(["ReadWriteOncePod"]), json!(["ReadOnlyMany"])] {
-        assert_eq!(
-            json!(expect_provision(plan_claim_spec(json!({ "accessModes": modes }))).access_modes),
-            modes
-        );
+fn access_modes_are_copied_and_the_one_that_permits_writing_comes_first() {
+    for (given, expected) in [
+        (json!(["ReadWriteOnce"]), json!(["ReadWriteOnce"])),
+        (json!(["ReadWriteOncePod"]), json!(["ReadWriteOncePod"])),
+        (json!(["ReadOnlyMany"]), json!(["ReadOnlyMany"])),
+        (json!(["ReadOnlyMany", "ReadWriteOnce"]), json!(["ReadWriteOnce", "ReadOnlyMany"])),
+    ] {
+        let spec = expect_provision(plan(spec("accessModes", given), json!({})));
+        assert_eq!(json!(spec.access_modes), expected);
     }
-    let both = expect_provision(plan_claim_spec(json!({ "accessModes": ["ReadOnlyMany", "ReadWriteOnce"] })));
-    assert_eq!(
-        both.access_modes,
-        ["ReadWriteOnce", "ReadOnlyMany"],
-        "the mode that permits writing comes first"
-    );
-    for modes in
-        [json!(["ReadWriteMany"]), json!(["ReadWriteOnce", "ReadWriteMany"]), json!([]), json!(["x"])]
+}
+
+#[test]
+fn known_mount_options_are_accepted_and_devices_except_by_strict_volumes() {
+    for options in
+        [json!([]), json!(["noexec", "nodev"]), json!(["ro,suid", ""]), json!(["dev"]), Value::Null]
     {
-        assert!(
-            expect_rejection(plan_claim_spec(json!({ "accessModes": modes }))).contains("spec.accessModes"),
-            "{modes}"
-        );
+        expect_provision(plan(json!({}), json!({ "mountOptions": options })));
     }
+    let strict = json!({ "parameters": { "strict": "true" }, "mountOptions": ["dev,nodev"] });
+    expect_provision(plan(json!({}), strict));
 }
 
 #[test]
-fn claims_for_unknown_or_existing_volumes_are_rejected() {
-    for (field, value) in
-        [("volumeMode", json!("Unheard")), ("selector", json!({ "matchLabels": { "a": "b" } }))]
-    {
-        assert!(expect_rejection(plan_claim_spec(json!({ field: value }))).contains(field), "{field}");
-    }
-}
-
-#[test]
-fn a_size_is_exact_or_rejected() {
-    let sized =
-        |storage: &str| plan_claim_spec(json!({ "resources": { "requests": { "storage": storage } } }));
+fn a_size_is_exact() {
     for (storage, bytes) in [("1", 1), ("0.5", 1), ("1500m", 2), ("1Gi", 1 << 30), ("1e3", 1000)] {
-        assert_eq!(expect_provision(sized(storage)).capacity, Bytes(bytes), "{storage}");
+        assert_eq!(expect_provision(plan(sized(storage), json!({}))).capacity, Bytes(bytes), "{storage}");
     }
-    for storage in ["0", "-1", "9223372036854775808", "9223372036854775807", "8Ei", "many", ""] {
-        assert!(expect_rejection(sized(storage)).contains("invalid storage request"), "{storage}");
-    }
-    assert!(expect_rejection(plan_claim_spec(json!({ "resources": Value::Null }))).contains("missing"));
 }
 
 #[test]
 fn inodes_come_from_the_class_or_the_size() {
-    let inodes = |storage: &str, parameters: Value| {
-        let claim = json!({ "spec": { "resources": { "requests": { "storage": storage } } } });
-        expect_provision(plan_patched(claim, json!({ "parameters": parameters })))
-            .limits
-            .inodes
-            .map(|inodes| inodes.0)
-    };
-    assert_eq!(inodes("1Gi", Value::Null), Some((1 << 30) / 2048));
-    assert_eq!(inodes("1", Value::Null), Some(1024));
-    assert_eq!(inodes("1Gi", json!({ "inodes": "100k" })), Some(100_000));
-    assert_eq!(inodes("1Gi", json!({ "inodes": "7", "csi.storage.k8s.io/pv/name": "a" })), Some(7));
-    assert_eq!(inodes("1Gi", json!({ "inodes": "7", "strict": "false" })), Some(7));
-    for parameters in [
-        json!({ "inodes": "0" }),
-        json!({ "inodes": "-1" }),
-        json!({ "inodes": "all" }),
-        json!({ "inode": "7" }),
+    for (storage, parameters, inodes) in [
+        ("1Gi", Value::Null, (1 << 30) / 2048),
+        ("1", Value::Null, 1024),
+        ("1Gi", json!({ "inodes": "100k" }), 100_000),
+        ("1Gi", json!({ "inodes": "7", "csi.storage.k8s.io/pv/name": "a" }), 7),
+        ("1Gi", json!({ "inodes": "7", "strict": "false" }), 7),
     ] {
-        assert!(
-            expect_rejection(plan_patched(json!({}), json!({ "parameters": parameters })))
-                .contains("parameter"),
-            "{parameters}"
-        );
+        let spec = expect_provision(plan(sized(storage), json!({ "parameters": parameters })));
+        assert_eq!(spec.limits.inodes.map(|inodes| inodes.0), Some(inodes), "{storage}, {parameters}");
     }
 }
 
 #[test]
-fn a_strict_class_with_devices_is_rejected_at_the_claim() {
-    let strict = |options| json!({ "parameters": { "strict": "true" }, "mountOptions": [options] });
-    let text = expect_rejection(plan_patched(json!({}), strict("nodev,dev")));
-    assert!(text.contains("mountOptions \"dev\" is not supported by strict volumes"), "{text}");
-    expect_provision(plan_patched(json!({}), strict("dev,nodev")));
-    expect_provision(plan_patched(json!({}), json!({ "mountOptions": ["dev"] })));
-}
-
-/// The class of volumes of this kind, and the claim's volumeMode.
-fn expect_kind(mode: &str, parameters: Value) -> VolumeSpec {
-    let claim = json!({ "spec": { "volumeMode": mode, "resources": { "requests": { "storage": "1Gi" } } } });
-    expect_provision(plan_patched(claim, json!({ "parameters": parameters, "mountOptions": ["noexec"] })))
-}
-
-#[test]
-fn the_claim_and_its_class_say_what_a_volume_is() {
+fn the_claim_and_its_class_decide_the_kind_of_a_volume() {
     let fs_type = |name: &str| json!({ "strict": "true", "csi.storage.k8s.io/fstype": name });
-    for (mode, parameters, kind) in [
-        ("Filesystem", json!({}), VolumeKind::Directory),
-        ("", json!({ "strict": "false" }), VolumeKind::Directory),
-        ("Filesystem", json!({ "strict": "true" }), VolumeKind::Image(ImageFormat::Ext4)),
-        ("Filesystem", fs_type(""), VolumeKind::Image(ImageFormat::Ext4)),
-        ("Filesystem", fs_type("ext4"), VolumeKind::Image(ImageFormat::Ext4)),
-        ("", fs_type("xfs"), VolumeKind::Image(ImageFormat::Xfs)),
-        ("Block", json!({}), VolumeKind::Image(ImageFormat::Block)),
-        ("Block", fs_type("xfs"), VolumeKind::Image(ImageFormat::Block)),
-        ("Block", json!({ "inodes": "7" }), VolumeKind::Image(ImageFormat::Block)),
-        ("Block", json!({ "csi.storage.k8s.io/fstype": "btrfs" }), VolumeKind::Image(ImageFormat::Block)),
+    for (mode, storage, parameters, kind) in [
+        ("Filesystem", "1Gi", json!({}), VolumeKind::Directory),
+        ("", "1Gi", json!({ "strict": "false" }), VolumeKind::Directory),
+        ("Filesystem", "8Mi", json!({ "strict": "true" }), VolumeKind::Image(ImageFormat::Ext4)),
+        ("Filesystem", "1Gi", fs_type(""), VolumeKind::Image(ImageFormat::Ext4)),
+        ("Filesystem", "1Gi", fs_type("ext4"), VolumeKind::Image(ImageFormat::Ext4)),
+        ("", "300Mi", fs_type("xfs"), VolumeKind::Image(ImageFormat::Xfs)),
+        ("Block", "1Gi", json!({}), VolumeKind::Image(ImageFormat::Block)),
+        ("Block", "1Gi", fs_type("xfs"), VolumeKind::Image(ImageFormat::Block)),
+        ("Block", "1Gi", json!({ "inodes": "7" }), VolumeKind::Image(ImageFormat::Block)),
+        (
+            "Block",
+            "1Gi",
+            json!({ "csi.storage.k8s.io/fstype": "btrfs" }),
+            VolumeKind::Image(ImageFormat::Block),
+        ),
     ] {
-        let spec = expect_kind(mode, parameters.clone());
-        assert_eq!(spec.kind, kind, "{mode}, {parameters}");
-        assert_eq!(spec.limits.bytes, Some(Bytes(1 << 30)));
-        assert_eq!(spec.limits.inodes.is_some(), kind == VolumeKind::Directory, "{mode}, {parameters}");
-        assert_eq!(spec.mount_options.is_empty(), mode == "Block", "a device is not mounted");
-    }
-}
-
-#[test]
-fn a_class_whose_parameters_contradict_each_other_is_rejected_by_name() {
-    for (parameters, named, advice) in [
-        (json!({ "strict": "yes" }), "\"strict\"", "\"true\" or \"false\""),
-        (json!({ "csi.storage.k8s.io/fstype": "ext4" }), "fstype\"", "set strict: \"true\""),
-        (json!({ "strict": "false", "csi.storage.k8s.io/fstype": "xfs" }), "fstype\"", "set strict"),
-        (json!({ "strict": "true", "csi.storage.k8s.io/fstype": "btrfs" }), "\"btrfs\"", "use ext4 or xfs"),
-        (json!({ "strict": "true", "csi.storage.k8s.io/fstype": "block" }), "\"block\"", "use ext4 or xfs"),
-        (json!({ "strict": "true", "inodes": "7" }), "\"inodes\"", "no inode limit"),
-        (json!({ "stict": "true" }), "\"stict\"", "known: inodes, strict"),
-    ] {
-        let text = expect_rejection(plan_patched(json!({}), json!({ "parameters": parameters })));
-        assert!(text.contains(named) && text.contains(advice), "{text}");
-    }
-}
-
-#[test]
-fn a_strict_volume_has_space_for_its_file_system() {
-    let plan = |storage: &str, parameters: Value| {
-        let claim = json!({ "spec": { "resources": { "requests": { "storage": storage } } } });
-        plan_patched(claim, json!({ "parameters": parameters }))
-    };
-    let xfs = json!({ "strict": "true", "csi.storage.k8s.io/fstype": "xfs" });
-    let ext4 = json!({ "strict": "true" });
-    for (storage, parameters, min) in [("299Mi", &xfs, "314572800"), ("8388607", &ext4, "8388608")] {
-        let text = expect_rejection(plan(storage, parameters.clone()));
-        assert!(text.contains(min), "{text}");
-    }
-    expect_provision(plan("300Mi", xfs));
-    expect_provision(plan("8Mi", ext4));
-}
-
-#[test]
-fn a_claim_whose_uid_is_not_a_uuid_is_rejected() {
-    for uid in ["", "..", "../x", "1", "9F0E5D3C-1B2A-4C5D-8E6F-000000000001"] {
-        assert!(
-            expect_rejection(plan_patched(json!({ "metadata": { "uid": uid } }), json!({}))).contains("UUID"),
-            "{uid}"
-        );
+        let case = format!("{mode}, {parameters}");
+        let claim =
+            json!({ "spec": { "volumeMode": mode, "resources": { "requests": { "storage": storage } } } });
+        let class = json!({ "parameters": parameters, "mountOptions": ["noexec"] });
+        let spec = expect_provision(plan(claim, class));
+        assert_eq!(spec.kind, kind, "{case}");
+        assert_eq!(spec.limits.bytes, Some(spec.capacity), "{case}");
+        assert_eq!(spec.limits.inodes.is_some(), kind == VolumeKind::Directory, "{case}");
+        assert_eq!(spec.mount_options.is_empty(), mode == "Block", "{case}: a device is not mounted");
     }
 }
 
 #[test]
 fn a_claim_whose_volume_name_exists_is_done_or_rejected() {
     let (claim, class) = (sample_claim(1, json!({})), sample_class(json!({})));
-    let beside = |volume: &PersistentVolume| {
-        plan_claim(
-            &sample_identity(NODE),
-            ObservedClaim { claim: &claim, class: Some(&class), volume: Some(volume) },
-        )
+    let plan_with = |patch: Value| {
+        let volume = sample_volume(1, patch);
+        let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: Some(&volume) };
+        plan_claim(&sample_identity(NODE), observed)
     };
-    assert_eq!(expect_ignored(beside(&sample_volume(1, json!({})))), ClaimIgnoreReason::HasVolume);
-    for claim_ref in [json!({ "claimRef": { "uid": sample_uid(2) } }), json!({ "claimRef": Value::Null })] {
-        assert!(
-            expect_rejection(beside(&sample_volume(1, json!({ "spec": claim_ref }))))
-                .contains("already exists")
-        );
+    assert_eq!(plan_with(json!({})), ClaimAction::Ignore(ClaimIgnoreReason::HasVolume));
+    for claim_ref in [json!({ "uid": sample_uid(2) }), Value::Null] {
+        let action = plan_with(spec("claimRef", claim_ref));
+        assert!(matches!(action, ClaimAction::Reject(ClaimRejection::NameConflict { .. })), "{action:?}");
     }
 }
 
