@@ -8,7 +8,7 @@
 //!  volumes         ─┘      (delays)       └─ volume of a deleted node: report; remove its object, if asked
 //! ```
 //!
-//! It holds no state: everything follows from what the API server has, and a new leader starts its delays
+//! The agent holds no state: everything follows from what the API server has, and a new leader starts its delays
 //! again. Each write names the UID and the version of the object that the decision was made on, so that a
 //! leader that has lost its Lease changes nothing that has changed since. It never deletes data: those of a
 //! deleted node stay on its disk, and if the node comes back, its provisioner reports them as orphans.
@@ -72,13 +72,13 @@ pub struct AgentConfig {
     pub lease_namespace: String,
     /// The name of the Lease. Default `provisionerd-agent`.
     pub lease_name: String,
-    /// How long a claim's selected node may be unable to serve, and a claim without a node that could, before
+    /// The time for which a claim's selected node may be unable to serve, and a claim without a node that could, before
     /// the agent acts: the kubelet registers a driver only once it runs, and a cordoned node completes what it
     /// has started. Doubled, up to 5 min, each time that the scheduler selects such a node again. Default 5 s.
     pub grace_period: Duration,
-    /// How long a volume's node may be deleted before the volume is reported. Default 5 min.
+    /// The time for which a volume's node may be deleted before the volume is reported. Default 5 min.
     pub node_gone_after: Duration,
-    /// How long a volume's node and claim must have been deleted before its PersistentVolume is removed.
+    /// The time for which a volume's node and claim must have been deleted before its PersistentVolume is removed.
     /// Default `None`: never.
     pub remove_after: Option<Duration>,
 }
@@ -98,7 +98,7 @@ impl AgentConfig {
     }
 }
 
-/// What an agent is doing.
+/// The role of an agent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(
     clippy::exhaustive_enums,
@@ -109,11 +109,11 @@ pub enum AgentState {
     Starting,
     /// Another agent leads, or is about to.
     Standby,
-    /// It leads.
+    /// Leads.
     Leading,
 }
 
-/// Why a run of an agent ended.
+/// The reason why a run of an agent ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgentError {
@@ -155,12 +155,12 @@ impl Agent {
         Self { config, applier, election, watch_errors, state: watch::Sender::new(AgentState::Starting) }
     }
 
-    /// What it is doing now, and changes of it.
+    /// The role of the agent now, and changes of it.
     pub fn watch_state(&self) -> watch::Receiver<AgentState> {
         self.state.subscribe()
     }
 
-    /// Why a watch of the API server fails now, if one does.
+    /// The error of a watch of the API server that fails now, if one does.
     pub fn watch_failure(&self) -> Option<String> {
         self.watch_errors.failure()
     }
@@ -219,9 +219,9 @@ impl Agent {
     }
 }
 
-/// Why an agent stopped leading.
+/// The reason why an agent stopped leading.
 enum LeadershipEnd {
-    /// It could not renew its Lease, or another agent has it.
+    /// Could not renew its Lease, or another agent has it.
     Lost(String),
     Canceled,
     WatchEnded,

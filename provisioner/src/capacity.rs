@@ -1,4 +1,4 @@
-//! How much a node promises to volumes, and the objects that tell the scheduler.
+//! The capacity that a node promises to volumes, and the objects that tell the scheduler.
 
 pub(crate) mod objects;
 #[cfg(test)]

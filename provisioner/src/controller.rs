@@ -312,7 +312,7 @@ async fn report_ready(provisioner: &Provisioner, on_ready: impl FnOnce() + Send)
     on_ready();
 }
 
-/// Whether a claim waits for a copy.
+/// Returns whether a claim waits for a copy.
 fn is_copy(claim: &PersistentVolumeClaim) -> bool {
     let has_source =
         claim.spec.as_ref().is_some_and(|spec| spec.data_source.is_some() || spec.data_source_ref.is_some());

@@ -40,10 +40,7 @@ fn describe_error<'a>(error: &'a (dyn Error + 'static)) -> (String, Option<&'a (
 }
 
 fn describe_status(status: &kube::core::Status) -> String {
-    match status.message.is_empty() {
-        true => format!("HTTP status {}", status.code),
-        false => status.message.clone(),
-    }
+    if status.message.is_empty() { format!("HTTP status {}", status.code) } else { status.message.clone() }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::snapshot::{SnapshotId, SnapshotStoreError};
 use crate::store::VolumeStoreError;
 use crate::store_id::StoreId;
 
-/// Why an object could not be reconciled now.
+/// The reason why an object could not be reconciled now.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum ReconcileError {
@@ -32,13 +32,13 @@ pub(crate) enum ReconcileError {
     /// The data source of a claim does not exist yet, or is not ready.
     #[error("can't copy the claim's data source: {reason}")]
     SourceNotReady {
-        /// What is missing.
+        /// The missing object or state.
         reason: String,
     },
     /// The API server failed, or rejected the call.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// The volume's claim exists, whatever the volume's phase says.
+    /// The volume's claim exists, in spite of the volume's phase.
     #[error(
         "PersistentVolumeClaim {claim} still exists, so its volume was not deleted: delete the claim first"
     )]
@@ -93,7 +93,7 @@ pub(crate) enum ReconcileError {
 }
 
 impl ReconcileError {
-    /// Whether a failure gets an event: temporary errors of the API server do not, because they are retried.
+    /// Returns whether a failure gets an event: temporary errors of the API server do not, because they are retried.
     fn is_worth_an_event(&self) -> bool {
         match self {
             Self::Api(error) => {

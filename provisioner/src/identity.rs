@@ -38,7 +38,7 @@ pub struct ProvisionerIdentity {
 }
 
 impl ProvisionerIdentity {
-    /// Whether a label names this node, in a node affinity of this release or of an earlier one.
+    /// Returns whether a label names this node, in a node affinity of this release or of an earlier one.
     pub(crate) fn is_label_of_node(&self, key: &str, values: &[String]) -> bool {
         (key == HOSTNAME || key == self.driver.topology_key()) && values == [self.node.as_str()]
     }

@@ -18,11 +18,11 @@ use crate::name::NodeName;
 /// The fields of a Node that matter here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
-    /// Its UID.
+    /// The UID.
     pub(crate) uid: String,
     /// The value of the driver's topology label.
     topology: Option<String>,
-    /// What keeps ordinary pods from it.
+    /// The taint, or the cordon, that keeps ordinary pods from it.
     taint: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn topology_mismatch(
     (!is_right).then(mismatch)
 }
 
-/// What keeps ordinary pods from a node: a cordon, or a taint by its key. A claim with immediate binding has
+/// The taint, by its key, or the cordon that keeps ordinary pods from a node. A claim with immediate binding has
 /// no pod whose tolerations could decide, so such a node leaves it to others.
 pub(crate) fn taint_against_volumes(node: &Node) -> Option<&str> {
     let spec = node.spec.as_ref()?;
@@ -99,7 +99,7 @@ impl NodeObserver {
         self.0.borrow().facts.as_ref().map(|facts| facts.uid.clone())
     }
 
-    /// Why pods can't be scheduled to the volumes of the node.
+    /// The mismatch because of which pods can't be scheduled to the volumes of the node.
     pub(crate) fn mismatch(&self) -> Option<TopologyMismatch> {
         self.0.borrow().mismatch.clone()
     }

@@ -37,7 +37,7 @@ pub(crate) fn waits_for_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// Whether the class allows volumes on this node. Terms with keys other than the driver's topology key and
+/// Returns whether the class allows volumes on this node. Terms with keys other than the driver's topology key and
 /// the hostname label never match.
 pub(crate) fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) -> bool {
     let topology_key = identity.driver.topology_key();
@@ -58,7 +58,7 @@ pub(crate) fn bound_volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     name.filter(|name| !name.is_empty() && phase == Some("Bound"))
 }
 
-/// Whether a claim is bound to another volume, so that it does not need this one.
+/// Returns whether a claim is bound to another volume, so that it does not need this one.
 pub(crate) fn is_bound_elsewhere(claim: &PersistentVolumeClaim, id: &VolumeId) -> bool {
     let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     !volume.is_empty() && volume != id.as_str()
@@ -79,13 +79,13 @@ pub(crate) fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference 
     }
 }
 
-/// Whether a PersistentVolume is of this driver.
+/// Returns whether a PersistentVolume is of this driver.
 pub(crate) fn is_of_driver(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     csi.is_some_and(|csi| csi.driver == identity.driver.as_str())
 }
 
-/// Whether a PersistentVolume is of this driver and of this node alone, by its affinity.
+/// Returns whether a PersistentVolume is of this driver and of this node alone, by its affinity.
 pub(crate) fn is_on_node(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required.as_ref());
@@ -101,7 +101,7 @@ pub(crate) fn volume_on_node(identity: &ProvisionerIdentity, volume: &Persistent
     name?.parse().ok()
 }
 
-/// Whether a term selects this node only. A term that selects several is not ours: each of them would claim
+/// Returns whether a term selects this node only. A term that selects several is not ours: each of them would claim
 /// the volume.
 fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) -> bool {
     let is_node = |expression: &NodeSelectorRequirement| {
@@ -111,7 +111,7 @@ fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) ->
     term.match_expressions.iter().flatten().any(is_node)
 }
 
-/// Whether a volume has our finalizer.
+/// Returns whether a volume has our finalizer.
 pub(crate) fn has_finalizer(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let mut finalizers = volume.metadata.finalizers.iter().flatten();
     identity.finalizer.as_ref().is_some_and(|ours| finalizers.any(|finalizer| finalizer == ours))
@@ -125,7 +125,8 @@ pub(crate) fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
     expressions.next()?.values.as_ref()?.first().map(String::as_str)
 }
 
-/// Whether the disk of a volume was declared lost for good: the annotation names the store that the volume names, so that a
+/// Returns whether the disk of a volume was declared lost for good: the annotation names the store that the volume
+/// names, so that a
 /// volume is never marked by what was said of another disk.
 pub(crate) fn is_marked_lost(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let annotations = volume.metadata.annotations.as_ref();
@@ -139,13 +140,13 @@ pub(crate) fn named_store(volume: &PersistentVolume) -> Option<StoreId> {
     csi.volume_attributes.as_ref()?.get(STORE_ATTRIBUTE)?.parse().ok()
 }
 
-/// What a PersistentVolume says that its volume is.
+/// The kind of volume that a PersistentVolume names.
 pub(crate) fn named_kind(volume: &PersistentVolume) -> Result<VolumeKind, InvalidKind> {
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     csi.map_or(Ok(VolumeKind::Directory), attributed_kind)
 }
 
-/// What the source of a PersistentVolume says that its volume is.
+/// The kind of volume that the source of a PersistentVolume names.
 pub(crate) fn attributed_kind(csi: &CSIPersistentVolumeSource) -> Result<VolumeKind, InvalidKind> {
     let word = csi.volume_attributes.as_ref().and_then(|attributes| attributes.get(KIND_ATTRIBUTE));
     VolumeKind::from_attribute(word.map(String::as_str))

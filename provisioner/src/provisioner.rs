@@ -42,7 +42,7 @@ pub struct Deps {
     pub metrics: Arc<dyn VolumeMetrics>,
     /// Prevents the deletion of volumes in use. `None` if volumes are not mounted.
     pub guard: Option<Arc<dyn VolumeGuard>>,
-    /// Whether the kubelet has registered the driver; the provisioner is not ready before. `None` without a
+    /// True if the kubelet has registered the driver; the provisioner is not ready before. `None` without a
     /// CSI plugin.
     pub registered: Option<watch::Receiver<bool>>,
     /// Is called at each step; for tests.
@@ -55,10 +55,11 @@ pub struct Deps {
 pub struct ProvisionerConfig {
     /// The driver and the node to serve.
     pub identity: ProvisionerIdentity,
-    /// How many claims are reconciled concurrently; the same number applies to volumes. Default 16: most of
+    /// The number of claims that are reconciled concurrently; the same number applies to volumes. Default 16: most of
     /// the time is spent waiting for the API server.
     pub concurrency: NonZeroU16,
-    /// How many volumes are copied from a snapshot or another volume concurrently, and how many snapshots are taken; the
+    /// The number of volumes that are copied from a snapshot or another volume concurrently, and of snapshots that are
+    /// taken; the
     /// other claims don't wait for them.
     /// Default 4: copies keep the disk busy.
     pub copy_concurrency: NonZeroU16,
@@ -75,7 +76,7 @@ pub struct ProvisionerConfig {
     /// The time between the end of an audit of the volumes' limits and the start of the next one. Default 6 h; the first
     /// one starts with the provisioner.
     pub audit_interval: Duration,
-    /// How many files and directories an audit inspects in a second at most. Default 1,000.
+    /// The number of files and directories that an audit inspects in a second at most. Default 1,000.
     pub audit_rate: NonZeroU32,
 }
 
@@ -100,7 +101,7 @@ impl ProvisionerConfig {
     }
 }
 
-/// Why a run of a provisioner ended.
+/// The reason why a run of a provisioner ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
@@ -168,13 +169,13 @@ impl Provisioner {
         error.or_else(|| self.watch_errors.rejection())
     }
 
-    /// Why no pod can be scheduled to the volumes of this node, as of the last change of its object: the label that
+    /// The reason why no pod can be scheduled to the volumes of this node, as of the last change of its object: the label that
     /// their affinity refers to is not its name. `None` while it is, or the object is not known.
     pub fn check_node(&self) -> Option<String> {
         self.node.mismatch().map(|mismatch| mismatch.to_string())
     }
 
-    /// Whether the volumes of the store are served.
+    /// Returns whether the volumes of the store are served.
     pub fn store_status(&self) -> StoreStatus {
         self.served.status()
     }

@@ -1,4 +1,4 @@
-//! What an operator does about volumes whose PersistentVolume, or whose disk, is lost.
+//! Actions of an operator for volumes whose PersistentVolume, or whose disk, is lost.
 
 pub(crate) mod orphan;
 
@@ -24,7 +24,7 @@ use crate::snapshot::{SnapshotId, list_ready_snapshots};
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store_id::StoreId;
 
-/// Why an action of an operator failed. Each can be repeated.
+/// The reason why an action of an operator failed. Each can be repeated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoveryError {
@@ -35,7 +35,7 @@ pub enum RecoveryError {
         action: &'static str,
         /// The volume.
         id: VolumeId,
-        /// Why.
+        /// The reason.
         state: Box<OrphanState>,
     },
     /// The API server failed, or rejected the call.
@@ -219,7 +219,7 @@ impl VolumeRecovery {
 }
 
 impl VolumeOwners {
-    /// Why a volume has no PersistentVolume on its node, if it has none.
+    /// The reason why a volume has no PersistentVolume on its node, if it has none.
     pub fn orphan_state(&self, identity: &ProvisionerIdentity, id: &VolumeId) -> OrphanState {
         plan_orphan(identity, self.volumes.get(id.as_str()), self.claims.get(id))
     }

@@ -11,11 +11,11 @@ pub enum VolumeStep {
     CreateDirectory,
     /// Set its limits.
     SetLimits,
-    /// Copy a directory that is imported into one beside the volumes.
+    /// Copy a directory that is imported into one next to the volumes.
     CopyTree,
-    /// Move a directory that is imported beside the volumes.
+    /// Move a directory that is imported next to the volumes.
     MoveToImport,
-    /// Set the limits of an imported directory, and count all that lies in it.
+    /// Set the limits of an imported directory, and count all files in it.
     LimitTree,
     /// Clone the files of a snapshot or of a copy into the staged directory.
     CloneTree,

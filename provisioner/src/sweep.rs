@@ -39,22 +39,22 @@ pub(crate) enum SweepRequest {
 /// The result of sweeping a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SweepOutcome {
-    /// It has a PersistentVolume, or will get one.
+    /// Has a PersistentVolume, or will get one.
     Kept,
-    /// It was empty and was removed.
+    /// Was empty and was removed.
     Removed,
-    /// It may hold data and was kept.
+    /// May hold data and was kept.
     Orphan,
 }
 
 /// The state of a volume's claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimState {
-    /// It is pending on this node, so its volume will be provisioned again.
+    /// Is pending on this node, so its volume will be provisioned again.
     Pending,
-    /// It is bound to a volume, or has lost it.
+    /// Is bound to a volume, or has lost it.
     BoundOrLost,
-    /// It is deleted, or belongs to another node or driver by now.
+    /// Is deleted, or belongs to another node or driver by now.
     Gone,
 }
 
@@ -91,7 +91,7 @@ struct RetryTimer {
 }
 
 impl RetryTimer {
-    /// Whether it is due; then it waits no longer.
+    /// Returns whether it is due; then it waits no longer.
     fn take_due(&mut self) -> bool {
         let is_due = self.due.is_some_and(|due| due <= Instant::now());
         self.due = self.due.filter(|_| !is_due);

@@ -19,14 +19,14 @@ const MIN_REPEAT_DELAY: Duration = Duration::from_secs(1);
 const RETRIES: Backoff =
     Backoff { initial: Duration::from_secs(1), factor: 2.0, max: MAX_DELAY, jitter: 0.0 };
 
-/// How acting on a condition ended.
+/// The end of acting on a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ActionOutcome {
     /// The condition needs nothing more while it lasts.
     Done,
     /// The node was deselected: the scheduler may select it again.
     Deselected,
-    /// It failed, or an object has changed meanwhile: again later, if the condition still holds.
+    /// Failed, or an object has changed: again later, if the condition still holds.
     Retry,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum ActionOutcome {
 pub(super) struct Agenda {
     delays: AgentConfig,
     items: BTreeMap<ClusterCondition, AgendaItem>,
-    /// How often a node of each pending claim was deselected, by the claim's UID.
+    /// The number of times that a node of each pending claim was deselected, by the claim's UID.
     deselections: HashMap<String, u32>,
 }
 
@@ -51,7 +51,7 @@ impl Agenda {
         Self { delays: config.clone(), items: BTreeMap::new(), deselections: HashMap::new() }
     }
 
-    /// Starts the delays of new conditions, and forgets those that have ended. `is_pending` says whether a
+    /// Starts the delays of new conditions, and forgets those that have ended. `is_pending` decides whether a
     /// claim, by its UID, still has no volume.
     pub(super) fn update(
         &mut self,
@@ -77,7 +77,7 @@ impl Agenda {
         self.items = items;
     }
 
-    /// How long a condition must last; `None` if nothing is done about it.
+    /// The time for which a condition must last; `None` if nothing is done about it.
     fn delay(&self, condition: &ClusterCondition) -> Option<Duration> {
         let AgentConfig { grace_period, node_gone_after, remove_after, .. } = &self.delays;
         match condition {

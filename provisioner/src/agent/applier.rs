@@ -210,7 +210,7 @@ impl AgentApplier {
             let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
             let call = with_timeout(volumes.delete(name, &params));
             let deleted = self.steps.run_async(VolumeStep::DeletePersistentVolume, call).await;
-            match unless_changed(deleted, ("delete", name, "delete_persistentvolume"))? {
+            match unless_changed(deleted, "delete", name)? {
                 None => return Ok(false),
                 Some(answer) => match answer.left() {
                     Some(going) => live = going,
@@ -228,7 +228,7 @@ impl AgentApplier {
         let params = PatchParams::default();
         let call = with_timeout(volumes.patch(name, &params, &patch));
         let patched = self.steps.run_async(VolumeStep::RemoveFinalizer, call).await;
-        let patched = unless_changed(patched, ("patch", name, "patch_persistentvolume"))?;
+        let patched = unless_changed(patched, "patch", name)?;
         Ok(patched.is_some())
     }
 
@@ -262,12 +262,16 @@ impl AgentApplier {
 /// The answer to a write of a PersistentVolume; `None` if it has changed or is deleted, which the watch reports.
 fn unless_changed<T>(
     answer: Result<T, kube::Error>,
-    (verb, name, label): (&'static str, &str, &'static str),
+    verb: &'static str,
+    name: &str,
 ) -> Result<Option<T>, CallError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if matches!(status_code(&error), Some(404 | 409)) => Ok(None),
-        Err(source) => Err(CallError { verb, object: format!("PersistentVolume {name}"), label, source }),
+        Err(source) => {
+            let label = if verb == "delete" { "delete_persistentvolume" } else { "patch_persistentvolume" };
+            Err(CallError { verb, object: format!("PersistentVolume {name}"), label, source })
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the agent keeps of each object: enough to plan, and little memory.
+//! The facts that the agent keeps of each object: enough to plan, and little memory.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
@@ -22,13 +22,13 @@ pub(super) struct ClusterObjects {
     pub(super) claims: ObjectMirror<PendingClaim>,
     pub(super) classes: ObjectMirror<StorageClass>,
     pub(super) nodes: ObjectMirror<NodeFacts>,
-    /// Whether each node has the driver.
+    /// For each node, if it has the driver.
     pub(super) csi_nodes: ObjectMirror<bool>,
     pub(super) volumes: ObjectMirror<VolumeFacts>,
 }
 
 impl ClusterObjects {
-    /// Whether all first lists are complete.
+    /// Returns whether all first lists are complete.
     pub(super) fn is_complete(&self) -> bool {
         let lists = [
             self.claims.is_complete(),
@@ -61,7 +61,7 @@ pub(super) struct PendingClaim {
 }
 
 impl PendingClaim {
-    /// What is kept of a claim; `None` if it is not pending.
+    /// The facts of a claim; `None` if it is not pending.
     pub(super) fn extract(claim: &PersistentVolumeClaim) -> Option<Self> {
         let meta = &claim.metadata;
         let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
@@ -92,11 +92,11 @@ impl PendingClaim {
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeFacts {
-    /// Its label that the node affinity of volumes of release 0.1.0 refers to.
+    /// The label that the node affinity of volumes of release 0.1.0 refers to.
     pub(super) hostname: Option<String>,
     pub(super) is_cordoned: bool,
     pub(super) is_ready: bool,
-    /// Whether only pods that tolerate a taint are scheduled to it.
+    /// True if only pods that tolerate a taint are scheduled to it.
     pub(super) is_tainted: bool,
 }
 
@@ -113,7 +113,7 @@ impl NodeFacts {
     }
 }
 
-/// Whether a node's kubelet has registered the driver.
+/// Returns whether a node's kubelet has registered the driver.
 pub(super) fn has_driver(node: &CSINode, driver: &DriverName) -> bool {
     node.spec.drivers.iter().any(|registered| registered.name == driver.as_str())
 }
@@ -125,12 +125,12 @@ pub(super) struct VolumeFacts {
     pub(super) node: NodeName,
     /// The claim that it is bound to.
     pub(super) bound_claim: Option<ClaimKey>,
-    /// Whether its node would delete it now, by the label that only this driver sets.
+    /// True if its node would delete it now, by the label that only this driver sets.
     pub(super) is_removable: bool,
 }
 
 impl VolumeFacts {
-    /// What is kept of a volume; `None` if it is not one of the driver on a single node.
+    /// The facts of a volume; `None` if it is not one of the driver on a single node.
     pub(super) fn extract(driver: &DriverName, volume: &PersistentVolume) -> Option<Self> {
         let spec = volume.spec.as_ref()?;
         let required = spec.node_affinity.as_ref()?.required.as_ref()?;

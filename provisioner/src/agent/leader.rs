@@ -26,7 +26,7 @@ use crate::api::watch_errors::WatchErrors;
 /// The objects of a page of a list: few, because objects of other drivers are dropped after each page.
 const PAGE_SIZE: u32 = 100;
 
-/// How many conditions are acted on at the same time.
+/// The number of conditions that are acted on at the same time.
 const CONCURRENCY: usize = 8;
 
 /// A watch event of one of the kinds.
@@ -65,7 +65,7 @@ fn extract_class(class: &StorageClass) -> Option<StorageClass> {
     Some(class)
 }
 
-/// How often to look whether a watch still fails: it may work again without an event.
+/// The time between two looks whether a watch still fails: it may work again without an event.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs until a watch ends, which is not expected. While a watch fails, it acts on nothing: a node that is not known may
@@ -75,10 +75,7 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
     let (mut objects, mut agenda) = (ClusterObjects::default(), Agenda::new(config));
     let (mut has_changed, mut is_failing) = (false, false);
     loop {
-        let due = match is_failing {
-            true => Some(Instant::now() + FAILURE_INTERVAL),
-            false => agenda.next_due(),
-        };
+        let due = if is_failing { Some(Instant::now() + FAILURE_INTERVAL) } else { agenda.next_due() };
         tokio::select! {
             event = events.next() => {
                 let Some(event) = event else { return };

@@ -30,7 +30,7 @@ pub trait AgentMetrics: Send + Sync + fmt::Debug {
         let _ = count;
     }
 
-    /// Whether a watch of the API server fails: then the agent that leads acts on nothing.
+    /// A watch of the API server fails, or none does any more: while one does, the agent that leads acts on nothing.
     fn set_watches_failing(&self, are_failing: bool) {
         let _ = are_failing;
     }

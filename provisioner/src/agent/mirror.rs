@@ -1,4 +1,4 @@
-//! What is kept of the objects of one kind.
+//! The facts that are kept of the objects of one kind.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ impl<V: PartialEq> ObjectMirror<V> {
 }
 
 impl<V> ObjectMirror<V> {
-    /// Whether the first list is complete.
+    /// Returns whether the first list is complete.
     pub(super) fn is_complete(&self) -> bool {
         self.is_complete
     }

@@ -28,7 +28,7 @@ pub(super) struct VolumeKey {
     pub(super) uid: String,
 }
 
-/// Why a selected node cannot serve a claim.
+/// The reason why a selected node cannot serve a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub(super) enum NodeProblem {
     #[error("does not exist")]
@@ -53,7 +53,7 @@ impl NodeProblem {
     }
 }
 
-/// Why no node can serve a claim. The message is the event's note.
+/// The reason why no node can serve a claim. The message is the event's note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub(super) enum UnservedReason {
     #[error("no node has the driver: check the DaemonSet of provisionerd")]
@@ -109,7 +109,7 @@ fn node_problem(objects: &ClusterObjects, node: &str) -> Option<NodeProblem> {
     }
 }
 
-/// Why no node can serve a claim of this class that has no selected node.
+/// The reason why no node can serve a claim of this class that has no selected node.
 fn unserved_reason(
     driver: &DriverName,
     objects: &ClusterObjects,

@@ -38,7 +38,7 @@ pub(crate) enum ApiCall {
 }
 
 impl ApiCall {
-    /// What the call does, as in "can't ...", and its name in metrics.
+    /// The act, as in "can't ...", and the name in metrics.
     fn texts(self) -> (&'static str, &'static str) {
         match self {
             Self::ReadSnapshot => ("read the VolumeSnapshot", "get_volumesnapshot"),
@@ -65,7 +65,7 @@ impl ApiCall {
         }
     }
 
-    /// What the call does, as in "can't ...".
+    /// The act, as in "can't ...".
     pub(crate) fn text(self) -> &'static str {
         self.texts().0
     }
@@ -87,7 +87,7 @@ impl fmt::Display for ApiCall {
     }
 }
 
-/// What to do about an error of the API server, if that is clear.
+/// The advice for an error of the API server, if its cause is clear.
 pub(crate) fn error_hint(error: &kube::Error) -> &'static str {
     match status_code(error) {
         Some(401) => " (not authenticated: check the credentials)",

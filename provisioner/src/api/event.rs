@@ -26,7 +26,7 @@ const MAX_INSTANCE_BYTES: usize = 128;
 /// unique.
 const MAX_NAME_BYTES: usize = 200;
 
-/// How many recent events are remembered, so that a repetition updates their series instead of creating a new
+/// The number of recent events that are remembered, so that a repetition updates their series instead of creating a new
 /// event.
 const MAX_RECENT_EVENTS: usize = 512;
 
@@ -172,8 +172,8 @@ impl EventRecorder {
         Ok(RecentEvent { name, count: 1, last: now })
     }
 
-    /// Records an event that nothing repeats, whichever instance records it: its name follows from what it
-    /// says. The API server deletes events after an hour, and then it may be recorded again.
+    /// Records an event that nothing repeats, whichever instance records it: its name follows from its
+    /// content. The API server deletes events after an hour, and then it may be recorded again.
     #[cfg(feature = "agent")]
     pub(crate) async fn record_once(
         &self,

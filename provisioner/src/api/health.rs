@@ -13,7 +13,7 @@ use crate::metrics::VolumeMetrics;
 /// Timeout of an answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How long an answer is valid, so that the caller that asks for it again and again does not load the API server.
+/// Time for which an answer is valid, so that a caller that asks again and again does not load the API server.
 const PROBE_VALID: Duration = Duration::from_secs(1);
 
 /// Name of the probe in metrics.
@@ -26,7 +26,7 @@ pub(crate) struct ApiProbe(Arc<Mutex<Option<ProbeAnswer>>>);
 #[derive(Debug)]
 struct ProbeAnswer {
     at: Instant,
-    /// Why the server could not be used.
+    /// The reason why the server could not be used.
     error: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Finds out when an unreachable API server answers again.
+//! Asks an unreachable API server until it answers again.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl RecoveryProbe {
         }
     }
 
-    /// Whether the server answers. It may reject the question.
+    /// Returns whether the server answers. It may reject the question.
     async fn has_answer(&self) -> bool {
         match timeout(TIMEOUT, self.client.0.apiserver_version()).await {
             Ok(Err(error)) => !is_unreachable(&error),
@@ -73,7 +73,7 @@ impl RecoveryProbe {
     }
 }
 
-/// Whether a request has failed before the server answered.
+/// Returns whether a request has failed before the server answered.
 pub(crate) fn is_unreachable(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nodekeel_supervisor::Backoff;
 use tokio::time::Instant;
 
-/// What passes for never; a moment that is much later can't be represented.
+/// The delay that stands for never; a moment that is much later can't be represented.
 const LONGEST_WAIT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The retry states of objects that were not reconciled at the first attempt, by UID.
@@ -56,7 +56,7 @@ impl RetryTracker {
         time
     }
 
-    /// How long such an object is still held.
+    /// The time for which such an object is still held.
     pub(crate) fn remaining_hold(&self, uid: &str) -> Option<Duration> {
         let until = self.retry_states().get(uid).and_then(|state| state.held_until)?;
         Some(until.saturating_duration_since(Instant::now())).filter(|time| !time.is_zero())
@@ -86,7 +86,7 @@ impl RetryTracker {
         Some(left)
     }
 
-    /// Whether a rejection differs from the last one.
+    /// Returns whether a rejection differs from the last one.
     pub(crate) fn is_new_rejection(&self, uid: &str, rejection: &str) -> bool {
         let mut all = self.retry_states();
         let state = all.entry(uid.to_owned()).or_default();

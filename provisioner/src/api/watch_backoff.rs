@@ -84,12 +84,13 @@ impl<K, S: Stream<Item = Result<Event<K>, watcher::Error>>> RetriedWatch<S> {
         let unreachable = request_error(error).is_some_and(is_unreachable).then_some(now);
         self.retry = Some(WatchRetry { at: now + delay, unreachable });
         let text = format!("watch the API server{}: {}; retrying", watch_hint(error), format_chain(error));
-        match self.errors.record_failure(kind, error, &text, delay) {
-            true if self.errors.is_not_installed(error) => {
-                tracing::info!(kind, "the API server does not have this API: off until it is installed");
-            }
-            true => tracing::warn!(kind, "{text}"),
-            false => {}
+        if !self.errors.record_failure(kind, error, &text, delay) {
+            return;
+        }
+        if self.errors.is_not_installed(error) {
+            tracing::info!(kind, "the API server does not have this API: off until it is installed");
+        } else {
+            tracing::warn!(kind, "{text}");
         }
     }
 
@@ -101,7 +102,7 @@ impl<K, S: Stream<Item = Result<Event<K>, watcher::Error>>> RetriedWatch<S> {
     }
 }
 
-/// Whether an event shows that the server answers.
+/// Returns whether an event shows that the server answers.
 fn is_success<K>(event: &Event<K>) -> bool {
     !matches!(event, Event::Init | Event::InitApply(_))
 }

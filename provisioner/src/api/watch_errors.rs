@@ -48,12 +48,12 @@ impl WatchErrors {
         Self { metrics, failing: Arc::default(), is_optional: false, recovery: RecoveryProbe::new(client) }
     }
 
-    /// Those of watches that volumes can be served without, of APIs that may not be installed.
+    /// The errors of watches that volumes can be served without, of APIs that may not be installed.
     pub(crate) fn of_optional_apis(&self) -> Self {
         Self { is_optional: true, ..self.clone() }
     }
 
-    /// Whether the watched API is not installed, and need not be.
+    /// Returns whether the watched API is not installed, and need not be.
     pub(crate) fn is_not_installed(&self, error: &watcher::Error) -> bool {
         self.is_optional && error_code(error) == Some(NOT_FOUND)
     }
@@ -138,7 +138,7 @@ pub(crate) fn request_error(error: &watcher::Error) -> Option<&kube::Error> {
     }
 }
 
-/// What to do about a failing watch, if that is clear.
+/// The advice for a failing watch, if its cause is clear.
 pub(crate) fn watch_hint(error: &watcher::Error) -> &'static str {
     request_error(error).map_or("", error_hint)
 }

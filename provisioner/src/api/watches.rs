@@ -11,7 +11,7 @@ use kube::runtime::watcher::{self, Event};
 use crate::api::watch_backoff::with_backoff;
 use crate::api::watch_errors::WatchErrors;
 
-/// How many objects of the cluster are listed at once: most of them are dropped.
+/// The number of objects of the cluster that are listed at once: most of them are dropped.
 const PAGE_SIZE: u32 = 100;
 
 /// The cached objects: the claims that this node must act on, its PersistentVolumes, and all classes.

@@ -29,13 +29,13 @@ pub(crate) enum NextRun {
     After(Duration),
 }
 
-/// What is to be done for an object. Without an entry it is nothing.
+/// The work for an object. An object without an entry has none.
 enum WorkState {
-    /// It is in the queue.
+    /// Is in the queue.
     Due,
-    /// It is reconciled again when its delay is over.
+    /// Is reconciled again when its delay is over.
     Delayed(Key),
-    /// It is being reconciled, and then again if it has changed meanwhile.
+    /// Being reconciled, and then again if it has changed since the start.
     Running { has_changed: bool },
 }
 

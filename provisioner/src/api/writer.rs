@@ -42,9 +42,9 @@ pub(crate) struct ApiWriter {
 pub(crate) enum Patched<K> {
     /// The object as it is now.
     Done(Box<K>),
-    /// It is another version: the watch reports it.
+    /// Is another version: the watch reports it.
     Changed,
-    /// It does not exist any more.
+    /// Does not exist any more.
     Gone,
 }
 

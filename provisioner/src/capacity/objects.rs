@@ -38,7 +38,7 @@ impl CapacityAction {
         meta.name.as_deref().unwrap_or_default()
     }
 
-    /// Whether it deletes the object.
+    /// Returns whether it deletes the object.
     pub(crate) fn is_deletion(&self) -> bool {
         matches!(self, Self::Delete(_))
     }
@@ -137,12 +137,12 @@ pub(crate) fn plan_capacities(
     actions
 }
 
-/// Whether what can't be changed is as wanted.
+/// Compares the fields that can't be changed.
 fn has_same_place(wanted: &CSIStorageCapacity, found: &CSIStorageCapacity) -> bool {
     wanted.storage_class_name == found.storage_class_name && wanted.node_topology == found.node_topology
 }
 
-/// Whether what can be changed is as wanted. The API server writes quantities in its own form.
+/// Compares the fields that can be changed. The API server writes quantities in its own form.
 fn has_same_content(wanted: &CSIStorageCapacity, found: &CSIStorageCapacity) -> bool {
     let amount = |size: &Option<Quantity>| size.as_ref().and_then(|size| parse_quantity(&size.0).ok());
     let meta = (&wanted.metadata, &found.metadata);

@@ -1,4 +1,4 @@
-//! How much of a store may be promised to volumes.
+//! The part of a store that may be promised to volumes.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ const RATIO_PARTS: u64 = 1000;
 /// The largest ratio.
 const MAX_RATIO: f64 = 1000.0;
 
-/// How much of a store may be promised: the sum of the byte limits of all its volumes.
+/// The part of a store that may be promised: the sum of the byte limits of all its volumes.
 ///
 /// The default promises each byte once, and reserves nothing beyond what other data occupy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,13 +43,14 @@ impl CapacityPolicy {
     pub fn try_new(ratio: f64, reserve: Bytes) -> Result<Self, InvalidRatio> {
         // Both bounds are checked, so that the rounded number fits; NaN is in no range.
         let thousandths = (ratio * RATIO_PARTS as f64).round();
-        match (1.0..=MAX_RATIO * RATIO_PARTS as f64).contains(&thousandths) {
-            true => Ok(Self { ratio: thousandths as u64, reserve }),
-            false => Err(InvalidRatio { ratio }),
+        if (1.0..=MAX_RATIO * RATIO_PARTS as f64).contains(&thousandths) {
+            Ok(Self { ratio: thousandths as u64, reserve })
+        } else {
+            Err(InvalidRatio { ratio })
         }
     }
 
-    /// What is kept for other data, which occupy `other`.
+    /// The bytes that are kept for other data, which occupy `other`.
     pub(crate) fn reserved(&self, other: Bytes) -> Bytes {
         self.reserve.max(other)
     }
@@ -69,7 +70,7 @@ impl CapacityPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs, reason = "complete by nature")]
 pub struct DiskSpace {
-    /// Its size.
+    /// The size.
     pub total: Bytes,
     /// The bytes that are free now, for processes without privileges.
     pub free: Bytes,
@@ -81,9 +82,9 @@ pub struct DiskSpace {
 pub struct StoreCapacity {
     /// The size of the file system.
     pub total: Bytes,
-    /// What is free on it now, for processes without privileges.
+    /// The bytes that are free on it now, for processes without privileges.
     pub free: Bytes,
-    /// What is kept for data other than volumes.
+    /// The bytes that are kept for data other than volumes.
     pub reserved: Bytes,
     /// The sum of the byte limits of all volumes, and of what removed volumes still occupy. It may exceed
     /// `ceiling`, where that was lowered.
@@ -98,8 +99,8 @@ impl StoreCapacity {
         Bytes(self.ceiling.0.saturating_sub(self.promised.0))
     }
 
-    /// Checks a change of a volume's byte limit from `old`, which is 0 for a new volume, to `new`. What is not
-    /// larger always fits: existing volumes are served whatever was promised.
+    /// Checks a change of a volume's byte limit from `old`, which is 0 for a new volume, to `new`. A limit that is
+    /// not larger always fits: existing volumes are served even above the ceiling.
     ///
     /// # Errors
     /// [`CapacityShortage`].
@@ -118,7 +119,8 @@ impl StoreCapacity {
     }
 }
 
-/// Why a limit is not promised. The message is part of the claim's event and status, so it has no number that changes
+/// The reason why a limit is not promised. The message is part of the claim's event and status, so it has no number
+/// that changes
 /// with each write of a pod, such as the free bytes of the disk: each would be another event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -139,7 +141,7 @@ pub enum CapacityShortage {
         /// The largest sum.
         ceiling: Bytes,
     },
-    /// It does not fit on this node, even if it were the only volume.
+    /// Does not fit on this node, even if it were the only volume.
     #[error(
         "{} never fits on this node, which promises {} at most ({} less {} for other data); request less, or \
          enlarge the disk",
@@ -152,7 +154,7 @@ pub enum CapacityShortage {
         ceiling: Bytes,
         /// The size of the file system.
         total: Bytes,
-        /// What is kept for other data.
+        /// The bytes that are kept for other data.
         reserved: Bytes,
     },
 }

@@ -37,14 +37,14 @@ use crate::store::VolumeStore;
 /// not fit does not wait for it.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long a size that did not fit is not offered, although it was not promised to others: the disk is full
+/// Time for which a size that did not fit is not offered, although it was not promised to others: the disk is full
 /// of other data, or has no inodes left. Nothing reports when that ends.
 const SHORTAGE_PERIOD: Duration = Duration::from_secs(60);
 
-/// How long a claim that does not fit waits for the first list of the objects, without which nothing is published.
+/// Time for which a claim that does not fit waits for the first list of the objects, without which nothing is published.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often changes are planned in a row, each time because another client has changed an object.
+/// The number of times that changes are planned in a row, each time because another client has changed an object.
 const MAX_PASSES: usize = 4;
 
 /// Publishes the capacity of this node.
@@ -68,7 +68,7 @@ pub(crate) struct PublisherState {
     changed: Notify,
     /// The objects that exist, by their names.
     found: Mutex<FoundObjects>,
-    /// Whether the first list of them is complete.
+    /// Set once the first list of them is complete.
     is_listed: watch::Sender<bool>,
     /// Locked during a publication.
     offer: AsyncMutex<CapacityOffer>,
@@ -83,11 +83,11 @@ struct FoundObjects {
     listed: BTreeMap<String, CSIStorageCapacity>,
 }
 
-/// What this node offers.
+/// The capacity that this node offers.
 #[derive(Debug, Default)]
 struct CapacityOffer {
     shortage: Option<Shortage>,
-    /// What was offered last, or less, if that was too little for a claim since: once there is more, claims that wait may
+    /// The last offer, or less, if that was too little for a claim since: once there is more, claims that wait may
     /// fit.
     last: Option<Bytes>,
 }
@@ -96,7 +96,7 @@ struct CapacityOffer {
 #[derive(Debug, Clone, Copy)]
 struct Shortage {
     size: Bytes,
-    /// What was promised then.
+    /// The sum of all promises at that time.
     promised: Bytes,
     until: Instant,
 }
@@ -147,7 +147,7 @@ impl FoundObjects {
     }
 }
 
-/// Whether an object is a later version of another one; of an unknown order, the last one reported counts.
+/// Returns whether an object is a later version of another one; of an unknown order, the last one reported counts.
 fn is_newer(object: &CSIStorageCapacity, old: &CSIStorageCapacity) -> bool {
     let version =
         |object: &CSIStorageCapacity| object.metadata.resource_version.as_deref()?.parse::<u64>().ok();
@@ -384,7 +384,7 @@ impl CapacityPublisher {
         }
     }
 
-    /// Why a volume of this size does not fit on this node, for a claim that no scheduler places; `None` if it fits.
+    /// The reason why a volume of this size does not fit on this node, for a claim that no scheduler places; `None` if it fits.
     pub(crate) async fn find_shortage(&self, size: Bytes) -> Result<Option<String>, ReconcileError> {
         let Some(capacity) = self.store.capacity().await.map_err(ReconcileError::Store)? else {
             return Ok(None);
@@ -403,7 +403,7 @@ impl CapacityPublisher {
     }
 }
 
-/// Whether a write of an object has failed because the object is not as it was when the write was planned.
+/// Returns whether a write of an object has failed because the object is not as it was when the write was planned.
 fn is_other_version(action: &CapacityAction, error: &kube::Error) -> bool {
     match status_code(error) {
         Some(409) => true,
@@ -413,7 +413,7 @@ fn is_other_version(action: &CapacityAction, error: &kube::Error) -> bool {
     }
 }
 
-/// Whether the API server rejects a write for good: the account may not do it, or an admission policy denies it (422).
+/// Returns whether the API server rejects a write for good: the account may not do it, or an admission policy denies it (422).
 fn is_rejected(error: &ApiError) -> bool {
     status_code(&error.source).is_some_and(|code| (400..=404).contains(&code) || code == 422)
 }

@@ -311,7 +311,7 @@ impl ClaimProvisioner {
     }
 }
 
-/// Whether a PersistentVolume is the one that this spec describes.
+/// Returns whether a PersistentVolume is the one that this spec describes.
 fn matches_spec(volume: &PersistentVolume, spec: &VolumeSpec) -> bool {
     let found = volume.spec.as_ref();
     let claim = found.and_then(|found| found.claim_ref.as_ref()).and_then(|claim| claim.uid.as_deref());

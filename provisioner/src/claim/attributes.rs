@@ -10,7 +10,7 @@ use crate::claim::spec::VolumeSpec;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
 
-/// Why a volume does not get a VolumeAttributesClass. The message is the event's note.
+/// The reason why a volume does not get a VolumeAttributesClass. The message is the event's note.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttributesRejection {
@@ -25,7 +25,7 @@ pub enum AttributesRejection {
     OtherDriver {
         /// The class's name.
         class: String,
-        /// Its driver.
+        /// The driver.
         driver: String,
     },
     /// A parameter of the class is unknown or missing, or has an invalid value.
@@ -35,9 +35,9 @@ pub enum AttributesRejection {
         class: String,
         /// The parameter's name.
         name: String,
-        /// Its value.
+        /// The value.
         value: String,
-        /// What is valid.
+        /// The valid values.
         expected: &'static str,
     },
     /// The volume has more inodes than the class allows. How many is not said: while a pod writes, each number would

@@ -12,13 +12,13 @@ use crate::objects::{allows_node, class_name, nonempty_annotation, waits_for_con
 pub struct ObservedClaim<'a> {
     /// The claim.
     pub claim: &'a PersistentVolumeClaim,
-    /// Its storage class, if it exists.
+    /// The storage class, if it exists.
     pub class: Option<&'a StorageClass>,
-    /// The PersistentVolume with the name of the claim's volume, whatever created it.
+    /// The PersistentVolume with the name of the claim's volume, of this component or another.
     pub volume: Option<&'a PersistentVolume>,
 }
 
-/// What to do with a claim.
+/// The action for a claim.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ClaimAction {
@@ -34,21 +34,21 @@ pub enum ClaimAction {
     Reject(ClaimRejection),
 }
 
-/// Why a claim needs no action.
+/// The reason why a claim needs no action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClaimIgnoreReason {
-    /// It belongs to another driver.
+    /// Belongs to another driver.
     OtherDriver,
-    /// Its volume belongs on another node.
+    /// The volume belongs on another node.
     OtherNode,
-    /// Its class waits for the first consumer: no pod has been scheduled, so no node is selected.
+    /// The class waits for the first consumer: no pod has been scheduled, so no node is selected.
     WaitsForConsumer,
-    /// It has a volume, or is about to be bound to one.
+    /// Has a volume, or is about to be bound to one.
     HasVolume,
-    /// It is being deleted.
+    /// Is being deleted.
     Deleting,
-    /// It has lost its volume, or is in an unknown phase.
+    /// Has lost its volume, or is in an unknown phase.
     NotPending,
 }
 
@@ -65,12 +65,11 @@ pub fn plan_claim(identity: &ProvisionerIdentity, observed: ObservedClaim<'_>) -
         return ClaimAction::Ignore(ClaimIgnoreReason::OtherDriver);
     }
     let is_selected = nonempty_annotation(observed.claim, SELECTED_NODE).is_some();
-    match is_selected {
-        false if waits_for_consumer(class) => {
-            return ClaimAction::Ignore(ClaimIgnoreReason::WaitsForConsumer);
-        }
-        false if !allows_node(identity, class) => return ClaimAction::Ignore(ClaimIgnoreReason::OtherNode),
-        _ => {}
+    if !is_selected && waits_for_consumer(class) {
+        return ClaimAction::Ignore(ClaimIgnoreReason::WaitsForConsumer);
+    }
+    if !is_selected && !allows_node(identity, class) {
+        return ClaimAction::Ignore(ClaimIgnoreReason::OtherNode);
     }
     match build_spec(observed.claim, class) {
         Ok(spec) => match observed.volume {
@@ -84,7 +83,7 @@ pub fn plan_claim(identity: &ProvisionerIdentity, observed: ObservedClaim<'_>) -
     }
 }
 
-/// Why this node ignores a claim, whatever its class is.
+/// The reason why this node ignores a claim, of any class.
 pub(crate) fn claim_ignore_reason(
     identity: &ProvisionerIdentity,
     claim: &PersistentVolumeClaim,
@@ -112,8 +111,9 @@ pub(crate) fn claim_ignore_reason(
 /// Plans the action for a claim if a PersistentVolume with its volume's name exists.
 fn plan_existing_volume(spec: &VolumeSpec, volume: &PersistentVolume) -> ClaimAction {
     let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    match claim.and_then(|claim| claim.uid.as_deref()) == Some(spec.id.claim_uid()) {
-        true => ClaimAction::Ignore(ClaimIgnoreReason::HasVolume),
-        false => ClaimAction::Reject(ClaimRejection::NameConflict { id: spec.id.clone() }),
+    if claim.and_then(|claim| claim.uid.as_deref()) == Some(spec.id.claim_uid()) {
+        ClaimAction::Ignore(ClaimIgnoreReason::HasVolume)
+    } else {
+        ClaimAction::Reject(ClaimRejection::NameConflict { id: spec.id.clone() })
     }
 }

@@ -61,7 +61,7 @@ pub fn build_persistent_volume(
     }
 }
 
-/// What the node plugin is given when it mounts the volume: its store, and what it is, unless it is a directory.
+/// The attributes that the node plugin gets when it mounts the volume: its store, and its kind unless it is a directory.
 fn volume_attributes(store: Option<&StoreId>, volume: &VolumeSpec) -> BTreeMap<String, String> {
     let store = store.map(|store| (STORE_ATTRIBUTE.to_owned(), store.to_string()));
     let kind = volume.kind.image_format();

@@ -19,7 +19,7 @@ use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::ServedStore;
 use crate::objects::{claim_reference, class_name};
 
-/// How long to wait for an object that may not be in the cache yet, before it is reported as missing.
+/// Time to wait for an object that may not be in the cache yet, before it is reported as missing.
 const CACHE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Reconciles the pending claims of this node.
@@ -107,7 +107,7 @@ impl ClaimReconciler {
         }
     }
 
-    /// Whether a claim that no scheduler places fits on this node; an invalid one does, to be rejected.
+    /// Returns whether a claim that no scheduler places fits on this node; an invalid one does, to be rejected.
     async fn has_space_for(&self, claim: &PersistentVolumeClaim) -> Result<bool, ReconcileError> {
         let Some(Ok(size)) = claim.spec.as_ref().map(requested_capacity) else { return Ok(true) };
         let Some(why) = self.capacity.find_shortage(size).await? else { return Ok(true) };

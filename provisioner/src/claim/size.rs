@@ -1,4 +1,4 @@
-//! What a claim's volume is, by the claim and its class, and its limits: bytes from the claim, inodes from the class or
+//! The kind and the limits of a claim's volume, by the claim and its class: bytes from the claim, inodes from the class or
 //! the bytes.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::quantity;
 /// The parameter of a class that sets the inode limit of each volume.
 pub(crate) const INODES_PARAMETER: &str = "inodes";
 
-/// What is valid for it.
+/// The valid values of [`INODES_PARAMETER`].
 pub(crate) const EXPECTED_INODES: &str = "use a number of inodes above 0, such as 100k";
 
 /// Bytes of the volume per inode, unless the class sets `inodes`.
@@ -37,7 +37,7 @@ const STRICT_PARAMETER: &str = "strict";
 /// The file system of strict volumes. *Source:* Kubernetes CSI, "StorageClass parameters".
 const FS_TYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
 
-/// What makes it valid.
+/// The advice for a class that names a file system and is not strict.
 const EXPECTED_STRICT: &str = "volumes are directories on the file system of the node: set strict: \"true\" for such a file system, or remove it";
 
 /// The claim's request, in whole bytes.
@@ -59,7 +59,7 @@ pub(crate) fn inode_limit(capacity: Bytes, class: &StorageClass) -> Result<Inode
     parameters.map(|found| found.inode_limit(capacity)).map_err(|parameter| parameter.rejection(class))
 }
 
-/// What a volume of this capacity and class is, and its limits. A block volume is one whatever its class says.
+/// The kind and the limits of a volume of this capacity and class. The class does not change the kind of a block volume.
 pub(crate) fn volume_shape(
     capacity: Bytes,
     class: &StorageClass,
@@ -67,9 +67,10 @@ pub(crate) fn volume_shape(
 ) -> Result<(VolumeKind, QuotaLimits), ClaimRejection> {
     let parameters = ClassParameters::read(class.parameters.as_ref());
     let parameters = parameters.map_err(|parameter| parameter.rejection(class))?;
-    let kind = match is_block {
-        true => ImageFormat::Block.into(),
-        false => parameters.kind().map_err(|parameter| parameter.rejection(class))?,
+    let kind = if is_block {
+        ImageFormat::Block.into()
+    } else {
+        parameters.kind().map_err(|parameter| parameter.rejection(class))?
     };
     let inodes = match kind {
         VolumeKind::Directory => Some(parameters.inode_limit(capacity)),
@@ -81,12 +82,12 @@ pub(crate) fn volume_shape(
     Ok((kind, QuotaLimits { bytes: Some(capacity), inodes }))
 }
 
-/// What the parameters of a class say.
+/// The parameters of a class.
 #[derive(Debug, Default)]
 struct ClassParameters<'a> {
     inodes: Option<Inodes>,
     is_strict: bool,
-    /// Unchecked: it says nothing of block volumes.
+    /// Unchecked: it does not apply to block volumes.
     fs_type: Option<&'a str>,
 }
 
@@ -111,7 +112,7 @@ impl<'a> ClassParameters<'a> {
         self.inodes.unwrap_or(Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES)))
     }
 
-    /// What a volume with a file system is.
+    /// The kind of a volume with a file system.
     fn kind(&self) -> Result<VolumeKind, InvalidParameter<'a>> {
         let reject = |name, value, expected| Err(InvalidParameter { name, value, expected });
         let format = match self.fs_type {

@@ -22,7 +22,7 @@ pub enum DataSource {
     Claim(String),
 }
 
-/// What to do with a claim that has a data source.
+/// The action for a claim that has a data source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SourceAction {
     /// Create its volume from this one.
@@ -155,7 +155,7 @@ pub(crate) fn plan_clone(
     }
 }
 
-/// Rejects a source of another volumeMode, by the name of the field that says so.
+/// Rejects a source of another volumeMode. `field` is the one that has the mode.
 fn check_mode(spec: &VolumeSpec, field: &'static str, mode: Option<&str>) -> Option<ClaimRejection> {
     let wanted = spec.kind.volume_mode();
     let hint = match wanted {
@@ -183,7 +183,7 @@ fn check_size(spec: &VolumeSpec, name: &str, size: u64) -> Option<ClaimRejection
     })
 }
 
-/// Whether a claim waits for a snapshot, so that it is planned again when one is ready.
+/// Returns whether a claim waits for a snapshot, so that it is planned again when one is ready.
 pub(crate) fn waits_for_snapshot(claim: &PersistentVolumeClaim) -> bool {
     let source = claim.spec.as_ref().map(requested_source);
     class_name(claim).is_some() && matches!(source, Some(Ok(Some(DataSource::Snapshot(_)))))

@@ -23,7 +23,7 @@ pub struct VolumeSpec {
     pub id: VolumeId,
     /// The capacity in the PersistentVolume: the claim's request, in whole bytes.
     pub capacity: Bytes,
-    /// What it is.
+    /// A directory, a block volume or a strict one.
     pub kind: VolumeKind,
     /// The limits that it is created with. Those of a block or strict volume are its size.
     pub limits: QuotaLimits,
@@ -39,20 +39,20 @@ pub struct VolumeSpec {
     pub attributes_class: Option<String>,
     /// The class's mount options.
     pub mount_options: Vec<String>,
-    /// What happens to it after the claim is deleted.
+    /// The fate of the volume after the claim is deleted.
     pub reclaim_policy: ReclaimPolicy,
 }
 
-/// What happens to a volume after its claim is deleted.
+/// The fate of a volume after its claim is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(
     clippy::exhaustive_enums,
     reason = "Kubernetes supports the third, Recycle, for two volume types only"
 )]
 pub enum ReclaimPolicy {
-    /// It is deleted, with all data.
+    /// Is deleted, with all data.
     Delete,
-    /// It is kept until an administrator deletes it.
+    /// Is kept until an administrator deletes it.
     Retain,
 }
 
@@ -66,7 +66,7 @@ impl ReclaimPolicy {
     }
 }
 
-/// Why a claim is rejected until it, or its class, changes. The message is the event's note.
+/// The reason why a claim is rejected until it, or its class, changes. The message is the event's note.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimRejection {
@@ -84,7 +84,7 @@ pub enum ClaimRejection {
     Unsupported {
         /// The field's path.
         field: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
         /// The supported values, after a colon.
         hint: &'static str,
@@ -94,7 +94,7 @@ pub enum ClaimRejection {
     InvalidSize {
         /// The requested size.
         text: String,
-        /// Why it is invalid.
+        /// The reason.
         reason: SizeError,
     },
     /// A parameter of the class is unknown or has an invalid value.
@@ -104,9 +104,9 @@ pub enum ClaimRejection {
         class: String,
         /// The parameter's name.
         name: String,
-        /// Its value.
+        /// The value.
         value: String,
-        /// What is valid.
+        /// The valid values.
         expected: &'static str,
     },
     /// The claim has a data source, and the store can't copy volumes.
@@ -146,9 +146,9 @@ pub enum ClaimRejection {
     OtherSourceKind {
         /// The data source.
         source_name: String,
-        /// What it is.
+        /// The kind of the data source.
         found: VolumeKind,
-        /// What the claim's volume would be.
+        /// The kind that the claim's volume would have.
         wanted: VolumeKind,
     },
     /// The data source belongs to another driver.
@@ -158,7 +158,7 @@ pub enum ClaimRejection {
     ForeignSource {
         /// The data source.
         source_name: String,
-        /// Its driver.
+        /// The driver.
         driver: String,
     },
     /// A PersistentVolume of this name exists and belongs to another claim.
@@ -178,7 +178,7 @@ pub enum ClaimRejection {
     },
 }
 
-/// Why a size is invalid.
+/// The reason why a size is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
@@ -220,7 +220,7 @@ pub(crate) fn build_spec(
     })
 }
 
-/// Whether a claim asks for a block volume. Rejects one for an existing volume.
+/// Returns whether a claim asks for a block volume. Rejects one for an existing volume.
 fn checked_mode(request: &PersistentVolumeClaimSpec) -> Result<bool, ClaimRejection> {
     let reject =
         |field, value: &str, hint| Err(ClaimRejection::Unsupported { field, value: value.to_owned(), hint });
@@ -263,9 +263,10 @@ fn checked_mount_options(class: &StorageClass, kind: VolumeKind) -> Result<Vec<S
             Err(UnknownMountOption) => return reject(flag, UnknownMountOption::HINT),
         }
     }
-    match has_devices && kind != VolumeKind::Directory {
-        true => reject("dev", " by strict volumes: remove it, or use a class without strict"),
-        false => Ok(options.to_owned()),
+    if has_devices && kind != VolumeKind::Directory {
+        reject("dev", " by strict volumes: remove it, or use a class without strict")
+    } else {
+        Ok(options.to_owned())
     }
 }
 

@@ -123,7 +123,7 @@ impl EventFilter {
     }
 }
 
-/// Whether this node must provision a claim, or resize its volume.
+/// Returns whether this node must provision a claim, or resize its volume.
 fn needs_action(identity: &ProvisionerIdentity, claim: &PersistentVolumeClaim) -> bool {
     claim_ignore_reason(identity, claim).is_none() || may_resize(identity, claim)
 }

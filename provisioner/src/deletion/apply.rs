@@ -109,7 +109,7 @@ impl VolumeRemover {
         Ok(found)
     }
 
-    /// Whether the store has this volume, or cannot tell.
+    /// Returns whether the store has this volume, or cannot tell.
     pub(crate) async fn volume_exists(&self, id: &VolumeId) -> bool {
         !matches!(self.store.usage(id).await, Err(VolumeStoreError::NotFound { .. }))
     }

@@ -9,7 +9,7 @@ use crate::objects::{has_finalizer, is_of_driver, is_on_node};
 /// Maximum characters of a handle in a rejection.
 const SHOWN_CHARS: usize = 64;
 
-/// What to do with a PersistentVolume.
+/// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VolumeAction {
@@ -31,23 +31,23 @@ pub enum VolumeAction {
     Reject(VolumeRejection),
 }
 
-/// Why a PersistentVolume needs no action.
+/// The reason why a PersistentVolume needs no action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VolumeIgnoreReason {
-    /// It belongs to another driver.
+    /// Belongs to another driver.
     OtherDriver,
-    /// Its affinity names another node, several nodes, or none.
+    /// The affinity names another node, several nodes, or none.
     OtherNode,
-    /// It is bound, or about to be.
+    /// Is bound, or about to be.
     InUse,
-    /// Its reclaim policy is not Delete.
+    /// The reclaim policy is not Delete.
     Retained,
-    /// Its object is being deleted, and our finalizer was removed before.
+    /// The object is being deleted, and our finalizer was removed before.
     FinalizerRemoved,
 }
 
-/// Why a volume is not deleted although its state asks for it: its fields contradict each other. The message
+/// The reason why a volume is not deleted although its state asks for it: its fields contradict each other. The message
 /// is the event's note.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -77,7 +77,7 @@ pub enum VolumeRejection {
         /// The handle.
         handle: VolumeId,
     },
-    /// Its claim is neither the one that the volume was created for, nor one that it was seen bound to.
+    /// The claim is neither the one that the volume was created for, nor one that it was seen bound to.
     #[error(
         "PersistentVolume {handle} was created for another claim than {claim:?} in its spec.claimRef; \
          nothing was deleted (to delete its data, annotate it: {annotation}={claim})"
@@ -168,18 +168,17 @@ pub(crate) fn verify_ownership(
         Some([namespace, name, uid]) if !namespace.is_empty() && !name.is_empty() && !uid.is_empty() => {
             let annotation = identity.driver.claim_annotation();
             let recorded = annotations.and_then(|all| all.get(&annotation)).map(String::as_str);
-            match uid == id.claim_uid() || recorded == Some(uid) {
-                true => Ok(id),
-                false => {
-                    Err(VolumeRejection::ClaimMismatch { handle: id, claim: uid.to_owned(), annotation })
-                }
+            if uid == id.claim_uid() || recorded == Some(uid) {
+                Ok(id)
+            } else {
+                Err(VolumeRejection::ClaimMismatch { handle: id, claim: uid.to_owned(), annotation })
             }
         }
         _ => Err(VolumeRejection::NoClaim { handle: id }),
     }
 }
 
-/// Whether our finalizer is missing and can still be added: not while the object is being deleted.
+/// Returns whether our finalizer is missing and can still be added: not while the object is being deleted.
 fn lacks_finalizer(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let is_deleting = volume.metadata.deletion_timestamp.is_some();
     identity.finalizer.is_some() && !is_deleting && !has_finalizer(identity, volume)

@@ -41,7 +41,7 @@ impl fmt::Debug for VolumeReservation {
     }
 }
 
-/// Why a volume cannot be deleted now.
+/// The reason why a volume cannot be deleted now.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError {

@@ -35,7 +35,7 @@ impl LiveClaims {
         }
     }
 
-    /// Whether a claim exists, as far as the watch has reported.
+    /// Returns whether a claim exists, as far as the watch has reported.
     pub(crate) fn contains_uid(&self, uid: &str) -> bool {
         parse_uid(uid).is_some_and(|number| self.lock_uids().known.contains(&number))
     }

@@ -9,7 +9,7 @@ use crate::identity::{ProvisionerIdentity, SELECTED_NODE};
 use crate::image::VolumeKind;
 use crate::objects::{class_name, is_on_node, nonempty_annotation, waits_for_consumer};
 
-/// What to do for a claim that a directory is imported for.
+/// The action for a claim that a directory is imported for.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum ImportAction {
@@ -19,7 +19,7 @@ pub enum ImportAction {
     Done(VolumeId),
 }
 
-/// Why no directory can become the volume of a claim. The message says what to do.
+/// The reason why no directory can become the volume of a claim. The message names the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportRejection {
@@ -34,7 +34,7 @@ pub enum ImportRejection {
     OtherDriver {
         /// The class.
         class: String,
-        /// Its driver.
+        /// The driver.
         driver: String,
     },
     /// Nodes provision claims of this class at once.
@@ -60,7 +60,7 @@ pub enum ImportRejection {
 }
 
 /// Decides whether a directory can become the volume of this claim. The volume is retained when its claim is
-/// deleted, whatever the class says: its data are not the provisioner's. `source` is the directory's path.
+/// deleted, for any class: its data are not the provisioner's. `source` is the directory's path.
 ///
 /// # Errors
 /// [`ImportRejection`]: a retry helps only once the claim, or its class, has changed.
@@ -121,7 +121,7 @@ pub fn plan_import(
     }
 }
 
-/// Whether a PersistentVolume on this node is the one of an import of this directory.
+/// Returns whether a PersistentVolume on this node is the one of an import of this directory.
 fn was_imported(identity: &ProvisionerIdentity, volume: &PersistentVolume, source: &str) -> bool {
     let annotations = volume.metadata.annotations.iter().flatten();
     let is_here = is_on_node(identity, volume);
@@ -129,7 +129,7 @@ fn was_imported(identity: &ProvisionerIdentity, volume: &PersistentVolume, sourc
     is_here && annotations.into_iter().any(|(name, value)| *name == key && value == source)
 }
 
-/// Whether a claim asks for the data of a snapshot or of another claim.
+/// Returns whether a claim asks for the data of a snapshot or of another claim.
 fn has_source(claim: &PersistentVolumeClaim) -> bool {
     claim.spec.as_ref().is_some_and(|spec| spec.data_source.is_some() || spec.data_source_ref.is_some())
 }

@@ -11,11 +11,11 @@ use crate::loss::status::{StoreFault, StoreStatus};
 use crate::objects::{is_marked_lost, named_store, volume_on_node};
 use crate::store_id::StoreIdentity;
 
-/// Why no pod can use a volume. Two are the same if their causes are: the text may vary.
+/// The reason why no pod can use a volume. Two are the same if their causes are: the text may vary.
 #[derive(Debug, Clone)]
 pub(crate) struct VolumeCondition {
     cause: ConditionCause,
-    /// What to tell the user.
+    /// The text for the user.
     pub(crate) text: String,
 }
 
@@ -29,14 +29,14 @@ enum ConditionCause {
     FormerRun,
 }
 
-/// What to report about a volume whose condition has changed.
+/// The report about a volume whose condition has changed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ConditionChange {
     /// No pod can use it.
     Abnormal {
-        /// Why.
+        /// The reason.
         condition: VolumeCondition,
-        /// Whether its PersistentVolume has the mark of a volume that was reported as abnormal.
+        /// True if its PersistentVolume has the mark of a volume that was reported as abnormal.
         is_marked: bool,
     },
     /// Pods can use it again.
@@ -71,7 +71,7 @@ pub(crate) fn plan_conditions<'a>(
     }
 }
 
-/// The volumes of this node that were reported as abnormal, and not as normal since, as their marks say.
+/// The volumes of this node that are marked: they were reported as abnormal, and not as normal since.
 pub(crate) fn reported_conditions<'a>(
     identity: &ProvisionerIdentity,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
@@ -85,7 +85,7 @@ pub(crate) fn reported_conditions<'a>(
     marked.filter_map(|object| Some((volume_on_node(identity, object)?, reported.clone()))).collect()
 }
 
-/// What leads from the reported conditions to the wanted ones. A volume in neither needs nothing.
+/// The changes from the reported conditions to the wanted ones. A volume in neither has none.
 pub(crate) fn plan_condition_changes(
     reported: &BTreeMap<VolumeId, VolumeCondition>,
     wanted: &BTreeMap<VolumeId, VolumeCondition>,
@@ -110,7 +110,7 @@ pub fn required_volume(identity: &ProvisionerIdentity, object: &PersistentVolume
     is_required.then(|| volume_on_node(identity, object)).flatten()
 }
 
-/// Why a volume is missing in the served store.
+/// The condition of a volume that is missing in the served store.
 fn missing_condition(
     identity: &ProvisionerIdentity,
     store: &StoreIdentity,

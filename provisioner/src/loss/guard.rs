@@ -57,7 +57,7 @@ struct ListedVolumes {
     /// One that names the store.
     named: Option<Arc<PersistentVolume>>,
     until: Instant,
-    /// Whether the cached volumes have changed since.
+    /// Signals that the cached volumes have changed since.
     changes: watch::Receiver<()>,
 }
 

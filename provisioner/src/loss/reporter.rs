@@ -25,7 +25,7 @@ use crate::loss::status::{ServedStore, StoreStatus};
 use crate::objects::volume_reference;
 use crate::step::VolumeStep;
 
-/// How many events are written at once: the volumes of a node are reported within seconds.
+/// The number of events that are written at once: the volumes of a node are reported within seconds.
 const CONCURRENCY: usize = 8;
 
 /// Text of the event when a volume can be used again.

@@ -10,7 +10,7 @@ use crate::objects::{is_marked_lost, is_of_driver, is_on_node, named_store, node
 use crate::snapshot::SnapshotId;
 use crate::store_id::{StoreId, StoreIdentity};
 
-/// What to do with a store before its volumes are served.
+/// The action for a store before its volumes are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreAction {
@@ -22,11 +22,11 @@ pub enum StoreAction {
     Reject(StoreRejection),
 }
 
-/// Why a store is not the one of the node's volumes.
+/// The reason why a store is not the one of the node's volumes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreRejection {
-    /// It has no identity, and a PersistentVolume of this node names one.
+    /// Has no identity, and a PersistentVolume of this node names one.
     #[error(
         "the directory has no store-id, and PersistentVolume {volume} is in store {store}: mount the disk of the \
          volumes; if it is lost for good, run `provisionerd store replace --lost {store}` on this node"
@@ -34,10 +34,10 @@ pub enum StoreRejection {
     Absent {
         /// The PersistentVolume.
         volume: VolumeId,
-        /// Its store.
+        /// The store.
         store: StoreId,
     },
-    /// It has none of the node's volumes, which were created by a release without identities.
+    /// Has none of the node's volumes, which were created by a release without identities.
     #[error(
         "the directory has not one of the {count} volumes of this node, such as {volume}: mount their disk; if it \
          is lost for good, delete the PersistentVolumes of this node and their finalizers"
@@ -48,7 +48,7 @@ pub enum StoreRejection {
         /// The number of PersistentVolumes.
         count: usize,
     },
-    /// It has no identity, and not one of the snapshots of this node, which has no volumes.
+    /// Has no identity, and not one of the snapshots of this node, which has no volumes.
     #[error(
         "the directory has not one of the {count} snapshots of this node, such as {snapshot}: mount their disk; if it \
          is lost for good, delete the VolumeSnapshotContents of this node and their finalizers"
@@ -59,7 +59,7 @@ pub enum StoreRejection {
         /// The number of snapshots.
         count: usize,
     },
-    /// It has an identity, and the PersistentVolumes of this node name another one only.
+    /// Has an identity, and the PersistentVolumes of this node name another one only.
     #[error(
         "the directory is store {found}, but PersistentVolume {volume} is in store {store} \
          (volumeAttributes.store), so another disk is mounted: mount the disk of the volumes; if it is lost \
@@ -70,10 +70,10 @@ pub enum StoreRejection {
         found: StoreId,
         /// A PersistentVolume.
         volume: VolumeId,
-        /// Its store.
+        /// The store.
         store: StoreId,
     },
-    /// It is the store of another node's volumes: its disk was moved here, or is a copy of theirs.
+    /// Is the store of another node's volumes: its disk was moved here, or is a copy of theirs.
     #[error(
         "the directory is store {store} of node {node}, which has PersistentVolume {volume}: move its disk back; to keep \
          the volumes here, see \"Move a disk with volumes\" in docs/operations.md; if it is a copy, remove the files \
@@ -151,7 +151,7 @@ fn node_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Opt
     is_ours.then(|| NodeVolume { id, store: named_store(object), is_bound: phase == Some("Bound") })
 }
 
-/// Why a store is that of another node, if a volume of that node names it.
+/// The rejection of the store of another node, if a volume of that node names it.
 fn find_other_node(
     identity: &ProvisionerIdentity,
     found: &StoreId,

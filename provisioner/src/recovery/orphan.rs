@@ -26,17 +26,17 @@ pub struct OrphanVolume {
     pub id: VolumeId,
     /// A directory, a block volume or a strict one.
     pub kind: VolumeKind,
-    /// Its limits and its usage.
+    /// The limits and its usage.
     pub usage: VolumeUsage,
 }
 
-/// Why a volume in a store has no PersistentVolume on its node.
+/// The reason why a volume in a store has no PersistentVolume on its node.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum OrphanState {
-    /// It has one: it is not an orphan.
+    /// Has one: it is not an orphan.
     Owned,
-    /// It is being provisioned: it is not an orphan.
+    /// Is being provisioned: it is not an orphan.
     Provisioning,
     /// A PersistentVolume of its name is on another node.
     OnOtherNode {
@@ -117,7 +117,7 @@ pub(crate) fn removed_volume(
     (*state == OrphanState::Unclaimed).then(|| build_persistent_volume(identity, Some(&orphan.store), &spec))
 }
 
-/// Whether a PersistentVolume is the one with which the provisioner removes an orphan.
+/// Returns whether a PersistentVolume is the one with which the provisioner removes an orphan.
 pub(crate) fn is_removal(id: &VolumeId, volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let claim = spec.and_then(|spec| spec.claim_ref.as_ref());

@@ -19,9 +19,9 @@ use crate::store::VolumeUsage;
 pub struct BoundClaim<'a> {
     /// The claim.
     pub claim: &'a PersistentVolumeClaim,
-    /// Its PersistentVolume.
+    /// The PersistentVolume.
     pub volume: &'a PersistentVolume,
-    /// Its storage class, if it still exists.
+    /// The storage class, if it still exists.
     pub class: Option<&'a StorageClass>,
     /// The VolumeAttributesClass with the name of [`BoundClaim::wanted_attributes`], if it exists.
     pub attributes: Option<&'a VolumeAttributesClass>,
@@ -43,7 +43,7 @@ impl<'a> BoundClaim<'a> {
         self.claim.status.clone().unwrap_or_default()
     }
 
-    /// Whether the volume is a block or strict one, which has no inode limit and never shrinks.
+    /// Returns whether the volume is a block or strict one, which has no inode limit and never shrinks.
     pub(crate) fn is_image(&self) -> bool {
         named_kind(self.volume) != Ok(VolumeKind::Directory)
     }

@@ -1,4 +1,4 @@
-//! The status of a claim whose volume is being resized: what it says, and the patches that change it.
+//! The status of a claim whose volume is being resized: its fields, and the patches that change them.
 //!
 //! *Source:* Kubernetes, `PersistentVolumeClaimStatus`; the external-resizer, which writes the same.
 
@@ -64,12 +64,12 @@ pub(crate) fn allocated_size(status: &PersistentVolumeClaimStatus) -> Option<Byt
     parse_quantity(&size.0).ok().map(Bytes)
 }
 
-/// Whether a condition says that the volume is being expanded, or could not be.
+/// Returns whether the status has a condition of an expansion, in progress or failed.
 pub(crate) fn has_resize_condition(status: &PersistentVolumeClaimStatus) -> bool {
     has_condition(status, &RESIZE_CONDITIONS)
 }
 
-/// Whether a condition says that the volume is being modified, or could not be.
+/// Returns whether the status has a condition of a modification, in progress or failed.
 pub(crate) fn has_modify_condition(status: &PersistentVolumeClaimStatus) -> bool {
     has_condition(status, &MODIFY_CONDITIONS)
 }
@@ -125,7 +125,7 @@ pub(crate) fn resize_finished(
     })
 }
 
-/// The patch that says how far a modification to this class is; `None` if the status says so already.
+/// The patch with the state of a modification to this class; `None` if the status has it already.
 pub(crate) fn modify_marked(
     status: &PersistentVolumeClaimStatus,
     state: ModifyState,

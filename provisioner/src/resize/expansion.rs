@@ -7,7 +7,7 @@
 //! without which the kubelet leaves it alone.
 //!
 //! The API server admits a larger request only if the class allows expansion, and a lower one only above
-//! `status.capacity`. So a request above it is a decision that stands, whatever the class says by now.
+//! `status.capacity`. So a request above it is a decision that stands, even if the class has changed since.
 //!
 //! Each action follows from what the API server and the store have, so a killed process resumes.
 //!
@@ -25,7 +25,7 @@ use crate::resize::bound_claim::{BoundClaim, volume_capacity};
 use crate::resize::claim_status;
 use crate::store::{VolumeUsage, larger_limit};
 
-/// What to do next in order to give a volume the size that its claim requests.
+/// The next step toward the size that a claim requests.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ExpansionAction {
@@ -38,7 +38,7 @@ pub enum ExpansionAction {
     SetLimits(QuotaLimits),
     /// Write this capacity into the PersistentVolume.
     SetCapacity(Bytes),
-    /// Write this capacity into the claim's status, and remove what says that an expansion is in progress.
+    /// Write this capacity into the claim's status, and remove the state and the conditions of the expansion.
     Finish(Bytes),
     /// Mark the expansion as infeasible until the request changes.
     Reject(ClaimRejection),
@@ -46,7 +46,7 @@ pub enum ExpansionAction {
 
 /// Plans the next step of an expansion. A volume gets the requested size, or that of its PersistentVolume, if
 /// that is larger, since it has been promised. A limit that was raised further, for a request that was lowered
-/// meanwhile, is lowered again, unless the data need it.
+/// since, is lowered again, unless the data need it.
 pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
     if !needs_expansion(observed.claim) {
         return ExpansionAction::Ignore;
@@ -72,18 +72,15 @@ pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
     if !is_in_force(in_force.bytes, target) || in_force.inodes != limits.inodes {
         return ExpansionAction::SetLimits(limits);
     }
-    match capacity < target {
-        true => ExpansionAction::SetCapacity(target),
-        false => ExpansionAction::Finish(target),
-    }
+    if capacity < target { ExpansionAction::SetCapacity(target) } else { ExpansionAction::Finish(target) }
 }
 
-/// Whether a limit is this one, but for the rounding of the file system.
+/// Returns whether a limit is this one, but for the rounding of the file system.
 fn is_in_force(limit: Option<Bytes>, target: Bytes) -> bool {
     limit.is_some_and(|limit| limit >= target && limit.0 - target.0 < MAX_ROUNDING)
 }
 
-/// Whether a claim's volume is to be expanded, or its status says that it is being expanded.
+/// Returns whether a claim's volume is to be expanded, or its status has an expansion that has not finished.
 pub(crate) fn needs_expansion(claim: &PersistentVolumeClaim) -> bool {
     let Some(status) = claim.status.as_ref() else { return false };
     let Some(capacity) = status_capacity(claim) else { return false };

@@ -15,7 +15,7 @@ use crate::resize::bound_claim::{BoundClaim, volume_capacity};
 use crate::resize::claim_status;
 use crate::resize::claim_status::ModifyState;
 
-/// What to do next in order to give a volume the VolumeAttributesClass that its claim names.
+/// The next step toward the VolumeAttributesClass that a claim names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModificationAction {
@@ -27,7 +27,7 @@ pub enum ModificationAction {
     SetLimits(QuotaLimits),
     /// Write this class into the PersistentVolume.
     SetClass(String),
-    /// Write this class into the claim's status, and remove what says that a modification is in progress.
+    /// Write this class into the claim's status, and remove the state and the conditions of the modification.
     Finish(Option<String>),
     /// Mark the modification as infeasible, or, if the class is missing, as pending; try again later.
     Reject(AttributesRejection),
@@ -47,9 +47,10 @@ pub fn plan_modification(identity: &ProvisionerIdentity, observed: &BoundClaim<'
         }
         let inodes = observed.class_inodes(volume_capacity(observed.volume)).or(in_force.inodes);
         let inodes = inodes.map(|inodes| inodes.max(observed.usage.usage.inodes));
-        return match inodes == in_force.inodes {
-            true => ModificationAction::Finish(None),
-            false => ModificationAction::SetLimits(with_inodes(inodes)),
+        return if inodes == in_force.inodes {
+            ModificationAction::Finish(None)
+        } else {
+            ModificationAction::SetLimits(with_inodes(inodes))
         };
     };
     let inodes = match checked_inodes(identity, name, observed) {
@@ -73,7 +74,7 @@ pub fn plan_modification(identity: &ProvisionerIdentity, observed: &BoundClaim<'
     }
 }
 
-/// Whether a claim's volume is to get another class, or its status says that it is about to.
+/// Returns whether a claim's volume is to get another class, or its status has a modification that has not finished.
 pub(crate) fn needs_modification(claim: &PersistentVolumeClaim) -> bool {
     let Some(status) = claim.status.as_ref() else { return false };
     let current = status.current_volume_attributes_class_name.as_deref().filter(|name| !name.is_empty());
@@ -101,8 +102,9 @@ fn checked_inodes(
     if observed.is_image() {
         return Err(AttributesRejection::NoInodeLimit { class: name.to_owned() });
     }
-    match observed.usage.usage.inodes <= inodes {
-        true => Ok(inodes),
-        false => Err(AttributesRejection::TooSmall { class: name.to_owned(), limit: inodes.0 }),
+    if observed.usage.usage.inodes <= inodes {
+        Ok(inodes)
+    } else {
+        Err(AttributesRejection::TooSmall { class: name.to_owned(), limit: inodes.0 })
     }
 }

@@ -19,7 +19,7 @@ use crate::resize::bound_claim::bound_volume;
 use crate::resize::expansion::needs_expansion;
 use crate::resize::modification::needs_modification;
 
-/// Whether this node may have to resize a claim's volume. Judged by the claim alone, so that it may turn out to be
+/// Returns whether this node may have to resize a claim's volume. Judged by the claim alone, so that it may turn out to be
 /// another driver's or node's: its PersistentVolume names its node. The selected node does not, once the volume's disk
 /// was moved to another node.
 pub(crate) fn may_resize(identity: &ProvisionerIdentity, claim: &PersistentVolumeClaim) -> bool {

@@ -7,7 +7,7 @@ use crate::snapshot::{BEING_DELETED, CONTENT_FINALIZER, SnapshotId, VolumeSnapsh
 /// Maximum characters of a handle in a rejection.
 const SHOWN_CHARS: usize = 64;
 
-/// What to do with a VolumeSnapshotContent.
+/// The action for a VolumeSnapshotContent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SnapshotAction {
@@ -17,7 +17,7 @@ pub enum SnapshotAction {
     Create {
         /// The snapshot.
         id: SnapshotId,
-        /// Its volume.
+        /// The volume.
         volume: VolumeId,
     },
     /// Write an existing snapshot into the status.
@@ -30,23 +30,23 @@ pub enum SnapshotAction {
     Reject(SnapshotRejection),
 }
 
-/// Why nothing can be done for a VolumeSnapshotContent. The message is written into its status.
+/// The reason why nothing can be done for a VolumeSnapshotContent. The message is written into its status.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotRejection {
-    /// It names a volume that this driver did not create.
+    /// Names a volume that this driver did not create.
     #[error("invalid volume handle {handle:?}: not a volume of this driver")]
     InvalidVolume {
         /// The handle, truncated to what fits into an event.
         handle: String,
     },
-    /// It names a snapshot that this driver did not create.
+    /// Names a snapshot that this driver did not create.
     #[error("invalid snapshot handle {handle:?}: not a snapshot of this driver; nothing was deleted")]
     InvalidSnapshot {
         /// The handle, truncated to what fits into an event.
         handle: String,
     },
-    /// It names a snapshot that is not on its node.
+    /// Names a snapshot that is not on its node.
     #[error(
         "snapshot {id} does not exist on this node: restore its directory, or label the content with its node"
     )]
@@ -65,18 +65,19 @@ pub enum SnapshotRejection {
 /// Plans the action for a VolumeSnapshotContent.
 ///
 /// A snapshot is named by the UID of its VolumeSnapshot. So one that was created and never reported is found again,
-/// and needs no annotation that says so.
+/// and needs no annotation.
 pub fn plan_snapshot(identity: &ProvisionerIdentity, content: &VolumeSnapshotContent) -> SnapshotAction {
     let is_ours =
         content.spec.driver == identity.driver.as_str() && content.node() == Some(identity.node.as_str());
     if !is_ours {
         return SnapshotAction::Ignore;
     }
-    match is_to_be_deleted(content) {
-        true if !has_content_finalizer(content) => SnapshotAction::Ignore,
-        true => plan_deletion(content),
-        false if content.is_ready() => SnapshotAction::Ignore,
-        false => plan_creation(content).unwrap_or_else(SnapshotAction::Reject),
+    if is_to_be_deleted(content) {
+        if has_content_finalizer(content) { plan_deletion(content) } else { SnapshotAction::Ignore }
+    } else if content.is_ready() {
+        SnapshotAction::Ignore
+    } else {
+        plan_creation(content).unwrap_or_else(SnapshotAction::Reject)
     }
 }
 
@@ -90,7 +91,7 @@ pub(crate) fn ready_snapshot(
     (is_ours && content.is_ready()).then(|| content.snapshot_handle()?.parse().ok()).flatten()
 }
 
-/// Whether a content is being deleted together with its VolumeSnapshot. Otherwise it is still needed.
+/// Returns whether a content is being deleted together with its VolumeSnapshot. Otherwise it is still needed.
 fn is_to_be_deleted(content: &VolumeSnapshotContent) -> bool {
     let annotations = content.metadata.annotations.as_ref();
     let is_unbound = content.spec.source.snapshot_handle.is_some()
@@ -99,7 +100,7 @@ fn is_to_be_deleted(content: &VolumeSnapshotContent) -> bool {
     content.metadata.deletion_timestamp.is_some() && (is_unbound || has_no_snapshot)
 }
 
-/// Whether a content has the finalizer that keeps it until its snapshot is removed.
+/// Returns whether a content has the finalizer that keeps it until its snapshot is removed.
 pub(crate) fn has_content_finalizer(content: &VolumeSnapshotContent) -> bool {
     content.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == CONTENT_FINALIZER)
 }
@@ -112,7 +113,7 @@ fn plan_deletion(content: &VolumeSnapshotContent) -> SnapshotAction {
             Ok(id) => SnapshotAction::Delete(id),
             Err(_) => SnapshotAction::Reject(SnapshotRejection::InvalidSnapshot { handle: shown(handle) }),
         },
-        // A crash came between its creation and the status: nobody knows of it.
+        // A crash came between its creation and the status: no object names it.
         None => match plan_creation(content) {
             Ok(SnapshotAction::Create { id, .. }) => SnapshotAction::Delete(id),
             _ => SnapshotAction::Release,

@@ -32,7 +32,7 @@ pub(crate) struct SnapshotReconciler {
     pub(crate) served: ServedStore,
     pub(crate) failures: FailureReporter,
     pub(crate) watch_errors: WatchErrors,
-    /// How many snapshots are taken at once.
+    /// The number of snapshots that are taken at once.
     pub(crate) concurrency: NonZeroU16,
 }
 
