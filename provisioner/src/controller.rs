@@ -37,7 +37,7 @@ use crate::loss::guard::StoreGuard;
 use crate::loss::reporter::ConditionReporter;
 use crate::loss::status::{ServedStore, StoreStatus};
 use crate::node::watch_node;
-use crate::objects::bound_volume_name;
+use crate::objects::{bound_volume_name, has_data_source};
 use crate::provisioner::{Provisioner, RunError};
 use crate::resize::apply::ClaimResizer;
 use crate::resize::reconcile::ResizeReconciler;
@@ -314,12 +314,10 @@ async fn report_ready(provisioner: &Provisioner, on_ready: impl FnOnce() + Send)
 
 /// Returns whether a claim waits for a copy.
 fn is_copy(claim: &PersistentVolumeClaim) -> bool {
-    let has_source =
-        claim.spec.as_ref().is_some_and(|spec| spec.data_source.is_some() || spec.data_source_ref.is_some());
-    has_source && bound_volume_name(claim).is_none()
+    has_data_source(claim) && bound_volume_name(claim).is_none()
 }
 
-/// The stream of what a channel receives.
+/// The stream of the values that a channel receives.
 fn receiver_stream<T: Send + 'static>(
     mut receiver: UnboundedReceiver<T>,
 ) -> impl Stream<Item = T> + Send + 'static {

@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, TopologySelectorTerm,
 };
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::Resource;
 
 use crate::id::VolumeId;
 use crate::identity::{HOSTNAME, ProvisionerIdentity};
@@ -62,21 +63,6 @@ pub(crate) fn bound_volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
 pub(crate) fn is_bound_elsewhere(claim: &PersistentVolumeClaim, id: &VolumeId) -> bool {
     let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     !volume.is_empty() && volume != id.as_str()
-}
-
-/// A complete reference to the claim, so that the PersistentVolume controller adds nothing when it binds the
-/// volume.
-pub(crate) fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {
-    let meta = &claim.metadata;
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("PersistentVolumeClaim".to_owned()),
-        namespace: meta.namespace.clone(),
-        name: meta.name.clone(),
-        uid: meta.uid.clone(),
-        resource_version: meta.resource_version.clone(),
-        field_path: None,
-    }
 }
 
 /// Returns whether a PersistentVolume is of this driver.
@@ -152,14 +138,13 @@ pub(crate) fn attributed_kind(csi: &CSIPersistentVolumeSource) -> Result<VolumeK
     VolumeKind::from_attribute(word.map(String::as_str))
 }
 
-/// A reference to a volume for events.
-pub(crate) fn volume_reference(volume: &PersistentVolume) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("PersistentVolume".to_owned()),
-        name: volume.metadata.name.clone(),
-        uid: volume.metadata.uid.clone(),
-        resource_version: volume.metadata.resource_version.clone(),
-        ..ObjectReference::default()
-    }
+/// Returns whether a claim asks for the data of a snapshot or of another claim.
+pub(crate) fn has_data_source(claim: &PersistentVolumeClaim) -> bool {
+    claim.spec.as_ref().is_some_and(|spec| spec.data_source.is_some() || spec.data_source_ref.is_some())
+}
+
+/// A complete reference to an object, for events and for the claim of a PersistentVolume: the PersistentVolume controller
+/// adds nothing to it when it binds the volume.
+pub(crate) fn object_reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
+    ObjectReference { resource_version: object.meta().resource_version.clone(), ..object.object_ref(&()) }
 }

@@ -4,8 +4,8 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use nodekeel_fsquota::Inodes;
 
-use crate::claim::size::{self, INODES_PARAMETER};
-
+use crate::claim::size;
+use crate::claim::size::INODES_PARAMETER;
 use crate::claim::spec::VolumeSpec;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;

@@ -17,7 +17,7 @@ use crate::claim::size::requested_capacity;
 use crate::claim::spec::ClaimRejection;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::ServedStore;
-use crate::objects::{claim_reference, class_name};
+use crate::objects::{class_name, object_reference};
 
 /// Time to wait for an object that may not be in the cache yet, before it is reported as missing.
 const CACHE_GRACE_PERIOD: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ impl ClaimReconciler {
         let done = catch_panic(self.try_reconcile(claim)).await;
         if let Err(error) = &done {
             self.record_failed_provision(claim);
-            self.failures.report(error, &claim_reference(claim), EventReason::ProvisioningFailed).await;
+            self.failures.report(error, &object_reference(claim), EventReason::ProvisioningFailed).await;
         }
         done
     }
@@ -125,7 +125,7 @@ impl ClaimReconciler {
     async fn reject(&self, claim: &PersistentVolumeClaim, uid: &str, rejection: &ClaimRejection) -> NextRun {
         let text = rejection.to_string();
         if self.retries.is_new_rejection(uid, &text) {
-            let about = claim_reference(claim);
+            let about = object_reference(claim);
             let (namespace, name) = (about.namespace.as_deref(), about.name.as_deref());
             tracing::warn!(namespace, claim = name, "claim rejected: {text}");
             self.record_failed_provision(claim);

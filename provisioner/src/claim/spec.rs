@@ -10,7 +10,7 @@ use crate::claim::size;
 use crate::claim::source::{DataSource, requested_source};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
-use crate::objects::{claim_reference, class_name};
+use crate::objects::{class_name, object_reference};
 use crate::quantity::QuantityError;
 
 /// Access modes that a volume on one node can serve.
@@ -209,7 +209,7 @@ pub(crate) fn build_spec(
         capacity,
         kind,
         limits,
-        claim_ref: claim_reference(claim),
+        claim_ref: object_reference(claim),
         access_modes: checked_access_modes(request)?,
         storage_class: class_name(claim).unwrap_or_default().to_owned(),
         source: requested_source(request)?,

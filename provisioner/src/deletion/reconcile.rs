@@ -15,7 +15,7 @@ use crate::deletion::live_claims::LiveClaims;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::ServedStore;
-use crate::objects::volume_reference;
+use crate::objects::object_reference;
 use crate::snapshot::SnapshotStore;
 use crate::step::VolumeStep;
 
@@ -37,7 +37,7 @@ impl VolumeReconciler {
             Ok(next) => return next,
             Err(error) => error,
         };
-        self.failures.report(&error, &volume_reference(volume), EventReason::VolumeFailedDelete).await;
+        self.failures.report(&error, &object_reference(volume), EventReason::VolumeFailedDelete).await;
         let time = self.retries.record_failure(volume.metadata.uid.as_deref().unwrap_or_default());
         let name = volume.metadata.name.as_deref().unwrap_or_default();
         tracing::warn!(
@@ -85,7 +85,7 @@ impl VolumeReconciler {
                     tracing::warn!(pv = name, "volume not deleted: {text}");
                     let class = volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
                     self.failures.metrics.record_delete(class.unwrap_or_default(), Duration::ZERO, false);
-                    let about = volume_reference(volume);
+                    let about = object_reference(volume);
                     self.failures.recorder.record_event(&about, EventReason::VolumeFailedDelete, &text).await;
                 }
                 return Ok(NextRun::OnChange);

@@ -1,13 +1,13 @@
 //! Decides whether a directory can become the volume of a claim.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolume;
 
 use crate::claim::decide::ObservedClaim;
 use crate::claim::spec::{ClaimRejection, ReclaimPolicy, VolumeSpec, build_spec};
 use crate::id::VolumeId;
 use crate::identity::{ProvisionerIdentity, SELECTED_NODE};
 use crate::image::VolumeKind;
-use crate::objects::{class_name, is_on_node, nonempty_annotation, waits_for_consumer};
+use crate::objects::{class_name, has_data_source, is_on_node, nonempty_annotation, waits_for_consumer};
 
 /// The action for a claim that a directory is imported for.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,7 +79,7 @@ pub fn plan_import(
     }
     let mut spec = build_spec(claim, class).map_err(ImportRejection::Claim)?;
     spec.reclaim_policy = ReclaimPolicy::Retain;
-    if has_source(claim) {
+    if has_data_source(claim) {
         return Err(ImportRejection::Claim(ClaimRejection::Unsupported {
             field: "spec.dataSource",
             value: String::new(),
@@ -127,11 +127,6 @@ fn was_imported(identity: &ProvisionerIdentity, volume: &PersistentVolume, sourc
     let is_here = is_on_node(identity, volume);
     let key = identity.driver.import_annotation();
     is_here && annotations.into_iter().any(|(name, value)| *name == key && value == source)
-}
-
-/// Returns whether a claim asks for the data of a snapshot or of another claim.
-fn has_source(claim: &PersistentVolumeClaim) -> bool {
-    claim.spec.as_ref().is_some_and(|spec| spec.data_source.is_some() || spec.data_source_ref.is_some())
 }
 
 #[cfg(test)]

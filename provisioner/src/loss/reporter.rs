@@ -22,7 +22,7 @@ use crate::loss::condition::{
     ConditionChange, VolumeCondition, plan_condition_changes, plan_conditions, reported_conditions,
 };
 use crate::loss::status::{ServedStore, StoreStatus};
-use crate::objects::volume_reference;
+use crate::objects::object_reference;
 use crate::step::VolumeStep;
 
 /// The number of events that are written at once: the volumes of a node are reported within seconds.
@@ -149,7 +149,7 @@ impl ConditionReporter {
     /// Records an event on a PersistentVolume and on the claim that is bound to it.
     async fn record_events(&self, volume: &PersistentVolume, reason: EventReason, text: &str) -> bool {
         let recorder = &self.failures.recorder;
-        let mut is_written = recorder.try_record_event(&volume_reference(volume), reason, text).await;
+        let mut is_written = recorder.try_record_event(&object_reference(volume), reason, text).await;
         if let Some(claim) = bound_claim(volume) {
             is_written &= recorder.try_record_event(&claim, reason, text).await;
         }
@@ -164,9 +164,8 @@ fn bound_claim(volume: &PersistentVolume) -> Option<ObjectReference> {
     Some(ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("PersistentVolumeClaim".to_owned()),
-        namespace: claim.namespace.clone(),
-        name: claim.name.clone(),
-        uid: claim.uid.clone(),
-        ..ObjectReference::default()
+        resource_version: None,
+        field_path: None,
+        ..claim.clone()
     })
 }

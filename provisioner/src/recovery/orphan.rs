@@ -9,7 +9,7 @@ use crate::claim::spec::{ReclaimPolicy, VolumeSpec};
 use crate::id::VolumeId;
 use crate::identity::ProvisionerIdentity;
 use crate::image::VolumeKind;
-use crate::objects::{claim_reference, class_name, is_on_node, node_of_volume};
+use crate::objects::{class_name, is_on_node, node_of_volume, object_reference};
 use crate::store::VolumeUsage;
 use crate::store_id::StoreId;
 
@@ -75,7 +75,7 @@ pub fn plan_orphan(
         None => OrphanState::Unclaimed,
         Some(claim) if claim_ignore_reason(identity, claim).is_none() => OrphanState::Provisioning,
         Some(claim) => OrphanState::Claimed {
-            claim: Box::new(claim_reference(claim)),
+            claim: Box::new(object_reference(claim)),
             class: class_name(claim).unwrap_or_default().to_owned(),
             access_modes: claim.spec.as_ref().and_then(|spec| spec.access_modes.clone()).unwrap_or_default(),
         },

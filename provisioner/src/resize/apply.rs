@@ -19,7 +19,7 @@ use crate::error_chain::format_chain;
 use crate::failure::ReconcileError;
 use crate::id::VolumeId;
 use crate::metrics::VolumeMetrics;
-use crate::objects::{bound_volume_name, claim_reference};
+use crate::objects::{bound_volume_name, object_reference};
 use crate::quantity::format_quantity;
 use crate::resize::bound_claim::{BoundClaim, bound_volume};
 use crate::resize::claim_status;
@@ -168,7 +168,7 @@ impl ClaimResizer {
         &self,
         seen: &PersistentVolumeClaim,
     ) -> Result<Option<LiveClaim>, ReconcileError> {
-        let Some(claim) = self.api.read_claim(&claim_reference(seen)).await? else { return Ok(None) };
+        let Some(claim) = self.api.read_claim(&object_reference(seen)).await? else { return Ok(None) };
         let Some(name) = bound_volume_name(&claim) else { return Ok(None) };
         let Some(volume) = self.api.read_volume(name).await? else { return Ok(None) };
         let Some(id) = bound_volume(&self.api.identity, &claim, &volume) else { return Ok(None) };
@@ -195,7 +195,7 @@ impl ClaimResizer {
         {
             return Ok(false);
         }
-        self.recorder.record_event(&claim_reference(&live.claim), reason, &note).await;
+        self.recorder.record_event(&object_reference(&live.claim), reason, &note).await;
         Ok(true)
     }
 
@@ -261,7 +261,7 @@ impl ClaimResizer {
         }
         let Some(target) = target else { return Ok(()) };
         self.record(kind, live, started.elapsed(), true);
-        let (pv, about) = (&live.id, claim_reference(&live.claim));
+        let (pv, about) = (&live.id, object_reference(&live.claim));
         let (namespace, claim) = (about.namespace.as_deref(), about.name.as_deref());
         let (reason, note) = match target {
             Target::Size(size) => {

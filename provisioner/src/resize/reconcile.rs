@@ -13,7 +13,7 @@ use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::id::VolumeId;
 use crate::identity::{ProvisionerIdentity, STORAGE_PROVISIONER};
 use crate::loss::status::ServedStore;
-use crate::objects::{bound_volume_name, claim_reference, class_name, nonempty_annotation};
+use crate::objects::{bound_volume_name, class_name, nonempty_annotation, object_reference};
 use crate::resize::apply::{ClaimResizer, ResizeKind};
 use crate::resize::bound_claim::bound_volume;
 use crate::resize::expansion::needs_expansion;
@@ -64,7 +64,7 @@ impl ResizeReconciler {
                 continue;
             }
             if let Err(error) = self.resizer.resize_claim(kind, claim, &id, class.as_deref()).await {
-                self.failures.report(&error, &claim_reference(claim), reason).await;
+                self.failures.report(&error, &object_reference(claim), reason).await;
                 result = result.and(Err(error));
             }
         }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -12,6 +11,7 @@ use crate::api::event::{EventReason, EventRecorder, MAX_NOTE_BYTES, truncate_byt
 use crate::api::writer::{ApiWriter, ObjectPart, Patched};
 use crate::failure::ReconcileError;
 use crate::id::VolumeId;
+use crate::objects::object_reference;
 use crate::snapshot::decide::{SnapshotAction, SnapshotRejection, has_content_finalizer, plan_snapshot};
 use crate::snapshot::{CONTENT_FINALIZER, SnapshotId, SnapshotInfo, SnapshotStore, VolumeSnapshotContent};
 use crate::step::VolumeStep;
@@ -110,7 +110,7 @@ impl SnapshotApplier {
         if known == Some(message) {
             return Ok(());
         }
-        let about = content_reference(content);
+        let about = object_reference(content);
         self.recorder.record_event(&about, EventReason::SnapshotCreationFailed, message).await;
         let error = json!({ "message": message, "time": Timestamp::now() });
         self.patch_status(content, json!({ "readyToUse": false, "error": error })).await.map(drop)
@@ -148,16 +148,4 @@ fn ready_status(id: &SnapshotId, info: SnapshotInfo) -> Value {
         "readyToUse": true,
         "error": null,
     })
-}
-
-/// A reference to a content for events.
-pub(crate) fn content_reference(content: &VolumeSnapshotContent) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("snapshot.storage.k8s.io/v1".to_owned()),
-        kind: Some("VolumeSnapshotContent".to_owned()),
-        name: content.metadata.name.clone(),
-        uid: content.metadata.uid.clone(),
-        resource_version: content.metadata.resource_version.clone(),
-        ..ObjectReference::default()
-    }
 }

@@ -20,7 +20,8 @@ use crate::claim::source::waits_for_snapshot;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
 use crate::loss::status::ServedStore;
-use crate::snapshot::apply::{SnapshotApplier, content_reference};
+use crate::objects::object_reference;
+use crate::snapshot::apply::SnapshotApplier;
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
 use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
 
@@ -80,7 +81,7 @@ impl SnapshotReconciler {
             Ok(()) => self.retries.record_success(uid),
             Err(error @ ReconcileError::Api(_)) => self.failures.count(error),
             Err(error) if content.metadata.deletion_timestamp.is_some() => {
-                let (about, text) = (content_reference(content), format_chain(error));
+                let (about, text) = (object_reference(content), format_chain(error));
                 let recorder = &self.failures.recorder;
                 recorder.record_event(&about, EventReason::SnapshotDeleteError, &text).await;
             }
