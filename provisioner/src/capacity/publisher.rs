@@ -264,6 +264,7 @@ impl CapacityPublisher {
         &self,
         failed: Option<Bytes>,
     ) -> Result<(Option<StoreCapacity>, Option<Instant>), ReconcileError> {
+        // Held until the objects are written: a claim that does not fit must not be overtaken by an older offer.
         let mut offer = self.state.offer.lock().await;
         if matches!(self.served.status(), StoreStatus::Unserved { .. }) {
             self.write_objects(&[]).await?;

@@ -64,6 +64,8 @@ pub fn plan_claim(identity: &ProvisionerIdentity, observed: ObservedClaim<'_>) -
     if class.provisioner != identity.driver.as_str() {
         return ClaimAction::Ignore(ClaimIgnoreReason::OtherDriver);
     }
+    // The scheduler selects a node once a pod needs the claim. A class with immediate binding has no such pod: then the nodes
+    // select themselves, and the first one wins.
     let is_selected = nonempty_annotation(observed.claim, SELECTED_NODE).is_some();
     if !is_selected && waits_for_consumer(class) {
         return ClaimAction::Ignore(ClaimIgnoreReason::WaitsForConsumer);
@@ -73,6 +75,7 @@ pub fn plan_claim(identity: &ProvisionerIdentity, observed: ObservedClaim<'_>) -
     }
     match build_spec(observed.claim, class) {
         Ok(spec) => match observed.volume {
+            // The name follows from the claim's UID, so an object of this name is the claim's, or in its way.
             Some(volume) => plan_existing_volume(&spec, volume),
             None if is_selected => ClaimAction::Provision(Box::new(spec)),
             None => ClaimAction::SelectNode,

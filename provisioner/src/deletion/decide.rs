@@ -115,12 +115,14 @@ pub fn plan_volume(identity: &ProvisionerIdentity, volume: &PersistentVolume) ->
         "Available" | "Failed" => is_deleting && is_protected,
         _ => false,
     };
+    // While it is bound: once it is released, its claim may be gone, and then nothing shows that the claim was real.
     if phase == "Bound"
         && let Err(VolumeRejection::ClaimMismatch { claim, .. }) = verify_ownership(identity, volume, spec)
     {
         return VolumeAction::RecordClaim { uid: claim };
     }
     match spec.persistent_volume_reclaim_policy.as_deref() {
+        // We remove the finalizer after the data: the object is about to go.
         Some("Delete") if may_delete && is_deleting && !is_protected && identity.finalizer.is_some() => {
             VolumeAction::Ignore(VolumeIgnoreReason::FinalizerRemoved)
         }
@@ -128,6 +130,7 @@ pub fn plan_volume(identity: &ProvisionerIdentity, volume: &PersistentVolume) ->
             Ok(id) => VolumeAction::Delete(id),
             Err(rejection) => VolumeAction::Reject(rejection),
         },
+        // Without our finalizer, the object could be deleted before the data.
         Some("Delete")
             if lacks_finalizer(identity, volume) && verify_ownership(identity, volume, spec).is_ok() =>
         {

@@ -108,6 +108,7 @@ pub fn plan_store<'a>(
     let has_none = !ours.iter().any(|volume| present.contains(&volume.id));
     let is_named = |found: &StoreId| ours.iter().any(|volume| volume.store.as_ref() == Some(found));
     let unnamed = found.id().filter(|found| !is_named(found));
+    // A disk that was moved here has another node's identity, so it must not count as this node's empty store.
     if let Some(moved) = unnamed.and_then(|found| find_other_node(identity, found, &objects)) {
         return StoreAction::Reject(moved);
     }

@@ -56,6 +56,7 @@ pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
         Ok(request) => request,
         Err(rejection) => return ExpansionAction::Reject(rejection),
     };
+    // The request was lowered to the present size: only the marks are left to remove.
     if request <= current {
         return ExpansionAction::Finish(current);
     }
@@ -67,6 +68,7 @@ pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
     if !is_marked || allocated != Some(target) {
         return ExpansionAction::MarkInProgress(target);
     }
+    // First the limits, then the PersistentVolume: an object never promises more than the store holds.
     let limits = observed.expanded_limits(target);
     let in_force = observed.usage.limits;
     if !is_in_force(in_force.bytes, target) || in_force.inodes != limits.inodes {
