@@ -13,9 +13,9 @@ use futures_util::future::BoxFuture;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, QuotaLimits, QuotaSetter};
 use nodekeel_localstorage::Dir;
 
+use crate::capacity::policy::StoreCapacity;
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, ImageSpec};
-use crate::capacity::policy::StoreCapacity;
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
 use crate::store::{OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
 use crate::store_id::{StoreId, StoreIdentity};

@@ -10,8 +10,8 @@ mod snapshot_conformance;
 
 use serde_json::json;
 
-use crate::dir_store::{read_kind_mark, read_trash_name};
 use crate::deletion::decide::{VolumeAction, plan_volume};
+use crate::dir_store::{read_kind_mark, read_trash_name};
 use crate::quantity;
 use crate::{VolumeId, VolumeRejection};
 use objects::{NODE, sample_identity, sample_volume};

@@ -9,13 +9,13 @@ use nodekeel_fsquota::{Bytes, QuotaLimits};
 use nodekeel_localstorage::Dir;
 use tokio::sync::watch;
 
+use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::dir_store::error::DirStoreError;
 use crate::dir_store::image_file::image_size;
 use crate::dir_store::parts::StoreParts;
 use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::id::VolumeId;
 use crate::image::{VolumeKind, promised_bytes};
-use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::store::larger_limit;
 
 /// The promises of a store. A volume without a byte limit counts as nothing; a removed one counts with the bytes that

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use nodekeel_fsquota::{Bytes, Error as QuotaError, QuotaLimits, QuotaSetter, QuotaStatus, TreeSummary};
 use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileMode, RenameMode};
 
+use crate::capacity::policy::CapacityPolicy;
 use crate::dir_store::error::{DirStoreError, quota_error as store_quota_error};
 use crate::dir_store::location;
 use crate::dir_store::open_store::OpenStore;
 use crate::dir_store::options::DirStoreOptions;
 use crate::dir_store::stored_dirs::VOLUMES_DIR;
-use crate::capacity::policy::CapacityPolicy;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::step::{StepHook, StepRunner, VolumeStep};

@@ -13,7 +13,6 @@ use tokio::sync::Notify;
 use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind, file_size};
-use crate::capacity::policy::{CapacityPolicy, StoreCapacity};
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
 use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 
