@@ -8,13 +8,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use nodekeel_cluster::consensus::kv::{
-    KeyRange, KvError, KvStore, Lease, RangeRequest, RangeResponse, Revision, Txn, TxnResponse,
+    KeyRange, KvError, KvStore, RangeResponse, Revision, Txn, TxnResponse, WatchStream,
 };
-use nodekeel_cluster::consensus::kv::{WatchFrom, WatchStream};
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
 use nodekeel_cluster::consensus::{
     ClusterAccess, Consensus, MemberService, MemberStatus, PreparedMember, StartOptions, StatusWatch,
@@ -32,9 +30,9 @@ struct CountingStore {
 
 #[async_trait]
 impl KvStore for CountingStore {
-    async fn range(&self, range: RangeRequest) -> Result<RangeResponse, KvError> {
+    async fn range(&self, keys: KeyRange) -> Result<RangeResponse, KvError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        self.store.range(range).await
+        self.store.range(keys).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse, KvError> {
@@ -42,17 +40,9 @@ impl KvStore for CountingStore {
         self.store.txn(txn).await
     }
 
-    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<WatchStream, KvError> {
+    async fn watch(&self, keys: KeyRange, from: Revision) -> Result<WatchStream, KvError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.store.watch(keys, from).await
-    }
-
-    async fn grant_lease(&self, ttl: Duration) -> Result<Lease, KvError> {
-        self.store.grant_lease(ttl).await
-    }
-
-    async fn compact(&self, before: Revision) -> Result<(), KvError> {
-        self.store.compact(before).await
     }
 }
 

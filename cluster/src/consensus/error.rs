@@ -140,6 +140,15 @@ pub enum ConsensusError {
     },
 }
 
+#[cfg(feature = "etcd")]
+impl ConsensusError {
+    /// The operation failed with an error of the implementation.
+    pub(super) fn backend<E: Into<BoxError>>(operation: &str) -> impl FnOnce(E) -> Self + use<E> {
+        let operation = operation.to_owned();
+        move |source| Self::Backend { operation, source: source.into() }
+    }
+}
+
 /// Why the list of members could not be read or changed.
 #[derive(Debug, Error)]
 #[non_exhaustive]

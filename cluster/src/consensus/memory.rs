@@ -1,7 +1,7 @@
 //! Consensus in the memory of one process: for a node without etcd, and for tests.
 //!
-//! It implements everything except disk and network: revisions with history and compaction, watches from any
-//! kept revision, leases, the rules for members. Its data exists as long as its handles.
+//! It implements everything except disk and network: transactions, watches, the rules for members. Its data exists
+//! as long as its handles.
 //!
 //! ```
 //! use nodekeel_cluster::consensus::kv::{KeyRange, KvStore as _};
@@ -17,11 +17,10 @@
 //! }
 //! ```
 
-mod key_history;
-mod memory_cluster;
-mod memory_kv;
-mod memory_member;
+mod cluster;
+mod kv;
+mod member;
 
-pub use memory_cluster::MemoryNetwork;
-pub use memory_kv::MemoryKv;
-pub use memory_member::MemoryConsensus;
+pub use cluster::MemoryNetwork;
+pub use kv::MemoryKv;
+pub use member::MemoryConsensus;

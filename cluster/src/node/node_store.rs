@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::{ClusterId, InvalidRecord, NodeId, NodeRecord};
-use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, KvStore, RangeRequest, Txn, TxnOp};
+use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, KvStore, Txn, TxnOp};
 
 /// How often an update is retried after concurrent changes.
 const UPDATE_ATTEMPTS: usize = 16;
@@ -120,10 +120,7 @@ impl NodeStore {
             .then(TxnOp::put(CLUSTER_ID_KEY, cluster.as_bytes()))
             .or_else(TxnOp::get(CLUSTER_ID_KEY));
         let done = self.kv.txn(found).await.map_err(NodeStoreError::ClusterId)?;
-        match done.succeeded {
-            true => Ok(cluster),
-            false => parse_cluster_id(done.into_key_values().next()),
-        }
+        if done.succeeded { Ok(cluster) } else { parse_cluster_id(done.into_first()) }
     }
 
     /// The cluster's id.
@@ -154,7 +151,7 @@ impl NodeStore {
             .then(TxnOp::get(key.as_str()))
             .or_else(TxnOp::get(key.as_str()));
         let done = self.kv.txn(create).await.map_err(|source| kv_error(id, source))?;
-        let Some(kv) = done.into_key_values().next() else {
+        let Some(kv) = done.into_first() else {
             return Err(NodeStoreError::NotFound { id: id.clone() });
         };
         let current = parse_stored(kv)?;
@@ -202,7 +199,7 @@ impl NodeStore {
                 .or_else(TxnOp::get(key.as_str()));
             let done = self.kv.txn(update).await.map_err(|source| kv_error(id, source))?;
             let succeeded = done.succeeded;
-            current = done.into_key_values().next().map(parse_stored).transpose()?;
+            current = done.into_first().map(parse_stored).transpose()?;
             if succeeded {
                 return current.ok_or_else(|| NodeStoreError::NotFound { id: id.clone() });
             }
@@ -215,8 +212,7 @@ impl NodeStore {
     /// # Errors
     /// [`NodeStoreError::Kv`], [`NodeStoreError::Invalid`].
     pub async fn list_records(&self) -> Result<Vec<StoredNode>, NodeStoreError> {
-        let range = RangeRequest::new(KeyRange::prefix(RECORD_PREFIX));
-        let all = self.kv.range(range).await;
+        let all = self.kv.range(KeyRange::prefix(RECORD_PREFIX)).await;
         let all = all.map_err(|source| NodeStoreError::Kv { id: "all nodes".to_owned(), source })?;
         all.kvs.into_iter().map(parse_stored).collect()
     }

@@ -215,7 +215,7 @@ impl GoldenTicketIssuer {
             .then(TxnOp::put(ticket_key(url), ticket.to_config().to_vec()))
             .or_else(TxnOp::get(ticket_key(url)));
         let done = self.tickets.txn(keep).await.map_err(TicketIssueError::Kv)?;
-        match done.into_key_values().next() {
+        match done.into_first() {
             None => Ok(ticket),
             Some(first) => parse_stored(url, &first.value),
         }

@@ -59,7 +59,7 @@ impl NodeStore {
     ) -> Result<StoredUnlockKeys, NodeStoreError> {
         let read = Txn::new().then(TxnOp::get(keys_key(node))).then(TxnOp::get(record_key(node)));
         let done = self.kv.txn(read).await.map_err(|source| kv_error(node, source))?;
-        parse_keys(node, volume, done.into_key_values())
+        parse_keys(node, volume, done.kvs)
     }
 
     /// Replaces the cluster unlock keys of a volume by these, from the version that was read, and returns what the
@@ -93,13 +93,14 @@ impl NodeStore {
             .then(TxnOp::get(record_key(node)))
             .or_else(TxnOp::get(record_key(node)));
         let done = self.kv.txn(replace).await.map_err(|source| kv_error(node, source))?;
-        let succeeded = done.succeeded;
-        let mut found = done.into_key_values().peekable();
-        match (succeeded, found.peek()) {
-            (true, _) => parse_keys(node, &read.volume, found),
-            (false, Some(_)) => Err(NodeStoreError::Contended { id: node.clone() }),
-            (false, None) => Err(NodeStoreError::NotFound { id: node.clone() }),
+        if done.succeeded {
+            return parse_keys(node, &read.volume, done.kvs);
         }
+        // Without the record, the node is no longer in the cluster.
+        Err(match done.kvs.is_empty() {
+            true => NodeStoreError::NotFound { id: node.clone() },
+            false => NodeStoreError::Contended { id: node.clone() },
+        })
     }
 }
 
@@ -115,11 +116,7 @@ fn encode_keys(read: &StoredUnlockKeys, keys: &[SecretBytes]) -> Vec<u8> {
 }
 
 /// Parses what was read of the keys and of the record.
-fn parse_keys(
-    node: &NodeId,
-    volume: &str,
-    found: impl Iterator<Item = KeyValue>,
-) -> Result<StoredUnlockKeys, NodeStoreError> {
+fn parse_keys(node: &NodeId, volume: &str, found: Vec<KeyValue>) -> Result<StoredUnlockKeys, NodeStoreError> {
     let name = keys_key(node);
     let mut read = StoredUnlockKeys {
         node: node.clone(),

@@ -7,7 +7,7 @@ use nodekeel_localstorage::pki::{Certificate, Credentials, PrivateKey, PublicKey
 use super::signer::CaSigner;
 use super::stored::{StoredValues, issued_path, parse_certificate, parse_revocation_list};
 use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ISSUED_PREFIX};
-use crate::consensus::kv::{Compare, KeyRange, KvStore, RangeRequest, Txn, TxnOp};
+use crate::consensus::kv::{Compare, KeyRange, KvStore, Txn, TxnOp};
 
 /// The CA of a cluster, loaded from its keys and checked. It includes the private key: any holder can issue
 /// certificates.
@@ -29,7 +29,7 @@ impl ClusterCa {
             .then(TxnOp::get(CA_KEY_PATH))
             .then(TxnOp::get(CRL_PATH));
         let done = root.txn(read).await.map_err(CaError::store_error("load the CA"))?;
-        let (signer, _) = StoredValues::from_key_values(done.into_key_values()).into_signer()?;
+        let (signer, _) = StoredValues::from_key_values(done.kvs).into_signer()?;
         Ok(ClusterCa { root_kv: root, signer })
     }
 
@@ -74,7 +74,7 @@ impl ClusterCa {
     /// # Errors
     /// [`CaError::Malformed`] and [`CaError::NotIssued`], naming the key; [`CaError::Store`].
     pub async fn list_issued(&self) -> Result<Vec<Certificate>, CaError> {
-        let read = self.root_kv.range(RangeRequest::new(KeyRange::prefix(ISSUED_PREFIX))).await;
+        let read = self.root_kv.range(KeyRange::prefix(ISSUED_PREFIX)).await;
         let read = read.map_err(CaError::store_error("list the certificates"))?;
         read.kvs.iter().map(|kv| self.check_issued(&kv.key, &kv.value)).collect()
     }

@@ -47,7 +47,7 @@ pub async fn sync_revocation_list(
 /// The list after an update; `None` if it was removed or does not exist.
 fn newest_list(update: ListWatchUpdate) -> Option<Vec<u8>> {
     match update {
-        ListWatchUpdate::Snapshot { kvs, .. } => kvs.into_iter().next_back().map(|kv| kv.value),
+        ListWatchUpdate::Snapshot(kvs) => kvs.into_iter().next_back().map(|kv| kv.value),
         ListWatchUpdate::Events(changes) => match changes.into_iter().next_back()? {
             KeyEvent::Put(kv) => Some(kv.value),
             KeyEvent::Delete { .. } => None,

@@ -121,7 +121,7 @@ impl PendingCa {
         if done.succeeded {
             return ClusterCa::load_ca(root).await;
         }
-        let (found, _) = StoredValues::from_key_values(done.into_key_values()).into_signer()?;
+        let (found, _) = StoredValues::from_key_values(done.kvs).into_signer()?;
         if found.certificate() != self.ca_certificate() {
             return Err(CaError::AnotherCa);
         }

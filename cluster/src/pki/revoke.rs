@@ -5,7 +5,7 @@ use nodekeel_localstorage::pki::{Certificate, RevocationList};
 use super::signer::{RevokedEntry, unix_time};
 use super::stored::{StoredValues, parse_revocation_list, revoked_entries};
 use super::{CRL_PATH, CaError, ClusterCa, ISSUED_PREFIX, SubjectNames};
-use crate::consensus::kv::{Compare, KeyRange, KeyValue, RangeRequest, Txn, TxnOp};
+use crate::consensus::kv::{Compare, KeyRange, KeyValue, Txn, TxnOp};
 
 /// How often a change of the list is attempted. Each failed attempt is another caller's success, so this
 /// bounds the number of concurrent callers.
@@ -40,10 +40,10 @@ impl ClusterCa {
         &self,
         name: &str,
     ) -> Result<(RevocationList, KeyValue, Vec<Certificate>), CaError> {
-        let issued = TxnOp::Range(RangeRequest::new(KeyRange::prefix(ISSUED_PREFIX)));
+        let issued = TxnOp::Range(KeyRange::prefix(ISSUED_PREFIX));
         let done = self.root_kv.txn(Txn::new().then(TxnOp::get(CRL_PATH)).then(issued)).await;
         let done = done.map_err(CaError::store_error("read the issued and the revoked certificates"))?;
-        let values = StoredValues::from_key_values(done.into_key_values());
+        let values = StoredValues::from_key_values(done.kvs);
         let stored = values.revoked.ok_or(CaError::Incomplete { missing: CRL_PATH })?;
         let list = parse_revocation_list(&stored.value, self.ca_certificate())?;
         let mut certificates = Vec::new();

@@ -1,146 +1,293 @@
 //! The contract of a store, as a conformance check.
 
-mod changes;
-mod leases;
-mod watches;
-
-use std::num::NonZeroU32;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use tokio::time::timeout;
 
 use crate::consensus::kv::{
-    Compare, CompareOp, CompareTarget, KeyRange, KvError, KvStore, RangeRequest, Revision, Txn, TxnOp,
+    Compare, KeyEvent, KeyRange, KeyValue, KvError, KvStore, ListWatchUpdate, ListWatcher, Revision, Txn,
+    TxnOp, WatchStream,
 };
+
+/// Far longer than a response takes.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Checks that a store meets the contract of [`KvStore`].
 ///
-/// It writes below `/conformance/`, which must be empty, compacts the store, and removes what it has written.
-/// It takes a few seconds, because leases have to expire.
+/// It writes below `/conformance/`, which must be empty, and removes what it has written.
 ///
 /// # Panics
-/// If the store breaks the contract; the text says how.
+/// If the store breaks the contract; the text names the broken rule.
 pub async fn kv_conformance(store: Arc<dyn KvStore>) {
-    check_revisions(&*store).await;
-    check_ranges(&*store).await;
-    changes::check_comparisons(&*store).await;
-    changes::check_transactions(&*store).await;
-    changes::check_rejections(&*store).await;
-    changes::check_concurrent_creates(&store).await;
-    watches::check_start_revisions(&*store).await;
-    watches::check_txn_is_one_response(&*store).await;
-    watches::check_progress(&*store).await;
-    leases::check_lease_end(&*store).await;
-    leases::check_keep_alive(&*store).await;
-    check_history(&*store).await;
-    watches::check_compaction(&*store).await;
-    watches::check_list_watch(&store).await;
-    store.delete(all_test_keys()).await.expect("delete");
-    assert!(read_text(&*store, RangeRequest::new(all_test_keys())).await.is_empty(), "keys are left");
+    let check = Conformance { store };
+    check.check_revisions().await;
+    check.check_ranges().await;
+    check.check_conditions().await;
+    check.check_transactions().await;
+    check.check_rejections().await;
+    check.check_concurrent_changes().await;
+    check.check_watches().await;
+    check.check_list_watch().await;
+    assert_eq!(check.read(all_keys()).await, pairs(&[]), "keys are left");
 }
 
-fn all_test_keys() -> KeyRange {
+struct Conformance {
+    store: Arc<dyn KvStore>,
+}
+
+fn all_keys() -> KeyRange {
     KeyRange::prefix("/conformance/")
 }
 
-fn test_key(name: &str) -> Vec<u8> {
+fn key(name: &str) -> Vec<u8> {
     format!("/conformance/{name}").into_bytes()
 }
 
-async fn put_text(store: &dyn KvStore, name: &str, value: &str) -> Revision {
-    store.put(&test_key(name), value.as_bytes()).await.expect("put")
-}
-
-async fn read_text(store: &dyn KvStore, range: RangeRequest) -> Vec<(String, String)> {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let read = store.range(range).await.expect("range");
-    let name = |key: &[u8]| text(key.strip_prefix(b"/conformance/").expect("a requested key"));
-    read.kvs.iter().map(|kv| (name(&kv.key), text(&kv.value))).collect()
+fn one(name: &str) -> KeyRange {
+    KeyRange::single_key(key(name))
 }
 
 fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
     expected.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-async fn check_revisions(store: &dyn KvStore) {
-    assert!(
-        store.get(&test_key("a")).await.expect("get").is_none(),
-        "the store must be empty below /conformance/"
-    );
-    let first = put_text(store, "a", "1").await;
-    let made = store.get(&test_key("a")).await.expect("get").expect("the key was put");
-    assert_eq!((made.create_revision, made.mod_revision, made.version), (first, first, 1), "a new key");
-    assert_eq!((made.value.as_slice(), made.lease), (&b"1"[..], None));
-    let second = put_text(store, "a", "2").await;
-    assert_eq!(second, first.next(), "each change has a new revision");
-    let written = store.get(&test_key("a")).await.expect("get").expect("the key was put");
-    assert_eq!(
-        (written.create_revision, written.mod_revision, written.version),
-        (first, second, 2),
-        "a key written twice"
-    );
-    assert_eq!(store.delete(KeyRange::single_key(test_key("a"))).await.expect("delete"), 1);
-    assert_eq!(
-        store.delete(KeyRange::single_key(test_key("a"))).await.expect("delete"),
-        0,
-        "it is already deleted"
-    );
-    let again = put_text(store, "a", "").await;
-    assert_eq!(again, second.next().next(), "a delete without effect is not a change");
-    let made = store.get(&test_key("a")).await.expect("get").expect("an empty value is a value");
-    assert_eq!(
-        (made.create_revision, made.version),
-        (again, 1),
-        "a key that is created again starts at version 1"
-    );
-    store.delete(all_test_keys()).await.expect("delete");
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
-async fn check_ranges(store: &dyn KvStore) {
-    for name in ["b", "a/2", "a/1", "a", "ab"] {
-        put_text(store, name, name).await;
+/// A key's name without the prefix.
+fn name_of(key: &[u8]) -> String {
+    text(key.strip_prefix(b"/conformance/").expect("a requested key"))
+}
+
+/// `name=value` for a put, `name` for a delete.
+fn describe(event: &KeyEvent) -> String {
+    match event {
+        KeyEvent::Put(kv) => format!("{}={}", name_of(&kv.key), text(&kv.value)),
+        KeyEvent::Delete { key, .. } => name_of(key),
     }
-    let names = |keys: KeyRange| async {
-        let read = read_text(store, RangeRequest::new(keys)).await;
-        read.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
-    };
-    assert_eq!(names(all_test_keys()).await, ["a", "a/1", "a/2", "ab", "b"], "keys are sorted");
-    assert_eq!(names(KeyRange::prefix(test_key("a/"))).await, ["a/1", "a/2"]);
-    assert_eq!(names(KeyRange::single_key(test_key("a"))).await, ["a"], "one key is not a prefix");
-    let half = KeyRange::between(test_key("a/1"), test_key("ab"));
-    assert_eq!(names(half).await, ["a/1", "a/2"], "the end is exclusive");
-    let limit =
-        |count| RangeRequest::new(all_test_keys()).with_limit(NonZeroU32::new(count).expect("not zero"));
-    let some = store.range(limit(2)).await.expect("range");
-    assert!(some.kvs.len() == 2 && some.more, "a limit reports that there are more keys");
-    assert!(!store.range(limit(5)).await.expect("range").more, "and that there are not");
-    store.delete(all_test_keys()).await.expect("delete");
 }
 
-async fn check_history(store: &dyn KvStore) {
-    let first = put_text(store, "h", "1").await;
-    let second = put_text(store, "h", "2").await;
-    let gone = store.txn(Txn::new().then(TxnOp::delete(test_key("h")))).await.expect("delete").revision;
-    let last = put_text(store, "other", "3").await;
-    let at = |revision| RangeRequest::new(KeyRange::single_key(test_key("h"))).at_revision(revision);
-    assert_eq!(read_text(store, at(first)).await, pairs(&[("h", "1")]), "as it was");
-    assert_eq!(read_text(store, at(second)).await, pairs(&[("h", "2")]));
-    assert_eq!(read_text(store, at(gone)).await, pairs(&[]));
-    let ahead = store.range(at(Revision(last.0 + 1000))).await;
-    assert!(matches!(ahead, Err(KvError::FutureRevision { .. })), "{ahead:?}");
-    let ahead = store.compact(Revision(last.0 + 1000)).await;
-    assert!(matches!(ahead, Err(KvError::FutureRevision { .. })), "{ahead:?}");
-    store.compact(second).await.expect("compact");
-    assert_eq!(read_text(store, at(second)).await, pairs(&[("h", "2")]), "the named revision is kept");
-    let lost = store.range(at(first)).await;
-    assert!(matches!(lost, Err(KvError::Compacted { .. })), "{lost:?}");
-    store.compact(second).await.expect("compacting again succeeds");
-    assert_eq!(
-        read_text(store, RangeRequest::new(all_test_keys())).await,
-        pairs(&[("other", "3")]),
-        "present keys remain"
-    );
-    store.delete(all_test_keys()).await.expect("delete");
+async fn next_events(watch: &mut WatchStream) -> Vec<KeyEvent> {
+    let events = timeout(TIMEOUT, watch.next_events()).await.expect("a response in time");
+    events.expect("an open watch").expect("events")
 }
 
-fn compare(name: &str, is: CompareOp, to: CompareTarget) -> Compare {
-    Compare::new(test_key(name), is, to)
+async fn collect_events(watch: &mut WatchStream, count: usize) -> Vec<String> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        all.extend(next_events(watch).await.iter().map(describe));
+    }
+    all
+}
+
+impl Conformance {
+    async fn put(&self, name: &str, value: &str) -> Revision {
+        self.store.put(&key(name), value.as_bytes()).await.expect("put")
+    }
+
+    async fn get(&self, name: &str) -> Option<KeyValue> {
+        self.store.get(&key(name)).await.expect("get")
+    }
+
+    async fn delete(&self, keys: KeyRange) -> u64 {
+        self.store.delete(keys).await.expect("delete")
+    }
+
+    async fn read(&self, keys: KeyRange) -> Vec<(String, String)> {
+        let read = self.store.range(keys).await.expect("range");
+        read.kvs.iter().map(|kv| (name_of(&kv.key), text(&kv.value))).collect()
+    }
+
+    async fn watch(&self, keys: KeyRange, from: Revision) -> WatchStream {
+        self.store.watch(keys, from).await.expect("watch")
+    }
+
+    async fn check_revisions(&self) {
+        assert!(self.get("a").await.is_none(), "the store must be empty below /conformance/");
+        let read = async || self.get("a").await.map(|kv| (text(&kv.value), kv.mod_revision, kv.version));
+        let first = self.put("a", "1").await;
+        assert_eq!(read().await, Some(("1".to_owned(), first, 1)), "a new key");
+        let second = self.put("a", "2").await;
+        assert_eq!(second, first.next(), "each change has a new revision");
+        assert_eq!(read().await, Some(("2".to_owned(), second, 2)), "a key written twice");
+        assert_eq!(self.delete(one("a")).await, 1);
+        assert_eq!(self.delete(one("a")).await, 0, "it is already deleted");
+        let again = self.put("a", "").await;
+        assert_eq!(again, second.next().next(), "a delete without effect is not a change");
+        assert_eq!(read().await, Some((String::new(), again, 1)), "an empty value is a value of a new key");
+        self.delete(all_keys()).await;
+    }
+
+    async fn check_ranges(&self) {
+        for name in ["b", "a/2", "a/1", "a", "ab"] {
+            self.put(name, name).await;
+        }
+        let names = async |keys| self.read(keys).await.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(all_keys()).await, ["a", "a/1", "a/2", "ab", "b"], "keys are sorted");
+        assert_eq!(names(KeyRange::prefix(key("a/"))).await, ["a/1", "a/2"]);
+        assert_eq!(names(one("a")).await, ["a"], "one key is not a prefix");
+        self.delete(all_keys()).await;
+    }
+
+    async fn check_conditions(&self) {
+        let holds = async |compare| self.store.txn(Txn::new().when(compare)).await.expect("txn").succeeded;
+        self.put("c", "1").await;
+        assert!(
+            holds(Compare::key_absent(key("absent"))).await && !holds(Compare::key_absent(key("c"))).await
+        );
+        assert!(
+            holds(Compare::key_present(key("c"))).await && !holds(Compare::key_present(key("absent"))).await
+        );
+        let read = self.get("c").await.expect("the key was put");
+        assert!(holds(Compare::key_unchanged(&read)).await);
+        self.put("c", "1").await;
+        assert!(!holds(Compare::key_unchanged(&read)).await, "writing the same value again is a change");
+        self.delete(all_keys()).await;
+        assert!(!holds(Compare::key_unchanged(&read)).await, "so is a delete");
+    }
+
+    async fn check_transactions(&self) {
+        let create = async |value: &str| {
+            let txn = Txn::new()
+                .when(Compare::key_absent(key("t")))
+                .then(TxnOp::put(key("t"), value))
+                .or_else(TxnOp::get(key("t")));
+            self.store.txn(txn).await.expect("txn")
+        };
+        let created = create("first").await;
+        assert!(created.succeeded && created.kvs.is_empty());
+        let refused = create("second").await;
+        assert!(!refused.succeeded, "a key is created once");
+        assert_eq!(
+            refused.revision, created.revision,
+            "a transaction without a change has the newest revision"
+        );
+        let found = refused.into_first().map(|kv| kv.value);
+        assert_eq!(found, Some(b"first".to_vec()), "the other list was performed");
+        let several = Txn::new()
+            .then(TxnOp::put(key("u"), "1"))
+            .then(TxnOp::put(key("v"), "2"))
+            .then(TxnOp::Delete(one("t")))
+            .then(TxnOp::Range(all_keys()));
+        let done = self.store.txn(several).await.expect("txn");
+        assert_eq!(done.deleted, 1);
+        let seen: Vec<_> = done.kvs.iter().map(|kv| (name_of(&kv.key), kv.mod_revision)).collect();
+        let expected = [("u".to_owned(), done.revision), ("v".to_owned(), done.revision)];
+        assert_eq!(seen, expected, "one change, which its reads see");
+        let neither = Txn::new()
+            .when(Compare::key_present(key("u")))
+            .when(Compare::key_present(key("t")))
+            .then(TxnOp::Delete(all_keys()));
+        assert!(!self.store.txn(neither).await.expect("txn").succeeded, "all comparisons must hold");
+        assert_eq!(self.read(all_keys()).await, pairs(&[("u", "1"), ("v", "2")]));
+        self.delete(all_keys()).await;
+    }
+
+    async fn check_rejections(&self) {
+        for empty in [self.store.put(b"", b"v").await.map(drop), self.store.get(b"").await.map(drop)] {
+            assert!(matches!(empty, Err(KvError::InvalidKey { .. })), "an empty key is invalid: {empty:?}");
+        }
+        let twice = Txn::new().then(TxnOp::put(key("d"), "1")).then(TxnOp::put(key("d"), "2"));
+        let both = Txn::new().then(TxnOp::Delete(all_keys())).then(TxnOp::put(key("d"), "1"));
+        for txn in [twice, both] {
+            let refused = self.store.txn(txn).await;
+            assert!(matches!(refused, Err(KvError::DuplicateKey)), "{refused:?}");
+        }
+        assert_eq!(self.read(all_keys()).await, pairs(&[]), "a rejected transaction took effect");
+    }
+
+    /// Concurrent callers create a key, and then increment it, each time from the value that they have read.
+    async fn check_concurrent_changes(&self) {
+        const MANY: usize = 8;
+        let create = async |caller: usize| {
+            let txn = Txn::new().when(Compare::key_absent(key("w"))).then(TxnOp::put(key("w"), [0]));
+            let txn = txn.then(TxnOp::put(key(&format!("caller/{caller}")), ""));
+            self.store.txn(txn).await.expect("txn").succeeded
+        };
+        let won = join_all((0..MANY).map(create)).await;
+        assert_eq!(won.iter().filter(|won| **won).count(), 1, "exactly one caller creates the key");
+        let callers = self.read(KeyRange::prefix(key("caller/"))).await;
+        assert_eq!(callers.len(), 1, "and nothing of the others");
+        let count = async |_| loop {
+            let read = self.get("w").await.expect("the key was created");
+            let next = [read.value[0] + 1];
+            let txn = Txn::new().when(Compare::key_unchanged(&read)).then(TxnOp::put(key("w"), next));
+            if self.store.txn(txn).await.expect("txn").succeeded {
+                return;
+            }
+        };
+        join_all((0..MANY).map(count)).await;
+        let counted = self.get("w").await.expect("the key was created");
+        assert_eq!(counted.value, [u8::try_from(MANY).expect("few")], "no count is lost");
+        self.delete(all_keys()).await;
+    }
+
+    async fn check_watches(&self) {
+        let first = self.put("a", "1").await;
+        let second = self.put("a", "2").await;
+        let mut now = self.watch(all_keys(), second.next()).await;
+        let mut then = self.watch(all_keys(), first).await;
+        let mut single = self.watch(one("b"), second.next()).await;
+        self.put("a", "3").await;
+        self.put("b", "4").await;
+        self.delete(one("a")).await;
+        self.delete(one("b")).await;
+        let later = ["a=3", "b=4", "a", "b"];
+        assert_eq!(collect_events(&mut now, 4).await, later, "each change once and in order");
+        let all = ["a=1", "a=2", "a=3", "b=4", "a", "b"];
+        assert_eq!(collect_events(&mut then, 6).await, all, "including changes before the call");
+        assert_eq!(collect_events(&mut single, 2).await, ["b=4", "b"], "other keys were reported");
+
+        let txn = Txn::new().then(TxnOp::put(key("x"), "1")).then(TxnOp::put(key("y"), "2"));
+        let done = self.store.txn(txn).await.expect("txn");
+        let events = next_events(&mut now).await;
+        assert_eq!(events.iter().map(describe).collect::<Vec<_>>(), ["x=1", "y=2"], "one response");
+        assert!(events.iter().all(|event| event.mod_revision() == done.revision), "one revision: {events:?}");
+        self.delete(all_keys()).await;
+    }
+
+    /// Follows keys while they change, and compares the result at the end.
+    async fn check_list_watch(&self) {
+        const LAST: &str = "199";
+        let mut follow = ListWatcher::new(Arc::clone(&self.store), all_keys());
+        let write = async {
+            for count in 0..200 {
+                self.put(&format!("f/{}", count % 7), &count.to_string()).await;
+                tokio::task::yield_now().await;
+                if count % 10 == 0 {
+                    self.delete(one(&format!("f/{}", count % 3))).await;
+                }
+            }
+        };
+        let read = async {
+            let (mut known, mut newest) = (BTreeMap::new(), Revision::default());
+            while !known.values().any(|value: &Vec<u8>| value == LAST.as_bytes()) {
+                let update = timeout(TIMEOUT, follow.next_update()).await.expect("an update in time");
+                match update.expect("an update") {
+                    ListWatchUpdate::Snapshot(kvs) => {
+                        known = kvs.into_iter().map(|kv| (kv.key, kv.value)).collect();
+                    }
+                    ListWatchUpdate::Events(events) => {
+                        for event in events {
+                            assert!(event.mod_revision() >= newest, "revisions never go back: {event:?}");
+                            newest = event.mod_revision();
+                            match event {
+                                KeyEvent::Put(kv) => drop(known.insert(kv.key, kv.value)),
+                                KeyEvent::Delete { key, .. } => drop(known.remove(&key)),
+                            }
+                        }
+                    }
+                }
+            }
+            known
+        };
+        let ((), known) = join(write, read).await;
+        let known: Vec<_> = known.iter().map(|(key, value)| (name_of(key), text(value))).collect();
+        assert_eq!(known, self.read(all_keys()).await, "the watcher's view differs from the store");
+        self.delete(all_keys()).await;
+    }
 }

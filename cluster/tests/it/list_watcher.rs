@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use nodekeel_cluster::consensus::kv::{
-    KeyEvent, KeyRange, KvError, KvStore, Lease, ListWatchUpdate, ListWatcher, RangeRequest, RangeResponse,
-    Revision, Txn, TxnResponse, WatchFrom, WatchStream,
+    KeyEvent, KeyRange, KvError, KvStore, ListWatchUpdate, ListWatcher, RangeResponse, Revision, Txn,
+    TxnResponse, WatchStream,
 };
 use nodekeel_cluster::consensus::memory::MemoryKv;
 
-/// A store that writes a key right before each watch starts, and `compactions` times also compacts everything
-/// before it.
+/// A store that writes a key right before each watch starts, and reports that change as compacted `compactions`
+/// times: by the call, and as the watch's response, in turn.
 #[derive(Debug)]
 struct BusyStore {
     store: MemoryKv,
@@ -21,30 +21,25 @@ struct BusyStore {
 
 #[async_trait]
 impl KvStore for BusyStore {
-    async fn range(&self, range: RangeRequest) -> Result<RangeResponse, KvError> {
-        self.store.range(range).await
+    async fn range(&self, keys: KeyRange) -> Result<RangeResponse, KvError> {
+        self.store.range(keys).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse, KvError> {
         self.store.txn(txn).await
     }
 
-    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<WatchStream, KvError> {
-        let written = self.store.put(b"/between", b"").await?;
-        if self.compactions.load(Ordering::Relaxed) > 0 {
-            self.compactions.fetch_sub(1, Ordering::Relaxed);
-            self.store.put(b"/later", b"").await?;
-            self.store.compact(written.next()).await?;
+    async fn watch(&self, keys: KeyRange, from: Revision) -> Result<WatchStream, KvError> {
+        self.store.put(b"/between", b"").await?;
+        match self.compactions.load(Ordering::Relaxed) {
+            0 => return self.store.watch(keys, from).await,
+            left => self.compactions.store(left - 1, Ordering::Relaxed),
         }
-        self.store.watch(keys, from).await
-    }
-
-    async fn grant_lease(&self, ttl: Duration) -> Result<Lease, KvError> {
-        self.store.grant_lease(ttl).await
-    }
-
-    async fn compact(&self, before: Revision) -> Result<(), KvError> {
-        self.store.compact(before).await
+        self.store.put(b"/later", b"").await?;
+        if self.compactions.load(Ordering::Relaxed) % 2 == 0 {
+            return Err(KvError::Compacted);
+        }
+        Ok(WatchStream::new(futures_util::stream::iter([Err(KvError::Compacted)])))
     }
 }
 
@@ -55,7 +50,7 @@ fn busy_list_watcher(compactions: u32) -> ListWatcher {
 
 fn update_keys(update: &ListWatchUpdate) -> Vec<&[u8]> {
     match update {
-        ListWatchUpdate::Snapshot { kvs, .. } => kvs.iter().map(|kv| kv.key.as_slice()).collect(),
+        ListWatchUpdate::Snapshot(kvs) => kvs.iter().map(|kv| kv.key.as_slice()).collect(),
         ListWatchUpdate::Events(changes) => changes.iter().map(KeyEvent::key).collect(),
         _ => panic!("an unknown update"),
     }
@@ -76,7 +71,7 @@ async fn a_compaction_between_list_and_watch_causes_a_new_list() {
     let mut known = Vec::new();
     while known.len() < 2 {
         let update = follow.next_update().await.unwrap();
-        if matches!(update, ListWatchUpdate::Snapshot { .. }) {
+        if matches!(update, ListWatchUpdate::Snapshot(_)) {
             known.clear();
         }
         for key in update_keys(&update) {

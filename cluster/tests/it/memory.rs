@@ -180,12 +180,3 @@ async fn a_member_that_has_started_does_not_join_again_without_its_data() {
     again.stop().await;
     first.stop().await;
 }
-
-#[tokio::test(start_paused = true)]
-async fn the_holder_of_a_lease_is_notified_when_its_members_run_ends() {
-    let mut node = MemberRun::start(&MemoryConsensus::new(), bootstrap_options(1));
-    let running = node.wait_running().await;
-    let lease = running.root_kv().grant_lease(std::time::Duration::from_secs(60)).await.unwrap();
-    node.stop().await;
-    tokio::time::timeout(std::time::Duration::from_secs(1), lease.wait_ended()).await.expect("at once");
-}

@@ -10,8 +10,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use nodekeel_cluster::consensus::MemberName;
 use nodekeel_cluster::consensus::kv::{
-    KeyRange, KvError, KvStore, Lease, RangeRequest, RangeResponse, Revision, Txn, TxnResponse, WatchFrom,
-    WatchStream,
+    KeyRange, KvError, KvStore, RangeResponse, Revision, Txn, TxnResponse, WatchStream,
 };
 use nodekeel_cluster::consensus::memory::MemoryKv;
 use nodekeel_cluster::pki::{CaError, CertificateSpec, ClusterCa, ISSUED_PREFIX, PendingCa, SubjectNames};
@@ -40,14 +39,14 @@ async fn a_ca_is_saved_once_with_the_certificates_it_already_issued() {
     let kept = new.to_credentials().unwrap();
     let saved = new.save_to(Arc::clone(&root)).await.unwrap();
     assert_eq!(saved.list_issued().await.unwrap(), std::slice::from_ref(&first.certificate));
-    let revision = root.range(RangeRequest::new(KeyRange::all_keys())).await.unwrap().revision;
+    let revision = root.range(KeyRange::all_keys()).await.unwrap().revision;
     // Killed before it knew of the success: the next process restores the CA from the disk, and saves it
     // again.
     let mut again = PendingCa::from_credentials(kept).unwrap();
     again.add_issued(first.certificate.clone()).unwrap();
     again.save_to(Arc::clone(&root)).await.unwrap();
     assert_eq!(
-        root.range(RangeRequest::new(KeyRange::all_keys())).await.unwrap().revision,
+        root.range(KeyRange::all_keys()).await.unwrap().revision,
         revision,
         "a repeated save has changed the store"
     );
@@ -86,7 +85,7 @@ async fn a_certificate_names_its_subject_and_never_expires() {
     assert_eq!(named.ip_addresses, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
     let named = SubjectNames::from_certificate(&client);
     assert!(named.dns_names.is_empty() && named.ip_addresses.is_empty() && named.is_named("client"));
-    let recorded = root.range(RangeRequest::new(KeyRange::prefix(ISSUED_PREFIX))).await.unwrap().kvs;
+    let recorded = root.range(KeyRange::prefix(ISSUED_PREFIX)).await.unwrap().kvs;
     assert_eq!(recorded.len(), 3, "each certificate is recorded before it is returned");
 }
 
@@ -133,9 +132,9 @@ struct YieldingStore(Arc<dyn KvStore>);
 
 #[async_trait]
 impl KvStore for YieldingStore {
-    async fn range(&self, range: RangeRequest) -> Result<RangeResponse, KvError> {
+    async fn range(&self, keys: KeyRange) -> Result<RangeResponse, KvError> {
         tokio::task::yield_now().await;
-        self.0.range(range).await
+        self.0.range(keys).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse, KvError> {
@@ -143,16 +142,8 @@ impl KvStore for YieldingStore {
         self.0.txn(txn).await
     }
 
-    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<WatchStream, KvError> {
+    async fn watch(&self, keys: KeyRange, from: Revision) -> Result<WatchStream, KvError> {
         self.0.watch(keys, from).await
-    }
-
-    async fn grant_lease(&self, ttl: Duration) -> Result<Lease, KvError> {
-        self.0.grant_lease(ttl).await
-    }
-
-    async fn compact(&self, before: Revision) -> Result<(), KvError> {
-        self.0.compact(before).await
     }
 }
 

@@ -1,18 +1,14 @@
 //! A member that restarts at another address, and the credentials that every member has for that.
 
-use std::net::IpAddr;
-
 use nodekeel_localstorage::pki::Credentials;
 use nodekeel_localstorage::tree::EtcdDir;
 use tokio::task::spawn_blocking;
 
-use super::backend_error;
 use super::files::{self, PreparedFiles};
+use super::local_member::LocalMember;
 use super::members::EtcdMembers;
 use super::peer_client::PeerClient;
-use crate::consensus::{
-    ClusterMembers as _, ConsensusError, Member, MemberName, MembershipError, Peer, PeerUrl,
-};
+use crate::consensus::{ClusterMembers as _, ConsensusError, Member, MembershipError, PeerUrl};
 use crate::pki::{CertificateSpec, ClusterCa};
 
 /// Certifies the member's key for its address, and issues credentials for this node's client, unless that was
@@ -20,16 +16,13 @@ use crate::pki::{CertificateSpec, ClusterCa};
 /// issued and not stored belongs to a key that no longer exists, or to the member's own.
 pub(super) async fn ensure_certificates(
     cluster_ca: &ClusterCa,
-    files: &EtcdDir,
+    member: LocalMember<'_>,
     prepared: PreparedFiles,
-    name: &MemberName,
-    address: IpAddr,
 ) -> Result<(), ConsensusError> {
+    let LocalMember { files, name, address, .. } = member;
     if prepared.client_credentials.is_none() {
-        let client = cluster_ca
-            .issue_credentials(&CertificateSpec::for_client(name.clone()))
-            .await
-            .map_err(ConsensusError::Ca)?;
+        let spec = CertificateSpec::for_client(name.clone());
+        let client = cluster_ca.issue_credentials(&spec).await.map_err(ConsensusError::Ca)?;
         store_credentials(files, client, files::store_client_credentials).await?;
     }
     if prepared.is_certified_at(address) {
@@ -51,7 +44,7 @@ async fn store_credentials(
 ) -> Result<(), ConsensusError> {
     let files = files.clone();
     let stored = spawn_blocking(move || keep(&files, &credentials)).await;
-    stored.map_err(backend_error("store credentials"))?
+    stored.map_err(ConsensusError::backend("store credentials"))?
 }
 
 /// Refuses to start a member at another address while it still answers at the one of its certificate: this is a
@@ -59,19 +52,19 @@ async fn store_credentials(
 /// was stopped there before.
 pub(super) async fn check_moved(
     prepared: &PreparedFiles,
-    this: &Peer,
-    address: IpAddr,
+    member: LocalMember<'_>,
 ) -> Result<(), ConsensusError> {
-    if prepared.is_certified_at(address) {
+    if prepared.is_certified_at(member.address) {
         return Ok(());
     }
     // A certificate that names hosts would be rejected from here.
     let Some(credentials) = &prepared.client_credentials else { return Ok(()) };
-    let peers = PeerClient::new(credentials).map_err(backend_error("use the member's credentials"))?;
+    let peers =
+        PeerClient::new(credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
     for former in prepared.certified_addresses() {
-        let url = PeerUrl::new(former, this.url.port());
-        if peers.is_answering(this.name.as_str(), &url).await {
-            return Err(ConsensusError::RunsElsewhere { name: this.name.clone(), url });
+        let url = PeerUrl::new(former, member.config.peer_port);
+        if peers.is_answering(member.name.as_str(), &url).await {
+            return Err(ConsensusError::RunsElsewhere { name: member.name.clone(), url });
         }
     }
     Ok(())

@@ -7,47 +7,35 @@ use etcd_client as api;
 use nodekeel_localstorage::pki::Credentials;
 use tonic::transport::Endpoint;
 
-use super::{EtcdConfig, backend_error};
 use crate::BoxError;
 use crate::consensus::{ConsensusError, MemberName};
 
 /// The timeout of a connection attempt. The member is on the same host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How a call is answered by a member that has no leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WithoutLeader {
+    /// With an error, instead of silence.
+    Fails,
+    /// From the member's own data: for questions that need no leader.
+    IsAnswered,
+}
+
 /// Connects to this node's member with these credentials. The server's certificate is checked by name, whatever
 /// its address.
-pub(super) async fn connect_client(
-    config: &EtcdConfig,
+pub(super) async fn connect(
     name: &MemberName,
-    address: IpAddr,
+    socket: SocketAddr,
     credentials: &Credentials,
-) -> Result<api::Client, ConsensusError> {
-    let options =
-        connect_options().with_tls(tls_options(name, credentials)).with_connect_timeout(CONNECT_TIMEOUT);
-    connect_with(config, address, options).await
-}
-
-async fn connect_with(
-    config: &EtcdConfig,
-    address: IpAddr,
-    options: api::ConnectOptions,
-) -> Result<api::Client, ConsensusError> {
-    let url = format!("https://{}", SocketAddr::new(address, config.client_port));
-    let connected = api::Client::connect([url.as_str()], Some(options)).await;
-    connected.map_err(|error| backend_error("connect to etcd")(error))
-}
-
-/// Like [`connect_client`], for questions that the member answers without a leader.
-pub(super) async fn connect_without_leader(
-    config: &EtcdConfig,
-    name: &MemberName,
-    address: IpAddr,
-    credentials: &Credentials,
+    without_leader: WithoutLeader,
 ) -> Result<api::Client, ConsensusError> {
     let options = api::ConnectOptions::new()
+        .with_require_leader(without_leader == WithoutLeader::Fails)
         .with_tls(tls_options(name, credentials))
         .with_connect_timeout(CONNECT_TIMEOUT);
-    connect_with(config, address, options).await
+    let connected = api::Client::connect([format!("https://{socket}")], Some(options)).await;
+    connected.map_err(ConsensusError::backend("connect to etcd"))
 }
 
 /// Connects to a member at its URL from this address: a certificate that names addresses is accepted from those
@@ -57,14 +45,14 @@ pub(super) async fn connect_from(
     url: &str,
     name: &MemberName,
     credentials: &Credentials,
-    needs_leader: bool,
+    without_leader: WithoutLeader,
 ) -> Result<api::Client, BoxError> {
     let endpoint = Endpoint::from_shared(url.to_owned())?
         .tls_config(tls_options(name, credentials))?
         .connect_timeout(CONNECT_TIMEOUT)
         .local_address(Some(address));
     let channel = api::Channel::Tonic(endpoint.connect_lazy());
-    let options = api::ConnectOptions::new().with_require_leader(needs_leader);
+    let options = api::ConnectOptions::new().with_require_leader(without_leader == WithoutLeader::Fails);
     Ok(api::Client::from_channel(channel, Some(options)).await?)
 }
 
@@ -74,9 +62,4 @@ fn tls_options(name: &MemberName, credentials: &Credentials) -> api::TlsOptions 
         .domain_name(name.as_str())
         .ca_certificate(api::Certificate::from_pem(credentials.ca.to_pem()))
         .identity(api::Identity::from_pem(certificate, key.as_bytes()))
-}
-
-/// A member that loses its leader returns an error instead of going silent.
-fn connect_options() -> api::ConnectOptions {
-    api::ConnectOptions::new().with_require_leader(true)
 }

@@ -5,17 +5,19 @@
 //! of this node's client. No other member or client gets in, nor does it reach another member; but it answers
 //! what its data says.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use etcd_client as api;
 use nodekeel_localstorage::pki::{Credentials, RevocationList};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use super::client::{self, WithoutLeader};
+use super::local_member::LocalMember;
 use super::peer_client::PeerClient;
-use super::{EtcdConfig, FIRST_PAUSE, LONGEST_PAUSE, client};
+use super::retry_pause::RetryPause;
 use crate::BoxError;
-use crate::consensus::{MemberName, PeerUrl};
+use crate::consensus::MemberName;
 use crate::pki::CRL_PATH;
 
 /// The timeout of a read, which a member answers from its own data.
@@ -23,16 +25,14 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// This node's member, which runs alone.
 pub(super) struct CrlRecovery<'a> {
-    pub(super) config: &'a EtcdConfig,
-    pub(super) name: &'a MemberName,
-    pub(super) address: IpAddr,
+    pub(super) member: LocalMember<'a>,
     pub(super) credentials: &'a Credentials,
 }
 
 impl CrlRecovery<'_> {
     /// Reads the list, once a member answers.
     pub(super) async fn read_list(&self) -> RevocationList {
-        let mut pause = FIRST_PAUSE;
+        let mut pause = RetryPause::default();
         loop {
             match self.try_read().await {
                 Ok(list) => return list,
@@ -40,22 +40,22 @@ impl CrlRecovery<'_> {
             }
             // etcd serves before it reports that it is ready, which it does only with a majority; nothing else
             // notifies of that.
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause.wait().await;
         }
     }
 
     async fn try_read(&self) -> Result<RevocationList, BoxError> {
         // The only voter serves its clients, and etcd 3.4 also serves its keys at its peer port.
-        for port in [self.config.client_port, self.config.peer_port] {
-            let url = format!("https://{}", SocketAddr::new(self.address, port));
-            if let Ok(list) = self.read_from(&url, self.name).await {
+        let LocalMember { config, name, address, .. } = self.member;
+        for port in [config.client_port, config.peer_port] {
+            let url = format!("https://{}", SocketAddr::new(address, port));
+            if let Ok(list) = self.read_from(&url, name).await {
                 return Ok(list);
             }
         }
         // One of several does not serve alone, but knows the others.
-        let this = PeerUrl::new(self.address, self.config.peer_port);
-        let known = PeerClient::new(self.credentials)?.list_entries(self.name.as_str(), &this).await?;
+        let peers = PeerClient::new(self.credentials)?;
+        let known = peers.list_entries(name.as_str(), &self.member.peer_url()).await?;
         let mut failed = BoxError::from("no other member is known");
         for member in known {
             let Some((url, name)) = member.client_urls.first().zip(member.to_member().name) else { continue };
@@ -68,7 +68,9 @@ impl CrlRecovery<'_> {
     }
 
     async fn read_from(&self, url: &str, name: &MemberName) -> Result<RevocationList, BoxError> {
-        let client = client::connect_from(self.address, url, name, self.credentials, false).await?;
+        let without_leader = WithoutLeader::IsAnswered;
+        let client =
+            client::connect_from(self.member.address, url, name, self.credentials, without_leader).await?;
         // As far as the member knows: this one has nobody to ask, and the next start brings the newest list.
         let options = api::GetOptions::new().with_serializable();
         let mut keys = client.kv_client();

@@ -9,7 +9,6 @@ use nodekeel_localstorage::tree::{EtcdDir, LayoutFile, PkiDir};
 
 use zeroize::Zeroizing;
 
-use super::backend_error;
 use super::join_claim::{JoinClaim, JoinQuestion};
 use crate::consensus::{ConsensusError, Peer, StartMode, StartOptions};
 use crate::pki::{CertificateSpec, PendingCa, SubjectNames};
@@ -69,6 +68,11 @@ impl PreparedFiles {
     /// Whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
+    }
+
+    /// The credentials with which this node's own client connects: its own, or the member's until it has them.
+    pub(super) fn own_client(&self) -> &Credentials {
+        self.client_credentials.as_ref().unwrap_or(&self.credentials)
     }
 
     /// The addresses that the member's certificate names.
@@ -132,7 +136,7 @@ fn decide_join_question(
     }
     // A member has its client's credentials once it has served: no other host can have started it since.
     let is_admitted = prepared.client_credentials.is_some()
-        || dirs.join_claim.exists().map_err(backend_error("look for the join claim"))?;
+        || dirs.join_claim.exists().map_err(ConsensusError::backend("look for the join claim"))?;
     Ok((!is_admitted).then(|| JoinQuestion::MayResume(dirs.join_claim.path().to_owned())))
 }
 
@@ -164,7 +168,9 @@ fn finish_credentials_change(pki: &PkiDir, credentials: &Credentials) -> Result<
 /// recorded.
 pub(super) fn discard_unsaved_cluster(files: &EtcdDir) -> Result<(), ConsensusError> {
     let discarded = Dir::open(files.data.path()).and_then(|data| data.remove_tree("member"));
-    discarded.map(drop).map_err(|error| backend_error("remove the data of an unfinished cluster")(error))
+    discarded
+        .map(drop)
+        .map_err(|error| ConsensusError::backend("remove the data of an unfinished cluster")(error))
 }
 
 /// Removes the saved CA from the disk. The key first: without it, the rest is known to be left over.
@@ -200,11 +206,13 @@ pub(super) fn store_member_credentials(
 }
 
 fn pki_dirs(files: &EtcdDir) -> Result<PkiDirs, ConsensusError> {
-    files.add_layout().map_err(backend_error("place the member's files"))
+    files.add_layout().map_err(ConsensusError::backend("place the member's files"))
 }
 
 fn remove_file(file: &LayoutFile) -> Result<(), ConsensusError> {
-    file.remove().map(drop).map_err(|error| backend_error("remove the saved CA from the disk")(error))
+    file.remove()
+        .map(drop)
+        .map_err(|error| ConsensusError::backend("remove the saved CA from the disk")(error))
 }
 
 /// The CA that is not known to be saved.
@@ -383,7 +391,7 @@ fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
 ///
 /// *Source:* `Exist` in etcd's `wal/util.go`.
 fn has_log(files: &EtcdDir) -> Result<bool, ConsensusError> {
-    let failed = |error| backend_error("look for etcd's log")(error);
+    let failed = |error| ConsensusError::backend("look for etcd's log")(error);
     let log = Dir::open(files.data.path()).and_then(|data| data.open_dir("member/wal"));
     match log.and_then(|log| log.list()) {
         Ok(entries) => {

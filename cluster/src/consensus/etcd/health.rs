@@ -6,7 +6,6 @@
 //! others are asked only when something is wrong.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,12 +14,11 @@ use futures_util::future::join_all;
 use nodekeel_localstorage::pki::Credentials;
 use tokio::time::{sleep, timeout};
 
-use super::client;
+use super::client::{self, WithoutLeader};
+use super::local_member::LocalMember;
 use super::peer_client::PeerClient;
-use super::{EtcdConfig, backend_error};
 use crate::consensus::{
-    ConsensusError, Member, MemberCondition, MemberId, MemberName, Peer, PeerUrl, StatusReporter, StoreAlarm,
-    VoterReach,
+    ConsensusError, Member, MemberCondition, MemberId, Peer, PeerUrl, StatusReporter, StoreAlarm, VoterReach,
 };
 
 /// The pause between two checks of a member that has others. Together with the two seconds in which etcd itself
@@ -84,16 +82,15 @@ pub(super) struct HealthWatch {
 
 impl HealthWatch {
     pub(super) async fn new(
-        config: &EtcdConfig,
-        name: &MemberName,
-        address: IpAddr,
+        member: LocalMember<'_>,
         credentials: &Credentials,
         known_peers: Vec<Peer>,
     ) -> Result<HealthWatch, ConsensusError> {
-        let peers = PeerClient::new(credentials).map_err(backend_error("use the member's credentials"))?;
-        let client = client::connect_without_leader(config, name, address, credentials).await?;
-        let this = Peer::new(name.clone(), PeerUrl::new(address, config.peer_port));
-        Ok(HealthWatch { peers, client, this, known_peers, voters: Mutex::default() })
+        let peers =
+            PeerClient::new(credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
+        let (name, socket) = (member.name, member.client_socket());
+        let client = client::connect(name, socket, credentials, WithoutLeader::IsAnswered).await?;
+        Ok(HealthWatch { peers, client, this: member.to_peer(), known_peers, voters: Mutex::default() })
     }
 
     /// Reports the condition of the member, and each change of it, until it is dropped.

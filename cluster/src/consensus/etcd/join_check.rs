@@ -6,15 +6,14 @@ use std::net::IpAddr;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use nodekeel_localstorage::pki::{Credentials, RevocationList};
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::client::connect_from;
+use super::client::{WithoutLeader, connect_from};
 use super::join_claim::{JoinQuestion, check_claim, read_claim_at, record_claim};
 use super::kv::EtcdKv;
 use super::members::EtcdMembers;
 use super::peer_client::{ListedMember, PeerClient};
-use super::{FIRST_PAUSE, LONGEST_PAUSE, backend_error};
+use super::retry_pause::RetryPause;
 use crate::BoxError;
 use crate::consensus::join::{check_join, find_listed, find_started, find_voter};
 use crate::consensus::kv::KvStore;
@@ -42,9 +41,9 @@ impl JoinCheck<'_> {
         &self,
         reporter: &StatusReporter<'_>,
     ) -> Result<Vec<Peer>, ConsensusError> {
-        let client =
-            PeerClient::new(self.credentials).map_err(backend_error("use the ticket's credentials"))?;
-        let mut pause = FIRST_PAUSE;
+        let client = PeerClient::new(self.credentials)
+            .map_err(ConsensusError::backend("use the ticket's credentials"))?;
+        let mut pause = RetryPause::default();
         loop {
             match self.ask_peers(&client).await {
                 Ok(Ok(members)) => return self.initial_peers(&members),
@@ -59,8 +58,7 @@ impl JoinCheck<'_> {
                 )),
             }
             // No member notifies a host that is not one itself, and there may be none yet that could.
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause.wait().await;
         }
     }
 
@@ -100,11 +98,14 @@ impl JoinCheck<'_> {
         let url = known.iter().find(is_peer).and_then(|entry| entry.client_urls.first());
         let url = url.ok_or("it has no URL for clients yet")?;
         if let (JoinQuestion::MayResume(_), Some(voter)) = (self.question, find_voter(&members, &self.this)) {
-            let client = connect_from(self.address, url, &peer.name, self.credentials, false).await?;
+            let client =
+                connect_from(self.address, url, &peer.name, self.credentials, WithoutLeader::IsAnswered)
+                    .await?;
             let recorded = read_claim_at(&client, voter.id).await?;
-            return Ok(check_claim(recorded.as_deref(), None, (voter.id, &self.this.name)).map(|()| members));
+            return Ok(check_claim(recorded.as_deref(), None, voter.id, &self.this.name).map(|()| members));
         }
-        let keys = connect_from(self.address, url, &peer.name, self.credentials, true).await?;
+        let keys =
+            connect_from(self.address, url, &peer.name, self.credentials, WithoutLeader::Fails).await?;
         let cluster = EtcdMembers::new(EtcdKv::new(keys, CancellationToken::new()));
         match self.claim_member(&cluster.kv, &cluster).await? {
             Ok((id, listed)) => {
@@ -131,7 +132,7 @@ impl JoinCheck<'_> {
         }
         let claim = self.question.claim();
         let recorded = record_claim(kv, id, claim).await?;
-        if let Err(refusal) = check_claim(recorded.as_deref(), claim, (id, &self.this.name)) {
+        if let Err(refusal) = check_claim(recorded.as_deref(), claim, id, &self.this.name) {
             return Ok(Err(refusal));
         }
         // Another host may have started it before the claim, by an earlier release.
@@ -171,7 +172,9 @@ impl JoinCheck<'_> {
             member.peer_urls.iter().map(move |url| (name.clone(), url))
         });
         let peers = named.map(|(name, url)| Ok(Peer::new(name.parse()?, url.parse()?)));
-        peers.collect::<Result<_, crate::consensus::InvalidName>>().map_err(backend_error("list the members"))
+        peers
+            .collect::<Result<_, crate::consensus::InvalidName>>()
+            .map_err(ConsensusError::backend("list the members"))
     }
 }
 

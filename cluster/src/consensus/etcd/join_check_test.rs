@@ -5,7 +5,7 @@ use async_trait::async_trait;
 
 use super::super::join_claim::JoinClaim;
 use super::*;
-use crate::consensus::kv::{KeyRange, RangeRequest};
+use crate::consensus::kv::KeyRange;
 use crate::consensus::memory::MemoryKv;
 use crate::consensus::{MembershipError, NewMember};
 use crate::pki::{CertificateSpec, ClusterCa, PendingCa};
@@ -83,7 +83,7 @@ async fn a_host_whose_ticket_was_revoked_claims_nothing() {
     ca.revoke_name("three").await.unwrap();
     let decision = decide(&kv, &credentials, &[listed(4, None, true)]).await.unwrap();
     assert_eq!(decision, Err(JoinRefusal::TicketRevoked { name: "three".into() }));
-    let claims = kv.range(RangeRequest::new(KeyRange::prefix("/etcd-joins/"))).await.unwrap();
+    let claims = kv.range(KeyRange::prefix("/etcd-joins/")).await.unwrap();
     assert!(claims.kvs.is_empty(), "{claims:?}");
 }
 

@@ -18,7 +18,6 @@ use nodekeel_localstorage::tree::LayoutFile;
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::time::timeout;
 
-use super::backend_error;
 use super::convert::CALL_TIMEOUT;
 use crate::BoxError;
 use crate::consensus::kv::{Compare, KvError, KvStore, Txn, TxnOp};
@@ -66,15 +65,17 @@ impl JoinClaim {
     /// The claim in this file. A missing or damaged one is generated anew: if the lost one was recorded, the
     /// cluster refuses the new one by name.
     pub(super) fn load_or_create(file: &LayoutFile) -> Result<JoinClaim, ConsensusError> {
-        let stored = file.read_if_present().map_err(backend_error("read the join claim"))?;
+        let stored = file.read_if_present().map_err(ConsensusError::backend("read the join claim"))?;
         if let Some(claim) = stored.as_deref().and_then(JoinClaim::parse) {
             return Ok(claim);
         }
         let mut bytes = [0; 16];
         // Up to 256 bytes are returned at once or not at all. *Source:* getrandom(2).
-        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(backend_error("generate the join claim"))?;
+        getrandom(&mut bytes, GetRandomFlags::empty())
+            .map_err(ConsensusError::backend("generate the join claim"))?;
         let claim = JoinClaim(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
-        file.write(format!("{}\n", claim.0).as_bytes()).map_err(backend_error("write the join claim"))?;
+        file.write(format!("{}\n", claim.0).as_bytes())
+            .map_err(ConsensusError::backend("write the join claim"))?;
         Ok(claim)
     }
 
@@ -102,7 +103,7 @@ pub(super) async fn record_claim(
         .when(Compare::key_absent(key.clone()))
         .then(TxnOp::put(key.clone(), claim.as_bytes()))
         .or_else(TxnOp::get(key));
-    let first = kv.txn(keep_first).await?.into_key_values().next();
+    let first = kv.txn(keep_first).await?.into_first();
     Ok(Some(first.map_or_else(|| claim.as_bytes().to_vec(), |kv| kv.value)))
 }
 
@@ -118,7 +119,8 @@ pub(super) async fn read_claim_at(client: &api::Client, id: MemberId) -> Result<
 pub(super) fn check_claim(
     recorded: Option<&[u8]>,
     claim: Option<&JoinClaim>,
-    (id, name): (MemberId, &MemberName),
+    id: MemberId,
+    name: &MemberName,
 ) -> Result<(), JoinRefusal> {
     match recorded {
         None => Ok(()),
@@ -145,7 +147,7 @@ mod tests {
     fn the_first_claim_to_a_member_stays_and_another_hosts_is_refused_by_name() {
         let (first, second, name) = (claim('1'), claim('2'), "three".parse().unwrap());
         let check = |recorded: Option<&JoinClaim>, claim| {
-            check_claim(recorded.map(JoinClaim::as_bytes), claim, (ID, &name))
+            check_claim(recorded.map(JoinClaim::as_bytes), claim, ID, &name)
         };
         assert_eq!(check(Some(&first), Some(&first)), Ok(()));
         assert_eq!(check(None, None), Ok(()), "an earlier release started it, and nobody else claims it");

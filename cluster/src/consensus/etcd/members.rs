@@ -11,9 +11,11 @@ use tokio::time::{Instant, sleep, timeout};
 use super::convert::{self, CALL_TIMEOUT, membership_error};
 use super::kv::EtcdKv;
 use super::peer_client::PeerClient;
-use super::promote::{LEARNERS, announcement_key};
-use crate::consensus::kv::{KeyRange, KvError, KvStore as _, RangeRequest};
+use crate::consensus::kv::{KeyRange, KvError, KvStore as _};
 use crate::consensus::{ClusterMembers, Member, MemberId, MembershipError, NewMember, PeerUrl};
+
+/// Key prefix of learners that have announced their start, by id. A key is deleted with the promotion.
+pub(super) const LEARNERS: &str = "/etcd-learners/";
 
 /// How long a change of members is retried while etcd finds the cluster unhealthy. etcd requires connections
 /// that are five seconds old, and a member that has just joined, or restarted, has younger ones.
@@ -58,7 +60,7 @@ impl EtcdMembers {
     /// queried member knows.
     async fn catch_up(&self) -> Result<(), MembershipError> {
         let operation = "list the members";
-        match self.kv.range(RangeRequest::new(KeyRange::single_key(LEARNERS))).await {
+        match self.kv.range(KeyRange::single_key(LEARNERS)).await {
             Ok(_) => Ok(()),
             Err(KvError::Stopped) => Err(MembershipError::Stopped),
             Err(error) => Err(MembershipError::Unavailable { operation, source: error.into() }),
@@ -127,10 +129,10 @@ impl EtcdMembers {
             (!is_answering).then(|| format!("{name} ({}) at {url} does not answer", member.id))
         });
         let silent: Vec<_> = join_all(asking).await.into_iter().flatten().collect();
-        match silent.is_empty() {
-            true => "the voting members have not been connected for five seconds: try again".to_owned(),
-            false => format!("{}: start it, or remove it from the cluster first", silent.join(", ")),
+        if silent.is_empty() {
+            return "the voting members have not been connected for five seconds: try again".to_owned();
         }
+        format!("{}: start it, or remove it from the cluster first", silent.join(", "))
     }
 }
 
@@ -174,11 +176,14 @@ impl ClusterMembers for EtcdMembers {
         let mut client = self.kv.client.cluster_client();
         let Err(error) = self.call(OPERATION, client.member_promote(id.0)).await? else { return Ok(()) };
         let text = convert::error_message(&error);
-        match () {
-            () if text.contains("in sync with leader") => Err(MembershipError::LearnerNotReady { id }),
-            () if text.contains("can only promote a learner") => Ok(()),
-            () if text.contains("member not found") => Err(MembershipError::MemberNotFound { id }),
-            () => Err(membership_error(OPERATION, error)),
+        if text.contains("in sync with leader") {
+            Err(MembershipError::LearnerNotReady { id })
+        } else if text.contains("can only promote a learner") {
+            Ok(())
+        } else if text.contains("member not found") {
+            Err(MembershipError::MemberNotFound { id })
+        } else {
+            Err(membership_error(OPERATION, error))
         }
     }
 
@@ -197,6 +202,11 @@ impl ClusterMembers for EtcdMembers {
             _ => Ok(()),
         }
     }
+}
+
+/// The key by which the member that a learner asks announces its start.
+pub(super) fn announcement_key(id: MemberId) -> Vec<u8> {
+    format!("{LEARNERS}{id}").into_bytes()
 }
 
 fn list_entry(member: &api::Member) -> Member {

@@ -23,7 +23,6 @@
 
 mod address_change;
 mod client;
-mod command_line;
 mod config;
 mod convert;
 mod crl_recovery;
@@ -33,48 +32,42 @@ mod health;
 mod join_check;
 mod join_claim;
 mod kv;
-mod lease;
+mod local_member;
 mod members;
 mod peer_client;
 mod promote;
-mod release;
-mod watch;
+mod retry_pause;
 
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use nodekeel_localstorage::pki::{Certificate, Credentials};
 use nodekeel_localstorage::tree::EtcdDir;
+use nodekeel_supervisor::process::Process;
 use nodekeel_supervisor::{Context, Failure};
 use tokio::sync::watch::channel;
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
 
 pub use config::EtcdConfig;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use peer_client::check_arbitrary_answer;
 
-use self::command_line::EtcdCommand;
+use self::client::WithoutLeader;
 use self::crl_recovery::CrlRecovery;
-use self::etcd_child::EtcdChild;
+use self::etcd_child::{EtcdChild, ExitWatch};
 use self::files::{InitialCluster, PreparedFiles};
 use self::health::HealthWatch;
 use self::join_check::JoinCheck;
 use self::kv::EtcdKv;
+use self::local_member::LocalMember;
 use self::members::EtcdMembers;
 use self::peer_client::PeerClient;
-use super::kv::{KeyRange, KvStore, RangeRequest};
+use self::retry_pause::RetryPause;
+use super::kv::{KeyRange, KvStore};
 use super::{
-    ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberName, MemberService, MemberStatus, Peer,
-    PeerUrl, PreparedMember, StartOptions, StatusReporter, StatusWatch,
+    ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberService, MemberStatus, PreparedMember,
+    StartOptions, StatusReporter, StatusWatch,
 };
-use crate::pki::{CaError, ClusterCa, PendingCa, sync_revocation_list};
-
-/// The first pause after an unanswered read; it doubles with each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// The longest such pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+use crate::pki::{CA_CERT_PATH, CaError, ClusterCa, PendingCa, sync_revocation_list};
 
 nodekeel_localstorage::layout! {
     /// On a data volume: the directory of a member.
@@ -107,7 +100,10 @@ impl Consensus for EtcdConsensus {
             let (sender, member, start) = (Arc::clone(&sender), member.clone(), start.clone());
             async move {
                 let reporter = StatusReporter::report_starting(&sender);
-                let result = member.run_member(&ctx, &reporter, start).await;
+                let EtcdConsensus { config, files } = &member;
+                let this = LocalMember { config, files, name: &start.name, address: start.address };
+                let run = MemberRun { ctx: &ctx, reporter: &reporter, member: this };
+                let result = run.run(start.clone()).await;
                 reporter.report_exit(result)
             }
         };
@@ -118,138 +114,49 @@ impl Consensus for EtcdConsensus {
     }
 }
 
-impl EtcdConsensus {
-    async fn run_member(
-        &self,
-        ctx: &Context,
-        reporter: &StatusReporter<'_>,
-        start: StartOptions,
-    ) -> Result<(), Failure> {
-        let this = (start.name.clone(), start.address);
-        let (name, address) = &this;
+/// One run of the member.
+struct MemberRun<'a> {
+    ctx: &'a Context,
+    reporter: &'a StatusReporter<'a>,
+    member: LocalMember<'a>,
+}
+
+impl MemberRun<'_> {
+    async fn run(&self, start: StartOptions) -> Result<(), Failure> {
+        // What is on the disk decides how the member starts.
         let mut prepared = self.prepare_files(start).await?;
         if prepared.lacks_crl {
-            return self.restore_revocation_list(ctx, &prepared, &this).await;
+            return self.restore_revocation_list(&prepared).await;
         }
-        let peer = Peer::new(name.clone(), PeerUrl::new(*address, self.config.peer_port));
-        address_change::check_moved(&prepared, &peer, *address).await?;
+        // Two hosts must not run as one member. A member that has moved asks at its former address, one that joins
+        // asks its cluster.
+        address_change::check_moved(&prepared, self.member).await?;
         tokio::select! {
             biased;
-            cancelled = ctx.canceled() => return Err(cancelled.into()),
-            admitted = self.wait_admitted(reporter, &mut prepared, &this) => admitted?,
+            cancelled = self.ctx.canceled() => return Err(cancelled.into()),
+            admitted = self.wait_admitted(&mut prepared) => admitted?,
         }
-        let process = self.command(name, *address).member_process(&prepared.initial_cluster).await;
-        let (child, mut exits) = EtcdChild::new(process);
-        ctx.run_child("etcd", child)?;
-        let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
+        let mut exits = self.run_etcd(self.member.member_process(&prepared.initial_cluster).await)?;
         let known_peers = match &prepared.initial_cluster {
             InitialCluster::Existing { peers } => peers.clone(),
             InitialCluster::New { .. } | InitialCluster::FromData => Vec::new(),
         };
-        let health = HealthWatch::new(&self.config, name, *address, credentials, known_peers).await?;
-        let serving = async {
-            ctx.wait_ready(&format!("{}.etcd", ctx.dn())).await?;
-            let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
-            let client = client::connect_client(&self.config, name, *address, credentials).await?;
-            self.serve_member(ctx, reporter, EtcdKv::new(client, reporter.stop_token()), prepared, &this)
-                .await
-        };
+        // Before etcd is ready: without a majority it never is.
+        let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
         tokio::select! {
             biased;
-            cancelled = ctx.canceled() => Err(cancelled.into()),
-            failure = exits.wait_broken() => {
-                Err(ConsensusError::Process { failure, log: format!("{}.etcd", ctx.dn()) }.into())
-            }
-            served = serving => served,
-            never = health.report_conditions(reporter) => match never {},
-            signaled = reporter.signal_readiness(ctx) => {
+            cancelled = self.ctx.canceled() => Err(cancelled.into()),
+            broken = exits.wait_broken() => Err(self.process_error(broken).into()),
+            served = self.serve(prepared) => served,
+            never = health.report_conditions(self.reporter) => match never {},
+            signaled = self.reporter.signal_readiness(self.ctx) => {
                 Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
             }
         }
     }
 
-    fn command<'a>(&'a self, name: &'a MemberName, address: IpAddr) -> EtcdCommand<'a> {
-        EtcdCommand { config: &self.config, files: &self.files, name, address }
-    }
-
-    /// Writes the missing list of revoked certificates, and ends the run: the next one starts with it.
-    async fn restore_revocation_list(
-        &self,
-        ctx: &Context,
-        prepared: &PreparedFiles,
-        (name, address): &(MemberName, IpAddr),
-    ) -> Result<(), Failure> {
-        tracing::warn!("the list of revoked certificates is missing: reading it from etcd's data");
-        let trusted = files::client_certificate(&self.files, prepared)?;
-        let process = self.command(name, *address).isolated_process(&trusted).await;
-        let (child, mut exits) = EtcdChild::new(process);
-        ctx.run_child("etcd", child)?;
-        let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
-        let recovery = CrlRecovery { config: &self.config, name, address: *address, credentials };
-        let list = tokio::select! {
-            biased;
-            cancelled = ctx.canceled() => return Err(cancelled.into()),
-            failure = exits.wait_broken() => {
-                return Err(ConsensusError::Process { failure, log: format!("{}.etcd", ctx.dn()) }.into());
-            }
-            list = recovery.read_list() => list,
-        };
-        let files = self.files.clone();
-        let stored = spawn_blocking(move || files.store_revocation_list(&list)).await;
-        stored.map_err(backend_error("write the list of revoked certificates"))??;
-        Err(ConsensusError::RevocationListRestored.into())
-    }
-
-    /// Asks the cluster whether a member that joins may start, and updates its list of the others.
-    async fn wait_admitted(
-        &self,
-        reporter: &StatusReporter<'_>,
-        prepared: &mut PreparedFiles,
-        (name, address): &(MemberName, IpAddr),
-    ) -> Result<(), ConsensusError> {
-        let (InitialCluster::Existing { peers }, Some(question)) =
-            (&mut prepared.initial_cluster, &prepared.join_question)
-        else {
-            return Ok(());
-        };
-        let this = Peer::new(name.clone(), PeerUrl::new(*address, self.config.peer_port));
-        let check =
-            JoinCheck { question, this, address: *address, credentials: &prepared.credentials, peers };
-        *peers = check.wait_admitted(reporter).await?;
-        reporter.report_starting_again();
-        Ok(())
-    }
-
-    /// Serves with a running etcd, until it is cancelled.
-    async fn serve_member(
-        &self,
-        ctx: &Context,
-        reporter: &StatusReporter<'_>,
-        kv: EtcdKv,
-        mut prepared: PreparedFiles,
-        (name, address): &(MemberName, IpAddr),
-    ) -> Result<(), Failure> {
-        wait_serving(&kv).await?;
-        let root: Arc<dyn KvStore> = Arc::new(kv.clone());
-        let peer_client =
-            PeerClient::new(&prepared.credentials).map_err(backend_error("use the member's credentials"))?;
-        let cluster_ca =
-            self.load_or_save_ca(&root, prepared.pending_ca.take(), &prepared.credentials).await?;
-        // The others check the certificate when they connect, so it must precede the list that leads them
-        // here.
-        address_change::ensure_certificates(&cluster_ca, &self.files, prepared, name, *address).await?;
-        let members = EtcdMembers::new(kv.clone()).with_peer_client(peer_client);
-        let this =
-            address_change::ensure_listed(&members, PeerUrl::new(*address, self.config.peer_port)).await?;
-        self.run_children(ctx, &root, &members, cluster_ca.ca_certificate().clone())?;
-        let members: Arc<dyn ClusterMembers> = Arc::new(members);
-        ctx.wait_ready(&format!("{}.crl", ctx.dn())).await?;
-        reporter.report_running(ClusterAccess::new(this, root, members));
-        Err(ctx.canceled().await.into())
-    }
-
     async fn prepare_files(&self, start: StartOptions) -> Result<PreparedFiles, ConsensusError> {
-        let files = self.files.clone();
+        let files = self.member.files.clone();
         let prepare = move || {
             let prepared = files::prepare_files(&files, &start)?;
             if let InitialCluster::New { .. } = prepared.initial_cluster {
@@ -257,7 +164,77 @@ impl EtcdConsensus {
             }
             Ok(prepared)
         };
-        spawn_blocking(prepare).await.map_err(backend_error("prepare the member's files"))?
+        spawn_blocking(prepare).await.map_err(ConsensusError::backend("prepare the member's files"))?
+    }
+
+    /// Runs etcd as a child of the member.
+    fn run_etcd(&self, process: Process) -> Result<ExitWatch, Failure> {
+        let (child, exits) = EtcdChild::new(process);
+        self.ctx.run_child("etcd", child)?;
+        Ok(exits)
+    }
+
+    fn process_error(&self, failure: Arc<str>) -> ConsensusError {
+        ConsensusError::Process { failure, log: format!("{}.etcd", self.ctx.dn()) }
+    }
+
+    /// Writes the missing list of revoked certificates, and ends the run: the next one starts with it.
+    async fn restore_revocation_list(&self, prepared: &PreparedFiles) -> Result<(), Failure> {
+        tracing::warn!("the list of revoked certificates is missing: reading it from etcd's data");
+        let trusted = files::client_certificate(self.member.files, prepared)?;
+        let mut exits = self.run_etcd(self.member.isolated_process(&trusted).await)?;
+        let recovery = CrlRecovery { member: self.member, credentials: prepared.own_client() };
+        let list = tokio::select! {
+            biased;
+            cancelled = self.ctx.canceled() => return Err(cancelled.into()),
+            broken = exits.wait_broken() => return Err(self.process_error(broken).into()),
+            list = recovery.read_list() => list,
+        };
+        let files = self.member.files.clone();
+        let stored = spawn_blocking(move || files.store_revocation_list(&list)).await;
+        stored.map_err(ConsensusError::backend("write the list of revoked certificates"))??;
+        Err(ConsensusError::RevocationListRestored.into())
+    }
+
+    /// Asks the cluster whether a member that joins may start, and updates its list of the others.
+    async fn wait_admitted(&self, prepared: &mut PreparedFiles) -> Result<(), ConsensusError> {
+        let (InitialCluster::Existing { peers }, Some(question)) =
+            (&mut prepared.initial_cluster, &prepared.join_question)
+        else {
+            return Ok(());
+        };
+        let (this, address, credentials) =
+            (self.member.to_peer(), self.member.address, &prepared.credentials);
+        let check = JoinCheck { question, this, address, credentials, peers };
+        *peers = check.wait_admitted(self.reporter).await?;
+        self.reporter.report_starting_again();
+        Ok(())
+    }
+
+    /// Serves with a running etcd, until it is cancelled.
+    async fn serve(&self, mut prepared: PreparedFiles) -> Result<(), Failure> {
+        let LocalMember { name, .. } = self.member;
+        self.ctx.wait_ready(&format!("{}.etcd", self.ctx.dn())).await?;
+        let (socket, credentials) = (self.member.client_socket(), prepared.own_client());
+        let client = client::connect(name, socket, credentials, WithoutLeader::Fails).await?;
+        let kv = EtcdKv::new(client, self.reporter.stop_token());
+        wait_serving(&kv).await?;
+        let root: Arc<dyn KvStore> = Arc::new(kv.clone());
+        let peer_client = PeerClient::new(&prepared.credentials)
+            .map_err(ConsensusError::backend("use the member's credentials"))?;
+        let pending_ca = prepared.pending_ca.take();
+        let cluster_ca = self.load_or_save_ca(&root, pending_ca, &prepared.credentials).await?;
+        // The others check the certificate when they connect, so it must precede the list that leads them
+        // here.
+        address_change::ensure_certificates(&cluster_ca, self.member, prepared).await?;
+        let members = EtcdMembers::new(kv).with_peer_client(peer_client);
+        let this = address_change::ensure_listed(&members, self.member.peer_url()).await?;
+        self.run_children(&root, &members, cluster_ca.ca_certificate().clone())?;
+        let members: Arc<dyn ClusterMembers> = Arc::new(members);
+        // The list of revoked certificates is on the disk before the node counts as a member.
+        self.ctx.wait_ready(&format!("{}.crl", self.ctx.dn())).await?;
+        self.reporter.report_running(ClusterAccess::new(this, root, members));
+        Err(self.ctx.canceled().await.into())
     }
 
     /// Saves the CA of a new cluster; for any other, checks that it is the one on the disk.
@@ -269,31 +246,30 @@ impl EtcdConsensus {
     ) -> Result<ClusterCa, ConsensusError> {
         let Some(new) = new else {
             let cluster_ca = ClusterCa::load_ca(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
-            return match cluster_ca.ca_certificate() == &credentials.ca {
-                true => Ok(cluster_ca),
-                false => Err(ConsensusError::Ca(CaError::AnotherCa)),
-            };
+            if cluster_ca.ca_certificate() != &credentials.ca {
+                return Err(ConsensusError::Ca(CaError::AnotherCa));
+            }
+            return Ok(cluster_ca);
         };
         let cluster_ca = new.save_to(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
-        let files = self.files.clone();
+        let files = self.member.files.clone();
         let removed = spawn_blocking(move || files::remove_pending_ca(&files)).await;
-        removed.map_err(backend_error("remove the saved CA from the disk"))??;
+        removed.map_err(ConsensusError::backend("remove the saved CA from the disk"))??;
         Ok(cluster_ca)
     }
 
     fn run_children(
         &self,
-        ctx: &Context,
         root: &Arc<dyn KvStore>,
         members: &EtcdMembers,
         ca: Certificate,
     ) -> Result<(), Failure> {
-        let (kept, files) = (Arc::clone(root), self.files.clone());
-        ctx.run_child("crl", move |ctx| {
+        let (kept, files) = (Arc::clone(root), self.member.files.clone());
+        self.ctx.run_child("crl", move |ctx| {
             sync_revocation_list(ctx, Arc::clone(&kept), ca.clone(), files.clone())
         })?;
         let (root, members) = (Arc::clone(root), members.clone());
-        ctx.run_child("promoter", move |ctx| {
+        self.ctx.run_child("promoter", move |ctx| {
             promote::promote_learners(ctx, Arc::clone(&root), members.clone())
         })?;
         Ok(())
@@ -305,22 +281,14 @@ impl EtcdConsensus {
 /// A learner serves neither such reads nor watches, so nothing notifies it of its promotion. It is polled,
 /// with growing pauses.
 async fn wait_serving(kv: &EtcdKv) -> Result<(), ConsensusError> {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = RetryPause::default();
     loop {
-        match kv.range(RangeRequest::new(KeyRange::single_key(crate::pki::CA_CERT_PATH))).await {
+        match kv.range(KeyRange::single_key(CA_CERT_PATH)).await {
             Ok(_) => return Ok(()),
-            Err(error) if error.is_retryable() => sleep(pause).await,
+            Err(error) if error.is_retryable() => pause.wait().await,
             Err(source) => {
                 return Err(ConsensusError::Kv { operation: "reach the other members", source });
             }
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
-}
-
-pub(super) fn backend_error<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
-    operation: &str,
-) -> impl FnOnce(E) -> ConsensusError {
-    let operation = operation.to_owned();
-    move |source| ConsensusError::Backend { operation, source: source.into() }
 }

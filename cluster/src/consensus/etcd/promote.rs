@@ -9,12 +9,9 @@ use nodekeel_supervisor::{Context, Failure};
 use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
-use super::members::EtcdMembers;
+use super::members::{EtcdMembers, LEARNERS, announcement_key};
 use crate::consensus::kv::{KeyEvent, KeyRange, KvStore, ListWatchUpdate, ListWatcher};
 use crate::consensus::{ClusterMembers as _, Member, MemberId, MembershipError};
-
-/// Key prefix of learners that have announced their start, by id. A key is deleted with the promotion.
-pub(super) const LEARNERS: &str = "/etcd-learners/";
 
 /// The first pause after an attempt; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -77,7 +74,7 @@ struct Announced {
 impl Announced {
     fn apply(&mut self, update: ListWatchUpdate) {
         match update {
-            ListWatchUpdate::Snapshot { kvs, .. } => self.keys = kvs.into_iter().map(|kv| kv.key).collect(),
+            ListWatchUpdate::Snapshot(kvs) => self.keys = kvs.into_iter().map(|kv| kv.key).collect(),
             ListWatchUpdate::Events(events) => {
                 for event in events {
                     match event {
@@ -165,10 +162,6 @@ impl<Group: PromotionGroup> Promoter<Group> {
         }
         Ok(true)
     }
-}
-
-pub(super) fn announcement_key(id: MemberId) -> Vec<u8> {
-    format!("{LEARNERS}{id}").into_bytes()
 }
 
 async fn wait_until(time: Option<Instant>) {
@@ -265,10 +258,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_learner_in_sync_is_promoted_at_once_and_its_announcement_deleted() {
         let (group, root) = (FakeGroup::new(Duration::ZERO), announced_learner().await);
-        let before = root.range(crate::consensus::kv::RangeRequest::new(KeyRange::all_keys())).await.unwrap();
+        let before = root.range(KeyRange::all_keys()).await.unwrap();
         group.run_for(&root, Duration::from_secs(3600)).await;
         assert!(group.0.is_promoted.load(Ordering::Relaxed));
-        let after = root.range(crate::consensus::kv::RangeRequest::new(KeyRange::all_keys())).await.unwrap();
+        let after = root.range(KeyRange::all_keys()).await.unwrap();
         assert_eq!((after.kvs.len(), after.revision.0 - before.revision.0), (0, 1), "one change");
         assert_eq!(group.counts().0, 1);
     }

@@ -2,7 +2,6 @@
 
 use thiserror::Error;
 
-use super::{LeaseId, Revision};
 use crate::BoxError;
 
 /// Why a call to a store failed.
@@ -25,22 +24,7 @@ pub enum KvError {
     #[error(
         "the requested revision has been compacted: read the present keys, and continue from their revision"
     )]
-    Compacted {
-        /// The oldest kept revision; [`Revision::NONE`] if the store does not report it.
-        oldest: Revision,
-    },
-    /// The revision does not exist yet.
-    #[error("revision {} does not exist yet: read at an existing revision", .revision.0)]
-    FutureRevision {
-        /// The requested revision.
-        revision: Revision,
-    },
-    /// The lease has expired, or never existed: grant another.
-    #[error("lease {} does not exist: it expired or was revoked", .lease.0)]
-    LeaseNotFound {
-        /// The lease; zero if the store does not report it.
-        lease: LeaseId,
-    },
+    Compacted,
     /// The store did not answer, or reported that it has no leader. The call may have taken effect. A retry
     /// may help.
     #[error("can't {operation}: the cluster's etcd does not answer")]

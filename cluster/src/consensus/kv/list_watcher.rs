@@ -3,24 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{
-    KeyEvent, KeyRange, KeyValue, KvError, KvStore, RangeRequest, Revision, WatchFrom, WatchResponse,
-    WatchStream,
-};
+use super::{KeyEvent, KeyRange, KeyValue, KvError, KvStore, WatchStream};
 
 /// An update of a [`ListWatcher`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ListWatchUpdate {
-    /// All present keys. Keys that are not among them do not exist: discard earlier updates.
+    /// All present keys, in their order. Keys that are not among them do not exist: discard earlier updates.
     ///
     /// It is the first update, and is repeated when changes were lost to a compaction.
-    Snapshot {
-        /// The newest revision when they were read.
-        revision: Revision,
-        /// The keys in their order.
-        kvs: Vec<KeyValue>,
-    },
+    Snapshot(Vec<KeyValue>),
     /// Changes since then, in order.
     Events(Vec<KeyEvent>),
 }
@@ -51,15 +43,18 @@ impl ListWatcher {
     pub async fn next_update(&mut self) -> Result<ListWatchUpdate, KvError> {
         loop {
             let Some(watch) = &mut self.watch else {
-                if let Some(all) = self.list_and_watch().await? {
-                    return Ok(all);
+                let read = self.store.range(self.keys.clone()).await?;
+                match self.store.watch(self.keys.clone(), read.revision.next()).await {
+                    Ok(watch) => self.watch = Some(watch),
+                    // Compacted since the read: it is repeated.
+                    Err(KvError::Compacted) => continue,
+                    Err(error) => return Err(error),
                 }
-                continue;
+                return Ok(ListWatchUpdate::Snapshot(read.kvs));
             };
-            match watch.next_response().await {
-                Some(Ok(WatchResponse::Events(changes))) => return Ok(ListWatchUpdate::Events(changes)),
-                Some(Ok(WatchResponse::Progress(_))) => {}
-                Some(Err(KvError::Compacted { .. })) => self.watch = None,
+            match watch.next_events().await {
+                Some(Ok(events)) => return Ok(ListWatchUpdate::Events(events)),
+                Some(Err(KvError::Compacted)) => self.watch = None,
                 Some(Err(error)) => {
                     self.watch = None;
                     return Err(error);
@@ -70,18 +65,6 @@ impl ListWatcher {
                 }
             }
         }
-    }
-
-    /// Lists the keys and starts a watch; `None` if the listed revision was compacted meanwhile.
-    async fn list_and_watch(&mut self) -> Result<Option<ListWatchUpdate>, KvError> {
-        let read = self.store.range(RangeRequest::new(self.keys.clone())).await?;
-        let from = WatchFrom::Revision(read.revision.next());
-        match self.store.watch(self.keys.clone(), from).await {
-            Ok(watch) => self.watch = Some(watch),
-            Err(KvError::Compacted { .. }) => return Ok(None),
-            Err(error) => return Err(error),
-        }
-        Ok(Some(ListWatchUpdate::Snapshot { revision: read.revision, kvs: read.kvs }))
     }
 }
 

@@ -2,60 +2,8 @@
 
 use std::fmt;
 
-use super::range::check_key;
-use super::{KeyRange, KeyValue, KvError, LeaseId, RangeRequest, RangeResponse, Revision};
-
-/// How a value compares to the given one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to handle every operator")]
-pub enum CompareOp {
-    /// Equal.
-    Equal,
-    /// Not equal.
-    NotEqual,
-    /// Greater; for bytes, later in their order.
-    Greater,
-    /// Less; for bytes, earlier in their order.
-    Less,
-}
-
-impl CompareOp {
-    /// Whether `left` compares to `right` like this.
-    pub fn is_satisfied<T: Ord + ?Sized>(self, left: &T, right: &T) -> bool {
-        match self {
-            CompareOp::Equal => left == right,
-            CompareOp::NotEqual => left != right,
-            CompareOp::Greater => left > right,
-            CompareOp::Less => left < right,
-        }
-    }
-}
-
-/// What is compared, and with which value. For a key that does not exist the numbers are zero, and no
-/// comparison of its value holds.
-#[derive(Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to handle every target")]
-pub enum CompareTarget {
-    /// The revision that created the key.
-    CreateRevision(Revision),
-    /// The revision that last wrote it.
-    ModRevision(Revision),
-    /// The number of writes.
-    Version(i64),
-    /// Its value.
-    Value(Vec<u8>),
-}
-
-impl fmt::Debug for CompareTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CompareTarget::CreateRevision(revision) => write!(f, "Created({})", revision.0),
-            CompareTarget::ModRevision(revision) => write!(f, "Modified({})", revision.0),
-            CompareTarget::Version(version) => write!(f, "Version({version})"),
-            CompareTarget::Value(value) => write!(f, "Value({} bytes)", value.len()),
-        }
-    }
-}
+use super::keys::check_key;
+use super::{KeyRange, KeyValue, KvError, Revision};
 
 /// A comparison of a key.
 #[derive(Clone, PartialEq, Eq)]
@@ -63,54 +11,51 @@ impl fmt::Debug for CompareTarget {
 pub struct Compare {
     /// The key.
     pub key: Vec<u8>,
-    /// The operator.
-    pub op: CompareOp,
-    /// The operand.
-    pub target: CompareTarget,
+    /// What must hold for it.
+    pub condition: KeyCondition,
+}
+
+/// What must hold for a key, so that a transaction succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every condition")]
+pub enum KeyCondition {
+    /// It does not exist.
+    Absent,
+    /// It exists.
+    Present,
+    /// This revision was the last to write it. A key that was deleted and created again was written.
+    WrittenBy(Revision),
 }
 
 impl Compare {
-    /// A comparison of one key.
-    pub fn new(key: impl Into<Vec<u8>>, op: CompareOp, target: CompareTarget) -> Compare {
-        Compare { key: key.into(), op, target }
-    }
-
     /// The key does not exist.
     pub fn key_absent(key: impl Into<Vec<u8>>) -> Compare {
-        Compare::new(key, CompareOp::Equal, CompareTarget::CreateRevision(Revision::NONE))
+        Compare { key: key.into(), condition: KeyCondition::Absent }
     }
 
     /// The key exists.
     pub fn key_present(key: impl Into<Vec<u8>>) -> Compare {
-        Compare::new(key, CompareOp::NotEqual, CompareTarget::CreateRevision(Revision::NONE))
+        Compare { key: key.into(), condition: KeyCondition::Present }
     }
 
-    /// The key was not written since it was read. A key that was deleted and created again was written.
+    /// The key was not written since it was read.
     pub fn key_unchanged(read: &KeyValue) -> Compare {
-        Compare::new(&*read.key, CompareOp::Equal, CompareTarget::ModRevision(read.mod_revision))
+        Compare { key: read.key.clone(), condition: KeyCondition::WrittenBy(read.mod_revision) }
     }
 
     /// Whether the comparison holds for the present value.
     pub fn is_satisfied_by(&self, found: Option<&KeyValue>) -> bool {
-        let number = |of: fn(&KeyValue) -> Revision| found.map_or(Revision::NONE, of);
-        match &self.target {
-            CompareTarget::CreateRevision(revision) => {
-                self.op.is_satisfied(&number(|kv| kv.create_revision), revision)
-            }
-            CompareTarget::ModRevision(revision) => {
-                self.op.is_satisfied(&number(|kv| kv.mod_revision), revision)
-            }
-            CompareTarget::Version(version) => {
-                self.op.is_satisfied(&found.map_or(0, |kv| kv.version), version)
-            }
-            CompareTarget::Value(value) => found.is_some_and(|kv| self.op.is_satisfied(&kv.value, value)),
+        match self.condition {
+            KeyCondition::Absent => found.is_none(),
+            KeyCondition::Present => found.is_some(),
+            KeyCondition::WrittenBy(revision) => found.is_some_and(|kv| kv.mod_revision == revision),
         }
     }
 }
 
 impl fmt::Debug for Compare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" {:?} {:?}", self.key.escape_ascii(), self.op, self.target)
+        write!(f, "\"{}\" {:?}", self.key.escape_ascii(), self.condition)
     }
 }
 
@@ -124,48 +69,35 @@ pub enum TxnOp {
         key: Vec<u8>,
         /// Its value.
         value: Vec<u8>,
-        /// The lease that deletes it; `None` also removes an earlier lease.
-        lease: Option<LeaseId>,
     },
     /// Deletes keys.
     Delete(KeyRange),
     /// Reads keys. The read sees what the transaction has written before it.
-    Range(RangeRequest),
+    Range(KeyRange),
 }
 
 impl TxnOp {
-    /// Writes a key, without a lease.
+    /// Writes a key.
     pub fn put(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> TxnOp {
-        TxnOp::Put { key: key.into(), value: value.into(), lease: None }
-    }
-
-    /// Writes a key, which the lease deletes.
-    pub fn put_with_lease(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>, lease: LeaseId) -> TxnOp {
-        TxnOp::Put { key: key.into(), value: value.into(), lease: Some(lease) }
-    }
-
-    /// Deletes a key.
-    pub fn delete(key: impl Into<Vec<u8>>) -> TxnOp {
-        TxnOp::Delete(KeyRange::single_key(key))
+        TxnOp::Put { key: key.into(), value: value.into() }
     }
 
     /// Reads a key.
     pub fn get(key: impl Into<Vec<u8>>) -> TxnOp {
-        TxnOp::Range(RangeRequest::new(KeyRange::single_key(key)))
+        TxnOp::Range(KeyRange::single_key(key))
     }
 }
 
 impl fmt::Debug for TxnOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TxnOp::Put { key, value, lease } => f
+            TxnOp::Put { key, value } => f
                 .debug_struct("Put")
                 .field("key", &key.escape_ascii().to_string())
                 .field("value", &format_args!("{} bytes", value.len()))
-                .field("lease", lease)
                 .finish(),
             TxnOp::Delete(keys) => f.debug_tuple("Delete").field(keys).finish(),
-            TxnOp::Range(range) => f.debug_tuple("Range").field(range).finish(),
+            TxnOp::Range(keys) => f.debug_tuple("Range").field(keys).finish(),
         }
     }
 }
@@ -220,9 +152,7 @@ impl Txn {
         self.or_else.push(op);
         self
     }
-}
 
-impl Txn {
     /// Checks that the transaction is valid: for implementations.
     ///
     /// # Errors
@@ -240,59 +170,35 @@ fn check_ops(ops: &[TxnOp]) -> Result<(), KvError> {
         match op {
             TxnOp::Put { key, .. } => {
                 check_key(key)?;
-                let is_removed = |op: &TxnOp| matches!(op, TxnOp::Delete(keys) if keys.contains(key));
-                if written.contains(&key.as_slice()) || ops.iter().any(is_removed) {
+                let is_deleted = |op: &TxnOp| matches!(op, TxnOp::Delete(keys) if keys.contains(key));
+                if written.contains(&key.as_slice()) || ops.iter().any(is_deleted) {
                     return Err(KvError::DuplicateKey);
                 }
                 written.push(key);
             }
-            TxnOp::Delete(keys) => keys.check_keys()?,
-            TxnOp::Range(range) => range.keys.check_keys()?,
+            TxnOp::Delete(keys) | TxnOp::Range(keys) => keys.check_keys()?,
         }
     }
     Ok(())
 }
 
-/// The result of an operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to handle every operation")]
-pub enum TxnOpResponse {
-    /// A key was written.
-    Put,
-    /// The number of deleted keys.
-    Delete(u64),
-    /// The keys that were read.
-    Range(RangeResponse),
-}
-
 /// The result of a transaction.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TxnResponse {
     /// The revision of its change; the newest, if it changed nothing.
     pub revision: Revision,
     /// Whether all comparisons held.
     pub succeeded: bool,
-    /// The results of the operations of the list that was performed, in order.
-    pub responses: Vec<TxnOpResponse>,
+    /// All keys that were read, in the order of the operations.
+    pub kvs: Vec<KeyValue>,
+    /// The number of keys deleted by all operations.
+    pub deleted: u64,
 }
 
 impl TxnResponse {
-    /// The result of a transaction.
-    pub fn new(revision: Revision, succeeded: bool, responses: Vec<TxnOpResponse>) -> TxnResponse {
-        TxnResponse { revision, succeeded, responses }
-    }
-
-    /// The number of keys deleted by all its operations.
-    pub fn deleted_count(&self) -> u64 {
-        let deleted =
-            |result: &TxnOpResponse| if let TxnOpResponse::Delete(count) = result { *count } else { 0 };
-        self.responses.iter().map(deleted).sum()
-    }
-
-    /// All keys that were read, in the order of the operations.
-    pub fn into_key_values(self) -> impl Iterator<Item = KeyValue> {
-        let kvs = |result| if let TxnOpResponse::Range(ranged) = result { ranged.kvs } else { Vec::new() };
-        self.responses.into_iter().flat_map(kvs)
+    /// The first key that was read, if any: the answer to a single [`TxnOp::get`].
+    pub fn into_first(self) -> Option<KeyValue> {
+        self.kvs.into_iter().next()
     }
 }

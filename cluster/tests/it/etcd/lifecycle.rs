@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use nodekeel_cluster::consensus::kv::{KeyRange, ListWatchUpdate, ListWatcher};
-use nodekeel_cluster::pki::ClusterCa;
+use nodekeel_cluster::consensus::kv::{KeyEvent, KeyRange, KvError, ListWatchUpdate, ListWatcher};
+use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
 use rustix::process::{Signal, kill_process};
 use testbed::leftovers;
 use tokio::time::timeout;
 
 use super::etcd_fixture::{EtcdFixture, EtcdVersion};
+use super::rejections::etcd_client;
 use crate::member_run::HANG;
 use crate::nodes::unlock_keys::check_unlock_keys;
 
@@ -76,9 +77,7 @@ pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdV
     let running = node.wait_running().await;
     let root = running.root_kv();
     let mut follow = ListWatcher::new(running.root_kv(), KeyRange::prefix("/k/"));
-    assert!(
-        matches!(follow.next_update().await.unwrap(), ListWatchUpdate::Snapshot { kvs, .. } if kvs.is_empty())
-    );
+    assert!(matches!(follow.next_update().await.unwrap(), ListWatchUpdate::Snapshot(kvs) if kvs.is_empty()));
     for round in 0..3 {
         kill_process(fixture.pid(), Signal::KILL).unwrap();
         let key = format!("/k/{round}");
@@ -97,24 +96,31 @@ pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdV
     node.stop().await;
 }
 
-pub(super) async fn the_holder_of_a_lease_is_notified_when_it_expires(version: EtcdVersion) {
+/// As etcd's own compaction does once an hour.
+pub(super) async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_does_not(
+    version: EtcdVersion,
+) {
     let fixture = EtcdFixture::new(version, "one");
     let mut node = fixture.run(fixture.bootstrap_options());
     let running = node.wait_running().await;
-    let lease = running.root_kv().grant_lease(Duration::from_secs(2)).await.unwrap();
-    kill_process(fixture.pid(), Signal::STOP).unwrap();
-    timeout(Duration::from_secs(10), lease.wait_ended()).await.expect("the holder is notified");
-    kill_process(fixture.pid(), Signal::CONT).unwrap();
+    let (root, keys) = (running.root_kv(), KeyRange::single_key("/k"));
+    let first = root.put(b"/k", b"1").await.unwrap();
+    let last = root.put(b"/k", b"2").await.unwrap();
+    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let spec = CertificateSpec::for_client("client".parse().unwrap());
+    let credentials = cluster_ca.issue_credentials(&spec).await.unwrap();
+    let mut client = etcd_client(&fixture, cluster_ca.ca_certificate(), Some(&credentials)).await.unwrap();
+    client.compact(last.0, None).await.unwrap();
+    let compacted = match root.watch(keys.clone(), first).await {
+        Ok(mut watch) => timeout(HANG, watch.next_events()).await.unwrap().unwrap().map(drop),
+        Err(error) => Err(error),
+    };
+    assert!(matches!(compacted, Err(KvError::Compacted)), "{compacted:?}");
+    let mut watch = root.watch(keys, last.next()).await.unwrap();
+    let third = root.put(b"/k", b"3").await.unwrap();
+    let events = timeout(HANG, watch.next_events()).await.unwrap().unwrap().unwrap();
+    assert_eq!(events.iter().map(KeyEvent::mod_revision).collect::<Vec<_>>(), [third]);
     node.stop().await;
-}
-
-pub(super) async fn the_holder_of_a_lease_is_notified_when_its_members_run_ends(version: EtcdVersion) {
-    let fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
-    let lease = running.root_kv().grant_lease(Duration::from_secs(60)).await.unwrap();
-    node.stop().await;
-    timeout(Duration::from_secs(1), lease.wait_ended()).await.expect("the holder is notified at once");
 }
 
 pub(super) async fn an_etcd_that_cannot_start_fails_the_member_with_its_exit_code(version: EtcdVersion) {

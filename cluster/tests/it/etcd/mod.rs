@@ -40,8 +40,7 @@ on_both! {
     lifecycle::a_single_member_meets_the_consensus_contract;
     lifecycle::a_restarted_member_has_the_same_ca_and_data;
     lifecycle::a_killed_etcd_restarts_and_its_watches_resume;
-    lifecycle::the_holder_of_a_lease_is_notified_when_it_expires;
-    lifecycle::the_holder_of_a_lease_is_notified_when_its_members_run_ends;
+    lifecycle::a_watch_of_compacted_changes_fails_and_one_of_later_changes_does_not;
     lifecycle::an_etcd_that_cannot_start_fails_the_member_with_its_exit_code;
     lifecycle::a_member_serves_at_an_ipv6_address;
     kills::a_member_killed_at_any_time_makes_one_cluster;

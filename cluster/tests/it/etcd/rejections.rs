@@ -11,19 +11,27 @@ use tokio::time::timeout;
 use super::etcd_fixture::{ADDRESS, EtcdFixture, EtcdVersion};
 use crate::member_run::HANG;
 
-pub(super) async fn etcd_get(
+/// A client of a member, with these credentials or none.
+pub(super) async fn etcd_client(
     fixture: &EtcdFixture,
     ca: &nodekeel_localstorage::pki::Certificate,
     with: Option<&Credentials>,
-) -> Result<(), String> {
+) -> Result<Client, etcd_client::Error> {
     let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(ca.to_pem()));
     if let Some(with) = with {
         tls = tls.identity(Identity::from_pem(with.certificate.to_pem(), with.key.to_pem().as_bytes()));
     }
     let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
-    let mut client =
-        Client::connect([fixture.client_url()], Some(options)).await.map_err(|error| error.to_string())?;
-    client.get("/k", None).await.map(drop).map_err(|error| format!("{error:?}"))
+    Client::connect([fixture.client_url()], Some(options)).await
+}
+
+/// One read by such a client.
+pub(super) async fn etcd_get(
+    fixture: &EtcdFixture,
+    ca: &nodekeel_localstorage::pki::Certificate,
+    with: Option<&Credentials>,
+) -> Result<(), etcd_client::Error> {
+    etcd_client(fixture, ca, with).await?.get("/k", None).await.map(drop)
 }
 
 pub(super) async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(version: EtcdVersion) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::MemberId;
-use nodekeel_cluster::consensus::kv::{KeyRange, RangeRequest, Txn, TxnOp};
+use nodekeel_cluster::consensus::kv::{KeyRange, Txn, TxnOp};
 use nodekeel_cluster::enrolment::ClusterNode;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -149,7 +149,7 @@ impl Nemesis {
         let started = Instant::now();
         // A busy machine may elect another leader at this moment.
         let read = loop {
-            match root.range(RangeRequest::new(KeyRange::prefix("/history/"))).await {
+            match root.range(KeyRange::prefix("/history/")).await {
                 Ok(read) => break read,
                 Err(error) if error.is_retryable() && started.elapsed() < HANG => {
                     sleep(Duration::from_millis(100)).await;

@@ -7,7 +7,7 @@ use nodekeel_supervisor::{CanceledError, Context, Failure};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::memory_cluster::{MemoryCluster, MemoryMembers, MemoryNetwork};
+use super::cluster::{MemoryCluster, MemoryMembers, MemoryNetwork};
 use crate::consensus::join::check_join;
 use crate::consensus::kv::KvStore;
 use crate::consensus::{

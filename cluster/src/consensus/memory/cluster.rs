@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
-use super::memory_kv::MemoryKv;
+use super::kv::MemoryKv;
 use crate::consensus::{
     ClusterMembers, DEFAULT_PEER_PORT, Member, MemberId, MemberName, MembershipError, NewMember, Peer,
     PeerUrl,
@@ -127,10 +127,10 @@ pub(super) struct MemoryMembers {
 
 impl MemoryMembers {
     fn entries(&self) -> Result<MutexGuard<'_, Vec<MemberEntry>>, MembershipError> {
-        match self.stopped.is_cancelled() {
-            true => Err(MembershipError::Stopped),
-            false => Ok(self.cluster.lock()),
+        if self.stopped.is_cancelled() {
+            return Err(MembershipError::Stopped);
         }
+        Ok(self.cluster.lock())
     }
 }
 

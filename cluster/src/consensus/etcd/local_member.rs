@@ -1,25 +1,53 @@
-//! etcd's command line.
+//! This node's member: its addresses, and the command line of its etcd.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nodekeel_localstorage::tree::EtcdDir;
 use nodekeel_supervisor::process::{Process, Readiness};
 
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
 use super::config::EtcdConfig;
 use super::files::InitialCluster;
-use super::release::skip_san_variables;
-use crate::consensus::{MemberName, PeerUrl};
+use crate::consensus::{MemberName, Peer, PeerUrl};
 
-/// The command line of this node's etcd.
-pub(super) struct EtcdCommand<'a> {
+/// The variables of a flag that has one name until 3.5, and the other from 3.6 on: with it, a connecting member
+/// needs no certificate for its address.
+const SKIP_SAN_VARIABLES: [&str; 2] =
+    ["ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION"];
+
+/// How long a program may take to print its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// This node's member, as one run of it starts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalMember<'a> {
     pub(super) config: &'a EtcdConfig,
     pub(super) files: &'a EtcdDir,
     pub(super) name: &'a MemberName,
     pub(super) address: IpAddr,
 }
 
-impl EtcdCommand<'_> {
+impl LocalMember<'_> {
+    /// The URL at which other members reach it.
+    pub(super) fn peer_url(&self) -> PeerUrl {
+        PeerUrl::new(self.address, self.config.peer_port)
+    }
+
+    /// The member as others list it.
+    pub(super) fn to_peer(&self) -> Peer {
+        Peer::new(self.name.clone(), self.peer_url())
+    }
+
+    /// Where it serves its clients.
+    pub(super) fn client_socket(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.config.client_port)
+    }
+
     /// etcd as a member. It signals ready when it has joined its cluster, even as a learner.
     pub(super) async fn member_process(&self, initial: &InitialCluster) -> Process {
         let list = self.files.peer_crl.path();
@@ -41,9 +69,8 @@ impl EtcdCommand<'_> {
 
     /// What both have in common. It trusts those that this certificate has issued, or its holder.
     async fn process(&self, trusted: &Path, initial: &InitialCluster) -> Process {
-        let EtcdCommand { config, files, name, address } = self;
-        let peer = PeerUrl::new(*address, config.peer_port);
-        let client = format!("https://{}", SocketAddr::new(*address, config.client_port));
+        let LocalMember { config, files, name, .. } = self;
+        let (peer, client) = (self.peer_url(), format!("https://{}", self.client_socket()));
         let pki = &files.peer_pki;
         Process::new(&config.binary)
             .args(["--name", name.as_str()])
@@ -93,4 +120,54 @@ fn initial_cluster_args(name: &MemberName, peer: &PeerUrl, initial: &InitialClus
         args.push(format!("--initial-cluster-token={token}"));
     }
     args
+}
+
+/// The variables to set for this program, so that it knows each of them: etcd warns about an unknown variable. All
+/// of them if its version is unknown.
+async fn skip_san_variables(binary: &Path) -> &'static [&'static str] {
+    let mut command = Command::new(binary);
+    command.arg("--version").env_clear().stdin(Stdio::null()).stderr(Stdio::null());
+    let printed = timeout(VERSION_TIMEOUT, spawn_blocking(move || command.output())).await;
+    let printed = printed.ok().and_then(Result::ok).and_then(Result::ok).map(|output| output.stdout);
+    variables_of(printed.as_deref().and_then(parse_version))
+}
+
+fn variables_of(version: Option<(u32, u32)>) -> &'static [&'static str] {
+    match version {
+        Some(version) if version < (3, 6) => &SKIP_SAN_VARIABLES[..1],
+        Some(_) => &SKIP_SAN_VARIABLES[1..],
+        None => &SKIP_SAN_VARIABLES,
+    }
+}
+
+/// Parses `etcd Version: 3.4.23`, the first line of `etcd --version`.
+fn parse_version(printed: &[u8]) -> Option<(u32, u32)> {
+    let version = std::str::from_utf8(printed).ok()?.strip_prefix("etcd Version: ")?;
+    let mut numbers = version.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_release_gets_the_variable_that_it_knows() {
+        let variables = |printed: &[u8]| variables_of(parse_version(printed));
+        let [old, new] = SKIP_SAN_VARIABLES;
+        assert_eq!(variables(b"etcd Version: 3.4.23\nGit SHA: Not provided\n"), [old]);
+        assert_eq!(variables(b"etcd Version: 3.5.21\n"), [old]);
+        assert_eq!(variables(b"etcd Version: 3.6.0-rc.1\n"), [new]);
+        assert_eq!(variables(b"etcd Version: 3.7.3\n"), [new]);
+        for unknown in [&b""[..], b"etcd Version: main", b"\xff", b"Version: 3.4.23"] {
+            assert_eq!(variables(unknown), [old, new]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_prints_no_version_gets_all_variables() {
+        for program in ["/bin/true", "/nowhere/etcd"] {
+            assert_eq!(skip_san_variables(Path::new(program)).await, SKIP_SAN_VARIABLES);
+        }
+    }
 }
