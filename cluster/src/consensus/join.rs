@@ -5,7 +5,9 @@
 
 use thiserror::Error;
 
-use super::{Member, MemberId, Peer, PeerUrl};
+#[cfg(any(feature = "etcd", feature = "memory"))]
+use super::{Member, Peer};
+use super::{MemberId, PeerUrl};
 
 /// Why a cluster does not admit a member that has no data. Retrying does not help.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -66,19 +68,22 @@ pub enum JoinRefusal {
 
 /// Decides whether this member may start without data. The list must be one that a majority has confirmed: an
 /// older one may lack a start or a promotion.
+#[cfg(any(feature = "etcd", feature = "memory"))]
 pub(super) fn check_join(members: &[Member], this: &Peer) -> Result<MemberId, JoinRefusal> {
     if let Some(refusal) = find_started(members, this) {
         return Err(refusal);
     }
     let member = find_listed(members, this)?;
-    match member.is_learner {
-        true => Ok(member.id),
+    if member.is_learner {
+        Ok(member.id)
+    } else {
         // Promoted before it published its name.
-        false => Err(JoinRefusal::AlreadyStarted { id: member.id, name: this.name.to_string() }),
+        Err(JoinRefusal::AlreadyStarted { id: member.id, name: this.name.to_string() })
     }
 }
 
 /// The member that the cluster lists at this one's URL: this one, started or not.
+#[cfg(any(feature = "etcd", feature = "memory"))]
 pub(super) fn find_listed<'a>(members: &'a [Member], this: &Peer) -> Result<&'a Member, JoinRefusal> {
     let listed = members.iter().find(|member| member.has_peer_url(&this.url));
     let Some(member) = listed else { return Err(JoinRefusal::NotListed { url: this.url.clone() }) };
@@ -99,6 +104,7 @@ pub(super) fn find_voter<'a>(members: &'a [Member], this: &Peer) -> Option<&'a M
 
 /// The refusal if this member is known to have started. Any list of the cluster proves it, however old: a name
 /// is of one node's key alone, and a member that has started will always have.
+#[cfg(any(feature = "etcd", feature = "memory"))]
 pub(super) fn find_started(members: &[Member], this: &Peer) -> Option<JoinRefusal> {
     let started = members.iter().find(|member| member.name.as_deref() == Some(this.name.as_str()))?;
     Some(JoinRefusal::AlreadyStarted { id: started.id, name: this.name.to_string() })

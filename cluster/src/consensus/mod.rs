@@ -2,7 +2,7 @@
 //!
 //! [`Consensus`] runs this node's member. It prepares a runnable for the supervision tree and a watch of its
 //! [`MemberStatus`]; the keys and the list of members are available in [`MemberStatus::Running`] alone. The
-//! implementations are [`memory`], for one process, and `etcd`, with the feature of that name.
+//! implementations are `memory`, for one process, and `etcd`, with the features of these names.
 //!
 //! ```text
 //!  StartOptions ──▶ Consensus::prepare_member ──▶ PreparedMember { service: for the tree, status }
@@ -18,10 +18,13 @@ pub mod etcd;
 mod join;
 pub mod kv;
 mod member;
+#[cfg(feature = "memory")]
 pub mod memory;
 mod names;
 mod start;
 mod status;
+#[cfg(any(feature = "etcd", feature = "memory"))]
+mod status_reporter;
 
 use std::fmt::Debug;
 
@@ -32,8 +35,9 @@ pub use join::JoinRefusal;
 pub use member::{ClusterMembers, Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
 pub use start::{StartMode, StartOptions};
-pub(crate) use status::StatusReporter;
 pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};
+#[cfg(any(feature = "etcd", feature = "memory"))]
+use status_reporter::StatusReporter;
 
 /// The default port for connections between members.
 ///

@@ -1,15 +1,13 @@
 //! The status of a member.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_supervisor::{Context, Failure, LifecycleSignalError, RunFuture, Runnable};
+use nodekeel_supervisor::{Context, RunFuture, Runnable};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
-use super::{ClusterAccess, JoinRefusal, MemberCondition};
+use super::{ClusterAccess, JoinRefusal};
 
 /// The status of this node's member.
 #[derive(Clone, Debug, Default)]
@@ -136,126 +134,5 @@ impl Runnable for MemberService {
 impl fmt::Debug for MemberService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemberService").finish_non_exhaustive()
-    }
-}
-
-/// Reports the status of one run of a member to its watchers.
-pub(crate) struct StatusReporter<'a> {
-    sender: &'a watch::Sender<MemberStatus>,
-    stop_token: CancellationToken,
-}
-
-impl<'a> StatusReporter<'a> {
-    pub(crate) fn report_starting(sender: &'a watch::Sender<MemberStatus>) -> StatusReporter<'a> {
-        sender.send_replace(MemberStatus::Starting);
-        StatusReporter { sender, stop_token: CancellationToken::new() }
-    }
-
-    /// Cancelled when the run ends: handles that were given out are unusable then.
-    pub(crate) fn stop_token(&self) -> CancellationToken {
-        self.stop_token.clone()
-    }
-
-    pub(crate) fn report_running(&self, running: ClusterAccess) {
-        self.sender.send_replace(MemberStatus::Running(running));
-    }
-
-    /// Reports that the cluster does not admit the member, which exits now.
-    pub(crate) fn report_refused(&self, refusal: &JoinRefusal) {
-        self.sender.send_replace(MemberStatus::Refused(refusal.clone()));
-    }
-
-    /// Reports the exit, and returns the result unchanged.
-    pub(crate) fn report_exit(self, result: Result<(), Failure>) -> Result<(), Failure> {
-        self.stop_token.cancel();
-        let failure = result.as_ref().err().filter(|failure| !failure.is_canceled());
-        let failure = failure.map(|failure| failure.to_string().into());
-        self.sender.send_if_modified(|status| {
-            let is_refused = matches!(status, MemberStatus::Refused(_));
-            if !is_refused {
-                *status = MemberStatus::Exited { failure };
-            }
-            !is_refused
-        });
-        result
-    }
-}
-
-/// What a member in memory never reports.
-#[cfg_attr(
-    not(feature = "etcd"),
-    expect(dead_code, reason = "only etcd's member waits, is impaired and starts again")
-)]
-impl StatusReporter<'_> {
-    /// Keeps the readiness of the member's runnable equal to its status, until this future is dropped.
-    pub(crate) async fn signal_readiness(&self, ctx: &Context) -> Result<Infallible, LifecycleSignalError> {
-        let mut watch = StatusWatch::from_receiver(self.sender.subscribe());
-        let (mut status, mut is_ready) = (watch.current_status(), false);
-        loop {
-            if let Some(reason) = status.obstacle() {
-                ctx.signal_not_ready(reason)?;
-                is_ready = false;
-            } else if !is_ready && matches!(status, MemberStatus::Running(_)) {
-                ctx.signal_ready()?;
-                is_ready = true;
-            }
-            match watch.next_status().await {
-                Some(next) => status = next,
-                // The sender exists as long as this reporter.
-                None => return std::future::pending().await,
-            }
-        }
-    }
-
-    /// Whether the member has taken part in this run.
-    pub(crate) fn is_serving(&self) -> bool {
-        self.sender.borrow().cluster_access().is_some()
-    }
-
-    /// Reports what keeps the member from taking part at present; `None` when nothing is known to.
-    pub(crate) fn report_condition(&self, condition: Option<&MemberCondition>) {
-        let reason: Option<Arc<str>> = condition.map(|condition| condition.to_string().into());
-        self.sender.send_if_modified(|status| {
-            if status.obstacle() == reason {
-                return false;
-            }
-            *status = match (status.cluster_access().cloned(), reason) {
-                (Some(access), Some(reason)) => MemberStatus::Impaired { access, reason },
-                (Some(access), None) => MemberStatus::Running(access),
-                (None, Some(reason)) => MemberStatus::Waiting { reason },
-                (None, None) => MemberStatus::Starting,
-            };
-            true
-        });
-    }
-
-    /// Reports what the member waits for before it can start.
-    pub(crate) fn report_waiting(&self, reason: &str) {
-        self.sender.send_if_modified(|status| {
-            let is_known = matches!(status, MemberStatus::Waiting { reason: known } if **known == *reason);
-            if !is_known {
-                *status = MemberStatus::Waiting { reason: reason.into() };
-            }
-            !is_known
-        });
-    }
-
-    /// Reports that the member starts now.
-    pub(crate) fn report_starting_again(&self) {
-        self.sender.send_replace(MemberStatus::Starting);
-    }
-}
-
-/// A run that was dropped has exited, too.
-impl Drop for StatusReporter<'_> {
-    fn drop(&mut self) {
-        self.stop_token.cancel();
-        self.sender.send_if_modified(|status| {
-            let is_reported = matches!(status, MemberStatus::Exited { .. } | MemberStatus::Refused(_));
-            if !is_reported {
-                *status = MemberStatus::Exited { failure: None };
-            }
-            !is_reported
-        });
     }
 }
