@@ -39,9 +39,10 @@ impl MountedVolume {
     ) -> Result<(), StepError> {
         let mut open_root = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(root) = open_root.as_ref() {
-            return match read_mark(root)?.as_deref() == Some(&*mark_content(enrolment)) {
-                true => Ok(()),
-                false => Err(foreign_volume(root)),
+            return if read_mark(root)?.as_deref() == Some(&*mark_content(enrolment)) {
+                Ok(())
+            } else {
+                Err(foreign_volume(root))
             };
         }
         let root = match mode {

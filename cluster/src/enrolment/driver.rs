@@ -58,7 +58,7 @@ pub(super) async fn run_enrolment(shared: Arc<SharedState>, ctx: Context) -> Res
             let _ended = ReportEndOnDrop(&driver);
             tokio::select! {
                 biased;
-                cancelled = driver.ctx.canceled() => Err(cancelled.into()),
+                canceled = driver.ctx.canceled() => Err(canceled.into()),
                 changed = driver.wait_address_change() => Err(changed.into()),
                 signaled = driver.follow_member() => {
                     Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
@@ -251,7 +251,7 @@ impl EnrolmentDriver {
             // All waiters are notified at once.
             next = self.apply_input(input);
         }
-        // Work on a thread can't be cancelled. It is safe to repeat, but it must end before the next run,
+        // Work on a thread can't be canceled. It is safe to repeat, but it must end before the next run,
         // which would otherwise find the journal in use.
         self.threads.close();
         self.threads.wait().await;

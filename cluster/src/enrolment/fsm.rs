@@ -14,22 +14,18 @@ use crate::node::{ClusterId, NodeId};
 
 /// Identifies an action, so that an input can name the one whose result it is. One action is pending at a
 /// time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ActionId(pub(super) u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ActionId(pub(super) u64);
 
 /// An input of the state machine.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum EnrolmentInput {
-    /// The run starts.
+pub(super) enum EnrolmentInput {
     Start,
     /// The inspection found this.
     Inspected(ActionId, InspectionResult),
-    /// The step is done.
-    StepDone(ActionId, EnrolmentStepOutput),
+    StepDone(ActionId, StepOutput),
     /// The journal has recorded it.
     Recorded(ActionId),
-    /// The action has failed.
     ActionFailed(ActionId, Arc<StepError>),
     /// The deadline has passed; the run was waiting for this.
     DeadlineExceeded(Option<Arc<str>>),
@@ -39,39 +35,28 @@ pub enum EnrolmentInput {
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum EnrolmentStepOutput {
-    /// An address is known.
-    Network,
-    /// The data volume is open, and belongs to this enrolment.
-    Storage,
-    /// The node's name.
-    Identity(NodeId),
-    /// The member serves, in this cluster.
-    Consensus(ClusterId),
-    /// The cluster has the node's record.
-    Record,
-    /// The local names are set.
-    Local,
+pub(super) enum StepOutput {
+    /// The step is done, and has determined nothing.
+    Done,
+    /// The node's name, from [`EnrolmentStep::Identity`].
+    Node(NodeId),
+    /// The cluster in which the member serves, from [`EnrolmentStep::Consensus`].
+    Cluster(ClusterId),
 }
 
-impl EnrolmentStepOutput {
-    fn step(&self) -> EnrolmentStep {
-        match self {
-            Self::Network => EnrolmentStep::Network,
-            Self::Storage => EnrolmentStep::Storage,
-            Self::Identity(_) => EnrolmentStep::Identity,
-            Self::Consensus(_) => EnrolmentStep::Consensus,
-            Self::Record => EnrolmentStep::Record,
-            Self::Local => EnrolmentStep::Local,
+impl StepOutput {
+    fn fits(&self, step: EnrolmentStep) -> bool {
+        match step {
+            EnrolmentStep::Identity => matches!(self, Self::Node(_)),
+            EnrolmentStep::Consensus => matches!(self, Self::Cluster(_)),
+            _ => *self == Self::Done,
         }
     }
 }
 
-/// What to do next. One action is pending at a time.
+/// The next action. One is pending at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum EnrolmentAction {
+pub(super) enum EnrolmentAction {
     /// Inspect the disk: [`EnrolmentInput::Inspected`].
     Inspect(ActionId),
     /// Wait for a ticket, or for the permission to bootstrap, and inspect the disk again:
@@ -85,58 +70,34 @@ pub enum EnrolmentAction {
 
 /// An input that does not fit the present state. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum RejectedInput {
-    /// It is the result of another action than the pending one.
+pub(super) enum RejectedInput {
+    /// The input is the result of another action than the pending one.
     #[error("input {given:?} is not the result of the pending action in enrolment state {state}")]
-    Stale {
-        /// The action of the input.
-        given: ActionId,
-        /// The present state.
-        state: EnrolmentPhase,
-    },
-    /// It can't be the result of the pending action, or the run has already started.
+    Stale { given: ActionId, state: EnrolmentPhase },
+    /// The input can't be the result of the pending action, or the run has already started.
     #[error("unexpected input in enrolment state {state}")]
-    Unexpected {
-        /// The present state.
-        state: EnrolmentPhase,
-    },
-    /// The state is final.
+    Unexpected { state: EnrolmentPhase },
     #[error("enrolment state {state} is final, and accepts no input")]
-    Final {
-        /// The present state.
-        state: EnrolmentPhase,
-    },
-    /// The transition is not allowed.
+    Final { state: EnrolmentPhase },
     #[error("internal error: enrolment can't go from {from} to {to}; its state is unchanged")]
-    Transition {
-        /// The present state.
-        from: EnrolmentPhase,
-        /// The state that was to follow.
-        to: EnrolmentPhase,
-    },
+    Transition { from: EnrolmentPhase, to: EnrolmentPhase },
 }
+
+/// The next action, if any; or a rejection, with nothing changed.
+type NextAction = Result<Option<EnrolmentAction>, RejectedInput>;
 
 /// The state machine of one run, from [`EnrolmentState::New`] to [`EnrolmentState::Running`] or
 /// [`EnrolmentState::Failed`].
 #[derive(Debug)]
-pub struct EnrolmentFsm {
+pub(super) struct EnrolmentFsm {
     current_state: EnrolmentState,
-    /// The pending action.
     pending_action: Option<ActionId>,
     last_action_id: u64,
     phase_history: Vec<EnrolmentPhase>,
 }
 
-impl Default for EnrolmentFsm {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl EnrolmentFsm {
-    /// In the initial state.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             current_state: EnrolmentState::New,
             pending_action: None,
@@ -145,98 +106,68 @@ impl EnrolmentFsm {
         }
     }
 
-    /// Its state.
-    pub fn current_state(&self) -> &EnrolmentState {
+    pub(super) fn current_state(&self) -> &EnrolmentState {
         &self.current_state
     }
 
     /// The states that it went through, the current one last.
-    pub fn phase_history(&self) -> &[EnrolmentPhase] {
+    pub(super) fn phase_history(&self) -> &[EnrolmentPhase] {
         &self.phase_history
     }
 
-    /// What is being done at the moment, or would be next.
+    /// The present activity, or the next one.
     fn current_activity(&self) -> EnrolmentActivity {
         self.current_state.active_run().map_or(EnrolmentActivity::Inspecting, EnrolmentRun::activity)
     }
 
-    /// Applies an input, and returns the next action, if any.
-    ///
-    /// # Errors
-    /// [`RejectedInput`], with nothing changed.
-    pub fn apply_input(&mut self, input: EnrolmentInput) -> Result<Option<EnrolmentAction>, RejectedInput> {
-        use {EnrolmentInput as Input, EnrolmentPhase as Phase};
-
+    pub(super) fn apply_input(&mut self, input: EnrolmentInput) -> NextAction {
         let state = self.current_state.phase();
-        match (state, input) {
-            (Phase::Running | Phase::Failed, Input::Start | Input::DeadlineExceeded(_) | Input::Stop)
-            | (
-                Phase::Running | Phase::Failed,
-                Input::Inspected(..) | Input::StepDone(..) | Input::Recorded(_) | Input::ActionFailed(..),
-            ) => Err(RejectedInput::Final { state }),
-
-            (Phase::New, Input::Start) => self.start(),
-            (Phase::New | Phase::Waiting, Input::Inspected(action_id, found)) => {
+        if state.is_final() {
+            return Err(RejectedInput::Final { state });
+        }
+        let has_plan = self.current_state.active_run().is_some();
+        match input {
+            EnrolmentInput::Start if state == EnrolmentPhase::New && self.pending_action.is_none() => {
+                Ok(Some(EnrolmentAction::Inspect(self.next_action_id())))
+            }
+            EnrolmentInput::Inspected(action_id, found) if !has_plan => {
                 self.check_pending(action_id)?;
                 self.apply_inspection(found)
             }
-            (Phase::New | Phase::Waiting, Input::StepDone(..) | Input::Recorded(_))
-            | (Phase::Waiting, Input::Start) => Err(RejectedInput::Unexpected { state }),
-
-            (
-                Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
-                Input::Start | Input::Inspected(..),
-            ) => Err(RejectedInput::Unexpected { state }),
-            (
-                Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
-                Input::StepDone(action_id, outcome),
-            ) => {
+            EnrolmentInput::StepDone(action_id, output) if has_plan => {
                 self.check_pending(action_id)?;
-                self.apply_step_outcome(outcome)
+                self.apply_step_output(output)
             }
-            (Phase::CreatingCluster | Phase::Joining | Phase::Restarting, Input::Recorded(action_id)) => {
+            EnrolmentInput::Recorded(action_id) if has_plan => {
                 self.check_pending(action_id)?;
                 self.apply_recorded()
             }
-
-            (
-                Phase::New | Phase::Waiting | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
-                Input::ActionFailed(action_id, source),
-            ) => {
+            EnrolmentInput::Start
+            | EnrolmentInput::Inspected(..)
+            | EnrolmentInput::StepDone(..)
+            | EnrolmentInput::Recorded(_) => Err(RejectedInput::Unexpected { state }),
+            EnrolmentInput::ActionFailed(action_id, source) => {
                 self.check_pending(action_id)?;
                 self.fail(FailureReason::ActionFailed { during: self.current_activity(), source })
             }
-            (
-                Phase::New | Phase::Waiting | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
-                Input::DeadlineExceeded(condition),
-            ) => self.fail(FailureReason::DeadlineExceeded { during: self.current_activity(), condition }),
-            (
-                Phase::New | Phase::Waiting | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
-                Input::Stop,
-            ) => self.fail(FailureReason::Stopped { during: self.current_activity() }),
+            EnrolmentInput::DeadlineExceeded(condition) => {
+                self.fail(FailureReason::DeadlineExceeded { during: self.current_activity(), condition })
+            }
+            EnrolmentInput::Stop => self.fail(FailureReason::Stopped { during: self.current_activity() }),
         }
     }
 
-    fn start(&mut self) -> Result<Option<EnrolmentAction>, RejectedInput> {
-        if self.pending_action.is_some() {
-            return Err(RejectedInput::Unexpected { state: self.current_state.phase() });
-        }
-        let action_id = self.next_action_id();
-        Ok(Some(EnrolmentAction::Inspect(action_id)))
-    }
-
-    fn apply_inspection(
-        &mut self,
-        found: InspectionResult,
-    ) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn apply_inspection(&mut self, found: InspectionResult) -> NextAction {
         let plan = match decide_plan(found) {
             Ok(plan) => plan,
             Err(reason) => return self.fail(reason),
         };
+        // The decision is recorded before anything is done, unless an earlier run has.
         let run = |progress: &EnrolmentProgress, is_recorded| {
-            let activity = match is_recorded {
-                true => CurrentActivity::RunningStep(EnrolmentStep::ALL[0]),
-                false => CurrentActivity::RecordingDecision,
+            let activity = if is_recorded {
+                CurrentActivity::RunningStep(EnrolmentStep::ALL[0])
+            } else {
+                CurrentActivity::RecordingDecision
             };
             EnrolmentRun::new(progress.clone(), activity)
         };
@@ -253,14 +184,15 @@ impl EnrolmentFsm {
             }
         };
         self.enter_state(state)?;
-        Ok(Some(match is_recorded {
-            true => self.run_step(EnrolmentStep::ALL[0], &progress),
-            false => EnrolmentAction::Record(self.next_action_id(), progress),
+        Ok(Some(if is_recorded {
+            self.run_step(EnrolmentStep::ALL[0], &progress)
+        } else {
+            EnrolmentAction::Record(self.next_action_id(), progress)
         }))
     }
 
     /// Waits; a waiting node may find another cause.
-    fn await_instruction(&mut self, cause: WaitCause) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn await_instruction(&mut self, cause: WaitCause) -> NextAction {
         match &mut self.current_state {
             EnrolmentState::Waiting(present) => *present = cause,
             _ => self.enter_state(EnrolmentState::Waiting(cause))?,
@@ -268,33 +200,29 @@ impl EnrolmentFsm {
         Ok(Some(EnrolmentAction::AwaitInstruction(self.next_action_id())))
     }
 
-    fn apply_step_outcome(
-        &mut self,
-        outcome: EnrolmentStepOutput,
-    ) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn apply_step_output(&mut self, output: StepOutput) -> NextAction {
         let state = self.current_state.phase();
         let Some(run) = self.current_state.active_run_mut() else {
             return Err(RejectedInput::Unexpected { state });
         };
         let step = match run.activity {
-            CurrentActivity::RunningStep(step) if outcome.step() == step => step,
+            CurrentActivity::RunningStep(step) if output.fits(step) => step,
             _ => return Err(RejectedInput::Unexpected { state }),
         };
-        if let Err(reason) = run.apply_outcome(outcome) {
+        // A node or cluster other than the recorded one fails the run before anything is recorded.
+        if let Err(reason) = run.apply_output(output) {
             return self.fail(reason);
         }
-        match step.is_recorded() && run.progress.step_mode(step) == StepMode::FirstRun {
-            true => {
-                let (node_id, cluster_id) = (run.node_id.clone(), run.cluster_id);
-                let progress = EnrolmentProgress { node_id, cluster_id, ..run.progress.with_step_done(step) };
-                run.activity = CurrentActivity::Recording(step, progress.clone());
-                Ok(Some(EnrolmentAction::Record(self.next_action_id(), progress)))
-            }
-            false => self.continue_after(Some(step)),
+        if !step.is_recorded() || run.progress.step_mode(step) == StepMode::Rerun {
+            return self.continue_after(Some(step));
         }
+        let (node_id, cluster_id) = (run.node_id.clone(), run.cluster_id);
+        let progress = EnrolmentProgress { node_id, cluster_id, ..run.progress.with_step_done(step) };
+        run.activity = CurrentActivity::Recording(step, progress.clone());
+        Ok(Some(EnrolmentAction::Record(self.next_action_id(), progress)))
     }
 
-    fn apply_recorded(&mut self) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn apply_recorded(&mut self) -> NextAction {
         let state = self.current_state.phase();
         let Some(run) = self.current_state.active_run_mut() else {
             return Err(RejectedInput::Unexpected { state });
@@ -310,10 +238,7 @@ impl EnrolmentFsm {
     }
 
     /// Starts the step after this one; after the last one, the node is running.
-    fn continue_after(
-        &mut self,
-        after: Option<EnrolmentStep>,
-    ) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn continue_after(&mut self, after: Option<EnrolmentStep>) -> NextAction {
         let state = self.current_state.phase();
         let Some(run) = self.current_state.active_run_mut() else {
             return Err(RejectedInput::Unexpected { state });
@@ -344,7 +269,7 @@ impl EnrolmentFsm {
         EnrolmentAction::RunStep(self.next_action_id(), step, progress.step_mode(step))
     }
 
-    fn fail(&mut self, reason: FailureReason) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn fail(&mut self, reason: FailureReason) -> NextAction {
         self.enter_state(EnrolmentState::Failed(reason))?;
         self.pending_action = None;
         Ok(None)

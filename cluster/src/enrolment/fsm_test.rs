@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use super::failure::{EnrolmentActivity, FailureReason, StepError};
-use super::fsm::{
-    ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, EnrolmentStepOutput, RejectedInput,
-};
+use super::fsm::{ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, RejectedInput, StepOutput};
 use super::plan::{BootstrapPermission, InspectionResult};
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
 use super::state::{
@@ -104,7 +102,7 @@ fn every_state_handles_every_input_and_final_states_reject_all() {
         [
             EnrolmentInput::Start,
             EnrolmentInput::Inspected(stale, fresh(BootstrapPermission::Granted)),
-            EnrolmentInput::StepDone(stale, EnrolmentStepOutput::Network),
+            EnrolmentInput::StepDone(stale, StepOutput::Done),
             EnrolmentInput::Recorded(stale),
             EnrolmentInput::ActionFailed(stale, Arc::new(StepError::AddressWatchClosed)),
             EnrolmentInput::DeadlineExceeded(None),

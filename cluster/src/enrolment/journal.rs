@@ -59,12 +59,13 @@ impl EnrolmentJournal {
         let completed = completed.filter_map(|name| EnrolmentStep::from_recorded_name(name)).collect();
         let progress = EnrolmentProgress::from_journal(run.recorded_state(), completed)
             .map_err(|source| StepError::Progress { path, source })?;
-        let found = match progress.is_enrolled() {
-            true => InspectionResult::Complete { progress },
-            false => InspectionResult::InProgress {
+        let found = if progress.is_enrolled() {
+            InspectionResult::Complete { progress }
+        } else {
+            InspectionResult::InProgress {
                 progress,
                 ticket: enrolment.load_ticket().map_err(StepError::EnrolmentConfig)?,
-            },
+            }
         };
         Ok((Self::InProgress(Box::new(run)), found))
     }

@@ -10,9 +10,23 @@
 //!                                           └──▶ Failed(reason)      from New and Waiting too
 //! ```
 //!
-//! [`EnrolmentFsm`] decides: inputs in, actions out, no tasks, no clock, no IO. [`ClusterNode`] performs the
-//! actions, as a runnable, and publishes the state. The decision is recorded before anything is changed, and
-//! each step once it is done; the next run resumes a run that was killed:
+//! # How a node becomes a member
+//!
+//! 1. **Inspect.** [`ClusterNode`] is a runnable; each run of it starts in [`EnrolmentState::New`]. `inspection.rs`
+//!    opens the journal, and looks for a ticket (`node::EnrolmentSources`). A journal or a ticket that can't be read
+//!    fails the run.
+//! 2. **Decide.** `plan.rs` decides by the journal and the ticket alone, in one table: bootstrap, join, restart, wait
+//!    or fail. A node with neither waits, unless it may bootstrap; `bootstrap_record.rs` makes that permission good
+//!    for one cluster.
+//! 3. **Record the decision.** `journal.rs` writes it durably before anything is changed. From now on the node never
+//!    takes another way (an operator can [reset](reset_enrolment) it).
+//! 4. **Run the steps**, in the order of [`EnrolmentStep`]. The state machine (`fsm.rs`: inputs in, actions out, no
+//!    tasks, no clock, no IO) returns the next action; `driver.rs` performs it and returns the result as an input;
+//!    `steps.rs` has the effect of each step. A step that is done is recorded in the journal, where it leaves
+//!    something: if the run is killed, the next one repeats the steps from the first that is not recorded. A recorded
+//!    step runs again at every start, too, but only opens and checks.
+//! 5. **Running.** After the last step the node is in its cluster, and the run lasts until it is stopped, its member
+//!    fails, or its address changes.
 //!
 //! | Step | Bootstrap | Join | Restart |
 //! |---|---|---|---|
@@ -23,10 +37,13 @@
 //! | record, recorded | create the node's record | the same | update its address |
 //! | local | hosts, machine id, hostname | the same | the same |
 //!
-//! Existing data is never destroyed: a data volume that holds anything is rejected, whatever the journal
-//! says, unless an operator has named what may be erased ([`EnrolmentSettings::erase`]); an unreadable
-//! enrolment configuration is an error, never treated as absent; a node never switches from one way to
-//! another (an operator can [reset](reset_enrolment) it).
+//! To add a step: its place and its name in the journal are in [`EnrolmentStep`] (`progress.rs`), its effect is an
+//! arm of `run_step` (`steps.rs`), its row is in the table above. A journal of a release without the step is read as
+//! one whose step is still to be done. The simulation (`simulation_test/`) needs the step's effect on disk and
+//! cluster, and the check that a recorded step is done.
+//!
+//! Existing data is never destroyed: a data volume that holds anything is rejected, even if the journal names it,
+//! unless an operator has named what may be erased ([`EnrolmentSettings::erase`]).
 //!
 //! *Source:* Monogon's `core/cluster/manager.go` of 2020, without its known defects: it created a new
 //! cluster, and a new data partition, at every boot without a ticket; an error in a handler left the state as
@@ -50,9 +67,6 @@ mod simulation_test;
 mod state;
 mod steps;
 
-pub use self::fsm::{
-    ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, EnrolmentStepOutput, RejectedInput,
-};
 pub use bootstrap_record::BootstrapRecord;
 pub use cluster_node::{
     BootstrapRefusal, ClusterNode, EnrolmentSettings, KvAccessError, NodeUnavailable, TicketAccessError,
@@ -60,8 +74,7 @@ pub use cluster_node::{
 pub use deps::{ConsensusFactory, Deps};
 pub use failure::{EnrolmentActivity, FailureReason, StepError};
 pub use journal::reset_enrolment;
-pub use plan::{BootstrapPermission, InspectionResult};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use progress::check_arbitrary_progress;
-pub use progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, InvalidProgress, StepMode};
+pub use progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, InvalidProgress};
 pub use state::{EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership, WaitCause};

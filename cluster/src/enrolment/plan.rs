@@ -1,4 +1,4 @@
-//! What a node does when it starts, decided by what is on the disk alone.
+//! The plan of a node that starts, decided by the content of its disk alone.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,38 +8,29 @@ use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentSt
 use super::state::WaitCause;
 use crate::node::GoldenTicket;
 
-/// What a run found when it started. If something could not be read, the inspection fails instead.
+/// The findings of a run at its start. If something could not be read, the inspection fails instead.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum InspectionResult {
+pub(super) enum InspectionResult {
     /// The journal is empty.
     Fresh {
-        /// The ticket in the enrolment configuration, if any.
         ticket: Option<Arc<GoldenTicket>>,
         /// Random bytes that identify the new attempt.
         enrolment_id: EnrolmentId,
-        /// Whether the node may bootstrap a cluster.
         bootstrap: BootstrapPermission,
     },
     /// The journal records an attempt in progress.
     InProgress {
-        /// How far the attempt is.
         progress: EnrolmentProgress,
         /// The ticket that the enrolment configuration holds now, if any.
         ticket: Option<Arc<GoldenTicket>>,
     },
     /// The journal records a completed attempt. The enrolment configuration is ignored.
-    Complete {
-        /// What was recorded.
-        progress: EnrolmentProgress,
-    },
+    Complete { progress: EnrolmentProgress },
 }
 
-/// Whether a node may bootstrap a cluster, if it has no ticket.
+/// The permission of a node without a ticket to bootstrap a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum BootstrapPermission {
-    /// Nothing permits it.
+pub(super) enum BootstrapPermission {
     NotGranted,
     /// It is permitted, and has not been in a cluster yet.
     Granted,
@@ -47,7 +38,6 @@ pub enum BootstrapPermission {
     UsedUp(PathBuf),
 }
 
-/// What to do.
 #[derive(Clone, Debug)]
 pub(super) enum EnrolmentPlan {
     Wait(WaitCause),
@@ -71,7 +61,7 @@ pub(super) enum EnrolmentPlan {
 /// | joining | another | [`FailureReason::TicketChanged`] |
 /// | complete | any | restart |
 ///
-/// Two tickets are the same if they are for the same node, whatever members they list: a ticket may be
+/// Two tickets are the same if they are for the same node, even if they list other members: a ticket may be
 /// reissued.
 ///
 /// A node never switches from one way to another: that is how nodes end up alone in a cluster. For the same

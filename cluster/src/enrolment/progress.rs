@@ -25,10 +25,9 @@ pub enum EnrolmentStep {
     Local,
 }
 
-/// Whether a step runs for the first time.
+/// The first run of a step, or a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StepMode {
+pub(super) enum StepMode {
     /// The journal does not record it as done: a killed run may have started or even completed it.
     FirstRun,
     /// The journal records it as done: what it created is opened and checked, and never replaced.
@@ -174,7 +173,7 @@ impl EnrolmentProgress {
         self.completed_steps.contains(&EnrolmentStep::Record)
     }
 
-    /// How the node gets into a cluster.
+    /// The way into the cluster.
     pub fn enrolment_kind(&self) -> EnrolmentKind {
         self.enrolment_kind
     }
@@ -194,11 +193,15 @@ impl EnrolmentProgress {
         self.cluster_id
     }
 
+    /// The cluster that the node bootstraps: the attempt determines its id.
+    pub(super) fn founded_cluster(&self) -> Option<ClusterId> {
+        let is_bootstrap = self.enrolment_kind == EnrolmentKind::Bootstrap;
+        is_bootstrap.then(|| ClusterId::from_bytes(self.enrolment_id.0))
+    }
+
     /// The cluster that the node must be in: the recorded one, or the one that it bootstraps.
     pub(super) fn expected_cluster(&self) -> Option<ClusterId> {
-        let founded = (self.enrolment_kind == EnrolmentKind::Bootstrap)
-            .then(|| ClusterId::from_bytes(self.enrolment_id.0));
-        self.cluster_id.or(founded)
+        self.cluster_id.or(self.founded_cluster())
     }
 
     pub(super) fn step_mode(&self, step: EnrolmentStep) -> StepMode {
@@ -279,10 +282,7 @@ impl EnrolmentProgress {
         if self.cluster_id.is_some() != is_done(EnrolmentStep::Consensus) {
             return Err(InvalidProgress::Inconsistent("cluster"));
         }
-        // A bootstrapping node determines the cluster's id.
-        let founded = (self.enrolment_kind == EnrolmentKind::Bootstrap)
-            .then_some(ClusterId::from_bytes(self.enrolment_id.0));
-        if self.cluster_id.is_some() && founded.is_some_and(|founded| self.cluster_id != Some(founded)) {
+        if self.cluster_id.is_some() && self.founded_cluster().is_some_and(|id| self.cluster_id != Some(id)) {
             return Err(InvalidProgress::Inconsistent("cluster"));
         }
         Ok(())

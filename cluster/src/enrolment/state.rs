@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::failure::{EnrolmentActivity, FailureReason};
-use super::fsm::EnrolmentStepOutput;
+use super::fsm::StepOutput;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
 use crate::node::{ClusterId, GoldenTicket, NodeId};
 
@@ -107,6 +107,27 @@ impl EnrolmentRun {
     pub fn node_id(&self) -> Option<&NodeId> {
         self.node_id.as_ref().or(self.progress.node_id.as_ref())
     }
+
+    /// Applies the output of a step, and compares it with the record.
+    pub(super) fn apply_output(&mut self, output: StepOutput) -> Result<(), FailureReason> {
+        match output {
+            StepOutput::Done => {}
+            StepOutput::Node(found) => {
+                if let Some(recorded) = self.progress.node_id.clone().filter(|node_id| *node_id != found) {
+                    return Err(FailureReason::NodeMismatch { recorded, found });
+                }
+                self.node_id = Some(found);
+            }
+            StepOutput::Cluster(found) => {
+                let expected = self.progress.expected_cluster();
+                if let Some(expected) = expected.filter(|cluster_id| *cluster_id != found) {
+                    return Err(FailureReason::ClusterMismatch { expected, found });
+                }
+                self.cluster_id = Some(found);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A node's membership in a cluster.
@@ -155,30 +176,14 @@ impl EnrolmentPhase {
     ];
 
     /// Whether that state may follow this one. This is the whole table: every other transition is rejected.
-    pub const fn can_lead_to(self, to: Self) -> bool {
-        match (self, to) {
-            (Self::New, Self::Waiting) => true,
-            (
-                Self::New | Self::Waiting,
-                Self::CreatingCluster | Self::Joining | Self::Restarting | Self::Failed,
-            ) => true,
-            (Self::CreatingCluster | Self::Joining | Self::Restarting, Self::Running | Self::Failed) => true,
-            (Self::New, Self::New | Self::Running) => false,
-            (Self::Waiting, Self::New | Self::Waiting | Self::Running) => false,
-            (
-                Self::CreatingCluster | Self::Joining | Self::Restarting,
-                Self::New | Self::Waiting | Self::CreatingCluster | Self::Joining | Self::Restarting,
-            ) => false,
-            (
-                Self::Running | Self::Failed,
-                Self::New
-                | Self::Waiting
-                | Self::CreatingCluster
-                | Self::Joining
-                | Self::Restarting
-                | Self::Running
-                | Self::Failed,
-            ) => false,
+    pub(super) const fn can_lead_to(self, to: Self) -> bool {
+        match self {
+            Self::New => !matches!(to, Self::New | Self::Running),
+            Self::Waiting => !matches!(to, Self::New | Self::Waiting | Self::Running),
+            Self::CreatingCluster | Self::Joining | Self::Restarting => {
+                matches!(to, Self::Running | Self::Failed)
+            }
+            Self::Running | Self::Failed => false,
         }
     }
 
@@ -239,32 +244,5 @@ impl EnrolmentState {
             Self::CreatingCluster(run) | Self::Joining { run, .. } | Self::Restarting(run) => Some(run),
             Self::New | Self::Waiting(_) | Self::Running(_) | Self::Failed(_) => None,
         }
-    }
-}
-
-impl EnrolmentRun {
-    /// Applies a step's outcome, and compares it with what is recorded.
-    pub(super) fn apply_outcome(&mut self, outcome: EnrolmentStepOutput) -> Result<(), FailureReason> {
-        match outcome {
-            EnrolmentStepOutput::Identity(found) => {
-                if let Some(recorded) = self.progress.node_id.clone().filter(|node_id| *node_id != found) {
-                    return Err(FailureReason::NodeMismatch { recorded, found });
-                }
-                self.node_id = Some(found);
-            }
-            EnrolmentStepOutput::Consensus(found) => {
-                if let Some(expected) =
-                    self.progress.expected_cluster().filter(|cluster_id| *cluster_id != found)
-                {
-                    return Err(FailureReason::ClusterMismatch { expected, found });
-                }
-                self.cluster_id = Some(found);
-            }
-            EnrolmentStepOutput::Network
-            | EnrolmentStepOutput::Storage
-            | EnrolmentStepOutput::Record
-            | EnrolmentStepOutput::Local => {}
-        }
-        Ok(())
     }
 }

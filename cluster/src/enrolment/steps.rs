@@ -1,4 +1,4 @@
-//! What the steps do. Each step may be repeated after it was completed, or started.
+//! The effects of the steps. Each step may be repeated after it was completed, or started.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use nodekeel_localstorage::{Dir, OsFileStore};
 use super::cluster_node::SharedState;
 use super::driver::{AddressChange, EnrolmentDriver};
 use super::failure::StepError;
-use super::fsm::EnrolmentStepOutput;
+use super::fsm::StepOutput;
 use super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
 use super::state::EnrolmentState;
 use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOptions, StatusWatch};
@@ -45,22 +45,21 @@ impl EnrolmentDriver {
         &self,
         step: EnrolmentStep,
         mode: StepMode,
-    ) -> Result<EnrolmentStepOutput, StepError> {
+    ) -> Result<StepOutput, StepError> {
         let input = StepInput::from_state(self.current_state())?;
         match step {
-            EnrolmentStep::Network => self.wait_address().await.map(|_| EnrolmentStepOutput::Network),
-            EnrolmentStep::Storage => {
-                self.open_storage(mode, input).await.map(|()| EnrolmentStepOutput::Storage)
-            }
+            EnrolmentStep::Network => drop(self.wait_address().await?),
+            EnrolmentStep::Storage => self.open_storage(mode, input).await?,
             EnrolmentStep::Identity => {
-                self.establish_identity(mode, input).await.map(EnrolmentStepOutput::Identity)
+                return self.establish_identity(mode, input).await.map(StepOutput::Node);
             }
             EnrolmentStep::Consensus => {
-                self.start_consensus(mode, input).await.map(EnrolmentStepOutput::Consensus)
+                return self.start_consensus(mode, input).await.map(StepOutput::Cluster);
             }
-            EnrolmentStep::Record => self.put_record(mode, input).await.map(|()| EnrolmentStepOutput::Record),
-            EnrolmentStep::Local => self.apply_local_names(input).await.map(|()| EnrolmentStepOutput::Local),
+            EnrolmentStep::Record => self.put_record(mode, input).await?,
+            EnrolmentStep::Local => self.apply_local_names(input).await?,
         }
+        Ok(StepOutput::Done)
     }
 
     /// Waits for an address.
@@ -149,12 +148,7 @@ impl EnrolmentDriver {
         let PreparedMember { service, status } = opened.await?.prepare_member(start);
         self.ctx.run_child("consensus", service).map_err(StepError::Tree)?;
         self.run_state().member = Some(status);
-        let founded = match (mode, input.progress.enrolment_kind()) {
-            (StepMode::FirstRun, EnrolmentKind::Bootstrap) => {
-                Some(ClusterId::from_bytes(input.progress.enrolment_id().0))
-            }
-            _ => None,
-        };
+        let founded = input.progress.founded_cluster().filter(|_| mode == StepMode::FirstRun);
         self.call_cluster(|nodes| async move {
             match founded {
                 Some(founded) => nodes.init_cluster_id(founded).await,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::super::failure::StepError;
-use super::super::fsm::{EnrolmentAction, EnrolmentInput, EnrolmentStepOutput};
+use super::super::fsm::{EnrolmentAction, EnrolmentInput, StepOutput};
 use super::super::plan::{BootstrapPermission, InspectionResult};
 use super::super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
 use super::super::state::EnrolmentState;
@@ -105,11 +105,10 @@ impl SimWorld {
     }
 
     /// The effect of a step, as the real one has it; `None` if the step is rejected.
-    pub(super) fn do_step(&mut self, step: EnrolmentStep, mode: StepMode) -> Option<EnrolmentStepOutput> {
+    pub(super) fn do_step(&mut self, step: EnrolmentStep, mode: StepMode) -> Option<StepOutput> {
         let progress = self.fsm().current_state().active_run().expect("a run in progress").progress().clone();
         match step {
-            EnrolmentStep::Network => Some(EnrolmentStepOutput::Network),
-            EnrolmentStep::Local => Some(EnrolmentStepOutput::Local),
+            EnrolmentStep::Network | EnrolmentStep::Local => Some(StepOutput::Done),
             EnrolmentStep::Storage => {
                 if mode == StepMode::FirstRun {
                     let record = *self.bootstrap_record.get_or_insert(progress.enrolment_id);
@@ -127,7 +126,7 @@ impl SimWorld {
                         Some(SimVolume { mark: progress.enrolment_id, identity: None, member: None });
                 }
                 let volume = self.volume.as_ref()?;
-                (volume.mark == progress.enrolment_id).then_some(EnrolmentStepOutput::Storage)
+                (volume.mark == progress.enrolment_id).then_some(StepOutput::Done)
             }
             EnrolmentStep::Identity => {
                 let fresh =
@@ -140,7 +139,7 @@ impl SimWorld {
                 if mode == StepMode::FirstRun {
                     volume.identity.get_or_insert(new);
                 }
-                volume.identity.clone().map(EnrolmentStepOutput::Identity)
+                volume.identity.clone().map(StepOutput::Node)
             }
             EnrolmentStep::Consensus => self.start_member(&progress, mode),
             EnrolmentStep::Record => {
@@ -152,7 +151,7 @@ impl SimWorld {
                 if !self.records.contains(&here) {
                     self.records.push(here);
                 }
-                Some(EnrolmentStepOutput::Record)
+                Some(StepOutput::Done)
             }
         }
     }
@@ -161,7 +160,7 @@ impl SimWorld {
         &mut self,
         progress: &EnrolmentProgress,
         mode: StepMode,
-    ) -> Option<EnrolmentStepOutput> {
+    ) -> Option<StepOutput> {
         let cluster = match progress.enrolment_kind {
             EnrolmentKind::Bootstrap => ClusterId::from_bytes(progress.enrolment_id.0),
             EnrolmentKind::Join(_) => OTHERS,
@@ -176,7 +175,7 @@ impl SimWorld {
             }
             volume.member = Some(cluster);
         }
-        volume.member.map(EnrolmentStepOutput::Consensus)
+        volume.member.map(StepOutput::Cluster)
     }
 
     /// Whether the journal records this step as done.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::super::failure::StepError;
-use super::super::fsm::{ActionId, EnrolmentAction, EnrolmentInput, EnrolmentStepOutput};
+use super::super::fsm::{ActionId, EnrolmentAction, EnrolmentInput, StepOutput};
 use super::super::plan::{BootstrapPermission, InspectionResult};
 use super::super::progress::{EnrolmentId, EnrolmentStep};
 use super::invariants::action_id_of;
-use super::{SimConfig, SimWorld};
+use super::{OTHERS, SimConfig, SimWorld};
 use crate::node::ClusterId;
 
 impl SimWorld {
@@ -40,7 +40,7 @@ impl SimWorld {
         let input = match self.pick(6) {
             0 => EnrolmentInput::Start,
             1 => EnrolmentInput::Recorded(wrong),
-            2 => EnrolmentInput::StepDone(wrong, EnrolmentStepOutput::Storage),
+            2 => EnrolmentInput::StepDone(wrong, StepOutput::Done),
             3 => EnrolmentInput::ActionFailed(wrong, Arc::new(StepError::AddressWatchClosed)),
             4 => EnrolmentInput::Inspected(
                 wrong,
@@ -55,13 +55,16 @@ impl SimWorld {
                     EnrolmentInput::Recorded(*action_id)
                 }
                 Some(EnrolmentAction::Record(action_id, _)) => {
-                    EnrolmentInput::StepDone(*action_id, EnrolmentStepOutput::Record)
+                    EnrolmentInput::StepDone(*action_id, StepOutput::Done)
                 }
-                Some(EnrolmentAction::RunStep(action_id, EnrolmentStep::Network, _)) => {
-                    EnrolmentInput::StepDone(*action_id, EnrolmentStepOutput::Local)
-                }
+                // The output of another step.
+                Some(EnrolmentAction::RunStep(
+                    action_id,
+                    EnrolmentStep::Identity | EnrolmentStep::Consensus,
+                    _,
+                )) => EnrolmentInput::StepDone(*action_id, StepOutput::Done),
                 Some(EnrolmentAction::RunStep(action_id, ..)) => {
-                    EnrolmentInput::StepDone(*action_id, EnrolmentStepOutput::Network)
+                    EnrolmentInput::StepDone(*action_id, StepOutput::Cluster(OTHERS))
                 }
                 None => return,
             },
