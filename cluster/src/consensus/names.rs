@@ -50,9 +50,10 @@ impl FromStr for MemberName {
     type Err = InvalidName;
 
     fn from_str(name: &str) -> Result<MemberName, InvalidName> {
-        match is_dns_label(name) {
-            true => Ok(MemberName(name.to_owned())),
-            false => Err(InvalidName::Member { name: name.to_owned() }),
+        if is_dns_label(name) {
+            Ok(MemberName(name.to_owned()))
+        } else {
+            Err(InvalidName::Member { name: name.to_owned() })
         }
     }
 }
@@ -108,9 +109,10 @@ impl FromStr for PeerUrl {
             let is_port = port.parse::<u16>().is_ok_and(|port| port > 0) && !port.starts_with('+');
             is_port && (authority.parse::<SocketAddr>().is_ok() || is_name(host))
         };
-        match url.strip_prefix("https://").is_some_and(is_authority) {
-            true => Ok(PeerUrl(url.to_owned())),
-            false => Err(InvalidName::PeerUrl { url: url.to_owned() }),
+        if url.strip_prefix("https://").is_some_and(is_authority) {
+            Ok(PeerUrl(url.to_owned()))
+        } else {
+            Err(InvalidName::PeerUrl { url: url.to_owned() })
         }
     }
 }

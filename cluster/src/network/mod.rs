@@ -36,9 +36,10 @@ impl NodeAddress {
     /// # Errors
     /// [`InvalidAddress`] if the address is unspecified or multicast.
     pub fn try_new(address: IpAddr) -> Result<Self, InvalidAddress> {
-        match address.is_unspecified() || address.is_multicast() {
-            true => Err(InvalidAddress { address }),
-            false => Ok(Self(address)),
+        if address.is_unspecified() || address.is_multicast() {
+            Err(InvalidAddress { address })
+        } else {
+            Ok(Self(address))
         }
     }
 

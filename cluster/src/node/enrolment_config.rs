@@ -147,9 +147,10 @@ fn read_limited(path: &Path) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
     };
     let mut content = Zeroizing::new(Vec::new());
     file.take(MAX_CONFIG_SIZE + 1).read_to_end(&mut content)?;
-    match content.len() as u64 > MAX_CONFIG_SIZE {
-        true => Err(io::Error::new(io::ErrorKind::FileTooLarge, TooLarge)),
-        false => Ok(Some(content)),
+    if content.len() as u64 > MAX_CONFIG_SIZE {
+        Err(io::Error::new(io::ErrorKind::FileTooLarge, TooLarge))
+    } else {
+        Ok(Some(content))
     }
 }
 

@@ -155,9 +155,10 @@ impl NodeStore {
             return Err(NodeStoreError::NotFound { id: id.clone() });
         };
         let current = parse_stored(kv)?;
-        match current.record.certificate == record.certificate {
-            true => Ok(current),
-            false => Err(NodeStoreError::Conflict { id: id.clone() }),
+        if current.record.certificate == record.certificate {
+            Ok(current)
+        } else {
+            Err(NodeStoreError::Conflict { id: id.clone() })
         }
     }
 
@@ -244,8 +245,9 @@ pub(super) fn parse_stored(kv: KeyValue) -> Result<StoredNode, NodeStoreError> {
     let name =
         std::str::from_utf8(&kv.key).ok().and_then(|key| key.strip_prefix(RECORD_PREFIX)?.parse().ok());
     let id: NodeId = name.ok_or_else(|| invalid(InvalidRecord::NodeMismatch))?;
-    match id.matches_key(&record.certificate.public_key()) {
-        true => Ok(StoredNode { id, record, kv }),
-        false => Err(invalid(InvalidRecord::NodeMismatch)),
+    if id.matches_key(&record.certificate.public_key()) {
+        Ok(StoredNode { id, record, kv })
+    } else {
+        Err(invalid(InvalidRecord::NodeMismatch))
     }
 }

@@ -97,9 +97,10 @@ impl NodeStore {
             return parse_keys(node, &read.volume, done.kvs);
         }
         // Without the record, the node is no longer in the cluster.
-        Err(match done.kvs.is_empty() {
-            true => NodeStoreError::NotFound { id: node.clone() },
-            false => NodeStoreError::Contended { id: node.clone() },
+        Err(if done.kvs.is_empty() {
+            NodeStoreError::NotFound { id: node.clone() }
+        } else {
+            NodeStoreError::Contended { id: node.clone() }
         })
     }
 }
@@ -131,9 +132,10 @@ fn parse_keys(node: &NodeId, volume: &str, found: Vec<KeyValue>) -> Result<Store
             let invalid =
                 |_| NodeStoreError::Invalid { key: name.clone(), source: InvalidRecord::UnlockKeys };
             for mut key in wire::UnlockKeys::decode(&*kv.value).map_err(invalid)?.keys {
-                match key.volume == volume {
-                    true => read.keys.push(SecretBytes::new(std::mem::take(&mut key.key))),
-                    false => read.others.push(key),
+                if key.volume == volume {
+                    read.keys.push(SecretBytes::new(std::mem::take(&mut key.key)))
+                } else {
+                    read.others.push(key)
                 }
             }
             read.kv = Some(kv);

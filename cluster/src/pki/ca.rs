@@ -94,9 +94,10 @@ impl ClusterCa {
     pub(super) fn check_issued(&self, key: &[u8], der: &[u8]) -> Result<Certificate, CaError> {
         let key = String::from_utf8_lossy(key);
         let certificate = parse_certificate(&key, der)?;
-        match certificate.is_signed_by(self.ca_certificate()) && issued_path(&certificate) == key {
-            true => Ok(certificate),
-            false => Err(CaError::NotIssued { key: key.into_owned() }),
+        if certificate.is_signed_by(self.ca_certificate()) && issued_path(&certificate) == key {
+            Ok(certificate)
+        } else {
+            Err(CaError::NotIssued { key: key.into_owned() })
         }
     }
 

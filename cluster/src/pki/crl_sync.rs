@@ -31,7 +31,7 @@ pub async fn sync_revocation_list(
     loop {
         let update = tokio::select! {
             biased;
-            cancelled = ctx.canceled() => return Err(cancelled.into()),
+            canceled = ctx.canceled() => return Err(canceled.into()),
             update = follow.next_update() => update,
         };
         let update = update.map_err(CaError::store_error("watch the list of revoked certificates"))?;

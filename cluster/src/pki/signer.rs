@@ -64,9 +64,10 @@ impl CaSigner {
         let certificate = Certificate::from_der(&der)
             .map_err(|error| CaError::create_error("a certificate")(error.into()))?;
         // Whatever the library did with the CA's name: a returned certificate is known to verify.
-        match certificate.is_signed_by(&self.certificate) {
-            true => Ok(certificate),
-            false => Err(CaError::create_error("a certificate")("its signature does not verify".into())),
+        if certificate.is_signed_by(&self.certificate) {
+            Ok(certificate)
+        } else {
+            Err(CaError::create_error("a certificate")("its signature does not verify".into()))
         }
     }
 

@@ -124,10 +124,7 @@ pub(super) fn key_from_raw(raw: &[u8]) -> Result<PrivateKey, CaError> {
     pkcs8.extend_from_slice(&PKCS8);
     pkcs8.extend_from_slice(seed);
     let key = PrivateKey::from_pkcs8(&pkcs8).map_err(|_| malformed())?;
-    match key.public_key().as_bytes() == public {
-        true => Ok(key),
-        false => Err(malformed()),
-    }
+    if key.public_key().as_bytes() == public { Ok(key) } else { Err(malformed()) }
 }
 
 /// Arbitrary bytes as each of the values.

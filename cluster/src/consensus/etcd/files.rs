@@ -156,9 +156,10 @@ fn finish_credentials_change(pki: &PkiDir, credentials: &Credentials) -> Result<
     let is_settled = holds(&pki.ca, &|content| is(ca, content))
         .and_then(|ca| Ok(ca && holds(&pki.certificate, &|content| is(certificate, content))?))
         .and_then(|both| Ok(both && holds(&pki.key, &is_key)?));
-    match is_settled.map_err(ConsensusError::Credentials)? {
-        true => Ok(()),
-        false => pki.store_credentials(credentials).map_err(ConsensusError::Credentials),
+    if is_settled.map_err(ConsensusError::Credentials)? {
+        Ok(())
+    } else {
+        pki.store_credentials(credentials).map_err(ConsensusError::Credentials)
     }
 }
 
@@ -254,9 +255,10 @@ fn prepare_new_cluster(
 ) -> Result<PreparedFiles, ConsensusError> {
     if existing.is_some() && new.is_none() {
         // It has created its cluster, or has joined another and not started yet: then it has no data.
-        return match has_data {
-            true => resume_member(files, existing, None, InitialCluster::FromData),
-            false => Err(ConsensusError::ForeignCredentials { directory: files.peer_pki.path().to_owned() }),
+        return if has_data {
+            resume_member(files, existing, None, InitialCluster::FromData)
+        } else {
+            Err(ConsensusError::ForeignCredentials { directory: files.peer_pki.path().to_owned() })
         };
     }
     let mut new = match new {
@@ -339,9 +341,10 @@ fn check_member_certificate(
     start: &StartOptions,
     credentials: &Credentials,
 ) -> Result<(), ConsensusError> {
-    match SubjectNames::from_certificate(&credentials.certificate).is_named(start.name.as_str()) {
-        true => check_revoked(files, &files.peer_pki, credentials),
-        false => Err(certificate_mismatch(files, start)),
+    if SubjectNames::from_certificate(&credentials.certificate).is_named(start.name.as_str()) {
+        check_revoked(files, &files.peer_pki, credentials)
+    } else {
+        Err(certificate_mismatch(files, start))
     }
 }
 
@@ -351,10 +354,7 @@ fn check_address(
     start: &StartOptions,
     credentials: &Credentials,
 ) -> Result<(), ConsensusError> {
-    match is_certified_at(credentials, start.address) {
-        true => Ok(()),
-        false => Err(certificate_mismatch(files, start)),
-    }
+    if is_certified_at(credentials, start.address) { Ok(()) } else { Err(certificate_mismatch(files, start)) }
 }
 
 fn is_certified_at(credentials: &Credentials, address: IpAddr) -> bool {
@@ -371,11 +371,10 @@ fn certificate_mismatch(files: &EtcdDir, start: &StartOptions) -> ConsensusError
 
 fn check_revoked(files: &EtcdDir, pki: &PkiDir, credentials: &Credentials) -> Result<(), ConsensusError> {
     let list = files.load_revocation_list(&credentials.ca).map_err(ConsensusError::Credentials)?;
-    match list.is_some_and(|list| list.is_revoked(&credentials.certificate)) {
-        true => {
-            Err(ConsensusError::CertificateRevoked { certificate: Path::to_owned(pki.certificate.path()) })
-        }
-        false => Ok(()),
+    if list.is_some_and(|list| list.is_revoked(&credentials.certificate)) {
+        Err(ConsensusError::CertificateRevoked { certificate: Path::to_owned(pki.certificate.path()) })
+    } else {
+        Ok(())
     }
 }
 

@@ -20,7 +20,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The keys of an etcd, until the token is cancelled.
+/// The keys of an etcd, until the token is canceled.
 #[derive(Clone)]
 pub(super) struct EtcdKv {
     pub(super) client: api::Client,

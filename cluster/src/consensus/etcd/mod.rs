@@ -133,7 +133,7 @@ impl MemberRun<'_> {
         address_change::check_moved(&prepared, self.member).await?;
         tokio::select! {
             biased;
-            cancelled = self.ctx.canceled() => return Err(cancelled.into()),
+            canceled = self.ctx.canceled() => return Err(canceled.into()),
             admitted = self.wait_admitted(&mut prepared) => admitted?,
         }
         let mut exits = self.run_etcd(self.member.member_process(&prepared.initial_cluster).await)?;
@@ -145,7 +145,7 @@ impl MemberRun<'_> {
         let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
         tokio::select! {
             biased;
-            cancelled = self.ctx.canceled() => Err(cancelled.into()),
+            canceled = self.ctx.canceled() => Err(canceled.into()),
             broken = exits.wait_broken() => Err(self.process_error(broken).into()),
             served = self.serve(prepared) => served,
             never = health.report_conditions(self.reporter) => match never {},
@@ -186,7 +186,7 @@ impl MemberRun<'_> {
         let recovery = CrlRecovery { member: self.member, credentials: prepared.own_client() };
         let list = tokio::select! {
             biased;
-            cancelled = self.ctx.canceled() => return Err(cancelled.into()),
+            canceled = self.ctx.canceled() => return Err(canceled.into()),
             broken = exits.wait_broken() => return Err(self.process_error(broken).into()),
             list = recovery.read_list() => list,
         };
@@ -211,7 +211,7 @@ impl MemberRun<'_> {
         Ok(())
     }
 
-    /// Serves with a running etcd, until it is cancelled.
+    /// Serves with a running etcd, until it is canceled.
     async fn serve(&self, mut prepared: PreparedFiles) -> Result<(), Failure> {
         let LocalMember { name, .. } = self.member;
         self.ctx.wait_ready(&format!("{}.etcd", self.ctx.dn())).await?;

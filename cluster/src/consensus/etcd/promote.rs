@@ -36,7 +36,7 @@ pub(super) async fn promote_learners(
     ctx.signal_ready()?;
     tokio::select! {
         biased;
-        cancelled = ctx.canceled() => Err(cancelled.into()),
+        canceled = ctx.canceled() => Err(canceled.into()),
         failed = Promoter { group: members, root, announced: Announced::default() }.run(follow) => failed,
     }
 }

@@ -92,7 +92,7 @@ impl MemoryCluster {
     }
 
     /// Starts a member: in memory it is in sync at once, so it is promoted, and it is listed at its present
-    /// address. `None` if it was removed; otherwise returns a token that is cancelled when it is removed.
+    /// address. `None` if it was removed; otherwise returns a token that is canceled when it is removed.
     pub(super) fn start_member(
         &self,
         id: MemberId,

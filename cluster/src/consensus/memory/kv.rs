@@ -25,7 +25,7 @@ const KEPT_CHANGES: usize = 1000;
 #[derive(Clone, Default)]
 pub struct MemoryKv {
     shared: Arc<SharedKeys>,
-    /// Cancelled when this handle becomes unusable; the store may continue.
+    /// Canceled when this handle becomes unusable; the store may continue.
     stop_token: CancellationToken,
 }
 
@@ -56,7 +56,7 @@ impl MemoryKv {
         MemoryKv::default()
     }
 
-    /// A handle of the same store that returns [`KvError::Stopped`] once the token is cancelled.
+    /// A handle of the same store that returns [`KvError::Stopped`] once the token is canceled.
     pub(super) fn with_stop_token(&self, stopped: CancellationToken) -> MemoryKv {
         MemoryKv { shared: Arc::clone(&self.shared), stop_token: stopped }
     }

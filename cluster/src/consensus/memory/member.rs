@@ -82,7 +82,7 @@ async fn run_member(
     reporter.report_running(running);
     tokio::select! {
         biased;
-        cancelled = ctx.canceled() => Err::<(), CanceledError>(cancelled)?,
+        canceled = ctx.canceled() => Err::<(), CanceledError>(canceled)?,
         () = removed.cancelled() => {}
     }
     Err(not_a_member(start).into())
