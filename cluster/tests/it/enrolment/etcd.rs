@@ -12,13 +12,11 @@ use nodekeel_cluster::consensus::PeerUrl;
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
 use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
 use nodekeel_cluster::network::StaticNetwork;
-use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
-use nodekeel_localstorage::tree::LayoutTarget;
-use nodekeel_localstorage::volume::DirectoryVolume;
-use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use testbed::{ReservedPort, ScratchDir, gotool, reserve_port, tools};
 
-use super::node_fixture::{NodeRun, error_chain, node_address, parse_ip};
+use super::node_fixture::{
+    NodeRun, create_disks, error_chain, node_address, node_deps, parse_ip, ticket_file,
+};
 
 const HOST: &str = "127.0.0.1";
 
@@ -33,10 +31,7 @@ struct NodeHost {
 impl NodeHost {
     fn new(binary: &Path) -> Self {
         let scratch = ScratchDir::new().expect("a directory");
-        let top = Dir::open(scratch.path()).expect("opened");
-        for name in ["esp", "data"] {
-            top.ensure_dir(name, FileMode::PRIVATE_DIR).expect("created");
-        }
+        create_disks(scratch.path());
         let (peer, client) = (reserve_port().expect("a port"), reserve_port().expect("a port"));
         Self { scratch, peer, client, binary: binary.to_owned() }
     }
@@ -60,23 +55,10 @@ fn test_settings() -> EnrolmentSettings {
 }
 
 fn etcd_deps(disks: &Path, binary: &Path, peer: u16, client: u16) -> Deps {
-    let dir = |name: &str| Dir::open(disks.join(name)).expect("opened");
     let mut config = EtcdConfig::new(binary);
     (config.peer_port, config.client_port) = (peer, client);
-    Deps {
-        journal_dir: dir("esp"),
-        enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(esp_enrolment(disks).enrolment.clone())]),
-        network: Arc::new(StaticNetwork::new(node_address(HOST))),
-        volume: Arc::new(DirectoryVolume::new(dir("data"))),
-        consensus: ConsensusFactory::etcd_on_volume(config),
-        local_names: LocalNames::default(),
-    }
-}
-
-fn esp_enrolment(disks: &Path) -> EspEnrolment {
-    let path = disks.join("esp");
-    let placement = OsFileStore::new(Dir::open(&path).expect("opened"));
-    LayoutTarget::new(Arc::new(placement), path).create_layout().expect("placed")
+    let network = Arc::new(StaticNetwork::new(node_address(HOST)));
+    node_deps(disks, network, ConsensusFactory::etcd_on_volume(config))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +94,7 @@ async fn two_nodes(binary: &Path) {
     let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
     for _ in 0..3 {
         let ticket = issuer.issue_ticket(&second.url()).await.expect("created");
-        esp_enrolment(second.scratch.path()).enrolment.write(&ticket.to_config()).expect("written");
+        ticket_file(second.scratch.path()).write(&ticket.to_config()).expect("written");
     }
     let members = first_run.node.cluster_members().expect("a running node");
     assert_eq!(

@@ -1,5 +1,6 @@
 //! Bootstrap, join and restart as a whole.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, NodeId};
 use tokio::sync::watch;
 
 use super::node_fixture::{
-    NodeFixture, NodeRun, TIMEOUT, bootstrapped_node, error_chain, node_address, parse_ip,
+    MemoryCluster, NodeFixture, NodeRun, TIMEOUT, error_chain, node_address, parse_ip, peer_url,
     wait_without_address,
 };
 
@@ -73,31 +74,21 @@ async fn a_restarted_node_keeps_its_identity_its_cluster_and_its_keys() {
 
 #[tokio::test]
 async fn a_node_with_a_ticket_joins_and_then_ignores_the_ticket() {
-    let network = MemoryNetwork::new();
-    let mut first = NodeFixture::on_network(&network, "192.0.2.1");
-    first.settings.golden_tickets = true;
-    let second = NodeFixture::on_network(&network, "192.0.2.2");
-    let (first_run, first_membership) = first.run_to_running().await;
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let ticket = issuer.issue_ticket(&url).await.expect("created");
-    second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
-
+    let cluster = MemoryCluster::start().await;
+    let (second, ticket) = cluster.invite("192.0.2.2").await;
     let (run, joined) = second.run_to_running().await;
     assert_eq!(
         run.node.phase_history(),
         [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
     );
-    assert_eq!((joined.cluster_id, &joined.node_id), (first_membership.cluster_id, ticket.node_id()));
+    let first = cluster.first.node.cluster_identity().expect("a running node");
+    assert_eq!((joined.cluster_id, &joined.node_id), (first.cluster_id, ticket.node_id()));
     let members = run.node.cluster_members().expect("a running node").list_members().await.expect("listed");
     assert_eq!(members.iter().filter(|member| !member.is_learner).count(), 2, "{members:?}");
     let nodes = run.node.node_store().expect("a running node").list_records().await.expect("listed");
-    let mut ids: Vec<_> = nodes.into_iter().map(|node| node.id).collect();
-    ids.sort();
-    let mut expected = vec![first_membership.node_id.clone(), joined.node_id.clone()];
-    expected.sort();
-    assert_eq!(ids, expected);
-    let kept = first_run.node.namespaced_kv("cluster", "tickets").expect("a running node");
+    let ids: BTreeSet<_> = nodes.into_iter().map(|node| node.id).collect();
+    assert_eq!(ids, [first.node_id, joined.node_id.clone()].into());
+    let kept = cluster.first.node.namespaced_kv("cluster", "tickets").expect("a running node");
     assert_eq!(
         kept.range(KeyRange::prefix("/")).await.expect("read").kvs,
         [],
@@ -105,26 +96,21 @@ async fn a_node_with_a_ticket_joins_and_then_ignores_the_ticket() {
     );
     run.stop().await;
 
-    second.esp_enrolment().enrolment.write(b"no ticket at all").expect("written");
+    second.ticket_file().write(b"no ticket at all").expect("written");
     let (run, again) = second.run_to_running().await;
     assert_eq!(again, joined, "a node in a cluster has read its configuration");
     run.stop().await;
-    first_run.stop().await;
-    assert_eq!(network.created_count(), 1);
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn a_node_without_an_esp_file_joins_by_the_firmware_ticket() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let ticket =
-        issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT)).await.expect("created");
-    let second = NodeFixture::on_network(&network, "192.0.2.2");
+    let cluster = MemoryCluster::start().await;
+    let (second, ticket) = (cluster.node("192.0.2.2"), cluster.issue("192.0.2.2").await);
     let firmware_file = second.disks.path().join("fw_cfg");
     std::fs::write(&firmware_file, &*ticket.to_config()).expect("written");
     let mut deps = second.deps();
-    let esp_source = EnrolmentSource::EspFile(second.esp_enrolment().enrolment.clone());
+    let esp_source = EnrolmentSource::EspFile(second.ticket_file());
     deps.enrolment = EnrolmentSources::new([esp_source, EnrolmentSource::FwCfg(firmware_file)]);
     let run = NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()));
     assert_eq!(&run.wait_finished().await.expect("the node is in its cluster").node_id, ticket.node_id());
@@ -133,28 +119,20 @@ async fn a_node_without_an_esp_file_joins_by_the_firmware_ticket() {
         [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
     );
     run.stop().await;
-    first_run.stop().await;
-    assert_eq!(network.created_count(), 1);
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn a_ticket_for_another_address_or_port_is_rejected_and_another_one_joins_without_a_reset() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let second = NodeFixture::on_network(&network, "192.0.2.3");
-    let give_ticket = async |port| {
-        let url = PeerUrl::new(parse_ip("192.0.2.2"), port);
-        let ticket = issuer.issue_ticket(&url).await.expect("created");
-        second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
-        url
-    };
+    let cluster = MemoryCluster::start().await;
+    let (issuer, second) = (cluster.issuer(), cluster.node("192.0.2.3"));
     let start = || {
         let mut deps = second.deps();
         deps.consensus = deps.consensus.with_peer_port(DEFAULT_PEER_PORT);
         NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()))
     };
-    let wrong = give_ticket(7).await;
+    let wrong = PeerUrl::new(parse_ip("192.0.2.2"), 7);
+    second.give_ticket(&issuer.issue_ticket(&wrong).await.expect("created"));
     for (address, expected) in [
         ("192.0.2.3", "the ticket was issued for 192.0.2.2, but this host is at 192.0.2.3"),
         ("192.0.2.2", "for a member at port 7, but this host's member is at port 7834"),
@@ -167,22 +145,17 @@ async fn a_ticket_for_another_address_or_port_is_rejected_and_another_one_joins_
     }
     // Nothing binds the node to the rejected ticket.
     issuer.revoke_ticket(&wrong).await.expect("revoked");
-    give_ticket(DEFAULT_PEER_PORT).await;
+    second.give_ticket(&cluster.issue("192.0.2.2").await);
     let run = start();
     run.wait_finished().await.expect("the node is in its cluster");
     run.stop().await;
-    first_run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn a_node_with_a_ticket_says_that_it_waits_for_its_address() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
-    let ticket = issuer.issue_ticket(&url).await.expect("created");
-    let second = NodeFixture::on_network(&network, "192.0.2.2");
-    second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    let cluster = MemoryCluster::start().await;
+    let (second, _) = cluster.invite("192.0.2.2").await;
     second.network.set_address(None);
     let run = second.start();
     wait_without_address(&run).await;
@@ -190,32 +163,25 @@ async fn a_node_with_a_ticket_says_that_it_waits_for_its_address() {
     run.wait_finished().await.expect("the node is in its cluster");
     assert_eq!(run.node.condition(), None);
     run.stop().await;
-    first_run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn a_node_joins_by_the_ticket_that_it_has_when_it_gets_its_address() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let second = NodeFixture::on_network(&network, "192.0.2.2");
-    let give_ticket = async |address| {
-        let url = PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT);
-        let ticket = issuer.issue_ticket(&url).await.expect("created");
-        second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
-        (url, ticket)
-    };
-    let (wrong, _) = give_ticket("192.0.2.3").await;
+    let cluster = MemoryCluster::start().await;
+    let second = cluster.node("192.0.2.2");
+    second.give_ticket(&cluster.issue("192.0.2.3").await);
     second.network.set_address(None);
     let run = second.start();
     wait_without_address(&run).await;
-    issuer.revoke_ticket(&wrong).await.expect("revoked");
-    let (_, ticket) = give_ticket("192.0.2.2").await;
+    cluster.issuer().revoke_ticket(&peer_url("192.0.2.3")).await.expect("revoked");
+    let ticket = cluster.issue("192.0.2.2").await;
+    second.give_ticket(&ticket);
     second.network.set_address(Some(node_address("192.0.2.2")));
     let joined = run.wait_finished().await.expect("the node is in its cluster");
     assert_eq!(&joined.node_id, ticket.node_id());
     run.stop().await;
-    first_run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
@@ -322,7 +288,7 @@ async fn listed_addresses(cluster: &ClusterNode, node: &NodeId) -> (Option<IpAdd
 }
 
 fn expected_addresses(address: &str) -> (Option<IpAddr>, Vec<String>) {
-    (Some(parse_ip(address)), vec![PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT).to_string()])
+    (Some(parse_ip(address)), vec![peer_url(address).to_string()])
 }
 
 #[tokio::test]
@@ -374,11 +340,11 @@ async fn a_node_restarted_at_another_address_is_listed_there() {
 #[tokio::test]
 async fn a_run_after_a_failed_run_resumes() {
     let fixture = NodeFixture::single_node();
-    fixture.esp_enrolment().enrolment.write(b"\xff").expect("written");
+    fixture.ticket_file().write(b"\xff").expect("written");
     let reason = fixture.run_to_failure().await;
     let FailureReason::ActionFailed { source, .. } = &reason else { panic!("{reason:?}") };
     assert!(matches!(**source, StepError::EnrolmentConfig(_)), "{source:?}");
-    fixture.esp_enrolment().enrolment.remove().expect("removed");
+    fixture.ticket_file().remove().expect("removed");
     let (run, _) = fixture.run_to_running().await;
     run.stop().await;
 }

@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{ClusterNode, NodeMembership};
 
-use super::node_fixture::{NodeFixture, NodeRun, parse_ip};
+use super::node_fixture::{MemoryCluster, NodeFixture, NodeRun, error_chain};
 
 /// What the killed node does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,43 +22,31 @@ enum EnrolmentFlow {
 struct KillScenario {
     network: MemoryNetwork,
     victim: NodeFixture,
-    /// The first node of the cluster, if the flow needs one.
-    first_node: Option<(NodeFixture, NodeRun)>,
+    /// The cluster that the victim joins, if the flow needs one.
+    cluster: Option<MemoryCluster>,
     /// The membership of the victim before the kill.
     before: Option<NodeMembership>,
 }
 
 impl KillScenario {
     async fn for_flow(flow: EnrolmentFlow) -> Self {
+        if flow == EnrolmentFlow::Join {
+            let cluster = MemoryCluster::start().await;
+            let (victim, ticket) = cluster.invite("192.0.2.2").await;
+            assert_eq!(ticket.digest(), cluster.issue("192.0.2.2").await.digest(), "another ticket");
+            return Self { network: cluster.network.clone(), victim, cluster: Some(cluster), before: None };
+        }
         let network = MemoryNetwork::new();
         let victim = NodeFixture::on_network(&network, "192.0.2.2");
-        let mut scenario = Self { network, victim, first_node: None, before: None };
-        match flow {
-            EnrolmentFlow::Bootstrap => {}
-            EnrolmentFlow::Join => scenario.issue_ticket().await,
-            EnrolmentFlow::Restart => {
-                let (run, membership) = scenario.victim.run_to_running().await;
-                let kv = run.node.namespaced_kv("test", "kills").expect("a running node");
-                kv.put(b"/kept", b"yes").await.expect("put");
-                scenario.before = Some(membership);
-                run.stop().await;
-            }
+        let mut scenario = Self { network, victim, cluster: None, before: None };
+        if flow == EnrolmentFlow::Restart {
+            let (run, membership) = scenario.victim.run_to_running().await;
+            let kv = run.node.namespaced_kv("test", "kills").expect("a running node");
+            kv.put(b"/kept", b"yes").await.expect("put");
+            scenario.before = Some(membership);
+            run.stop().await;
         }
         scenario
-    }
-
-    async fn issue_ticket(&mut self) {
-        let mut fixture = NodeFixture::on_network(&self.network, "192.0.2.1");
-        fixture.settings.golden_tickets = true;
-        let (run, _) = fixture.run_to_running().await;
-        let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
-        let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
-        // Repeated requests return the same ticket.
-        let ticket = issuer.issue_ticket(&url).await.expect("created");
-        let again = issuer.issue_ticket(&url).await.expect("created");
-        assert_eq!(ticket.digest(), again.digest());
-        self.victim.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
-        self.first_node = Some((fixture, run));
     }
 
     /// One run that is killed at its `nth` kill point, if it has as many; returns the points that it has
@@ -95,7 +82,7 @@ impl KillScenario {
         let membership = match run.wait_finished().await {
             Ok(membership) => membership,
             Err(reason) => {
-                panic!("{flow:?}, killed {killed_at}: {}", super::node_fixture::error_chain(reason))
+                panic!("{flow:?}, killed {killed_at}: {}", error_chain(reason))
             }
         };
         let took = started_at.elapsed();
@@ -127,8 +114,8 @@ impl KillScenario {
         let (run, again) = self.victim.run_to_running().await;
         assert_eq!(again, membership, "{flow:?}, killed {killed_at}: not the same after another start");
         run.stop().await;
-        if let Some((_, first_run)) = self.first_node {
-            first_run.stop().await;
+        if let Some(cluster) = self.cluster {
+            cluster.stop().await;
         }
         took
     }

@@ -8,4 +8,7 @@ mod node_fixture;
 mod rejections;
 mod truncation;
 
-pub(crate) use node_fixture::{NodeFixture, NodeRun, bootstrapped_node, error_chain, node_address, parse_ip};
+pub(crate) use node_fixture::{
+    MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, node_address, node_deps, parse_ip,
+    peer_url, ticket_file,
+};

@@ -1,17 +1,20 @@
-//! A node that can be started repeatedly: its disks, its address, its network.
+//! A node that can be started repeatedly: its disks, its address, its network; and a cluster that it can join.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_cluster::consensus::Consensus;
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryNetwork};
+use nodekeel_cluster::consensus::{Consensus, DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason, NodeMembership,
 };
 use nodekeel_cluster::network::{NodeAddress, StaticNetwork};
-use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
-use nodekeel_localstorage::tree::LayoutTarget;
+use nodekeel_cluster::node::{
+    EnrolmentSource, EnrolmentSources, EspEnrolment, GoldenTicket, GoldenTicketIssuer, LocalNames,
+};
+use nodekeel_localstorage::tree::{LayoutFile, LayoutTarget};
 use nodekeel_localstorage::volume::DirectoryVolume;
 use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use nodekeel_supervisor::{
@@ -43,11 +46,9 @@ impl NodeFixture {
 
     /// A node with this consensus.
     pub(crate) fn with_consensus(consensus: Arc<dyn Consensus>, address: &str) -> Self {
-        let disks = temp_disks();
-        let top = Dir::open(disks.path()).expect("opened");
-        for name in ["esp", "data", "run"] {
-            top.ensure_dir(name, FileMode::PRIVATE_DIR).expect("created");
-        }
+        // In memory, if the host has `/dev/shm`: these tests kill only the process, and each step syncs.
+        let disks = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
+        create_disks(disks.path());
         let network = Arc::new(StaticNetwork::new(node_address(address)));
         let mut settings = EnrolmentSettings::default();
         settings.bootstrap = true;
@@ -58,24 +59,19 @@ impl NodeFixture {
         Dir::open(self.disks.path().join(name)).expect("opened")
     }
 
-    pub(crate) fn esp_enrolment(&self) -> EspEnrolment {
-        let esp = self.dir("esp");
-        let path = esp.path().to_owned();
-        LayoutTarget::new(Arc::new(OsFileStore::new(esp)), path).create_layout().expect("placed")
+    /// Where the node looks for its ticket.
+    pub(crate) fn ticket_file(&self) -> LayoutFile {
+        ticket_file(self.disks.path())
+    }
+
+    pub(crate) fn give_ticket(&self, ticket: &GoldenTicket) {
+        self.ticket_file().write(&ticket.to_config()).expect("written");
     }
 
     /// The dependencies of the node at its start.
     pub(crate) fn deps(&self) -> Deps {
-        Deps {
-            journal_dir: self.dir("esp"),
-            enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(
-                self.esp_enrolment().enrolment.clone(),
-            )]),
-            network: self.network.clone(),
-            volume: Arc::new(DirectoryVolume::new(self.dir("data"))),
-            consensus: ConsensusFactory::without_volume(Arc::clone(&self.consensus)),
-            local_names: LocalNames::default(),
-        }
+        let consensus = ConsensusFactory::without_volume(Arc::clone(&self.consensus));
+        node_deps(self.disks.path(), Arc::clone(&self.network), consensus)
     }
 
     /// Starts the node.
@@ -152,9 +148,33 @@ impl NodeRun {
     }
 }
 
-/// In memory, if the host has `/dev/shm`: these tests kill only the process, and each step syncs.
-fn temp_disks() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
+/// Creates the disks of a node in this directory.
+pub(crate) fn create_disks(disks: &Path) {
+    let top = Dir::open(disks).expect("opened");
+    for name in ["esp", "data", "run"] {
+        top.ensure_dir(name, FileMode::PRIVATE_DIR).expect("created");
+    }
+}
+
+/// Where the node with these disks looks for its ticket.
+pub(crate) fn ticket_file(disks: &Path) -> LayoutFile {
+    let esp = disks.join("esp");
+    let files = OsFileStore::new(Dir::open(&esp).expect("opened"));
+    let placed: EspEnrolment = LayoutTarget::new(Arc::new(files), esp).create_layout().expect("placed");
+    placed.enrolment.clone()
+}
+
+/// The dependencies of the node with these disks.
+pub(crate) fn node_deps(disks: &Path, network: Arc<StaticNetwork>, consensus: ConsensusFactory) -> Deps {
+    let dir = |name: &str| Dir::open(disks.join(name)).expect("opened");
+    Deps {
+        journal_dir: dir("esp"),
+        enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(ticket_file(disks))]),
+        network,
+        volume: Arc::new(DirectoryVolume::new(dir("data"))),
+        consensus,
+        local_names: LocalNames::default(),
+    }
 }
 
 pub(crate) fn node_address(address: &str) -> NodeAddress {
@@ -170,12 +190,52 @@ pub(crate) fn error_chain(error: impl Into<Failure>) -> String {
     error.into().to_string()
 }
 
-/// A cluster of one that issues tickets.
-pub(crate) async fn bootstrapped_node(network: &MemoryNetwork) -> (NodeFixture, NodeRun) {
-    let mut fixture = NodeFixture::on_network(network, "192.0.2.1");
-    fixture.settings.golden_tickets = true;
-    let (run, _) = fixture.run_to_running().await;
-    (fixture, run)
+/// The peer URL of a node in memory.
+pub(crate) fn peer_url(address: &str) -> PeerUrl {
+    PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT)
+}
+
+/// A cluster of one in memory, which issues tickets.
+pub(crate) struct MemoryCluster {
+    pub(crate) network: MemoryNetwork,
+    pub(crate) first: NodeRun,
+    _disks: NodeFixture,
+}
+
+impl MemoryCluster {
+    pub(crate) async fn start() -> Self {
+        let network = MemoryNetwork::new();
+        let mut fixture = NodeFixture::on_network(&network, "192.0.2.1");
+        fixture.settings.golden_tickets = true;
+        let (first, _) = fixture.run_to_running().await;
+        Self { network, first, _disks: fixture }
+    }
+
+    pub(crate) fn issuer(&self) -> GoldenTicketIssuer {
+        self.first.node.ticket_issuer().expect("golden tickets are enabled")
+    }
+
+    pub(crate) async fn issue(&self, address: &str) -> GoldenTicket {
+        self.issuer().issue_ticket(&peer_url(address)).await.expect("created")
+    }
+
+    /// A node at this address, without a ticket.
+    pub(crate) fn node(&self, address: &str) -> NodeFixture {
+        NodeFixture::on_network(&self.network, address)
+    }
+
+    /// A node at this address, with its ticket.
+    pub(crate) async fn invite(&self, address: &str) -> (NodeFixture, GoldenTicket) {
+        let (fixture, ticket) = (self.node(address), self.issue(address).await);
+        fixture.give_ticket(&ticket);
+        (fixture, ticket)
+    }
+
+    /// Stops the first node. No other cluster was created.
+    pub(crate) async fn stop(self) {
+        self.first.stop().await;
+        assert_eq!(self.network.created_count(), 1, "a second cluster");
+    }
 }
 
 /// Waits until the node says that it waits for its address.

@@ -4,14 +4,13 @@
 use std::fs;
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{
-    EnrolmentPhase, EnrolmentState, FailureReason, StepError, WaitCause, reset_enrolment,
+    ClusterNode, EnrolmentPhase, EnrolmentState, FailureReason, StepError, WaitCause, reset_enrolment,
 };
 use nodekeel_localstorage::volume::{ErasePolicy, VolumeContents, VolumeError};
 
 use super::node_fixture::{
-    NodeFixture, NodeRun, bootstrapped_node, error_chain, node_address, parse_ip, wait_condition,
+    MemoryCluster, NodeFixture, NodeRun, error_chain, node_address, peer_url, wait_condition,
     wait_without_address,
 };
 
@@ -120,59 +119,67 @@ async fn missing_or_foreign_credentials_are_reported_and_not_recreated() {
     run.stop().await;
 }
 
+/// A run that fails once the decision is recorded.
+async fn interrupt(fixture: &NodeFixture) {
+    let conflict = fixture.disks.path().join("data/conflict");
+    fs::write(&conflict, "").expect("written");
+    fixture.run_to_failure().await;
+    fs::remove_file(conflict).expect("removed");
+}
+
 #[tokio::test]
 async fn a_node_never_switches_between_bootstrap_and_join() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
-    let ticket = issuer.issue_ticket(&url).await.expect("created");
+    let cluster = MemoryCluster::start().await;
+    let ticket = cluster.issue("192.0.2.2").await;
 
     // Bootstrap is in progress, and a ticket appears.
-    let creating = NodeFixture::on_network(&network, "192.0.2.2");
-    fs::write(creating.disks.path().join("data/conflict"), "").expect("written");
-    creating.run_to_failure().await;
-    fs::remove_file(creating.disks.path().join("data/conflict")).expect("removed");
-    creating.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    let creating = cluster.node("192.0.2.2");
+    interrupt(&creating).await;
+    creating.give_ticket(&ticket);
     assert!(matches!(creating.run_to_failure().await, FailureReason::TicketDuringBootstrap));
-    assert_eq!(network.created_count(), 1, "a cluster was bootstrapped");
+    assert_eq!(cluster.network.created_count(), 1, "a cluster was bootstrapped");
 
     // A join is in progress, and the ticket is missing, or another.
-    let joining = NodeFixture::on_network(&network, "192.0.2.2");
-    fs::write(joining.disks.path().join("data/conflict"), "").expect("written");
-    joining.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
-    joining.run_to_failure().await;
-    fs::remove_file(joining.disks.path().join("data/conflict")).expect("removed");
-    joining.esp_enrolment().enrolment.remove().expect("removed");
+    let joining = cluster.node("192.0.2.2");
+    joining.give_ticket(&ticket);
+    interrupt(&joining).await;
+    joining.ticket_file().remove().expect("removed");
     assert!(matches!(joining.run_to_failure().await, FailureReason::TicketMissing { .. }));
-    issuer.revoke_ticket(&url).await.expect("revoked");
-    let another = issuer.issue_ticket(&url).await.expect("created");
+    cluster.issuer().revoke_ticket(&peer_url("192.0.2.2")).await.expect("revoked");
+    let another = cluster.issue("192.0.2.2").await;
     assert_ne!(another.node_id(), ticket.node_id());
-    joining.esp_enrolment().enrolment.write(&another.to_config()).expect("written");
+    joining.give_ticket(&another);
     assert!(matches!(joining.run_to_failure().await, FailureReason::TicketChanged { .. }));
-    assert_eq!(network.created_count(), 1);
+    assert_eq!(cluster.network.created_count(), 1);
     assert!(reset_enrolment(&joining.dir("esp")).expect("reset"));
     let (run, joined) = joining.run_to_running().await;
     assert_eq!(&joined.node_id, another.node_id());
     run.stop().await;
-    first_run.stop().await;
+    cluster.stop().await;
+}
+
+/// A node that waits for a ticket, and has no address.
+async fn waiting_node(cluster: &MemoryCluster, address: &str) -> (NodeFixture, NodeRun) {
+    let mut fixture = cluster.node(address);
+    fixture.settings.bootstrap = false;
+    fixture.network.set_address(None);
+    let run = fixture.start();
+    assert_waits_without_instruction(&run.node).await;
+    (fixture, run)
+}
+
+async fn assert_waits_without_instruction(node: &ClusterNode) {
+    let waiting = node.wait_phase_left(EnrolmentPhase::New).await;
+    assert!(matches!(waiting, EnrolmentState::Waiting(WaitCause::NoInstruction)), "{waiting:?}");
 }
 
 #[tokio::test]
 async fn a_rejected_ticket_replaces_the_request_to_bootstrap() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
-    let ticket = issuer.issue_ticket(&url).await.expect("created");
-    let mut fixture = NodeFixture::on_network(&network, "192.0.2.3");
-    fixture.settings.bootstrap = false;
-    fixture.network.set_address(None);
-    let run = fixture.start();
+    let cluster = MemoryCluster::start().await;
+    let ticket = cluster.issue("192.0.2.2").await;
+    let (fixture, run) = waiting_node(&cluster, "192.0.2.3").await;
     let node = run.node.clone();
-    let waiting = node.wait_phase_left(EnrolmentPhase::New).await;
-    assert!(matches!(waiting, EnrolmentState::Waiting(WaitCause::NoInstruction)), "{waiting:?}");
-    fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    fixture.give_ticket(&ticket);
     node.request_bootstrap().expect("it waits, also for its address");
     wait_without_address(&run).await;
     fixture.network.set_address(Some(node_address("192.0.2.3")));
@@ -180,75 +187,52 @@ async fn a_rejected_ticket_replaces_the_request_to_bootstrap() {
     assert!(reason.contains("the ticket was issued for 192.0.2.2"), "{reason}");
     run.stop().await;
 
-    fs::remove_file(fixture.disks.path().join("esp/enrolment.pb")).expect("removed");
+    fixture.ticket_file().remove().expect("removed");
     let run = NodeRun::start_once(node.clone());
     node.wait_phase_left(EnrolmentPhase::Failed).await;
-    let waiting = node.wait_phase_left(EnrolmentPhase::New).await;
-    assert!(matches!(waiting, EnrolmentState::Waiting(WaitCause::NoInstruction)), "{waiting:?}");
-    assert_eq!(network.created_count(), 1);
+    assert_waits_without_instruction(&node).await;
     run.stop().await;
-    first_run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn a_ticket_that_is_removed_before_the_address_is_known_replaces_the_request_to_bootstrap() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
-    let ticket = issuer.issue_ticket(&url).await.expect("created");
-    let mut fixture = NodeFixture::on_network(&network, "192.0.2.2");
-    fixture.settings.bootstrap = false;
-    fixture.network.set_address(None);
-    let run = fixture.start();
-    let node = run.node.clone();
-    node.wait_phase_left(EnrolmentPhase::New).await;
-    fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    let cluster = MemoryCluster::start().await;
+    let ticket = cluster.issue("192.0.2.2").await;
+    let (fixture, run) = waiting_node(&cluster, "192.0.2.2").await;
+    fixture.give_ticket(&ticket);
     wait_without_address(&run).await;
-    node.request_bootstrap().expect("it waits, also for its address");
-    fixture.esp_enrolment().enrolment.remove().expect("removed");
+    run.node.request_bootstrap().expect("it waits, also for its address");
+    fixture.ticket_file().remove().expect("removed");
     fixture.network.set_address(Some(node_address("192.0.2.2")));
     wait_condition(&run, &WaitCause::NoInstruction.to_string()).await;
     // It still waits for its ticket.
-    fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    fixture.give_ticket(&ticket);
     let joined = run.wait_finished().await.expect("it joins");
     assert_eq!(&joined.node_id, ticket.node_id());
-    assert_eq!(network.created_count(), 1);
     run.stop().await;
-    first_run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn a_joining_node_resumes_with_its_ticket_reissued_for_other_members() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = bootstrapped_node(&network).await;
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let join = async |address: &str| {
-        let fixture = NodeFixture::on_network(&network, address);
-        let ticket =
-            issuer.issue_ticket(&PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT)).await.expect("created");
-        fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
-        (fixture, ticket)
-    };
-    let (second, _) = join("192.0.2.2").await;
+    let cluster = MemoryCluster::start().await;
+    let (second, _) = cluster.invite("192.0.2.2").await;
     let (leaving, _) = second.run_to_running().await;
-    let (joining, first_ticket) = join("192.0.2.3").await;
-    fs::write(joining.disks.path().join("data/conflict"), "").expect("written");
-    joining.run_to_failure().await;
-    fs::remove_file(joining.disks.path().join("data/conflict")).expect("removed");
+    let (joining, first_ticket) = cluster.invite("192.0.2.3").await;
+    interrupt(&joining).await;
 
     let this = leaving.node.cluster_access().expect("a running node").this_member().id;
-    first_run.node.cluster_members().expect("a running node").remove_member(this).await.expect("removed");
+    let members = cluster.first.node.cluster_members().expect("a running node");
+    members.remove_member(this).await.expect("removed");
     leaving.stop().await;
-    let again =
-        issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.3"), DEFAULT_PEER_PORT)).await.expect("created");
+    let again = cluster.issue("192.0.2.3").await;
     assert_ne!(again.peers(), first_ticket.peers());
-    joining.esp_enrolment().enrolment.write(&again.to_config()).expect("written");
+    joining.give_ticket(&again);
     let (run, joined) = joining.run_to_running().await;
     assert_eq!(&joined.node_id, first_ticket.node_id());
     run.stop().await;
-    first_run.stop().await;
-    assert_eq!(network.created_count(), 1);
+    cluster.stop().await;
 }
 
 #[tokio::test]

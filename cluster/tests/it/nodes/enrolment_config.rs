@@ -21,13 +21,13 @@ impl ConfigSources {
     fn new() -> Self {
         let fixture = NodeFixture::single_node();
         let firmware = fixture.disks.path().join("fw_cfg");
-        let kept = EnrolmentSource::EspFile(fixture.esp_enrolment().enrolment.clone());
+        let kept = EnrolmentSource::EspFile(fixture.ticket_file());
         let sources = EnrolmentSources::new([kept, EnrolmentSource::FwCfg(firmware.clone())]);
         Self { fixture, firmware, sources }
     }
 
     fn write_esp_file(&self, content: &[u8]) {
-        self.fixture.esp_enrolment().enrolment.write(content).expect("written");
+        self.fixture.ticket_file().write(content).expect("written");
     }
 }
 
@@ -81,9 +81,9 @@ fn an_invalid_config_is_an_error_that_names_the_file_and_leaves_it_unchanged() {
         config.write_esp_file(wrong);
         let text = error_chain(config.sources.load_ticket().expect_err("an invalid config"));
         assert!(text.contains("esp/enrolment.pb"), "{text}");
-        assert_eq!(config.fixture.esp_enrolment().enrolment.read().expect("it exists"), wrong);
+        assert_eq!(config.fixture.ticket_file().read().expect("it exists"), wrong);
     }
-    config.fixture.esp_enrolment().enrolment.remove().expect("removed");
+    config.fixture.ticket_file().remove().expect("removed");
     fs::write(&config.firmware, b"\xff").expect("written");
     let text = error_chain(config.sources.load_ticket().expect_err("an invalid config"));
     assert!(text.contains("fw_cfg"), "{text}");

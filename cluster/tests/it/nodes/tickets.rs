@@ -1,14 +1,13 @@
 //! The content of golden tickets, and how a cluster issues them.
 
-use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, MembershipError, PeerUrl};
+use nodekeel_cluster::consensus::{MembershipError, PeerUrl};
 use nodekeel_cluster::node::{GoldenTicket, TicketError, TicketIssueError};
 use nodekeel_cluster::pki::ClusterCa;
 use nodekeel_localstorage::pki::{CertificateTemplate, PrivateKey};
 use prost::Message as _;
 
 use super::{test_ticket, ticket_parts};
-use crate::enrolment::{bootstrapped_node, parse_ip};
+use crate::enrolment::{MemoryCluster, peer_url};
 
 /// The message of 2020, as another program would write it.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -168,16 +167,12 @@ fn a_ticket_built_from_parts_is_checked() {
     assert!(matches!(GoldenTicket::from_parts(wrong), Err(TicketError::NodeMismatch { .. })));
 }
 
-fn peer_url(address: &str) -> PeerUrl {
-    PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT)
-}
-
 #[tokio::test]
 async fn repeated_ticket_requests_yield_one_node_and_one_learner() {
-    let (_bed, run) = bootstrapped_node(&MemoryNetwork::new()).await;
-    let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
-    let members = run.node.cluster_members().expect("a running node");
-    let first = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect("created");
+    let cluster = MemoryCluster::start().await;
+    let issuer = cluster.issuer();
+    let members = cluster.first.node.cluster_members().expect("a running node");
+    let first = cluster.issue("192.0.2.2").await;
     let at_once = futures_util::future::join_all(
         (0..8).map(|_| async { issuer.issue_ticket(&peer_url("192.0.2.2")).await }),
     );
@@ -188,34 +183,34 @@ async fn repeated_ticket_requests_yield_one_node_and_one_learner() {
     let error = issuer.issue_ticket(&peer_url("192.0.2.3")).await.expect_err("a second learner was added");
     assert!(matches!(error, TicketIssueError::Membership(MembershipError::TooManyLearners)), "{error:?}");
     assert_eq!(members.list_members().await.expect("listed").len(), 2, "a learner leaked");
-    run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn concurrent_requests_for_one_url_get_the_same_ticket() {
-    let (_bed, run) = bootstrapped_node(&MemoryNetwork::new()).await;
-    let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
+    let cluster = MemoryCluster::start().await;
+    let issuer = cluster.issuer();
     let place = peer_url("192.0.2.2");
     let all = futures_util::future::join_all((0..8).map(|_| issuer.issue_ticket(&place))).await;
     let configs: Vec<_> = all.into_iter().map(|one| one.expect("created").to_config()).collect();
     assert!(configs.windows(2).all(|two| two[0] == two[1]), "the tickets differ");
-    run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn revoking_a_ticket_removes_its_learner_revokes_its_certificate_and_frees_its_url() {
-    let (_bed, run) = bootstrapped_node(&MemoryNetwork::new()).await;
-    let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
-    let members = run.node.cluster_members().expect("a running node");
-    let first = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect("created");
+    let cluster = MemoryCluster::start().await;
+    let issuer = cluster.issuer();
+    let members = cluster.first.node.cluster_members().expect("a running node");
+    let first = cluster.issue("192.0.2.2").await;
     for is_there in [true, false] {
         assert_eq!(issuer.revoke_ticket(&peer_url("192.0.2.2")).await.expect("revoked"), is_there);
         assert_eq!(members.list_members().await.expect("listed").len(), 1);
     }
-    let root = run.node.root_kv().expect("a running node");
+    let root = cluster.first.node.root_kv().expect("a running node");
     let revoked = ClusterCa::load_ca(root).await.expect("a CA").revocation_list().await.expect("read");
     assert!(revoked.is_revoked(&first.member_credentials().certificate));
-    let second = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect("created");
+    let second = cluster.issue("192.0.2.2").await;
     assert_ne!(first.node_id(), second.node_id());
     assert!(!revoked.is_revoked(&second.member_credentials().certificate));
     let member =
@@ -224,38 +219,38 @@ async fn revoking_a_ticket_removes_its_learner_revokes_its_certificate_and_frees
     assert_eq!(members.list_members().await.expect("listed").len(), 2);
 
     // A damaged ticket blocks its URL until it is revoked.
-    let kept = run.node.namespaced_kv("cluster", "tickets").expect("a running node");
+    let kept = cluster.first.node.namespaced_kv("cluster", "tickets").expect("a running node");
     kept.put(b"/golden/192.0.2.2:7834", b"not a ticket").await.expect("put");
     let damaged = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect_err("a damaged ticket was issued");
     let text = damaged.to_string();
     assert!(text.contains("https://192.0.2.2:7834 is invalid: revoke it"), "{text}");
     assert!(issuer.revoke_ticket(&peer_url("192.0.2.2")).await.expect("revoked"));
-    let third = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect("created");
+    let third = cluster.issue("192.0.2.2").await;
     assert_ne!(third.node_id(), second.node_id());
-    run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn a_certificate_that_cannot_be_revoked_is_an_error_that_says_so() {
-    let (_bed, run) = bootstrapped_node(&MemoryNetwork::new()).await;
-    let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
-    issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect("created");
-    let root = run.node.root_kv().expect("a running node");
+    let cluster = MemoryCluster::start().await;
+    let issuer = cluster.issuer();
+    cluster.issue("192.0.2.2").await;
+    let root = cluster.first.node.root_kv().expect("a running node");
     root.put(b"/etcd-ca/crl.der", b"damaged").await.expect("put");
     let error = issuer.revoke_ticket(&peer_url("192.0.2.2")).await.expect_err("the list is damaged");
     assert_eq!(error.to_string(), "can't revoke the member's certificate");
-    run.stop().await;
+    cluster.stop().await;
 }
 
 #[tokio::test]
 async fn tickets_for_members_and_for_host_names_are_rejected() {
-    let (_bed, run) = bootstrapped_node(&MemoryNetwork::new()).await;
-    let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
+    let cluster = MemoryCluster::start().await;
+    let issuer = cluster.issuer();
     assert!(matches!(
         issuer.issue_ticket(&peer_url("192.0.2.1")).await,
         Err(TicketIssueError::MemberExists { .. })
     ));
     let named: PeerUrl = "https://node-1:7834".parse().expect("a URL");
     assert!(matches!(issuer.issue_ticket(&named).await, Err(TicketIssueError::NoAddress { .. })));
-    run.stop().await;
+    cluster.stop().await;
 }

@@ -7,8 +7,7 @@ use etcd_client::{AlarmAction, AlarmOptions, AlarmType};
 use nodekeel_supervisor::{RunnableState, WaitReason};
 use tokio::time::sleep;
 
-use super::joins::put;
-use super::voter::{HANG, Voter, start_cluster};
+use super::voter::{HANG, Voter, put, start_cluster, stop_all};
 
 /// How soon a node knows that it can't take part.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
@@ -56,12 +55,6 @@ async fn wait_well(voter: &Voter) {
 async fn wait_all_well(voters: &[Voter]) {
     for voter in voters {
         wait_well(voter).await;
-    }
-}
-
-async fn stop_all(voters: &mut [Voter]) {
-    for voter in voters {
-        voter.stop().await;
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::checker::{Op, Outcome, Version, Violation, check_history, lost_writes};
-use super::voter::{HANG, Voter, start_cluster};
+use super::voter::{Voter, retried, start_cluster, stop_all};
 use crate::etcd::EtcdVersion;
 
 /// How many operations have to end with an answer.
@@ -146,17 +146,8 @@ impl Nemesis {
     /// What was written and is there in the end, by key and value.
     async fn left_writes(&self) -> BTreeSet<(usize, u64)> {
         let root = self.voters[0].node().root_kv().unwrap();
-        let started = Instant::now();
         // A busy machine may elect another leader at this moment.
-        let read = loop {
-            match root.range(KeyRange::prefix("/history/")).await {
-                Ok(read) => break read,
-                Err(error) if error.is_retryable() && started.elapsed() < HANG => {
-                    sleep(Duration::from_millis(100)).await;
-                }
-                Err(error) => panic!("the writes that are left can't be read: {error}"),
-            }
-        };
+        let read = retried(async || root.range(KeyRange::prefix("/history/")).await).await;
         let parse = |key: &[u8]| {
             let (key, value) = std::str::from_utf8(key).ok()?.strip_prefix("/history/")?.split_once('/')?;
             Some((key.parse().ok()?, value.parse().ok()?))
@@ -229,15 +220,7 @@ impl Nemesis {
     async fn rejoin(&mut self, host: usize) {
         self.end(host).await;
         let (node, url) = (self.voters[0].node(), self.voters[host].peer_url());
-        let removing = async {
-            loop {
-                if remove_member(&node, url.as_str()).await.is_some() {
-                    return;
-                }
-                sleep(Duration::from_millis(100)).await;
-            }
-        };
-        timeout(HANG, removing).await.expect("removed in time");
+        retried(async || remove_member(&node, url.as_str()).await.ok_or("not removed")).await;
         self.voters[host].lose_disk();
         self.voters[host].give_ticket(&self.voters[0]).await;
         self.start(host);
@@ -320,7 +303,5 @@ pub(super) async fn no_acknowledged_write_is_lost_whatever_happens_to_three_vote
     assert!(wrong.is_empty(), "the order of the store's revisions is not that of the operations");
     assert!(stale.is_empty() || may_be_stale, "older values were read than what was known");
     assert_eq!(nemesis.refusals, disks, "a used ticket was accepted");
-    for voter in &mut nemesis.voters {
-        voter.stop().await;
-    }
+    stop_all(&mut nemesis.voters).await;
 }

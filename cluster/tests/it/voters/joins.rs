@@ -7,9 +7,9 @@ use std::time::Duration;
 use nodekeel_cluster::consensus::JoinRefusal;
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{EnrolmentPhase, FailureReason, StepError};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use super::voter::{HANG, Voter, cluster_and_spare, start_cluster};
+use super::voter::{Voter, cluster_and_spare, get, put, retried, start_cluster, stop_all};
 
 /// The refusal of a member that waits for none.
 async fn wait_refused(voter: &Voter) -> JoinRefusal {
@@ -20,35 +20,6 @@ async fn wait_refused(voter: &Voter) -> JoinRefusal {
         },
         other => panic!("{other:?}"),
     }
-}
-
-/// Reads and writes once there is a leader.
-pub(super) async fn put(voter: &Voter, key: &str, value: &str) {
-    let putting = async {
-        loop {
-            if let Ok(kv) = voter.node().root_kv()
-                && kv.put(key.as_bytes(), value.as_bytes()).await.is_ok()
-            {
-                return;
-            }
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(HANG, putting).await.expect("a write in time");
-}
-
-pub(super) async fn get(voter: &Voter, key: &str) -> Option<String> {
-    let getting = async {
-        loop {
-            if let Ok(kv) = voter.node().root_kv()
-                && let Ok(value) = kv.get(key.as_bytes()).await
-            {
-                return value.map(|kv| String::from_utf8(kv.value).unwrap());
-            }
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    timeout(HANG, getting).await.expect("a read in time")
 }
 
 pub(super) async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_is_lost(
@@ -81,20 +52,13 @@ pub(super) async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowle
     let JoinRefusal::AlreadyStarted { id, .. } = refusal else { panic!("{refusal}") };
     three.stop().await;
     let members = one.node().cluster_members().unwrap();
-    let removing = async {
-        while members.remove_member(id).await.is_err() {
-            sleep(Duration::from_millis(100)).await;
-        }
-    };
-    timeout(HANG, removing).await.expect("removed in time");
+    retried(async || members.remove_member(id).await).await;
     three.lose_disk();
     three.give_ticket(one).await;
     three.start();
     three.wait_running().await;
     assert_eq!(get(three, "/k").await.as_deref(), Some("acknowledged by one and three"));
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_clone_with_the_ticket_is_refused_and_the_original_returns(binary: PathBuf) {
@@ -110,9 +74,7 @@ pub(super) async fn a_clone_with_the_ticket_is_refused_and_the_original_returns(
     voters[2].wait_running().await;
     put(&voters[2], "/k", "by the original").await;
     assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("by the original"));
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }
 
 /// A cluster of two, and a host that has a ticket and etcd's first log, and is off. Its member has never published
@@ -147,12 +109,6 @@ async fn forget_claim(cluster: &Voter, host: &Voter) {
     cluster.node().root_kv().unwrap().delete(claims).await.unwrap();
 }
 
-async fn stop_all(voters: Vec<Voter>) {
-    for mut voter in voters {
-        voter.stop().await;
-    }
-}
-
 pub(super) async fn the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join(
     binary: PathBuf,
 ) {
@@ -171,7 +127,7 @@ pub(super) async fn the_second_host_with_a_ticket_is_refused_and_the_first_compl
     put(&joiner, "/k", "by the first").await;
     assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("by the first"));
     voters.push(joiner);
-    stop_all(voters).await;
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins(binary: PathBuf) {
@@ -183,18 +139,13 @@ pub(super) async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_
     joiner.stop().await;
     // As the text says.
     let (issuer, url) = (voters[0].node().ticket_issuer().unwrap(), joiner.peer_url());
-    let revoking = async {
-        while issuer.revoke_ticket(&url).await.is_err() {
-            sleep(Duration::from_millis(100)).await;
-        }
-    };
-    timeout(HANG, revoking).await.expect("revoked in time");
+    retried(async || issuer.revoke_ticket(&url).await).await;
     joiner.lose_disk();
     joiner.give_ticket(&voters[0]).await;
     joiner.start();
     joiner.wait_running().await;
     voters.push(joiner);
-    stop_all(voters).await;
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_host_whose_member_another_host_became_is_refused(binary: PathBuf) {
@@ -218,7 +169,7 @@ pub(super) async fn a_host_whose_member_another_host_became_is_refused(binary: P
     joiner.wait_running().await;
     assert_eq!(get(&joiner, "/k").await.as_deref(), Some("by the second host"));
     voters.push(joiner);
-    stop_all(voters).await;
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_join_that_an_earlier_release_has_started_is_completed(binary: PathBuf) {
@@ -229,7 +180,7 @@ pub(super) async fn a_join_that_an_earlier_release_has_started_is_completed(bina
     put(&joiner, "/k", "by an earlier release's").await;
     assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("by an earlier release's"));
     voters.push(joiner);
-    stop_all(voters).await;
+    stop_all(&mut voters).await;
 }
 
 /// The first voter of two has lost its majority with the second one, which an earlier release has started.
@@ -254,7 +205,7 @@ pub(super) async fn a_voter_that_an_earlier_release_has_started_resumes_without_
     put(&joiner, "/k", "by both").await;
     assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("by both"));
     voters.push(joiner);
-    stop_all(voters).await;
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_ticket_whose_member_was_removed_is_refused(binary: PathBuf) {
@@ -276,9 +227,7 @@ pub(super) async fn a_ticket_whose_member_was_removed_is_refused(binary: PathBuf
     let text = joiner.wait_failure_text().await;
     assert!(text.contains("may be revoked"), "{text}");
     joiner.stop().await;
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_joiner_waits_for_a_majority_and_names_who_does_not_answer(binary: PathBuf) {
@@ -294,7 +243,5 @@ pub(super) async fn a_joiner_waits_for_a_majority_and_names_who_does_not_answer(
     voters[1].wait_running().await;
     joiner.wait_running().await;
     joiner.stop().await;
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }

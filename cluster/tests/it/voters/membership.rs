@@ -8,8 +8,7 @@ use nodekeel_cluster::consensus::MembershipError;
 use nodekeel_cluster::node::TicketIssueError;
 use tokio::time::sleep;
 
-use super::joins::{get, put};
-use super::voter::{Voter, cluster_and_spare, start_cluster};
+use super::voter::{Voter, cluster_and_spare, get, put, start_cluster, stop_all};
 
 /// The most entries of the raft log that a join may take, from its ticket to its end.
 const MAX_ENTRIES: u64 = 20;
@@ -38,9 +37,7 @@ pub(super) async fn five_voters_join_with_at_most_20_raft_entries_each(binary: P
     assert!(entries.iter().all(|count| *count <= MAX_ENTRIES), "{entries:?}");
     let members = voters[0].node().cluster_members().unwrap().list_members().await.unwrap();
     assert!(members.len() == 5 && members.iter().all(|member| !member.is_learner), "{members:?}");
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }
 
 /// One request, without a retry.
@@ -55,9 +52,7 @@ pub(super) async fn a_member_joins_right_after_another(binary: PathBuf) {
     let started_at = Instant::now();
     issue_ticket(&voters[0], &joiner).await.unwrap();
     println!("a ticket right after a join took {:?}", started_at.elapsed());
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_ticket_of_a_cluster_with_a_dead_voter_fails_with_its_name_and_what_to_do(
@@ -80,9 +75,7 @@ pub(super) async fn a_ticket_of_a_cluster_with_a_dead_voter_fails_with_its_name_
     voters[2].start();
     voters[2].wait_running().await;
     issue_ticket(&voters[0], &joiner).await.unwrap();
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_member_that_was_cut_off_deposes_no_leader(binary: PathBuf) {
@@ -101,9 +94,7 @@ pub(super) async fn a_member_that_was_cut_off_deposes_no_leader(binary: PathBuf)
     assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("it is back"));
     let after = client.status().await.unwrap();
     assert_eq!((after.leader(), after.raft_term()), (before.leader(), before.raft_term()), "an election");
-    for voter in &mut voters {
-        voter.stop().await;
-    }
+    stop_all(&mut voters).await;
 }
 
 pub(super) async fn a_deleted_list_of_revoked_certificates_is_fetched_again(binary: PathBuf) {
@@ -120,8 +111,6 @@ pub(super) async fn a_deleted_list_of_revoked_certificates_is_fetched_again(bina
         println!("{count} voters: Running {:?} after a start without the list", started_at.elapsed());
         assert_eq!(std::fs::read(&file).unwrap(), list);
         put(last, "/k", "v").await;
-        for voter in &mut voters {
-            voter.stop().await;
-        }
+        stop_all(&mut voters).await;
     }
 }

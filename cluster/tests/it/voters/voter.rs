@@ -11,15 +11,12 @@ use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
 use nodekeel_cluster::consensus::{DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{
-    ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason, NodeMembership,
+    ClusterNode, ConsensusFactory, EnrolmentSettings, FailureReason, NodeMembership,
 };
 use nodekeel_cluster::network::StaticNetwork;
-use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
-use nodekeel_localstorage::tree::LayoutTarget;
-use nodekeel_localstorage::volume::DirectoryVolume;
-use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
-use nodekeel_supervisor::{RunnableState, WaitReason};
+use nodekeel_localstorage::tree::LayoutFile;
+use nodekeel_supervisor::{Failure, RunnableState, WaitReason};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use testbed::{ScratchDir, leftovers};
@@ -27,7 +24,7 @@ use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
 use super::site::Site;
-use crate::enrolment::{NodeRun, error_chain, node_address};
+use crate::enrolment::{NodeRun, create_disks, error_chain, node_address, node_deps, ticket_file};
 
 /// Longer than anything here takes, unless it hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(90);
@@ -44,16 +41,8 @@ pub(crate) struct Voter {
 impl Voter {
     pub(crate) fn new(site: &Arc<Site>, host: usize, binary: PathBuf) -> Voter {
         let scratch = ScratchDir::new().unwrap();
-        let voter = Voter { site: Arc::clone(site), host, binary, scratch, running: None };
-        voter.create_disks();
-        voter
-    }
-
-    fn create_disks(&self) {
-        let top = Dir::open(self.scratch.path()).unwrap();
-        for name in ["esp", "data"] {
-            top.ensure_dir(name, FileMode::PRIVATE_DIR).unwrap();
-        }
+        create_disks(scratch.path());
+        Voter { site: Arc::clone(site), host, binary, scratch, running: None }
     }
 
     pub(crate) fn address(&self) -> Ipv4Addr {
@@ -69,23 +58,8 @@ impl Voter {
         self.scratch.path().join("data").join(path)
     }
 
-    fn esp(&self) -> EspEnrolment {
-        let path = self.scratch.path().join("esp");
-        LayoutTarget::new(Arc::new(OsFileStore::new(Dir::open(&path).unwrap())), path)
-            .create_layout()
-            .unwrap()
-    }
-
-    fn deps(&self) -> Deps {
-        let dir = |name: &str| Dir::open(self.scratch.path().join(name)).unwrap();
-        Deps {
-            journal_dir: dir("esp"),
-            enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(self.esp().enrolment.clone())]),
-            network: Arc::new(StaticNetwork::new(node_address(&self.address().to_string()))),
-            volume: Arc::new(DirectoryVolume::new(dir("data"))),
-            consensus: ConsensusFactory::etcd_on_volume(EtcdConfig::new(&self.binary)),
-            local_names: LocalNames::default(),
-        }
+    fn ticket_file(&self) -> LayoutFile {
+        ticket_file(self.scratch.path())
     }
 
     /// Starts the node; it is restarted when a run ends.
@@ -97,7 +71,10 @@ impl Voter {
         let mut settings = EnrolmentSettings::default();
         (settings.golden_tickets, settings.bootstrap, settings.deadline) = (true, self.host == 0, HANG);
         change(&mut settings);
-        let (node, runtime) = (ClusterNode::new(self.deps(), settings), self.site.runtime(self.host));
+        let network = Arc::new(StaticNetwork::new(node_address(&self.address().to_string())));
+        let consensus = ConsensusFactory::etcd_on_volume(EtcdConfig::new(&self.binary));
+        let deps = node_deps(self.scratch.path(), network, consensus);
+        let (node, runtime) = (ClusterNode::new(deps, settings), self.site.runtime(self.host));
         let run = {
             let _guard = runtime.enter();
             NodeRun::start_with_restarts(node)
@@ -192,37 +169,30 @@ impl Voter {
 
     /// Puts the ticket where the node looks for it.
     pub(crate) async fn give_ticket(&self, from: &Voter) {
-        let issuing = async {
-            loop {
-                let (node, url) = (from.node(), self.peer_url());
-                let issued = from.on_host(async move {
-                    node.ticket_issuer()?.issue_ticket(&url).await.map_err(Into::into)
-                });
-                match issued.await {
-                    Ok::<_, nodekeel_supervisor::Failure>(ticket) => return ticket,
-                    Err(_) => sleep(Duration::from_millis(200)).await,
-                }
-            }
-        };
-        let ticket = timeout(HANG, issuing).await.expect("a ticket in time");
-        self.esp().enrolment.write(&ticket.to_config()).unwrap();
+        let ticket = retried(async || {
+            let (node, url) = (from.node(), self.peer_url());
+            let issuing =
+                async move { node.ticket_issuer()?.issue_ticket(&url).await.map_err(Failure::from) };
+            from.on_host(issuing).await
+        });
+        self.ticket_file().write(&ticket.await.to_config()).unwrap();
     }
 
     /// The disk is replaced by an empty one; the ticket is still there.
     pub(crate) fn lose_disk(&self) {
         assert!(!self.is_started());
-        let ticket = self.esp().enrolment.read().unwrap();
+        let ticket = self.ticket_file().read().unwrap();
         for name in ["esp", "data"] {
             std::fs::remove_dir_all(self.scratch.path().join(name)).unwrap();
         }
-        self.create_disks();
-        self.esp().enrolment.write(&ticket).unwrap();
+        create_disks(self.scratch.path());
+        self.ticket_file().write(&ticket).unwrap();
     }
 
     /// Exchanges the disks for empty ones with the same ticket, and back.
     pub(crate) fn swap_disks(&self) {
         assert!(!self.is_started());
-        let (ticket, top) = (self.esp().enrolment.read().unwrap(), self.scratch.path());
+        let (ticket, top) = (self.ticket_file().read().unwrap(), self.scratch.path());
         for name in ["esp", "data"] {
             let (disk, spare, moved) = (top.join(name), top.join(format!("{name}.spare")), top.join("moved"));
             std::fs::rename(&disk, &moved).unwrap();
@@ -231,8 +201,8 @@ impl Voter {
             }
             std::fs::rename(&moved, &spare).unwrap();
         }
-        self.create_disks();
-        self.esp().enrolment.write(&ticket).unwrap();
+        create_disks(self.scratch.path());
+        self.ticket_file().write(&ticket).unwrap();
     }
 
     /// The files of the enrolment journal, with their names.
@@ -321,6 +291,41 @@ impl Gate {
             }
         };
         timeout(HANG, reaching).await.expect("etcd is started in time")
+    }
+}
+
+/// Calls a cluster until it answers: it may be electing a leader.
+pub(crate) async fn retried<T, E: std::fmt::Debug>(call: impl AsyncFn() -> Result<T, E>) -> T {
+    let mut last_error = None;
+    let calling = async {
+        loop {
+            match call().await {
+                Ok(answer) => return answer,
+                Err(error) => last_error = Some(error),
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let answered = timeout(HANG, calling).await;
+    answered.unwrap_or_else(|_| panic!("no answer in time: {last_error:?}"))
+}
+
+/// Writes once there is a leader.
+pub(crate) async fn put(voter: &Voter, key: &str, value: &str) {
+    let put =
+        async || voter.node().root_kv()?.put(key.as_bytes(), value.as_bytes()).await.map_err(Failure::from);
+    retried(put).await;
+}
+
+/// Reads once there is a leader.
+pub(crate) async fn get(voter: &Voter, key: &str) -> Option<String> {
+    let get = async || voter.node().root_kv()?.get(key.as_bytes()).await.map_err(Failure::from);
+    retried(get).await.map(|kv| String::from_utf8(kv.value).unwrap())
+}
+
+pub(crate) async fn stop_all(voters: &mut [Voter]) {
+    for voter in voters {
+        voter.stop().await;
     }
 }
 

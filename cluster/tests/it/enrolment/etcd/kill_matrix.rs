@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 
-use super::super::node_fixture::{NodeRun, error_chain};
+use super::super::node_fixture::{NodeRun, error_chain, ticket_file};
+use super::NodeHost;
 use super::run_process::{KillTarget, RECOVERY_LIMIT, RunReport, RunningReport, run_if_requested};
-use super::{NodeHost, esp_enrolment};
 
 /// At how many of the kill points a test kills: every n-th, or `all`.
 const KILLS_ENV: &str = "NODEKEEL_CLUSTER_KILLS";
@@ -47,7 +47,7 @@ impl<'a> KillScenario<'a> {
                 let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
                 let ticket = issuer.issue_ticket(&scenario.host.url()).await.expect("created");
                 let disks = scenario.host.scratch.path();
-                esp_enrolment(disks).enrolment.write(&ticket.to_config()).expect("written");
+                ticket_file(disks).write(&ticket.to_config()).expect("written");
                 scenario.first_node = Some((first_run, run));
             }
         }
