@@ -1,6 +1,6 @@
 //! Enrols a node in its cluster: consensus, the cluster's CA, and the node's identity.
 //!
-//! It knows nothing of Kubernetes except that a node may be a worker, and nothing of volumes except that a
+//! The crate knows nothing of Kubernetes except that a node may be a worker, and nothing of volumes except that a
 //! node has one.
 //!
 //! ```text

@@ -1,8 +1,8 @@
-//! What keeps a member from taking part.
+//! The conditions that keep a member from taking part.
 
 use std::fmt;
 
-/// What keeps a member from taking part at present: a clause that says what to do.
+/// The condition that keeps a member from taking part at present: a clause with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemberCondition {
@@ -10,9 +10,9 @@ pub enum MemberCondition {
     NoMajority(VoterReach),
     /// A majority of the voters answers, and has no leader: an election takes some seconds.
     NoLeader(VoterReach),
-    /// It is a learner. It takes part once it is in sync and promoted.
+    /// The member is a learner. It takes part once it is in sync and promoted.
     Learner,
-    /// It has not answered this node itself.
+    /// The member has not answered its own node.
     Silent,
     /// Alarms of the store, at least one: members that reject writes, or whose data is corrupt.
     Alarms(Vec<StoreAlarm>),
@@ -34,7 +34,7 @@ pub struct VoterReach {
 pub struct StoreAlarm {
     /// The address of the member that raised it, or its id.
     pub member: String,
-    /// What it is about: `NOSPACE` or `CORRUPT`.
+    /// The kind: `NOSPACE` or `CORRUPT`.
     ///
     /// *Source:* `AlarmType` in etcd's rpc.proto.
     pub kind: String,
@@ -46,7 +46,7 @@ impl VoterReach {
         VoterReach { voters, silent }
     }
 
-    /// Whether the answering voters are a majority.
+    /// Returns whether the answering voters are a majority.
     pub fn is_majority(&self) -> bool {
         self.voters.saturating_sub(self.silent.len()) > self.voters / 2
     }

@@ -12,7 +12,7 @@ use super::{JoinRefusal, MemberId, MemberName, PeerUrl};
 use crate::BoxError;
 use crate::pki::CaError;
 
-/// Why a member could not start, or had to exit.
+/// The cause for which a member could not start, or had to exit.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConsensusError {
@@ -73,7 +73,7 @@ pub enum ConsensusError {
     RunsElsewhere {
         /// The member.
         name: MemberName,
-        /// Where it answers.
+        /// The URL at which it answers.
         url: PeerUrl,
     },
     /// The certificate is revoked: the node was expelled.
@@ -114,7 +114,7 @@ pub enum ConsensusError {
     Kv {
         /// The operation.
         operation: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: KvError,
     },
@@ -124,7 +124,7 @@ pub enum ConsensusError {
     /// The member's process exits before it is ready: its log shows why. It is restarted.
     #[error("the etcd member's process keeps failing: {failure} (see the log of {log})")]
     Process {
-        /// How it exited last.
+        /// The last exit.
         failure: Arc<str>,
         /// The DN of its log.
         log: String,
@@ -134,7 +134,7 @@ pub enum ConsensusError {
     Backend {
         /// The operation.
         operation: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxError,
     },
@@ -149,7 +149,7 @@ impl ConsensusError {
     }
 }
 
-/// Why the list of members could not be read or changed.
+/// A failure to read or change the list of members.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MembershipError {
@@ -186,7 +186,7 @@ pub enum MembershipError {
     Unavailable {
         /// The operation.
         operation: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxError,
     },
@@ -198,14 +198,14 @@ pub enum MembershipError {
     Rejected {
         /// The operation.
         operation: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxError,
     },
 }
 
 impl MembershipError {
-    /// Whether the same call may succeed later without any other change.
+    /// Returns whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,

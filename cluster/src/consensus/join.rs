@@ -1,4 +1,4 @@
-//! Whether a member without data may start in a cluster.
+//! Decides whether a member without data may start in a cluster.
 //!
 //! A member's vote stands for everything that it has ever acknowledged. One that has started and lost its data
 //! must not start again under its id: its empty log would let the cluster forget what it has acknowledged.
@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::{Member, Peer};
 use super::{MemberId, PeerUrl};
 
-/// Why a cluster does not admit a member that has no data. Retrying does not help.
+/// The cause for which a cluster does not admit a member without data. Retrying does not help.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum JoinRefusal {

@@ -27,13 +27,13 @@ impl Debug for MemberId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Member {
-    /// Its id.
+    /// The member's id.
     pub id: MemberId,
-    /// Its name; `None` until it has started for the first time.
+    /// The member's name; `None` until it has started for the first time.
     pub name: Option<String>,
     /// The URLs at which the others reach it, as listed.
     pub peer_urls: Vec<String>,
-    /// Whether it is a learner: it has no vote, and serves no reads and writes, until it is promoted.
+    /// True if it is a learner: it has no vote, and serves no reads and writes, until it is promoted.
     pub is_learner: bool,
 }
 
@@ -43,7 +43,7 @@ impl Member {
         Member { id, name, peer_urls, is_learner }
     }
 
-    /// Whether it is listed at this URL.
+    /// Returns whether it is listed at this URL.
     pub(crate) fn has_peer_url(&self, url: &PeerUrl) -> bool {
         self.peer_urls.iter().any(|listed| listed == url.as_str())
     }
@@ -70,9 +70,9 @@ impl NewMember {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Peer {
-    /// Its name.
+    /// The member's name.
     pub name: MemberName,
-    /// Its peer URL.
+    /// The member's peer URL.
     pub url: PeerUrl,
 }
 

@@ -58,7 +58,7 @@ pub const DEFAULT_CLIENT_PORT: u16 = 2379;
 ///   serves linearizable reads. It signals ready to the tree then.
 /// - A member that loses its majority, its leader or its room is [`MemberStatus::Impaired`] within five seconds,
 ///   and not ready in the tree, with the reason; and `Running` and ready again once it takes part again.
-/// - A restarted service resumes from what is on the disk, whatever its original mode:
+/// - A restarted service resumes from the files on the disk, not from its original mode:
 ///   [`StartMode::NewCluster`] and [`StartMode::ExistingCluster`] take effect once, and can be killed at any
 ///   step.
 /// - A member that has run and starts at another address is the same member, with the same key: it is

@@ -1,4 +1,4 @@
-//! How a member starts.
+//! The start of a member.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use nodekeel_localstorage::pki::{Credentials, RevocationList};
 
 use super::{MemberName, Peer};
 
-/// How a member starts.
+/// The start of a member.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StartOptions {
@@ -16,11 +16,11 @@ pub struct StartOptions {
     /// The address at which the other members reach it. Its certificate contains it; the address of a member
     /// that has run may differ from the previous one.
     pub address: IpAddr,
-    /// Whether a cluster exists, and what the member needs to join it.
+    /// The cluster that it finds, with what it needs to join it.
     pub mode: StartMode,
 }
 
-/// What a member finds when it starts.
+/// The cluster that a member finds when it starts.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StartMode {

@@ -20,7 +20,7 @@ pub enum MemberStatus {
     Starting,
     /// It can't start yet, and tries again.
     Waiting {
-        /// What it waits for.
+        /// The condition that it waits for.
         reason: Arc<str>,
     },
     /// Its cluster does not admit it, and it has exited: nothing was started. The tree may run it again.
@@ -29,14 +29,14 @@ pub enum MemberStatus {
     Running(ClusterAccess),
     /// It has taken part, and can't at present: calls may fail. It goes on by itself once the reason is gone.
     Impaired {
-        /// What it has given out, which works again later.
+        /// The access that it has given out, which works again later.
         access: ClusterAccess,
-        /// What keeps it from taking part, and what to do.
+        /// The condition that keeps it from taking part, and the remedy.
         reason: Arc<str>,
     },
     /// It has exited. The tree may restart it.
     Exited {
-        /// Why, with all causes; `None` if it was stopped.
+        /// The cause, with all causes of it; `None` if it was stopped.
         failure: Option<Arc<str>>,
     },
 }
@@ -50,7 +50,7 @@ impl MemberStatus {
         }
     }
 
-    /// What keeps the member from taking part at present, as far as it is known.
+    /// The condition that keeps the member from taking part at present, as far as it is known.
     pub fn obstacle(&self) -> Option<Arc<str>> {
         match self {
             MemberStatus::Waiting { reason } | MemberStatus::Impaired { reason, .. } => {

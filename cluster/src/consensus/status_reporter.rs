@@ -80,7 +80,7 @@ impl StatusReporter<'_> {
         }
     }
 
-    /// Whether the member has taken part in this run.
+    /// Returns whether the member has taken part in this run.
     pub(crate) fn is_serving(&self) -> bool {
         self.sender.borrow().cluster_access().is_some()
     }

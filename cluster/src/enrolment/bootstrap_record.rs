@@ -1,4 +1,4 @@
-//! What outlives the node's data: that it was enrolled once, so that a lost disk never makes a second cluster.
+//! The record that outlives the node's data: it was enrolled once, so a lost disk never makes a second cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -13,11 +13,11 @@ use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
 /// The record's name in the directory of the enrolment journal, where it is by default.
 pub(super) const DEFAULT_NAME: &str = "bootstrapped";
 
-/// A file that says that this host was enrolled once, and so has no permission to bootstrap any more: the
-/// enrolment's id, which is also that of the cluster that it has bootstrapped, and a newline. Whatever else the
-/// file holds says the same.
+/// A file that records that this host was enrolled once, and so has no permission to bootstrap any more: the
+/// enrolment's id, which is also that of the cluster that it has bootstrapped, and a newline. Any other
+/// content means the same.
 ///
-/// It belongs on another disk than the node's data: where the permission itself survives that disk. That disk
+/// The file belongs on another disk than the node's data: where the permission itself survives that disk. That disk
 /// need not be mounted for a node that is in its cluster; where it is needed, its directory must exist.
 #[derive(Clone, Debug)]
 pub struct BootstrapRecord {
@@ -30,14 +30,14 @@ impl BootstrapRecord {
         Self { path: path.into() }
     }
 
-    /// Its path.
+    /// The path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its content, if it exists. It blocks.
+    /// The content, if the file exists. It blocks.
     pub(super) fn load(&self) -> Result<Option<Vec<u8>>, StepError> {
-        // A directory that is not there says nothing about the record.
+        // A missing directory is not a missing record: its disk may not be mounted.
         let dir = self.open_dir().map_err(|source| self.failed(source))?;
         match dir.read_at_most(self.name(), 4096) {
             Ok(content) => Ok(Some(content)),
@@ -76,7 +76,7 @@ impl BootstrapRecord {
 }
 
 impl SharedState {
-    /// Where it is recorded that the permission to bootstrap is used up.
+    /// The record that the permission to bootstrap is used up.
     pub(super) fn bootstrap_record(&self) -> BootstrapRecord {
         self.settings
             .bootstrap_record
@@ -84,7 +84,7 @@ impl SharedState {
             .unwrap_or_else(|| BootstrapRecord::new(self.deps.journal_dir.path().join(DEFAULT_NAME)))
     }
 
-    /// Whether the node may bootstrap a cluster. It blocks.
+    /// Returns whether the node may bootstrap a cluster. It blocks.
     pub(super) fn bootstrap_permission(&self) -> Result<BootstrapPermission, StepError> {
         let record = self.bootstrap_record();
         Ok(match record.load()? {

@@ -20,7 +20,7 @@ use crate::consensus::kv::KvStore;
 use crate::consensus::{self, InvalidName, StatusWatch};
 use crate::node::{DEFAULT_NODE_PREFIX, GoldenTicketIssuer, NODES_NAMESPACE, NodeStore, TicketIssueError};
 
-/// How a node is enrolled.
+/// The settings of a node's enrolment.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EnrolmentSettings {
@@ -29,18 +29,18 @@ pub struct EnrolmentSettings {
     /// Longest time a run may take until the node is in the cluster, including the wait for an address.
     /// Default: two minutes; etcd starts in less than two seconds, and a DHCP lease may take a minute.
     pub deadline: Duration,
-    /// Whether the node bootstraps a cluster if it has no ticket, once: see [`BootstrapRecord`]. Default: no, it
+    /// True if the node bootstraps a cluster if it has no ticket, once: see [`BootstrapRecord`]. Default: no, it
     /// waits for a ticket. [`ClusterNode::request_bootstrap`] does the same by hand.
     pub bootstrap: bool,
-    /// Where it is recorded that the permission to bootstrap is used up. Default: a file in
+    /// The record that the permission to bootstrap is used up. Default: a file in
     /// [`Deps::journal_dir`], which is outside of the data volume. If the two are on one disk, choose another.
     pub bootstrap_record: Option<BootstrapRecord>,
-    /// What the creation of the data volume may destroy. Default: nothing. Ignored once the node is in a
+    /// The data that the creation of the data volume may destroy. Default: nothing. Ignored once the node is in a
     /// cluster.
     pub erase: ErasePolicy,
-    /// Whether the node is a Kubernetes worker. Default: yes.
+    /// True if the node is a Kubernetes worker. Default: yes.
     pub kubernetes_worker: bool,
-    /// Whether this node issues golden tickets. Default: no. A golden ticket is a bearer credential of its
+    /// True if this node issues golden tickets. Default: no. A golden ticket is a bearer credential of its
     /// node.
     pub golden_tickets: bool,
 }
@@ -65,7 +65,7 @@ impl Default for EnrolmentSettings {
 /// its [condition](Self::condition). A failed run returns its [`FailureReason`] as the error;
 /// the supervisor's policy decides whether another run follows. A run also ends when the node's address
 /// changes, since other nodes no longer reach its member: the next run starts the member at the new address.
-/// Each run resumes where the journal says, with a new state machine that starts in [`EnrolmentState::New`].
+/// Each run resumes from the journal, with a new state machine that starts in [`EnrolmentState::New`].
 /// The supervisor runs one run at a time.
 #[derive(Clone)]
 pub struct ClusterNode(pub(super) Arc<SharedState>);
@@ -80,16 +80,16 @@ pub(super) struct SharedState {
     pub(super) bootstrap_request: watch::Sender<bool>,
 }
 
-/// What all handles see.
+/// The state that all handles see.
 #[derive(Clone, Debug)]
 pub(super) struct PublishedState {
     pub(super) state: EnrolmentState,
     pub(super) phase_history: Vec<EnrolmentPhase>,
     /// The status of the member, once it was started.
     pub(super) member: Option<StatusWatch>,
-    /// What keeps the node from taking part at present, if it is known.
+    /// The condition that keeps the node from taking part at present, if it is known.
     pub(super) condition: Option<Arc<str>>,
-    /// Why the run before failed, until the node is in its cluster.
+    /// The failure of the run before, until the node is in its cluster.
     pub(super) last_failure: Option<Arc<str>>,
 }
 
@@ -100,7 +100,7 @@ pub enum NodeUnavailable {
     /// The node is not [`EnrolmentState::Running`].
     #[error("the node's enrolment is {state}: the cluster is accessible once it is Running")]
     NotRunning {
-        /// Its present state.
+        /// The present state.
         state: EnrolmentPhase,
     },
     /// The node is running, but its member has exited and is being restarted: wait, or retry.
@@ -108,7 +108,7 @@ pub enum NodeUnavailable {
     MemberNotServing,
 }
 
-/// Why a node does not bootstrap a cluster on request.
+/// The cause for which a node does not bootstrap a cluster on request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BootstrapRefusal {
@@ -117,7 +117,7 @@ pub enum BootstrapRefusal {
         "the node's enrolment is {state}: only a node that is Waiting for a ticket can bootstrap a cluster"
     )]
     NotWaiting {
-        /// Its present state.
+        /// The present state.
         state: EnrolmentPhase,
     },
     /// This host has been in a cluster before.
@@ -125,7 +125,7 @@ pub enum BootstrapRefusal {
     UsedUp(WaitCause),
 }
 
-/// Why keys are not available.
+/// The cause for which keys are not available.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KvAccessError {
@@ -137,7 +137,7 @@ pub enum KvAccessError {
     Namespace(#[source] InvalidName),
 }
 
-/// Why tickets are not available here.
+/// The cause for which tickets are not available here.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TicketAccessError {
@@ -202,8 +202,8 @@ impl ClusterNode {
         }
     }
 
-    /// What keeps the node from taking part in its cluster at present, as a clause: what it waits for, or why
-    /// its last run failed. `None` if nothing is known to, as while it is [`EnrolmentState::Running`] and its
+    /// The condition that keeps the node from taking part in its cluster at present, as a clause: what it waits for,
+    /// or the failure of its last run. `None` if nothing is known to, as while it is [`EnrolmentState::Running`] and its
     /// member takes part.
     pub fn condition(&self) -> Option<Arc<str>> {
         let published = self.0.published.borrow();
@@ -252,7 +252,7 @@ impl ClusterNode {
     /// tasks may wait.
     ///
     /// # Errors
-    /// Why the node is not in a cluster: [`FailureReason::RunEnded`] if it was. Does not wait for a run that
+    /// The cause for which the node is not in a cluster: [`FailureReason::RunEnded`] if it was. Does not wait for a run that
     /// may follow.
     ///
     /// # Cancel safety

@@ -102,8 +102,8 @@ fn adopt_unfinished(root: Dir, enrolment: EnrolmentId) -> Result<Option<Dir>, St
     }
 }
 
-/// Whether the volume holds only what its creation leaves: marks, whose names begin with a dot, and what
-/// `mkfs` creates.
+/// Returns whether the volume holds only what its creation leaves: marks, whose names begin with a dot, and the
+/// files of `mkfs`.
 fn is_unused(root: &Dir) -> Result<bool, StepError> {
     let entries = root.list().map_err(StepError::volume_root(root.path()))?;
     let is_mark = |name: &[u8]| name.starts_with(b".") || name == b"lost+found";

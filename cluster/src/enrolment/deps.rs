@@ -1,4 +1,4 @@
-//! What the enrolment of a node depends on.
+//! The dependencies of a node's enrolment.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::consensus::etcd::{EtcdConsensus, EtcdLayout};
 use crate::network::Network;
 use crate::node::{EnrolmentSources, LocalNames};
 
-/// What the enrolment of a node depends on.
+/// The dependencies of a node's enrolment.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "the builder of a node has all of it")]
 pub struct Deps {
     /// Directory of the enrolment journal. It exists before the data volume does, like the EFI system
     /// partition.
     pub journal_dir: Dir,
-    /// Where to look for the enrolment configuration.
+    /// The places of the enrolment configuration.
     pub enrolment: EnrolmentSources,
     /// Reports the node's address.
     pub network: Arc<dyn Network>,
@@ -31,7 +31,7 @@ pub struct Deps {
     pub volume: Arc<dyn DataVolume>,
     /// Runs the node's member.
     pub consensus: ConsensusFactory,
-    /// Where the local host name, machine id and hosts are written.
+    /// The files of the local host name, machine id and hosts.
     pub local_names: LocalNames,
 }
 

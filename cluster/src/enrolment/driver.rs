@@ -28,7 +28,7 @@ pub(super) struct EnrolmentDriver {
     threads: TaskTracker,
 }
 
-/// What the steps of this run have created for later steps.
+/// The results of this run's steps for later steps.
 #[derive(Debug, Default)]
 pub(super) struct RunState {
     pub(super) journal: Option<EnrolmentJournal>,
@@ -36,7 +36,7 @@ pub(super) struct RunState {
     pub(super) member: Option<StatusWatch>,
     /// The address at which the member is reached.
     pub(super) member_address: Option<IpAddr>,
-    /// What the current step waits for.
+    /// The condition that the current step waits for.
     condition: Option<Arc<str>>,
 }
 

@@ -1,4 +1,4 @@
-//! Why a node is not in a cluster.
+//! The causes for which a node is not in a cluster.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use crate::node::{
     ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, NodeStoreError, TicketError, TicketId,
 };
 
-/// What a run was doing.
+/// The activity of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EnrolmentActivity {
@@ -42,30 +42,30 @@ impl fmt::Display for EnrolmentActivity {
     }
 }
 
-/// Why a run has failed. What was recorded stays: the next run resumes with it.
+/// The cause of a failed run. The journal stays: the next run resumes with it.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum FailureReason {
-    /// An action failed. The source says what to do about it.
+    /// An action failed. The source names the remedy.
     #[error("enrolment failed while {during}")]
     ActionFailed {
-        /// What was being done.
+        /// The activity that failed.
         during: EnrolmentActivity,
-        /// Why it failed.
+        /// The cause.
         source: Arc<StepError>,
     },
     /// The deadline has passed: check what the run was waiting for, or extend the deadline.
     #[error("enrolment timed out while {during}{}", condition_suffix(.condition))]
     DeadlineExceeded {
-        /// What was being done.
+        /// The activity that failed.
         during: EnrolmentActivity,
-        /// What the run was waiting for, if known.
+        /// The condition that the run was waiting for, if known.
         condition: Option<Arc<str>>,
     },
     /// The run was stopped before its end.
     #[error("enrolment was stopped while {during}; the next start resumes it")]
     Stopped {
-        /// What was being done.
+        /// The activity that failed.
         during: EnrolmentActivity,
     },
     /// The node was in its cluster, and the run has ended: it was stopped, or the node's address changed.
@@ -128,7 +128,7 @@ pub enum FailureReason {
 }
 
 impl FailureReason {
-    /// Whether the run has failed because of a ticket.
+    /// Returns whether the run has failed because of a ticket.
     pub(super) fn concerns_ticket(&self) -> bool {
         match self {
             Self::TicketDuringBootstrap | Self::TicketMissing { .. } | Self::TicketChanged { .. } => true,
@@ -148,7 +148,7 @@ fn condition_suffix(condition: &Option<Arc<str>>) -> String {
     condition.as_ref().map(|condition| format!(": {condition}")).unwrap_or_default()
 }
 
-/// Why a step failed.
+/// The cause of a failed step.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StepError {
@@ -163,7 +163,7 @@ pub enum StepError {
     Progress {
         /// The journal's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         source: InvalidProgress,
     },
     /// The enrolment configuration can't be read, or is invalid. It is never treated as absent.
@@ -189,7 +189,7 @@ pub enum StepError {
     BootstrapRecord {
         /// The record.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: nodekeel_localstorage::Error,
     },
     /// Another enrolment than this one has used up the permission to bootstrap: two nodes may share the record.
@@ -201,7 +201,7 @@ pub enum StepError {
     /// The data volume belongs to another attempt, or to another node.
     #[error("the data volume at {} belongs to another enrolment than the journal: attach this node's disk, or reset the node and erase the volume", .path.display())]
     ForeignVolume {
-        /// Its root directory.
+        /// The root directory of the volume.
         path: PathBuf,
     },
     /// The mark that names the volume's enrolment could not be read or written.
@@ -212,7 +212,7 @@ pub enum StepError {
     Mark {
         /// The mark.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: nodekeel_localstorage::Error,
     },
     /// The root directory of the data volume could not be opened again or listed.
@@ -220,7 +220,7 @@ pub enum StepError {
     VolumeRoot {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: nodekeel_localstorage::Error,
     },
     /// The node's directories could not be created on the data volume.

@@ -20,7 +20,7 @@ impl EnrolmentDriver {
             drop(journal);
             let address = self.wait_address().await?;
             self.set_condition(None);
-            // It ends a request to bootstrap, even if it was replaced or removed meanwhile.
+            // It ends a request to bootstrap, even if it is replaced or removed by now.
             if self.shared.bootstrap_request.send_replace(false) {
                 tracing::warn!("the request to bootstrap a cluster ends: a ticket was found");
             }

@@ -93,7 +93,7 @@ impl fmt::Debug for EnrolmentId {
     }
 }
 
-/// How a node gets into a cluster. It is decided once, and recorded before anything is changed.
+/// The way of a node into a cluster. It is decided once, and recorded before anything is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EnrolmentKind {
@@ -103,7 +103,7 @@ pub enum EnrolmentKind {
     Join(TicketId),
 }
 
-/// What the journal records.
+/// The record in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnrolmentProgress {
     pub(super) enrolment_id: EnrolmentId,
@@ -116,7 +116,7 @@ pub struct EnrolmentProgress {
     pub(super) cluster_id: Option<ClusterId>,
 }
 
-/// Why the content of a journal is invalid. The file is complete: another program or another release has
+/// A defect in the content of a journal. The file is complete: another program or another release has
 /// written it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -168,7 +168,7 @@ impl EnrolmentProgress {
         EnrolmentStep::RECORDED.into_iter().find(|step| !self.completed_steps.contains(step))
     }
 
-    /// Whether the node has been in its cluster: no step that a later release adds needs the ticket again.
+    /// Returns whether the node has been in its cluster: no step that a later release adds needs the ticket again.
     pub(super) fn is_enrolled(&self) -> bool {
         self.completed_steps.contains(&EnrolmentStep::Record)
     }

@@ -51,7 +51,7 @@ fn ticket() -> Arc<GoldenTicket> {
     Arc::new(GoldenTicket::from_parts(parts).expect("a consistent ticket"))
 }
 
-/// What the data volume holds.
+/// The content of the data volume.
 #[derive(Clone, Debug)]
 struct SimVolume {
     mark: EnrolmentId,
@@ -70,14 +70,14 @@ enum SimConfig {
 
 struct SimWorld {
     random: u64,
-    // What lasts.
+    // Durable state.
     journal: Option<EnrolmentProgress>,
     volume: Option<SimVolume>,
     config: SimConfig,
-    /// What the configuration was when this run inspected it.
+    /// The configuration when this run inspected it.
     examined: Option<SimConfig>,
     records: Vec<(ClusterId, NodeId)>,
-    /// Whether somebody asked the node to bootstrap.
+    /// True if an operator asked the node to bootstrap.
     is_told: bool,
     /// The record that it was enrolled, which outlives journal and volume.
     bootstrap_record: Option<EnrolmentId>,

@@ -9,7 +9,7 @@ use super::fsm::StepOutput;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
 use crate::node::{ClusterId, GoldenTicket, NodeId};
 
-/// How far a node's enrolment is.
+/// The state of a node's enrolment.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum EnrolmentState {
@@ -23,7 +23,7 @@ pub enum EnrolmentState {
     Joining {
         /// The ticket it joins by; `None` if an earlier run has stored everything from it.
         ticket: Option<Arc<GoldenTicket>>,
-        /// How far the run is.
+        /// The progress of the run.
         run: EnrolmentRun,
     },
     /// The node is in a cluster, and starts its member again.
@@ -34,7 +34,7 @@ pub enum EnrolmentState {
     Failed(FailureReason),
 }
 
-/// Why a node waits: a clause.
+/// The cause for which a node waits, as a clause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitCause {
@@ -70,7 +70,7 @@ impl fmt::Display for WaitCause {
 pub struct EnrolmentRun {
     pub(super) progress: EnrolmentProgress,
     pub(super) activity: CurrentActivity,
-    /// What this run has verified itself.
+    /// Found by this run itself.
     pub(super) node_id: Option<NodeId>,
     pub(super) cluster_id: Option<ClusterId>,
 }
@@ -89,12 +89,12 @@ impl EnrolmentRun {
         Self { progress, activity, node_id: None, cluster_id: None }
     }
 
-    /// What the journal records.
+    /// The record in the journal.
     pub fn progress(&self) -> &EnrolmentProgress {
         &self.progress
     }
 
-    /// What is being done at the moment.
+    /// The present activity.
     pub fn activity(&self) -> EnrolmentActivity {
         match self.activity {
             CurrentActivity::RecordingDecision => EnrolmentActivity::RecordingDecision,
@@ -137,7 +137,7 @@ pub struct NodeMembership {
     pub node_id: NodeId,
     /// The cluster.
     pub cluster_id: ClusterId,
-    /// How the node was enrolled.
+    /// The way in which the node was enrolled.
     pub enrolment_kind: EnrolmentKind,
     /// The attempt that enrolled it.
     pub enrolment_id: EnrolmentId,
@@ -175,7 +175,7 @@ impl EnrolmentPhase {
         Self::Failed,
     ];
 
-    /// Whether that state may follow this one. This is the whole table: every other transition is rejected.
+    /// Returns whether that state may follow this one. This is the whole table: every other transition is rejected.
     pub(super) const fn can_lead_to(self, to: Self) -> bool {
         match self {
             Self::New => !matches!(to, Self::New | Self::Running),
@@ -187,7 +187,7 @@ impl EnrolmentPhase {
         }
     }
 
-    /// Whether this state ends the run.
+    /// Returns whether this state ends the run.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Running | Self::Failed)
     }
@@ -221,7 +221,7 @@ impl EnrolmentState {
         }
     }
 
-    /// Whether an operator's request to bootstrap a cluster ends here: the node has found a ticket, also one that it
+    /// Returns whether an operator's request to bootstrap a cluster ends here: the node has found a ticket, also one that it
     /// rejects, or is in a cluster.
     pub(super) fn ends_bootstrap_request(&self) -> bool {
         match self {

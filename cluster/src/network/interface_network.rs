@@ -103,7 +103,7 @@ impl InterfaceState {
         }
     }
 
-    /// Queries now, and again after each message, whatever its content: messages may have been lost.
+    /// Queries now, and again after each message, without reading it: messages may have been lost.
     async fn refresh_on_messages<M>(
         &self,
         ctx: &Context,
@@ -121,7 +121,7 @@ impl InterfaceState {
             if messages.next().await.is_none() {
                 return Err(InterfaceError::SocketClosed.into());
             }
-            // One query covers all messages that have arrived meanwhile.
+            // One query covers all messages that have arrived until then.
             while let Some(Some(_)) = messages.next().now_or_never() {}
         }
     }

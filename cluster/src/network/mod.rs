@@ -66,7 +66,7 @@ pub trait Network: fmt::Debug + Send + Sync {
     /// The address, now and whenever it changes.
     fn watch_address(&self) -> watch::Receiver<Option<NodeAddress>>;
 
-    /// Why the address is missing, as a text for operators; `None` if unknown.
+    /// The reason for a missing address, as a text for operators; `None` if unknown.
     fn no_address_reason(&self) -> Option<String> {
         None
     }

@@ -1,4 +1,4 @@
-//! Where a node finds its enrolment configuration.
+//! The places where a node finds its enrolment configuration.
 
 use std::fmt;
 use std::fs;
@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 use super::{GoldenTicket, TicketError};
 
-/// Where Linux shows a file that QEMU was given as `-fw_cfg name=opt/org.nodekeel/enrolment.pb,file=…`.
+/// The path at which Linux shows a file that QEMU was given as `-fw_cfg name=opt/org.nodekeel/enrolment.pb,file=…`.
 ///
 /// Names outside `opt/` are reserved for QEMU. *Source:* QEMU `docs/specs/fw_cfg.rst`; Linux
 /// `drivers/firmware/qemu_fw_cfg.c`.
@@ -42,26 +42,26 @@ pub enum EnrolmentSource {
     FwCfg(PathBuf),
 }
 
-/// Why the configuration could not be loaded. It is never treated as absent then: that would bootstrap a
+/// A failure to load the configuration. It is never treated as absent then: that would bootstrap a
 /// cluster.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EnrolmentConfigError {
-    /// It can't be read, and nothing is known of its content. A retry may help.
+    /// The file can't be read, and nothing is known of its content. A retry may help.
     #[error("can't read enrolment configuration {}", .path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// It exists, but is not a valid ticket. It stays unchanged: have the ticket reissued, or remove the file
+    /// The file exists, but is not a valid ticket. It stays unchanged: have the ticket reissued, or remove the file
     /// to wait for another, or to bootstrap.
     #[error("can't parse enrolment configuration {}", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         source: TicketError,
     },
 }

@@ -65,7 +65,7 @@ impl fmt::Debug for TicketId {
     }
 }
 
-/// Why a ticket is invalid. The error contains none of its bytes.
+/// A defect of a ticket. The error contains none of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TicketError {
@@ -83,7 +83,7 @@ pub enum TicketError {
     Field {
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The defect.
         source: PkiEncodingError,
     },
     /// A field is missing.
@@ -106,7 +106,7 @@ pub enum TicketError {
     Mismatch {
         /// The certificate.
         certificate: &'static str,
-        /// What it does not match.
+        /// The other part.
         other: &'static str,
     },
     /// The certificate was already revoked when the ticket was issued: issue another.
@@ -142,7 +142,7 @@ pub enum TicketError {
 pub struct TicketParts {
     /// The new node's key.
     pub node_key: PrivateKey,
-    /// Its certificate, signed with the key itself.
+    /// The node's certificate, signed with the key itself.
     pub node_certificate: Certificate,
     /// The new member's key and certificate, and the CA's certificate.
     pub member_credentials: Credentials,

@@ -18,7 +18,7 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// Where a host's local names are written. A location that is `None` is skipped.
+/// The files with a host's local names. A location that is `None` is skipped.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "plain settings; each new location is a new field")]
 pub struct LocalNames {
@@ -26,7 +26,7 @@ pub struct LocalNames {
     pub hosts: Option<LayoutFile>,
     /// `/etc/machine-id`, or what that links to.
     pub machine_id: Option<LayoutFile>,
-    /// Whether the kernel's hostname is set: requires `CAP_SYS_ADMIN`.
+    /// True if the kernel's hostname is set: requires `CAP_SYS_ADMIN`.
     pub set_hostname: bool,
 }
 
@@ -42,7 +42,7 @@ pub enum LocalNamesError {
     Hostname {
         /// The name.
         name: NodeId,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

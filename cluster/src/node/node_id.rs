@@ -9,7 +9,7 @@ use thiserror::Error;
 /// A node's name: a prefix, and half of its Ed25519 public key as 32 hexadecimal digits. The name is unique,
 /// since the key is.
 ///
-/// It is a DNS label, so it is also the node's hostname, and its name as a member.
+/// The name is a DNS label, so it is also the node's hostname, and its name as a member.
 ///
 /// *Source:* Monogon's nodes of 2020, whose prefix was `smalltown-`; `metropolis-` later.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,7 +18,7 @@ pub struct NodeId(String);
 /// The default prefix of nodes' names: that of the certificates that localstorage creates.
 pub const DEFAULT_NODE_PREFIX: &str = "nodekeel-";
 
-/// How many hexadecimal digits of the key are in the name.
+/// The number of hexadecimal digits of the key in the name.
 const DIGITS: usize = 32;
 
 /// Longest DNS label. *Source:* RFC 1035 section 2.3.4.
@@ -54,7 +54,7 @@ impl NodeId {
         &self.0[self.0.len() - DIGITS..]
     }
 
-    /// Whether the name belongs to this key, whatever the prefix.
+    /// Returns whether the name belongs to this key, whatever the prefix.
     pub fn matches_key(&self, key: &PublicKey) -> bool {
         self.hex_digits() == key.short_id()
     }

@@ -18,12 +18,12 @@ pub struct NodeRecord {
     /// The node's certificate: its key determines the node's name.
     pub certificate: Certificate,
     /// A cluster unlock key in the record itself, as in 2020. Such a key stays until
-    /// [`NodeStore::replace_unlock_keys`](super::NodeStore::replace_unlock_keys) moves it to the key beside the record:
+    /// [`NodeStore::replace_unlock_keys`](super::NodeStore::replace_unlock_keys) moves it to a key of its own:
     /// a program that may read records need not be one that may read the keys of disks.
     pub former_unlock_key: Option<SecretBytes>,
     /// The node's address; `None` if it has not reported one.
     pub address: Option<IpAddr>,
-    /// Its roles.
+    /// The node's roles.
     pub roles: NodeRoles,
 }
 
@@ -74,18 +74,18 @@ impl NodeRoles {
         Ok(())
     }
 
-    /// Its name as a consensus member, if it is one.
+    /// The node's name as a consensus member, if it is one.
     pub fn consensus_member(&self) -> Option<&MemberName> {
         self.consensus_member.as_ref()
     }
 
-    /// Its name as a Kubernetes worker, if it is one.
+    /// The node's name as a Kubernetes worker, if it is one.
     pub fn kubernetes_worker(&self) -> Option<&str> {
         self.kubernetes_worker.as_deref()
     }
 }
 
-/// Why a record is invalid.
+/// A defect of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidRecord {
@@ -104,7 +104,7 @@ pub enum InvalidRecord {
     /// The member's name is invalid.
     #[error("invalid member name in the node's record")]
     Member(#[source] InvalidName),
-    /// The bytes beside a record are not the unlock keys of the node.
+    /// The stored bytes are not the unlock keys of a node.
     #[error("the value in etcd is not a list of cluster unlock keys: it is damaged")]
     UnlockKeys,
     /// The record belongs to another node's key.

@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::{ClusterId, InvalidRecord, NodeId, NodeRecord};
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, KvStore, Txn, TxnOp};
 
-/// How often an update is retried after concurrent changes.
+/// The number of times that an update is retried after concurrent changes.
 const UPDATE_ATTEMPTS: usize = 16;
 
 /// Prefix of the records' keys, in their namespace.
@@ -39,7 +39,7 @@ pub struct StoredNode {
     kv: KeyValue,
 }
 
-/// Why a record can't be read or written.
+/// A failure to read or write a record.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NodeStoreError {
@@ -49,7 +49,7 @@ pub enum NodeStoreError {
     Kv {
         /// The node.
         id: String,
-        /// Why.
+        /// The cause.
         source: KvError,
     },
     /// The node already has a record with another certificate. To readmit it, remove that record first.
@@ -67,9 +67,9 @@ pub enum NodeStoreError {
     /// A record is invalid. It stays unchanged.
     #[error("can't parse the node record at key {key} of the cluster's etcd")]
     Invalid {
-        /// Its key.
+        /// The key.
         key: String,
-        /// What is wrong with it.
+        /// The defect.
         source: InvalidRecord,
     },
     /// Others changed the record each time between read and write. A retry may help.
@@ -89,7 +89,7 @@ pub enum NodeStoreError {
 }
 
 impl NodeStoreError {
-    /// Whether the same call may succeed later without any other change; if this member was stopped, with
+    /// Returns whether the same call may succeed later without any other change; if this member was stopped, with
     /// another handle of the keys.
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -21,7 +21,7 @@ const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
 ///
 /// An issued ticket is stored in the cluster, with its private keys, until its node has joined. A repeated
 /// request for the same URL, also after a call that was killed, returns a ticket of the same node, and the
-/// cluster has one learner for it. The CA's private key is stored beside it.
+/// cluster has one learner for it. The CA's private key is stored there, too.
 ///
 /// # Contract
 /// - [`issue_ticket`](Self::issue_ticket) for a peer URL returns a ticket of the same node until that node
@@ -35,7 +35,7 @@ pub struct GoldenTicketIssuer {
     prefix: String,
 }
 
-/// Why a ticket could not be issued or revoked.
+/// A failure to issue or revoke a ticket.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TicketIssueError {
@@ -81,7 +81,7 @@ pub enum TicketIssueError {
     StoredTicket {
         /// The URL that it was issued for.
         url: PeerUrl,
-        /// What is wrong with it.
+        /// The defect.
         source: TicketError,
     },
     /// The parts of a new ticket are inconsistent.
@@ -153,7 +153,7 @@ impl GoldenTicketIssuer {
             members.remove_member(learner.id).await.map_err(TicketIssueError::Membership)?;
         }
         let stored = self.load_stored(url).await;
-        // A damaged ticket does not say whose certificate it had.
+        // A damaged ticket does not name its certificate.
         let is_damaged = matches!(stored, Err(TicketIssueError::StoredTicket { .. }));
         let stored = if is_damaged { None } else { stored? };
         if let Some(ticket) = &stored {

@@ -5,7 +5,7 @@
 
 use zeroize::Zeroize as _;
 
-/// How a node gets into a cluster.
+/// The way of a node into a cluster.
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(skip_debug)]
 pub(super) struct EnrolmentConfig {

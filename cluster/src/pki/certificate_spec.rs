@@ -13,7 +13,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::CaError;
 use crate::consensus::MemberName;
 
-/// What a certificate permits its holder to be.
+/// The role that a certificate permits its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CertificateUsage {
@@ -35,7 +35,7 @@ pub struct CertificateSpec {
     /// The addresses of a server. If the holder is a client too, servers may require connections to come from
     /// these addresses: etcd does.
     pub addresses: Vec<IpAddr>,
-    /// What it permits.
+    /// The permitted role.
     pub usage: CertificateUsage,
 }
 

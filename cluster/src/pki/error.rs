@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::BoxError;
 use crate::consensus::kv::KvError;
 
-/// Why a CA could not be created, loaded or used. Stored values stay unchanged.
+/// A failure to create, load or use a CA. Stored values stay unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CaError {
@@ -15,7 +15,7 @@ pub enum CaError {
     Store {
         /// The operation.
         operation: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: KvError,
     },
@@ -31,9 +31,9 @@ pub enum CaError {
     /// A value is invalid: restore it from a backup.
     #[error("can't parse the value of key {key} in the cluster's etcd: restore it from a backup")]
     Malformed {
-        /// Its key.
+        /// The key.
         key: String,
-        /// What is wrong with it.
+        /// The defect.
         #[source]
         source: PkiEncodingError,
     },
@@ -43,7 +43,7 @@ pub enum CaError {
          from a backup"
     )]
     MalformedKey {
-        /// Its key in the store.
+        /// The key in the store.
         key: &'static str,
     },
     /// The private key and the certificate of the CA do not match.
@@ -57,13 +57,13 @@ pub enum CaError {
     /// The certificate is not a CA certificate, or is not self-signed.
     #[error("the certificate in etcd at {key} is not a self-signed CA certificate: restore it from a backup")]
     NotACa {
-        /// Its key in the store.
+        /// The key in the store.
         key: &'static str,
     },
     /// A certificate in the CA's store was issued by another CA.
     #[error("the certificate in etcd at {key} was not issued by the cluster's CA: restore it from a backup")]
     NotIssued {
-        /// Its key in the store.
+        /// The key in the store.
         key: String,
     },
     /// The cluster already has another CA: this one was not saved, and must not be used.
@@ -81,9 +81,9 @@ pub enum CaError {
     /// A key, a certificate or a list could not be created.
     #[error("the cluster's CA can't create {what}")]
     Create {
-        /// What.
+        /// The object.
         what: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxError,
     },
@@ -93,7 +93,7 @@ pub enum CaError {
 }
 
 impl CaError {
-    /// Whether the same call may succeed later without any other change.
+    /// Returns whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         match self {
             CaError::Store { source, .. } => source.is_retryable(),

@@ -7,7 +7,7 @@ use super::stored::{StoredValues, parse_revocation_list, revoked_entries};
 use super::{CRL_PATH, CaError, ClusterCa, ISSUED_PREFIX, SubjectNames};
 use crate::consensus::kv::{Compare, KeyRange, KeyValue, Txn, TxnOp};
 
-/// How often a change of the list is attempted. Each failed attempt is another caller's success, so this
+/// The number of times that a change of the list is attempted. Each failed attempt is another caller's success, so this
 /// bounds the number of concurrent callers.
 const MAX_ATTEMPTS: usize = 1000;
 

@@ -84,7 +84,7 @@ impl CaSigner {
             invalidity_date: None,
         };
         let params = CertificateRevocationListParams {
-            // It has to precede the next update, whatever the clock says.
+            // It has to precede the next update, also if the clock is wrong.
             this_update: date_time_ymd(1970, 1, 1) + Duration::from_secs(unix_time().min(LAST_SECOND - 1)),
             next_update: date_time_ymd(1970, 1, 1) + Duration::from_secs(LAST_SECOND),
             crl_number: SerialNumber::from(number),

@@ -37,7 +37,7 @@ impl SubjectNames {
         names
     }
 
-    /// Whether the certificate was issued to this name.
+    /// Returns whether the certificate was issued to this name.
     pub fn is_named(&self, name: &str) -> bool {
         self.common_name.as_deref() == Some(name) || self.dns_names.iter().any(|dns| dns == name)
     }

@@ -13,7 +13,7 @@ use crate::consensus::{ConsensusError, MemberName};
 /// The timeout of a connection attempt. The member is on the same host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a call is answered by a member that has no leader.
+/// The answer of a member that has no leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WithoutLeader {
     /// With an error, instead of silence.
@@ -22,8 +22,8 @@ pub(super) enum WithoutLeader {
     IsAnswered,
 }
 
-/// Connects to this node's member with these credentials. The server's certificate is checked by name, whatever
-/// its address.
+/// Connects to this node's member with these credentials. The server's certificate is checked by name, at any
+/// address.
 pub(super) async fn connect(
     name: &MemberName,
     socket: SocketAddr,

@@ -140,7 +140,7 @@ pub(super) fn membership_error(operation: &'static str, error: api::Error) -> Me
     }
 }
 
-/// Whether etcd rejects a change of members since these have not been connected for five seconds.
+/// Returns whether etcd rejects a change of members since these have not been connected for five seconds.
 ///
 /// *Source:* etcd's `HealthInterval` in `etcdserver/server.go`.
 pub(super) fn is_unhealthy(error: &api::Error) -> bool {
@@ -154,7 +154,7 @@ pub(super) fn error_message(error: &api::Error) -> &str {
     }
 }
 
-/// Whether etcd answered, and rejected the call. Any other failure may disappear with a retry.
+/// Returns whether etcd answered, and rejected the call. Any other failure may disappear with a retry.
 fn is_rejection(error: &api::Error) -> bool {
     let api::Error::GRpcStatus(status) = error else {
         return matches!(error, api::Error::InvalidArgs(_) | api::Error::InvalidUri(_));

@@ -3,7 +3,7 @@
 //! Without the file etcd rejects every connection, also that which would fetch the list; without the option it
 //! would accept revoked certificates. So it runs for a moment with one certificate as its only trusted one: that
 //! of this node's client. No other member or client gets in, nor does it reach another member; but it answers
-//! what its data says.
+//! from its data.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl CrlRecovery<'_> {
         let without_leader = WithoutLeader::IsAnswered;
         let client =
             client::connect_from(self.member.address, url, name, self.credentials, without_leader).await?;
-        // As far as the member knows: this one has nobody to ask, and the next start brings the newest list.
+        // As far as the member knows: this one can't ask another, and the next start brings the newest list.
         let options = api::GetOptions::new().with_serializable();
         let mut keys = client.kv_client();
         let read = timeout(READ_TIMEOUT, keys.get(CRL_PATH, Some(options))).await??;

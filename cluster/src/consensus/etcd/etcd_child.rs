@@ -10,7 +10,7 @@ use tokio::sync::watch;
 /// After the process was ready once: the number of consecutive exits before readiness that count as broken. A
 /// process that is killed while it restarts is not broken.
 const MAX_EARLY_EXITS: u32 = 3;
-/// How often it may exit with code 0. etcd does so when asked to stop, or when it finds that its cluster has
+/// The number of times that it may exit with code 0. etcd does so when asked to stop, or when it finds that its cluster has
 /// removed it: then every time, and it signals ready before it has checked.
 const MAX_CLEAN_EXITS: u32 = 2;
 
@@ -38,7 +38,7 @@ impl ExitRecord {
         });
     }
 
-    /// How the process exited last, if it is broken: it has never worked, or no longer does.
+    /// The last exit of the process, if it is broken: it has never worked, or no longer does.
     fn broken_reason(&self) -> Option<&Arc<str>> {
         let enough = if self.was_ready { MAX_EARLY_EXITS } else { 1 };
         self.last_exit.as_ref().filter(|_| self.early_exits >= enough || self.clean_exits >= MAX_CLEAN_EXITS)
@@ -46,7 +46,7 @@ impl ExitRecord {
 }
 
 /// The process, with a record of its exits. The supervisor restarts the process itself; the member reports a
-/// process that does not work whatever is tried.
+/// process that does not work after all retries.
 #[derive(Debug)]
 pub(super) struct EtcdChild {
     process: Process,

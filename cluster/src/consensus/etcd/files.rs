@@ -14,7 +14,7 @@ use crate::consensus::{ConsensusError, Peer, StartMode, StartOptions};
 use crate::pki::{CertificateSpec, PendingCa, SubjectNames};
 
 nodekeel_localstorage::layout! {
-    /// What is beside the member's own directories.
+    /// The files next to the member's own directories.
     pub(super) struct PkiDirs {
         /// The CA of a new cluster, until its etcd stores it.
         pub(super) pending_ca: PkiDir = "new_authority", 0o700;
@@ -25,7 +25,7 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// How etcd starts its cluster.
+/// The cluster in which etcd starts.
 #[derive(Debug)]
 pub(super) enum InitialCluster {
     /// It creates a cluster; the token distinguishes it from all others.
@@ -47,9 +47,9 @@ pub(super) struct PreparedFiles {
     pub(super) client_credentials: Option<Credentials>,
     /// The CA that is not saved yet.
     pub(super) pending_ca: Option<PendingCa>,
-    /// Whether the list of revoked certificates is missing, although etcd has data, which has the list.
+    /// True if the list of revoked certificates is missing, although etcd has data, which has the list.
     pub(super) lacks_crl: bool,
-    /// What the member asks its cluster before it starts, if anything.
+    /// The question to the cluster before the member starts, if any.
     pub(super) join_question: Option<JoinQuestion>,
 }
 
@@ -65,7 +65,7 @@ impl PreparedFiles {
         }
     }
 
-    /// Whether the member's certificate is for this address.
+    /// Returns whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
     }
@@ -122,7 +122,7 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
     Ok(PreparedFiles { join_question, ..prepared })
 }
 
-/// What a member that joins asks before it starts: see [`join_claim`](super::join_claim).
+/// The question of a member that joins, before it starts: see [`join_claim`](super::join_claim).
 fn decide_join_question(
     dirs: &PkiDirs,
     prepared: &PreparedFiles,
@@ -274,7 +274,7 @@ fn prepare_new_cluster(
     if files.load_revocation_list(new.ca_certificate()).map_err(ConsensusError::Credentials)?.is_none() {
         files.store_revocation_list(&none).map_err(ConsensusError::Credentials)?;
     }
-    // No other node knows the member yet: if its address has changed meanwhile, it starts with the new one.
+    // No other node knows the member yet: if its address has changed since, it starts with the new one.
     let existing = existing.filter(|existing| is_certified_at(existing, start.address));
     if existing.is_none() {
         let spec = CertificateSpec::for_member(start.name.clone(), start.address);
@@ -378,7 +378,7 @@ fn check_revoked(files: &EtcdDir, pki: &PkiDir, credentials: &Credentials) -> Re
     }
 }
 
-/// Whether etcd has ever started to write here.
+/// Returns whether etcd has ever started to write here.
 fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
     let listed = files.data.list().map_err(|source| {
         ConsensusError::Credentials(PkiError::Read { directory: files.data.path().to_owned(), source })
@@ -386,7 +386,7 @@ fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
     Ok(listed.iter().any(|entry| entry.name.as_os_str() == "member"))
 }
 
-/// Whether etcd resumes from its log here. Without one it starts anew, whatever else is present.
+/// Returns whether etcd resumes from its log here. Without one it starts anew, even if other files are present.
 ///
 /// *Source:* `Exist` in etcd's `wal/util.go`.
 fn has_log(files: &EtcdDir) -> Result<bool, ConsensusError> {

@@ -29,10 +29,10 @@ const LONE_PAUSE: Duration = Duration::from_secs(4);
 /// The timeout of the status, which comes from the memory of a process on this host.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What one check has found.
+/// The findings of one check.
 #[derive(Clone, Debug, Default)]
 struct HealthCheck {
-    /// What the member says of itself; `None` if it does not answer.
+    /// The member's own status; `None` if it does not answer.
     status: Option<EtcdStatus>,
     /// The voters, and whether each answers; empty if they are unknown.
     voters: Vec<(Member, bool)>,
@@ -62,7 +62,7 @@ impl KnownVoters {
         self.count == 1
     }
 
-    /// Whether a member that is well, with this index, need not list them again: an idle member would list its only voter
+    /// Returns whether a member that is well, with this index, need not list them again: an idle member would list its only voter
     /// for ever, over a new connection each time.
     fn are_current(self, applied_index: u64) -> bool {
         self.count > 1 || self.applied_index == applied_index
@@ -168,7 +168,7 @@ fn member_of_peer(peer: &Peer) -> Member {
     Member::new(MemberId(0), Some(peer.name.to_string()), vec![peer.url.to_string()], false)
 }
 
-/// What a check shows. A member that has not served yet may just be starting.
+/// The condition that a check shows. A member that has not served yet may just be starting.
 fn assess(check: &HealthCheck, has_served: bool) -> Option<MemberCondition> {
     let HealthCheck { status, voters } = check;
     if let Some(status) = status.as_ref().filter(|status| status.has_leader) {

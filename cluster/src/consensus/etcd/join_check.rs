@@ -1,4 +1,4 @@
-//! What a joining member asks its cluster before it starts: whether it may.
+//! The question of a joining member to its cluster, before it starts.
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ impl JoinCheck<'_> {
     ///
     /// Only a majority admits it: one member may have missed that this one has started, or got its vote, or is
     /// another host's. Any member refuses a first start that knows of one, and any that knows this one as a voter
-    /// says whether it is another host's: the majority may need its vote.
+    /// knows whether it is another host's: the majority may need its vote.
     pub(super) async fn wait_admitted(
         &self,
         reporter: &StatusReporter<'_>,
@@ -152,7 +152,7 @@ impl JoinCheck<'_> {
         }
     }
 
-    /// Whether the cluster has revoked this member's certificate; the members themselves may not know it yet.
+    /// Returns whether the cluster has revoked this member's certificate; the members themselves may not know it yet.
     async fn is_revoked(&self, kv: &dyn KvStore) -> Result<bool, BoxError> {
         let stored =
             kv.get(CRL_PATH.as_bytes()).await?.ok_or("the cluster has no list of revoked certificates")?;

@@ -4,7 +4,7 @@
 //! etcd, which would count the vote of the one for the log of the other. So a host writes a random claim to its
 //! disk, and records it in the cluster, where the first claim to a member stays. Only then does its etcd start.
 //!
-//! A claim on the disk beside etcd's log is therefore a recorded one: such a member asks nobody when it restarts,
+//! A claim on the disk next to etcd's log is therefore a recorded one: such a member restarts without asking,
 //! and restarts also while its cluster waits for its vote.
 //!
 //! An earlier release makes no claim. A member that it has started asks whether another host has claimed it, once;
@@ -26,12 +26,12 @@ use crate::consensus::{ConsensusError, JoinRefusal, MemberId, MemberName};
 /// Key prefix of recorded claims, by the member's id. They stay: no other member ever has that id.
 const CLAIMS: &str = "/etcd-joins/";
 
-/// What a member asks its cluster before it starts.
+/// A member's question to its cluster before it starts.
 #[derive(Debug)]
 pub(super) enum JoinQuestion {
-    /// Whether it may start for the first time, with this claim.
+    /// May it start for the first time, with this claim?
     MayStart(JoinClaim),
-    /// Whether no other host has claimed it. An earlier release, which made no claims, has started it here. If an operator
+    /// Has no other host claimed it? An earlier release, which made no claims, has started it here. If an operator
     /// creates this file, the claim, the member starts without asking.
     MayResume(PathBuf),
 }
@@ -45,7 +45,7 @@ impl JoinQuestion {
         }
     }
 
-    /// What an operator can do while no majority answers, as the end of a sentence.
+    /// The operator's remedy while no majority answers, as the end of a sentence.
     pub(super) fn advice(&self) -> String {
         match self {
             Self::MayStart(_) => String::new(),

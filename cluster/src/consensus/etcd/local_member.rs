@@ -20,7 +20,7 @@ use crate::consensus::{MemberName, Peer, PeerUrl};
 const SKIP_SAN_VARIABLES: [&str; 2] =
     ["ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION"];
 
-/// How long a program may take to print its version.
+/// The time that a program may take to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This node's member, as one run of it starts.
@@ -43,7 +43,7 @@ impl LocalMember<'_> {
         Peer::new(self.name.clone(), self.peer_url())
     }
 
-    /// Where it serves its clients.
+    /// The socket at which it serves its clients.
     pub(super) fn client_socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.config.client_port)
     }
@@ -67,7 +67,7 @@ impl LocalMember<'_> {
         self.process(trusted, &InitialCluster::FromData).await
     }
 
-    /// What both have in common. It trusts those that this certificate has issued, or its holder.
+    /// The common part. It trusts those that this certificate has issued, or its holder.
     async fn process(&self, trusted: &Path, initial: &InitialCluster) -> Process {
         let LocalMember { config, files, name, .. } = self;
         let (peer, client) = (self.peer_url(), format!("https://{}", self.client_socket()));

@@ -17,7 +17,7 @@ use crate::consensus::{ClusterMembers, Member, MemberId, MembershipError, NewMem
 /// Key prefix of learners that have announced their start, by id. A key is deleted with the promotion.
 pub(super) const LEARNERS: &str = "/etcd-learners/";
 
-/// How long a change of members is retried while etcd finds the cluster unhealthy. etcd requires connections
+/// The time for which a change of members is retried while etcd finds the cluster unhealthy. etcd requires connections
 /// that are five seconds old, and a member that has just joined, or restarted, has younger ones.
 const HEALTH_WAIT: Duration = Duration::from_secs(8);
 /// The pause between these attempts.
@@ -75,7 +75,7 @@ impl EtcdMembers {
         answer.map(drop).map_err(|error| membership_error(OPERATION, error))
     }
 
-    /// Announces that a learner starts: etcd itself reports that to nobody.
+    /// Announces that a learner starts: etcd itself does not report it.
     pub(super) async fn announce_learner(&self, id: MemberId, url: &PeerUrl) -> Result<(), MembershipError> {
         let put = self.kv.put(&announcement_key(id), url.as_str().as_bytes()).await;
         put.map(drop).map_err(|error| MembershipError::Unavailable {
@@ -84,7 +84,7 @@ impl EtcdMembers {
         })
     }
 
-    /// Whether this node's member leads the cluster, as far as it knows.
+    /// Returns whether this node's member leads the cluster, as far as it knows.
     pub(super) async fn is_leader(&self) -> Result<bool, MembershipError> {
         const OPERATION: &str = "read the member's status";
         let mut client = self.kv.client.maintenance_client();

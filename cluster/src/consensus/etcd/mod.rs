@@ -6,10 +6,10 @@
 //!                  └─ promoter  promotes learners, where this member leads
 //! ```
 //!
-//! What is on the disk decides how a member starts, not the mode that it was given first: see [`Consensus`].
+//! The files on the disk decide how a member starts, not the mode that it was given first: see [`Consensus`].
 //! A cluster is created in this order, and each step finds what an earlier run has done:
 //!
-//! 1. a CA is created, and written beside the member's credentials;
+//! 1. a CA is created, and written next to the member's credentials;
 //! 2. it certifies the member; key and certificate are written;
 //! 3. etcd starts without data: data that an earlier run has left is removed, since no other node has seen it
 //!    yet;
@@ -72,7 +72,7 @@ use crate::pki::{CA_CERT_PATH, CaError, ClusterCa, PendingCa, sync_revocation_li
 nodekeel_localstorage::layout! {
     /// On a data volume: the directory of a member.
     pub struct EtcdLayout {
-        /// Its credentials and its database.
+        /// The member's credentials and its database.
         pub etcd: EtcdDir = "etcd", 0o700;
     }
 }
@@ -123,7 +123,7 @@ struct MemberRun<'a> {
 
 impl MemberRun<'_> {
     async fn run(&self, start: StartOptions) -> Result<(), Failure> {
-        // What is on the disk decides how the member starts.
+        // The files on the disk decide how the member starts.
         let mut prepared = self.prepare_files(start).await?;
         if prepared.lacks_crl {
             return self.restore_revocation_list(&prepared).await;

@@ -1,4 +1,4 @@
-//! What a member tells at its peer port, which it serves from its start on: also while it waits for a majority,
+//! The answers of a member at its peer port, which it serves from its start on: also while it waits for a majority,
 //! when its client port does not answer.
 
 use std::io;
@@ -65,7 +65,7 @@ impl PeerClient {
         Ok(PeerClient(TlsConnector::from(Arc::new(config))))
     }
 
-    /// Whether the member of this name answers at its peer URL.
+    /// Returns whether the member of this name answers at its peer URL.
     pub(super) async fn is_answering(&self, name: &str, url: &PeerUrl) -> bool {
         let answered = timeout(REQUEST_TIMEOUT, self.get(name, url, "/version")).await;
         matches!(answered, Ok(Ok(_)))
@@ -89,7 +89,7 @@ impl PeerClient {
     }
 
     /// The body of an answer. With HTTP/1.0 it is everything until the connection ends, or has the length that its
-    /// head says.
+    /// head has.
     async fn get(&self, name: &str, url: &PeerUrl, path: &str) -> io::Result<Vec<u8>> {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let socket = match url.host().parse::<IpAddr>() {
@@ -124,7 +124,7 @@ fn parse_certificate(pem: &str) -> io::Result<CertificateDer<'static>> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(io::Error::other)
 }
 
-/// Whether an answer has the length that its head says.
+/// Returns whether an answer has the length in its head.
 fn is_complete(answer: &[u8]) -> bool {
     let Some((head, body)) = split_answer(answer) else { return false };
     let head = String::from_utf8_lossy(head).to_ascii_lowercase();

@@ -41,7 +41,7 @@ pub(super) async fn promote_learners(
     }
 }
 
-/// What a promoter needs of its cluster.
+/// The cluster, as a promoter sees it.
 #[async_trait]
 trait PromotionGroup: Send + Sync {
     async fn is_leader(&self) -> Result<bool, MembershipError>;

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::BoxError;
 
-/// Why a call to a store failed.
+/// A failed call to a store.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KvError {
@@ -13,7 +13,7 @@ pub enum KvError {
     InvalidKey {
         /// The key, or the start or end of a range.
         key: Vec<u8>,
-        /// What is wrong with it.
+        /// The defect.
         problem: &'static str,
     },
     /// One transaction writes a key twice: make it one operation. Nothing was done.
@@ -31,7 +31,7 @@ pub enum KvError {
     Unavailable {
         /// The operation.
         operation: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxError,
     },
@@ -43,14 +43,14 @@ pub enum KvError {
     Rejected {
         /// The operation.
         operation: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxError,
     },
 }
 
 impl KvError {
-    /// Whether the same call may succeed later without any other change.
+    /// Returns whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         matches!(self, KvError::Unavailable { .. })
     }

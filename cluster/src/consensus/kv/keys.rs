@@ -83,7 +83,7 @@ impl KeyRange {
         if let KeyRange::Key(key) = self { check_key(key) } else { Ok(()) }
     }
 
-    /// Whether the range contains a key.
+    /// Returns whether the range contains a key.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
             KeyRange::Key(this) => this == key,

@@ -26,7 +26,7 @@ pub use watch::{KeyEvent, WatchStream};
 ///
 /// # Contract
 /// - All calls are linearizable: a read returns every change that completed before the read was made.
-/// - A transaction is one change with one revision, whatever number of keys it writes; one that writes
+/// - A transaction is one change with one revision, for any number of keys; one that writes
 ///   nothing gets no revision, and returns the newest.
 /// - A key has at least one byte. Values may be empty.
 /// - A call that fails as [`KvError::Unavailable`] may have taken effect, or may still. All other failed

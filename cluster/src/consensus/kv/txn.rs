@@ -11,11 +11,11 @@ use super::{KeyRange, KeyValue, KvError, Revision};
 pub struct Compare {
     /// The key.
     pub key: Vec<u8>,
-    /// What must hold for it.
+    /// The condition that must hold for it.
     pub condition: KeyCondition,
 }
 
-/// What must hold for a key, so that a transaction succeeds.
+/// A condition of a key for which a transaction succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store has to handle every condition")]
 pub enum KeyCondition {
@@ -43,7 +43,7 @@ impl Compare {
         Compare { key: read.key.clone(), condition: KeyCondition::WrittenBy(read.mod_revision) }
     }
 
-    /// Whether the comparison holds for the present value.
+    /// Returns whether the comparison holds for the present value.
     pub fn is_satisfied_by(&self, found: Option<&KeyValue>) -> bool {
         match self.condition {
             KeyCondition::Absent => found.is_none(),
@@ -67,7 +67,7 @@ pub enum TxnOp {
     Put {
         /// The key.
         key: Vec<u8>,
-        /// Its value.
+        /// The value.
         value: Vec<u8>,
     },
     /// Deletes keys.
@@ -188,7 +188,7 @@ fn check_ops(ops: &[TxnOp]) -> Result<(), KvError> {
 pub struct TxnResponse {
     /// The revision of its change; the newest, if it changed nothing.
     pub revision: Revision,
-    /// Whether all comparisons held.
+    /// True if all comparisons held.
     pub succeeded: bool,
     /// All keys that were read, in the order of the operations.
     pub kvs: Vec<KeyValue>,

@@ -24,7 +24,7 @@ impl MemoryNetwork {
         MemoryNetwork::default()
     }
 
-    /// How many clusters were ever created on it.
+    /// The number of clusters that were ever created on it.
     pub fn created_count(&self) -> usize {
         self.lock().len()
     }
@@ -69,7 +69,7 @@ impl MemberEntry {
         self.member.peer_urls.iter().any(|known| known == url)
     }
 
-    /// Whether it is at this address, with any port.
+    /// Returns whether it is at this address, with any port.
     fn has_address(&self, address: IpAddr) -> bool {
         let host = address.to_string();
         let is_there = |url: &String| url.parse::<PeerUrl>().is_ok_and(|url| url.host() == host);

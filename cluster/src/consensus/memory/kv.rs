@@ -15,7 +15,7 @@ use crate::consensus::kv::{
     WatchStream,
 };
 
-/// How many changes are kept for watches: one that is further behind reads the present keys again.
+/// The number of changes that are kept for watches: one that is further behind reads the present keys again.
 const KEPT_CHANGES: usize = 1000;
 
 /// A store in memory. Clones share it.

@@ -178,7 +178,7 @@ impl SimWorld {
         volume.member.map(StepOutput::Cluster)
     }
 
-    /// Whether the journal records this step as done.
+    /// Returns whether the journal records this step as done.
     pub(super) fn has_recorded(&self, step: EnrolmentStep) -> bool {
         self.journal.as_ref().is_some_and(|progress| progress.next_step().is_none_or(|next| step < next))
     }

@@ -1,4 +1,4 @@
-//! What must hold after each input, whatever has happened.
+//! The invariants after each input.
 
 use super::super::fsm::{ActionId, EnrolmentAction, EnrolmentInput, RejectedInput};
 use super::super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep};
@@ -84,7 +84,7 @@ impl SimWorld {
         }
     }
 
-    /// Checks that a running node is what its journal and disk say.
+    /// Checks that a running node is that of its journal and disk.
     pub(super) fn check_running(&mut self) {
         self.count("running");
         let EnrolmentState::Running(membership) = self.fsm().current_state().clone() else {
