@@ -4,7 +4,7 @@ use std::fmt::{self, Debug};
 
 use async_trait::async_trait;
 
-use super::{MemberName, MembershipError, PeerUrl};
+use super::{InvalidName, MemberName, MembershipError, PeerUrl};
 
 /// A member's id, assigned by the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,6 +80,17 @@ impl Peer {
     /// The member of this name, at this URL.
     pub fn new(name: MemberName, url: PeerUrl) -> Peer {
         Peer { name, url }
+    }
+
+    /// All members but the one at this URL, as a joining etcd has to know them. There is at most one learner, so
+    /// each of these has started, and has a name.
+    pub(crate) fn others_of(members: &[Member], but: &PeerUrl) -> Result<Vec<Peer>, InvalidName> {
+        let others = members.iter().filter(|member| !member.has_peer_url(but));
+        let urls = others.flat_map(|member| member.peer_urls.iter().map(move |url| (member, url)));
+        urls.map(|(member, url)| {
+            Ok(Peer::new(member.name.as_deref().unwrap_or_default().parse()?, url.parse()?))
+        })
+        .collect()
     }
 }
 

@@ -160,26 +160,15 @@ impl GoldenTicket {
     /// # Errors
     /// [`TicketError`] if the parts are inconsistent.
     pub fn from_parts(parts: TicketParts) -> Result<Self, TicketError> {
-        let TicketParts {
-            node_key,
-            node_certificate,
-            member_credentials: member,
-            revocation_list: revoked,
-            peers,
-            new_member: this,
-        } = parts;
-        let node: NodeId = this.name.as_str().parse().map_err(TicketError::NodeName)?;
-        let member = Arc::new(member);
-        let digest = TicketId([0; 32]);
         Self {
-            digest,
-            node_id: node,
-            node_key,
-            node_certificate,
-            member_credentials: member,
-            revocation_list: revoked,
-            peers,
-            new_member: this,
+            digest: TicketId([0; 32]),
+            node_id: parts.new_member.name.as_str().parse().map_err(TicketError::NodeName)?,
+            node_key: parts.node_key,
+            node_certificate: parts.node_certificate,
+            member_credentials: Arc::new(parts.member_credentials),
+            revocation_list: parts.revocation_list,
+            peers: parts.peers,
+            new_member: parts.new_member,
         }
         .with_checked_digest()
     }
@@ -189,33 +178,28 @@ impl GoldenTicket {
     /// # Errors
     /// [`TicketError`].
     pub fn from_config(config: &[u8]) -> Result<Self, TicketError> {
-        let mut config = wire::EnrolmentConfig::decode(config).map_err(|_| TicketError::Malformed)?;
-        let mut wire = config.golden_ticket.take().ok_or(TicketError::NoTicket)?;
+        let config = wire::EnrolmentConfig::decode(config).map_err(|_| TicketError::Malformed)?;
+        let mut wire = config.golden_ticket.ok_or(TicketError::NoTicket)?;
         let ca = parse_field("CA certificate", || Certificate::from_der(&wire.etcd_ca_cert))?;
         let certificate =
             parse_field("member's certificate", || Certificate::from_der(&wire.etcd_client_cert))?;
         let key = parse_field("member's key", || PrivateKey::from_pkcs8(&wire.etcd_client_key))?;
-        let revoked =
+        let revocation_list =
             parse_field("list of revoked certificates", || RevocationList::from_der(&wire.etcd_crl, &ca))?;
-        let this = wire.this.take().ok_or(TicketError::MissingField("new member"))?;
-        let this = parse_peer(&this)?;
-        let node: NodeId = this.name.as_str().parse().map_err(TicketError::NodeName)?;
-        if !wire.node_id.is_empty() && wire.node_id != node.as_str() {
+        let new_member = parse_peer(&wire.this.take().ok_or(TicketError::MissingField("new member"))?)?;
+        if !wire.node_id.is_empty() && wire.node_id != new_member.name.as_str() {
             return Err(TicketError::NodeMismatch {
                 named: wire.node_id.parse().map_err(TicketError::NodeName)?,
             });
         }
-        let ticket = Self {
-            digest: TicketId([0; 32]),
-            node_id: node,
+        Self::from_parts(TicketParts {
             node_key: parse_field("node's key", || PrivateKey::from_pkcs8(&wire.node_key))?,
             node_certificate: parse_field("node's certificate", || Certificate::from_der(&wire.node_cert))?,
-            member_credentials: Arc::new(Credentials { key, certificate, ca }),
-            revocation_list: revoked,
+            member_credentials: Credentials { key, certificate, ca },
+            revocation_list,
             peers: wire.peers.iter().map(parse_peer).collect::<Result<_, _>>()?,
-            new_member: this,
-        };
-        ticket.with_checked_digest()
+            new_member,
+        })
     }
 
     /// The same ticket with these members.

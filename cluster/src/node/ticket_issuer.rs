@@ -125,7 +125,8 @@ impl GoldenTicketIssuer {
         let this = NewMember::new(ticket.new_member().name.clone(), url.clone());
         members.add_learner(&this).await.map_err(TicketIssueError::Membership)?;
         // A joining etcd must know exactly the present members.
-        let peers = other_peers(&list_members(&*members).await?, url)?;
+        let peers =
+            Peer::others_of(&list_members(&*members).await?, url).map_err(TicketIssueError::MemberName)?;
         if peers == ticket.peers() {
             return Ok(ticket);
         }
@@ -232,18 +233,6 @@ async fn list_members(
     members: &dyn ClusterMembers,
 ) -> Result<Vec<crate::consensus::Member>, TicketIssueError> {
     members.list_members().await.map_err(TicketIssueError::Membership)
-}
-
-/// All members but the one at this URL. Members that have never started have no name, and there is at most
-/// one learner.
-fn other_peers(members: &[crate::consensus::Member], but: &PeerUrl) -> Result<Vec<Peer>, TicketIssueError> {
-    let others = members.iter().filter(|member| !member.has_peer_url(but));
-    let named = others.flat_map(|member| {
-        let name = member.name.clone().unwrap_or_default();
-        member.peer_urls.iter().map(move |url| (name.clone(), url))
-    });
-    let peer = |(name, url): (String, &String)| Ok(Peer::new(name.parse()?, url.parse()?));
-    named.map(peer).collect::<Result<_, _>>().map_err(TicketIssueError::MemberName)
 }
 
 fn parse_stored(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssueError> {

@@ -36,7 +36,7 @@ impl KvStore for BusyStore {
             left => self.compactions.store(left - 1, Ordering::Relaxed),
         }
         self.store.put(b"/later", b"").await?;
-        if self.compactions.load(Ordering::Relaxed) % 2 == 0 {
+        if self.compactions.load(Ordering::Relaxed).is_multiple_of(2) {
             return Err(KvError::Compacted);
         }
         Ok(WatchStream::new(futures_util::stream::iter([Err(KvError::Compacted)])))

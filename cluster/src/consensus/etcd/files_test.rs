@@ -29,6 +29,12 @@ impl TestDisk {
         self
     }
 
+    /// As a member does that serves for the first time.
+    fn store_client(&self, ca: &mut PendingCa) {
+        let client = ca.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap();
+        store_client_credentials(&self.data.etcd, &client).unwrap();
+    }
+
     fn prepare(&self, start: &StartOptions) -> Result<PreparedFiles, ConsensusError> {
         prepare_files(&self.data.etcd, start)
     }
@@ -137,11 +143,7 @@ fn a_saved_ca_is_removed_from_the_disk_despite_kills() {
 fn a_truncated_member_file_is_an_error_that_names_it_and_changes_nothing() {
     let disk = TestDisk::new();
     let mut new = disk.prepare(&bootstrap_options()).unwrap().pending_ca.unwrap();
-    store_client_credentials(
-        &disk.data.etcd,
-        &new.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
-    )
-    .unwrap();
+    disk.store_client(&mut new);
     let disk = disk.with_data();
     for file in [
         "etcd/client_pki/ca.pem",
@@ -307,11 +309,7 @@ fn a_member_changes_its_address_once_its_client_has_a_certificate() {
     let (disk, mut new) = started_member();
     let error = disk.prepare(&restart_elsewhere()).unwrap_err();
     assert!(matches!(error, ConsensusError::CertificateMismatch { .. }), "without a client: {error:?}");
-    store_client_credentials(
-        &disk.data.etcd,
-        &new.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
-    )
-    .unwrap();
+    disk.store_client(&mut new);
     let prepared = disk.prepare(&restart_elsewhere()).unwrap();
     assert!(prepared.client_credentials.is_some() && !prepared.is_certified_at([192, 0, 2, 9].into()));
     let mut renamed = restart_elsewhere();
@@ -324,11 +322,7 @@ fn a_member_changes_its_address_once_its_client_has_a_certificate() {
 fn a_client_certificate_of_another_ca_is_rejected() {
     let (disk, _) = started_member();
     let mut other = PendingCa::generate().unwrap();
-    store_client_credentials(
-        &disk.data.etcd,
-        &other.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
-    )
-    .unwrap();
+    disk.store_client(&mut other);
     let error = disk.prepare(&restart_elsewhere()).unwrap_err();
     assert!(matches!(error, ConsensusError::ForeignCredentials { .. }), "{error:?}");
 }
@@ -355,11 +349,7 @@ fn a_replaced_certificate_is_the_old_or_the_new_one_after_any_failure() {
     ] {
         for nth in 1.. {
             let (disk, mut new) = started_member();
-            store_client_credentials(
-                &disk.data.etcd,
-                &new.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
-            )
-            .unwrap();
+            disk.store_client(&mut new);
             let address = [192, 0, 2, 9].into();
             let issued = new.issue_credentials(&CertificateSpec::for_member(member_name(), address)).unwrap();
             disk.placement.fail_nth(nth, fault);

@@ -90,7 +90,7 @@ impl HealthWatch {
             PeerClient::new(credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
         let (name, socket) = (member.name, member.client_socket());
         let client = client::connect(name, socket, credentials, WithoutLeader::IsAnswered).await?;
-        Ok(HealthWatch { peers, client, this: member.to_peer(), known_peers, voters: Mutex::default() })
+        Ok(HealthWatch { peers, client, this: member.peer(), known_peers, voters: Mutex::default() })
     }
 
     /// Reports the condition of the member, and each change of it, until it is dropped.

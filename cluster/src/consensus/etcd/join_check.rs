@@ -166,15 +166,7 @@ impl JoinCheck<'_> {
         if let JoinQuestion::MayResume(_) = self.question {
             return Ok(self.peers.to_vec());
         }
-        let others = members.iter().filter(|member| !member.has_peer_url(&self.this.url));
-        let named = others.flat_map(|member| {
-            let name = member.name.clone().unwrap_or_default();
-            member.peer_urls.iter().map(move |url| (name.clone(), url))
-        });
-        let peers = named.map(|(name, url)| Ok(Peer::new(name.parse()?, url.parse()?)));
-        peers
-            .collect::<Result<_, crate::consensus::InvalidName>>()
-            .map_err(ConsensusError::backend("list the members"))
+        Peer::others_of(members, &self.this.url).map_err(ConsensusError::backend("list the members"))
     }
 }
 

@@ -39,7 +39,7 @@ impl LocalMember<'_> {
     }
 
     /// The member as others list it.
-    pub(super) fn to_peer(&self) -> Peer {
+    pub(super) fn peer(&self) -> Peer {
         Peer::new(self.name.clone(), self.peer_url())
     }
 

@@ -203,8 +203,7 @@ impl MemberRun<'_> {
         else {
             return Ok(());
         };
-        let (this, address, credentials) =
-            (self.member.to_peer(), self.member.address, &prepared.credentials);
+        let (this, address, credentials) = (self.member.peer(), self.member.address, &prepared.credentials);
         let check = JoinCheck { question, this, address, credentials, peers };
         *peers = check.wait_admitted(self.reporter).await?;
         self.reporter.report_starting_again();

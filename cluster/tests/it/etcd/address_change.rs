@@ -6,11 +6,11 @@
 use std::net::IpAddr;
 
 use nodekeel_cluster::consensus::kv::KvStore;
-use nodekeel_cluster::consensus::{ClusterAccess, Member, NewMember};
+use nodekeel_cluster::consensus::{ClusterAccess, Member};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, SubjectNames};
 
-use super::cluster::three_members;
-use super::etcd_fixture::{EtcdFixture, EtcdVersion};
+use super::cluster::{add_member, three_members};
+use super::etcd_fixture::{EtcdFixture, EtcdVersion, started_member};
 use super::rejections::etcd_get;
 use crate::member_run::MemberRun;
 
@@ -57,9 +57,7 @@ async fn restart_at(fixture: &mut EtcdFixture, address: IpAddr) -> (MemberRun, C
 }
 
 pub(super) async fn a_single_member_restarts_at_another_address(version: EtcdVersion) {
-    let mut fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
+    let (mut fixture, node, running) = started_member(version).await;
     running.root_kv().put(b"/k", b"v").await.unwrap();
     let before = member_identity(&fixture, &running).await;
     node.stop().await;
@@ -74,11 +72,9 @@ pub(super) async fn a_single_member_restarts_at_another_address(version: EtcdVer
 }
 
 pub(super) async fn each_of_two_members_restarts_at_another_address(version: EtcdVersion) {
-    let (mut first, mut second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
-    let mut node = first.run(first.bootstrap_options());
-    let one = node.wait_running().await;
-    one.cluster_members().add_learner(&NewMember::new(second.name.clone(), second.peer_url())).await.unwrap();
-    let mut joined = second.run(second.join_options(&[&first], &one).await);
+    let (mut first, node, one) = started_member(version).await;
+    let mut second = EtcdFixture::new(version, "two");
+    let mut joined = second.run(add_member(&second, &first, &one).await);
     let two = joined.wait_running().await;
     let (was_one, was_two) = (member_identity(&first, &one).await, member_identity(&second, &two).await);
 

@@ -2,17 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use nodekeel_cluster::consensus::{ClusterAccess, MembershipError, NewMember};
+use nodekeel_cluster::consensus::{ClusterAccess, MembershipError, NewMember, StartOptions};
 use nodekeel_cluster::pki::ClusterCa;
 use tokio::time::timeout;
 
-use super::etcd_fixture::{EtcdFixture, EtcdVersion};
+use super::etcd_fixture::{EtcdFixture, EtcdVersion, started_member};
 use crate::member_run::{HANG, MemberRun};
 
 pub(super) async fn a_learner_joins_and_is_promoted(version: EtcdVersion) {
-    let (first, second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
-    let mut node = first.run(first.bootstrap_options());
-    let one = node.wait_running().await;
+    let (first, node, one) = started_member(version).await;
+    let second = EtcdFixture::new(version, "two");
     one.root_kv().put(b"/k", b"from the first").await.unwrap();
     let added = one
         .cluster_members()
@@ -40,11 +39,9 @@ pub(super) async fn a_learner_joins_and_is_promoted(version: EtcdVersion) {
 }
 
 pub(super) async fn restarted_members_find_each_other(version: EtcdVersion) {
-    let (first, second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
-    let mut node = first.run(first.bootstrap_options());
-    let one = node.wait_running().await;
-    one.cluster_members().add_learner(&NewMember::new(second.name.clone(), second.peer_url())).await.unwrap();
-    let join = second.join_options(&[&first], &one).await;
+    let (first, node, one) = started_member(version).await;
+    let second = EtcdFixture::new(version, "two");
+    let join = add_member(&second, &first, &one).await;
     let mut joined = second.run(join.clone());
     joined.wait_running().await.root_kv().put(b"/k", b"v").await.unwrap();
     joined.stop().await;
@@ -75,6 +72,17 @@ pub(super) async fn a_third_member_joins_and_a_removed_member_exits(version: Etc
     removed.stop().await;
     last.stop().await;
     first.stop().await;
+}
+
+/// The start of a member in the cluster of another, which has added it.
+pub(super) async fn add_member(
+    second: &EtcdFixture,
+    first: &EtcdFixture,
+    one: &ClusterAccess,
+) -> StartOptions {
+    let new = NewMember::new(second.name.clone(), second.peer_url());
+    retried(async || one.cluster_members().add_learner(&new).await).await;
+    second.join_options(&[first], one).await
 }
 
 /// A cluster of these: the first has bootstrapped it, the others have joined and have their votes.

@@ -68,6 +68,14 @@ pub(crate) fn etcd_member(
     EtcdConsensus::new(config, data.etcd.clone())
 }
 
+/// A member that runs alone in its cluster.
+pub(crate) async fn started_member(version: EtcdVersion) -> (EtcdFixture, MemberRun, ClusterAccess) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    (fixture, node, running)
+}
+
 /// A member's directory, ports and name.
 pub(crate) struct EtcdFixture {
     version: EtcdVersion,

@@ -9,24 +9,20 @@ use rustix::process::{Signal, kill_process};
 use testbed::leftovers;
 use tokio::time::timeout;
 
-use super::etcd_fixture::{EtcdFixture, EtcdVersion};
+use super::etcd_fixture::{EtcdFixture, EtcdVersion, started_member};
 use super::rejections::etcd_client;
 use crate::member_run::HANG;
 use crate::nodes::unlock_keys::check_unlock_keys;
 
 pub(super) async fn etcd_keys_meet_the_store_contract(version: EtcdVersion) {
-    let fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
+    let (_fixture, node, running) = started_member(version).await;
     kv_conformance(running.root_kv()).await;
     kv_conformance(running.namespaced_kv("module", "space").unwrap()).await;
     node.stop().await;
 }
 
 pub(super) async fn unlock_keys_are_kept_beside_the_record_of_their_node(version: EtcdVersion) {
-    let fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
+    let (_fixture, node, running) = started_member(version).await;
     check_unlock_keys(running.namespaced_kv("cluster", "enrolment").unwrap()).await;
     node.stop().await;
 }
@@ -72,9 +68,7 @@ pub(super) async fn a_restarted_member_has_the_same_ca_and_data(version: EtcdVer
 }
 
 pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdVersion) {
-    let fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
+    let (fixture, node, running) = started_member(version).await;
     let root = running.root_kv();
     let mut follow = ListWatcher::new(running.root_kv(), KeyRange::prefix("/k/"));
     assert!(matches!(follow.next_update().await.unwrap(), ListWatchUpdate::Snapshot(kvs) if kvs.is_empty()));
@@ -100,9 +94,7 @@ pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdV
 pub(super) async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_does_not(
     version: EtcdVersion,
 ) {
-    let fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
+    let (fixture, node, running) = started_member(version).await;
     let (root, keys) = (running.root_kv(), KeyRange::single_key("/k"));
     let first = root.put(b"/k", b"1").await.unwrap();
     let last = root.put(b"/k", b"2").await.unwrap();

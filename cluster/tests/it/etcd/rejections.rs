@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
-use nodekeel_cluster::consensus::NewMember;
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, PendingCa};
 use nodekeel_localstorage::pki::Credentials;
 use tokio::time::timeout;
 
-use super::etcd_fixture::{ADDRESS, EtcdFixture, EtcdVersion};
+use super::cluster::add_member;
+use super::etcd_fixture::{ADDRESS, EtcdFixture, EtcdVersion, started_member};
 use crate::member_run::HANG;
 
 /// A client of a member, with these credentials or none.
@@ -35,9 +35,7 @@ pub(super) async fn etcd_get(
 }
 
 pub(super) async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(version: EtcdVersion) {
-    let fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
+    let (fixture, node, running) = started_member(version).await;
     let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
     let ca = cluster_ca.ca_certificate();
     let client = cluster_ca
@@ -56,9 +54,7 @@ pub(super) async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(ver
 }
 
 pub(super) async fn only_client_certificates_of_the_ca_are_served(version: EtcdVersion) {
-    let fixture = EtcdFixture::new(version, "one");
-    let mut node = fixture.run(fixture.bootstrap_options());
-    let running = node.wait_running().await;
+    let (fixture, node, running) = started_member(version).await;
     let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
     let ca = cluster_ca.ca_certificate();
     assert!(etcd_get(&fixture, ca, None).await.is_err(), "a client without a certificate was served");
@@ -100,11 +96,9 @@ pub(super) async fn a_start_that_does_not_match_the_disk_is_rejected(version: Et
 }
 
 pub(super) async fn a_revoked_member_does_not_start_again(version: EtcdVersion) {
-    let (first, second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
-    let mut node = first.run(first.bootstrap_options());
-    let one = node.wait_running().await;
-    one.cluster_members().add_learner(&NewMember::new(second.name.clone(), second.peer_url())).await.unwrap();
-    let mut joined = second.run(second.join_options(&[&first], &one).await);
+    let (first, node, one) = started_member(version).await;
+    let second = EtcdFixture::new(version, "two");
+    let mut joined = second.run(add_member(&second, &first, &one).await);
     joined.wait_running().await;
     let cluster_ca = ClusterCa::load_ca(one.root_kv()).await.unwrap();
     let revoked = cluster_ca.revoke_name("two").await.unwrap();
