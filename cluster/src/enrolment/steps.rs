@@ -126,6 +126,7 @@ impl EnrolmentDriver {
     async fn start_consensus(&self, mode: StepMode, input: StepInput) -> Result<ClusterId, StepError> {
         let name = input.member_name()?;
         let address = self.wait_address().await?;
+        // Published with the record and the local names, even if the network reports another one by then.
         self.run_state().member_address = Some(address);
         let start = match (mode, input.progress.enrolment_kind(), input.ticket) {
             (StepMode::Rerun, _, _) => StartOptions::restart_member(name, address),
@@ -178,6 +179,7 @@ impl EnrolmentDriver {
                 if mode == StepMode::FirstRun {
                     nodes.create_record(&node, &record).await?;
                 }
+                // A killed run may have created it at another address.
                 nodes.update_record(&node, |existing| existing.address = Some(address)).await.map(drop)
             }
         })

@@ -21,8 +21,6 @@ pub enum CertificateUsage {
     Member,
     /// A consensus client, at any address.
     Client,
-    /// A node, to other nodes: a server.
-    Node,
 }
 
 /// The content of a certificate. Certificates never expire: a node's clock may be wrong, and expelled nodes
@@ -53,19 +51,12 @@ impl CertificateSpec {
         CertificateSpec { name, addresses: Vec::new(), usage: CertificateUsage::Client }
     }
 
-    /// The certificate of a node.
-    pub fn for_node(name: MemberName, addresses: Vec<IpAddr>) -> CertificateSpec {
-        CertificateSpec { name, addresses, usage: CertificateUsage::Node }
-    }
-
     /// *Source:* RFC 5280; the organizational unit is that of Monogon's `consensus/ca`.
     pub(super) fn to_params(&self) -> Result<CertificateParams, CaError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, self.name.as_str());
-        if self.usage != CertificateUsage::Node {
-            params.distinguished_name.push(DnType::OrganizationalUnitName, "etcd");
-        }
+        params.distinguished_name.push(DnType::OrganizationalUnitName, "etcd");
         params.serial_number = Some(random_serial()?);
         // The last second of 9999: RFC 5280, section 4.1.2.5, "no well-defined expiration date".
         params.not_after = date_time_ymd(9999, 12, 31) + std::time::Duration::from_secs(24 * 3600 - 1);
@@ -75,7 +66,6 @@ impl CertificateSpec {
         params.extended_key_usages = match self.usage {
             CertificateUsage::Member => vec![client, server],
             CertificateUsage::Client => vec![client],
-            CertificateUsage::Node => vec![server],
         };
         if self.usage != CertificateUsage::Client {
             let name = Ia5String::try_from(self.name.as_str());

@@ -83,12 +83,14 @@ impl PreparedFiles {
 
 /// Inspects the files, and creates what this mode lacks. It can be killed at any step, and repeated.
 pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<PreparedFiles, ConsensusError> {
+    // 1. Load the files of an earlier start. Data without credentials is another member's, or a damaged disk.
     let dirs = pki_dirs(files)?;
     let has_data = has_data(files)?;
     let existing = files.peer_pki.load_credentials().map_err(ConsensusError::Credentials)?;
     if existing.is_none() && has_data {
         return Err(ConsensusError::CredentialsMissing { data: files.data.path().to_owned() });
     }
+    // 2. Create what the mode needs and does not find.
     let new = load_pending_ca(&dirs)?;
     let prepared = match &start.mode {
         StartMode::Restart if !has_data => {
@@ -105,6 +107,7 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
             PreparedFiles::new(InitialCluster::Existing { peers: peers.clone() }, credentials)
         }
     };
+    // 3. Check everything before etcd starts with it.
     let client = load_client_credentials(files, &dirs, &prepared.credentials)?;
     let has_log = has_log(files)?;
     let list = files.peer_crl.read_if_present().map_err(|source| {

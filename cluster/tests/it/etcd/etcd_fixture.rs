@@ -22,7 +22,7 @@ use tokio::task::block_in_place;
 use crate::member_run::MemberRun;
 
 /// The initial address of all members.
-pub(crate) const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EtcdVersion {
@@ -66,6 +66,13 @@ pub(crate) fn etcd_member(
     [config.peer_port, config.client_port] = ports;
     config.extra_args = extra_args.iter().map(|arg| (*arg).to_owned()).collect();
     EtcdConsensus::new(config, data.etcd.clone())
+}
+
+/// The running etcds with data in this directory.
+pub(crate) fn etcd_processes(directory: &Path) -> Vec<Pid> {
+    let processes = leftovers::find_processes(directory).unwrap();
+    let etcds = processes.iter().filter(|process| process.command.contains("--data-dir"));
+    etcds.filter_map(|process| Pid::from_raw(process.pid)).collect()
 }
 
 /// A member that runs alone in its cluster.
@@ -171,9 +178,7 @@ impl EtcdFixture {
 
     /// The running process.
     pub(crate) fn pid(&self) -> Pid {
-        let processes = leftovers::find_processes(self.scratch.path()).unwrap();
-        let etcd = processes.iter().find(|process| process.command.contains("--data-dir")).unwrap();
-        Pid::from_raw(etcd.pid).unwrap()
+        etcd_processes(self.scratch.path())[0]
     }
 
     /// Runs the member. Its output is in the file `output.log`.

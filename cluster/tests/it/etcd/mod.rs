@@ -7,7 +7,7 @@ mod kills;
 mod lifecycle;
 mod rejections;
 
-pub(crate) use etcd_fixture::EtcdVersion;
+pub(crate) use etcd_fixture::{EtcdVersion, etcd_processes};
 
 /// One test on both.
 macro_rules! on_both {

@@ -18,13 +18,14 @@ use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_localstorage::tree::LayoutFile;
 use nodekeel_supervisor::{Failure, RunnableState, WaitReason};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
-use rustix::process::{Pid, Signal, kill_process};
-use testbed::{ScratchDir, leftovers};
+use rustix::process::{Signal, kill_process};
+use testbed::ScratchDir;
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
 use super::site::Site;
 use crate::enrolment::{NodeRun, create_disks, error_chain, node_address, node_deps, ticket_file};
+use crate::etcd::etcd_processes;
 
 /// Longer than anything here takes, unless it hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(90);
@@ -158,9 +159,7 @@ impl Voter {
 
     /// Kills its etcd; returns whether it ran.
     pub(crate) fn kill_etcd(&self) -> bool {
-        let processes = leftovers::find_processes(self.scratch.path()).unwrap();
-        let etcds = processes.iter().filter(|process| process.command.contains("--data-dir"));
-        let pids: Vec<_> = etcds.filter_map(|process| Pid::from_raw(process.pid)).collect();
+        let pids = etcd_processes(self.scratch.path());
         for pid in &pids {
             let _ = kill_process(*pid, Signal::KILL);
         }

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use nodekeel_cluster::enrolment::{ClusterNode, NodeMembership};
 use nodekeel_supervisor::Failure;
 use rustix::process::{Pid, Signal, getpid, kill_process};
-use testbed::leftovers;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::super::node_fixture::{NodeRun, error_chain};
 use super::{NodeHost, etcd_deps, test_settings};
+use crate::etcd::etcd_processes;
 
 /// Input of the process: directory, ports for members and clients, etcd, what to kill, when.
 const RUN_ENV: &str = "NODEKEEL_CLUSTER_LIFE";
@@ -213,12 +213,6 @@ impl ProcessKiller {
 )]
 fn pause(time: Duration) {
     std::thread::sleep(time);
-}
-
-fn etcd_processes(scratch: &Path) -> Vec<Pid> {
-    let all = leftovers::find_processes(scratch).expect("listed");
-    let etcds = all.iter().filter(|process| process.command.contains("--data-dir"));
-    etcds.filter_map(|process| Pid::from_raw(process.pid)).collect()
 }
 
 /// The report of a run without panics.
