@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::panic;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nodekeel_localstorage::pki::Certificate;
 use nodekeel_supervisor::{CanceledError, Context, Failure, LifecycleSignalError};
@@ -12,11 +13,17 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
 use super::cluster_node::{PublishedState, SharedState};
-use super::failure::FailureReason;
+use super::failure::{FailureReason, StepError};
 use super::fsm::{EnrolmentAction, EnrolmentFsm, EnrolmentInput};
 use super::journal::EnrolmentJournal;
+use super::plan::{BootstrapPermission, InspectionResult};
+use super::progress::EnrolmentProgress;
 use super::state::{EnrolmentPhase, EnrolmentState};
+use super::steps::StepRunner;
 use crate::consensus::{MemberStatus, StatusWatch};
+
+/// The pause between two looks for a ticket, while the node waits for one.
+const TICKET_PAUSE: Duration = Duration::from_secs(2);
 
 /// One run, with everything that it has created so far.
 pub(super) struct EnrolmentDriver {
@@ -74,9 +81,9 @@ pub(super) async fn run_enrolment(shared: Arc<SharedState>, ctx: Context) -> Res
 /// A running node has a new address: the next run starts its member there.
 #[derive(Debug, Error)]
 #[error("the node's address changed from {from} to {to}: restarting its member there")]
-pub(super) struct AddressChange {
-    pub(super) from: IpAddr,
-    pub(super) to: IpAddr,
+struct AddressChange {
+    from: IpAddr,
+    to: IpAddr,
 }
 
 /// Fails a run that is dropped before its end, or panics, so that waiters are notified.
@@ -273,13 +280,108 @@ impl EnrolmentDriver {
             },
             EnrolmentAction::RunStep(action_id, step, mode) => {
                 (self.shared.test_hook)(&format!("start {step}"));
-                let outcome = self.run_step(step, mode).await;
+                let outcome = StepRunner(self).run(step, mode).await;
                 self.set_condition(None);
                 (self.shared.test_hook)(&format!("end {step}"));
                 match outcome {
                     Ok(outcome) => EnrolmentInput::StepDone(action_id, outcome),
                     Err(error) => EnrolmentInput::ActionFailed(action_id, Arc::new(error)),
                 }
+            }
+        }
+    }
+
+    async fn inspect_disk(&self) -> Result<InspectionResult, StepError> {
+        let (mut journal, mut found) = self.open_journal().await?;
+        if let InspectionResult::Fresh { ticket: Some(_), .. } = found {
+            drop(journal);
+            let address = self.wait_address().await?;
+            self.set_condition(None);
+            // It ends a request to bootstrap, even if it is replaced or removed by now.
+            if self.shared.bootstrap_request.send_replace(false) {
+                tracing::warn!("the request to bootstrap a cluster ends: a ticket was found");
+            }
+            (journal, found) = self.open_journal().await?;
+            self.check_ticket_host(&found, address)?;
+        }
+        self.run_state().journal = Some(journal);
+        Ok(found)
+    }
+
+    async fn open_journal(&self) -> Result<(EnrolmentJournal, InspectionResult), StepError> {
+        let shared = Arc::clone(&self.shared);
+        let opened = self.run_blocking(move || {
+            let SharedState { deps, test_hook: hook, .. } = &*shared;
+            let bootstrap = || shared.bootstrap_permission();
+            EnrolmentJournal::open(&deps.journal_dir, &deps.enrolment, bootstrap, hook)
+        });
+        opened.await
+    }
+
+    /// Rejects a ticket for another host before the journal binds this node to it.
+    fn check_ticket_host(&self, found: &InspectionResult, address: IpAddr) -> Result<(), StepError> {
+        let InspectionResult::Fresh { ticket: Some(ticket), .. } = found else { return Ok(()) };
+        ticket.check_address(address, self.shared.deps.consensus.peer_port).map_err(StepError::Ticket)
+    }
+
+    /// Waits for a ticket, or for the permission to bootstrap, and inspects the disk again. Nothing notifies of
+    /// a ticket in the firmware, so the sources are looked at again and again.
+    async fn await_instruction(&self) -> Result<InspectionResult, StepError> {
+        let mut request = self.shared.bootstrap_request.subscribe();
+        loop {
+            let _ = tokio::time::timeout(TICKET_PAUSE, request.changed()).await;
+            let shared = Arc::clone(&self.shared);
+            let is_instructed = self.run_blocking(move || {
+                let has_ticket = !matches!(shared.deps.enrolment.load_ticket(), Ok(None));
+                Ok(has_ticket || shared.bootstrap_permission()? == BootstrapPermission::Granted)
+            });
+            if is_instructed.await? {
+                self.run_state().journal = None;
+                return self.inspect_disk().await;
+            }
+        }
+    }
+
+    async fn record_progress(&self, progress: EnrolmentProgress) -> Result<(), StepError> {
+        let Some(journal) = self.run_state().journal.take() else { return Ok(()) };
+        let shared = Arc::clone(&self.shared);
+        let journal =
+            self.run_blocking(move || journal.record_progress(&progress, &shared.test_hook)).await?;
+        self.run_state().journal = Some(journal);
+        Ok(())
+    }
+
+    /// Waits for an address.
+    pub(super) async fn wait_address(&self) -> Result<IpAddr, StepError> {
+        let network = &self.shared.deps.network;
+        let mut watch = network.watch_address();
+        loop {
+            if let Some(address) = *watch.borrow_and_update() {
+                return Ok(address.ip_addr());
+            }
+            let reason = network.no_address_reason().unwrap_or_else(|| "no address yet".to_owned());
+            self.set_condition(Some(reason));
+            watch.changed().await.map_err(|_| StepError::AddressWatchClosed)?;
+        }
+    }
+
+    /// Waits until the node has another address than its member was started at: other nodes no longer reach
+    /// the member there, so it has to be restarted. A lost address may come back.
+    async fn wait_address_change(&self) -> AddressChange {
+        let mut watch = self.shared.deps.network.watch_address();
+        let from = self.run_state().member_address;
+        loop {
+            let now = *watch.borrow_and_update();
+            match (now, from) {
+                (None, _) => tracing::warn!("the node has lost its address"),
+                (Some(now), Some(from)) if now.ip_addr() != from => {
+                    return AddressChange { from, to: now.ip_addr() };
+                }
+                (Some(address), _) => tracing::debug!(%address, "the node has its address"),
+            }
+            if watch.changed().await.is_err() {
+                tracing::warn!("the address watch closed");
+                return std::future::pending().await;
             }
         }
     }

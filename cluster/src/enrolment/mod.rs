@@ -12,9 +12,9 @@
 //!
 //! # How a node becomes a member
 //!
-//! 1. **Inspect.** [`ClusterNode`] is a runnable; each run of it starts in [`EnrolmentState::New`]. `inspection.rs`
-//!    opens the journal, and looks for a ticket (`node::EnrolmentSources`). A journal or a ticket that can't be read
-//!    fails the run.
+//! 1. **Inspect.** [`ClusterNode`] is a runnable; each run of it starts in [`EnrolmentState::New`]. It opens the
+//!    journal (`journal.rs`), and looks for a ticket (`node::EnrolmentSources`). A journal or a ticket that can't be
+//!    read fails the run.
 //! 2. **Decide.** `plan.rs` decides by the journal and the ticket alone, in one table: bootstrap, join, restart, wait
 //!    or fail. A node with neither waits, unless it may bootstrap; `bootstrap_record.rs` makes that permission good
 //!    for one cluster.
@@ -22,9 +22,9 @@
 //!    takes another way (an operator can [reset](reset_enrolment) it).
 //! 4. **Run the steps**, in the order of [`EnrolmentStep`]. The state machine (`fsm.rs`: inputs in, actions out, no
 //!    tasks, no clock, no IO) returns the next action; `driver.rs` performs it and returns the result as an input;
-//!    `steps.rs` has the effect of each step. A step that is done is recorded in the journal, where it leaves
-//!    something: if the run is killed, the next one repeats the steps from the first that is not recorded. A recorded
-//!    step runs again at every start, too, but only opens and checks.
+//!    `steps.rs` has the effect of each step. A step that leaves something is recorded in the journal once it is
+//!    done. A run that follows a killed one runs all steps again: those that are recorded only open and check what
+//!    they find.
 //! 5. **Running.** After the last step the node is in its cluster, and the run lasts until it is stopped, its member
 //!    fails, or its address changes.
 //!
@@ -38,7 +38,7 @@
 //! | local | hosts, machine id, hostname | the same | the same |
 //!
 //! To add a step: its place and its name in the journal are in [`EnrolmentStep`] (`progress.rs`), its effect is an
-//! arm of `run_step` (`steps.rs`), its row is in the table above. A journal of a release without the step is read as
+//! arm of `StepRunner::run` (`steps.rs`), its row is in the table above. A journal of a release without the step is read as
 //! one whose step is still to be done. The simulation (`simulation_test/`) needs the step's effect on disk and
 //! cluster, and the check that a recorded step is done.
 //!
@@ -58,7 +58,6 @@ mod failure;
 mod fsm;
 #[cfg(test)]
 mod fsm_test;
-mod inspection;
 mod journal;
 mod plan;
 mod progress;

@@ -9,7 +9,7 @@ use nodekeel_localstorage::tree::{IdentityDir, LayoutTarget, PkiDir};
 use nodekeel_localstorage::{Dir, OsFileStore};
 
 use super::cluster_node::SharedState;
-use super::driver::{AddressChange, EnrolmentDriver};
+use super::driver::EnrolmentDriver;
 use super::failure::StepError;
 use super::fsm::StepOutput;
 use super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
@@ -31,24 +31,14 @@ nodekeel_localstorage::layout! {
     }
 }
 
-impl EnrolmentDriver {
-    pub(super) async fn record_progress(&self, progress: EnrolmentProgress) -> Result<(), StepError> {
-        let Some(journal) = self.run_state().journal.take() else { return Ok(()) };
-        let shared = Arc::clone(&self.shared);
-        let journal =
-            self.run_blocking(move || journal.record_progress(&progress, &shared.test_hook)).await?;
-        self.run_state().journal = Some(journal);
-        Ok(())
-    }
+/// Runs the steps, with what the driver has.
+pub(super) struct StepRunner<'a>(pub(super) &'a EnrolmentDriver);
 
-    pub(super) async fn run_step(
-        &self,
-        step: EnrolmentStep,
-        mode: StepMode,
-    ) -> Result<StepOutput, StepError> {
-        let input = StepInput::from_state(self.current_state())?;
+impl StepRunner<'_> {
+    pub(super) async fn run(&self, step: EnrolmentStep, mode: StepMode) -> Result<StepOutput, StepError> {
+        let input = StepInput::from_state(self.0.current_state())?;
         match step {
-            EnrolmentStep::Network => drop(self.wait_address().await?),
+            EnrolmentStep::Network => drop(self.0.wait_address().await?),
             EnrolmentStep::Storage => self.open_storage(mode, input).await?,
             EnrolmentStep::Identity => {
                 return self.establish_identity(mode, input).await.map(StepOutput::Node);
@@ -62,44 +52,32 @@ impl EnrolmentDriver {
         Ok(StepOutput::Done)
     }
 
-    /// Waits for an address.
-    pub(super) async fn wait_address(&self) -> Result<IpAddr, StepError> {
-        let network = &self.shared.deps.network;
-        let mut watch = network.watch_address();
-        loop {
-            if let Some(address) = *watch.borrow_and_update() {
-                return Ok(address.ip_addr());
-            }
-            let reason = network.no_address_reason().unwrap_or_else(|| "no address yet".to_owned());
-            self.set_condition(Some(reason));
-            watch.changed().await.map_err(|_| StepError::AddressWatchClosed)?;
-        }
-    }
-
     /// The address that the member was started at: everything the node publishes about itself uses the same
     /// one.
     async fn member_address(&self) -> Result<IpAddr, StepError> {
-        let started = self.run_state().member_address;
+        let started = self.0.run_state().member_address;
         match started {
             Some(address) => Ok(address),
-            None => self.wait_address().await,
+            None => self.0.wait_address().await,
         }
     }
 
     async fn open_storage(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {
-        let shared = Arc::clone(&self.shared);
-        self.run_blocking(move || {
-            shared.record_enrolment(&input.progress)?;
-            let SharedState { deps, settings, volume, .. } = &*shared;
-            volume.open_or_create(&*deps.volume, mode, input.progress.enrolment_id(), &settings.erase)
-        })
-        .await
+        let shared = Arc::clone(&self.0.shared);
+        self.0
+            .run_blocking(move || {
+                shared.record_enrolment(&input.progress)?;
+                let SharedState { deps, settings, volume, .. } = &*shared;
+                volume.open_or_create(&*deps.volume, mode, input.progress.enrolment_id(), &settings.erase)
+            })
+            .await
     }
 
     async fn establish_identity(&self, mode: StepMode, input: StepInput) -> Result<NodeId, StepError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.0.shared);
         let ticket = input.ticket.clone();
         let credentials = self
+            .0
             .run_blocking(move || {
                 let pki = place_credentials(&shared.volume_root()?)?;
                 match (mode, ticket) {
@@ -115,24 +93,24 @@ impl EnrolmentDriver {
             })
             .await?;
         let key = credentials.key.public_key();
-        self.run_state().certificate = Some(credentials.certificate);
+        self.0.run_state().certificate = Some(credentials.certificate);
         let known = input.progress.node_id().or(input.ticket.as_deref().map(GoldenTicket::node_id));
         match known.filter(|node| node.matches_key(&key)) {
             Some(node) => Ok(node.clone()),
-            None => NodeId::from_key(&self.shared.settings.node_prefix, &key).map_err(StepError::Name),
+            None => NodeId::from_key(&self.0.shared.settings.node_prefix, &key).map_err(StepError::Name),
         }
     }
 
     async fn start_consensus(&self, mode: StepMode, input: StepInput) -> Result<ClusterId, StepError> {
         let name = input.member_name()?;
-        let address = self.wait_address().await?;
+        let address = self.0.wait_address().await?;
         // Published with the record and the local names, even if the network reports another one by then.
-        self.run_state().member_address = Some(address);
+        self.0.run_state().member_address = Some(address);
         let start = match (mode, input.progress.enrolment_kind(), input.ticket) {
             (StepMode::Rerun, _, _) => StartOptions::restart_member(name, address),
             (StepMode::FirstRun, EnrolmentKind::Bootstrap, _) => StartOptions::new_cluster(name, address),
             (StepMode::FirstRun, EnrolmentKind::Join(_), Some(ticket)) => {
-                let port = self.shared.deps.consensus.peer_port;
+                let port = self.0.shared.deps.consensus.peer_port;
                 ticket.check_address(address, port).map_err(StepError::Ticket)?;
                 let (peers, revoked) = (ticket.peers().to_vec(), ticket.revocation_list().clone());
                 StartOptions::join_cluster(name, address, peers, ticket.member_credentials(), revoked)
@@ -142,13 +120,13 @@ impl EnrolmentDriver {
                 return Err(StepError::Ticket(crate::node::TicketError::NoTicket));
             }
         };
-        let shared = Arc::clone(&self.shared);
-        let opened = self.run_blocking(move || {
+        let shared = Arc::clone(&self.0.shared);
+        let opened = self.0.run_blocking(move || {
             shared.deps.consensus.open(&shared.volume_root()?).map_err(StepError::Consensus)
         });
         let PreparedMember { service, status } = opened.await?.prepare_member(start);
-        self.ctx.run_child("consensus", service).map_err(StepError::Tree)?;
-        self.run_state().member = Some(status);
+        self.0.ctx.run_child("consensus", service).map_err(StepError::Tree)?;
+        self.0.run_state().member = Some(status);
         let founded = input.progress.founded_cluster().filter(|_| mode == StepMode::FirstRun);
         self.call_cluster(|nodes| async move {
             match founded {
@@ -162,13 +140,15 @@ impl EnrolmentDriver {
     async fn put_record(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {
         let (node, name) = (input.node_id()?, input.member_name()?);
         let address = self.member_address().await?;
-        let Some(certificate) = self.run_state().certificate.clone() else {
-            return Err(StepError::CredentialsMissing { path: self.shared.volume_root()?.path().to_owned() });
+        let Some(certificate) = self.0.run_state().certificate.clone() else {
+            return Err(StepError::CredentialsMissing {
+                path: self.0.shared.volume_root()?.path().to_owned(),
+            });
         };
         let mut roles = NodeRoles::empty();
         // The roles are new, so neither was set before.
         let _ = roles.set_consensus_member(name.clone());
-        if self.shared.settings.kubernetes_worker {
+        if self.0.shared.settings.kubernetes_worker {
             let _ = roles.set_kubernetes_worker(node.as_str());
         }
         let record = NodeRecord { certificate, former_unlock_key: None, address: Some(address), roles };
@@ -192,13 +172,14 @@ impl EnrolmentDriver {
     /// failure here does not fail the step.
     async fn delete_used_ticket(&self) {
         let member = self
+            .0
             .run_state()
             .member
             .as_ref()
             .and_then(|status| status.current_status().cluster_access().cloned());
         let Some(running) = member else { return };
         let url = running.this_member().peer_urls.first().and_then(|url| url.parse().ok());
-        let tickets = GoldenTicketIssuer::new(running, self.shared.settings.node_prefix.as_str());
+        let tickets = GoldenTicketIssuer::new(running, self.0.shared.settings.node_prefix.as_str());
         if let (Some(url), Ok(tickets)) = (url, tickets)
             && let Err(error) = tickets.delete_ticket(&url).await
         {
@@ -208,8 +189,9 @@ impl EnrolmentDriver {
 
     async fn apply_local_names(&self, input: StepInput) -> Result<(), StepError> {
         let (node, address) = (input.node_id()?, self.member_address().await?);
-        let shared = Arc::clone(&self.shared);
-        self.run_blocking(move || shared.deps.local_names.apply_names(&node, address))
+        let shared = Arc::clone(&self.0.shared);
+        self.0
+            .run_blocking(move || shared.deps.local_names.apply_names(&node, address))
             .await
             .map_err(StepError::LocalNames)
     }
@@ -220,7 +202,7 @@ impl EnrolmentDriver {
     where
         Answer: Future<Output = Result<T, NodeStoreError>>,
     {
-        let Some(mut status) = self.run_state().member.clone() else {
+        let Some(mut status) = self.0.run_state().member.clone() else {
             return Err(StepError::Consensus("the member was not started".into()));
         };
         loop {
@@ -232,7 +214,7 @@ impl EnrolmentDriver {
             match question(NodeStore::new(kv)).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_retryable() => {
-                    self.set_condition(Some(nodekeel_supervisor::Failure::new(error).to_string()));
+                    self.0.set_condition(Some(nodekeel_supervisor::Failure::new(error).to_string()));
                     let _ = tokio::time::timeout(RETRY_PAUSE, status.next_status()).await;
                 }
                 Err(error) => return Err(StepError::Record(error)),
@@ -247,9 +229,9 @@ impl EnrolmentDriver {
             match now {
                 MemberStatus::Running(access) | MemberStatus::Impaired { access, .. } => return Ok(access),
                 MemberStatus::Refused(refusal) => return Err(StepError::JoinRefused(refusal)),
-                MemberStatus::Waiting { reason } => self.set_condition(Some(reason.to_string())),
+                MemberStatus::Waiting { reason } => self.0.set_condition(Some(reason.to_string())),
                 MemberStatus::Exited { failure: Some(failure) } => {
-                    self.set_condition(Some(format!("the member failed: {failure}")));
+                    self.0.set_condition(Some(format!("the member failed: {failure}")));
                 }
                 _ => {}
             }
@@ -257,27 +239,6 @@ impl EnrolmentDriver {
                 return Err(StepError::Consensus("the member's service is gone".into()));
             };
             now = next;
-        }
-    }
-
-    /// Waits until the node has another address than its member was started at: other nodes no longer reach
-    /// the member there, so it has to be restarted. A lost address may come back.
-    pub(super) async fn wait_address_change(&self) -> AddressChange {
-        let mut watch = self.shared.deps.network.watch_address();
-        let from = self.run_state().member_address;
-        loop {
-            let now = *watch.borrow_and_update();
-            match (now, from) {
-                (None, _) => tracing::warn!("the node has lost its address"),
-                (Some(now), Some(from)) if now.ip_addr() != from => {
-                    return AddressChange { from, to: now.ip_addr() };
-                }
-                (Some(address), _) => tracing::debug!(%address, "the node has its address"),
-            }
-            if watch.changed().await.is_err() {
-                tracing::warn!("the address watch closed");
-                return std::future::pending().await;
-            }
         }
     }
 }
