@@ -87,26 +87,29 @@ async fn member_with_keys(network: &MemoryNetwork, node: &str, keys: &str) -> Ar
     consensus
 }
 
-/// The node that bootstrapped the cluster of the first release, restarted by this one.
-async fn first_node(network: &MemoryNetwork, keys: &str) -> (NodeFixture, NodeRun) {
-    let consensus = member_with_keys(network, &expected("node"), keys).await;
-    let mut fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+/// The node that bootstrapped the cluster of the first release.
+async fn bootstrapped_node() -> (MemoryNetwork, NodeFixture) {
+    let network = MemoryNetwork::new();
+    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
+    (network, node_with_disks(consensus, "192.0.2.1", "bootstrapped"))
+}
+
+/// The same, in its cluster again by this release, where it issues tickets.
+async fn first_node() -> (MemoryNetwork, NodeFixture, NodeRun) {
+    let (network, mut fixture) = bootstrapped_node().await;
     fixture.settings.golden_tickets = true;
     let run = fixture.start();
-    (fixture, run)
+    run.wait_finished().await.expect("the node is in its cluster");
+    (network, fixture, run)
 }
 
 #[tokio::test]
 async fn an_enrolment_journal_and_the_keys_of_the_first_release_are_read() {
-    let network = MemoryNetwork::new();
-    let (_fixture, run) = first_node(&network, "keys.tsv").await;
+    let (network, _fixture, run) = first_node().await;
     let membership = run.wait_finished().await.expect("the node is in its cluster");
     assert_eq!(membership.node_id.to_string(), expected("node"));
     assert_eq!(membership.cluster_id.to_string(), expected("cluster"));
-    assert_eq!(
-        run.node.phase_history(),
-        [EnrolmentPhase::New, EnrolmentPhase::Restarting, EnrolmentPhase::Running]
-    );
+    assert_eq!(run.phases(), "New Restarting Running");
     assert_eq!(network.created_count(), 1);
     run.stop().await;
 }
@@ -126,9 +129,7 @@ fn rewrite_steps(fixture: &NodeFixture, names: &[&str]) {
 
 #[tokio::test]
 async fn a_node_of_a_release_with_fewer_steps_stays_in_its_cluster_and_runs_the_new_one() {
-    let network = MemoryNetwork::new();
-    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
-    let fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    let (network, fixture) = bootstrapped_node().await;
     rewrite_steps(&fixture, &["storage", "identity", "consensus"]);
     for _ in 0..2 {
         let (run, membership) = fixture.run_to_running().await;
@@ -144,9 +145,7 @@ async fn a_node_of_a_release_with_fewer_steps_stays_in_its_cluster_and_runs_the_
 
 #[tokio::test]
 async fn the_journal_of_a_newer_release_is_rejected_by_its_unknown_step_and_left_unchanged() {
-    let network = MemoryNetwork::new();
-    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
-    let fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    let (_network, fixture) = bootstrapped_node().await;
     rewrite_steps(&fixture, &["storage", "attest", "identity", "consensus", "record"]);
     let slots = || {
         ["esp/enrolment.0", "esp/enrolment.1"].map(|file| fs::read(fixture.disks.path().join(file)).unwrap())
@@ -163,9 +162,7 @@ async fn the_journal_of_a_newer_release_is_rejected_by_its_unknown_step_and_left
 
 #[tokio::test]
 async fn node_records_of_the_first_release_are_read() {
-    let network = MemoryNetwork::new();
-    let (_fixture, run) = first_node(&network, "keys.tsv").await;
-    run.wait_finished().await.expect("the node is in its cluster");
+    let (_network, _fixture, run) = first_node().await;
     let nodes = run.node.node_store().unwrap();
     let load = async |name: &str| {
         let id: NodeId = expected(name).parse().unwrap();
@@ -216,9 +213,7 @@ fn a_golden_ticket_of_the_first_release_is_read_with_the_same_digest() {
 
 #[tokio::test]
 async fn a_join_that_the_first_release_started_is_completed_by_the_ticket_it_has_stored() {
-    let network = MemoryNetwork::new();
-    let (_first, first_run) = first_node(&network, "keys.tsv").await;
-    first_run.wait_finished().await.expect("the first node is in its cluster");
+    let (network, _first, first_run) = first_node().await;
     let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
     let ticket = first_run.node.ticket_issuer().unwrap().issue_ticket(&url).await.unwrap();
     assert_eq!(ticket.node_id().to_string(), expected("joining-node"), "the stored ticket was not found");
@@ -227,10 +222,7 @@ async fn a_join_that_the_first_release_started_is_completed_by_the_ticket_it_has
     let (run, membership) = second.run_to_running().await;
     assert_eq!(membership.node_id.to_string(), expected("joining-node"));
     assert_eq!(membership.cluster_id.to_string(), expected("cluster"));
-    assert_eq!(
-        run.node.phase_history(),
-        [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
-    );
+    assert_eq!(run.phases(), "New Joining Running");
     run.stop().await;
     first_run.stop().await;
     assert_eq!(network.created_count(), 1);
@@ -291,9 +283,7 @@ async fn a_bootstrap_that_the_first_release_started_is_recorded_although_nothing
 
 #[tokio::test]
 async fn a_node_that_the_first_release_enrolled_keeps_running_without_a_record() {
-    let network = MemoryNetwork::new();
-    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
-    let mut fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    let (_network, mut fixture) = bootstrapped_node().await;
     fixture.settings.bootstrap = false;
     let (run, _) = fixture.run_to_running().await;
     run.stop().await;
@@ -302,9 +292,7 @@ async fn a_node_that_the_first_release_enrolled_keeps_running_without_a_record()
 
 #[tokio::test]
 async fn the_names_of_the_host_are_those_of_the_first_release() {
-    let network = MemoryNetwork::new();
-    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
-    let fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    let (_network, fixture) = bootstrapped_node().await;
     let golden = |name: &str| fs::read_to_string(golden_path("bootstrapped/run").join(name)).unwrap();
     for name in ["hosts", "machine-id"] {
         fs::remove_file(fixture.disks.path().join("run").join(name)).unwrap();

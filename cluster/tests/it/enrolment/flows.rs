@@ -26,11 +26,8 @@ async fn an_empty_node_bootstraps_a_cluster_and_is_listed_in_it() {
     let network = MemoryNetwork::new();
     let fixture = NodeFixture::on_network(&network, "192.0.2.1");
     let (run, membership) = fixture.run_to_running().await;
-    assert_eq!(
-        run.node.phase_history(),
-        [EnrolmentPhase::New, EnrolmentPhase::CreatingCluster, EnrolmentPhase::Running]
-    );
-    let nodes = run.node.node_store().expect("a running node").list_records().await.expect("listed");
+    assert_eq!(run.phases(), "New CreatingCluster Running");
+    let nodes = run.list_records().await;
     let [this] = &nodes[..] else { panic!("one node: {nodes:?}") };
     assert_eq!(this.id, membership.node_id);
     assert_eq!(this.record.address, Some(parse_ip("192.0.2.1")));
@@ -40,7 +37,7 @@ async fn an_empty_node_bootstraps_a_cluster_and_is_listed_in_it() {
     );
     assert_eq!(this.record.roles.kubernetes_worker(), Some(membership.node_id.as_str()));
     assert!(membership.node_id.matches_key(&this.record.certificate.public_key()));
-    let members = run.node.cluster_members().expect("a running node").list_members().await.expect("listed");
+    let members = run.list_members().await;
     assert_eq!(members.len(), 1);
     assert_eq!(
         run.node.node_store().expect("a running node").cluster_id().await.ok(),
@@ -60,10 +57,7 @@ async fn a_restarted_node_keeps_its_identity_its_cluster_and_its_keys() {
     for _ in 0..3 {
         let (run, again) = fixture.run_to_running().await;
         assert_eq!(again, first);
-        assert_eq!(
-            run.node.phase_history(),
-            [EnrolmentPhase::New, EnrolmentPhase::Restarting, EnrolmentPhase::Running]
-        );
+        assert_eq!(run.phases(), "New Restarting Running");
         let kept =
             run.node.namespaced_kv("mine", "all").expect("a running node").get(b"/kept").await.expect("read");
         assert_eq!(kept.map(|kv| kv.value), Some(b"yes".to_vec()));
@@ -77,15 +71,12 @@ async fn a_node_with_a_ticket_joins_and_then_ignores_the_ticket() {
     let cluster = MemoryCluster::start().await;
     let (second, ticket) = cluster.invite("192.0.2.2").await;
     let (run, joined) = second.run_to_running().await;
-    assert_eq!(
-        run.node.phase_history(),
-        [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
-    );
+    assert_eq!(run.phases(), "New Joining Running");
     let first = cluster.first.node.cluster_identity().expect("a running node");
     assert_eq!((joined.cluster_id, &joined.node_id), (first.cluster_id, ticket.node_id()));
-    let members = run.node.cluster_members().expect("a running node").list_members().await.expect("listed");
+    let members = run.list_members().await;
     assert_eq!(members.iter().filter(|member| !member.is_learner).count(), 2, "{members:?}");
-    let nodes = run.node.node_store().expect("a running node").list_records().await.expect("listed");
+    let nodes = run.list_records().await;
     let ids: BTreeSet<_> = nodes.into_iter().map(|node| node.id).collect();
     assert_eq!(ids, [first.node_id, joined.node_id.clone()].into());
     let kept = cluster.first.node.namespaced_kv("cluster", "tickets").expect("a running node");
@@ -114,10 +105,7 @@ async fn a_node_without_an_esp_file_joins_by_the_firmware_ticket() {
     deps.enrolment = EnrolmentSources::new([esp_source, EnrolmentSource::FwCfg(firmware_file)]);
     let run = NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()));
     assert_eq!(&run.wait_finished().await.expect("the node is in its cluster").node_id, ticket.node_id());
-    assert_eq!(
-        run.node.phase_history(),
-        [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
-    );
+    assert_eq!(run.phases(), "New Joining Running");
     run.stop().await;
     cluster.stop().await;
 }
@@ -317,10 +305,7 @@ async fn a_running_node_restarts_its_member_at_a_new_address() {
     let second = tokio::time::timeout(TIMEOUT, ends.wait_for(|ends| *ends == 2)).await;
     second.expect("soon").expect("the sender exists");
     assert_eq!(run.wait_finished().await.ok().as_ref(), Some(&membership), "another node or cluster");
-    assert_eq!(
-        run.node.phase_history(),
-        [EnrolmentPhase::New, EnrolmentPhase::Restarting, EnrolmentPhase::Running]
-    );
+    assert_eq!(run.phases(), "New Restarting Running");
     assert_eq!(listed_addresses(&run.node, &membership.node_id).await, expected_addresses("192.0.2.9"));
     run.stop().await;
 }

@@ -87,9 +87,8 @@ impl KillScenario {
         };
         let took = started_at.elapsed();
         assert_eq!(self.network.created_count(), 1, "{flow:?}, killed {killed_at}: a second cluster");
-        let members =
-            run.node.cluster_members().expect("a running node").list_members().await.expect("listed");
-        let nodes = run.node.node_store().expect("a running node").list_records().await.expect("listed");
+        let members = run.list_members().await;
+        let nodes = run.list_records().await;
         let names: BTreeSet<_> = members.iter().filter_map(|member| member.name.clone()).collect();
         let ids: BTreeSet<_> = nodes.iter().map(|node| node.id.to_string()).collect();
         assert_eq!(names, ids, "{flow:?}, killed {killed_at}: a stale member");

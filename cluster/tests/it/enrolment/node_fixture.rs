@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryNetwork};
-use nodekeel_cluster::consensus::{Consensus, DEFAULT_PEER_PORT, PeerUrl};
+use nodekeel_cluster::consensus::{Consensus, DEFAULT_PEER_PORT, Member, PeerUrl};
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason, NodeMembership,
 };
 use nodekeel_cluster::network::{NodeAddress, StaticNetwork};
 use nodekeel_cluster::node::{
-    EnrolmentSource, EnrolmentSources, EspEnrolment, GoldenTicket, GoldenTicketIssuer, LocalNames,
+    EnrolmentSource, EnrolmentSources, EspEnrolment, GoldenTicket, GoldenTicketIssuer, LocalNames, StoredNode,
 };
 use nodekeel_localstorage::tree::{LayoutFile, LayoutTarget};
 use nodekeel_localstorage::volume::DirectoryVolume;
@@ -133,6 +133,21 @@ impl NodeRun {
     pub(crate) async fn wait_finished(&self) -> Result<NodeMembership, FailureReason> {
         // The run starts once the tree has started it: a handle that nothing runs would wait for ever.
         tokio::time::timeout(TIMEOUT, self.node.wait_finished()).await.expect("the run ends soon")
+    }
+
+    /// The phases of the run, in their order.
+    pub(crate) fn phases(&self) -> String {
+        let phases: Vec<_> = self.node.phase_history().iter().map(ToString::to_string).collect();
+        phases.join(" ")
+    }
+
+    pub(crate) async fn list_members(&self) -> Vec<Member> {
+        let members = self.node.cluster_members().expect("a running node");
+        members.list_members().await.expect("listed")
+    }
+
+    pub(crate) async fn list_records(&self) -> Vec<StoredNode> {
+        self.node.node_store().expect("a running node").list_records().await.expect("listed")
     }
 
     /// The node's state in the tree, and what it waits for; `None` before it is in the tree.
