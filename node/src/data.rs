@@ -1,7 +1,6 @@
 //! The data directory: used by one noded at a time; everything below it is reached through its descriptor.
 
 mod error;
-mod migration;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -19,7 +18,6 @@ use nodekeel_localstorage::{Dir, Error as DirError, FileMode};
 use crate::layout::{self, DataLayout};
 
 pub use error::DataError;
-pub(crate) use migration::{LayoutMigration, MigrationScope};
 
 /// Name of the lock file, as the layout declares it.
 const LOCK_FILE: &str = "lock";

@@ -226,7 +226,7 @@ mod tests {
         assert!(provided.path().starts_with("/<volume>"), "{provided:?}");
     }
 
-    /// Names and modes that are on disks. A change needs a migration (`data/migration.rs`).
+    /// Names and modes that are on disks. A change would need a migration.
     #[test]
     fn every_name_and_mode_is_that_of_the_first_release() {
         fn outline<L: LayoutEntry>() -> String {

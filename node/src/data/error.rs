@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use nodekeel_localstorage::Error as DirError;
 use nodekeel_localstorage::tree::LayoutError;
-use nodekeel_localstorage::volume::VolumeError;
 use thiserror::Error;
 
 use super::READ_ONLY;
@@ -43,67 +42,6 @@ pub enum DataError {
     Symlink {
         /// The link.
         path: PathBuf,
-    },
-    /// etcd's data is where releases before the present layout kept it. The message has the command that
-    /// moves it.
-    #[error(
-        "{} is etcd's data in the layout of an earlier noded: move it to its new place: mkdir -m 700 {} && mv {} {}",
-        path.display(), to.display(), path.display(), to.display()
-    )]
-    FormerLayout {
-        /// Where it is.
-        path: PathBuf,
-        /// Where it belongs.
-        to: PathBuf,
-    },
-    /// A directory is both where an earlier release kept it and where this one does. Nothing was moved. Remove or
-    /// rename the one that is not the node's.
-    #[error(
-        "can't move {} to {}, where this release keeps it: both exist; remove or rename the one that is not this node's",
-        path.display(), to.display()
-    )]
-    MoveConflict {
-        /// Where an earlier release kept it.
-        path: PathBuf,
-        /// Where it belongs.
-        to: PathBuf,
-    },
-    /// A directory of an earlier release can't be renamed to where this release keeps it, because one of the two
-    /// is, or lies on, a mounted file system. Nothing was moved. Mount the file system at the new place, or copy the
-    /// data.
-    #[error(
-        "can't move {} to {}, where this release keeps it: a file system is mounted on one of them; mount that of {} \
-         at {}, or copy its files there and remove it",
-        path.display(), to.display(), path.display(), to.display()
-    )]
-    MoveMountPoint {
-        /// Where an earlier release kept it.
-        path: PathBuf,
-        /// Where it belongs.
-        to: PathBuf,
-    },
-    /// The node's data volume is another one than the directory, but an earlier release has left data in the
-    /// directory. Copy them to the volume, or remove them.
-    #[error(
-        "{} has data of an earlier release, but this node keeps its data on another volume: move them there, or \
-         away from this directory",
-        path.display()
-    )]
-    FormerData {
-        /// Where an earlier release kept them.
-        path: PathBuf,
-    },
-    /// The directory of the data volume can't be used as one.
-    #[error("can't use the directory of the data volume")]
-    Volume(#[source] VolumeError),
-    /// The empty directory of an earlier release can't be removed.
-    #[error("can't remove the empty directory {} of an earlier release", path.display())]
-    RemoveFormer {
-        /// The directory.
-        path: PathBuf,
-        /// The error of the kernel.
-        #[source]
-        source: io::Error,
     },
     /// This user can't write there. Run noded as the owner or as root.
     #[error(
@@ -162,13 +100,18 @@ pub enum DataError {
 impl From<DirError> for DataError {
     fn from(error: DirError) -> Self {
         let path = error.path().to_owned();
-        match () {
-            () if error.is_symlink() => Self::Symlink { path },
-            () if error.is_not_a_directory() => Self::NotADirectory { path },
-            () if error.is_not_a_file() => Self::NotAFile { path },
-            () if error.is_denied() => Self::Permission { path },
-            () if error.is_read_only() => Self::Unusable { path, why: READ_ONLY },
-            () => Self::Access(error),
+        if error.is_symlink() {
+            Self::Symlink { path }
+        } else if error.is_not_a_directory() {
+            Self::NotADirectory { path }
+        } else if error.is_not_a_file() {
+            Self::NotAFile { path }
+        } else if error.is_denied() {
+            Self::Permission { path }
+        } else if error.is_read_only() {
+            Self::Unusable { path, why: READ_ONLY }
+        } else {
+            Self::Access(error)
         }
     }
 }

@@ -98,9 +98,8 @@ impl Part for ClusterPart {
             ));
         }
         let bytes = match &consensus {
-            // Also where an earlier release kept it.
             ConsensusBackend::Etcd { .. } => {
-                required_etcd_bytes(&planner.config().node.data, ["data/cluster/etcd", "cluster/volume/etcd"])
+                required_etcd_bytes(&planner.config().node.data, "data/cluster/etcd")
             }
             _ => 0,
         };

@@ -64,8 +64,7 @@ impl Part for EtcdPart {
         }
         let placed: EtcdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let data = placed.etcd.data.path().to_owned();
-        // Also where an earlier release kept it.
-        let bytes = required_etcd_bytes(&planner.config().node.data, ["data/etcd", "etcd"]);
+        let bytes = required_etcd_bytes(&planner.config().node.data, "data/etcd");
         let plan = EtcdPlan { binary, data, config: etcd.clone() };
         let service = PlannedService::new(DN, plan).layout::<EtcdLayout>().disk_bytes(bytes);
         planner.add(service.log_format(DN, LogFormat::Etcd).skip(skipped));
@@ -121,14 +120,11 @@ pub(super) fn check_ports(planner: &mut PartPlanner<'_>, address: IpAddr, etcd: 
     }
 }
 
-/// The free space for an etcd with its directory at one of these places: one that has run has allocated its segments
+/// The free space for an etcd with this directory below the data directory: one that has run has allocated its segments
 /// already.
-pub(super) fn required_etcd_bytes(data: &Path, places: [&str; 2]) -> u64 {
-    let has_run = |place: &str| {
-        let member = format!("{place}/data/member");
-        Dir::open(data).and_then(|dir| dir.exists(member)).unwrap_or_default()
-    };
-    if places.into_iter().any(has_run) { 0 } else { MIN_ETCD_BYTES }
+pub(super) fn required_etcd_bytes(data: &Path, directory: &str) -> u64 {
+    let has_run = Dir::open(data).and_then(|data| data.exists(format!("{directory}/data/member")));
+    if has_run.unwrap_or_default() { 0 } else { MIN_ETCD_BYTES }
 }
 
 /// etcd as a process; ready when it has reported readiness (sd_notify) and answers a linearizable read.

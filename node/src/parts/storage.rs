@@ -29,10 +29,9 @@ use self::opener::VolumeOpener;
 use self::service::StorageService;
 use super::PartDeps;
 use crate::config::{ConfigSection, ConfigViolation, DeviceConfig, NodedConfig, SealConfig};
-use crate::data::{LayoutMigration, MigrationScope};
 use crate::layout::{ESP_DIR, StorageLayout, StorageRunLayout, VOLUME_DIR};
 use crate::part::{NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable};
-use crate::plan::{PLACED_IN_MEMORY, PartPlanner, error_chain};
+use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 use crate::unlock::ClusterKeySource;
 use crate::volume_keys::key_health;
 
@@ -97,25 +96,14 @@ impl Part for StoragePart {
     }
 
     fn plan(&self, planner: &mut PartPlanner<'_>) {
-        let config = planner.config();
         let volume = self.plan_source(planner);
-        let scope = MigrationScope {
-            is_other_volume: !matches!(volume, VolumeSource::Directory(_)),
-            keeps_volumes: keeps_former_volumes(config),
-        };
-        // A data directory that does not exist has nothing to move, and one that can't be opened is reported by itself.
-        let migration = Dir::open(&config.node.data).map(|data| LayoutMigration::plan(&data, scope));
-        let migration = migration.unwrap_or(Ok(LayoutMigration::default())).unwrap_or_else(|error| {
-            planner.report(error_chain(&error));
-            LayoutMigration::default()
-        });
         let is_on_device = matches!(volume, VolumeSource::Device(_));
         let missing_mount = match volume {
             VolumeSource::Directory(_) => find_missing_mount(planner),
             _ => None,
         };
         let cluster_keys = self.cluster_keys.clone();
-        let plan = StoragePlan { volume, missing_mount, cluster_keys, scope, migration };
+        let plan = StoragePlan { volume, missing_mount, cluster_keys };
         let service = PlannedService::new(DN, plan).node_layout::<StorageLayout>();
         planner.add(if is_on_device { service.run_layout::<StorageRunLayout>() } else { service });
     }
@@ -129,15 +117,6 @@ fn find_missing_mount(planner: &PartPlanner<'_>) -> Option<PathBuf> {
     let data = Dir::open(&planner.config().node.data).ok()?;
     let is_missing = record.exists() && !data.is_mount_point(VOLUME_DIR).ok()?;
     is_missing.then(|| record.to_owned())
-}
-
-/// Whether the operator has configured the directory where an earlier release kept the volumes.
-fn keeps_former_volumes(config: &NodedConfig) -> bool {
-    let configured = config.provisioner.as_ref().and_then(|provisioner| provisioner.directory.as_ref());
-    // Both may be named by way of links.
-    let real_path = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let former = real_path(&config.node.data.join("volumes"));
-    configured.is_some_and(|directory| real_path(directory).starts_with(former))
 }
 
 /// Finds the programs of a volume on a device, and looks at the device. A disk that does not open is reported by
@@ -225,8 +204,6 @@ struct StoragePlan {
     /// The record of a file system that is not mounted.
     missing_mount: Option<PathBuf>,
     cluster_keys: Option<Arc<dyn ClusterKeySource>>,
-    scope: MigrationScope,
-    migration: LayoutMigration,
 }
 
 impl fmt::Display for StoragePlan {
@@ -243,15 +220,12 @@ impl fmt::Display for StoragePlan {
                 ", whose file system is not mounted: mount it, or, to keep the data in the directory itself, type: rm {record}"
             )?;
         }
-        write!(f, "{}", self.migration)
+        Ok(())
     }
 }
 
 impl PlannedRunnable for StoragePlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        // Again, now that no other instance can change it.
-        let data = Dir::open(node.data().path())?;
-        LayoutMigration::plan(&data, self.scope)?.apply(&data)?;
         let mounted = node.create_node_layout::<StorageLayout>()?.mounted;
         let opener = match &self.volume {
             VolumeSource::Directory(path) => VolumeOpener::Directory { path: path.clone(), mounted },
@@ -301,33 +275,5 @@ impl DevicePlan {
             last: Mutex::default(),
             size_problem: Mutex::default(),
         }))))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    #[test]
-    fn a_configured_directory_of_volumes_is_known_by_any_path() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let data = scratch.path().join("data");
-        fs::create_dir_all(data.join("volumes/a")).expect("created");
-        symlink("data", scratch.path().join("link")).expect("linked");
-        let is_kept = |data: &Path, directory: &Path| {
-            let text = format!("[provisioner]\nkubeconfig = \"/k\"\ndirectory = {directory:?}\n");
-            let mut config = NodedConfig::parse_toml(Path::new("a.toml"), &text).expect("valid");
-            config.node.data = data.to_owned();
-            keeps_former_volumes(&config)
-        };
-        let link = scratch.path().join("link");
-        for (data, directory) in [(&data, &data), (&data, &link), (&link, &data)] {
-            assert!(is_kept(data, &directory.join("volumes")), "{directory:?}");
-            assert!(is_kept(data, &directory.join("volumes/a")), "{directory:?}");
-            assert!(!is_kept(data, &directory.join("volumes2")), "{directory:?}");
-        }
     }
 }

@@ -41,16 +41,14 @@ fn a_conflict_with_the_layout_is_one_line_and_nothing_is_touched() {
     );
     let link =
         |name: &'static str| move |data: &Path| std::os::unix::fs::symlink("/tmp", data.join(name)).unwrap();
-    let former = |data: &Path| fs::create_dir_all(data.join("etcd/member")).unwrap();
     type Make<'a> = &'a dyn Fn(&Path);
-    let cases: [(Make<'_>, &str); 4] = [
+    let cases: [(Make<'_>, &str); 3] = [
         (
             &link("run"),
             "/data/run is a symbolic link, and links below the data directory are not followed: replace it",
         ),
-        (&link("etcd"), "/data/etcd is a symbolic link"),
+        (&link("esp"), "/data/esp is a symbolic link"),
         (&link("lock"), "/data/lock is a symbolic link"),
-        (&former, "/data/etcd/member is etcd's data in the layout of an earlier noded: move it"),
     ];
     for (make, says) in cases {
         let scratch = ScratchDir::new().unwrap();
@@ -91,7 +89,7 @@ fn an_etcd_with_data_needs_no_free_space_for_its_first_segments() {
         stderr_and_code(&noded_command(&args).output().unwrap())
     };
     let (new, new_code) = check();
-    fs::create_dir_all(disk.join("etcd/data/member")).unwrap();
+    fs::create_dir_all(disk.join("data/etcd/data/member")).unwrap();
     let (old, old_code) = check();
     nix::mount::umount(&disk).unwrap();
     assert_eq!(new_code, Some(4), "{new}");

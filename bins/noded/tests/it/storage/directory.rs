@@ -100,65 +100,6 @@ fn a_node_whose_volume_does_not_open_answers_and_says_what_to_do() {
     node.stop();
 }
 
-/// The data directory of an earlier release, with a file in each directory.
-fn former_directory() -> ScratchDir {
-    let scratch = ScratchDir::new().unwrap();
-    for (directory, name) in [
-        ("etcd/data", "member"),
-        ("cluster/state", "enrolment.pb"),
-        ("cluster/volume", ".data-volume"),
-        ("volumes", "v"),
-    ] {
-        let directory = scratch.path().join("data").join(directory);
-        fs::create_dir_all(&directory).unwrap();
-        fs::write(directory.join(name), "kept").unwrap();
-    }
-    scratch
-}
-
-#[test]
-fn a_directory_of_an_earlier_release_is_moved_at_the_start_and_only_announced_by_a_check() {
-    let scratch = former_directory();
-    let (file, data) = (scratch.path().join("check.toml"), scratch.path().join("data"));
-    fs::write(&file, NO_DAEMONS).unwrap();
-    let args = ["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-    let output = noded_command(&args).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let says = "; moves cluster/state to esp, cluster/volume to data/cluster, etcd to data/etcd, volumes to data/volumes";
-    assert!(output.status.success() && text.contains(says), "{text}");
-    assert!(data.join("etcd/data/member").exists() && !data.join("data").exists(), "a check changes nothing");
-
-    let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
-    node.ask(&["--timeout=60", "start", "--wait", "root.storage"]);
-    for path in ["data/etcd/data/member", "esp/enrolment.pb", "data/cluster/.data-volume", "data/volumes/v"] {
-        assert_eq!(fs::read_to_string(data.join(path)).unwrap(), "kept", "{path}");
-    }
-    assert!(!data.join("etcd").exists() && !data.join("cluster").exists());
-    let log = node.ask(&["logs", "root.storage"]);
-    assert!(log.contains("moved etcd to data/etcd"), "{log}");
-    node.stop();
-}
-
-#[test]
-fn a_directory_that_is_at_both_places_is_named_and_nothing_is_moved() {
-    let scratch = former_directory();
-    let (file, data) = (scratch.path().join("noded.toml"), scratch.path().join("data"));
-    fs::create_dir_all(data.join("data/etcd/data/member")).unwrap();
-    fs::write(data.join("data/.data-volume"), "nodekeel data volume, format 1\n").unwrap();
-    fs::write(&file, NO_DAEMONS).unwrap();
-    for command in ["check", "run"] {
-        let args = [command, "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-        let (text, code) = stderr_and_code(&noded_command(&args).output().unwrap());
-        assert_eq!(code, Some(4), "{text}");
-        let says = format!(
-            "noded: can't move {0}/etcd to {0}/data/etcd, where this release keeps it: both exist; remove or rename",
-            data.display()
-        );
-        assert!(text.starts_with(&says) && text.lines().count() == 1, "{text}");
-        assert!(data.join("cluster/state/enrolment.pb").exists() && !data.join("esp").exists());
-    }
-}
-
 #[test]
 fn an_unknown_kind_of_storage_is_answered_with_the_known_ones() {
     let scratch = ScratchDir::new().unwrap();
