@@ -25,6 +25,7 @@ use nodekeel_logtree::{Dn, Level};
 use serde::Deserialize;
 use toml::de::DeTable;
 
+use crate::dependency::check_dependencies;
 use crate::parts::Parts;
 
 pub use check::ConfigViolation;
@@ -32,7 +33,6 @@ pub use cluster::ClusterConfig;
 pub(crate) use cluster::{check_cluster, check_cluster_address};
 pub use containerd::ContainerdConfig;
 pub(crate) use containerd::check_containerd;
-pub use graph::is_valid_runnable_name;
 pub(crate) use graph::{check_etcd, check_service};
 pub use health::HealthConfig;
 pub(crate) use locate::CORE_TABLES;
@@ -291,8 +291,7 @@ impl NodedConfig {
     /// Checks the names of these parts, and the dependencies between them and the services.
     pub(crate) fn check_dependencies(&self, parts: &Parts) -> Result<(), ConfigViolation> {
         parts.check_names()?;
-        let entries: Vec<_> = parts.iter().flat_map(|part| part.dependencies(self)).collect();
-        graph::check_dependencies(&entries)
+        check_dependencies(&parts.dependencies(self))
     }
 
     /// The section of a part that is not a field of this type: see [`ConfigSection::new`]. `None` if the file does not

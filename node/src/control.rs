@@ -1,7 +1,7 @@
 //! The control API, served on a unix socket to the node's user and to root.
 
 mod admission;
-mod caller;
+mod callers;
 mod cluster;
 mod config;
 mod health;
@@ -16,7 +16,6 @@ mod streams;
 mod suggestions;
 
 pub use admission::ControlServices;
-pub use caller::Caller;
 pub(crate) use log_levels::set_configured_levels;
 pub(crate) use process::ServiceHandles;
 pub(crate) use socket::{BindError, ConnectionStream, NodeSocket, SocketPath, check_socket};
@@ -32,9 +31,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use self::admission::require_admission;
-use self::caller::CallerNames;
+use self::callers::CallerNames;
+use crate::dn::STORAGE as STORAGE_DN;
 use crate::node::NodeState;
-use crate::parts::STORAGE_DN;
 use crate::v1::control_server::{Control, ControlServer};
 use crate::{v1, wire};
 

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use nodekeel_supervisor::{Event, EventBuffer, EventHook, NumberedEvent, RunnableChange};
 use tokio::sync::watch;
 
-pub use crate::control::Caller;
+pub use crate::caller::Caller;
 
 /// An event of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -136,6 +136,10 @@ pub(crate) const VOLUMES_DIR: &str = "volumes";
 /// The mode of the mount point, as the layout declares it.
 pub(crate) const VOLUME_MODE: FileMode = FileMode::new(0o755);
 
+/// Why a part can be placed in memory: nothing conflicts there, and a part without a socket has no path that
+/// is too long.
+pub(crate) const PLACED_IN_MEMORY: &str = "a part without sockets can be placed in memory";
+
 /// Where the paths of a volume begin that the program provides: its mount point is known once it is open.
 const PROVIDED_VOLUME: &str = "/<volume>";
 

@@ -72,6 +72,8 @@
 //! metrics), and prometheus-client (the registries of
 //! metrics), and nodekeel's supervisor, logtree, localstorage and provisioner.
 
+#[cfg(feature = "node")]
+mod caller;
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "node")]
@@ -82,6 +84,8 @@ mod control;
 pub mod data;
 #[cfg(feature = "node")]
 mod dependency;
+#[cfg(feature = "node")]
+mod dn;
 #[cfg(feature = "client")]
 mod error_chain;
 #[cfg(feature = "node")]
@@ -90,6 +94,8 @@ pub mod event_history;
 pub mod health;
 #[cfg(feature = "node")]
 mod layout;
+#[cfg(feature = "node")]
+mod listen_address;
 #[cfg(feature = "node")]
 pub mod log_sink;
 #[cfg(feature = "node")]

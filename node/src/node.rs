@@ -15,12 +15,13 @@ use nodekeel_supervisor::process::ProcessRecords;
 use nodekeel_supervisor::{Runnable, RunnableStatus, ShutdownReport, Supervisor};
 use thiserror::Error;
 
-use crate::config::{LogConfig, is_valid_runnable_name};
+use crate::config::LogConfig;
 use crate::control::{BindError, NodeSocket, set_configured_levels};
 use crate::data::{self, DataDir, DataError};
+use crate::dn::CONTROL as CONTROL_DN;
+use crate::dn::is_valid_runnable_name;
 use crate::layout::ProcessesLayout;
 use crate::part::{NodePreparation, Part, PlannedService, PrepareError, PreparedRunnable};
-use crate::parts::CONTROL_DN;
 use crate::parts::Parts;
 use crate::plan::{NodePlan, PartPlanner};
 

@@ -17,20 +17,22 @@
 
 mod node_preparation;
 mod planned_service;
+mod planner;
 mod prepared_runnable;
 
 use std::any::Any;
-use std::error::Error;
 use std::fmt;
 
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
-use crate::plan::PartPlanner;
 
 pub use crate::control::ControlServices;
+pub use crate::dependency::DependencyEntry;
 pub use crate::volume::VolumeHandle;
 pub use node_preparation::NodePreparation;
 pub use planned_service::PlannedService;
-pub use prepared_runnable::PreparedRunnable;
+pub use planner::PartPlanner;
+pub(crate) use planner::{PlannerInput, RunningUse};
+pub use prepared_runnable::{PrepareError, PreparedRunnable};
 
 /// A part of a node.
 ///
@@ -66,22 +68,6 @@ pub trait Part: Send + Sync + 'static {
     fn plan(&self, planner: &mut PartPlanner<'_>);
 }
 
-/// A name of the dependency graph.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DependencyEntry {
-    /// The name in `depends_on`.
-    pub name: String,
-    /// The DN that must be ready.
-    pub dn: String,
-    /// Why it does not run, and what to do: a clause that starts with "which". `None` if it runs.
-    pub unavailable: Option<String>,
-    /// The names of its dependencies.
-    pub depends_on: Vec<String>,
-    /// The table of its `depends_on`, for errors.
-    pub section: String,
-}
-
 impl DependencyEntry {
     /// The entry of a part, with the `depends_on` of its first section.
     pub fn of_part(part: &(impl Part + ?Sized), config: &NodedConfig) -> Self {
@@ -90,34 +76,7 @@ impl DependencyEntry {
         let section = part.sections().first().map(|section| section.path().to_owned()).unwrap_or_default();
         Self { dn: format!("root.{name}"), name, unavailable: None, depends_on, section }
     }
-
-    /// The entry of a runnable below this one.
-    #[must_use]
-    pub fn child(&self, name: &str) -> Self {
-        let (name, dn) = (format!("{}.{name}", self.name), format!("{}.{name}", self.dn));
-        Self { name, dn, depends_on: Vec::new(), ..self.clone() }
-    }
-
-    /// Sets why it does not run.
-    #[must_use]
-    pub fn unavailable(self, why: Option<impl Into<String>>) -> Self {
-        Self { unavailable: why.map(Into::into), ..self }
-    }
-
-    /// Adds dependencies that the configuration need not name.
-    #[must_use]
-    pub fn after<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
-        for name in names {
-            if !self.depends_on.iter().any(|known| known == name) {
-                self.depends_on.push(name.to_owned());
-            }
-        }
-        self
-    }
 }
-
-/// Why a runnable can't be prepared. Its message has the hint.
-pub type PrepareError = Box<dyn Error + Send + Sync>;
 
 /// What a part runs under one DN. [`Display`](fmt::Display) describes it in the output of `noded check`.
 pub trait PlannedRunnable: Any + fmt::Debug + fmt::Display + Send + Sync {

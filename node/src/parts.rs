@@ -19,14 +19,14 @@ use nodekeel_cluster::enrolment::ConsensusFactory;
 use nodekeel_cluster::network::Network;
 use nodekeel_localstorage::volume::DataVolume;
 
-use crate::config::{ConfigSection, ConfigViolation, NodedConfig, VolumeKind, is_valid_runnable_name};
+use crate::config::{ConfigSection, ConfigViolation, NodedConfig, VolumeKind};
+use crate::dependency::DependencyEntry;
+use crate::dn::is_valid_runnable_name;
 use crate::part::Part;
 use crate::unlock::ClusterKeySource;
 
+pub use crate::dn::KERNEL as KERNEL_DN;
 pub(crate) use containerd::ImageAccess;
-pub(crate) use control::DN as CONTROL_DN;
-pub use kernel::DN as KERNEL_DN;
-pub(crate) use storage::DN as STORAGE_DN;
 pub(crate) use user::UserServicePlan;
 
 /// What the shipped parts use instead of their defaults.
@@ -133,6 +133,11 @@ impl Parts {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Part> {
         self.parts.iter().map(AsRef::as_ref)
+    }
+
+    /// The names by which parts and services depend on them.
+    pub(crate) fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        self.iter().flat_map(|part| part.dependencies(config)).collect()
     }
 
     /// Checks the names of the parts and of their sections.

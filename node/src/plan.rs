@@ -1,33 +1,26 @@
 //! The plan of a node: its configuration applied to this machine, without changing anything.
 
 mod difference;
-mod listen_address;
-mod planner;
 
 use std::fmt;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use nodekeel_logtree::parse::LogFormat;
 use thiserror::Error;
 
-use crate::config::{ConfigError, NodedConfig, is_valid_runnable_name};
+use crate::config::{ConfigError, NodedConfig};
 use crate::data::{self, DataError};
 use crate::dependency::{is_descendant, order_by_dependencies};
-use crate::layout::{self, DataLayout};
-use crate::part::PlannedService;
+use crate::dn::is_valid_runnable_name;
+use crate::layout::{self, DataLayout, PLACED_IN_MEMORY};
+use crate::listen_address::ListenAddress;
+use crate::part::{PlannedService, PlannerInput, RunningUse};
 use crate::parts::Parts;
 use crate::search_path::SearchPath;
 
-pub(crate) use crate::error_chain::error_chain;
+pub use crate::part::PartPlanner;
 pub use difference::{ChangeEffect, PlanChange, PlanDifference};
 pub(crate) use difference::{compare_plans, merge_plans, stop_waves};
-pub(crate) use listen_address::ListenAddress;
-pub use planner::PartPlanner;
-pub(crate) use planner::{PLACED_IN_MEMORY, check_socket_path};
-
-/// Maximum length of a unix socket's path: `sun_path` without its terminating NUL (unix(7)).
-pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// Free disk space that the node itself requires.
 const MIN_NODE_BYTES: u64 = 1 << 20;
@@ -142,8 +135,22 @@ impl NodePlan {
         let socket = absolute(&config.control_socket())?;
         let layout_error = |error| conflict(data::placement_error(&config.node.data, error).to_string());
         let root = layout::layout_in_memory(&config.node.data).map_err(layout_error)?;
-        let mut planner = PartPlanner::new(parts, &config, root, (search, &socket));
-        (planner.dev, planner.running) = (source.dev, running);
+        let volume = layout::volume_in_memory(&config.node.data, parts.provide_volume());
+        let mut planner = PartPlanner::new(PlannerInput {
+            config: &config,
+            search,
+            socket: &socket,
+            dev: source.dev,
+            root,
+            volume: volume.expect(PLACED_IN_MEMORY),
+            is_volume_known: parts.is_volume_known(&config),
+            dependencies: parts.dependencies(&config),
+            running: running.map(|running| RunningUse {
+                config: &running.config,
+                socket: &running.socket,
+                addresses: &running.addresses,
+            }),
+        });
         parts.iter().for_each(|part| planner.plan_part(part));
         planner.resolve_dependencies();
         let PartPlanner { planned: mut services, mut problems, addresses, keys_conflict, .. } = planner;
@@ -190,11 +197,6 @@ impl NodePlan {
     /// The formats of the logs of what it runs, by DN.
     pub(crate) fn log_formats(&self) -> impl Iterator<Item = (String, LogFormat)> + '_ {
         self.active_services().flat_map(|planned| planned.log_formats.iter().cloned())
-    }
-
-    /// Whether a runnable of it uses the port at this address.
-    fn uses_port(&self, address: IpAddr, port: u16) -> bool {
-        self.addresses.iter().any(|(known, _)| *known == ListenAddress::Tcp(address, port))
     }
 }
 

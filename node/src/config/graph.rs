@@ -1,4 +1,4 @@
-//! Rules between fields: names, ports, and dependencies of services.
+//! Rules between fields: names, ports, sizes and services.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,8 +9,7 @@ use super::check::{
 use super::health::check_health;
 use super::user_service::check_user_service;
 use super::{EtcdConfig, NodedConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy, UserService};
-use crate::dependency::{is_descendant, order_by_dependencies};
-use crate::part::DependencyEntry;
+use crate::dn::is_valid_runnable_name;
 
 /// Minimum size of a log: an entry may take a quarter of it.
 const MIN_LOG_BYTES: usize = 64 * 1024;
@@ -78,12 +77,6 @@ fn check_sizes(config: &NodedConfig) -> Result<(), ConfigViolation> {
         );
     }
     Ok(())
-}
-
-/// Whether the name of a service or of an additional runnable is valid: 1 to 64 of `a-z`, `0-9`, `_` and `-`. It becomes a part of a DN.
-pub fn is_valid_runnable_name(name: &str) -> bool {
-    let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
-    (1..=64).contains(&name.len()) && name.bytes().all(valid)
 }
 
 /// Checks the fields of a service.
@@ -189,71 +182,5 @@ fn check_restart_limit(index: usize, service: &UserService) -> Result<(), Config
             format!("{period:?} is too short: by its backoff, {restarts} restarts take at least {elapsed:?}"),
         ),
         false => Ok(()),
-    }
-}
-
-/// Checks the dependencies between parts and services.
-pub(super) fn check_dependencies(entries: &[DependencyEntry]) -> Result<(), ConfigViolation> {
-    for (index, entry) in entries.iter().enumerate() {
-        if entries[..index].iter().any(|other| other.name == entry.name) {
-            let message = format!("{:?} is a built-in service; use another name", entry.name);
-            return reject_field(field_of(entry, "name"), message);
-        }
-    }
-    entries.iter().try_for_each(|entry| check_entry(entries, entry))?;
-    check_cycles(entries)
-}
-
-/// A key in the section of an entry. A part without a section has none.
-fn field_of(entry: &DependencyEntry, key: &str) -> String {
-    match entry.section.as_str() {
-        "" => String::new(),
-        section => format!("{section}.{key}"),
-    }
-}
-
-fn check_entry(entries: &[DependencyEntry], entry: &DependencyEntry) -> Result<(), ConfigViolation> {
-    for (at, dependency) in entry.depends_on.iter().enumerate() {
-        let field = field_of(entry, &format!("depends_on[{at}]"));
-        let list = match field.as_str() {
-            "" => format!("the dependencies of {}", entry.name),
-            _ => "depends_on".to_owned(),
-        };
-        if entry.depends_on[..at].contains(dependency) {
-            return reject_field(field, format!("duplicate dependency {dependency:?}; remove one"));
-        }
-        let Some(known) = entries.iter().find(|known| known.name == *dependency) else {
-            // Parts first, then what is below them.
-            let mut known: Vec<_> = entries.iter().collect();
-            known.sort_by_key(|known| known.dn.matches('.').count());
-            let names: Vec<_> = known.iter().map(|known| known.name.as_str()).collect();
-            let message = format!("unknown service {dependency:?} in {list}; known: {}", names.join(", "));
-            return reject_field(field, message);
-        };
-        if let Some(unavailable) = &known.unavailable {
-            return reject_field(field, format!("{} depends on {dependency}, {unavailable}", entry.name));
-        }
-    }
-    Ok(())
-}
-
-fn check_cycles(entries: &[DependencyEntry]) -> Result<(), ConfigViolation> {
-    // A runnable below another waits for what that one waits for.
-    let dependencies_of = |index: usize| -> Vec<usize> {
-        let entry = &entries[index];
-        let is_dependency = |other: &DependencyEntry| {
-            entry.depends_on.contains(&other.name) || is_descendant(&entry.dn, &other.dn)
-        };
-        (0..entries.len()).filter(|other| is_dependency(&entries[*other])).collect()
-    };
-    match order_by_dependencies(entries.len(), dependencies_of) {
-        Ok(_) => Ok(()),
-        Err(cycle) => {
-            let names: Vec<_> = cycle.iter().map(|index| entries[*index].name.as_str()).collect();
-            let section =
-                cycle.iter().map(|index| &entries[*index].section).find(|section| !section.is_empty());
-            let field = section.map(|section| format!("{section}.depends_on")).unwrap_or_default();
-            reject_field(field, format!("dependency cycle: {}", names.join(" -> ")))
-        }
     }
 }

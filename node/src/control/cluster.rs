@@ -9,8 +9,9 @@ use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentRun, EnrolmentState, Tic
 use nodekeel_cluster::node::{GoldenTicketIssuer, TicketIssueError};
 use tonic::{Code, Status};
 
+use crate::error_chain::error_chain;
 use crate::node::NodeState;
-use crate::{plan, v1};
+use crate::v1;
 
 /// The state of a node in its cluster whose member can't take part at present.
 const UNHEALTHY: &str = "Unhealthy";
@@ -44,7 +45,7 @@ pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
             Some(membership.node_id.to_string()),
             Some(membership.cluster_id.to_string()),
         ),
-        EnrolmentState::Failed(reason) => (plan::error_chain(reason), None, None),
+        EnrolmentState::Failed(reason) => (error_chain(reason), None, None),
         // A state of a later release of the crate.
         _ => (condition.clone().unwrap_or_default(), None, None),
     };
@@ -73,7 +74,7 @@ fn waiting_detail(shared: &NodeState, cause: &WaitCause) -> String {
 /// Tells the node to bootstrap a cluster.
 pub(super) fn bootstrap(shared: &NodeState) -> Result<v1::BootstrapResponse, Status> {
     let requested = require_cluster(shared)?.request_bootstrap();
-    requested.map_err(|refusal| Status::failed_precondition(plan::error_chain(&refusal)))?;
+    requested.map_err(|refusal| Status::failed_precondition(error_chain(&refusal)))?;
     Ok(v1::BootstrapResponse {})
 }
 
@@ -84,10 +85,10 @@ fn node_name(run: &EnrolmentRun) -> Option<String> {
 pub(super) async fn list_members(shared: &NodeState) -> Result<v1::MembersResponse, Status> {
     let cluster = require_cluster(shared)?;
     let member =
-        cluster.cluster_access().map_err(|error| Status::failed_precondition(plan::error_chain(&error)))?;
+        cluster.cluster_access().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
     let listed = member.cluster_members().list_members().await;
     let listed = listed.map_err(|error| {
-        let text = add_condition(plan::error_chain(&error), cluster.condition().as_deref());
+        let text = add_condition(error_chain(&error), cluster.condition().as_deref());
         Status::new(membership_error_code(&error), text)
     })?;
     let this = member.this_member().id;
@@ -141,7 +142,7 @@ fn ticket_issuer(shared: &NodeState) -> Result<GoldenTicketIssuer, Status> {
             }
             _ => "",
         };
-        Status::failed_precondition(plan::error_chain(&error) + hint)
+        Status::failed_precondition(error_chain(&error) + hint)
     })
 }
 
@@ -159,8 +160,8 @@ fn peer_url(shared: &NodeState, address: &str, port: u32) -> Result<PeerUrl, Sta
 
 fn ticket_error_status(error: &TicketIssueError, hint: Option<String>, condition: Option<&str>) -> Status {
     let text = match hint {
-        Some(hint) => format!("{}; {hint}", plan::error_chain(error)),
-        None => add_condition(plan::error_chain(error), condition),
+        Some(hint) => format!("{}; {hint}", error_chain(error)),
+        None => add_condition(error_chain(error), condition),
     };
     Status::new(ticket_error_code(error), text)
 }
@@ -285,7 +286,7 @@ mod tests {
         ];
         for (error, code) in cases {
             let status = ticket_error_status(&error, None, None);
-            assert_eq!((status.code(), status.message()), (code, &*plan::error_chain(&error)));
+            assert_eq!((status.code(), status.message()), (code, &*error_chain(&error)));
         }
     }
 }

@@ -12,9 +12,9 @@ use nodekeel_localstorage::Dir;
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
+use crate::error_chain::error_chain;
 use crate::node::NodeState;
 use crate::parts::ImageAccess;
-use crate::plan;
 use crate::v1;
 
 pub(super) async fn list_images(
@@ -34,19 +34,19 @@ pub(super) async fn import_images(
     let path = PathBuf::from(&request.path);
     let opened = path.clone();
     let file = spawn_blocking(move || open_archive(&opened)).await;
-    let file = file.map_err(|error| Status::internal(plan::error_chain(&error)))??;
+    let file = file.map_err(|error| Status::internal(error_chain(&error)))??;
     let store = connect_store(shared).await?;
     let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file).await;
     let images = imported.map_err(|error| match error.is_retryable() {
         true => aborted_status(&error),
-        false => Status::invalid_argument(plan::error_chain(&error)),
+        false => Status::invalid_argument(error_chain(&error)),
     })?;
     tracing::info!("imported {} into {namespace}: {} images", path.display(), images.len());
     Ok(images_response(images))
 }
 
 fn parse_namespace(text: &str) -> Result<Namespace, Status> {
-    text.parse().map_err(|error| Status::invalid_argument(plan::error_chain(&error)))
+    text.parse().map_err(|error| Status::invalid_argument(error_chain(&error)))
 }
 
 /// Opens the archive without following a symbolic link at its name.
@@ -55,7 +55,7 @@ fn open_archive(path: &Path) -> Result<File, Status> {
     let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute()) else {
         return Err(invalid("use the absolute path of a file"));
     };
-    Dir::open(parent).and_then(|dir| dir.open_file(name)).map_err(|error| invalid(&plan::error_chain(&error)))
+    Dir::open(parent).and_then(|dir| dir.open_file(name)).map_err(|error| invalid(&error_chain(&error)))
 }
 
 async fn connect_store(shared: &NodeState) -> Result<ContainerdImages, Status> {
@@ -84,5 +84,5 @@ fn images_response(mut images: Vec<Image>) -> v1::ImagesResponse {
 
 /// The status of a retryable error of containerd, or of its missing answer. The node itself was reached.
 fn aborted_status(error: &dyn Error) -> Status {
-    Status::aborted(plan::error_chain(error))
+    Status::aborted(error_chain(error))
 }

@@ -103,7 +103,7 @@ fn parent_error(socket: &SocketPath, error: DataError) -> BindError {
         DataError::NotADirectory { path: file } => format!("{} is not a directory", file.display()),
         DataError::Unusable { path: directory, why } => format!("{} is {why}", directory.display()),
         DataError::Permission { .. } => format!("permission denied to write to {}", parent.display()),
-        other => crate::plan::error_chain(&other),
+        other => crate::error_chain::error_chain(&other),
     };
     BindError::UnusableParent { socket, reason }
 }

@@ -16,9 +16,9 @@ use tonic::{Code, Status};
 
 use super::stopping_status;
 use crate::config::{EncryptionMode, VolumeKind};
+use crate::dn::STORAGE as STORAGE_DN;
 use crate::error_chain::error_chain;
 use crate::node::NodeState;
-use crate::parts::STORAGE_DN;
 use crate::unlock::{UnlockError, UnlockStatus};
 use crate::volume::VolumeHandle;
 use crate::volume_keys::{ClusterKeyState, VolumeKeyError};

@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{ResponseStream, stopping_status};
+use crate::dn::CONTROL as CONTROL_DN;
 use crate::event_history::{EventHistoryReader, NodeEvent, NodeEventKind};
 use crate::node::NodeState;
-use crate::parts::CONTROL_DN;
 use crate::{v1, wire};
 
 /// Maximum number of entries in one message.

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nodekeel_supervisor::{AddChildError, ChildSpec, Context, NameError, Runnable};
 
+use crate::dn::CONTROL as CONTROL_DN;
 use crate::part::PreparedRunnable;
-use crate::parts::CONTROL_DN;
 
 /// What the node runs, by DN: `root.a` is a child of the root, and `root.b.c` and `root.b.d` are the children of another
 /// one, `root.b`. Each incarnation of a parent adds the children that are here then.

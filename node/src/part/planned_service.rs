@@ -8,8 +8,8 @@ use nodekeel_logtree::parse::LogFormat;
 use nodekeel_supervisor::Runnable;
 
 use super::{NodePreparation, PlannedRunnable, PrepareError, PreparedRunnable};
+use crate::dn::STORAGE as STORAGE_DN;
 use crate::layout;
-use crate::parts::STORAGE_DN;
 use crate::volume::{self, RunnableOnVolume, VolumeHandle};
 
 /// A runnable of the plan, and what it needs.

@@ -1,10 +1,14 @@
 //! A runnable of a part that is ready to start.
 
+use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_supervisor::{ChildPolicy, ChildSpec, Context, RunFuture, Runnable};
+
+/// Why a runnable can't be prepared. Its message has the hint.
+pub type PrepareError = Box<dyn Error + Send + Sync>;
 
 /// A runnable that is ready to start, in each incarnation of its parent.
 #[derive(Clone)]

@@ -24,11 +24,12 @@ use super::PartDeps;
 use super::etcd::{check_ports, required_etcd_bytes};
 use super::network::check_reachable;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_cluster};
+use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{CLUSTER_DIR, ClusterLayout, MemoryClusterLayout, NamesLayout, StorageLayout};
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
-use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 
 const DN: &str = "root.cluster";
 

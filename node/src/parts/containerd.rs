@@ -16,12 +16,13 @@ use nodekeel_logtree::parse::LogFormat;
 
 use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig, check_containerd};
 use crate::health::HealthProbe;
+use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ContainerdLayout, ContainerdRunLayout};
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 
 use super::etcd::MIN_ETCD_BYTES;
 use reserve::{ImageReserve, ReserveEnforcement, ReserveHealth};

@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use crate::config::NodedConfig;
 use crate::control::{self, NodeSocket, SocketPath};
+use crate::dn::CONTROL as DN;
+use crate::listen_address::{ListenAddress, check_socket_path};
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
-use crate::plan::{ListenAddress, PartPlanner, check_socket_path};
-
-/// Its DN.
-pub(crate) const DN: &str = "root.control";
 
 /// The part of the control API.
 pub(super) struct ControlPart;

@@ -13,11 +13,12 @@ use nodekeel_supervisor::process::{Process, Readiness};
 use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_etcd};
 use crate::health::HealthProbe;
 use crate::layout::EtcdLayout;
+use crate::layout::PLACED_IN_MEMORY;
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 
 /// Free disk space that a new etcd requires: it allocates its first two WAL segments of 64 MB at its start.
 pub(super) const MIN_ETCD_BYTES: u64 = 128 << 20;

@@ -10,17 +10,15 @@ use nodekeel_supervisor::{Context, Failure, Runnable};
 use serde::Deserialize;
 
 use crate::config::{ConfigSection, NodedConfig};
+use crate::dn::KERNEL as DN;
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::plan::PartPlanner;
 
 /// Its name, and that of its section.
 const NAME: &str = "kernel";
-
-/// The DN of the kernel's log.
-pub const DN: &str = "root.kernel";
 
 /// `[kernel]`
 #[derive(Debug, PartialEq, Default, Deserialize)]

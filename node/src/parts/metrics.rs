@@ -14,11 +14,12 @@ use serde::{Deserialize, Deserializer, de};
 use self::server::MetricsServer;
 use crate::config::{ConfigSection, NodedConfig};
 use crate::control::{self, SocketPath};
+use crate::listen_address::{ListenAddress, check_socket_path};
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::plan::{ListenAddress, PartPlanner, check_socket_path};
 
 const NAME: &str = "metrics";
 const DN: &str = "root.metrics";

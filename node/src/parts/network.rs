@@ -10,10 +10,10 @@ use nodekeel_cluster::network::{InterfaceNetwork, Network};
 
 use super::PartDeps;
 use crate::config::{ClusterConfig, ConfigViolation, NodedConfig, check_cluster_address};
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
-use crate::plan::PartPlanner;
 
 /// The part that watches `cluster.interface`, unless the program provides the network.
 pub(super) struct NetworkPart {

@@ -23,11 +23,14 @@ use crate::config::{
     check_provisioner,
 };
 use crate::data::{self, DataError, check_writable};
+use crate::error_chain::error_chain;
+use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{VOLUMES_DIR, VolumesLayout};
+use crate::listen_address::check_socket_path;
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
-use crate::plan::{PLACED_IN_MEMORY, PartPlanner, check_socket_path, error_chain};
 
 const DN: &str = "root.provisioner";
 

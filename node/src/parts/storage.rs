@@ -29,17 +29,16 @@ use self::opener::VolumeOpener;
 use self::service::StorageService;
 use super::PartDeps;
 use crate::config::{ConfigSection, ConfigViolation, DeviceConfig, NodedConfig, SealConfig};
+use crate::dn::STORAGE as DN;
+use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ESP_DIR, StorageLayout, StorageRunLayout, VOLUME_DIR};
+use crate::part::PartPlanner;
 use crate::part::{NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable};
-use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 use crate::unlock::ClusterKeySource;
 use crate::volume_keys::key_health;
 
 /// In memory: on the system's disk, the copy of a header could be found again after its slots were removed.
 const HEADER_COPIES: MountSpec = MountSpec { options: &["mode=700"], ..MountSpec::RUN };
-
-/// Its DN.
-pub(crate) const DN: &str = "root.storage";
 
 /// The part that opens the data volume.
 pub(super) struct StoragePart {

@@ -7,11 +7,11 @@ use nodekeel_supervisor::process::ProcessHandle;
 
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig, UserService, check_service};
 use crate::control::ServiceHandles;
+use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::plan::PartPlanner;
 use crate::service::user::prepare_service;
 
 use super::user_needs::{HelperPrograms, check_needs, find_groups};

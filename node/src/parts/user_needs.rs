@@ -8,7 +8,7 @@ use nodekeel_supervisor::process::{CgroupParent, check_cgroup_limits};
 
 use crate::config::{ReadinessConfig, ReloadConfig, UserService};
 use crate::error_chain::error_chain;
-use crate::plan::PartPlanner;
+use crate::part::PartPlanner;
 use crate::service::user::process_limits;
 
 /// The programs that probe or reload a service, with their arguments; `None` where it has none.

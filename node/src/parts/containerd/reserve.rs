@@ -21,8 +21,8 @@ use thiserror::Error;
 use tokio::task::spawn_blocking;
 
 use super::{DN, ImageAccess};
+use crate::error_chain::error_chain;
 use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot, format_bytes};
-use crate::plan::error_chain;
 
 /// The smallest limit of images: to the kernel, 0 means unlimited.
 const MIN_LIMIT: u64 = 1 << 20;

@@ -5,111 +5,101 @@ use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::tree::LayoutEntry;
 
-use super::listen_address::ListenAddress;
-use super::{MAX_SOCKET_PATH_BYTES, NodePlan};
+use super::{Part, PlannedService};
 use crate::config::NodedConfig;
 use crate::data::{self, DataError};
-use crate::dependency::is_descendant;
-use crate::layout::{self, DataLayout, VolumeLayout};
-use crate::part::{DependencyEntry, Part, PlannedService};
-use crate::parts::Parts;
+use crate::dependency::{DependencyEntry, is_descendant};
+use crate::layout::{DataLayout, VolumeLayout};
+use crate::listen_address::ListenAddress;
 use crate::ports;
 use crate::search_path::SearchPath;
 
-/// Why a part can be placed in memory: nothing conflicts there, and a part without a socket has no path that
-/// is too long.
-pub(crate) const PLACED_IN_MEMORY: &str = "a part without sockets can be placed in memory";
+/// What the parts are planned from.
+#[derive(Debug)]
+pub(crate) struct PlannerInput<'a> {
+    pub(crate) config: &'a NodedConfig,
+    pub(crate) search: &'a SearchPath,
+    /// The path of the control socket.
+    pub(crate) socket: &'a Path,
+    /// Whether services with missing requirements are skipped.
+    pub(crate) dev: bool,
+    /// The data directory, in memory.
+    pub(crate) root: DataLayout,
+    /// The data volume, in memory.
+    pub(crate) volume: VolumeLayout,
+    /// Whether the data volume can be looked at before root.storage has opened it.
+    pub(crate) is_volume_known: bool,
+    /// The names of all parts and services.
+    pub(crate) dependencies: Vec<DependencyEntry>,
+    /// At a reload: what the node uses that plans again.
+    pub(crate) running: Option<RunningUse<'a>>,
+}
+
+/// What a running node uses itself, and so is free for its new plan.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunningUse<'a> {
+    pub(crate) config: &'a NodedConfig,
+    pub(crate) socket: &'a Path,
+    /// Where its runnables listen, with the keys that set it.
+    pub(crate) addresses: &'a [(ListenAddress, String)],
+}
 
 /// Plans the parts of a node on this machine: looks for what they need, changes nothing.
 #[derive(Debug)]
 pub struct PartPlanner<'a> {
-    config: &'a NodedConfig,
-    search: &'a SearchPath,
-    socket: &'a Path,
-    pub(super) dev: bool,
-    /// The layout in memory, for its paths.
-    root: DataLayout,
-    /// That of the data volume.
-    volume: VolumeLayout,
-    is_volume_known: bool,
-    /// The names of all parts and services.
-    dependencies: Vec<DependencyEntry>,
-    /// The plan of the node that runs, which plans again; what it uses is free.
-    pub(super) running: Option<&'a NodePlan>,
-    pub(super) problems: Vec<String>,
-    pub(super) planned: Vec<PlannedService>,
+    input: PlannerInput<'a>,
+    pub(crate) problems: Vec<String>,
+    pub(crate) planned: Vec<PlannedService>,
     /// Where the runnables listen, with the keys that set it.
-    pub(super) addresses: Vec<(ListenAddress, String)>,
+    pub(crate) addresses: Vec<(ListenAddress, String)>,
     /// Whether two keys set one address.
-    pub(super) keys_conflict: bool,
+    pub(crate) keys_conflict: bool,
 }
 
 impl<'a> PartPlanner<'a> {
-    pub(super) fn new(
-        parts: &Parts,
-        config: &'a NodedConfig,
-        root: DataLayout,
-        (search, socket): (&'a SearchPath, &'a Path),
-    ) -> Self {
-        let dependencies = parts.iter().flat_map(|part| part.dependencies(config)).collect();
-        let volume = layout::volume_in_memory(&config.node.data, parts.provide_volume());
-        let volume = volume.expect(PLACED_IN_MEMORY);
+    pub(crate) fn new(input: PlannerInput<'a>) -> Self {
         let (problems, planned, addresses) = (Vec::new(), Vec::new(), Vec::new());
-        Self {
-            config,
-            search,
-            socket,
-            dev: false,
-            root,
-            volume,
-            is_volume_known: parts.is_volume_known(config),
-            dependencies,
-            running: None,
-            problems,
-            planned,
-            addresses,
-            keys_conflict: false,
-        }
+        Self { input, problems, planned, addresses, keys_conflict: false }
     }
 
     /// The configuration, with an absolute data directory.
     pub fn config(&self) -> &'a NodedConfig {
-        self.config
+        self.input.config
     }
 
     /// The path of the control socket.
     pub fn control_socket(&self) -> &'a Path {
-        self.socket
+        self.input.socket
     }
 
     /// Whether the node runs, and serves the control API at this path.
     pub(crate) fn serves_socket(&self, path: &Path) -> bool {
-        self.running.is_some_and(|running| running.socket == path)
+        self.input.running.is_some_and(|running| running.socket == path)
     }
 
     /// The configuration that the node runs, at a reload.
     pub(crate) fn running_config(&self) -> Option<&'a NodedConfig> {
-        self.running.map(|running| &running.config)
+        self.input.running.map(|running| running.config)
     }
 
     /// The layout of the data directory, in memory.
     pub(crate) fn root(&self) -> &DataLayout {
-        &self.root
+        &self.input.root
     }
 
     /// The directories of programs.
     pub(crate) fn search_path(&self) -> &'a SearchPath {
-        self.search
+        self.input.search
     }
 
     /// Whether the data volume can be looked at before root.storage has opened it.
     pub(crate) fn is_volume_known(&self) -> bool {
-        self.is_volume_known
+        self.input.is_volume_known
     }
 
     /// The data volume, in memory.
     pub(crate) fn volume(&self) -> &VolumeLayout {
-        &self.volume
+        &self.input.volume
     }
 
     /// The paths that a layout will have on the data volume. Those on a volume that the program provides begin with
@@ -118,7 +108,7 @@ impl<'a> PartPlanner<'a> {
     /// # Errors
     /// A path is too long.
     pub fn plan_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
-        self.volume.add_layout().map_err(|error| data::placement_error(self.volume.path(), error))
+        self.input.volume.add_layout().map_err(|error| data::placement_error(self.input.volume.path(), error))
     }
 
     /// Adds a runnable. It starts after the dependencies of its name.
@@ -140,7 +130,7 @@ impl<'a> PartPlanner<'a> {
     /// Handles a missing requirement of a service: returns the reason to skip it, or records a problem.
     pub fn skip_or_report(&mut self, service: &str, reason: impl Into<String>) -> Option<String> {
         let reason = reason.into();
-        if self.dev {
+        if self.input.dev {
             return Some(reason);
         }
         self.problems.push(format!("{service}: {reason}, or run with --dev to skip it"));
@@ -156,7 +146,7 @@ impl<'a> PartPlanner<'a> {
         hint: &str,
     ) -> (PathBuf, Option<String>) {
         let program = given.unwrap_or(Path::new(service));
-        match self.search.find_program(program) {
+        match self.input.search.find_program(program) {
             Ok(binary) => (binary, None),
             Err(not_found) => {
                 let found = self.skip_or_report(service, format!("{not_found}; {hint}"));
@@ -169,7 +159,11 @@ impl<'a> PartPlanner<'a> {
     /// it.
     pub fn check_port(&mut self, address: IpAddr, port: u16, field: &str) {
         let is_free = self.claim_address(ListenAddress::Tcp(address, port), field);
-        if !is_free || self.running.is_some_and(|running| running.uses_port(address, port)) {
+        if !is_free
+            || self.input.running.is_some_and(|running| {
+                running.addresses.iter().any(|(known, _)| *known == ListenAddress::Tcp(address, port))
+            })
+        {
             return;
         }
         if let Some(holder) = ports::lasting_holder(address, port) {
@@ -194,14 +188,15 @@ impl<'a> PartPlanner<'a> {
     /// The DNs that a runnable waits for: those of its name, and of the names above it.
     fn dependency_dns(&self, dn: &str) -> Vec<String> {
         let dn_of = |name: &String| {
-            self.dependencies.iter().find(|entry| entry.name == *name).map(|entry| entry.dn.clone())
+            self.input.dependencies.iter().find(|entry| entry.name == *name).map(|entry| entry.dn.clone())
         };
-        let entries = self.dependencies.iter().filter(|entry| entry.dn == dn || is_descendant(dn, &entry.dn));
+        let entries =
+            self.input.dependencies.iter().filter(|entry| entry.dn == dn || is_descendant(dn, &entry.dn));
         entries.flat_map(|entry| entry.depends_on.iter().filter_map(dn_of)).collect()
     }
 
     /// Lets a part plan, and reports runnables with the DNs of another part.
-    pub(super) fn plan_part(&mut self, part: &dyn Part) {
+    pub(crate) fn plan_part(&mut self, part: &dyn Part) {
         let planned_before = self.planned.len();
         part.plan(self);
         let (name, top) = (part.name(), format!("root.{}", part.name()));
@@ -214,7 +209,7 @@ impl<'a> PartPlanner<'a> {
 
     /// Resolves what each runnable waits for to runnables of the plan, when all parts have planned. What waits for a
     /// name that nothing runs would wait for ever: it is skipped or reported.
-    pub(super) fn resolve_dependencies(&mut self) {
+    pub(crate) fn resolve_dependencies(&mut self) {
         let planned: Vec<_> = self.planned.iter().map(|planned| planned.dn.clone()).collect();
         for (index, own) in planned.iter().enumerate() {
             let mut resolved: Vec<String> = Vec::new();
@@ -246,15 +241,4 @@ fn find_dependency(planned: &[String], own: &str, dn: &str) -> Vec<String> {
     } else {
         others().filter(|other| is_descendant(other, dn)).cloned().collect()
     }
-}
-
-/// The problem of a path that is too long for a unix socket.
-pub(crate) fn check_socket_path(socket: &Path, hint: &str) -> Option<String> {
-    let bytes = socket.as_os_str().len();
-    (bytes > MAX_SOCKET_PATH_BYTES).then(|| {
-        let path = socket.display();
-        format!(
-            "socket path {path} has {bytes} bytes, but the limit of a unix socket is {MAX_SOCKET_PATH_BYTES}; {hint}"
-        )
-    })
 }

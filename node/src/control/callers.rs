@@ -1,7 +1,6 @@
 //! The processes that call the control API.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use nix::unistd::{Uid, User, geteuid};
 use nodekeel_supervisor::Supervisor;
@@ -9,7 +8,7 @@ use tonic::Request;
 use tonic::transport::server::UdsConnectInfo;
 
 use super::ControlService;
-use crate::v1;
+use crate::caller::Caller;
 
 /// Longest name of a program that the kernel knows.
 ///
@@ -18,43 +17,6 @@ const MAX_PROGRAM_BYTES: usize = 15;
 
 /// Longest text of an action in an event, in characters: a client chooses a part of it.
 const MAX_ACTION_CHARS: usize = 512;
-
-/// The process behind a call, as the kernel reports it for the connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Caller {
-    /// Its effective user when it connected.
-    pub uid: u32,
-    /// The name of that user, if it is known.
-    pub user: Option<String>,
-    /// Its process id when it connected, as noded sees it; `None` for a process of another PID namespace.
-    pub pid: Option<u32>,
-    /// The name of the program with that id when it called, which the process can change; `None` if it is not readable.
-    pub program: Option<String>,
-}
-
-impl fmt::Display for Caller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "uid {}", self.uid)?;
-        if let Some(user) = &self.user {
-            write!(f, " ({user})")?;
-        }
-        if let Some(pid) = self.pid {
-            write!(f, ", pid {pid}")?;
-        }
-        match &self.program {
-            Some(program) => write!(f, " {program}"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl From<&Caller> for v1::Caller {
-    fn from(caller: &Caller) -> Self {
-        let Caller { uid, user, pid, program } = caller.clone();
-        Self { uid, user: user.unwrap_or_default(), pid, program: program.unwrap_or_default() }
-    }
-}
 
 /// The names of the users that may call.
 #[derive(Debug, Clone)]
@@ -108,17 +70,6 @@ fn program_name(pid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_caller_is_described_by_what_is_known() {
-        let mut caller = Caller { uid: 1000, user: None, pid: None, program: None };
-        assert_eq!(caller.to_string(), "uid 1000");
-        caller.pid = Some(123);
-        assert_eq!(caller.to_string(), "uid 1000, pid 123");
-        caller.user = Some("alice".into());
-        caller.program = Some("nodectl".into());
-        assert_eq!(caller.to_string(), "uid 1000 (alice), pid 123 nodectl");
-    }
 
     #[test]
     fn the_name_of_a_program_is_one_printable_word_of_the_kernel() {

@@ -2,7 +2,10 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Maximum length of a unix socket's path: `sun_path` without its terminating NUL (unix(7)).
+pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// An address of this machine on which one program can listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +18,7 @@ pub(crate) enum ListenAddress {
 
 impl ListenAddress {
     /// Whether only one of two programs could listen.
-    pub(super) fn conflicts_with(&self, other: &Self) -> bool {
+    pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Tcp(one, port), Self::Tcp(other, other_port)) => {
                 port == other_port && (covers(*one, *other) || covers(*other, *one))
@@ -25,7 +28,7 @@ impl ListenAddress {
     }
 }
 
-/// Whether who listens at one address gets the connections to another.
+/// Whether a socket bound to `one` receives connections to `other`.
 ///
 /// *Source:* ip(7), ipv6(7): a socket at `::` takes IPv4 connections too, unless `IPV6_V6ONLY` is set.
 fn covers(one: IpAddr, other: IpAddr) -> bool {
@@ -39,6 +42,17 @@ impl fmt::Display for ListenAddress {
             Self::Unix(path) => write!(f, "socket {}", path.display()),
         }
     }
+}
+
+/// The problem of a path that is too long for a unix socket.
+pub(crate) fn check_socket_path(socket: &Path, hint: &str) -> Option<String> {
+    let bytes = socket.as_os_str().len();
+    (bytes > MAX_SOCKET_PATH_BYTES).then(|| {
+        let path = socket.display();
+        format!(
+            "socket path {path} has {bytes} bytes, but the limit of a unix socket is {MAX_SOCKET_PATH_BYTES}; {hint}"
+        )
+    })
 }
 
 #[cfg(test)]
