@@ -1,52 +1,40 @@
 //! The configuration as plain data: one TOML file, parsed once into valid values.
 
-mod check;
-mod cluster;
-mod containerd;
-mod graph;
-mod health;
+pub(crate) mod check;
 mod locate;
-mod log_levels;
-mod provisioner;
+mod node;
 mod section;
 mod source;
-mod storage;
-mod user_service;
-mod value;
+pub(crate) mod value;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::num::{NonZeroU16, NonZeroUsize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use nodekeel_logtree::{Dn, Level};
 use serde::Deserialize;
 use toml::de::DeTable;
 
 use crate::dependency::check_dependencies;
 use crate::parts::Parts;
 
+pub use self::node::{ControlConfig, EventsConfig, HealthConfig, LogConfig, NodeConfig};
+pub use crate::parts::cluster::config::ClusterConfig;
+pub use crate::parts::containerd::config::ContainerdConfig;
+pub use crate::parts::etcd::config::EtcdConfig;
+pub use crate::parts::provisioner::config::{AuditSettings, CapacitySettings, ProvisionerConfig, QuotaMode};
+pub use crate::parts::service::config::{
+    BackoffConfig, LivenessConfig, ReadinessConfig, ReloadConfig, RestartLimitConfig, RestartPolicy,
+    ServiceLimits, ServicePrivileges, UserService,
+};
+pub use crate::parts::storage::config::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
 pub use check::ConfigViolation;
-pub use cluster::ClusterConfig;
-pub(crate) use cluster::{check_cluster, check_cluster_address};
-pub use containerd::ContainerdConfig;
-pub(crate) use containerd::check_containerd;
-pub(crate) use graph::{check_etcd, check_service};
-pub use health::HealthConfig;
 pub(crate) use locate::CORE_TABLES;
 use locate::TomlDocument;
-pub(crate) use provisioner::check_provisioner;
-pub use provisioner::{AuditSettings, CapacitySettings, ProvisionerConfig, QuotaMode};
 pub use section::ConfigSection;
 use section::PartSections;
 pub(crate) use source::LOG_LEVELS;
 use source::SourceTables;
-pub(crate) use storage::{DeviceConfig, DeviceLocation, EncryptionConfig, EspLocation, SealConfig};
-pub use storage::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
-pub use user_service::{LivenessConfig, ReloadConfig, ServiceLimits, ServicePrivileges, UserService};
-pub use value::{BackoffConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy};
 
 /// The shipped, commented file: every key with its default.
 pub const DEFAULT_CONFIG: &str = include_str!("../noded.toml");
@@ -86,68 +74,6 @@ pub struct NodedConfig {
     source: SourceTables,
 }
 
-/// `[node]`
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct NodeConfig {
-    /// Name of the node.
-    pub name: String,
-    /// The directory of all its data.
-    pub data: PathBuf,
-    /// Grace period: how long each service may take to stop before its processes are killed.
-    #[serde(deserialize_with = "value::deserialize_duration")]
-    pub grace: Duration,
-}
-
-impl Default for NodeConfig {
-    fn default() -> Self {
-        Self { name: "node".into(), data: "/var/lib/nodekeel".into(), grace: Duration::from_secs(10) }
-    }
-}
-
-/// `[log]`: what is kept of the log in memory.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LogConfig {
-    /// Bytes kept for each DN.
-    pub bytes_per_dn: NonZeroUsize,
-    /// Bytes kept in total.
-    pub bytes: NonZeroUsize,
-    /// Minimum levels by DN, each for everything below it, too.
-    #[serde(deserialize_with = "log_levels::deserialize_levels")]
-    pub levels: BTreeMap<Dn, Level>,
-}
-
-impl Default for LogConfig {
-    fn default() -> Self {
-        const MIB: usize = 1024 * 1024;
-        let mebibytes = |n: usize| NonZeroUsize::new(n * MIB).expect("not zero");
-        Self { bytes_per_dn: mebibytes(1), bytes: mebibytes(64), levels: BTreeMap::new() }
-    }
-}
-
-/// `[events]`: how many events of the tree are kept in memory.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EventsConfig {
-    /// Number of events.
-    pub keep: NonZeroUsize,
-}
-
-impl Default for EventsConfig {
-    fn default() -> Self {
-        Self { keep: NonZeroUsize::new(4096).expect("not zero") }
-    }
-}
-
-/// `[control]`: where the control API is served.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ControlConfig {
-    /// The socket; `None` is `run/control.sock` below the data directory.
-    pub socket: Option<PathBuf>,
-}
-
 /// `[services]`: built-in services.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -156,35 +82,6 @@ pub struct BuiltInServices {
     pub etcd: EtcdConfig,
     /// `[services.containerd]`
     pub containerd: ContainerdConfig,
-}
-
-/// `[services.etcd]`: an etcd of one member on the loopback interface.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EtcdConfig {
-    /// Whether to run it.
-    pub enable: bool,
-    /// The program; `None` searches for `etcd`.
-    pub binary: Option<PathBuf>,
-    /// Port for clients.
-    pub client_port: NonZeroU16,
-    /// Port for other members.
-    pub peer_port: NonZeroU16,
-    /// Arguments after noded's.
-    pub extra_args: Vec<String>,
-}
-
-impl Default for EtcdConfig {
-    fn default() -> Self {
-        let port = |n| NonZeroU16::new(n).expect("not zero");
-        Self {
-            enable: true,
-            binary: None,
-            client_port: port(2379),
-            peer_port: port(2380),
-            extra_args: Vec::new(),
-        }
-    }
 }
 
 /// An invalid configuration: one line that names file, line, column and field.
@@ -283,7 +180,7 @@ impl NodedConfig {
 
     /// Checks the rules between keys, and the dependencies.
     fn check(&self, parts: &Parts) -> Result<(), ConfigViolation> {
-        graph::check_core(self)?;
+        self::node::check_core(self)?;
         parts.iter().try_for_each(|part| part.check(self))?;
         self.check_dependencies(parts)
     }

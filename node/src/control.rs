@@ -1,374 +1,75 @@
-//! The control API, served on a unix socket to the node's user and to root.
+//! The control socket: where it is, who may call, and which services it has.
 
-mod admission;
-mod callers;
-mod cluster;
-mod config;
-mod health;
-mod images;
-mod known_dns;
-mod log_levels;
-mod log_query;
-mod process;
-mod socket;
-mod storage;
-mod streams;
-mod suggestions;
+pub(crate) mod callers;
+pub(crate) mod socket;
 
-pub use admission::ControlServices;
-pub(crate) use log_levels::set_configured_levels;
-pub(crate) use process::ServiceHandles;
-pub(crate) use socket::{BindError, ConnectionStream, NodeSocket, SocketPath, check_socket};
+use std::convert::Infallible;
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::service::interceptor::InterceptedService;
+use tonic::service::{Interceptor, Routes};
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
 
-use futures_util::Stream;
-use nodekeel_logtree::LogQuery;
-use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor};
-use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use crate::part::PrepareError;
+use crate::v1::control_server::SERVICE_NAME;
 
-use self::admission::require_admission;
-use self::callers::CallerNames;
-use crate::dn::STORAGE as STORAGE_DN;
-use crate::node::NodeState;
-use crate::v1::control_server::{Control, ControlServer};
-use crate::{v1, wire};
-
-/// The DNs of requests about the cluster and about images.
-const CLUSTER_DN: &str = "root.cluster";
-const CONTAINERD_DN: &str = "root.containerd";
-
-/// Maximum number of log entries in one status.
-const MAX_STATUS_ENTRIES: u32 = 1000;
-
-/// Grace period of calls in progress when the node stops; streams end by themselves.
-const GRACE_PERIOD: Duration = Duration::from_secs(2);
-
-/// The runnable that serves the control API.
-pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<NodeSocket>) -> impl Runnable {
-    let listen = move || {
-        let listening = socket.listen().map_err(std::io::Error::other);
-        async move { listening }
-    };
-    let callers = CallerNames::look_up();
-    let router = move |ctx: &Context| {
-        let (callers, stop, generation) = (callers.clone(), ctx.cancellation_token(), ctx.generation());
-        let api = ControlService { shared: Arc::clone(&shared), callers, stop, generation };
-        let routes = shared.control_services().routes.add_service(require_admission(ControlServer::new(api)));
-        tonic::transport::Server::builder().add_routes(routes)
-    };
-    nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
+/// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
+/// runs the node, and from root.
+#[derive(Debug, Clone, Default)]
+pub struct ControlServices {
+    pub(crate) routes: Routes,
+    /// The names of the services.
+    names: Vec<&'static str>,
 }
 
-struct ControlService {
-    shared: Arc<NodeState>,
-    callers: CallerNames,
-    /// Ends the streams; otherwise a graceful stop would wait for their clients.
-    stop: CancellationToken,
-    /// Of `root.control`.
-    generation: u64,
-}
-
-impl ControlService {
-    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-    fn run_action(
-        &self,
-        dn: &str,
-        act: impl FnOnce(&Supervisor, &str) -> Result<(), ControlError>,
-    ) -> Result<(), Status> {
-        self.check_not_skipped(dn)?;
-        self.shared.with_supervisor(|supervisor| act(supervisor, dn)).ok_or_else(stopping_status)?.map_err(
-            |error| match error {
-                ControlError::UnknownDn { dn } => self.unknown_dn(&dn),
-                ControlError::ShuttingDown => stopping_status(),
-                other => Status::failed_precondition(other.to_string()),
-            },
-        )
-    }
-
-    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-    fn check_not_skipped(&self, dn: &str) -> Result<(), Status> {
-        match self.shared.plan().skipped_services().find(|planned| planned.dn == dn) {
-            None => Ok(()),
-            Some(skipped) => {
-                let reason = skipped.skip_reason.as_deref().unwrap_or_default();
-                Err(Status::failed_precondition(format!("{dn} is skipped: {reason}")))
-            }
+impl ControlServices {
+    /// Adds a service, as tonic generates it.
+    ///
+    /// # Errors
+    /// Another service has its name.
+    pub fn add_service<S>(&mut self, service: S) -> Result<(), PrepareError>
+    where
+        S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        if S::NAME == SERVICE_NAME || self.names.contains(&S::NAME) {
+            return Err(format!("duplicate gRPC service {}: only one part can add it", S::NAME).into());
         }
+        self.names.push(S::NAME);
+        self.routes = std::mem::take(&mut self.routes).add_service(require_admission(service));
+        Ok(())
     }
 }
 
 /// The status of every call during shutdown.
-fn stopping_status() -> Status {
+pub(crate) fn stopping_status() -> Status {
     Status::unavailable("the node is stopping")
 }
 
-type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// A service whose calls are admitted by [`authorize_peer`].
+pub(crate) fn require_admission<S>(service: S) -> InterceptedService<S, impl Interceptor + Clone> {
+    let noded_uid = nix::unistd::geteuid().as_raw();
+    InterceptedService::new(service, move |request| authorize_peer(noded_uid, request))
+}
 
-#[tonic::async_trait]
-impl Control for ControlService {
-    async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
-        let plan = self.shared.plan();
-        let node = &plan.config.node;
-        Ok(Response::new(v1::VersionResponse {
-            version: env!("CARGO_PKG_VERSION").into(),
-            name: node.name.clone(),
-            pid: std::process::id(),
-            started: wire::timestamp(self.shared.started_at),
-            data: node.data.display().to_string(),
-        }))
-    }
-
-    async fn tree(&self, _: Request<v1::TreeRequest>) -> Result<Response<v1::TreeResponse>, Status> {
-        self.shared.with_supervisor(|_| ()).ok_or_else(stopping_status)?;
-        Ok(Response::new(v1::TreeResponse { nodes: self.shared.tree_nodes() }))
-    }
-
-    type WatchTreeStream = ResponseStream<v1::TreeResponse>;
-
-    async fn watch_tree(
-        &self,
-        _: Request<v1::TreeRequest>,
-    ) -> Result<Response<Self::WatchTreeStream>, Status> {
-        let changes = self.shared.with_supervisor(Supervisor::watch_changes).ok_or_else(stopping_status)?;
-        let trees = streams::tree_stream(Arc::clone(&self.shared), changes);
-        Ok(Response::new(streams::until_stopped(&self.stop, trees)))
-    }
-
-    async fn health(&self, _: Request<v1::HealthRequest>) -> Result<Response<v1::HealthResponse>, Status> {
-        self.shared.with_supervisor(|_| ()).ok_or_else(stopping_status)?;
-        Ok(Response::new(wire::health_to_wire(self.shared.assess_health().await)))
-    }
-
-    type WatchHealthStream = ResponseStream<v1::HealthResponse>;
-
-    async fn watch_health(
-        &self,
-        _: Request<v1::HealthRequest>,
-    ) -> Result<Response<Self::WatchHealthStream>, Status> {
-        let changes = self.shared.with_supervisor(Supervisor::watch_changes).ok_or_else(stopping_status)?;
-        let health = health::health_stream(Arc::clone(&self.shared), changes);
-        Ok(Response::new(streams::until_stopped(&self.stop, health)))
-    }
-
-    async fn status(
-        &self,
-        request: Request<v1::StatusRequest>,
-    ) -> Result<Response<v1::StatusResponse>, Status> {
-        let v1::StatusRequest { dn, log_entries } = request.into_inner();
-        let node = self.shared.tree_nodes().into_iter().find(|node| node.dn == dn);
-        let node = node.ok_or_else(|| self.unknown_dn(&dn))?;
-        let newest = log_entries.min(MAX_STATUS_ENTRIES) as usize;
-        let query = LogQuery::of_dn(self.parse_log_dn(&dn)?).last_entries(newest);
-        let mut reader = self.shared.log_store.open_reader(query).map_err(log_query::invalid_query)?;
-        let log = reader.read_backlog().into_iter().map(wire::entry_to_wire).collect();
-        Ok(Response::new(v1::StatusResponse { node: Some(node), log }))
-    }
-
-    type LogsStream = ResponseStream<v1::LogsResponse>;
-
-    async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
-        let request = request.into_inner();
-        let query = log_query::from_request(self.parse_log_dn(&request.dn)?, &request)?;
-        let reader = self.shared.log_store.open_reader(query).map_err(log_query::invalid_query)?;
-        Ok(Response::new(streams::until_stopped(&self.stop, streams::log_stream(reader))))
-    }
-
-    async fn log_levels(
-        &self,
-        request: Request<v1::LogLevelsRequest>,
-    ) -> Result<Response<v1::LogLevelsResponse>, Status> {
-        Ok(Response::new(self.list_log_levels(request.get_ref().dn.as_deref())?))
-    }
-
-    async fn set_log_level(
-        &self,
-        request: Request<v1::SetLogLevelRequest>,
-    ) -> Result<Response<v1::LogLevelsResponse>, Status> {
-        let request = self.record_action(request, log_levels::describe_request);
-        Ok(Response::new(self.change_log_level(&request)?))
-    }
-
-    type EventsStream = ResponseStream<v1::EventsResponse>;
-
-    async fn events(
-        &self,
-        request: Request<v1::EventsRequest>,
-    ) -> Result<Response<Self::EventsStream>, Status> {
-        let v1::EventsRequest { backlog, follow } = request.into_inner();
-        let events = self.shared.history.read_events(backlog);
-        Ok(Response::new(Box::pin(streams::event_stream(events, follow, self.generation))))
-    }
-
-    async fn start(&self, request: Request<v1::StartRequest>) -> Result<Response<v1::StartResponse>, Status> {
-        let request = self.record_action(request, |request| (&request.dn, "start".into()));
-        self.run_action(&request.dn, Supervisor::start_runnable)?;
-        Ok(Response::new(v1::StartResponse {}))
-    }
-
-    async fn stop(&self, request: Request<v1::StopRequest>) -> Result<Response<v1::StopResponse>, Status> {
-        let v1::StopRequest { dn } = self.record_action(request, |request| (&request.dn, "stop".into()));
-        if dn == "root.control" {
-            let why = "root.control can't be stopped: only the control API could start it again; restart it instead";
-            return Err(Status::failed_precondition(why));
-        }
-        self.run_action(&dn, Supervisor::stop_runnable)?;
-        Ok(Response::new(v1::StopResponse {}))
-    }
-
-    async fn restart(
-        &self,
-        request: Request<v1::RestartRequest>,
-    ) -> Result<Response<v1::RestartResponse>, Status> {
-        let request = self.record_action(request, |request| (&request.dn, "restart".into()));
-        self.run_action(&request.dn, Supervisor::restart_runnable)?;
-        Ok(Response::new(v1::RestartResponse {}))
-    }
-
-    async fn signal(
-        &self,
-        request: Request<v1::SignalRequest>,
-    ) -> Result<Response<v1::SignalResponse>, Status> {
-        let v1::SignalRequest { dn, signal } =
-            self.record_action(request, |request| (&request.dn, format!("signal {}", request.signal)));
-        self.signal_process(&dn, &signal)?;
-        Ok(Response::new(v1::SignalResponse {}))
-    }
-
-    async fn reload(
-        &self,
-        request: Request<v1::ReloadRequest>,
-    ) -> Result<Response<v1::ReloadResponse>, Status> {
-        let request = self.record_action(request, |request| (&request.dn, "reload".into()));
-        self.reload_process(&request.dn).await?;
-        Ok(Response::new(v1::ReloadResponse {}))
-    }
-
-    async fn check_config(
-        &self,
-        request: Request<v1::CheckConfigRequest>,
-    ) -> Result<Response<v1::ConfigDifference>, Status> {
-        Ok(Response::new(self.check_config(request.into_inner()).await?))
-    }
-
-    async fn reload_config(
-        &self,
-        request: Request<v1::ReloadConfigRequest>,
-    ) -> Result<Response<v1::ConfigDifference>, Status> {
-        self.record_action(request, |_| ("root", "reload of the configuration".into()));
-        Ok(Response::new(self.reload_config().await?))
-    }
-
-    async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterResponse>, Status> {
-        Ok(Response::new(cluster::cluster_status(&self.shared)?))
-    }
-
-    async fn bootstrap(
-        &self,
-        request: Request<v1::BootstrapRequest>,
-    ) -> Result<Response<v1::BootstrapResponse>, Status> {
-        self.record_action(request, |_| (CLUSTER_DN, "bootstrap".into()));
-        Ok(Response::new(cluster::bootstrap(&self.shared)?))
-    }
-
-    async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::MembersResponse>, Status> {
-        Ok(Response::new(cluster::list_members(&self.shared).await?))
-    }
-
-    async fn create_golden_ticket(
-        &self,
-        request: Request<v1::CreateGoldenTicketRequest>,
-    ) -> Result<Response<v1::CreateGoldenTicketResponse>, Status> {
-        let request = self
-            .record_action(request, |request| (CLUSTER_DN, format!("golden ticket for {}", request.address)));
-        Ok(Response::new(cluster::create_ticket(&self.shared, request).await?))
-    }
-
-    async fn withdraw_golden_ticket(
-        &self,
-        request: Request<v1::WithdrawGoldenTicketRequest>,
-    ) -> Result<Response<v1::WithdrawGoldenTicketResponse>, Status> {
-        let request = self.record_action(request, |request| {
-            (CLUSTER_DN, format!("withdrawal of the ticket for {}", request.address))
-        });
-        Ok(Response::new(cluster::revoke_ticket(&self.shared, request).await?))
-    }
-
-    async fn images(
-        &self,
-        request: Request<v1::ImagesRequest>,
-    ) -> Result<Response<v1::ImagesResponse>, Status> {
-        Ok(Response::new(images::list_images(&self.shared, &request.into_inner()).await?))
-    }
-
-    async fn storage(&self, _: Request<v1::StorageRequest>) -> Result<Response<v1::StorageResponse>, Status> {
-        Ok(Response::new(storage::storage_status(&self.shared).await))
-    }
-
-    async fn unlock_storage(
-        &self,
-        request: Request<v1::UnlockStorageRequest>,
-    ) -> Result<Response<v1::UnlockStorageResponse>, Status> {
-        let request = self.record_action(request, |_| (STORAGE_DN, "unlock".into()));
-        storage::unlock(&self.shared, request.passphrase).await?;
-        Ok(Response::new(v1::UnlockStorageResponse {}))
-    }
-
-    async fn rotate_storage_keys(
-        &self,
-        request: Request<v1::RotateStorageKeysRequest>,
-    ) -> Result<Response<v1::RotateStorageKeysResponse>, Status> {
-        let request = self.record_action(request, |_| (STORAGE_DN, "rotation of its keys".into()));
-        storage::rotate(&self.shared, request.passphrase).await?;
-        Ok(Response::new(v1::RotateStorageKeysResponse {}))
-    }
-
-    async fn add_recovery_passphrase(
-        &self,
-        request: Request<v1::AddRecoveryPassphraseRequest>,
-    ) -> Result<Response<v1::AddRecoveryPassphraseResponse>, Status> {
-        let request = self.record_action(request, |_| (STORAGE_DN, "new recovery passphrase".into()));
-        Ok(Response::new(storage::add_recovery(&self.shared, request.passphrase).await?))
-    }
-
-    async fn confirm_recovery_passphrase(
-        &self,
-        request: Request<v1::ConfirmRecoveryPassphraseRequest>,
-    ) -> Result<Response<v1::ConfirmRecoveryPassphraseResponse>, Status> {
-        let request =
-            self.record_action(request, |_| (STORAGE_DN, "confirmation of the recovery passphrase".into()));
-        storage::confirm_recovery(&self.shared, request.passphrase).await?;
-        Ok(Response::new(v1::ConfirmRecoveryPassphraseResponse {}))
-    }
-
-    async fn trim_storage(
-        &self,
-        request: Request<v1::TrimStorageRequest>,
-    ) -> Result<Response<v1::TrimStorageResponse>, Status> {
-        self.record_action(request, |_| (STORAGE_DN, "trim".into()));
-        Ok(Response::new(v1::TrimStorageResponse { trimmed_bytes: storage::trim(&self.shared).await? }))
-    }
-
-    async fn erase_storage(
-        &self,
-        request: Request<v1::EraseStorageRequest>,
-    ) -> Result<Response<v1::EraseStorageResponse>, Status> {
-        let request =
-            self.record_action(request, |request| (STORAGE_DN, format!("erasure of {}", request.token)));
-        storage::erase(&self.shared, &request.token)?;
-        Ok(Response::new(v1::EraseStorageResponse {}))
-    }
-
-    async fn import_images(
-        &self,
-        request: Request<v1::ImportImagesRequest>,
-    ) -> Result<Response<v1::ImagesResponse>, Status> {
-        let request = self.record_action(request, |request| {
-            (CONTAINERD_DN, format!("import of {} into {}", request.path, request.namespace))
-        });
-        Ok(Response::new(images::import_images(&self.shared, &request).await?))
+/// Admits the user that runs noded, and root.
+#[allow(clippy::result_large_err, reason = "tonic's interceptors return its status")]
+fn authorize_peer(noded_uid: u32, request: Request<()>) -> Result<Request<()>, Status> {
+    let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|peer| peer.peer_cred);
+    match credentials {
+        Some(peer) if peer.uid() == noded_uid || peer.uid() == 0 => Ok(request),
+        Some(peer) => Err(Status::permission_denied(format!(
+            "permission denied for uid {}: only uid {noded_uid}, which runs noded, and root may use this socket",
+            peer.uid()
+        ))),
+        None => Err(Status::permission_denied("unknown uid of the caller")),
     }
 }

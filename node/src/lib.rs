@@ -115,15 +115,9 @@ mod ports;
 #[cfg(feature = "node")]
 pub mod search_path;
 #[cfg(feature = "node")]
-mod service;
-#[cfg(feature = "node")]
 mod sys;
 #[cfg(feature = "node")]
-pub mod unlock;
-#[cfg(feature = "node")]
 mod volume;
-#[cfg(feature = "node")]
-mod volume_keys;
 #[cfg(feature = "node")]
 mod wire;
 

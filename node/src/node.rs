@@ -16,13 +16,14 @@ use nodekeel_supervisor::{Runnable, RunnableStatus, ShutdownReport, Supervisor};
 use thiserror::Error;
 
 use crate::config::LogConfig;
-use crate::control::{BindError, NodeSocket, set_configured_levels};
+use crate::control::socket::{BindError, NodeSocket};
 use crate::data::{self, DataDir, DataError};
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::dn::is_valid_runnable_name;
 use crate::layout::ProcessesLayout;
 use crate::part::{NodePreparation, Part, PlannedService, PrepareError, PreparedRunnable};
 use crate::parts::Parts;
+use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{NodePlan, PartPlanner};
 
 pub use builder::{BuildError, NodeBuilder};

@@ -1,16 +1,15 @@
 //! The parts of a node: the shipped ones, and yours.
 
-mod cluster;
-mod containerd;
-mod control;
-mod etcd;
+pub(crate) mod cluster;
+pub(crate) mod containerd;
+pub(crate) mod control;
+pub(crate) mod etcd;
 mod kernel;
 mod metrics;
 mod network;
-mod provisioner;
-mod storage;
-mod user;
-mod user_needs;
+pub(crate) mod provisioner;
+pub(crate) mod service;
+pub(crate) mod storage;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,11 +22,9 @@ use crate::config::{ConfigSection, ConfigViolation, NodedConfig, VolumeKind};
 use crate::dependency::DependencyEntry;
 use crate::dn::is_valid_runnable_name;
 use crate::part::Part;
-use crate::unlock::ClusterKeySource;
 
 pub use crate::dn::KERNEL as KERNEL_DN;
-pub(crate) use containerd::ImageAccess;
-pub(crate) use user::UserServicePlan;
+pub use storage::unlock::{ClusterKeySource, ClusterKeysFuture};
 
 /// What the shipped parts use instead of their defaults.
 #[derive(Debug, Clone, Default)]
@@ -79,7 +76,7 @@ impl Parts {
             Arc::new(cluster::ClusterPart::new(deps)),
             Arc::new(containerd::ContainerdPart),
             Arc::new(provisioner::ProvisionerPart),
-            Arc::new(user::UserPart),
+            Arc::new(service::ServicePart),
         ];
         Self { parts, provides_volume, unknown: Vec::new() }
     }
@@ -91,7 +88,8 @@ impl Parts {
     }
 
     pub(crate) fn add_part(mut self, part: Arc<dyn Part>) -> Self {
-        let at = self.parts.iter().position(|known| known.name() == user::NAME).unwrap_or(self.parts.len());
+        let at =
+            self.parts.iter().position(|known| known.name() == service::NAME).unwrap_or(self.parts.len());
         self.parts.insert(at, part);
         self
     }

@@ -10,8 +10,8 @@ const MAX_DURATION: Duration = Duration::from_secs(24 * 60 * 60);
 /// An invalid field and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigViolation {
-    pub(super) field: String,
-    pub(super) message: String,
+    pub(crate) field: String,
+    pub(crate) message: String,
 }
 
 impl ConfigViolation {
@@ -34,7 +34,7 @@ impl fmt::Display for ConfigViolation {
 impl std::error::Error for ConfigViolation {}
 
 /// Rejects a field.
-pub(super) fn reject_field(
+pub(crate) fn reject_field(
     field: impl Into<String>,
     message: impl Into<String>,
 ) -> Result<(), ConfigViolation> {
@@ -42,7 +42,7 @@ pub(super) fn reject_field(
 }
 
 /// Checks program and arguments of a built-in daemon.
-pub(super) fn check_program(
+pub(crate) fn check_program(
     table: &str,
     binary: Option<&Path>,
     extra_args: &[String],
@@ -58,7 +58,7 @@ pub(super) fn check_program(
 }
 
 /// Checks that a path is absolute: it must not depend on noded's working directory.
-pub(super) fn check_absolute_path(field: &str, path: &Path) -> Result<(), ConfigViolation> {
+pub(crate) fn check_absolute_path(field: &str, path: &Path) -> Result<(), ConfigViolation> {
     check_no_nul(field, path.to_str())?;
     match path.is_absolute() {
         true => Ok(()),
@@ -67,7 +67,7 @@ pub(super) fn check_absolute_path(field: &str, path: &Path) -> Result<(), Config
 }
 
 /// Checks that texts contain no NUL, which the kernel rejects.
-pub(super) fn check_no_nul<'a, T: AsRef<str> + ?Sized + 'a>(
+pub(crate) fn check_no_nul<'a, T: AsRef<str> + ?Sized + 'a>(
     field: &str,
     texts: impl IntoIterator<Item = &'a T>,
 ) -> Result<(), ConfigViolation> {
@@ -78,7 +78,7 @@ pub(super) fn check_no_nul<'a, T: AsRef<str> + ?Sized + 'a>(
 }
 
 /// Checks that a duration is at most a day.
-pub(super) fn check_duration(field: &str, duration: Option<Duration>) -> Result<(), ConfigViolation> {
+pub(crate) fn check_duration(field: &str, duration: Option<Duration>) -> Result<(), ConfigViolation> {
     match duration.filter(|duration| *duration > MAX_DURATION) {
         Some(duration) => {
             reject_field(field, format!("{duration:?} is more than a day; use at most \"24h\""))

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 
 use nix::unistd::{Uid, User, geteuid};
-use nodekeel_supervisor::Supervisor;
 use tonic::Request;
 use tonic::transport::server::UdsConnectInfo;
 
-use super::ControlService;
 use crate::caller::Caller;
 
 /// Longest name of a program that the kernel knows.
@@ -15,46 +13,23 @@ use crate::caller::Caller;
 /// *Source:* proc_pid_comm(5), `TASK_COMM_LEN`.
 const MAX_PROGRAM_BYTES: usize = 15;
 
-/// Longest text of an action in an event, in characters: a client chooses a part of it.
-const MAX_ACTION_CHARS: usize = 512;
-
 /// The names of the users that may call.
 #[derive(Debug, Clone)]
-pub(super) struct CallerNames(BTreeMap<u32, String>);
+pub(crate) struct CallerNames(BTreeMap<u32, String>);
 
 impl CallerNames {
     /// Looks them up, once: a lookup may have to ask another machine.
-    pub(super) fn look_up() -> Self {
+    pub(crate) fn look_up() -> Self {
         let name = |uid: Uid| Some((uid.as_raw(), User::from_uid(uid).ok()??.name));
         Self([Uid::from_raw(0), geteuid()].into_iter().filter_map(name).collect())
     }
 
     /// The caller of an admitted request.
-    pub(super) fn caller_of<T>(&self, request: &Request<T>) -> Option<Caller> {
+    pub(crate) fn caller_of<T>(&self, request: &Request<T>) -> Option<Caller> {
         let peer = request.extensions().get::<UdsConnectInfo>()?.peer_cred?;
         let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         let user = self.0.get(&peer.uid()).cloned();
         Some(Caller { uid: peer.uid(), user, pid, program: pid.and_then(program_name) })
-    }
-}
-
-impl ControlService {
-    /// Adds the request for an action on a DN to the events, if the node knows the DN, and returns the request.
-    pub(super) fn record_action<T>(
-        &self,
-        request: Request<T>,
-        describe: impl FnOnce(&T) -> (&str, String),
-    ) -> T {
-        let (dn, action) = describe(request.get_ref());
-        if self.is_known_dn(dn) {
-            let tree = self.shared.with_supervisor(Supervisor::snapshot).unwrap_or_default();
-            let generation =
-                tree.iter().find(|status| *status.dn == *dn).map_or(0, |status| status.generation);
-            let caller = self.callers.caller_of(&request);
-            let action: String = action.chars().take(MAX_ACTION_CHARS).collect();
-            self.shared.history.add_request((dn, generation), &action, caller);
-        }
-        request.into_inner()
     }
 }
 

@@ -12,10 +12,10 @@ use thiserror::Error;
 use super::{Deps, NodeHandle, StartError, new_log_store};
 use crate::config::{ConfigError, read_text};
 use crate::part::Part;
+use crate::parts::storage::unlock::ClusterKeySource;
 use crate::parts::{PartDeps, Parts};
 use crate::plan::{NodePlan, PlanError, PlanSource, SourceError};
 use crate::search_path::SearchPath;
-use crate::unlock::ClusterKeySource;
 
 /// Builds a node: [`NodeHandle::builder`].
 ///

@@ -14,12 +14,12 @@ use super::state::{NodeState, PartAdditions};
 use super::tree::child_dns;
 use super::{NodeHandle, log_skipped, prepare_services};
 use crate::config::{ConfigError, read_text};
-use crate::control::set_configured_levels;
 use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::error_chain::error_chain;
 use crate::health::{HealthCondition, NODE_PART};
 use crate::part::{PlannedService, PrepareError, PreparedRunnable};
+use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
 };

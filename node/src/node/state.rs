@@ -8,16 +8,17 @@ use nodekeel_supervisor::{RunnableStatus, Supervisor};
 use tonic::Extensions;
 
 use super::tree::NodeTree;
-use crate::control::{ControlServices, ServiceHandles};
+use crate::control::ControlServices;
 use crate::data::DataDir;
 use crate::event_history::EventHistory;
 use crate::health::{HealthCondition, HealthSources, NODE_PART, NodeSnapshot, record_conditions};
 use crate::log_sink::LogStoreSink;
 use crate::metrics::{MetricsRegistries, NodeFigures};
+use crate::parts::service::control::ServiceHandles;
+use crate::parts::storage::keys::VolumeKeys;
+use crate::parts::storage::unlock::VolumeUnlock;
 use crate::plan::NodePlan;
-use crate::unlock::VolumeUnlock;
 use crate::volume::NodeVolume;
-use crate::volume_keys::VolumeKeys;
 use crate::{v1, wire};
 
 /// The state that the tree, the control API and a reload share. The data directory is locked as long as it exists.

@@ -1,5 +1,7 @@
 //! Cluster membership.
 
+pub(crate) mod config;
+pub(crate) mod control;
 mod health;
 mod metrics;
 mod volume;
@@ -19,11 +21,12 @@ use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
 use nodekeel_logtree::parse::LogFormat;
 
+use self::config::check_cluster;
 use self::volume::{ClusterOnVolume, ClusterVolume};
 use super::PartDeps;
 use super::etcd::{check_ports, required_etcd_bytes};
 use super::network::check_reachable;
-use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_cluster};
+use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{CLUSTER_DIR, ClusterLayout, MemoryClusterLayout, NamesLayout, StorageLayout};
 use crate::part::PartPlanner;

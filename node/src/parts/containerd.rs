@@ -1,5 +1,7 @@
 //! containerd with private root, state and socket, and the import of preseeded images.
 
+pub(crate) mod config;
+pub(crate) mod images;
 mod preseed;
 mod reserve;
 
@@ -14,7 +16,7 @@ use nodekeel_containerd_svc::{
 };
 use nodekeel_logtree::parse::LogFormat;
 
-use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig, check_containerd};
+use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig};
 use crate::health::HealthProbe;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ContainerdLayout, ContainerdRunLayout};
@@ -24,6 +26,7 @@ use crate::part::{
     is_equal,
 };
 
+use self::config::check_containerd;
 use super::etcd::MIN_ETCD_BYTES;
 use reserve::{ImageReserve, ReserveEnforcement, ReserveHealth};
 

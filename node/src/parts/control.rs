@@ -1,11 +1,21 @@
 //! The control API.
 
+pub(crate) mod api;
+mod config;
+mod health;
+mod known_dns;
+pub(crate) mod log_levels;
+mod log_query;
+mod streams;
+mod suggestions;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use self::api::serve_control;
 use crate::config::NodedConfig;
-use crate::control::{self, NodeSocket, SocketPath};
+use crate::control::socket::{self, NodeSocket, SocketPath};
 use crate::dn::CONTROL as DN;
 use crate::listen_address::{ListenAddress, check_socket_path};
 use crate::part::PartPlanner;
@@ -35,7 +45,7 @@ impl Part for ControlPart {
         planner.claim_address(ListenAddress::Unix(socket.to_owned()), "control.socket");
         if !planner.serves_socket(socket)
             && let Err(error) =
-                control::check_socket(&SocketPath::control(socket), &planner.config().node.data)
+                socket::check_socket(&SocketPath::control(socket), &planner.config().node.data)
         {
             planner.report(error.to_string());
         }
@@ -59,6 +69,6 @@ impl PlannedRunnable for ControlPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let socket = Arc::new(NodeSocket::new(SocketPath::control(&self.socket))?);
         node.extensions().insert(Arc::clone(&socket));
-        Ok(PreparedRunnable::new(control::serve_control(Arc::clone(node.state), socket)))
+        Ok(PreparedRunnable::new(serve_control(Arc::clone(node.state), socket)))
     }
 }

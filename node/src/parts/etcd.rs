@@ -1,5 +1,7 @@
 //! etcd as a cluster of one member on the loopback interface.
 
+pub(crate) mod config;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -10,7 +12,8 @@ use nodekeel_logtree::parse::LogFormat;
 use nodekeel_supervisor::Failure;
 use nodekeel_supervisor::process::{Process, Readiness};
 
-use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_etcd};
+use self::config::check_etcd;
+use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
 use crate::health::HealthProbe;
 use crate::layout::EtcdLayout;
 use crate::layout::PLACED_IN_MEMORY;

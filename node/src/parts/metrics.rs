@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use self::server::MetricsServer;
 use crate::config::{ConfigSection, NodedConfig};
-use crate::control::{self, SocketPath};
+use crate::control::socket::{self, SocketPath};
 use crate::listen_address::{ListenAddress, check_socket_path};
 use crate::part::PartPlanner;
 use crate::part::{
@@ -112,7 +112,7 @@ impl Part for MetricsPart {
                 planner.claim_address(ListenAddress::Unix(path.clone()), ADDRESS_KEY);
                 if running != Some(&config)
                     && let Err(error) =
-                        control::check_socket(&SocketPath::metrics(path), &planner.config().node.data)
+                        socket::check_socket(&SocketPath::metrics(path), &planner.config().node.data)
                 {
                     planner.report(error.to_string());
                 }

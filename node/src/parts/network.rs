@@ -9,7 +9,8 @@ use std::sync::Arc;
 use nodekeel_cluster::network::{InterfaceNetwork, Network};
 
 use super::PartDeps;
-use crate::config::{ClusterConfig, ConfigViolation, NodedConfig, check_cluster_address};
+use super::cluster::config::check_cluster_address;
+use crate::config::{ClusterConfig, ConfigViolation, NodedConfig};
 use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,

@@ -1,5 +1,6 @@
 //! Volumes for the claims of a Kubernetes cluster.
 
+pub(crate) mod config;
 mod health;
 mod image_support;
 mod kubelet_dir;
@@ -15,12 +16,12 @@ use nodekeel_fsquota::{OpenError, ProjectQuota};
 use nodekeel_provisioner::{CapacityPolicy, DriverName, NodeName, PrometheusMetrics};
 use prometheus_client::registry::Registry;
 
+use self::config::check_provisioner;
 use self::health::{ApiHealth, CertificateHealth, CurrentProvisioner};
 use self::image_support::ImageSupport;
 use self::volume_service::{ServiceReports, VolumeService};
 use crate::config::{
     AuditSettings, ConfigSection, ConfigViolation, NodedConfig, ProvisionerConfig, QuotaMode,
-    check_provisioner,
 };
 use crate::data::{self, DataError, check_writable};
 use crate::error_chain::error_chain;

@@ -5,15 +5,19 @@
 //!  disk, GPT    no writes   pure       localstorage       XFS      esp/data-volume.record
 //! ```
 
+pub(crate) mod config;
+pub(crate) mod control;
 mod decision;
 mod device;
 mod error;
 mod esp;
 mod health;
+pub(crate) mod keys;
 mod location;
 mod opener;
 mod record;
 mod service;
+pub(crate) mod unlock;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -23,19 +27,20 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::volume::{ColdStart, DataVolume, KeyPolicy};
 
+use self::config::device::{DeviceConfig, SealConfig};
 use self::device::{DeviceOpener, VolumePrograms, describe_device};
 use self::esp::mount_esp;
+use self::keys::key_health;
 use self::opener::VolumeOpener;
 use self::service::StorageService;
+use self::unlock::ClusterKeySource;
 use super::PartDeps;
-use crate::config::{ConfigSection, ConfigViolation, DeviceConfig, NodedConfig, SealConfig};
+use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::dn::STORAGE as DN;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ESP_DIR, StorageLayout, StorageRunLayout, VOLUME_DIR};
 use crate::part::PartPlanner;
 use crate::part::{NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable};
-use crate::unlock::ClusterKeySource;
-use crate::volume_keys::key_health;
 
 /// In memory: on the system's disk, the copy of a header could be found again after its slots were removed.
 const HEADER_COPIES: MountSpec = MountSpec { options: &["mode=700"], ..MountSpec::RUN };

@@ -4,7 +4,7 @@ use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_cluster::node::{NodeId, NodeStore, SecretBytes};
 use nodekeel_localstorage::volume::UnlockKey;
 use nodekeel_node::node::NodeHandle;
-use nodekeel_node::unlock::{ClusterKeySource, ClusterKeysFuture};
+use nodekeel_node::parts::{ClusterKeySource, ClusterKeysFuture};
 use nodekeel_node::v1::{
     AddRecoveryPassphraseRequest, ConfirmRecoveryPassphraseRequest, HealthRequest, RecoveryPassphrase,
     RestartRequest, RotateStorageKeysRequest, StorageEncryption, StorageResponse, TrimStorageRequest,

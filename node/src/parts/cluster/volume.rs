@@ -7,7 +7,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_supervisor::{Context, RunFuture, Runnable};
 
-use crate::volume_keys::{KeyService, VolumeKeys};
+use crate::parts::storage::keys::{KeyService, VolumeKeys};
 
 /// The volume of the cluster: its directory on the data volume of the node, while that is open.
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::control::ConnectionStream;
+use crate::control::socket::ConnectionStream;
 
 /// How many connections are open at once; others wait. Each takes a descriptor of noded, and each scrape asks every part.
 const MAX_CONNECTIONS: usize = 64;

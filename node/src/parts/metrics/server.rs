@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use super::MetricsAddress;
 use super::listener::{BoundedListener, SocketListener};
-use crate::control::{NodeSocket, SocketPath};
+use crate::control::socket::{NodeSocket, SocketPath};
 use crate::health::is_healthy;
 use crate::node::NodeState;
 

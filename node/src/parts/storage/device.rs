@@ -11,14 +11,14 @@ use nodekeel_localstorage::volume::{
     VolumeEncryption, VolumeError, inspect_disk,
 };
 
+use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
 use super::decision::{DiskStep, Expectation, decide_step};
 use super::error::StorageError;
 use super::location::{FoundDevice, find_device, resume_growth};
 use super::record::{RECORD_FILE, VolumeRecord};
-use crate::config::{DeviceConfig, EncryptionConfig, SealConfig};
+use super::unlock::VolumeUnlock;
 use crate::error_chain::error_chain;
 use crate::layout::{ESP_DIR, VOLUME_DIR};
-use crate::unlock::VolumeUnlock;
 
 /// The programs that format and open a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]

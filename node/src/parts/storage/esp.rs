@@ -3,9 +3,9 @@
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
 
+use super::config::device::{DeviceConfig, EspLocation};
 use super::error::EspError;
 use super::location::{find_esp, resume_growth};
-use crate::config::{DeviceConfig, EspLocation};
 use crate::layout::ESP_DIR;
 
 /// Mounts the configured partition, unless it is mounted. It stays mounted when noded exits: the next one finds it so.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::DN;
 use super::opener::VolumeOpener;
+use super::unlock::{UnlockStatus, VolumeUnlock};
 use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
-use crate::unlock::{UnlockStatus, VolumeUnlock};
 
 /// Answers for the data volume.
 pub(super) fn health_source(unlock: Arc<VolumeUnlock>, opener: VolumeOpener) -> impl HealthSource {

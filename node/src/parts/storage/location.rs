@@ -6,8 +6,8 @@ use nodekeel_localstorage::volume::{
     BlockDevices, Partition, PartitionError, PartitionGrowth, PartitionQuery, TableCopies,
 };
 
+use super::config::device::{DeviceConfig, DeviceLocation, EspLocation};
 use super::error::{EspError, StorageError};
-use crate::config::{DeviceConfig, DeviceLocation, EspLocation};
 use crate::error_chain::error_chain;
 
 /// The device of the data volume.

@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep};
 use super::device::OpenedVolume;
 use super::error::StorageError;
 use super::opener::VolumeOpener;
+use super::unlock::{ClusterKeySource, ClusterKeysFuture, UnlockStatus, VolumeUnlock};
 use crate::error_chain::error_chain;
 use crate::node::NodeState;
-use crate::unlock::{ClusterKeySource, ClusterKeysFuture, UnlockStatus, VolumeUnlock};
 use crate::volume::{CloseOnDrop, storage_stop_timeout};
 
 /// How long a busy volume is given to become free.

@@ -11,9 +11,9 @@ use nodekeel_provisioner::{CapacityPolicy, DriverName, InvalidRatio, NodeName};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, de};
 
-use super::NodedConfig;
-use super::check::{ConfigViolation, check_absolute_path, reject_field};
-use super::value::deserialize_duration;
+use crate::config::NodedConfig;
+use crate::config::check::{ConfigViolation, check_absolute_path, reject_field};
+use crate::config::value::deserialize_duration;
 
 /// An audit reads each directory of the volumes.
 const MIN_AUDIT_INTERVAL: Duration = Duration::from_secs(1);

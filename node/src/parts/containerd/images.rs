@@ -12,12 +12,12 @@ use nodekeel_localstorage::Dir;
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
+use super::ImageAccess;
 use crate::error_chain::error_chain;
 use crate::node::NodeState;
-use crate::parts::ImageAccess;
 use crate::v1;
 
-pub(super) async fn list_images(
+pub(crate) async fn list_images(
     shared: &NodeState,
     request: &v1::ImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {
@@ -26,7 +26,7 @@ pub(super) async fn list_images(
     Ok(images_response(images.map_err(|error| aborted_status(&error))?))
 }
 
-pub(super) async fn import_images(
+pub(crate) async fn import_images(
     shared: &NodeState,
     request: &v1::ImportImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {

@@ -8,7 +8,7 @@ use super::plan::has_confirmed_passphrase;
 use super::{ClusterKeyState, VolumeKeys};
 use crate::error_chain::error_chain;
 use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
-use crate::unlock::UnlockStatus;
+use crate::parts::storage::unlock::UnlockStatus;
 
 /// What the conditions are about.
 const OBJECT: &str = "data volume";

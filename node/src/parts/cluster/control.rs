@@ -24,7 +24,7 @@ fn require_cluster(shared: &NodeState) -> Result<ClusterNode, Status> {
     shared.extension().ok_or_else(none)
 }
 
-pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, Status> {
+pub(crate) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, Status> {
     let cluster = require_cluster(shared)?;
     let state = cluster.current_state();
     let condition = cluster.condition().map(|condition| condition.to_string());
@@ -72,7 +72,7 @@ fn waiting_detail(shared: &NodeState, cause: &WaitCause) -> String {
 }
 
 /// Tells the node to bootstrap a cluster.
-pub(super) fn bootstrap(shared: &NodeState) -> Result<v1::BootstrapResponse, Status> {
+pub(crate) fn bootstrap(shared: &NodeState) -> Result<v1::BootstrapResponse, Status> {
     let requested = require_cluster(shared)?.request_bootstrap();
     requested.map_err(|refusal| Status::failed_precondition(error_chain(&refusal)))?;
     Ok(v1::BootstrapResponse {})
@@ -82,7 +82,7 @@ fn node_name(run: &EnrolmentRun) -> Option<String> {
     run.node_id().map(ToString::to_string)
 }
 
-pub(super) async fn list_members(shared: &NodeState) -> Result<v1::MembersResponse, Status> {
+pub(crate) async fn list_members(shared: &NodeState) -> Result<v1::MembersResponse, Status> {
     let cluster = require_cluster(shared)?;
     let member =
         cluster.cluster_access().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
@@ -102,7 +102,7 @@ pub(super) async fn list_members(shared: &NodeState) -> Result<v1::MembersRespon
     Ok(v1::MembersResponse { members: listed.into_iter().map(wire).collect() })
 }
 
-pub(super) async fn create_ticket(
+pub(crate) async fn create_ticket(
     shared: &NodeState,
     request: v1::CreateGoldenTicketRequest,
 ) -> Result<v1::CreateGoldenTicketResponse, Status> {
@@ -121,7 +121,7 @@ pub(super) async fn create_ticket(
     })
 }
 
-pub(super) async fn revoke_ticket(
+pub(crate) async fn revoke_ticket(
     shared: &NodeState,
     request: v1::WithdrawGoldenTicketRequest,
 ) -> Result<v1::WithdrawGoldenTicketResponse, Status> {

@@ -1,14 +1,12 @@
 //! `[storage]`: the data volume of the node.
 
-mod device;
+pub(crate) mod device;
 
 use std::fmt;
 use std::path::PathBuf;
 
 use nodekeel_localstorage::volume::{ColdStart, KeyPolicy};
 use serde::Deserialize;
-
-pub(crate) use device::{DeviceConfig, DeviceLocation, EncryptionConfig, EspLocation, SealConfig};
 
 /// `[storage]`
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]

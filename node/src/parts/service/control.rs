@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use nodekeel_supervisor::process::{ProcessHandle, ProcessHandleError, Signal};
 use tonic::Status;
 
-use super::ControlService;
 use crate::error_chain::error_chain;
+use crate::parts::control::api::ControlService;
 
 /// The handles of the operator's services, by DN.
 #[derive(Debug, Clone, Default)]
@@ -14,13 +14,13 @@ pub(crate) struct ServiceHandles(pub(crate) BTreeMap<String, ProcessHandle>);
 
 impl ControlService {
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-    pub(super) fn signal_process(&self, dn: &str, signal: &str) -> Result<(), Status> {
+    pub(crate) fn signal_process(&self, dn: &str, signal: &str) -> Result<(), Status> {
         let handle = self.find_handle(dn)?;
         let signal: Signal = signal.parse().map_err(invalid_signal)?;
         handle.send_signal(signal).map_err(|error| handle_status(dn, &error))
     }
 
-    pub(super) async fn reload_process(&self, dn: &str) -> Result<(), Status> {
+    pub(crate) async fn reload_process(&self, dn: &str) -> Result<(), Status> {
         self.find_handle(dn)?.reload().await.map_err(|error| handle_status(dn, &error))
     }
 

@@ -29,8 +29,8 @@ use tokio::task::spawn_blocking;
 use self::cluster_keys::NodeKeyStore;
 use self::plan::SlotFacts;
 use self::settle::{KeyOutcome, settle_keys};
+use super::unlock::VolumeUnlock;
 use crate::error_chain::error_chain;
-use crate::unlock::VolumeUnlock;
 
 pub(crate) use self::error::VolumeKeyError;
 pub(crate) use self::health::key_health;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nodekeel_logtree::{Dn, Level, LogStore};
 use tonic::Status;
 
-use super::ControlService;
+use super::api::ControlService;
 use crate::client::{level_from_wire, level_to_wire};
 use crate::v1;
 

@@ -9,11 +9,11 @@ use nodekeel_supervisor::process::{
 };
 use nodekeel_supervisor::{ChildPolicy, RestartLimit, RestartLimitAction};
 
+use super::UserServicePlan;
 use crate::config::{
     ReadinessConfig, ReloadConfig, RestartLimitConfig, RestartPolicy, ServiceLimits, UserService,
 };
 use crate::part::PreparedRunnable;
-use crate::parts::UserServicePlan;
 
 /// The service as a runnable with its policy.
 pub(crate) fn prepare_service(

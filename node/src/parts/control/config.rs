@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tonic::Status;
 
-use super::{ControlService, stopping_status};
+use super::api::ControlService;
+use crate::control::stopping_status;
 use crate::node::{self, ReloadError};
 use crate::plan::{ChangeEffect, PlanChange, PlanDifference};
 use crate::v1;

@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{ResponseStream, stopping_status};
+use super::api::ResponseStream;
+use crate::control::stopping_status;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::event_history::{EventHistoryReader, NodeEvent, NodeEventKind};
 use crate::node::NodeState;

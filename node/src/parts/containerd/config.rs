@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use nodekeel_containerd_svc::{CriSettings, RuntimeHandler};
 use serde::Deserialize;
 
-use super::check::{ConfigViolation, check_absolute_path, check_program, reject_field};
+use crate::config::check::{ConfigViolation, check_absolute_path, check_program, reject_field};
 
 /// `[services.containerd]`: a private containerd, separate from any other on the machine.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -8,8 +8,10 @@ use nodekeel_cluster::network::NodeAddress;
 use nodekeel_localstorage::volume::KeyPolicy;
 use serde::Deserialize;
 
-use super::check::{ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field};
-use super::{NodedConfig, value};
+use crate::config::check::{
+    ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field,
+};
+use crate::config::{NodedConfig, value};
 use crate::parts::PartDeps;
 
 /// `[cluster]`: if given, the cluster service runs, and its etcd.

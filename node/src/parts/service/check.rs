@@ -1,21 +1,18 @@
-//! Rules between fields: names, ports, sizes and services.
+//! Rules between the keys of a `[[service]]`.
 
-use std::path::Path;
 use std::time::Duration;
 
-use super::check::{
-    ConfigViolation, check_absolute_path, check_duration, check_no_nul, check_program, reject_field,
+use nodekeel_supervisor::process::Rlimit;
+
+use super::config::{
+    LivenessConfig, ReadinessConfig, ReloadConfig, RestartLimitConfig, RestartPolicy, ServiceLimits,
+    UserService,
 };
-use super::health::check_health;
-use super::user_service::check_user_service;
-use super::{EtcdConfig, NodedConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy, UserService};
+use crate::config::NodedConfig;
+use crate::config::check::{
+    ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field,
+};
 use crate::dn::is_valid_runnable_name;
-
-/// Minimum size of a log: an entry may take a quarter of it.
-const MIN_LOG_BYTES: usize = 64 * 1024;
-
-/// Maximum number of kept events; each takes some hundred bytes.
-const MAX_EVENTS: usize = 1_000_000;
 
 /// Maximum number of restarts that a limit counts.
 const MAX_RESTARTS: u32 = 1000;
@@ -23,64 +20,8 @@ const MAX_RESTARTS: u32 = 1000;
 /// Minimum backoff: without one, a service that can't start would use a whole core.
 const MIN_BACKOFF: Duration = Duration::from_millis(1);
 
-/// Checks the rules between fields that belong to no part.
-pub(super) fn check_core(config: &NodedConfig) -> Result<(), ConfigViolation> {
-    if config.node.name.is_empty() || config.node.name.chars().any(char::is_control) {
-        return reject_field("node.name", "must not be empty or contain control characters");
-    }
-    if config.node.data.as_os_str().is_empty() {
-        return reject_field("node.data", "must name a directory");
-    }
-    check_no_nul("node.data", config.node.data.to_str())?;
-    check_no_nul("control.socket", config.control.socket.as_deref().and_then(Path::to_str))?;
-    if config.control.socket.as_ref().is_some_and(|socket| socket.as_os_str().is_empty()) {
-        return reject_field(
-            "control.socket",
-            "must be a path, or left out for run/control.sock below the data directory",
-        );
-    }
-    check_duration("node.grace", Some(config.node.grace))?;
-    check_health(&config.health)?;
-    check_sizes(config)
-}
-
-/// Checks the rules between fields of etcd.
-pub(crate) fn check_etcd(etcd: &EtcdConfig) -> Result<(), ConfigViolation> {
-    if etcd.client_port == etcd.peer_port {
-        return reject_field(
-            "services.etcd.peer_port",
-            format!("{} is already client_port; use another port", etcd.peer_port),
-        );
-    }
-    check_program("services.etcd", etcd.binary.as_deref(), &etcd.extra_args)
-}
-
-fn check_sizes(config: &NodedConfig) -> Result<(), ConfigViolation> {
-    let log = &config.log;
-    for (field, bytes) in [("log.bytes", log.bytes), ("log.bytes_per_dn", log.bytes_per_dn)] {
-        if bytes.get() < MIN_LOG_BYTES {
-            return reject_field(
-                field,
-                format!("{bytes} is too small for a log; use at least {MIN_LOG_BYTES}"),
-            );
-        }
-    }
-    if log.bytes_per_dn > log.bytes {
-        let message = format!("exceeds log.bytes, {}; lower it or raise log.bytes", log.bytes);
-        return reject_field("log.bytes_per_dn", message);
-    }
-    let keep = config.events.keep;
-    if keep.get() > MAX_EVENTS {
-        return reject_field(
-            "events.keep",
-            format!("{keep} events are too many to keep in memory; use at most {MAX_EVENTS}"),
-        );
-    }
-    Ok(())
-}
-
 /// Checks the fields of a service.
-pub(crate) fn check_service(
+pub(super) fn check_service(
     config: &NodedConfig,
     index: usize,
     service: &UserService,
@@ -183,4 +124,78 @@ fn check_restart_limit(index: usize, service: &UserService) -> Result<(), Config
         ),
         false => Ok(()),
     }
+}
+
+/// Checks the settings in this file.
+fn check_user_service(index: usize, service: &UserService) -> Result<(), ConfigViolation> {
+    let field = |name: &str| format!("service[{index}].{name}");
+    if service.keep && service.readiness == ReadinessConfig::Exit {
+        let message = "can't be kept with readiness \"exit\": its exit code would be lost; remove keep";
+        return reject_field(field("keep"), message);
+    }
+    check_limits(&field("limits"), &service.limits)?;
+    check_no_nul(&field("privileges.groups"), &service.privileges.groups)?;
+    for path in &service.privileges.read_only_paths {
+        check_absolute_path(&field("privileges.read_only_paths"), path)?;
+    }
+    check_duration(&field("watchdog"), service.watchdog)?;
+    if service.watchdog.is_some_and(|interval| interval.is_zero()) {
+        return reject_field(field("watchdog"), "the interval must be above 0; use \"30s\"");
+    }
+    check_duration(&field("grace_max"), service.grace_max)?;
+    if let Some(liveness) = &service.liveness {
+        check_liveness(&field("liveness"), liveness)?;
+    }
+    if let Some(ReloadConfig::Command(command)) = &service.reload {
+        check_command(&field("reload"), command)?;
+    }
+    Ok(())
+}
+
+fn check_limits(field: &str, limits: &ServiceLimits) -> Result<(), ConfigViolation> {
+    let reject = |name: &str, message: String| reject_field(format!("{field}.{name}"), message);
+    // The kernel's period is 100 ms, and its shortest share of it is 1 ms.
+    if let Some(cpus) = limits.cpu_max.filter(|cpus| !(0.01..=4096.0).contains(cpus)) {
+        return reject("cpu_max", format!("{cpus} is not between 0.01 and 4096 CPUs"));
+    }
+    if limits.pids_max == Some(0) {
+        return reject("pids_max", "must be at least 1: the service itself".to_owned());
+    }
+    if let Some(weight) = limits.io_weight.filter(|weight| !(1..=10_000).contains(weight)) {
+        return reject("io_weight", format!("{weight} is not between 1 and 10000"));
+    }
+    if let Some(score) = limits.oom_score_adj.filter(|score| !(-1000..=1000).contains(score)) {
+        return reject("oom_score_adj", format!("{score} is not between -1000 and 1000"));
+    }
+    let is_inverted = |limit: &&Rlimit| match (limit.soft, limit.hard) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        (Some(soft), Some(hard)) => soft > hard,
+    };
+    match limits.rlimits.iter().find(is_inverted) {
+        Some(limit) => reject("rlimits", format!("the soft limit of {limit} exceeds the hard one")),
+        None => Ok(()),
+    }
+}
+
+fn check_liveness(field: &str, liveness: &LivenessConfig) -> Result<(), ConfigViolation> {
+    check_command(field, &liveness.probe)?;
+    for (name, duration) in [("period", liveness.period), ("timeout", liveness.timeout)] {
+        let field = format!("{field}.{name}");
+        check_duration(&field, Some(duration))?;
+        if duration.is_zero() {
+            return reject_field(field, "must be above 0; use \"10s\"");
+        }
+    }
+    if liveness.failure_threshold == 0 {
+        return reject_field(format!("{field}.failure_threshold"), "must be at least 1");
+    }
+    Ok(())
+}
+
+fn check_command(field: &str, command: &[String]) -> Result<(), ConfigViolation> {
+    if command.first().is_none_or(String::is_empty) {
+        return reject_field(field, "has no command; use [\"program\", \"argument\", ..]");
+    }
+    check_no_nul(field, command)
 }

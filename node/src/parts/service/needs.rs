@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Gid, Group, User};
 use nodekeel_supervisor::process::{CgroupParent, check_cgroup_limits};
 
+use super::process::process_limits;
 use crate::config::{ReadinessConfig, ReloadConfig, UserService};
 use crate::error_chain::error_chain;
 use crate::part::PartPlanner;
-use crate::service::user::process_limits;
 
 /// The programs that probe or reload a service, with their arguments; `None` where it has none.
 #[derive(Debug, Default, PartialEq)]

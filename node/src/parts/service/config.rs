@@ -7,15 +7,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use nodekeel_logtree::parse::LogFormat;
+use nodekeel_supervisor::Backoff;
 use nodekeel_supervisor::process::{Capability, Rlimit, RlimitResource, Signal};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 
-use super::check::{ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field};
-use super::value::{
-    BackoffConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy, deserialize_duration,
-    deserialize_optional_duration,
-};
+use crate::config::value::{deserialize_duration, deserialize_optional_duration};
 
 /// `[[service]]`: a program of the operator.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -83,6 +81,122 @@ pub struct UserService {
 
 fn root_directory() -> PathBuf {
     "/".into()
+}
+
+/// When a service is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum ReadinessConfig {
+    /// `"started"`: when it runs.
+    #[default]
+    Started,
+    /// `"notify"`: when it reports readiness to `NOTIFY_SOCKET` (sd_notify).
+    Notify,
+    /// `"exit"`: when it has exited with 0; a one-shot step, not a daemon.
+    Exit,
+    /// `{ probe = [..], timeout = ".." }`: when a command exits with 0.
+    Probe {
+        /// The probe's program and its arguments.
+        command: Vec<String>,
+        /// How long the probe is repeated before the incarnation has failed.
+        timeout: Duration,
+    },
+}
+
+/// When a service restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum RestartPolicy {
+    /// After every exit.
+    Always,
+    /// After a failure; exit code 0 completes it.
+    OnFailure,
+    /// Never.
+    Never,
+}
+
+/// Delay between restarts: `initial` × `factor`^n, at most `max`, plus or minus the share `jitter`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BackoffConfig {
+    /// The first delay.
+    #[serde(deserialize_with = "deserialize_duration")]
+    pub initial: Duration,
+    /// Factor of each further failure.
+    pub factor: f64,
+    /// The longest delay.
+    #[serde(deserialize_with = "deserialize_duration")]
+    pub max: Duration,
+    /// Random share that is added or subtracted.
+    pub jitter: f64,
+}
+
+impl BackoffConfig {
+    /// The same for the supervisor.
+    pub(crate) fn to_backoff(self) -> Backoff {
+        let Self { initial, factor, max, jitter } = self;
+        Backoff { initial, factor, max, jitter }
+    }
+}
+
+impl Default for BackoffConfig {
+    fn default() -> Self {
+        let Backoff { initial, factor, max, jitter, .. } = Backoff::default();
+        Self { initial, factor, max, jitter }
+    }
+}
+
+/// `restart_limit`: how often a service restarts after failures before it stays dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestartLimitConfig {
+    /// Restarts within the period.
+    pub restarts: u32,
+    /// The period.
+    #[serde(deserialize_with = "deserialize_duration")]
+    pub period: Duration,
+}
+
+impl<'de> Deserialize<'de> for ReadinessConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ReadinessVisitor)
+    }
+}
+
+struct ReadinessVisitor;
+
+impl<'de> Visitor<'de> for ReadinessVisitor {
+    type Value = ReadinessConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#""started", "notify", "exit" or { probe = ["command", ..], timeout = "60s" }"#)
+    }
+
+    fn visit_str<E: Error>(self, word: &str) -> Result<ReadinessConfig, E> {
+        match word {
+            "started" => Ok(ReadinessConfig::Started),
+            "notify" => Ok(ReadinessConfig::Notify),
+            "exit" => Ok(ReadinessConfig::Exit),
+            other => Err(E::invalid_value(serde::de::Unexpected::Str(other), &self)),
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReadinessConfig, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            probe: Vec<String>,
+            #[serde(default = "probe_timeout", deserialize_with = "deserialize_duration")]
+            timeout: Duration,
+        }
+        let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(ReadinessConfig::Probe { command: table.probe, timeout: table.timeout })
+    }
+}
+
+fn probe_timeout() -> Duration {
+    Duration::from_secs(60)
 }
 
 /// `limits`: what a service may use.
@@ -282,80 +396,6 @@ fn parse_rlimit(text: &str) -> Option<(Option<u64>, Option<u64>)> {
     Some((parse(soft)?, parse(hard)?))
 }
 
-/// Checks the settings in this file.
-pub(super) fn check_user_service(index: usize, service: &UserService) -> Result<(), ConfigViolation> {
-    let field = |name: &str| format!("service[{index}].{name}");
-    if service.keep && service.readiness == ReadinessConfig::Exit {
-        let message = "can't be kept with readiness \"exit\": its exit code would be lost; remove keep";
-        return reject_field(field("keep"), message);
-    }
-    check_limits(&field("limits"), &service.limits)?;
-    check_no_nul(&field("privileges.groups"), &service.privileges.groups)?;
-    for path in &service.privileges.read_only_paths {
-        check_absolute_path(&field("privileges.read_only_paths"), path)?;
-    }
-    check_duration(&field("watchdog"), service.watchdog)?;
-    if service.watchdog.is_some_and(|interval| interval.is_zero()) {
-        return reject_field(field("watchdog"), "the interval must be above 0; use \"30s\"");
-    }
-    check_duration(&field("grace_max"), service.grace_max)?;
-    if let Some(liveness) = &service.liveness {
-        check_liveness(&field("liveness"), liveness)?;
-    }
-    if let Some(ReloadConfig::Command(command)) = &service.reload {
-        check_command(&field("reload"), command)?;
-    }
-    Ok(())
-}
-
-fn check_limits(field: &str, limits: &ServiceLimits) -> Result<(), ConfigViolation> {
-    let reject = |name: &str, message: String| reject_field(format!("{field}.{name}"), message);
-    // The kernel's period is 100 ms, and its shortest share of it is 1 ms.
-    if let Some(cpus) = limits.cpu_max.filter(|cpus| !(0.01..=4096.0).contains(cpus)) {
-        return reject("cpu_max", format!("{cpus} is not between 0.01 and 4096 CPUs"));
-    }
-    if limits.pids_max == Some(0) {
-        return reject("pids_max", "must be at least 1: the service itself".to_owned());
-    }
-    if let Some(weight) = limits.io_weight.filter(|weight| !(1..=10_000).contains(weight)) {
-        return reject("io_weight", format!("{weight} is not between 1 and 10000"));
-    }
-    if let Some(score) = limits.oom_score_adj.filter(|score| !(-1000..=1000).contains(score)) {
-        return reject("oom_score_adj", format!("{score} is not between -1000 and 1000"));
-    }
-    let is_inverted = |limit: &&Rlimit| match (limit.soft, limit.hard) {
-        (_, None) => false,
-        (None, Some(_)) => true,
-        (Some(soft), Some(hard)) => soft > hard,
-    };
-    match limits.rlimits.iter().find(is_inverted) {
-        Some(limit) => reject("rlimits", format!("the soft limit of {limit} exceeds the hard one")),
-        None => Ok(()),
-    }
-}
-
-fn check_liveness(field: &str, liveness: &LivenessConfig) -> Result<(), ConfigViolation> {
-    check_command(field, &liveness.probe)?;
-    for (name, duration) in [("period", liveness.period), ("timeout", liveness.timeout)] {
-        let field = format!("{field}.{name}");
-        check_duration(&field, Some(duration))?;
-        if duration.is_zero() {
-            return reject_field(field, "must be above 0; use \"10s\"");
-        }
-    }
-    if liveness.failure_threshold == 0 {
-        return reject_field(format!("{field}.failure_threshold"), "must be at least 1");
-    }
-    Ok(())
-}
-
-fn check_command(field: &str, command: &[String]) -> Result<(), ConfigViolation> {
-    if command.first().is_none_or(String::is_empty) {
-        return reject_field(field, "has no command; use [\"program\", \"argument\", ..]");
-    }
-    check_no_nul(field, command)
-}
-
 #[cfg(test)]
-#[path = "user_service_test.rs"]
+#[path = "config_test.rs"]
 mod tests;

@@ -9,7 +9,7 @@ use super::VolumeKeyError;
 use super::cluster_keys::ClusterKeyStore;
 use super::plan::SlotFacts;
 use super::settle::{HeldKey, KeyOutcome, KeySlotDevice, settle_keys};
-use crate::unlock::VolumeUnlock;
+use crate::parts::storage::unlock::VolumeUnlock;
 
 /// A slot of the header: its kind, its generation, and for a split slot the number of the cluster's half.
 type Slot = (SlotKind, u32, Option<u8>);

@@ -3,12 +3,13 @@
 use nodekeel_logtree::Dn;
 use tonic::Status;
 
+use super::api::ControlService;
 use super::suggestions::unknown_dn_message;
-use super::{ControlService, stopping_status};
+use crate::control::stopping_status;
 
 impl ControlService {
     /// The status for an unknown DN: it suggests similar ones.
-    pub(super) fn unknown_dn(&self, dn: &str) -> Status {
+    pub(crate) fn unknown_dn(&self, dn: &str) -> Status {
         if self.shared.with_supervisor(|_| ()).is_none() {
             return stopping_status();
         }
@@ -18,7 +19,7 @@ impl ControlService {
     }
 
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-    pub(super) fn parse_log_dn(&self, dn: &str) -> Result<Dn, Status> {
+    pub(crate) fn parse_log_dn(&self, dn: &str) -> Result<Dn, Status> {
         match dn.parse() {
             Ok(parsed) if self.is_known_dn(dn) => Ok(parsed),
             _ => Err(self.unknown_dn(dn)),
@@ -26,7 +27,7 @@ impl ControlService {
     }
 
     /// Whether a DN is the root of the log, in the tree, or that of a log entry or above one.
-    pub(super) fn is_known_dn(&self, dn: &str) -> bool {
+    pub(crate) fn is_known_dn(&self, dn: &str) -> bool {
         let Ok(dn) = dn.parse::<Dn>() else { return false };
         dn.is_root()
             || self.shared.tree_nodes().iter().any(|node| node.dn == dn.as_str())

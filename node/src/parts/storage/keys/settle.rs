@@ -7,7 +7,7 @@ use nodekeel_localstorage::volume::{LuksVolume, UnlockKey, UnlockSecret, VolumeE
 use super::cluster_keys::ClusterKeyStore;
 use super::plan::{KeyStep, SlotFacts, next_step};
 use super::{VolumeKeyError, run_blocking};
-use crate::unlock::VolumeUnlock;
+use crate::parts::storage::unlock::VolumeUnlock;
 
 /// The key slots of a volume. The calls block.
 pub(super) trait KeySlotDevice: Send + Sync + 'static {

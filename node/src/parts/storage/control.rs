@@ -14,18 +14,18 @@ use nodekeel_localstorage::volume::{
 use tokio::task::spawn_blocking;
 use tonic::{Code, Status};
 
-use super::stopping_status;
+use super::keys::{ClusterKeyState, VolumeKeyError};
+use super::unlock::{UnlockError, UnlockStatus};
 use crate::config::{EncryptionMode, VolumeKind};
+use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::error_chain::error_chain;
 use crate::node::NodeState;
-use crate::unlock::{UnlockError, UnlockStatus};
 use crate::volume::VolumeHandle;
-use crate::volume_keys::{ClusterKeyState, VolumeKeyError};
 use crate::{sys, v1, wire};
 
 /// What root.storage does with the data volume, and what opens it.
-pub(super) async fn storage_status(shared: &NodeState) -> v1::StorageResponse {
+pub(crate) async fn storage_status(shared: &NodeState) -> v1::StorageResponse {
     let mut response = describe_state(shared.unlock.status());
     response.path = shared.volume.path().map(|path| path.display().to_string()).unwrap_or_default();
     // The disk is locked while it is being opened or created.
@@ -93,7 +93,7 @@ fn describe_slot(slot: KeySlotStatus) -> v1::StorageKeySlot {
     }
 }
 
-pub(super) async fn unlock(
+pub(crate) async fn unlock(
     shared: &NodeState,
     passphrase: Option<v1::RecoveryPassphrase>,
 ) -> Result<(), Status> {
@@ -108,7 +108,7 @@ pub(super) async fn unlock(
 }
 
 /// A client that disconnects does not end it.
-pub(super) async fn rotate(
+pub(crate) async fn rotate(
     shared: &Arc<NodeState>,
     passphrase: Option<v1::RecoveryPassphrase>,
 ) -> Result<(), Status> {
@@ -118,7 +118,7 @@ pub(super) async fn rotate(
         .await
 }
 
-pub(super) async fn add_recovery(
+pub(crate) async fn add_recovery(
     shared: &Arc<NodeState>,
     passphrase: Option<v1::RecoveryPassphrase>,
 ) -> Result<v1::AddRecoveryPassphraseResponse, Status> {
@@ -131,7 +131,7 @@ pub(super) async fn add_recovery(
     Ok(v1::AddRecoveryPassphraseResponse { passphrase: Some(v1::RecoveryPassphrase { text }) })
 }
 
-pub(super) async fn confirm_recovery(
+pub(crate) async fn confirm_recovery(
     shared: &Arc<NodeState>,
     passphrase: Option<v1::RecoveryPassphrase>,
 ) -> Result<(), Status> {
@@ -141,14 +141,14 @@ pub(super) async fn confirm_recovery(
 }
 
 /// Erases what root.storage has found, by its next attempt.
-pub(super) fn erase(shared: &NodeState, token: &str) -> Result<(), Status> {
+pub(crate) fn erase(shared: &NodeState, token: &str) -> Result<(), Status> {
     shared.unlock.permit_erase(token).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
     let restarted = shared.with_supervisor(|supervisor| supervisor.restart_runnable(STORAGE_DN));
     restarted.ok_or_else(stopping_status)?.map_err(|error| Status::failed_precondition(error.to_string()))
 }
 
 /// Discards the free blocks of the volume.
-pub(super) async fn trim(shared: &NodeState) -> Result<u64, Status> {
+pub(crate) async fn trim(shared: &NodeState) -> Result<u64, Status> {
     let plan = shared.plan();
     let storage = &plan.config.storage;
     let refused = match (storage.kind, storage.encryption) {

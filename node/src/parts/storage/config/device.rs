@@ -7,8 +7,8 @@ use nodekeel_localstorage::volume::{
     ColdStart, KeyPolicy, PartitionQuery, PartitionType, PcrSelection, VolumeEncryption,
 };
 
-use super::super::check::{ConfigViolation, check_absolute_path, check_no_nul};
 use super::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
+use crate::config::check::{ConfigViolation, check_absolute_path, check_no_nul};
 
 /// The data volume on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,28 +1,35 @@
 //! The operator's programs: `[[service]]`.
 
+mod check;
+pub(crate) mod config;
+pub(crate) mod control;
+mod needs;
+mod process;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use nodekeel_supervisor::process::ProcessHandle;
 
-use crate::config::{ConfigSection, ConfigViolation, NodedConfig, UserService, check_service};
-use crate::control::ServiceHandles;
+use self::process::prepare_service;
+use crate::config::{ConfigSection, ConfigViolation, NodedConfig, UserService};
 use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
-use crate::service::user::prepare_service;
 
-use super::user_needs::{HelperPrograms, check_needs, find_groups};
+use self::check::check_service;
+use self::control::ServiceHandles;
+use self::needs::{HelperPrograms, check_needs, find_groups};
 
 /// Its name: the services are its children in the tree.
 pub(super) const NAME: &str = "service";
 
 /// The part of the operator's programs.
-pub(super) struct UserPart;
+pub(super) struct ServicePart;
 
-impl Part for UserPart {
+impl Part for ServicePart {
     fn name(&self) -> &str {
         NAME
     }

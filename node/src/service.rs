@@ -1,3 +1,0 @@
-//! The operator's services.
-
-pub(crate) mod user;
