@@ -129,6 +129,11 @@ impl DataDir {
         Ok(Self { root, lock })
     }
 
+    /// Releases the lock.
+    pub(crate) fn unlock(&self) {
+        let _ = fcntl(&self.lock, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_UNLCK)));
+    }
+
     /// The layout of the directory.
     pub(crate) fn root(&self) -> &DataLayout {
         &self.root
@@ -139,7 +144,7 @@ impl Drop for DataDir {
     /// Unlocks explicitly: a child that another thread has just forked has the file open too, until it
     /// executes its program.
     fn drop(&mut self) {
-        let _ = fcntl(&self.lock, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_UNLCK)));
+        self.unlock();
     }
 }
 

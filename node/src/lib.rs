@@ -113,7 +113,11 @@ pub mod plan;
 #[cfg(feature = "node")]
 mod ports;
 #[cfg(feature = "node")]
+mod running;
+#[cfg(feature = "node")]
 pub mod search_path;
+#[cfg(feature = "node")]
+mod supervisor_slot;
 #[cfg(feature = "node")]
 mod sys;
 #[cfg(feature = "node")]

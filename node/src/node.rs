@@ -1,6 +1,7 @@
 //! A running node: the tree of everything that a plan contains.
 
 mod builder;
+mod config_calls;
 mod reload;
 mod state;
 mod tree;
@@ -21,15 +22,14 @@ use crate::data::{self, DataDir, DataError};
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::dn::is_valid_runnable_name;
 use crate::layout::ProcessesLayout;
-use crate::part::{NodePreparation, Part, PlannedService, PrepareError, PreparedRunnable};
+use crate::part::{NodePreparation, Part, PartAdditions, PlannedService, PrepareError, PreparedRunnable};
 use crate::parts::Parts;
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{NodePlan, PartPlanner};
 
 pub use builder::{BuildError, NodeBuilder};
 pub use reload::ReloadError;
-pub(crate) use reload::{check_config, reload_config};
-pub(crate) use state::{NodeState, PartAdditions};
+use state::NodeState;
 
 /// What a node needs beside its plan.
 #[derive(Debug)]
@@ -150,11 +150,11 @@ impl NodeHandle {
     pub fn start(plan: NodePlan, deps: Deps) -> Result<Self, StartError> {
         check_runnable_names(&plan.source.parts, &deps.runnables)?;
         let data = DataDir::acquire(&plan.config.node.data)?;
-        let shared = Arc::new(NodeState::new(plan, data, deps.log_store));
+        let shared = NodeState::new(plan, data, deps.log_store);
         let plan = shared.plan();
         let (mut prepared, additions) = prepare_services(&shared, &plan, plan.active_services())?;
-        shared.replace_additions(additions);
-        log_skipped(&shared.log_store, plan.skipped_services());
+        shared.running.replace_additions(additions);
+        log_skipped(&shared.running.log_store, plan.skipped_services());
         let at = usize::from(prepared.first().is_some_and(|(dn, _)| dn == CONTROL_DN));
         prepared.splice(
             at..at,
@@ -163,8 +163,9 @@ impl NodeHandle {
         *shared.tree.lock() = prepared;
         let builder = Supervisor::builder().output_sink(shared.log_sink.clone());
         let builder = builder.process_records(process_records(&shared, &plan)?);
-        let supervisor = builder.event_hook(shared.history.clone()).start(shared.tree.root_runnable());
-        shared.replace_supervisor(Some(Arc::new(supervisor)));
+        let supervisor =
+            builder.event_hook(shared.running.history.clone()).start(shared.tree.root_runnable());
+        shared.running.supervisor.replace(Some(Arc::new(supervisor)));
         Ok(Self { shared, socket: plan.socket.clone() })
     }
 
@@ -180,12 +181,12 @@ impl NodeHandle {
 
     /// The value of this type that a part has provided. A reload may replace it.
     pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<T> {
-        self.shared.extension()
+        self.shared.running.extension()
     }
 
     /// The current tree, without the skipped services.
     pub fn snapshot(&self) -> Vec<RunnableStatus> {
-        self.shared.with_supervisor(Supervisor::snapshot).unwrap_or_default()
+        self.shared.running.supervisor.with(Supervisor::snapshot).unwrap_or_default()
     }
 
     /// Waits until a runnable of the tree is ready or done, also one that is not in the tree yet: for ever, if it is
@@ -194,7 +195,7 @@ impl NodeHandle {
     /// # Cancel safety
     /// It can be dropped and called again at any time.
     pub async fn wait_ready(&self, dn: &str) {
-        if let Some(supervisor) = self.shared.supervisor() {
+        if let Some(supervisor) = self.shared.running.supervisor.get() {
             // Fails only when the tree is shut down, which takes this handle.
             let _ = supervisor.wait_ready(dn).await;
         }
@@ -203,15 +204,19 @@ impl NodeHandle {
     /// Stops everything, dependents before what they depend on and the control API last, then releases the data
     /// directory.
     pub async fn shutdown(self) -> ShutdownReport {
-        self.shared.supervisor().expect("only drop removes the supervisor").shutdown().await
+        let supervisor = self.shared.running.supervisor.get().expect("only drop removes the supervisor");
+        let report = supervisor.shutdown().await;
+        // Its last users may be dropped a moment later.
+        self.shared.running.release_data();
+        report
     }
 }
 
 impl Drop for NodeHandle {
-    /// The tree and the supervisor own each other through the shared state, so this breaks the cycles. What runs still
-    /// owns the state, and with it the lock of the data directory.
+    /// The tree and the supervisor own each other, so this breaks the cycle. What runs still owns the lock of the data
+    /// directory.
     fn drop(&mut self) {
-        drop(self.shared.replace_supervisor(None));
+        drop(self.shared.running.supervisor.replace(None));
         self.shared.tree.lock().clear();
         if let Some(socket) = self.extension::<Arc<NodeSocket>>() {
             socket.close();
@@ -230,7 +235,7 @@ fn log_skipped<'p>(log_store: &LogStore, skipped: impl Iterator<Item = &'p Plann
 
 /// Where the processes of the node are recorded, and the DNs that adopt kept ones.
 fn process_records(state: &NodeState, plan: &NodePlan) -> Result<ProcessRecords, DataError> {
-    let root = state.data.root();
+    let root = state.running.data();
     let records: ProcessesLayout =
         root.run.add_layout().map_err(|error| data::placement_error(root.path(), error))?;
     let kept = plan.active_services().filter(|planned| planned.keep);
@@ -251,12 +256,17 @@ fn check_runnable_names(parts: &Parts, runnables: &[ExtraRunnable]) -> Result<()
 
 /// Prepares runnables of a plan, in their order. Returns also what the parts add to the node, which is not set yet.
 fn prepare_services<'p>(
-    state: &Arc<NodeState>,
+    state: &NodeState,
     plan: &NodePlan,
     services: impl Iterator<Item = &'p PlannedService>,
 ) -> Result<(Vec<(String, PreparedRunnable)>, PartAdditions), PrepareError> {
-    let mut additions = state.additions();
-    let mut node = NodePreparation { state, plan, additions: &mut additions };
+    let mut additions = state.running.additions();
+    let mut node = NodePreparation {
+        running: &state.running,
+        config: &plan.config,
+        search: &plan.search,
+        additions: &mut additions,
+    };
     let prepare = |planned: &PlannedService| {
         let prepared = planned.runnable.prepare(&mut node)?;
         Ok((planned.dn.clone(), prepared.start_after(&planned.start_after)))

@@ -15,7 +15,9 @@
 //! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. What lies on the volume is built when the
 //! volume is open, at each start ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts after it.
 
+mod additions;
 mod node_preparation;
+mod on_volume;
 mod planned_service;
 mod planner;
 mod prepared_runnable;
@@ -28,6 +30,7 @@ use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 pub use crate::control::ControlServices;
 pub use crate::dependency::DependencyEntry;
 pub use crate::volume::VolumeHandle;
+pub(crate) use additions::PartAdditions;
 pub use node_preparation::NodePreparation;
 pub use planned_service::PlannedService;
 pub use planner::PartPlanner;

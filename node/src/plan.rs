@@ -16,6 +16,7 @@ use crate::layout::{self, DataLayout, PLACED_IN_MEMORY};
 use crate::listen_address::ListenAddress;
 use crate::part::{PlannedService, PlannerInput, RunningUse};
 use crate::parts::Parts;
+use crate::running::{RunningPlan, SkippedRunnable};
 use crate::search_path::SearchPath;
 
 pub use crate::part::PartPlanner;
@@ -192,6 +193,15 @@ impl NodePlan {
 
     pub(crate) fn skipped_services(&self) -> impl Iterator<Item = &PlannedService> {
         self.services.iter().filter(|planned| planned.skip_reason.is_some())
+    }
+
+    /// What the control API and the metrics see of it.
+    pub(crate) fn to_running(&self) -> RunningPlan {
+        let skipped = self.skipped_services().map(|planned| SkippedRunnable {
+            dn: planned.dn.clone(),
+            reason: planned.skip_reason.clone().unwrap_or_default(),
+        });
+        RunningPlan { config: self.config.clone(), skipped: skipped.collect() }
     }
 
     /// The formats of the logs of what it runs, by DN.

@@ -1,4 +1,4 @@
-//! The node's data volume: root.storage opens it, and what lies on it runs while it is open.
+//! The node's data volume: root.storage opens it, and what is on it runs while it is open.
 //!
 //! ```text
 //!  root.storage   open ──▶ ready ─────────────▶ canceled ──▶ closing ──▶ released ──▶ unmounted
@@ -13,17 +13,15 @@ use std::time::Duration;
 
 use nodekeel_localstorage::tree::{LayoutEntry, LayoutTarget};
 use nodekeel_localstorage::{Dir, OsFileStore};
-use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable, RunnableStatus, Supervisor};
+use nodekeel_supervisor::{RunnableStatus, Supervisor};
 use thiserror::Error;
-use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::data::{self, DataError};
 use crate::dependency::is_descendant;
-use crate::node::NodeState;
-use crate::part::{NodePreparation, PlannedRunnable, PrepareError, PreparedRunnable};
+use crate::supervisor_slot::SupervisorSlot;
 
 /// How long a runnable on the volume may take to stop, beyond `node.grace`.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
@@ -31,7 +29,7 @@ const STOP_MARGIN: Duration = Duration::from_secs(30);
 /// A runnable starts while root.storage is closing the volume.
 #[derive(Debug, Error)]
 #[error("the data volume is not open: see root.storage")]
-struct VolumeClosed;
+pub(crate) struct VolumeClosed;
 
 /// The open data volume of the node, for one incarnation of a runnable. The volume is closed when the runnable and
 /// everything below it have stopped.
@@ -51,6 +49,11 @@ impl VolumeHandle {
     /// Where it is mounted, for programs that need a path.
     pub fn path(&self) -> &Path {
         self.open.dir.path()
+    }
+
+    /// Resolves when the volume is closing.
+    pub(crate) async fn closing(&self) {
+        self.open.closing.cancelled().await;
     }
 
     /// Whether the volume is closing: what uses it is to end soon.
@@ -85,11 +88,19 @@ struct OpenVolume {
     dns: Mutex<BTreeSet<String>>,
 }
 
-/// The data volume of a node, open or not.
-#[derive(Debug, Default)]
-pub(crate) struct NodeVolume(Mutex<Option<Arc<OpenVolume>>>);
+/// The data volume of a node, open or not. All clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodeVolume {
+    open: Arc<Mutex<Option<Arc<OpenVolume>>>>,
+    supervisor: SupervisorSlot,
+}
 
 impl NodeVolume {
+    /// The volume of the node whose tree this supervisor runs.
+    pub(crate) fn new(supervisor: SupervisorSlot) -> Self {
+        Self { open: Arc::default(), supervisor }
+    }
+
     /// Lets runnables use the volume with this root directory.
     pub(crate) fn open(&self, dir: Dir) {
         let (closing, users, dns) = Default::default();
@@ -97,7 +108,7 @@ impl NodeVolume {
     }
 
     /// The open volume, for the runnable with this DN.
-    fn handle(&self, dn: &str) -> Result<VolumeHandle, VolumeClosed> {
+    pub(crate) fn handle(&self, dn: &str) -> Result<VolumeHandle, VolumeClosed> {
         // The lock is held until the token is taken: a close waits for all users that it finds.
         let slot = self.lock();
         let open = slot.clone().ok_or(VolumeClosed)?;
@@ -110,6 +121,12 @@ impl NodeVolume {
         let slot = self.lock();
         let open = slot.clone()?;
         Some(VolumeHandle { _user: open.users.token(), open })
+    }
+
+    /// Restarts a user of the volume: it waits for root.storage then.
+    pub(crate) fn restart_user(&self, dn: &str) {
+        // It fails only in a shutdown, which stops the user.
+        let _ = self.supervisor.with(|supervisor| supervisor.restart_runnable(dn));
     }
 
     /// Where the volume is mounted; `None` if it is not open.
@@ -126,22 +143,22 @@ impl NodeVolume {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<OpenVolume>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Closes the volume when root.storage ends in any way.
-pub(crate) struct CloseOnDrop<'a>(pub(crate) &'a NodeState);
+pub(crate) struct CloseOnDrop(pub(crate) NodeVolume);
 
-impl CloseOnDrop<'_> {
+impl CloseOnDrop {
     /// Closes the volume, and waits until nothing uses it any more.
     pub(crate) async fn close(self) {
-        let Some(open) = self.0.volume.start_close() else { return };
+        let Some(open) = self.0.start_close() else { return };
         open.users.wait().await;
         let dns = std::mem::take(&mut *open.dns.lock().unwrap_or_else(PoisonError::into_inner));
         // What a user runs below it may take longer to stop.
         let watch = |supervisor: &Supervisor| (supervisor.watch_changes(), supervisor.snapshot());
-        while let Some((mut changes, tree)) = self.0.with_supervisor(watch) {
+        while let Some((mut changes, tree)) = self.0.supervisor.with(watch) {
             if !has_running_descendant(&tree, &dns) || changes.changed().await.is_err() {
                 return;
             }
@@ -149,9 +166,9 @@ impl CloseOnDrop<'_> {
     }
 }
 
-impl Drop for CloseOnDrop<'_> {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        self.0.volume.start_close();
+        self.0.start_close();
     }
 }
 
@@ -160,87 +177,14 @@ fn has_running_descendant(tree: &[RunnableStatus], dns: &BTreeSet<String>) -> bo
     tree.iter().any(|status| status.state.is_running() && is_below(&status.dn))
 }
 
-/// Builds a runnable on the open volume. It may block.
-pub(crate) type BuildOnVolume =
-    Arc<dyn Fn(&VolumeHandle) -> Result<Arc<dyn Runnable>, PrepareError> + Send + Sync>;
-
-/// A runnable on the volume without a plan.
-pub(crate) struct RunnableOnVolume {
-    pub(crate) summary: String,
-    pub(crate) build: BuildOnVolume,
-}
-
-impl fmt::Debug for RunnableOnVolume {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RunnableOnVolume").field(&self.summary).finish()
-    }
-}
-
-impl fmt::Display for RunnableOnVolume {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.summary)
-    }
-}
-
-impl PlannedRunnable for RunnableOnVolume {
-    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        Ok(node.prepare_on_volume(Arc::clone(&self.build)))
-    }
-}
-
-/// The function that builds a runnable, for each of its incarnations.
-pub(crate) fn share_build<R: Runnable>(
-    build: impl Fn(&VolumeHandle) -> Result<R, PrepareError> + Send + Sync + 'static,
-) -> BuildOnVolume {
-    Arc::new(move |volume| Ok(Arc::new(build(volume)?)))
-}
-
-/// A runnable on the volume: built at each start, and restarted when the volume closes.
-pub(crate) struct VolumeRunnable {
-    pub(crate) build: BuildOnVolume,
-    pub(crate) state: Arc<NodeState>,
-}
-
-impl Runnable for VolumeRunnable {
-    fn run(&self, ctx: Context) -> RunFuture {
-        Box::pin(run_on_volume(Arc::clone(&self.build), Arc::clone(&self.state), ctx))
-    }
-
-    fn stop_timeout(&self) -> Option<Duration> {
-        Some(user_stop_timeout(&self.state))
-    }
-}
-
 /// How long a runnable on the volume may take to stop.
-fn user_stop_timeout(state: &NodeState) -> Duration {
-    state.plan().config.node.grace + STOP_MARGIN
+pub(crate) fn user_stop_timeout(grace: Duration) -> Duration {
+    grace + STOP_MARGIN
 }
 
-/// How long root.storage may take to stop: it waits for all that lies on the volume.
-pub(crate) fn storage_stop_timeout(state: &NodeState) -> Duration {
-    user_stop_timeout(state) + STOP_MARGIN
-}
-
-async fn run_on_volume(build: BuildOnVolume, state: Arc<NodeState>, ctx: Context) -> Result<(), Failure> {
-    let volume = state.volume.handle(ctx.dn())?;
-    let (on_thread, span) = (volume.clone(), tracing::Span::current());
-    let runnable = spawn_blocking(move || span.in_scope(|| build(&on_thread))).await??;
-    let mut run = runnable.run(ctx.clone());
-    let ended = tokio::select! {
-        ended = &mut run => ended,
-        () = volume.open.closing.cancelled() => {
-            // What stops already is not to start again, if an operator or a reload has stopped it.
-            if !ctx.is_canceled() {
-                tracing::info!("stops until root.storage has opened the data volume again");
-                // It fails only in a shutdown, which stops it.
-                let _ = state.with_supervisor(|supervisor| supervisor.restart_runnable(ctx.dn()));
-            }
-            run.await
-        }
-    };
-    drop(runnable);
-    drop(volume);
-    ended
+/// How long root.storage may take to stop: it waits for all that is on the volume.
+pub(crate) fn storage_stop_timeout(grace: Duration) -> Duration {
+    user_stop_timeout(grace) + STOP_MARGIN
 }
 
 #[cfg(test)]

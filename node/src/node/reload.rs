@@ -10,7 +10,7 @@ use nodekeel_logtree::{Level, LogMessage};
 use nodekeel_supervisor::{ControlError, Removal, Supervisor};
 use thiserror::Error;
 
-use super::state::{NodeState, PartAdditions};
+use super::state::NodeState;
 use super::tree::child_dns;
 use super::{NodeHandle, log_skipped, prepare_services};
 use crate::config::{ConfigError, read_text};
@@ -18,7 +18,7 @@ use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::error_chain::error_chain;
 use crate::health::{HealthCondition, NODE_PART};
-use crate::part::{PlannedService, PrepareError, PreparedRunnable};
+use crate::part::{PartAdditions, PlannedService, PrepareError, PreparedRunnable};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
@@ -94,12 +94,14 @@ impl NodeHandle {
 }
 
 /// Reloads the configuration: see [`NodeHandle::reload`].
-pub(crate) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
+pub(super) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
     let reload = tokio::spawn(async move {
         let _one_at_a_time = state.reload.lock().await;
         let result = reload_file(&state).await;
         log_result(&state, &result);
-        state.set_refused_reload(result.as_ref().err().and_then(|error| refusal_condition(&state, error)));
+        state
+            .running
+            .set_refused_reload(result.as_ref().err().and_then(|error| refusal_condition(&state, error)));
         result
     });
     // It ends early only with the runtime.
@@ -110,7 +112,7 @@ pub(crate) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifferenc
 ///
 /// # Errors
 /// Those of a reload, except that changes that need a restart of the program are part of the difference.
-pub(crate) async fn check_config(
+pub(super) async fn check_config(
     state: Arc<NodeState>,
     text: Option<(PathBuf, String)>,
 ) -> Result<PlanDifference, ReloadError> {
@@ -144,7 +146,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
-    let supervisor = state.supervisor().ok_or(ReloadError::Stopping)?;
+    let supervisor = state.running.supervisor.get().ok_or(ReloadError::Stopping)?;
     let (running, new) = plan_again(state, None).await?;
     let difference = compare_plans(&running, &new);
     if difference.node_restarts().next().is_some() {
@@ -157,9 +159,9 @@ async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadErr
     let (prepared, additions) = prepare_again(state, &new, started).await?;
     let change = TreeChange::new(&running, &new, &difference);
     set_running(state, new, (prepared, additions));
-    if state.supervisor().is_none() {
-        // The handle was dropped meanwhile, and has cleared the tree before this filled it: what is in it owns the
-        // state, and with it the lock of the data directory.
+    if state.running.supervisor.get().is_none() {
+        // The handle was dropped, and has cleared the tree before this filled it: what is in the tree owns the tree, and
+        // with it the lock of the data directory.
         state.tree.lock().clear();
         return Err(ReloadError::Stopping);
     }
@@ -198,10 +200,10 @@ fn set_running(
     let order = |dn: &str| plan.services.iter().position(|planned| planned.dn == dn);
     tree.sort_by_key(|(dn, _)| (dn != CONTROL_DN, order(dn)));
     let is_new = |planned: &&PlannedService| running.skipped_services().all(|known| known.dn != planned.dn);
-    log_skipped(&state.log_store, plan.skipped_services().filter(is_new));
+    log_skipped(&state.running.log_store, plan.skipped_services().filter(is_new));
     state.log_sink.set_formats(plan.log_formats());
-    set_configured_levels(&state.log_store, &running.config.log.levels, &plan.config.log.levels);
-    state.replace_additions(additions);
+    set_configured_levels(&state.running.log_store, &running.config.log.levels, &plan.config.log.levels);
+    state.running.replace_additions(additions);
     state.replace_plan(plan);
 }
 
@@ -288,7 +290,7 @@ fn refusal_condition(state: &NodeState, error: &ReloadError) -> Option<HealthCon
 
 fn log_result(state: &NodeState, result: &Result<PlanDifference, ReloadError>) {
     let dn = LOG_DN.parse().expect("a valid name");
-    let log = |level, text: String| state.log_store.append_message(&dn, LogMessage::new(level, text));
+    let log = |level, text: String| state.running.log_store.append_message(&dn, LogMessage::new(level, text));
     match result {
         Ok(difference) if difference.changes.is_empty() => {
             log(Level::Info, "configuration reloaded: no changes".to_owned());

@@ -4,18 +4,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nodekeel_supervisor::{AddChildError, ChildSpec, Context, NameError, Runnable};
 
+use crate::data::DataDir;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::part::PreparedRunnable;
 
 /// What the node runs, by DN: `root.a` is a child of the root, and `root.b.c` and `root.b.d` are the children of another
 /// one, `root.b`. Each incarnation of a parent adds the children that are here then.
-#[derive(Debug, Clone, Default)]
-pub(super) struct NodeTree(Arc<Mutex<Vec<(String, PreparedRunnable)>>>);
+#[derive(Debug, Clone)]
+pub(super) struct NodeTree {
+    prepared: Arc<Mutex<Vec<(String, PreparedRunnable)>>>,
+    /// Locked until the last runnable has stopped, also if the handle of the node is dropped before.
+    _data: Arc<DataDir>,
+}
 
 impl NodeTree {
+    /// An empty tree of the node with this data directory.
+    pub(super) fn new(data: Arc<DataDir>) -> Self {
+        Self { prepared: Arc::default(), _data: data }
+    }
+
     /// No parent adds its children while this is held.
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<(String, PreparedRunnable)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The root: it is ready when all its children are in the tree, and the control API serves. The control API stops
@@ -32,9 +42,10 @@ impl NodeTree {
             None => PreparedRunnable::new(self.parent_runnable(dn.to_owned(), None)),
         };
         let (parent, name) = dn.rsplit_once('.').unwrap_or(("", dn));
-        match parent == "root" && dn != CONTROL_DN {
-            true => runnable.stop_before(CONTROL_DN).to_child(name),
-            false => runnable.to_child(name),
+        if parent == "root" && dn != CONTROL_DN {
+            runnable.stop_before(CONTROL_DN).to_child(name)
+        } else {
+            runnable.to_child(name)
         }
     }
 

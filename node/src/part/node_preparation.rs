@@ -5,47 +5,54 @@ use std::sync::Arc;
 use nodekeel_localstorage::tree::LayoutEntry;
 use nodekeel_logtree::LogStore;
 use nodekeel_supervisor::Runnable;
+use nodekeel_supervisor::process::ProcessHandle;
 use tonic::Extensions;
 
-use super::{ControlServices, PrepareError, PreparedRunnable};
+use super::on_volume::{BuildOnVolume, VolumeRunnable, share_build};
+use super::{ControlServices, PartAdditions, PrepareError, PreparedRunnable};
 use crate::config::NodedConfig;
 use crate::data::{self, DataError};
-use crate::dn::STORAGE as STORAGE_DN;
+use crate::dn;
 use crate::health::HealthSources;
 use crate::layout::DataLayout;
 use crate::metrics::MetricsRegistries;
-use crate::node::{NodeState, PartAdditions};
-use crate::plan::NodePlan;
+use crate::running::RunningNode;
 use crate::search_path::SearchPath;
-use crate::volume::{self, BuildOnVolume, VolumeHandle, VolumeRunnable};
+use crate::volume::VolumeHandle;
 
 /// What a runnable finds while it is prepared, and what it adds to the node.
 #[derive(Debug)]
 pub struct NodePreparation<'a> {
-    pub(crate) state: &'a Arc<NodeState>,
-    pub(crate) plan: &'a NodePlan,
+    pub(crate) running: &'a Arc<RunningNode>,
+    pub(crate) config: &'a NodedConfig,
+    pub(crate) search: &'a SearchPath,
     pub(crate) additions: &'a mut PartAdditions,
 }
 
 impl NodePreparation<'_> {
+    /// The node, for the parts that show it: the control API and the metrics.
+    pub(crate) fn running(&self) -> &Arc<RunningNode> {
+        self.running
+    }
+
     /// The data directory.
     pub(crate) fn data(&self) -> &DataLayout {
-        self.state.data.root()
+        self.running.data()
     }
 
     /// The configuration.
     pub fn config(&self) -> &NodedConfig {
-        &self.plan.config
+        self.config
     }
 
     /// The directories of programs.
     pub fn search_path(&self) -> &SearchPath {
-        &self.plan.search
+        self.search
     }
 
     /// The log of the node.
     pub fn log_store(&self) -> &LogStore {
-        &self.state.log_store
+        &self.running.log_store
     }
 
     /// A runnable on the data volume: `build` creates its layout and builds it at each start, when the volume is open. It
@@ -55,12 +62,12 @@ impl NodePreparation<'_> {
         &self,
         build: impl Fn(&VolumeHandle) -> Result<R, PrepareError> + Send + Sync + 'static,
     ) -> PreparedRunnable {
-        self.prepare_on_volume(volume::share_build(build))
+        self.prepare_on_volume(share_build(build))
     }
 
-    pub(crate) fn prepare_on_volume(&self, build: BuildOnVolume) -> PreparedRunnable {
-        let runnable = VolumeRunnable { build, state: Arc::clone(self.state) };
-        PreparedRunnable::new(runnable).start_after(&[STORAGE_DN.to_owned()])
+    pub(super) fn prepare_on_volume(&self, build: BuildOnVolume) -> PreparedRunnable {
+        let (volume, grace) = (self.running.volume.clone(), self.config.node.grace);
+        PreparedRunnable::new(VolumeRunnable { build, volume, grace }).start_after(&[dn::STORAGE.to_owned()])
     }
 
     /// Creates a layout in the data directory, outside of the volume, durably.
@@ -98,5 +105,10 @@ impl NodePreparation<'_> {
     /// The gRPC services on the control socket.
     pub fn control_services(&mut self) -> &mut ControlServices {
         &mut self.additions.services
+    }
+
+    /// Lets clients signal the process of this DN, and ask it to reload.
+    pub(crate) fn add_process(&mut self, dn: String, process: ProcessHandle) {
+        self.additions.processes.insert(dn, process);
     }
 }

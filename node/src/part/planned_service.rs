@@ -7,10 +7,11 @@ use nodekeel_localstorage::tree::LayoutEntry;
 use nodekeel_logtree::parse::LogFormat;
 use nodekeel_supervisor::Runnable;
 
+use super::on_volume::{RunnableOnVolume, share_build};
 use super::{NodePreparation, PlannedRunnable, PrepareError, PreparedRunnable};
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::layout;
-use crate::volume::{self, RunnableOnVolume, VolumeHandle};
+use crate::volume::VolumeHandle;
 
 /// A runnable of the plan, and what it needs.
 #[derive(Debug, Clone)]
@@ -73,7 +74,7 @@ impl PlannedService {
         summary: impl Into<String>,
         build: impl Fn(&VolumeHandle) -> Result<R, PrepareError> + Send + Sync + 'static,
     ) -> Self {
-        let plan = RunnableOnVolume { summary: summary.into(), build: volume::share_build(build) };
+        let plan = RunnableOnVolume { summary: summary.into(), build: share_build(build) };
         Self::new(dn, plan).after_storage()
     }
 

@@ -26,6 +26,7 @@ use self::volume::{ClusterOnVolume, ClusterVolume};
 use super::PartDeps;
 use super::etcd::{check_ports, required_etcd_bytes};
 use super::network::check_reachable;
+use super::storage::keys::VolumeKeys;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{CLUSTER_DIR, ClusterLayout, MemoryClusterLayout, NamesLayout, StorageLayout};
@@ -218,11 +219,12 @@ impl ClusterPlan {
         let names = node.create_node_layout::<NamesLayout>()?.names;
         let volume = Arc::<ClusterVolume>::default();
         let cluster = self.new_cluster(node, (&esp, names), Arc::clone(&volume) as _)?;
-        let state = Arc::clone(node.state);
+        // root.storage is prepared before.
+        let keys = node.extensions().get::<Arc<VolumeKeys>>().cloned();
         Ok(node.on_volume(move |data| {
             data.create_layout::<ClusterLayout>()?;
             volume.attach(data.dir().open_dir(CLUSTER_DIR)?);
-            let keys = state.unlock.encrypted_volume().map(|_| Arc::clone(&state.keys));
+            let keys = keys.clone().filter(|keys| keys.has_volume());
             Ok(ClusterOnVolume { cluster: cluster.clone(), volume: Arc::clone(&volume), keys })
         }))
     }

@@ -7,7 +7,7 @@ mod reserve;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{
@@ -27,8 +27,9 @@ use crate::part::{
 };
 
 use self::config::check_containerd;
+use self::images::ImageAccess;
+use self::reserve::{ImageReserve, ReserveEnforcement, ReserveHealth};
 use super::etcd::MIN_ETCD_BYTES;
-use reserve::{ImageReserve, ReserveEnforcement, ReserveHealth};
 
 const DN: &str = "root.containerd";
 
@@ -141,11 +142,7 @@ impl PlannedRunnable for ContainerdPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let run = node.create_run_layout::<ContainerdRunLayout>()?.containerd.path().to_owned();
         let (path, log_store) = (node.search_path().as_path_variable(), node.log_store().clone());
-        let images = Arc::new(ImageAccess {
-            socket: self.directories.socket_path(),
-            root: Mutex::default(),
-            reserve: disk_reserve(&self.config),
-        });
+        let images = Arc::new(ImageAccess::new(self.directories.socket_path(), disk_reserve(&self.config)));
         node.extensions().insert(Arc::clone(&images));
         let socket = self.directories.socket_path();
         let probe = move || {
@@ -182,27 +179,6 @@ impl ContainerdPlan {
         containerd.disk_reserve = disk_reserve(&self.config);
         containerd.preseed = preseed;
         containerd
-    }
-}
-
-/// How the control API reaches the images.
-#[derive(Debug)]
-pub(crate) struct ImageAccess {
-    pub(crate) socket: PathBuf,
-    /// The directory of the images on the data volume, once that was open.
-    root: Mutex<Option<PathBuf>>,
-    /// What images leave free on the disk.
-    pub(crate) reserve: DiskReserve,
-}
-
-impl ImageAccess {
-    /// The directory of the images; `None` before containerd has started.
-    pub(crate) fn root_dir(&self) -> Option<PathBuf> {
-        self.root.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_root_dir(&self, root: PathBuf) {
-        *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Some(root);
     }
 }
 

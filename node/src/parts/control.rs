@@ -1,9 +1,6 @@
 //! The control API.
 
-pub(crate) mod api;
-mod config;
-mod health;
-mod known_dns;
+mod api;
 pub(crate) mod log_levels;
 mod log_query;
 mod streams;
@@ -69,6 +66,6 @@ impl PlannedRunnable for ControlPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let socket = Arc::new(NodeSocket::new(SocketPath::control(&self.socket))?);
         node.extensions().insert(Arc::clone(&socket));
-        Ok(PreparedRunnable::new(serve_control(Arc::clone(node.state), socket)))
+        Ok(PreparedRunnable::new(serve_control(Arc::clone(node.running()), socket)))
     }
 }

@@ -134,8 +134,8 @@ impl fmt::Display for MetricsPlan {
 
 impl PlannedRunnable for MetricsPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let state = Arc::clone(node.state);
-        Ok(PreparedRunnable::new(MetricsServer { address: self.0.clone(), state }))
+        let running = Arc::clone(node.running());
+        Ok(PreparedRunnable::new(MetricsServer { address: self.0.clone(), running }))
     }
 
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {

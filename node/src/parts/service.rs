@@ -20,7 +20,6 @@ use crate::part::{
 };
 
 use self::check::check_service;
-use self::control::ServiceHandles;
 use self::needs::{HelperPrograms, check_needs, find_groups};
 
 /// Its name: the services are its children in the tree.
@@ -160,7 +159,7 @@ impl PlannedRunnable for UserServicePlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let handle = ProcessHandle::default();
         let dn = format!("root.{NAME}.{}", self.config.name);
-        node.extensions().get_or_insert_default::<ServiceHandles>().0.insert(dn, handle.clone());
+        node.add_process(dn, handle.clone());
         Ok(prepare_service(self, &handle, node.config().node.grace))
     }
 

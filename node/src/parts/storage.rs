@@ -28,12 +28,13 @@ use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::volume::{ColdStart, DataVolume, KeyPolicy};
 
 use self::config::device::{DeviceConfig, SealConfig};
+use self::control::StorageControl;
 use self::device::{DeviceOpener, VolumePrograms, describe_device};
 use self::esp::mount_esp;
-use self::keys::key_health;
+use self::keys::{VolumeKeys, key_health};
 use self::opener::VolumeOpener;
 use self::service::StorageService;
-use self::unlock::ClusterKeySource;
+use self::unlock::{ClusterKeySource, VolumeUnlock};
 use super::PartDeps;
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::dn::STORAGE as DN;
@@ -230,20 +231,32 @@ impl fmt::Display for StoragePlan {
 
 impl PlannedRunnable for StoragePlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let unlock = Arc::<VolumeUnlock>::default();
         let mounted = node.create_node_layout::<StorageLayout>()?.mounted;
         let opener = match &self.volume {
             VolumeSource::Directory(path) => VolumeOpener::Directory { path: path.clone(), mounted },
-            VolumeSource::Device(plan) => plan.prepare(node)?,
+            VolumeSource::Device(plan) => plan.prepare(node, &unlock)?,
             VolumeSource::Provided(volume) => {
                 VolumeOpener::Provided { volume: Arc::clone(volume), mounted_at: Arc::default() }
             }
         };
-        let unlock = Arc::clone(&node.state.unlock);
-        node.health_sources().add("storage", health::health_source(unlock, opener.clone()));
-        let keys = key_health(Arc::clone(&node.state.keys));
-        node.health_sources().add("storage.keys", keys);
-        let (cluster_keys, state) = (self.asked_peers(), Arc::clone(node.state));
-        Ok(PreparedRunnable::new(StorageService { opener, cluster_keys, state }))
+        node.health_sources().add("storage", health::health_source(Arc::clone(&unlock), opener.clone()));
+        let keys = Arc::new(VolumeKeys::new(Arc::clone(&unlock)));
+        node.health_sources().add("storage.keys", key_health(Arc::clone(&keys)));
+        // The cluster finds the keys, and the control API all of it.
+        node.extensions().insert(Arc::clone(&keys));
+        let (volume, supervisor) = (node.running().volume.clone(), node.running().supervisor.clone());
+        let config = node.config().storage.clone();
+        let (grace, cluster_keys) = (node.config().node.grace, self.asked_peers());
+        let service = StorageService {
+            opener,
+            cluster_keys,
+            unlock: Arc::clone(&unlock),
+            volume: volume.clone(),
+            grace,
+        };
+        node.extensions().insert(Arc::new(StorageControl { keys, unlock, volume, supervisor, config }));
+        Ok(PreparedRunnable::new(service))
     }
 }
 
@@ -258,7 +271,11 @@ impl StoragePlan {
 
 impl DevicePlan {
     /// Mounts the ESP, which the parts after this one use, too, and the directory for copies of headers. Both stay mounted.
-    fn prepare(&self, node: &NodePreparation<'_>) -> Result<VolumeOpener, PrepareError> {
+    fn prepare(
+        &self,
+        node: &NodePreparation<'_>,
+        unlock: &Arc<VolumeUnlock>,
+    ) -> Result<VolumeOpener, PrepareError> {
         // Nothing is mounted through a link.
         let data = Dir::open(node.data().path().canonicalize()?)?;
         let runtime = node.create_run_layout::<StorageRunLayout>()?.storage.path().canonicalize()?;
@@ -275,7 +292,7 @@ impl DevicePlan {
             esp: data.open_dir(ESP_DIR)?,
             data,
             runtime: Dir::open(runtime)?,
-            unlock: Arc::clone(&node.state.unlock),
+            unlock: Arc::clone(unlock),
             last: Mutex::default(),
             size_problem: Mutex::default(),
         }))))

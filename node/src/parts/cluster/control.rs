@@ -3,29 +3,30 @@
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use nodekeel_cluster::consensus::{Member, MembershipError, PeerUrl};
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause};
 use nodekeel_cluster::node::{GoldenTicketIssuer, TicketIssueError};
 use tonic::{Code, Status};
 
+use crate::config::NodedConfig;
 use crate::error_chain::error_chain;
-use crate::node::NodeState;
 use crate::v1;
 
 /// The state of a node in its cluster whose member can't take part at present.
 const UNHEALTHY: &str = "Unhealthy";
 
 /// The node's cluster, or the status of a node without one.
-fn require_cluster(shared: &NodeState) -> Result<ClusterNode, Status> {
+pub(crate) fn require_cluster(cluster: Option<ClusterNode>) -> Result<ClusterNode, Status> {
     let none = || {
         Status::failed_precondition("clustering is not configured: [cluster] is missing in the configuration")
     };
-    shared.extension().ok_or_else(none)
+    cluster.ok_or_else(none)
 }
 
-pub(crate) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, Status> {
-    let cluster = require_cluster(shared)?;
+/// Where the node is on its way into the cluster, or what keeps it from taking part.
+pub(crate) fn cluster_status(cluster: &ClusterNode, config: &NodedConfig) -> v1::ClusterResponse {
     let state = cluster.current_state();
     let condition = cluster.condition().map(|condition| condition.to_string());
     let (detail, node, id) = match &state {
@@ -33,7 +34,7 @@ pub(crate) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
         // With a ticket it may wait for its address.
         EnrolmentState::Waiting(cause) => match &condition {
             Some(condition) if *condition != cause.to_string() => (condition.clone(), None, None),
-            _ => (waiting_detail(shared, cause), None, None),
+            _ => (waiting_detail(cause, &config.node.data), None, None),
         },
         EnrolmentState::CreatingCluster(run)
         | EnrolmentState::Joining { run, .. }
@@ -49,7 +50,7 @@ pub(crate) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
         // A state of a later release of the crate.
         _ => (condition.clone().unwrap_or_default(), None, None),
     };
-    Ok(v1::ClusterResponse {
+    v1::ClusterResponse {
         state: match (&state, condition) {
             (EnrolmentState::Running(_), Some(_)) => UNHEALTHY.to_owned(),
             _ => state.phase().to_string(),
@@ -58,22 +59,22 @@ pub(crate) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
         history: cluster.phase_history().iter().map(ToString::to_string).collect(),
         node: node.unwrap_or_default(),
         cluster: id.unwrap_or_default(),
-    })
+    }
 }
 
 /// Why the node waits, and what to do on this node.
-fn waiting_detail(shared: &NodeState, cause: &WaitCause) -> String {
+fn waiting_detail(cause: &WaitCause, data: &Path) -> String {
     let hint = match cause {
         WaitCause::NoInstruction => ", or type `nodectl cluster bootstrap` for a new cluster",
         _ => "",
     };
-    let ticket = shared.plan().config.node.data.join("esp/enrolment.pb");
+    let ticket = data.join("esp/enrolment.pb");
     format!("{cause}; copy a ticket of a member to {}{hint}", ticket.display())
 }
 
 /// Tells the node to bootstrap a cluster.
-pub(crate) fn bootstrap(shared: &NodeState) -> Result<v1::BootstrapResponse, Status> {
-    let requested = require_cluster(shared)?.request_bootstrap();
+pub(crate) fn bootstrap(cluster: &ClusterNode) -> Result<v1::BootstrapResponse, Status> {
+    let requested = cluster.request_bootstrap();
     requested.map_err(|refusal| Status::failed_precondition(error_chain(&refusal)))?;
     Ok(v1::BootstrapResponse {})
 }
@@ -82,8 +83,7 @@ fn node_name(run: &EnrolmentRun) -> Option<String> {
     run.node_id().map(ToString::to_string)
 }
 
-pub(crate) async fn list_members(shared: &NodeState) -> Result<v1::MembersResponse, Status> {
-    let cluster = require_cluster(shared)?;
+pub(crate) async fn list_members(cluster: &ClusterNode) -> Result<v1::MembersResponse, Status> {
     let member =
         cluster.cluster_access().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
     let listed = member.cluster_members().list_members().await;
@@ -103,15 +103,16 @@ pub(crate) async fn list_members(shared: &NodeState) -> Result<v1::MembersRespon
 }
 
 pub(crate) async fn create_ticket(
-    shared: &NodeState,
+    cluster: &ClusterNode,
+    config: &NodedConfig,
     request: v1::CreateGoldenTicketRequest,
 ) -> Result<v1::CreateGoldenTicketResponse, Status> {
-    let (cluster, tickets) = (require_cluster(shared)?, ticket_issuer(shared)?);
-    let url = peer_url(shared, &request.address, request.port)?;
+    let tickets = ticket_issuer(cluster)?;
+    let url = peer_url(config, &request.address, request.port)?;
     let ticket = match tickets.issue_ticket(&url).await {
         Ok(ticket) => ticket,
         Err(error) => {
-            let hint = ticket_hint(&cluster, &error, &url).await;
+            let hint = ticket_hint(cluster, &error, &url).await;
             return Err(ticket_error_status(&error, hint, cluster.condition().as_deref()));
         }
     };
@@ -122,11 +123,12 @@ pub(crate) async fn create_ticket(
 }
 
 pub(crate) async fn revoke_ticket(
-    shared: &NodeState,
+    cluster: &ClusterNode,
+    config: &NodedConfig,
     request: v1::WithdrawGoldenTicketRequest,
 ) -> Result<v1::WithdrawGoldenTicketResponse, Status> {
-    let (cluster, tickets) = (require_cluster(shared)?, ticket_issuer(shared)?);
-    let url = peer_url(shared, &request.address, request.port)?;
+    let tickets = ticket_issuer(cluster)?;
+    let url = peer_url(config, &request.address, request.port)?;
     match tickets.revoke_ticket(&url).await {
         Ok(true) => Ok(v1::WithdrawGoldenTicketResponse { url: url.to_string() }),
         Ok(false) => Err(Status::failed_precondition(format!("no ticket exists for {url}"))),
@@ -134,8 +136,8 @@ pub(crate) async fn revoke_ticket(
     }
 }
 
-fn ticket_issuer(shared: &NodeState) -> Result<GoldenTicketIssuer, Status> {
-    require_cluster(shared)?.ticket_issuer().map_err(|error| {
+fn ticket_issuer(cluster: &ClusterNode) -> Result<GoldenTicketIssuer, Status> {
+    cluster.ticket_issuer().map_err(|error| {
         let hint = match error {
             TicketAccessError::Disabled => {
                 "; set cluster.golden_tickets = true on the node that creates them"
@@ -147,12 +149,12 @@ fn ticket_issuer(shared: &NodeState) -> Result<GoldenTicketIssuer, Status> {
 }
 
 /// URL at which the other members reach the node of a ticket; port 0 is this node's peer port.
-fn peer_url(shared: &NodeState, address: &str, port: u32) -> Result<PeerUrl, Status> {
+fn peer_url(config: &NodedConfig, address: &str, port: u32) -> Result<PeerUrl, Status> {
     let invalid =
         |what: &str| Status::invalid_argument(format!("invalid address or port of a node: {what:?}"));
     let address: IpAddr = address.parse().map_err(|_| invalid(address))?;
     let port = match u16::try_from(port).map_err(|_| invalid(&port.to_string()))? {
-        0 => shared.plan().config.services.etcd.peer_port.get(),
+        0 => config.services.etcd.peer_port.get(),
         port => port,
     };
     Ok(PeerUrl::new(address, port))

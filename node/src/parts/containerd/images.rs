@@ -5,29 +5,53 @@
 use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use nodekeel_containerd_svc::{ContainerdImages, Image, ImageStore as _, Namespace};
+use nodekeel_containerd_svc::{ContainerdImages, DiskReserve, Image, ImageStore as _, Namespace};
 use nodekeel_localstorage::Dir;
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
-use super::ImageAccess;
 use crate::error_chain::error_chain;
-use crate::node::NodeState;
 use crate::v1;
 
+/// How the control API reaches the images.
+#[derive(Debug)]
+pub(crate) struct ImageAccess {
+    socket: PathBuf,
+    /// The directory of the images on the data volume, once that was open.
+    root: Mutex<Option<PathBuf>>,
+    /// What images leave free on the disk.
+    pub(super) reserve: DiskReserve,
+}
+
+impl ImageAccess {
+    /// The images of the containerd with this socket, before it has started.
+    pub(super) fn new(socket: PathBuf, reserve: DiskReserve) -> Self {
+        Self { socket, root: Mutex::default(), reserve }
+    }
+
+    /// The directory of the images; `None` before containerd has started.
+    pub(super) fn root_dir(&self) -> Option<PathBuf> {
+        self.root.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_root_dir(&self, root: PathBuf) {
+        *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Some(root);
+    }
+}
+
 pub(crate) async fn list_images(
-    shared: &NodeState,
+    images: Option<Arc<ImageAccess>>,
     request: &v1::ImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {
     let namespace = parse_namespace(&request.namespace)?;
-    let images = connect_store(shared).await?.list_images(&namespace).await;
+    let images = connect_store(images).await?.list_images(&namespace).await;
     Ok(images_response(images.map_err(|error| aborted_status(&error))?))
 }
 
 pub(crate) async fn import_images(
-    shared: &NodeState,
+    images: Option<Arc<ImageAccess>>,
     request: &v1::ImportImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {
     let namespace = parse_namespace(&request.namespace)?;
@@ -35,11 +59,14 @@ pub(crate) async fn import_images(
     let opened = path.clone();
     let file = spawn_blocking(move || open_archive(&opened)).await;
     let file = file.map_err(|error| Status::internal(error_chain(&error)))??;
-    let store = connect_store(shared).await?;
+    let store = connect_store(images).await?;
     let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file).await;
-    let images = imported.map_err(|error| match error.is_retryable() {
-        true => aborted_status(&error),
-        false => Status::invalid_argument(error_chain(&error)),
+    let images = imported.map_err(|error| {
+        if error.is_retryable() {
+            aborted_status(&error)
+        } else {
+            Status::invalid_argument(error_chain(&error))
+        }
     })?;
     tracing::info!("imported {} into {namespace}: {} images", path.display(), images.len());
     Ok(images_response(images))
@@ -58,8 +85,8 @@ fn open_archive(path: &Path) -> Result<File, Status> {
     Dir::open(parent).and_then(|dir| dir.open_file(name)).map_err(|error| invalid(&error_chain(&error)))
 }
 
-async fn connect_store(shared: &NodeState) -> Result<ContainerdImages, Status> {
-    let Some(images) = shared.extension::<Arc<ImageAccess>>() else {
+async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdImages, Status> {
+    let Some(images) = images else {
         return Err(Status::failed_precondition(
             "this node does not run containerd; see services.containerd",
         ));

@@ -20,7 +20,8 @@ use nodekeel_localstorage::Dir;
 use thiserror::Error;
 use tokio::task::spawn_blocking;
 
-use super::{DN, ImageAccess};
+use super::DN;
+use super::images::ImageAccess;
 use crate::error_chain::error_chain;
 use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot, format_bytes};
 

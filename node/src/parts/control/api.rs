@@ -5,21 +5,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
-use nodekeel_logtree::LogQuery;
+use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_logtree::{Dn, LogQuery};
+use nodekeel_supervisor::process::ProcessHandle;
 use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{health, log_levels, log_query, streams};
+use super::suggestions::unknown_dn_message;
+use super::{log_levels, log_query, streams};
+use crate::client::level_from_wire;
 use crate::control::callers::CallerNames;
 use crate::control::require_admission;
 use crate::control::socket::NodeSocket;
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
-use crate::node::NodeState;
 use crate::parts::cluster::control as cluster;
 use crate::parts::containerd::images;
-use crate::parts::storage::control as storage;
+use crate::parts::service::control::{reload_process, signal_process};
+use crate::parts::storage::control::StorageControl;
+use crate::running::{ConfigRequest, RunningNode};
 use crate::v1::control_server::{Control, ControlServer};
 use crate::{v1, wire};
 
@@ -37,7 +42,7 @@ const MAX_ACTION_CHARS: usize = 512;
 const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The runnable that serves the control API.
-pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<NodeSocket>) -> impl Runnable {
+pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) -> impl Runnable {
     let listen = move || {
         let listening = socket.listen().map_err(std::io::Error::other);
         async move { listening }
@@ -45,16 +50,17 @@ pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<NodeSocket>) -> 
     let callers = CallerNames::look_up();
     let router = move |ctx: &Context| {
         let (callers, stop, generation) = (callers.clone(), ctx.cancellation_token(), ctx.generation());
-        let api = ControlService { shared: Arc::clone(&shared), callers, stop, generation };
-        let routes = shared.control_services().routes.add_service(require_admission(ControlServer::new(api)));
+        let api = ControlService { running: Arc::clone(&running), callers, stop, generation };
+        let routes =
+            running.additions().services.routes.add_service(require_admission(ControlServer::new(api)));
         tonic::transport::Server::builder().add_routes(routes)
     };
     nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
 }
 
-pub(crate) struct ControlService {
-    pub(crate) shared: Arc<NodeState>,
-    pub(super) callers: CallerNames,
+struct ControlService {
+    running: Arc<RunningNode>,
+    callers: CallerNames,
     /// Ends the streams; otherwise a graceful stop would wait for their clients.
     stop: CancellationToken,
     /// Of `root.control`.
@@ -63,19 +69,15 @@ pub(crate) struct ControlService {
 
 impl ControlService {
     /// Adds the request for an action on a DN to the events, if the node knows the DN, and returns the request.
-    pub(super) fn record_action<T>(
-        &self,
-        request: Request<T>,
-        describe: impl FnOnce(&T) -> (&str, String),
-    ) -> T {
+    fn record_action<T>(&self, request: Request<T>, describe: impl FnOnce(&T) -> (&str, String)) -> T {
         let (dn, action) = describe(request.get_ref());
         if self.is_known_dn(dn) {
-            let tree = self.shared.with_supervisor(Supervisor::snapshot).unwrap_or_default();
+            let tree = self.running.supervisor.with(Supervisor::snapshot).unwrap_or_default();
             let generation =
                 tree.iter().find(|status| *status.dn == *dn).map_or(0, |status| status.generation);
             let caller = self.callers.caller_of(&request);
             let action: String = action.chars().take(MAX_ACTION_CHARS).collect();
-            self.shared.history.add_request((dn, generation), &action, caller);
+            self.running.history.add_request((dn, generation), &action, caller);
         }
         request.into_inner()
     }
@@ -87,7 +89,7 @@ impl ControlService {
         act: impl FnOnce(&Supervisor, &str) -> Result<(), ControlError>,
     ) -> Result<(), Status> {
         self.check_not_skipped(dn)?;
-        self.shared.with_supervisor(|supervisor| act(supervisor, dn)).ok_or_else(stopping_status)?.map_err(
+        self.running.supervisor.with(|supervisor| act(supervisor, dn)).ok_or_else(stopping_status)?.map_err(
             |error| match error {
                 ControlError::UnknownDn { dn } => self.unknown_dn(&dn),
                 ControlError::ShuttingDown => stopping_status(),
@@ -97,14 +99,85 @@ impl ControlService {
     }
 
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-    pub(crate) fn check_not_skipped(&self, dn: &str) -> Result<(), Status> {
-        match self.shared.plan().skipped_services().find(|planned| planned.dn == dn) {
+    fn check_not_skipped(&self, dn: &str) -> Result<(), Status> {
+        match self.running.plan().skipped.iter().find(|skipped| skipped.dn == dn) {
             None => Ok(()),
-            Some(skipped) => {
-                let reason = skipped.skip_reason.as_deref().unwrap_or_default();
-                Err(Status::failed_precondition(format!("{dn} is skipped: {reason}")))
+            Some(skipped) => Err(Status::failed_precondition(format!("{dn} is skipped: {}", skipped.reason))),
+        }
+    }
+
+    /// The status for an unknown DN: it suggests similar ones.
+    fn unknown_dn(&self, dn: &str) -> Status {
+        if self.running.supervisor.with(|_| ()).is_none() {
+            return stopping_status();
+        }
+        let logged = self.running.log_store.dn_stats().into_iter().map(|stats| stats.dn.to_string());
+        let nodes = self.running.tree_nodes().into_iter().map(|node| node.dn);
+        Status::not_found(unknown_dn_message(dn, nodes.chain(logged)))
+    }
+
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn parse_log_dn(&self, dn: &str) -> Result<Dn, Status> {
+        match dn.parse() {
+            Ok(parsed) if self.is_known_dn(dn) => Ok(parsed),
+            _ => Err(self.unknown_dn(dn)),
+        }
+    }
+
+    /// Whether a DN is the root of the log, in the tree, or that of a log entry or above one.
+    fn is_known_dn(&self, dn: &str) -> bool {
+        let Ok(dn) = dn.parse::<Dn>() else { return false };
+        dn.is_root()
+            || self.running.tree_nodes().iter().any(|node| node.dn == dn.as_str())
+            || self.running.log_store.dn_stats().iter().any(|stats| stats.dn.is_within(&dn))
+    }
+
+    /// The process of a `[[service]]`.
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn find_process(&self, dn: &str) -> Result<ProcessHandle, Status> {
+        self.check_not_skipped(dn)?;
+        // A service that a reload has removed leaves its handle.
+        if self.running.tree_nodes().iter().all(|node| node.dn != dn) {
+            return Err(self.unknown_dn(dn));
+        }
+        self.running.process(dn).ok_or_else(|| {
+            let why = format!(
+                "{dn} is not a [[service]]: only these can be signaled or reloaded; restart it instead"
+            );
+            Status::failed_precondition(why)
+        })
+    }
+
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn cluster(&self) -> Result<ClusterNode, Status> {
+        cluster::require_cluster(self.running.extension())
+    }
+
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn storage(&self) -> Result<Arc<StorageControl>, Status> {
+        let none = || Status::failed_precondition("this node has no part that opens its data volume");
+        self.running.extension().ok_or_else(none)
+    }
+
+    fn list_log_levels(&self, dn: Option<&str>) -> Result<v1::LogLevelsResponse, Status> {
+        let only = dn.map(|dn| self.parse_log_dn(dn)).transpose()?;
+        let configured = &self.running.plan().config.log.levels;
+        Ok(v1::LogLevelsResponse {
+            levels: log_levels::list_levels(&self.running.log_store, configured, only.as_ref()),
+        })
+    }
+
+    fn change_log_level(&self, request: &v1::SetLogLevelRequest) -> Result<v1::LogLevelsResponse, Status> {
+        let dn = request.dn.as_deref().map(|dn| self.parse_log_dn(dn)).transpose()?;
+        let log_store = &self.running.log_store;
+        match (&dn, level_from_wire(request.level())) {
+            (Some(dn), Some(level)) => log_store.set_level(dn, level),
+            (None, Some(_)) => return Err(Status::invalid_argument("a level needs a DN")),
+            (dn, None) => {
+                log_levels::reset_levels(log_store, &self.running.plan().config.log.levels, dn.as_ref())
             }
         }
+        self.list_log_levels(request.dn.as_deref())
     }
 }
 
@@ -113,20 +186,20 @@ pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>>
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
-        let plan = self.shared.plan();
+        let plan = self.running.plan();
         let node = &plan.config.node;
         Ok(Response::new(v1::VersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),
             name: node.name.clone(),
             pid: std::process::id(),
-            started: wire::timestamp(self.shared.started_at),
+            started: wire::timestamp(self.running.started_at),
             data: node.data.display().to_string(),
         }))
     }
 
     async fn tree(&self, _: Request<v1::TreeRequest>) -> Result<Response<v1::TreeResponse>, Status> {
-        self.shared.with_supervisor(|_| ()).ok_or_else(stopping_status)?;
-        Ok(Response::new(v1::TreeResponse { nodes: self.shared.tree_nodes() }))
+        self.running.supervisor.with(|_| ()).ok_or_else(stopping_status)?;
+        Ok(Response::new(v1::TreeResponse { nodes: self.running.tree_nodes() }))
     }
 
     type WatchTreeStream = ResponseStream<v1::TreeResponse>;
@@ -135,14 +208,14 @@ impl Control for ControlService {
         &self,
         _: Request<v1::TreeRequest>,
     ) -> Result<Response<Self::WatchTreeStream>, Status> {
-        let changes = self.shared.with_supervisor(Supervisor::watch_changes).ok_or_else(stopping_status)?;
-        let trees = streams::tree_stream(Arc::clone(&self.shared), changes);
+        let changes = self.running.supervisor.with(Supervisor::watch_changes).ok_or_else(stopping_status)?;
+        let trees = streams::tree_stream(Arc::clone(&self.running), changes);
         Ok(Response::new(streams::until_stopped(&self.stop, trees)))
     }
 
     async fn health(&self, _: Request<v1::HealthRequest>) -> Result<Response<v1::HealthResponse>, Status> {
-        self.shared.with_supervisor(|_| ()).ok_or_else(stopping_status)?;
-        Ok(Response::new(wire::health_to_wire(self.shared.assess_health().await)))
+        self.running.supervisor.with(|_| ()).ok_or_else(stopping_status)?;
+        Ok(Response::new(wire::health_to_wire(self.running.assess_health().await)))
     }
 
     type WatchHealthStream = ResponseStream<v1::HealthResponse>;
@@ -151,8 +224,8 @@ impl Control for ControlService {
         &self,
         _: Request<v1::HealthRequest>,
     ) -> Result<Response<Self::WatchHealthStream>, Status> {
-        let changes = self.shared.with_supervisor(Supervisor::watch_changes).ok_or_else(stopping_status)?;
-        let health = health::health_stream(Arc::clone(&self.shared), changes);
+        let changes = self.running.supervisor.with(Supervisor::watch_changes).ok_or_else(stopping_status)?;
+        let health = streams::health_stream(Arc::clone(&self.running), changes);
         Ok(Response::new(streams::until_stopped(&self.stop, health)))
     }
 
@@ -161,11 +234,11 @@ impl Control for ControlService {
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
         let v1::StatusRequest { dn, log_entries } = request.into_inner();
-        let node = self.shared.tree_nodes().into_iter().find(|node| node.dn == dn);
+        let node = self.running.tree_nodes().into_iter().find(|node| node.dn == dn);
         let node = node.ok_or_else(|| self.unknown_dn(&dn))?;
         let newest = log_entries.min(MAX_STATUS_ENTRIES) as usize;
         let query = LogQuery::of_dn(self.parse_log_dn(&dn)?).last_entries(newest);
-        let mut reader = self.shared.log_store.open_reader(query).map_err(log_query::invalid_query)?;
+        let mut reader = self.running.log_store.open_reader(query).map_err(log_query::invalid_query)?;
         let log = reader.read_backlog().into_iter().map(wire::entry_to_wire).collect();
         Ok(Response::new(v1::StatusResponse { node: Some(node), log }))
     }
@@ -175,7 +248,7 @@ impl Control for ControlService {
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
         let request = request.into_inner();
         let query = log_query::from_request(self.parse_log_dn(&request.dn)?, &request)?;
-        let reader = self.shared.log_store.open_reader(query).map_err(log_query::invalid_query)?;
+        let reader = self.running.log_store.open_reader(query).map_err(log_query::invalid_query)?;
         Ok(Response::new(streams::until_stopped(&self.stop, streams::log_stream(reader))))
     }
 
@@ -201,7 +274,7 @@ impl Control for ControlService {
         request: Request<v1::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
         let v1::EventsRequest { backlog, follow } = request.into_inner();
-        let events = self.shared.history.read_events(backlog);
+        let events = self.running.history.read_events(backlog);
         Ok(Response::new(Box::pin(streams::event_stream(events, follow, self.generation))))
     }
 
@@ -236,7 +309,7 @@ impl Control for ControlService {
     ) -> Result<Response<v1::SignalResponse>, Status> {
         let v1::SignalRequest { dn, signal } =
             self.record_action(request, |request| (&request.dn, format!("signal {}", request.signal)));
-        self.signal_process(&dn, &signal)?;
+        signal_process(&self.find_process(&dn)?, &dn, &signal)?;
         Ok(Response::new(v1::SignalResponse {}))
     }
 
@@ -245,7 +318,7 @@ impl Control for ControlService {
         request: Request<v1::ReloadRequest>,
     ) -> Result<Response<v1::ReloadResponse>, Status> {
         let request = self.record_action(request, |request| (&request.dn, "reload".into()));
-        self.reload_process(&request.dn).await?;
+        reload_process(&self.find_process(&request.dn)?, &request.dn).await?;
         Ok(Response::new(v1::ReloadResponse {}))
     }
 
@@ -253,7 +326,9 @@ impl Control for ControlService {
         &self,
         request: Request<v1::CheckConfigRequest>,
     ) -> Result<Response<v1::ConfigDifference>, Status> {
-        Ok(Response::new(self.check_config(request.into_inner()).await?))
+        let v1::CheckConfigRequest { file, text } = request.into_inner();
+        let request = ConfigRequest::Check(text.map(|text| (file.into(), text)));
+        Ok(Response::new(self.running.answer_config(request).await?))
     }
 
     async fn reload_config(
@@ -261,11 +336,11 @@ impl Control for ControlService {
         request: Request<v1::ReloadConfigRequest>,
     ) -> Result<Response<v1::ConfigDifference>, Status> {
         self.record_action(request, |_| ("root", "reload of the configuration".into()));
-        Ok(Response::new(self.reload_config().await?))
+        Ok(Response::new(self.running.answer_config(ConfigRequest::Reload).await?))
     }
 
     async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterResponse>, Status> {
-        Ok(Response::new(cluster::cluster_status(&self.shared)?))
+        Ok(Response::new(cluster::cluster_status(&self.cluster()?, &self.running.plan().config)))
     }
 
     async fn bootstrap(
@@ -273,11 +348,11 @@ impl Control for ControlService {
         request: Request<v1::BootstrapRequest>,
     ) -> Result<Response<v1::BootstrapResponse>, Status> {
         self.record_action(request, |_| (CLUSTER_DN, "bootstrap".into()));
-        Ok(Response::new(cluster::bootstrap(&self.shared)?))
+        Ok(Response::new(cluster::bootstrap(&self.cluster()?)?))
     }
 
     async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::MembersResponse>, Status> {
-        Ok(Response::new(cluster::list_members(&self.shared).await?))
+        Ok(Response::new(cluster::list_members(&self.cluster()?).await?))
     }
 
     async fn create_golden_ticket(
@@ -286,7 +361,9 @@ impl Control for ControlService {
     ) -> Result<Response<v1::CreateGoldenTicketResponse>, Status> {
         let request = self
             .record_action(request, |request| (CLUSTER_DN, format!("golden ticket for {}", request.address)));
-        Ok(Response::new(cluster::create_ticket(&self.shared, request).await?))
+        Ok(Response::new(
+            cluster::create_ticket(&self.cluster()?, &self.running.plan().config, request).await?,
+        ))
     }
 
     async fn withdraw_golden_ticket(
@@ -296,18 +373,20 @@ impl Control for ControlService {
         let request = self.record_action(request, |request| {
             (CLUSTER_DN, format!("withdrawal of the ticket for {}", request.address))
         });
-        Ok(Response::new(cluster::revoke_ticket(&self.shared, request).await?))
+        Ok(Response::new(
+            cluster::revoke_ticket(&self.cluster()?, &self.running.plan().config, request).await?,
+        ))
     }
 
     async fn images(
         &self,
         request: Request<v1::ImagesRequest>,
     ) -> Result<Response<v1::ImagesResponse>, Status> {
-        Ok(Response::new(images::list_images(&self.shared, &request.into_inner()).await?))
+        Ok(Response::new(images::list_images(self.running.extension(), &request.into_inner()).await?))
     }
 
     async fn storage(&self, _: Request<v1::StorageRequest>) -> Result<Response<v1::StorageResponse>, Status> {
-        Ok(Response::new(storage::storage_status(&self.shared).await))
+        Ok(Response::new(self.storage()?.status().await))
     }
 
     async fn unlock_storage(
@@ -315,7 +394,7 @@ impl Control for ControlService {
         request: Request<v1::UnlockStorageRequest>,
     ) -> Result<Response<v1::UnlockStorageResponse>, Status> {
         let request = self.record_action(request, |_| (STORAGE_DN, "unlock".into()));
-        storage::unlock(&self.shared, request.passphrase).await?;
+        self.storage()?.unlock(request.passphrase).await?;
         Ok(Response::new(v1::UnlockStorageResponse {}))
     }
 
@@ -324,7 +403,7 @@ impl Control for ControlService {
         request: Request<v1::RotateStorageKeysRequest>,
     ) -> Result<Response<v1::RotateStorageKeysResponse>, Status> {
         let request = self.record_action(request, |_| (STORAGE_DN, "rotation of its keys".into()));
-        storage::rotate(&self.shared, request.passphrase).await?;
+        self.storage()?.rotate(self.running.extension(), request.passphrase).await?;
         Ok(Response::new(v1::RotateStorageKeysResponse {}))
     }
 
@@ -333,7 +412,7 @@ impl Control for ControlService {
         request: Request<v1::AddRecoveryPassphraseRequest>,
     ) -> Result<Response<v1::AddRecoveryPassphraseResponse>, Status> {
         let request = self.record_action(request, |_| (STORAGE_DN, "new recovery passphrase".into()));
-        Ok(Response::new(storage::add_recovery(&self.shared, request.passphrase).await?))
+        Ok(Response::new(self.storage()?.add_recovery(self.running.extension(), request.passphrase).await?))
     }
 
     async fn confirm_recovery_passphrase(
@@ -342,7 +421,7 @@ impl Control for ControlService {
     ) -> Result<Response<v1::ConfirmRecoveryPassphraseResponse>, Status> {
         let request =
             self.record_action(request, |_| (STORAGE_DN, "confirmation of the recovery passphrase".into()));
-        storage::confirm_recovery(&self.shared, request.passphrase).await?;
+        self.storage()?.confirm_recovery(request.passphrase).await?;
         Ok(Response::new(v1::ConfirmRecoveryPassphraseResponse {}))
     }
 
@@ -351,7 +430,7 @@ impl Control for ControlService {
         request: Request<v1::TrimStorageRequest>,
     ) -> Result<Response<v1::TrimStorageResponse>, Status> {
         self.record_action(request, |_| (STORAGE_DN, "trim".into()));
-        Ok(Response::new(v1::TrimStorageResponse { trimmed_bytes: storage::trim(&self.shared).await? }))
+        Ok(Response::new(v1::TrimStorageResponse { trimmed_bytes: self.storage()?.trim().await? }))
     }
 
     async fn erase_storage(
@@ -360,7 +439,7 @@ impl Control for ControlService {
     ) -> Result<Response<v1::EraseStorageResponse>, Status> {
         let request =
             self.record_action(request, |request| (STORAGE_DN, format!("erasure of {}", request.token)));
-        storage::erase(&self.shared, &request.token)?;
+        self.storage()?.erase(&request.token)?;
         Ok(Response::new(v1::EraseStorageResponse {}))
     }
 
@@ -371,6 +450,6 @@ impl Control for ControlService {
         let request = self.record_action(request, |request| {
             (CONTAINERD_DN, format!("import of {} into {}", request.path, request.namespace))
         });
-        Ok(Response::new(images::import_images(&self.shared, &request).await?))
+        Ok(Response::new(images::import_images(self.running.extension(), &request).await?))
     }
 }

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodekeel_logtree::{Dn, Level, LogStore};
-use tonic::Status;
 
-use super::api::ControlService;
 use crate::client::{level_from_wire, level_to_wire};
 use crate::v1;
 
@@ -19,29 +17,6 @@ pub(super) fn describe_request(request: &v1::SetLogLevelRequest) -> (&str, Strin
         None => "reset of the log level".into(),
     };
     (request.dn(), action)
-}
-
-#[allow(clippy::result_large_err, reason = "tonic's services return its status")]
-impl ControlService {
-    pub(super) fn list_log_levels(&self, dn: Option<&str>) -> Result<v1::LogLevelsResponse, Status> {
-        let only = dn.map(|dn| self.parse_log_dn(dn)).transpose()?;
-        let configured = &self.shared.plan().config.log.levels;
-        Ok(v1::LogLevelsResponse { levels: list_levels(&self.shared.log_store, configured, only.as_ref()) })
-    }
-
-    pub(super) fn change_log_level(
-        &self,
-        request: &v1::SetLogLevelRequest,
-    ) -> Result<v1::LogLevelsResponse, Status> {
-        let dn = request.dn.as_deref().map(|dn| self.parse_log_dn(dn)).transpose()?;
-        let log_store = &self.shared.log_store;
-        match (&dn, level_from_wire(request.level())) {
-            (Some(dn), Some(level)) => log_store.set_level(dn, level),
-            (None, Some(_)) => return Err(Status::invalid_argument("a level needs a DN")),
-            (dn, None) => reset_levels(log_store, &self.shared.plan().config.log.levels, dn.as_ref()),
-        }
-        self.list_log_levels(request.dn.as_deref())
-    }
 }
 
 /// Applies the levels of a configuration after another one. What a request has set stays.
@@ -63,7 +38,11 @@ pub(crate) fn set_configured_levels(
 }
 
 /// The level of one name; or of all names for which one is set, and of those with entries that were not kept.
-fn list_levels(log_store: &LogStore, configured: &ConfiguredLevels, only: Option<&Dn>) -> Vec<v1::LogLevel> {
+pub(super) fn list_levels(
+    log_store: &LogStore,
+    configured: &ConfiguredLevels,
+    only: Option<&Dn>,
+) -> Vec<v1::LogLevel> {
     let suppressed: BTreeMap<_, _> =
         log_store.dn_stats().into_iter().map(|stats| (stats.dn, stats.suppressed)).collect();
     let names = match only {
@@ -88,7 +67,7 @@ fn list_levels(log_store: &LogStore, configured: &ConfiguredLevels, only: Option
 }
 
 /// Gives one name, or all, the level of the configuration.
-fn reset_levels(log_store: &LogStore, configured: &ConfiguredLevels, only: Option<&Dn>) {
+pub(super) fn reset_levels(log_store: &LogStore, configured: &ConfiguredLevels, only: Option<&Dn>) {
     let names: BTreeSet<_> = match only {
         Some(dn) => BTreeSet::from([dn.clone()]),
         None => log_store.levels().into_iter().map(|(dn, _)| dn).chain(configured.keys().cloned()).collect(),

@@ -2,12 +2,14 @@
 //! dropped, and with it the reader.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use nodekeel_logtree::LogReader;
 use nodekeel_supervisor::{RunnableChange, Supervisor};
 use prost::Message as _;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -15,7 +17,7 @@ use super::api::ResponseStream;
 use crate::control::stopping_status;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::event_history::{EventHistoryReader, NodeEvent, NodeEventKind};
-use crate::node::NodeState;
+use crate::running::RunningNode;
 use crate::{v1, wire};
 
 /// Maximum number of entries in one message.
@@ -23,6 +25,13 @@ const MAX_ENTRIES: usize = 2000;
 
 /// A message is sent when it reaches this size; a client accepts four times as much by default.
 const MAX_BYTES: usize = 1 << 20;
+
+/// How often a client that watches is answered while the tree does not change: nothing notifies of a disk that fills
+/// up, a clock, or an API server. Without a client nothing is asked.
+const HEALTH_PERIOD: Duration = Duration::from_secs(2);
+
+/// Pause after an answer: a tree that changes all the time does not ask every part all the time.
+const HEALTH_PAUSE: Duration = Duration::from_millis(200);
 
 /// Ends a stream with `UNAVAILABLE` when the node stops, after the items that are available then.
 pub(super) fn until_stopped<T: Send + 'static>(
@@ -42,27 +51,46 @@ pub(super) fn until_stopped<T: Send + 'static>(
 
 /// Streams the tree: now, after each change, and when readiness clears failures, which is not a change of the tree.
 pub(super) fn tree_stream(
-    shared: Arc<NodeState>,
+    running: Arc<RunningNode>,
     mut changes: watch::Receiver<u64>,
 ) -> impl Stream<Item = v1::TreeResponse> + Send {
     changes.mark_changed();
-    stream::unfold((shared, changes), |(shared, mut changes)| async move {
+    stream::unfold((running, changes), |(running, mut changes)| async move {
         tokio::select! {
             changed = changes.changed() => changed.ok()?,
-            () = failures_cleared(&shared) => {}
+            () = failures_cleared(&running) => {}
         }
-        shared.with_supervisor(|_| ())?;
-        Some((v1::TreeResponse { nodes: shared.tree_nodes() }, (shared, changes)))
+        running.supervisor.with(|_| ())?;
+        Some((v1::TreeResponse { nodes: running.tree_nodes() }, (running, changes)))
     })
 }
 
 /// Resolves when readiness clears the failures of a runnable, if nothing changes until then.
-pub(super) async fn failures_cleared(shared: &NodeState) {
-    let statuses = shared.with_supervisor(Supervisor::snapshot).unwrap_or_default();
+async fn failures_cleared(running: &RunningNode) {
+    let statuses = running.supervisor.with(Supervisor::snapshot).unwrap_or_default();
     match statuses.iter().filter_map(|status| status.failures_clear_in).min() {
-        Some(time) => tokio::time::sleep(time).await,
+        Some(time) => sleep(time).await,
         None => std::future::pending().await,
     }
+}
+
+/// Streams the health: now, after each change of the tree, and in each [`HEALTH_PERIOD`].
+pub(super) fn health_stream(
+    running: Arc<RunningNode>,
+    mut changes: watch::Receiver<u64>,
+) -> impl Stream<Item = v1::HealthResponse> + Send {
+    changes.mark_changed();
+    stream::unfold((running, changes, Duration::ZERO), |(running, mut changes, pause)| async move {
+        sleep(pause).await;
+        tokio::select! {
+            changed = changes.changed() => changed.ok()?,
+            () = failures_cleared(&running) => {}
+            () = sleep(HEALTH_PERIOD) => {}
+        }
+        running.supervisor.with(|_| ())?;
+        let health = wire::health_to_wire(running.assess_health().await);
+        Some((health, (running, changes, HEALTH_PAUSE)))
+    })
 }
 
 /// Streams log entries, as many in one message as are available and fit.

@@ -18,7 +18,7 @@ use super::MetricsAddress;
 use super::listener::{BoundedListener, SocketListener};
 use crate::control::socket::{NodeSocket, SocketPath};
 use crate::health::is_healthy;
-use crate::node::NodeState;
+use crate::running::RunningNode;
 
 /// The OpenMetrics text format. *Source:* prometheus-client's `encoding::text`.
 const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -40,12 +40,12 @@ enum ServeError {
 #[derive(Debug)]
 pub(super) struct MetricsServer {
     pub(super) address: MetricsAddress,
-    pub(super) state: Arc<NodeState>,
+    pub(super) running: Arc<RunningNode>,
 }
 
 impl Runnable for MetricsServer {
     fn run(&self, ctx: Context) -> RunFuture {
-        let (address, router) = (self.address.clone(), build_router(&self.state));
+        let (address, router) = (self.address.clone(), build_router(&self.running));
         Box::pin(async move {
             match address {
                 MetricsAddress::Tcp(address) => {
@@ -78,8 +78,8 @@ where
     }
 }
 
-fn build_router(state: &Arc<NodeState>) -> Router {
-    let (of_metrics, of_health) = (Arc::clone(state), Arc::clone(state));
+fn build_router(running: &Arc<RunningNode>) -> Router {
+    let (of_metrics, of_health) = (Arc::clone(running), Arc::clone(running));
     let metrics = async move || ([(CONTENT_TYPE, OPENMETRICS_TYPE)], of_metrics.encode_metrics().await);
     let readiness = async move || {
         let conditions = of_health.assess_health().await;

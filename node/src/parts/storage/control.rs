@@ -14,28 +14,141 @@ use nodekeel_localstorage::volume::{
 use tokio::task::spawn_blocking;
 use tonic::{Code, Status};
 
-use super::keys::{ClusterKeyState, VolumeKeyError};
-use super::unlock::{UnlockError, UnlockStatus};
-use crate::config::{EncryptionMode, VolumeKind};
+use super::config::{EncryptionMode, StorageConfig, VolumeKind};
+use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
+use super::unlock::{UnlockError, UnlockStatus, VolumeUnlock};
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::error_chain::error_chain;
-use crate::node::NodeState;
-use crate::volume::VolumeHandle;
+use crate::supervisor_slot::SupervisorSlot;
+use crate::volume::{NodeVolume, VolumeHandle};
 use crate::{sys, v1, wire};
 
-/// What root.storage does with the data volume, and what opens it.
-pub(crate) async fn storage_status(shared: &NodeState) -> v1::StorageResponse {
-    let mut response = describe_state(shared.unlock.status());
-    response.path = shared.volume.path().map(|path| path.display().to_string()).unwrap_or_default();
-    // The disk is locked while it is being opened or created.
-    if response.state != "opening" {
-        match shared.keys.encryption_status().await {
-            Ok(status) => response.encryption = status.map(|status| describe_encryption(shared, status)),
-            Err(error) => response.encryption_error = error_chain(&error),
+/// Answers the calls about the data volume and its keys.
+#[derive(Debug)]
+pub(crate) struct StorageControl {
+    pub(super) keys: Arc<VolumeKeys>,
+    pub(super) unlock: Arc<VolumeUnlock>,
+    pub(super) volume: NodeVolume,
+    pub(super) supervisor: SupervisorSlot,
+    pub(super) config: StorageConfig,
+}
+
+impl StorageControl {
+    /// What root.storage does with the data volume, and what opens it.
+    pub(crate) async fn status(&self) -> v1::StorageResponse {
+        let mut response = describe_state(self.unlock.status());
+        response.path = self.volume.path().map(|path| path.display().to_string()).unwrap_or_default();
+        // The disk is locked while it is being opened or created.
+        if response.state != "opening" {
+            match self.keys.encryption_status().await {
+                Ok(status) => response.encryption = status.map(|status| self.describe_encryption(status)),
+                Err(error) => response.encryption_error = error_chain(&error),
+            }
+        }
+        response
+    }
+
+    fn describe_encryption(&self, status: EncryptionStatus) -> v1::StorageEncryption {
+        let volume = self.unlock.encrypted_volume();
+        let device = volume.map(|volume| volume.device_path().display().to_string());
+        let (cluster_key, cluster_key_detail) = match (status.keys, self.keys.cluster_key_state()) {
+            (KeyPolicy::Local, _) => ("", String::new()),
+            (_, ClusterKeyState::Unknown) => ("unknown", String::new()),
+            (_, ClusterKeyState::Stored) => ("stored", String::new()),
+            (_, ClusterKeyState::Pending(why)) => ("pending", why),
+            (_, ClusterKeyState::Lost) => ("lost", String::new()),
+        };
+        v1::StorageEncryption {
+            device: device.unwrap_or_default(),
+            volume: status.volume,
+            encryption: status.encryption.to_string(),
+            keys: if status.keys == KeyPolicy::Local { "local" } else { "split" }.to_owned(),
+            cold_start: status.cold_start.map(|cold_start| cold_start.to_string()).unwrap_or_default(),
+            node: status.node.unwrap_or_default(),
+            has_both_headers: status.has_both_headers,
+            slots: status.slots.into_iter().map(describe_slot).collect(),
+            cluster_key: cluster_key.to_owned(),
+            cluster_key_detail,
         }
     }
-    response
+
+    /// Opens a locked volume by its recovery passphrase.
+    pub(crate) async fn unlock(&self, passphrase: Option<v1::RecoveryPassphrase>) -> Result<(), Status> {
+        let secret = UnlockSecret::Recovery(require_passphrase(passphrase)?);
+        self.unlock.unlock(secret).await.map_err(|error| {
+            let code = match error {
+                UnlockError::NotLocked => Code::FailedPrecondition,
+                UnlockError::Rejected(_) | UnlockError::WrongToken { .. } => Code::InvalidArgument,
+            };
+            Status::new(code, error_chain(&error))
+        })
+    }
+
+    /// Gives the volume new keys. A client that disconnects does not end it.
+    pub(crate) async fn rotate(
+        &self,
+        cluster: Option<ClusterNode>,
+        passphrase: Option<v1::RecoveryPassphrase>,
+    ) -> Result<(), Status> {
+        let passphrase = passphrase.map(parse_passphrase).transpose()?;
+        let keys = Arc::clone(&self.keys);
+        detached(async move { keys.rotate(cluster.as_ref(), passphrase).await }).await
+    }
+
+    /// Adds a recovery passphrase, which the response shows once.
+    pub(crate) async fn add_recovery(
+        &self,
+        cluster: Option<ClusterNode>,
+        passphrase: Option<v1::RecoveryPassphrase>,
+    ) -> Result<v1::AddRecoveryPassphraseResponse, Status> {
+        let passphrase = passphrase.map(parse_passphrase).transpose()?;
+        let keys = Arc::clone(&self.keys);
+        let added =
+            detached(async move { keys.add_recovery_passphrase(cluster.as_ref(), passphrase).await }).await?;
+        let text = added.reveal().to_owned();
+        Ok(v1::AddRecoveryPassphraseResponse { passphrase: Some(v1::RecoveryPassphrase { text }) })
+    }
+
+    /// Confirms that the operator has the newest recovery passphrase.
+    pub(crate) async fn confirm_recovery(
+        &self,
+        passphrase: Option<v1::RecoveryPassphrase>,
+    ) -> Result<(), Status> {
+        let passphrase = require_passphrase(passphrase)?;
+        let keys = Arc::clone(&self.keys);
+        detached(async move { keys.confirm_recovery_passphrase(passphrase).await }).await
+    }
+
+    /// Erases what root.storage has found, by its next attempt.
+    pub(crate) fn erase(&self, token: &str) -> Result<(), Status> {
+        self.unlock.permit_erase(token).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let restarted = self.supervisor.with(|supervisor| supervisor.restart_runnable(STORAGE_DN));
+        restarted.ok_or_else(stopping_status)?.map_err(|error| Status::failed_precondition(error.to_string()))
+    }
+
+    /// Discards the free blocks of the volume, and returns their bytes.
+    pub(crate) async fn trim(&self) -> Result<u64, Status> {
+        let storage = &self.config;
+        let refused = match (storage.kind, storage.encryption) {
+            (VolumeKind::Directory, _) => Some("it is a directory; use fstrim on its file system"),
+            (_, Some(EncryptionMode::EncryptedAndAuthenticated)) => {
+                Some("it is encrypted and authenticated, and dm-integrity passes no discards")
+            }
+            (_, Some(EncryptionMode::Encrypted)) if storage.discards != Some(true) => Some(
+                "discards show who reads the disk which blocks are free; set storage.discards = true and restart noded",
+            ),
+            _ => None,
+        };
+        if let Some(why) = refused {
+            return Err(Status::failed_precondition(format!("can't trim the data volume: {why}")));
+        }
+        let not_open = || Status::failed_precondition("can't trim the data volume: it is not open");
+        let volume = self.volume.handle_of_call().ok_or_else(not_open)?;
+        let trimmed = spawn_blocking(move || trim_volume(&volume));
+        let trimmed = trimmed.await.map_err(|error| Status::internal(error_chain(&error)))?;
+        trimmed.map_err(|why| Status::failed_precondition(format!("can't trim the data volume: {why}")))
+    }
 }
 
 fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
@@ -58,30 +171,6 @@ fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
     }
 }
 
-fn describe_encryption(shared: &NodeState, status: EncryptionStatus) -> v1::StorageEncryption {
-    let volume = shared.unlock.encrypted_volume();
-    let device = volume.map(|volume| volume.device_path().display().to_string());
-    let (cluster_key, cluster_key_detail) = match (status.keys, shared.keys.cluster_key_state()) {
-        (KeyPolicy::Local, _) => ("", String::new()),
-        (_, ClusterKeyState::Unknown) => ("unknown", String::new()),
-        (_, ClusterKeyState::Stored) => ("stored", String::new()),
-        (_, ClusterKeyState::Pending(why)) => ("pending", why),
-        (_, ClusterKeyState::Lost) => ("lost", String::new()),
-    };
-    v1::StorageEncryption {
-        device: device.unwrap_or_default(),
-        volume: status.volume,
-        encryption: status.encryption.to_string(),
-        keys: if status.keys == KeyPolicy::Local { "local" } else { "split" }.to_owned(),
-        cold_start: status.cold_start.map(|cold_start| cold_start.to_string()).unwrap_or_default(),
-        node: status.node.unwrap_or_default(),
-        has_both_headers: status.has_both_headers,
-        slots: status.slots.into_iter().map(describe_slot).collect(),
-        cluster_key: cluster_key.to_owned(),
-        cluster_key_detail,
-    }
-}
-
 fn describe_slot(slot: KeySlotStatus) -> v1::StorageKeySlot {
     v1::StorageKeySlot {
         slot: slot.slot,
@@ -91,84 +180,6 @@ fn describe_slot(slot: KeySlotStatus) -> v1::StorageKeySlot {
         is_stale: slot.is_stale,
         is_unconfirmed: slot.is_unconfirmed,
     }
-}
-
-pub(crate) async fn unlock(
-    shared: &NodeState,
-    passphrase: Option<v1::RecoveryPassphrase>,
-) -> Result<(), Status> {
-    let secret = UnlockSecret::Recovery(require_passphrase(passphrase)?);
-    shared.unlock.unlock(secret).await.map_err(|error| {
-        let code = match error {
-            UnlockError::NotLocked => Code::FailedPrecondition,
-            UnlockError::Rejected(_) | UnlockError::WrongToken { .. } => Code::InvalidArgument,
-        };
-        Status::new(code, error_chain(&error))
-    })
-}
-
-/// A client that disconnects does not end it.
-pub(crate) async fn rotate(
-    shared: &Arc<NodeState>,
-    passphrase: Option<v1::RecoveryPassphrase>,
-) -> Result<(), Status> {
-    let passphrase = passphrase.map(parse_passphrase).transpose()?;
-    let shared = Arc::clone(shared);
-    detached(async move { shared.keys.rotate(shared.extension::<ClusterNode>().as_ref(), passphrase).await })
-        .await
-}
-
-pub(crate) async fn add_recovery(
-    shared: &Arc<NodeState>,
-    passphrase: Option<v1::RecoveryPassphrase>,
-) -> Result<v1::AddRecoveryPassphraseResponse, Status> {
-    let passphrase = passphrase.map(parse_passphrase).transpose()?;
-    let shared = Arc::clone(shared);
-    let added = detached(async move {
-        shared.keys.add_recovery_passphrase(shared.extension::<ClusterNode>().as_ref(), passphrase).await
-    });
-    let text = added.await?.reveal().to_owned();
-    Ok(v1::AddRecoveryPassphraseResponse { passphrase: Some(v1::RecoveryPassphrase { text }) })
-}
-
-pub(crate) async fn confirm_recovery(
-    shared: &Arc<NodeState>,
-    passphrase: Option<v1::RecoveryPassphrase>,
-) -> Result<(), Status> {
-    let passphrase = require_passphrase(passphrase)?;
-    let shared = Arc::clone(shared);
-    detached(async move { shared.keys.confirm_recovery_passphrase(passphrase).await }).await
-}
-
-/// Erases what root.storage has found, by its next attempt.
-pub(crate) fn erase(shared: &NodeState, token: &str) -> Result<(), Status> {
-    shared.unlock.permit_erase(token).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-    let restarted = shared.with_supervisor(|supervisor| supervisor.restart_runnable(STORAGE_DN));
-    restarted.ok_or_else(stopping_status)?.map_err(|error| Status::failed_precondition(error.to_string()))
-}
-
-/// Discards the free blocks of the volume.
-pub(crate) async fn trim(shared: &NodeState) -> Result<u64, Status> {
-    let plan = shared.plan();
-    let storage = &plan.config.storage;
-    let refused = match (storage.kind, storage.encryption) {
-        (VolumeKind::Directory, _) => Some("it is a directory; use fstrim on its file system"),
-        (_, Some(EncryptionMode::EncryptedAndAuthenticated)) => {
-            Some("it is encrypted and authenticated, and dm-integrity passes no discards")
-        }
-        (_, Some(EncryptionMode::Encrypted)) if storage.discards != Some(true) => Some(
-            "discards show who reads the disk which blocks are free; set storage.discards = true and restart noded",
-        ),
-        _ => None,
-    };
-    if let Some(why) = refused {
-        return Err(Status::failed_precondition(format!("can't trim the data volume: {why}")));
-    }
-    let not_open = || Status::failed_precondition("can't trim the data volume: it is not open");
-    let volume = shared.volume.handle_of_call().ok_or_else(not_open)?;
-    let trimmed = spawn_blocking(move || trim_volume(&volume));
-    let trimmed = trimmed.await.map_err(|error| Status::internal(error_chain(&error)))?;
-    trimmed.map_err(|why| Status::failed_precondition(format!("can't trim the data volume: {why}")))
 }
 
 /// How much of the volume the kernel trims at once: a stop of root.storage waits for that.

@@ -65,6 +65,11 @@ impl VolumeKeys {
         Self { unlock, ..Self::default() }
     }
 
+    /// Whether the volume is encrypted, and so has keys.
+    pub(crate) fn has_volume(&self) -> bool {
+        self.unlock.encrypted_volume().is_some()
+    }
+
     /// Where the cluster unlock key is.
     pub(crate) fn cluster_key_state(&self) -> ClusterKeyState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -13,8 +13,7 @@ use super::error::StorageError;
 use super::opener::VolumeOpener;
 use super::unlock::{ClusterKeySource, ClusterKeysFuture, UnlockStatus, VolumeUnlock};
 use crate::error_chain::error_chain;
-use crate::node::NodeState;
-use crate::volume::{CloseOnDrop, storage_stop_timeout};
+use crate::volume::{CloseOnDrop, NodeVolume, storage_stop_timeout};
 
 /// How long a busy volume is given to become free.
 const BUSY_TIME: Duration = Duration::from_secs(1);
@@ -28,7 +27,10 @@ pub(super) struct StorageService {
     pub(super) opener: VolumeOpener,
     /// Who is asked for the cluster's key while the volume is locked.
     pub(super) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
-    pub(super) state: Arc<NodeState>,
+    pub(super) unlock: Arc<VolumeUnlock>,
+    pub(super) volume: NodeVolume,
+    /// `node.grace`.
+    pub(super) grace: Duration,
 }
 
 impl Runnable for StorageService {
@@ -38,13 +40,13 @@ impl Runnable for StorageService {
     }
 
     fn stop_timeout(&self) -> Option<Duration> {
-        Some(storage_stop_timeout(&self.state))
+        Some(storage_stop_timeout(self.grace))
     }
 }
 
 impl StorageService {
     async fn run_storage(self, ctx: Context) -> Result<(), Failure> {
-        let unlock = &*self.state.unlock;
+        let unlock = &*self.unlock;
         let mut closed = ClosedOnDrop { unlock, status: UnlockStatus::default() };
         // Why the attempt before has failed, and what erases the disk, is known until this one ends.
         if !matches!(unlock.status(), UnlockStatus::Closed { error: Some(_), .. }) {
@@ -61,8 +63,8 @@ impl StorageService {
             }
         };
         tracing::info!("opened the data volume in {}", dir.path().display());
-        self.state.volume.open(dir);
-        let open = CloseOnDrop(&self.state);
+        self.volume.open(dir);
+        let open = CloseOnDrop(self.volume.clone());
         unlock.set_status(UnlockStatus::Open { slot });
         ctx.signal_ready()?;
         let canceled = ctx.canceled().await;
@@ -76,7 +78,7 @@ impl StorageService {
 
     /// Opens the volume with what the node has, or else waits for a key.
     async fn open_volume(&self, ctx: &Context) -> Result<Result<OpenedVolume, StorageError>, Failure> {
-        let unlock = &self.state.unlock;
+        let unlock = &self.unlock;
         let erase_permit = unlock.take_erase_permit();
         let mut locked = None;
         for secret in self.opener.own_secrets(unlock.secret()) {
@@ -104,13 +106,13 @@ impl StorageService {
             spawn_blocking(move || span.in_scope(|| opener.open(&secret, erase_permit.as_deref())));
         let opened = tokio::select! {
             opened = &mut attempt => opened?,
-            canceled = ctx.canceled() => match self.state.unlock.status() {
+            canceled = ctx.canceled() => match self.unlock.status() {
                 UnlockStatus::Opening { wipe: Some(_) } => return Err(canceled.into()),
                 _ => attempt.await?,
             },
         };
         if matches!(&opened, Ok(OpenedVolume { slot: Some(_), .. })) {
-            self.state.unlock.keep_secret(kept);
+            self.unlock.keep_secret(kept);
         }
         Ok(opened)
     }
@@ -121,7 +123,7 @@ impl StorageService {
         ctx: &Context,
         error: StorageError,
     ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
-        let unlock = &self.state.unlock;
+        let unlock = &self.unlock;
         let reason = error_chain(&error);
         tracing::warn!("the data volume is locked: {reason}");
         let mut offers = unlock.wait_for_secrets(reason);

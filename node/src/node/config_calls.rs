@@ -1,30 +1,26 @@
-//! The configuration: compared with another one, and reloaded.
+//! The calls of the control API about the configuration: compared with another one, and reloaded.
 
 use std::sync::Arc;
 
 use tonic::Status;
 
-use super::api::ControlService;
+use super::reload::{ReloadError, check_config, reload_config};
+use super::state::NodeState;
 use crate::control::stopping_status;
-use crate::node::{self, ReloadError};
 use crate::plan::{ChangeEffect, PlanChange, PlanDifference};
+use crate::running::{ConfigAnswer, ConfigRequest};
 use crate::v1;
 
-impl ControlService {
-    pub(super) async fn check_config(
-        &self,
-        request: v1::CheckConfigRequest,
-    ) -> Result<v1::ConfigDifference, Status> {
-        let v1::CheckConfigRequest { file, text } = request;
-        let compared =
-            node::check_config(Arc::clone(&self.shared), text.map(|text| (file.into(), text))).await;
-        compared.map(difference_to_wire).map_err(|error| reload_status(&error))
-    }
-
-    pub(super) async fn reload_config(&self) -> Result<v1::ConfigDifference, Status> {
-        let reloaded = node::reload_config(Arc::clone(&self.shared)).await;
-        reloaded.map(difference_to_wire).map_err(|error| reload_status(&error))
-    }
+/// Answers a request; `None` is a node without a handle, which stops.
+pub(super) fn answer_config(state: Option<Arc<NodeState>>, request: ConfigRequest) -> ConfigAnswer {
+    Box::pin(async move {
+        let state = state.ok_or_else(stopping_status)?;
+        let difference = match request {
+            ConfigRequest::Check(text) => check_config(state, text).await,
+            ConfigRequest::Reload => reload_config(state).await,
+        };
+        difference.map(difference_to_wire).map_err(|error| reload_status(&error))
+    })
 }
 
 fn reload_status(error: &ReloadError) -> Status {
