@@ -15,9 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::de::DeTable;
 
-use crate::dependency::check_dependencies;
-use crate::parts::Parts;
-
+pub(crate) use self::node::check_node;
 pub use self::node::{ControlConfig, EventsConfig, HealthConfig, LogConfig, NodeConfig};
 pub use crate::parts::cluster::config::ClusterConfig;
 pub use crate::parts::containerd::config::ContainerdConfig;
@@ -109,49 +107,44 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+impl ConfigError {
+    /// The program has parts that no configuration makes right.
+    pub(crate) fn of_program(file: &Path, violation: &ConfigViolation) -> Self {
+        let (file, message) = (file.to_owned(), violation.to_string());
+        Self { file, at: None, field: String::new(), message }
+    }
+}
+
 impl NodedConfig {
-    /// Reads and parses a file.
+    /// Parses the text of a file with the tables of a node's parts, and checks it; `file` is only used in errors.
     ///
     /// # Errors
-    /// The file can't be read, or see [`parse_toml`](Self::parse_toml).
-    pub fn read_file(file: &Path) -> Result<Self, ConfigError> {
-        Self::parse_toml(file, &read_text(file)?)
-    }
-
-    /// Parses and checks the text of a file for a node of the shipped parts; `file` is only used in errors.
-    ///
-    /// # Errors
-    /// The text is not TOML, a key is unknown, a value is invalid, or the dependencies of services are.
-    pub fn parse_toml(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        Self::parse_with(&Parts::shipped(), file, text)
-    }
-
-    /// Parses and checks the text of a file for a node of these parts, with their sections.
-    ///
-    /// # Errors
-    /// As [`parse_toml`](Self::parse_toml), and the name of a part is invalid, or used twice.
-    pub fn parse_with(parts: &Parts, file: &Path, text: &str) -> Result<Self, ConfigError> {
+    /// The text is not TOML, a key is unknown, a value is invalid, or the check fails.
+    pub(crate) fn parse(
+        file: &Path,
+        text: &str,
+        schema: &ConfigSchema<'_>,
+        check: impl FnOnce(&Self) -> Result<(), ConfigViolation>,
+    ) -> Result<Self, ConfigError> {
         let error_at = |span, field, message| {
             let at = locate::line_and_column(text, span);
             ConfigError { file: file.to_owned(), at, field, message }
         };
-        parts.check_names().map_err(|violation| error_at(None, String::new(), violation.to_string()))?;
         let document = TomlDocument::parse(text)
             .map_err(|error| error_at(error.span(), String::new(), locate::one_line_message(text, &error)))?;
-        let sections: Vec<_> = parts.iter().flat_map(|part| part.sections()).collect();
-        let tables = sections.iter().flat_map(ConfigSection::tables);
-        let misplaced = document.find_misshapen_table(tables);
-        if let Some((span, field, message)) = misplaced.or_else(|| find_removed_section(&document, &sections))
-        {
+        // Tables that are written as something else, before serde takes them for what they are not.
+        let tables = schema.sections().flat_map(ConfigSection::tables);
+        let misplaced = document.find_misshapen_table(tables).or_else(|| schema.find_removed(&document));
+        if let Some((span, field, message)) = misplaced {
             return Err(error_at(Some(span), field, message));
         }
-        let config = Self::parse_document(parts, text).map_err(|error| {
+        let config = Self::parse_document(schema, text).map_err(|error| {
             let field = error.span().map(|span| document.field_path_at(span)).unwrap_or_default();
             let message = locate::one_line_message(text, &error);
-            let message = if field.contains('.') { message } else { add_section_names(message, &sections) };
+            let message = if field.contains('.') { message } else { schema.add_names(message) };
             error_at(error.span(), field, message)
         })?;
-        match config.check(parts) {
+        match check(&config) {
             Ok(()) => Ok(config),
             Err(violation) => {
                 let span = document.span_of_field(&violation.field);
@@ -160,35 +153,22 @@ impl NodedConfig {
         }
     }
 
-    fn parse_document(parts: &Parts, text: &str) -> Result<Self, toml::de::Error> {
+    fn parse_document(schema: &ConfigSchema<'_>, text: &str) -> Result<Self, toml::de::Error> {
         let mut document = DeTable::parse(text)?;
         let (mut depends_on, mut sections) = (BTreeMap::new(), PartSections::default());
-        for part in parts.iter() {
-            for (index, section) in part.sections().iter().enumerate() {
+        for tables in &schema.parts {
+            for (index, section) in tables.sections.iter().enumerate() {
                 if index == 0
                     && let Some(names) = section::take_dependencies(section, document.get_mut())?
                     && !names.is_empty()
                 {
-                    depends_on.insert(part.name().to_owned(), names);
+                    depends_on.insert(tables.part.clone(), names);
                 }
                 sections.take(section, document.get_mut())?;
             }
         }
         let config = Self::deserialize(toml::Deserializer::from(document))?;
         Ok(Self { depends_on, sections, source: SourceTables(text.parse()?), ..config })
-    }
-
-    /// Checks the rules between keys, and the dependencies.
-    fn check(&self, parts: &Parts) -> Result<(), ConfigViolation> {
-        self::node::check_core(self)?;
-        parts.iter().try_for_each(|part| part.check(self))?;
-        self.check_dependencies(parts)
-    }
-
-    /// Checks the names of these parts, and the dependencies between them and the services.
-    pub(crate) fn check_dependencies(&self, parts: &Parts) -> Result<(), ConfigViolation> {
-        parts.check_names()?;
-        check_dependencies(&parts.dependencies(self))
     }
 
     /// The section of a part that is not a field of this type: see [`ConfigSection::new`]. `None` if the file does not
@@ -203,18 +183,42 @@ impl NodedConfig {
     }
 }
 
-/// Finds a section of a shipped part that is not among these: its span, its name, and what to do.
-fn find_removed_section(
-    document: &TomlDocument<'_>,
-    sections: &[ConfigSection],
-) -> Option<(Range<usize>, String, String)> {
-    let shipped = Parts::shipped();
-    let is_removed =
-        |shipped: &ConfigSection| sections.iter().all(|section| section.path() != shipped.path());
-    shipped.iter().flat_map(|part| part.sections()).filter(is_removed).find_map(|removed| {
-        let message = "belongs to a part that this node does not have; remove it".to_owned();
-        Some((document.span_at(removed.path())?, removed.path().to_owned(), message))
-    })
+/// The tables that a configuration may have besides those of the node itself.
+pub(crate) struct ConfigSchema<'a> {
+    pub(crate) parts: Vec<PartTables>,
+    /// The tables of the shipped parts, of which the program may have removed some.
+    pub(crate) shipped: &'a [ConfigSection],
+}
+
+/// The tables of one part.
+pub(crate) struct PartTables {
+    pub(crate) part: String,
+    pub(crate) sections: Vec<ConfigSection>,
+}
+
+impl ConfigSchema<'_> {
+    fn sections(&self) -> impl Iterator<Item = &ConfigSection> {
+        self.parts.iter().flat_map(|tables| &tables.sections)
+    }
+
+    /// Finds a section of a part that the program has removed: its span, its name, and what to do.
+    fn find_removed(&self, document: &TomlDocument<'_>) -> Option<(Range<usize>, String, String)> {
+        let is_removed =
+            |shipped: &&ConfigSection| self.sections().all(|section| section.path() != shipped.path());
+        self.shipped.iter().filter(is_removed).find_map(|removed| {
+            let message = "belongs to a part that this node does not have; remove it".to_owned();
+            Some((document.span_at(removed.path())?, removed.path().to_owned(), message))
+        })
+    }
+
+    /// Adds the sections of parts to the names that the parser expects.
+    fn add_names(&self, message: String) -> String {
+        if !message.starts_with("unknown field") {
+            return message;
+        }
+        let own = self.sections().filter(|section| section.is_own()).map(ConfigSection::path);
+        own.fold(message, |message, name| format!("{message}, `{name}`"))
+    }
 }
 
 /// Reads the text of a file.
@@ -228,15 +232,6 @@ pub(crate) fn read_text(file: &Path) -> Result<String, ConfigError> {
         let at = locate::line_and_column(&valid, Some(valid.len()..valid.len()));
         error_at(at, "is not UTF-8 here; save the file as UTF-8".to_owned())
     })
-}
-
-/// Adds the sections of parts to the names that the parser expects.
-fn add_section_names(message: String, sections: &[ConfigSection]) -> String {
-    let own = sections.iter().filter(|section| section.is_own()).map(ConfigSection::path);
-    match message.starts_with("unknown field") {
-        true => own.fold(message, |message, name| format!("{message}, `{name}`")),
-        false => message,
-    }
 }
 
 #[cfg(test)]

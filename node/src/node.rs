@@ -22,8 +22,9 @@ use crate::data::{self, DataDir, DataError};
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::dn::is_valid_runnable_name;
 use crate::layout::ProcessesLayout;
-use crate::part::{NodePreparation, Part, PartAdditions, PlannedService, PrepareError, PreparedRunnable};
-use crate::parts::Parts;
+use crate::part::{
+    NodePreparation, Part, PartAdditions, Parts, PlannedService, PrepareError, PreparedRunnable,
+};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{NodePlan, PartPlanner};
 

@@ -2,7 +2,7 @@
 //! API, to the health of the node and to its metrics.
 //!
 //! etcd, the cluster, containerd, the provisioner, the control API and `[[service]]` are parts, and a program that
-//! embeds the node adds, replaces and removes parts with [`Parts`](crate::parts::Parts).
+//! embeds the node adds, replaces and removes parts with [`NodeBuilder`](crate::node::NodeBuilder).
 //!
 //! ```text
 //!  file ──▶ sections, check, dependencies    the configuration alone
@@ -16,6 +16,7 @@
 //! volume is open, at each start ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts after it.
 
 mod additions;
+mod list;
 mod node_preparation;
 mod on_volume;
 mod planned_service;
@@ -31,6 +32,7 @@ pub use crate::control::ControlServices;
 pub use crate::dependency::DependencyEntry;
 pub use crate::volume::VolumeHandle;
 pub(crate) use additions::PartAdditions;
+pub(crate) use list::Parts;
 pub use node_preparation::NodePreparation;
 pub use planned_service::PlannedService;
 pub use planner::PartPlanner;

@@ -14,8 +14,7 @@ use crate::dependency::{is_descendant, order_by_dependencies};
 use crate::dn::is_valid_runnable_name;
 use crate::layout::{self, DataLayout, PLACED_IN_MEMORY};
 use crate::listen_address::ListenAddress;
-use crate::part::{PlannedService, PlannerInput, RunningUse};
-use crate::parts::Parts;
+use crate::part::{Parts, PlannedService, PlannerInput, RunningUse};
 use crate::running::{RunningPlan, SkippedRunnable};
 use crate::search_path::SearchPath;
 
@@ -72,9 +71,14 @@ impl PlanSource {
         (file, text): (&Path, &str),
         running: Option<&NodePlan>,
     ) -> Result<NodePlan, SourceError> {
-        let mut config = NodedConfig::parse_with(&self.parts, file, text)?;
+        let mut config = self.parts.parse_config(file, text)?;
         config.node.data = self.data.clone().unwrap_or(config.node.data);
-        Ok(NodePlan::from_source(self, config, running)?)
+        Ok(self.plan(config, running)?)
+    }
+
+    /// Plans the node with this configuration.
+    pub(crate) fn plan(self, config: NodedConfig, running: Option<&NodePlan>) -> Result<NodePlan, PlanError> {
+        NodePlan::from_source(self, config, running)
     }
 }
 
@@ -97,29 +101,6 @@ impl fmt::Display for PlanError {
 impl std::error::Error for PlanError {}
 
 impl NodePlan {
-    /// Plans a node of the shipped parts. With `dev`, skips services with missing requirements, and the services
-    /// that depend on them.
-    ///
-    /// # Errors
-    /// Missing requirements without `dev`, and conflicts: see [`PlanError`].
-    pub fn from_config(config: NodedConfig, search: SearchPath, dev: bool) -> Result<Self, PlanError> {
-        Self::from_parts(&Parts::shipped(), config, search, dev)
-    }
-
-    /// Plans a node of these parts, as [`from_config`](Self::from_config) plans one of the shipped parts.
-    ///
-    /// # Errors
-    /// Also a configuration whose dependencies are those of other parts: see [`PlanError`].
-    pub fn from_parts(
-        parts: &Parts,
-        config: NodedConfig,
-        search: SearchPath,
-        dev: bool,
-    ) -> Result<Self, PlanError> {
-        let source = PlanSource { parts: parts.clone(), search, dev, file: None, data: None };
-        Self::from_source(source, config, None)
-    }
-
     fn from_source(
         source: PlanSource,
         mut config: NodedConfig,
@@ -131,7 +112,7 @@ impl NodePlan {
             std::path::absolute(path).map_err(|error| conflict(format!("{}: {error}", path.display())))
         };
         // A configuration that was parsed for other parts has not passed this.
-        config.check_dependencies(parts).map_err(|violation| conflict(violation.to_string()))?;
+        parts.check_dependencies(&config).map_err(|violation| conflict(violation.to_string()))?;
         config.node.data = absolute(&config.node.data)?;
         let socket = absolute(&config.control_socket())?;
         let layout_error = |error| conflict(data::placement_error(&config.node.data, error).to_string());

@@ -101,7 +101,7 @@ const MIN_LOG_BYTES: usize = 64 * 1024;
 const MAX_EVENTS: usize = 1_000_000;
 
 /// Checks the rules between fields that belong to no part.
-pub(super) fn check_core(config: &NodedConfig) -> Result<(), ConfigViolation> {
+pub(crate) fn check_node(config: &NodedConfig) -> Result<(), ConfigViolation> {
     if config.node.name.is_empty() || config.node.name.chars().any(char::is_control) {
         return reject_field("node.name", "must not be empty or contain control characters");
     }

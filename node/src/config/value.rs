@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use serde::de::{Deserializer, Error, Visitor};
 
 /// A duration: a number and its unit, `"500ms"`, `"1.5s"`, `"2m"`, `"1h"`.
@@ -31,17 +32,9 @@ impl Visitor<'_> for DurationVisitor {
     }
 }
 
+/// Text in jiff's friendly format, without units longer than an hour.
 fn parse_duration(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-    let (number, unit) = text.split_at(digits);
-    let seconds = match unit.trim_start() {
-        "ms" => 0.001,
-        "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return None,
-    };
-    Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()
+    Duration::try_from(text.parse::<SignedDuration>().ok()?).ok()
 }
 
 #[cfg(test)]
@@ -50,10 +43,15 @@ mod tests {
 
     #[test]
     fn a_duration_needs_its_unit() {
-        for (text, millis) in
-            [("500ms", Some(500)), ("1.5s", Some(1500)), ("2 m", Some(120_000)), ("1h", Some(3_600_000))]
-                .into_iter()
-                .chain(["", "10", "s", "-1s", "1 day", "1..5s", "ms", "1e3s"].map(|text| (text, None)))
+        for (text, millis) in [
+            ("500ms", Some(500)),
+            ("1.5s", Some(1500)),
+            ("2 m", Some(120_000)),
+            ("1h", Some(3_600_000)),
+            ("1h 30m", Some(5_400_000)),
+        ]
+        .into_iter()
+        .chain(["", "10", "s", "-1s", "1 day", "1..5s", "ms", "1e3s"].map(|text| (text, None)))
         {
             assert_eq!(parse_duration(text), millis.map(Duration::from_millis), "{text:?}");
         }

@@ -12,8 +12,7 @@ use thiserror::Error;
 use super::{Deps, NodeHandle, StartError, new_log_store};
 use crate::config::{ConfigError, read_text};
 use crate::part::Part;
-use crate::parts::storage::unlock::ClusterKeySource;
-use crate::parts::{PartDeps, Parts};
+use crate::parts::{ClusterKeySource, PartDeps, shipped_parts};
 use crate::plan::{NodePlan, PlanError, PlanSource, SourceError};
 use crate::search_path::SearchPath;
 
@@ -110,19 +109,20 @@ impl NodeBuilder {
         Ok(Self { is_from_file: true, ..Self::new(file.to_owned(), read_text(file)?) })
     }
 
-    /// Adds a part: see [`Parts::with`].
+    /// Adds a part. It starts after the shipped ones, and before the services of the configuration.
     #[must_use]
     pub fn with(self, part: impl Part) -> Self {
         self.change(PartChange::Add(Arc::new(part)))
     }
 
-    /// Replaces the part of the same name: see [`Parts::replace`].
+    /// Replaces the part of the same name. A name that does not exist is an error of the configuration.
     #[must_use]
     pub fn replace(self, part: impl Part) -> Self {
         self.change(PartChange::Replace(Arc::new(part)))
     }
 
-    /// Removes a part: see [`Parts::without`].
+    /// Removes a shipped part: `control`, `metrics`, `kernel`, `storage`, `etcd`, `network`, `cluster`, `containerd`,
+    /// `provisioner` or `service`. Its section in the configuration is then unknown, as is a name that does not exist.
     #[must_use]
     pub fn without(self, name: &str) -> Self {
         self.change(PartChange::Remove(name.to_owned()))
@@ -133,28 +133,30 @@ impl NodeBuilder {
         self
     }
 
-    /// Keeps the data of the node on this volume: see [`PartDeps::volume`].
+    /// Keeps on this volume everything that must survive the machine. `root.storage` opens it, and creates it if it is
+    /// blank. Default: the directory `data` below the data directory.
     #[must_use]
     pub fn volume(mut self, volume: impl DataVolume + 'static) -> Self {
         self.deps.volume = Some(Arc::new(volume));
         self
     }
 
-    /// Reads the node's address from this network: see [`PartDeps::network`].
+    /// Reads the node's address from this network. Default: `cluster.address`, or the address of `cluster.interface`.
     #[must_use]
     pub fn network(mut self, network: impl Network + 'static) -> Self {
         self.deps.network = Some(Arc::new(network));
         self
     }
 
-    /// Runs this consensus: see [`PartDeps::consensus`].
+    /// Runs this consensus. Default: etcd.
     #[must_use]
     pub fn consensus(mut self, consensus: ConsensusFactory) -> Self {
         self.deps.consensus = Some(consensus);
         self
     }
 
-    /// Asks this source for the cluster unlock key: see [`PartDeps::cluster_keys`].
+    /// Asks this source for the cluster unlock key of a node that starts cold, for `storage.cold_start = "peers"`.
+    /// Default: none.
     #[must_use]
     pub fn cluster_keys(mut self, source: impl ClusterKeySource) -> Self {
         self.deps.cluster_keys = Some(Arc::new(source));
@@ -191,12 +193,11 @@ impl NodeBuilder {
     /// # Errors
     /// [`BuildError::Config`], [`BuildError::Plan`].
     pub fn plan(self) -> Result<NodePlan, BuildError> {
-        let parts =
-            self.changes.into_iter().fold(Parts::with_deps(self.deps), |parts, change| match change {
-                PartChange::Add(part) => parts.add_part(part),
-                PartChange::Replace(part) => parts.replace_part(part),
-                PartChange::Remove(name) => parts.without(&name),
-            });
+        let parts = self.changes.into_iter().fold(shipped_parts(self.deps), |parts, change| match change {
+            PartChange::Add(part) => parts.add(part),
+            PartChange::Replace(part) => parts.replace(part),
+            PartChange::Remove(name) => parts.without(&name),
+        });
         let Self { file, text, search, dev, data, .. } = self;
         let of_file = self.is_from_file.then(|| file.clone());
         let source = PlanSource { parts, search, dev, file: of_file, data };

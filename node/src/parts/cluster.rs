@@ -1,5 +1,6 @@
 //! Cluster membership.
 
+mod check;
 pub(crate) mod config;
 pub(crate) mod control;
 mod health;
@@ -21,7 +22,7 @@ use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
 use nodekeel_logtree::parse::LogFormat;
 
-use self::config::check_cluster;
+use self::check::check_cluster;
 use self::volume::{ClusterOnVolume, ClusterVolume};
 use super::PartDeps;
 use super::etcd::{check_ports, required_etcd_bytes};

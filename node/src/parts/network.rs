@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nodekeel_cluster::network::{InterfaceNetwork, Network};
 
 use super::PartDeps;
-use super::cluster::config::check_cluster_address;
+use crate::config::check::reject_field;
 use crate::config::{ClusterConfig, ConfigViolation, NodedConfig};
 use crate::part::PartPlanner;
 use crate::part::{
@@ -33,7 +33,12 @@ impl Part for NetworkPart {
     }
 
     fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
-        if self.is_provided { Ok(()) } else { check_cluster_address(config) }
+        match &config.cluster {
+            Some(ClusterConfig { address: None, interface: None, .. }) if !self.is_provided => {
+                reject_field("cluster", "requires cluster.address or cluster.interface; set one of the two")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The cluster waits for the address itself.

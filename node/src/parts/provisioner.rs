@@ -16,7 +16,6 @@ use nodekeel_fsquota::{OpenError, ProjectQuota};
 use nodekeel_provisioner::{CapacityPolicy, DriverName, NodeName, PrometheusMetrics};
 use prometheus_client::registry::Registry;
 
-use self::config::check_provisioner;
 use self::health::{ApiHealth, CertificateHealth, CurrentProvisioner};
 use self::image_support::ImageSupport;
 use self::volume_service::{ServiceReports, VolumeService};
@@ -51,7 +50,7 @@ impl Part for ProvisionerPart {
     }
 
     fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
-        check_provisioner(config)
+        config.provisioner.as_ref().map_or(Ok(()), |provisioner| provisioner.check(&config.node.name))
     }
 
     fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
@@ -83,7 +82,7 @@ impl Part for ProvisionerPart {
             is_on_volume,
             limits: limits.unwrap_or(LimitEnforcement::None),
             kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
-            capacity: provisioner.capacity_policy().expect("a checked configuration has a valid ratio"),
+            capacity: provisioner.capacity.policy().expect("a checked configuration has a valid ratio"),
             audit: provisioner.audit,
             images: ImageSupport::find(planner.search_path(), Path::new(LOOP_CONTROL)),
         };

@@ -13,6 +13,7 @@ use nodekeel_supervisor::process::ProcessHandle;
 
 use self::process::prepare_service;
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig, UserService};
+use crate::dn::SERVICES as NAME;
 use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
@@ -21,9 +22,6 @@ use crate::part::{
 
 use self::check::check_service;
 use self::needs::{HelperPrograms, check_needs, find_groups};
-
-/// Its name: the services are its children in the tree.
-pub(super) const NAME: &str = "service";
 
 /// The part of the operator's programs.
 pub(super) struct ServicePart;

@@ -5,14 +5,14 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::parts::Parts;
+use crate::parts::{PartDeps, shipped_parts};
 use crate::plan::PlanSource;
 use crate::search_path::SearchPath;
 
 fn source() -> PlanSource {
     let search = SearchPath::with_default_directories(None, None);
     let data = Some(std::env::temp_dir().join("nodekeel-difference-test"));
-    PlanSource { parts: Parts::shipped(), search, dev: false, file: None, data }
+    PlanSource { parts: shipped_parts(PartDeps::default()), search, dev: false, file: None, data }
 }
 
 fn plan(text: &str) -> NodePlan {

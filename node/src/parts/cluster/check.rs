@@ -1,0 +1,61 @@
+//! Rules between the keys of `[cluster]` and others.
+
+use nodekeel_cluster::network::NodeAddress;
+use nodekeel_localstorage::volume::KeyPolicy;
+
+use crate::config::NodedConfig;
+use crate::config::check::{
+    ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field,
+};
+use crate::parts::PartDeps;
+
+/// Checks the rules between fields.
+pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(), ConfigViolation> {
+    let Some(cluster) = &config.cluster else { return check_no_split_keys(config) };
+    check_duration("cluster.deadline", Some(cluster.deadline))?;
+    if cluster.deadline.is_zero() {
+        return reject_field("cluster.deadline", "must be above 0; use \"2m\"");
+    }
+    if let Some(record) = &cluster.bootstrap_record {
+        check_absolute_path("cluster.bootstrap_record", record)?;
+        if record.file_name().is_none() || record.starts_with(&config.node.data) {
+            return reject_field(
+                "cluster.bootstrap_record",
+                "must be a file outside of node.data, which a lost disk does not take along",
+            );
+        }
+    }
+    if !config.services.etcd.enable && deps.consensus.is_none() {
+        return reject_field(
+            "services.etcd.enable",
+            "[cluster] requires etcd; remove this key, or [cluster]",
+        );
+    }
+    match (cluster.address, &cluster.interface) {
+        (Some(address), None) => match NodeAddress::try_new(address) {
+            Ok(_) => Ok(()),
+            Err(error) => reject_field("cluster.address", error.to_string()),
+        },
+        (None, Some(interface)) if interface.is_empty() || interface.contains('/') => reject_field(
+            "cluster.interface",
+            format!("{interface:?} is not an interface name; use one like \"eth0\""),
+        ),
+        (None, Some(interface)) => check_no_nul("cluster.interface", Some(interface.as_str())),
+        (Some(_), Some(_)) => {
+            reject_field("cluster.interface", "conflicts with cluster.address; set only one of the two")
+        }
+        // Another part than the shipped network may provide the address.
+        (None, None) => Ok(()),
+    }
+}
+
+/// Without a cluster, nothing would keep the other half of the key: the node's key alone would open the volume for good.
+fn check_no_split_keys(config: &NodedConfig) -> Result<(), ConfigViolation> {
+    match config.storage.keys {
+        Some(KeyPolicy::Split) => reject_field(
+            "storage.keys",
+            "\"split\" requires [cluster], which keeps the other half; add it, or choose \"local\"",
+        ),
+        _ => Ok(()),
+    }
+}
