@@ -1,4 +1,5 @@
 use nodekeel_containerd_svc::{CriSettings, RunscSettings, RuntimeHandler};
+use nodekeel_fsquota::Bytes;
 
 use super::*;
 
@@ -240,14 +241,46 @@ fn rules_between_fields_name_the_field_too() {
 }
 
 #[test]
+fn a_size_is_text_or_a_number_for_every_key() {
+    let keys = ["log.bytes", "log.bytes_per_dn", "services.containerd.reserve"];
+    let size_of = |key: &str, value: &str| {
+        let config = parse_config(
+            &format!("log.bytes = \"16Gi\"\n{key} = {value}\n")
+                .replace("log.bytes = \"16Gi\"\nlog.bytes =", "log.bytes ="),
+        );
+        let config = config.unwrap_or_else(|error| panic!("{key} = {value}: {error}"));
+        match key {
+            "log.bytes" => Some(config.log.bytes),
+            "log.bytes_per_dn" => Some(config.log.bytes_per_dn),
+            _ => config.services.containerd.reserve,
+        }
+    };
+    for key in keys {
+        for value in ["\"10Gi\"", "\"10GiB\"", "\"10737418240\"", "10737418240"] {
+            assert_eq!(size_of(key, value), Some(Bytes(10 << 30)), "{key} = {value}");
+        }
+    }
+    let provisioner = "[provisioner]\nkubeconfig = \"/k\"\ncapacity = { reserve = \"10Gi\" }\n";
+    let config = parse_config(provisioner).expect("it parses");
+    assert_eq!(config.provisioner.map(|given| given.capacity.reserve), Some(Bytes(10 << 30)));
+    assert_rejected([
+        ("log.bytes = -1".into(), "log.bytes: must be bytes, like \"10Gi\" or 10737418240, not -1"),
+        (
+            "services.containerd.reserve = \"1Xi\"".into(),
+            "services.containerd.reserve: unknown suffix \"Xi\"",
+        ),
+    ]);
+}
+
+#[test]
 fn values_out_of_range_name_the_field_and_the_range() {
     assert_rejected([
         (
             "[services.etcd]\npeer_port = 2379".into(),
             ":2:13: services.etcd.peer_port: 2379 is already client_port",
         ),
-        ("[log]\nbytes = 100000".into(), "log.bytes_per_dn: exceeds log.bytes, 100000"),
-        ("[log]\nbytes = 65535".into(), ":2:9: log.bytes: 65535 is too small for a log; use at least 65536"),
+        ("[log]\nbytes = 100000".into(), "log.bytes_per_dn: exceeds log.bytes, 100k"),
+        ("[log]\nbytes = 65535".into(), ":2:9: log.bytes: 65535 is too small for a log; use at least 64Ki"),
         ("[events]\nkeep = 1000001".into(), "events.keep: 1000001 events are too many to keep in memory"),
         ("[node]\ngrace = \"25h\"".into(), "node.grace: 90000s is more than a day; use at most \"24h\""),
         (service_config("grace = \"25h\""), "service[0].grace: 90000s is more than a day"),
@@ -291,7 +324,7 @@ fn a_service_can_depend_on_the_images() {
     ]);
     let config = format!("services.containerd = {{ preseed = \"/images\", reserve = 0 }}\n{service}");
     let config = parse_config(&config).expect("it is enabled");
-    assert_eq!(config.services.containerd.reserve, Some(0));
+    assert_eq!(config.services.containerd.reserve, Some(Bytes(0)));
 }
 
 #[test]
@@ -363,7 +396,7 @@ fn an_invalid_provisioner_section_is_rejected_at_its_line_and_field() {
         ),
         (
             format!("{given}audit.interval = \"500ms\""),
-            "provisioner.audit.interval: invalid interval 500ms: use a duration of at least a second, such as \"30m\"",
+            "provisioner.audit.interval: invalid interval \"500ms\": use a duration of at least a second, such as \"30m\"",
         ),
         (
             format!("{given}audit.rate = 0"),

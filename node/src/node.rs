@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_fsquota::Bytes;
 use nodekeel_logtree::{Level, LogLimits, LogMessage, LogStore};
 use nodekeel_supervisor::process::ProcessRecords;
 use nodekeel_supervisor::{Runnable, RunnableStatus, ShutdownReport, Supervisor};
@@ -84,9 +85,10 @@ impl Deps {
 
 /// Creates the log store that `[log]` describes, with its levels.
 pub fn new_log_store(config: &LogConfig) -> LogStore {
+    let in_memory = |bytes: Bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX);
     let limits = LogLimits {
-        bytes_per_dn: config.bytes_per_dn.get(),
-        total_bytes: config.bytes.get(),
+        bytes_per_dn: in_memory(config.bytes_per_dn),
+        total_bytes: in_memory(config.bytes),
         ..LogLimits::default()
     };
     let log_store = LogStore::new(limits);

@@ -5,6 +5,7 @@ mod difference;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use nodekeel_fsquota::Bytes;
 use nodekeel_logtree::parse::LogFormat;
 use thiserror::Error;
 
@@ -154,7 +155,7 @@ impl NodePlan {
             }
             Err(error) => problems.push(error.to_string()),
         }
-        problems.extend(check_log_size(config.log.bytes.get()));
+        problems.extend(check_log_size(config.log.bytes));
         if !problems.is_empty() {
             return Err(PlanError { lines: problems, in_use: false, keys_conflict });
         }
@@ -275,11 +276,10 @@ impl fmt::Display for NodePlan {
 }
 
 /// The problem of a log that exceeds this machine's memory.
-fn check_log_size(log_bytes: usize) -> Option<String> {
-    let memory = total_memory(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    (log_bytes as u64 > memory).then(|| {
-        format!("log.bytes is {log_bytes}, but this machine has {memory} bytes of memory: use a lower value")
-    })
+fn check_log_size(log: Bytes) -> Option<String> {
+    let memory = Bytes(total_memory(&std::fs::read_to_string("/proc/meminfo").ok()?)?);
+    (log > memory)
+        .then(|| format!("log.bytes is {log}, but this machine has {memory} of memory: use a lower value"))
 }
 
 /// *Source:* proc_meminfo(5): `MemTotal: 16384000 kB`, where kB are 1024 bytes.

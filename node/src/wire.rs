@@ -155,7 +155,7 @@ fn change_name(change: &RunnableChange) -> &'static str {
         RunnableChange::Started => "started",
         RunnableChange::Ready => "ready",
         RunnableChange::NotReady { .. } => "not-ready",
-        RunnableChange::Canceling { .. } => "cancelling",
+        RunnableChange::Canceling { .. } => "canceling",
         RunnableChange::Straggling { .. } => "straggling",
         RunnableChange::Adopted { .. } => "adopted",
         RunnableChange::LeftoverEnded { .. } => "leftover-ended",

@@ -183,6 +183,11 @@ fn describe_type_error(message: &str) -> String {
     let expected = match expected {
         "a nonzero u16" => "a whole number from 1 to 65535, without quotes",
         "a nonzero usize" | "a nonzero u32" => "a whole number above 0, without quotes",
+        "u8" => "a whole number from 0 to 255, without quotes",
+        "u16" => "a whole number from 0 to 65535, without quotes",
+        "u32" => "a whole number from 0 to 4294967295, without quotes",
+        "u64" | "usize" => "a whole number that is not negative, without quotes",
+        "i16" => "a whole number from -32768 to 32767, without quotes",
         "a boolean" => "true or false, without quotes",
         "f64" => "a number, without quotes",
         "a string" | "path string" => "text in quotes",

@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nodekeel_fsquota::Bytes;
 use nodekeel_logtree::{Dn, Level};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
@@ -38,9 +39,9 @@ impl Default for NodeConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
     /// Bytes kept for each DN.
-    pub bytes_per_dn: NonZeroUsize,
+    pub bytes_per_dn: Bytes,
     /// Bytes kept in total.
-    pub bytes: NonZeroUsize,
+    pub bytes: Bytes,
     /// Minimum levels by DN, each for everything below it, too.
     #[serde(deserialize_with = "deserialize_levels")]
     pub levels: BTreeMap<Dn, Level>,
@@ -48,9 +49,7 @@ pub struct LogConfig {
 
 impl Default for LogConfig {
     fn default() -> Self {
-        const MIB: usize = 1024 * 1024;
-        let mebibytes = |n: usize| NonZeroUsize::new(n * MIB).expect("not zero");
-        Self { bytes_per_dn: mebibytes(1), bytes: mebibytes(64), levels: BTreeMap::new() }
+        Self { bytes_per_dn: Bytes(1 << 20), bytes: Bytes(64 << 20), levels: BTreeMap::new() }
     }
 }
 
@@ -95,7 +94,7 @@ impl Default for HealthConfig {
 }
 
 /// Minimum size of a log: an entry may take a quarter of it.
-const MIN_LOG_BYTES: usize = 64 * 1024;
+const MIN_LOG_BYTES: Bytes = Bytes(64 << 10);
 
 /// Maximum number of kept events; each takes some hundred bytes.
 const MAX_EVENTS: usize = 1_000_000;
@@ -124,7 +123,7 @@ pub(crate) fn check_node(config: &NodedConfig) -> Result<(), ConfigViolation> {
 fn check_sizes(config: &NodedConfig) -> Result<(), ConfigViolation> {
     let log = &config.log;
     for (field, bytes) in [("log.bytes", log.bytes), ("log.bytes_per_dn", log.bytes_per_dn)] {
-        if bytes.get() < MIN_LOG_BYTES {
+        if bytes < MIN_LOG_BYTES {
             return reject_field(
                 field,
                 format!("{bytes} is too small for a log; use at least {MIN_LOG_BYTES}"),

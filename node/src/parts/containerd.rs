@@ -184,7 +184,7 @@ impl ContainerdPlan {
 
 /// What images leave free on the disk.
 fn disk_reserve(config: &ContainerdConfig) -> DiskReserve {
-    config.reserve.map_or_else(DiskReserve::default, DiskReserve::from_bytes)
+    config.reserve.map_or_else(DiskReserve::default, |bytes| DiskReserve::from_bytes(bytes.0))
 }
 
 /// Reads the configuration of containerd: the operator's file unchanged, or noded's settings.

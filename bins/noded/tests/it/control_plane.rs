@@ -98,7 +98,7 @@ fn everything_stops_before_what_it_depends_on(mut noded: NodedProcess, events: &
             _ => &[],
         };
         match event["change"].as_str().unwrap() {
-            "cancelling" => assert!(users.iter().all(|user| ended.iter().any(|dn| dn == user)), "{ended:?}"),
+            "canceling" => assert!(users.iter().all(|user| ended.iter().any(|dn| dn == user)), "{ended:?}"),
             "exited" => {
                 assert_eq!(event["state"], "canceled", "{event}");
                 ended.push(dn.to_owned());
@@ -106,7 +106,7 @@ fn everything_stops_before_what_it_depends_on(mut noded: NodedProcess, events: &
             "killed" => panic!("{event}"),
             _ => {}
         }
-        dn == ETCD && event["change"] == "cancelling"
+        dn == ETCD && event["change"] == "canceling"
     });
     let (status, lines) = noded.wait();
     println!("stopped after {:?}", started.elapsed());

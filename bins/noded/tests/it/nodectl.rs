@@ -111,7 +111,7 @@ fn a_stopping_node_answers_reads_and_rejects_actions() {
     watch.find_value(|_| true);
     let events = node.follow(&["events", "-f"]);
     node.signal(Signal::SIGTERM);
-    events.find_value(|event| event["dn"] == "root.service.a" && event["change"] == "cancelling");
+    events.find_value(|event| event["dn"] == "root.service.a" && event["change"] == "canceling");
 
     let nodes = node.ask_json(&["tree"]);
     assert!(nodes.as_array().unwrap().iter().any(|node| node["dn"] == "root.service.a"), "{nodes}");

@@ -51,7 +51,7 @@ fn a_client_that_follows_gets_the_last_events_and_entries_of_a_stop() {
         if event["change"] == "exited" {
             exited.insert(event["dn"].as_str().unwrap().to_owned());
         }
-        event["dn"] == "root.control" && event["change"] == "cancelling"
+        event["dn"] == "root.control" && event["change"] == "canceling"
     });
     let missing: Vec<_> =
         names.iter().filter(|name| !exited.contains(&format!("root.service.{name}"))).collect();

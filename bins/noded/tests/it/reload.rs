@@ -217,7 +217,7 @@ fn a_stop_ends_a_reload() {
     write(&node, &config(&[stubborn("grace = \"3s\"")]));
     let events = node.follow(&["events", "-f"]);
     let mut reload = node.nodectl_command(&["reload"]).spawn().unwrap();
-    events.find_value(|event| event["change"] == "cancelling");
+    events.find_value(|event| event["change"] == "canceling");
     node.signal(Signal::SIGTERM);
     let (status, lines) = node.wait();
     assert_eq!(status.code(), Some(0), "{lines:#?}");

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use nodekeel_containerd_svc::{CriSettings, RuntimeHandler};
+use nodekeel_fsquota::Bytes;
 use serde::Deserialize;
 
 use crate::config::check::{ConfigViolation, check_absolute_path, check_program, reject_field};
@@ -20,7 +21,7 @@ pub struct ContainerdConfig {
     /// Bytes that images leave free on the disk, by a project limit of containerd's root on an XFS with project quotas,
     /// elsewhere by a check before those images and `nodectl images --import` are written; `None` is 5 % of the disk or
     /// 1 GiB, whichever is larger, but at most 20 % of the disk. 0: without a reserve.
-    pub reserve: Option<u64>,
+    pub reserve: Option<Bytes>,
     /// Whether to unpack the layers of those images at import, so that the first container starts without
     /// that delay.
     pub unpack: bool,

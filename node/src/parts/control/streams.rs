@@ -201,6 +201,6 @@ mod tests {
         let events = batches.iter().flatten().flat_map(|batch| &batch.events);
         let seen: Vec<_> = events.map(|event| format!("{} {}", event.dn, event.change)).collect();
         assert!(seen.contains(&"root.a exited".to_owned()), "{seen:?}");
-        assert!(seen.contains(&"root.control cancelling".to_owned()), "{seen:?}");
+        assert!(seen.contains(&"root.control canceling".to_owned()), "{seen:?}");
     }
 }

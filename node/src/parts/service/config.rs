@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use nodekeel_fsquota::Bytes;
 use nodekeel_logtree::parse::LogFormat;
 use nodekeel_supervisor::Backoff;
 use nodekeel_supervisor::process::{Capability, Rlimit, RlimitResource, Signal};
@@ -203,9 +204,8 @@ fn probe_timeout() -> Duration {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServiceLimits {
-    /// Memory of all its processes, in bytes.
-    #[serde(deserialize_with = "deserialize_bytes")]
-    pub memory_max: Option<u64>,
+    /// Memory of all its processes.
+    pub memory_max: Option<Bytes>,
     /// CPUs that it may use at a time: 1.5 is one and a half.
     pub cpu_max: Option<f64>,
     /// Number of its processes and threads.
@@ -327,31 +327,6 @@ where
 enum NumberOrText {
     Number(u64),
     Text(String),
-}
-
-fn deserialize_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    let expected = &r#"bytes, like "512MiB", "2GiB" or 65536"#;
-    match NumberOrText::deserialize(deserializer)? {
-        NumberOrText::Number(bytes) => Ok(Some(bytes)),
-        NumberOrText::Text(text) => match parse_bytes(&text) {
-            Some(bytes) => Ok(Some(bytes)),
-            None => Err(D::Error::invalid_value(Unexpected::Str(&text), expected)),
-        },
-    }
-}
-
-fn parse_bytes(text: &str) -> Option<u64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.trim_start() {
-        "" => 0,
-        "KiB" => 10,
-        "MiB" => 20,
-        "GiB" => 30,
-        "TiB" => 40,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 fn deserialize_umask<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {

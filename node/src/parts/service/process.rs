@@ -58,7 +58,7 @@ fn service_limits(user: &UserServicePlan) -> ProcessLimits {
 /// The limits as the supervisor takes them.
 pub(crate) fn process_limits(config: &ServiceLimits) -> ProcessLimits {
     let mut limits = ProcessLimits::default();
-    limits.memory_max = config.memory_max;
+    limits.memory_max = config.memory_max.map(|bytes| bytes.0);
     // The check of the configuration keeps it in range.
     limits.cpu_max_millis = config.cpu_max.map(|cpus| (cpus * 1000.0).round() as u32);
     limits.pids_max = config.pids_max;
