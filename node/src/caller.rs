@@ -6,16 +6,15 @@ use crate::v1;
 
 /// The process behind a call, as the kernel reports it for the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Caller {
+pub(crate) struct Caller {
     /// Its effective user when it connected.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// The name of that user, if it is known.
-    pub user: Option<String>,
+    pub(crate) user: Option<String>,
     /// Its process id when it connected, as noded sees it; `None` for a process of another PID namespace.
-    pub pid: Option<u32>,
+    pub(crate) pid: Option<u32>,
     /// The name of the program with that id when it called, which the process can change; `None` if it is not readable.
-    pub program: Option<String>,
+    pub(crate) program: Option<String>,
 }
 
 impl fmt::Display for Caller {

@@ -32,7 +32,7 @@ const READ_ONLY: &str = "mounted read-only";
 ///
 /// # Errors
 /// See [`DataError`].
-pub fn check_data_dir(data: &Path, below: &[String], needed: u64) -> Result<(), DataError> {
+pub(crate) fn check_data_dir(data: &Path, below: &[String], needed: u64) -> Result<(), DataError> {
     let existing = data.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     let dir = open_directory(existing)?;
     if existing == data {
@@ -68,9 +68,8 @@ fn check_subdirectories(data: &Dir, below: &[String]) -> Result<(), DataError> {
 pub(crate) fn open_directory(path: &Path) -> Result<Dir, DataError> {
     // A dangling link exists, and is not a directory.
     let is_gone = |error: &DirError| error.is_not_found() || error.is_not_a_directory();
-    Dir::open(path).map_err(|error| match is_gone(&error) {
-        true => DataError::NotADirectory { path: path.to_owned() },
-        false => error.into(),
+    Dir::open(path).map_err(|error| {
+        if is_gone(&error) { DataError::NotADirectory { path: path.to_owned() } } else { error.into() }
     })
 }
 
@@ -111,7 +110,7 @@ pub(crate) fn check_writable(dir: &Dir) -> Result<(), DataError> {
 
 /// The locked data directory; dropping the value, or the exit of the process, releases the lock.
 #[derive(Debug)]
-pub struct DataDir {
+pub(crate) struct DataDir {
     root: DataLayout,
     lock: File,
 }
@@ -122,7 +121,7 @@ impl DataDir {
     ///
     /// # Errors
     /// See [`DataError`].
-    pub fn acquire(path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn acquire(path: &Path) -> Result<Self, DataError> {
         let dir = create_directory(path)?;
         let lock = acquire_lock(&dir)?;
         let root = layout::place_layout(dir).map_err(|error| placement_error(path, error))?;

@@ -8,28 +8,26 @@ use std::time::SystemTime;
 use nodekeel_supervisor::{Event, EventBuffer, EventHook, NumberedEvent, RunnableChange};
 use tokio::sync::watch;
 
-pub use crate::caller::Caller;
+use crate::caller::Caller;
 
 /// An event of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NodeEvent {
+pub(crate) struct NodeEvent {
     /// Its sequence number, from 1. A gap means that events were dropped.
-    pub seq: u64,
+    pub(crate) seq: u64,
     /// When it happened.
-    pub at: SystemTime,
+    pub(crate) at: SystemTime,
     /// The DN that it concerns.
-    pub dn: Arc<str>,
+    pub(crate) dn: Arc<str>,
     /// The incarnation of this DN that it belongs to, counted from 1; 0 if there was none.
-    pub generation: u64,
+    pub(crate) generation: u64,
     /// What happened.
-    pub kind: NodeEventKind,
+    pub(crate) kind: NodeEventKind,
 }
 
 /// What happened to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NodeEventKind {
+pub(crate) enum NodeEventKind {
     /// A runnable of the tree changed.
     Change(RunnableChange),
     /// A client of the control API requested an action. What comes of it are the events after it.
@@ -53,7 +51,7 @@ impl NumberedEvent for NodeEvent {
 
 /// A bounded list of events. Cheap to clone; all clones share the list.
 #[derive(Debug, Clone)]
-pub struct EventHistory(Arc<KeptEvents>);
+pub(crate) struct EventHistory(Arc<KeptEvents>);
 
 #[derive(Debug)]
 struct KeptEvents {
@@ -73,7 +71,7 @@ struct NumberedEvents {
 
 /// Reads an [`EventHistory`]. An event that is evicted before it is read shows as a gap in [`NodeEvent::seq`].
 #[derive(Debug)]
-pub struct EventHistoryReader {
+pub(crate) struct EventHistoryReader {
     history: EventHistory,
     newest: watch::Receiver<u64>,
     /// The `seq` of the last event that was read.
@@ -82,13 +80,13 @@ pub struct EventHistoryReader {
 
 impl EventHistory {
     /// Creates a history that keeps this number of events, see [`EventBuffer`] for which of them.
-    pub fn new(keep: NonZeroUsize) -> Self {
+    pub(crate) fn new(keep: NonZeroUsize) -> Self {
         let events = NumberedEvents { buffer: EventBuffer::new(keep), newest: 0, requests: 0 };
         Self(Arc::new(KeptEvents { events: Mutex::new(events), newest: watch::Sender::new(0) }))
     }
 
     /// Adds a request of a client for an action on a DN, in this incarnation of it.
-    pub fn add_request(&self, (dn, generation): (&str, u64), action: &str, caller: Option<Caller>) {
+    pub(crate) fn add_request(&self, dn: &str, generation: u64, action: &str, caller: Option<Caller>) {
         let kind = NodeEventKind::Request { action: action.into(), caller };
         self.push_event(|events| {
             events.requests += 1;
@@ -97,7 +95,7 @@ impl EventHistory {
     }
 
     /// Reads from the newest `backlog` events on; `None` reads from the oldest kept one.
-    pub fn read_events(&self, backlog: Option<u64>) -> EventHistoryReader {
+    pub(crate) fn read_events(&self, backlog: Option<u64>) -> EventHistoryReader {
         let newest = self.0.newest.subscribe();
         let count = backlog.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
         let last_read = self.lock_events().buffer.seq_before_newest(count);
@@ -130,7 +128,7 @@ impl EventHook for EventHistory {
 
 impl EventHistoryReader {
     /// The next events, oldest first, at most `max`; empty if none is available.
-    pub fn take_unread(&mut self, max: usize) -> Vec<NodeEvent> {
+    pub(crate) fn take_unread(&mut self, max: usize) -> Vec<NodeEvent> {
         let batch: Vec<_> =
             self.history.lock_events().buffer.events_after(self.last_read).take(max).cloned().collect();
         if let Some(last) = batch.last() {
@@ -143,7 +141,7 @@ impl EventHistoryReader {
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
-    pub async fn wait_for_unread(&mut self) {
+    pub(crate) async fn wait_for_unread(&mut self) {
         let after = self.last_read;
         // The sender exists as long as the history, which this reader owns.
         let _ = self.newest.wait_for(|newest| *newest > after).await;

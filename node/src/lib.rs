@@ -68,9 +68,7 @@
 //! - `client`: only the client of the control API, which does not need protoc.
 //!
 //! # Third-party types in the API
-//! tonic and prost (the generated client), and prometheus-client (the registries of
-//! metrics), and prometheus-client (the registries of
-//! metrics), and nodekeel's supervisor, logtree, localstorage and provisioner.
+//! tonic and prost (the generated client), prometheus-client (the registries of metrics), and nodekeel's supervisor, logtree, localstorage and provisioner.
 
 #[cfg(feature = "node")]
 mod caller;
@@ -89,7 +87,7 @@ mod dn;
 #[cfg(feature = "client")]
 mod error_chain;
 #[cfg(feature = "node")]
-pub mod event_history;
+mod event_history;
 #[cfg(feature = "node")]
 pub mod health;
 #[cfg(feature = "node")]
@@ -97,7 +95,7 @@ mod layout;
 #[cfg(feature = "node")]
 mod listen_address;
 #[cfg(feature = "node")]
-pub mod log_sink;
+mod log_sink;
 #[cfg(feature = "node")]
 pub mod metrics;
 #[cfg(feature = "node")]

@@ -11,7 +11,7 @@ use nodekeel_supervisor::{OutputOrigin, OutputSink};
 /// Sends the output of runnables and their processes to a log store. Parses lines whose format is known, to keep
 /// their levels, times and fields.
 #[derive(Debug, Clone)]
-pub struct LogStoreSink {
+pub(crate) struct LogStoreSink {
     log_store: LogStore,
     /// By DN.
     formats: Arc<RwLock<BTreeMap<String, LogFormat>>>,
@@ -19,12 +19,12 @@ pub struct LogStoreSink {
 
 impl LogStoreSink {
     /// A sink that parses the lines of these DNs.
-    pub fn new(log_store: LogStore, formats: impl IntoIterator<Item = (String, LogFormat)>) -> Self {
+    pub(crate) fn new(log_store: LogStore, formats: impl IntoIterator<Item = (String, LogFormat)>) -> Self {
         Self { log_store, formats: Arc::new(RwLock::new(formats.into_iter().collect())) }
     }
 
     /// Changes the formats of all DNs. A writer keeps its own.
-    pub fn set_formats(&self, formats: impl IntoIterator<Item = (String, LogFormat)>) {
+    pub(crate) fn set_formats(&self, formats: impl IntoIterator<Item = (String, LogFormat)>) {
         let formats = formats.into_iter().collect();
         *self.formats.write().unwrap_or_else(PoisonError::into_inner) = formats;
     }

@@ -152,18 +152,22 @@ impl NodeHandle {
     /// Outside of a tokio runtime.
     pub fn start(plan: NodePlan, deps: Deps) -> Result<Self, StartError> {
         check_runnable_names(&plan.source.parts, &deps.runnables)?;
+        // From here on, no other instance can use the directory.
         let data = DataDir::acquire(&plan.config.node.data)?;
         let shared = NodeState::new(plan, data, deps.log_store);
         let plan = shared.plan();
-        let (mut prepared, additions) = prepare_services(&shared, &plan, plan.active_services())?;
+        let PreparedParts { runnables: mut prepared, additions } =
+            prepare_services(&shared, &plan, plan.active_services())?;
         shared.running.replace_additions(additions);
         log_skipped(&shared.running.log_store, plan.skipped_services());
+        // The runnables of the program come after the control API, and before the services.
         let at = usize::from(prepared.first().is_some_and(|(dn, _)| dn == CONTROL_DN));
         prepared.splice(
             at..at,
             deps.runnables.into_iter().map(|extra| (format!("root.{}", extra.name), extra.runnable)),
         );
         *shared.tree.lock() = prepared;
+        // The first thing that the supervisor does is to end, or to adopt, what a killed noded has left behind.
         let builder = Supervisor::builder().output_sink(shared.log_sink.clone());
         let builder = builder.process_records(process_records(&shared, &plan)?);
         let supervisor =
@@ -257,12 +261,19 @@ fn check_runnable_names(parts: &Parts, runnables: &[ExtraRunnable]) -> Result<()
     Ok(())
 }
 
-/// Prepares runnables of a plan, in their order. Returns also what the parts add to the node, which is not set yet.
+/// What the parts have prepared, before the node uses it.
+struct PreparedParts {
+    /// By DN, in the order of the plan.
+    runnables: Vec<(String, PreparedRunnable)>,
+    additions: PartAdditions,
+}
+
+/// Prepares runnables of a plan, in their order. The node does not have yet what they add to it.
 fn prepare_services<'p>(
     state: &NodeState,
     plan: &NodePlan,
     services: impl Iterator<Item = &'p PlannedService>,
-) -> Result<(Vec<(String, PreparedRunnable)>, PartAdditions), PrepareError> {
+) -> Result<PreparedParts, PrepareError> {
     let mut additions = state.running.additions();
     let mut node = NodePreparation {
         running: &state.running,
@@ -274,6 +285,6 @@ fn prepare_services<'p>(
         let prepared = planned.runnable.prepare(&mut node)?;
         Ok((planned.dn.clone(), prepared.start_after(&planned.start_after)))
     };
-    let prepared = services.map(prepare).collect::<Result<_, PrepareError>>()?;
-    Ok((prepared, additions))
+    let runnables = services.map(prepare).collect::<Result<_, PrepareError>>()?;
+    Ok(PreparedParts { runnables, additions })
 }

@@ -69,7 +69,8 @@ impl PlanSource {
     /// Parses a configuration and plans the node. What the plan that `running` runs uses itself is free.
     pub(crate) fn plan_text(
         self,
-        (file, text): (&Path, &str),
+        file: &Path,
+        text: &str,
         running: Option<&NodePlan>,
     ) -> Result<NodePlan, SourceError> {
         let mut config = self.parts.parse_config(file, text)?;
@@ -119,6 +120,7 @@ impl NodePlan {
         let layout_error = |error| conflict(data::placement_error(&config.node.data, error).to_string());
         let root = layout::layout_in_memory(&config.node.data).map_err(layout_error)?;
         let volume = layout::volume_in_memory(&config.node.data, parts.provide_volume());
+        // Each part looks at the machine, in memory: nothing is created.
         let mut planner = PartPlanner::new(PlannerInput {
             config: &config,
             search,
@@ -137,6 +139,7 @@ impl NodePlan {
         parts.iter().for_each(|part| planner.plan_part(part));
         planner.resolve_dependencies();
         let PartPlanner { planned: mut services, mut problems, addresses, keys_conflict, .. } = planner;
+        // Then the rules between parts, and the order of their start.
         problems.extend(find_invalid_dn(&services));
         skip_dependents(&mut services);
         let services = sort_services(services).unwrap_or_else(|cycle| {

@@ -56,10 +56,7 @@ async fn print_all(mut log: Option<LogReader>, mut lines: mpsc::Receiver<String>
     loop {
         let line = tokio::select! {
             line = lines.recv() => line,
-            Some(entry) = next_entry(&mut log) => match is_shown(&entry) {
-                true => Some(render::full_text(&entry)),
-                false => continue,
-            },
+            Some(entry) = next_entry(&mut log) => if is_shown(&entry) { Some(render::full_text(&entry)) } else { continue },
         };
         let Some(line) = line else { break };
         if !write_line(&line) {

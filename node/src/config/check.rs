@@ -60,9 +60,10 @@ pub(crate) fn check_program(
 /// Checks that a path is absolute: it must not depend on noded's working directory.
 pub(crate) fn check_absolute_path(field: &str, path: &Path) -> Result<(), ConfigViolation> {
     check_no_nul(field, path.to_str())?;
-    match path.is_absolute() {
-        true => Ok(()),
-        false => reject_field(field, format!("{:?} is not absolute", path.display().to_string())),
+    if path.is_absolute() {
+        Ok(())
+    } else {
+        reject_field(field, format!("{:?} is not absolute", path.display().to_string()))
     }
 }
 
@@ -71,9 +72,10 @@ pub(crate) fn check_no_nul<'a, T: AsRef<str> + ?Sized + 'a>(
     field: &str,
     texts: impl IntoIterator<Item = &'a T>,
 ) -> Result<(), ConfigViolation> {
-    match texts.into_iter().any(|text| text.as_ref().contains('\0')) {
-        true => reject_field(field, "contains a NUL character; remove it"),
-        false => Ok(()),
+    if texts.into_iter().any(|text| text.as_ref().contains('\0')) {
+        reject_field(field, "contains a NUL character; remove it")
+    } else {
+        Ok(())
     }
 }
 

@@ -77,9 +77,8 @@ impl HealthSource for DiskWatch {
 fn measure_disks(paths: &[PathBuf]) -> (Vec<DiskSpace>, Vec<HealthCondition>) {
     let (mut devices, mut disks, mut failed) = (BTreeSet::new(), Vec::new(), Vec::new());
     for path in paths {
-        let measured = stat(path).and_then(|found| match devices.insert(found.st_dev) {
-            true => measure_disk(path).map(Some),
-            false => Ok(None),
+        let measured = stat(path).and_then(|found| {
+            if devices.insert(found.st_dev) { measure_disk(path).map(Some) } else { Ok(None) }
         });
         match measured {
             Ok(disk) => disks.extend(disk),

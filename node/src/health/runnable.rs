@@ -15,20 +15,14 @@ const RECENT_FAILURES: usize = 3;
 
 /// What is not well with a runnable; `None` if it is healthy.
 pub(super) fn runnable_condition(node: &Node, now: SystemTime) -> Option<HealthCondition> {
-    let condition = match node.is_healthy() {
-        true => recent_failures(node, now)?,
-        false => problem(node),
-    };
+    let condition = if node.is_healthy() { recent_failures(node, now)? } else { problem(node) };
     let part = node.dn.split('.').nth(1).unwrap_or(NODE_PART).to_owned();
     Some(HealthCondition { part, ..condition })
 }
 
 fn problem(node: &Node) -> HealthCondition {
     let (problem, hint) = describe(node);
-    let since = match node.is_crash_looping() {
-        true => first_failure(node).or(node.since),
-        false => node.since,
-    };
+    let since = if node.is_crash_looping() { first_failure(node).or(node.since) } else { node.since };
     let waiting_for = if node.condition.is_empty() { node.waiting_for.as_str() } else { "" };
     HealthCondition::problem(node.dn.as_str(), problem)
         .since(since.and_then(to_system_time))

@@ -201,7 +201,7 @@ impl NodeBuilder {
         let Self { file, text, search, dev, data, .. } = self;
         let of_file = self.is_from_file.then(|| file.clone());
         let source = PlanSource { parts, search, dev, file: of_file, data };
-        source.plan_text((&file, &text), None).map_err(|error| match error {
+        source.plan_text(&file, &text, None).map_err(|error| match error {
             SourceError::Config(error) => BuildError::Config(error),
             SourceError::Plan(error) => BuildError::Plan(error),
         })

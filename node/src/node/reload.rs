@@ -12,13 +12,13 @@ use thiserror::Error;
 
 use super::state::NodeState;
 use super::tree::child_dns;
-use super::{NodeHandle, log_skipped, prepare_services};
+use super::{NodeHandle, PreparedParts, log_skipped, prepare_services};
 use crate::config::{ConfigError, read_text};
 use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::error_chain::error_chain;
 use crate::health::{HealthCondition, NODE_PART};
-use crate::part::{PartAdditions, PlannedService, PrepareError, PreparedRunnable};
+use crate::part::{PlannedService, PrepareError};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
@@ -132,7 +132,7 @@ async fn plan_again(
             (None, Some(file)) => (file.clone(), read_text(file).map_err(ReloadError::Config)?),
             (None, None) => return Err(ReloadError::NoFile),
         };
-        let new = running.source.clone().plan_text((&file, &text), Some(&running))?;
+        let new = running.source.clone().plan_text(&file, &text, Some(&running))?;
         Ok((running, new))
     })
     .await
@@ -147,24 +147,28 @@ async fn blocking<T: Send + 'static>(
 
 async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
     let supervisor = state.running.supervisor.get().ok_or(ReloadError::Stopping)?;
+    // Plan: what differs, and whether a running node can change it. Nothing has changed yet.
     let (running, new) = plan_again(state, None).await?;
     let difference = compare_plans(&running, &new);
     if difference.node_restarts().next().is_some() {
         return Err(ReloadError::NodeRestart(difference));
     }
+    // Prepare: the new runnables create their directories next to the running ones. An error leaves the node as it is.
     let new = Arc::new(merge_plans(&running, new));
     let starting = [ChangeEffect::Add, ChangeEffect::Restart];
     let started: Vec<String> =
         starting.into_iter().flat_map(|effect| difference.dns_to(effect)).map(str::to_owned).collect();
-    let (prepared, additions) = prepare_again(state, &new, started).await?;
+    let prepared = prepare_again(state, &new, started).await?;
+    // Commit: a parent that starts from now on adds the new children.
     let change = TreeChange::new(&running, &new, &difference);
-    set_running(state, new, (prepared, additions));
+    set_running(state, new, prepared);
     if state.running.supervisor.get().is_none() {
         // The handle was dropped, and has cleared the tree before this filled it: what is in the tree owns the tree, and
         // with it the lock of the data directory.
         state.tree.lock().clear();
         return Err(ReloadError::Stopping);
     }
+    // Apply: stop what has changed or is gone, dependents first, then start what is new.
     apply_change(state, &supervisor, &change).await?;
     Ok(difference)
 }
@@ -174,7 +178,7 @@ async fn prepare_again(
     state: &Arc<NodeState>,
     plan: &Arc<NodePlan>,
     dns: Vec<String>,
-) -> Result<(Vec<(String, PreparedRunnable)>, PartAdditions), ReloadError> {
+) -> Result<PreparedParts, ReloadError> {
     let (state, plan) = (Arc::clone(state), Arc::clone(plan));
     blocking(move || {
         let services = plan.active_services().filter(|planned| dns.contains(&planned.dn));
@@ -184,11 +188,8 @@ async fn prepare_again(
 }
 
 /// From now on, the node is what the plan says: each parent adds these children when it starts the next time.
-fn set_running(
-    state: &NodeState,
-    plan: Arc<NodePlan>,
-    (prepared, additions): (Vec<(String, PreparedRunnable)>, PartAdditions),
-) {
+fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) {
+    let PreparedParts { runnables: prepared, additions } = prepared;
     let running = state.plan();
     let mut tree = state.tree.lock();
     // What the program added beside the plan stays.

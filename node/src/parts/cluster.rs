@@ -87,15 +87,12 @@ impl Part for ClusterPart {
             needs_root.then(|| planner.skip_or_report("cluster", reason)).flatten()
         });
         let root = planner.root();
-        let (directory, bootstrap_record) = match consensus.is_in_memory() {
-            true => {
-                let placed: MemoryClusterLayout = root.run.add_layout().expect(PLACED_IN_MEMORY);
-                (placed.cluster.path().to_owned(), placed.cluster.state.path().join("bootstrapped"))
-            }
-            false => {
-                let placed: ClusterLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
-                (placed.cluster.path().to_owned(), bootstrap_record(cluster, root.path()))
-            }
+        let (directory, bootstrap_record) = if consensus.is_in_memory() {
+            let placed: MemoryClusterLayout = root.run.add_layout().expect(PLACED_IN_MEMORY);
+            (placed.cluster.path().to_owned(), placed.cluster.state.path().join("bootstrapped"))
+        } else {
+            let placed: ClusterLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
+            (placed.cluster.path().to_owned(), bootstrap_record(cluster, root.path()))
         };
         if cluster.bootstrap_record.is_some() && bootstrap_record.starts_with(root.path()) {
             planner.report(format!(
@@ -115,9 +112,10 @@ impl Part for ClusterPart {
         let plan = ClusterPlan { consensus, directory, bootstrap_record, config, deps };
         let service = PlannedService::new(DN, plan).disk_bytes(bytes).skip(skipped);
         let service = service.log_format("root.cluster.consensus.etcd", LogFormat::Etcd);
-        planner.add(match is_in_memory {
-            true => service.run_layout::<MemoryClusterLayout>(),
-            false => service.layout::<ClusterLayout>().node_layout::<NamesLayout>(),
+        planner.add(if is_in_memory {
+            service.run_layout::<MemoryClusterLayout>()
+        } else {
+            service.layout::<ClusterLayout>().node_layout::<NamesLayout>()
         });
     }
 }
@@ -205,9 +203,10 @@ impl fmt::Display for ClusterPlan {
 
 impl PlannedRunnable for ClusterPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let prepared = match self.consensus.is_in_memory() {
-            true => self.prepare_in_memory(node)?,
-            false => self.prepare_on_volume(node)?,
+        let prepared = if self.consensus.is_in_memory() {
+            self.prepare_in_memory(node)?
+        } else {
+            self.prepare_on_volume(node)?
         };
         // It needs its address until it has stopped.
         Ok(prepared.stop_before("root.network"))
@@ -219,7 +218,7 @@ impl ClusterPlan {
         let esp = node.create_node_layout::<StorageLayout>()?.esp;
         let names = node.create_node_layout::<NamesLayout>()?.names;
         let volume = Arc::<ClusterVolume>::default();
-        let cluster = self.new_cluster(node, (&esp, names), Arc::clone(&volume) as _)?;
+        let cluster = self.new_cluster(node, &esp, names, Arc::clone(&volume) as _)?;
         // root.storage is prepared before.
         let keys = node.extensions().get::<Arc<VolumeKeys>>().cloned();
         Ok(node.on_volume(move |data| {
@@ -235,14 +234,15 @@ impl ClusterPlan {
         Dir::open(node.data().run.path())?.remove_tree("cluster")?;
         let placed = node.create_run_layout::<MemoryClusterLayout>()?.cluster;
         let volume = Arc::new(DirectoryVolume::new(Dir::open(placed.volume.path())?));
-        Ok(PreparedRunnable::new(self.new_cluster(node, (&placed.state, placed.names), volume)?))
+        Ok(PreparedRunnable::new(self.new_cluster(node, &placed.state, placed.names, volume)?))
     }
 
-    /// The cluster service, which the control API finds too.
+    /// The cluster service, which the control API finds too. `state` has its ticket and its step journal.
     fn new_cluster(
         &self,
         node: &mut NodePreparation<'_>,
-        (state, names): (&LayoutDir, LocalNamesDir),
+        state: &LayoutDir,
+        names: LocalNamesDir,
         volume: Arc<dyn DataVolume>,
     ) -> Result<ClusterNode, PrepareError> {
         let deps = Deps {

@@ -87,12 +87,11 @@ impl Part for ContainerdPart {
             Err(_) if skipped.is_some() => return,
             Err(error) => return planner.report(format!("{error}; use a shorter --data")),
         };
-        let reserve = match planner.is_volume_known() {
-            false => ReserveEnforcement::Unknown,
-            true => {
-                let existing = directories.data_dir().ancestors().find(|path| path.is_dir());
-                ReserveEnforcement::detect(existing.unwrap_or(Path::new("/")), disk_reserve(containerd))
-            }
+        let reserve = if planner.is_volume_known() {
+            let existing = directories.data_dir().ancestors().find(|path| path.is_dir());
+            ReserveEnforcement::detect(existing.unwrap_or(Path::new("/")), disk_reserve(containerd))
+        } else {
+            ReserveEnforcement::Unknown
         };
         let plan = ContainerdPlan { binary, directories, config: containerd.clone(), daemon_config, reserve };
         let service = PlannedService::new(DN, plan).layout::<ContainerdLayout>();

@@ -17,7 +17,7 @@ fn source() -> PlanSource {
 
 fn plan(text: &str) -> NodePlan {
     let text = format!("services.etcd.enable = false\nservices.containerd.enable = false\n{text}");
-    source().plan_text((Path::new("a.toml"), &text), None).expect(&text)
+    source().plan_text(Path::new("a.toml"), &text, None).expect(&text)
 }
 
 fn service(name: &str, keys: &str) -> String {
@@ -28,7 +28,7 @@ fn service(name: &str, keys: &str) -> String {
 fn difference(running: &str, new: &str) -> Vec<String> {
     let running = plan(running);
     let text = format!("services.etcd.enable = false\nservices.containerd.enable = false\n{new}");
-    let new = running.source.clone().plan_text((Path::new("a.toml"), &text), Some(&running)).expect(&text);
+    let new = running.source.clone().plan_text(Path::new("a.toml"), &text, Some(&running)).expect(&text);
     compare_plans(&running, &new).changes.iter().map(ToString::to_string).collect()
 }
 

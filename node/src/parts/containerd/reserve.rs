@@ -148,7 +148,7 @@ impl ImageReserve {
             quota.set_limits(dir.as_fd(), byte_limit(LimitChange::Unlimited)).map_err(failed)?;
         }
         let disk = read_disk(visible_at)?;
-        let limit = image_limit(disk, counted.usage.bytes.0, (self.reserve, self.min_others));
+        let limit = image_limit(disk, counted.usage.bytes.0, self.reserve, self.min_others);
         quota.set_limits(dir.as_fd(), byte_limit(LimitChange::Set(Bytes(limit)))).map_err(failed)?;
         Ok(Some(limit))
     }
@@ -195,7 +195,7 @@ fn read_disk(path: &Path) -> Result<DiskBytes, ReserveError> {
 
 /// How many bytes images may have: what they have now, and what is free above the reserve; or less, if others on the disk
 /// have less now than they will have at least.
-fn image_limit(disk: DiskBytes, images: u64, (reserve, min_others): (DiskReserve, u64)) -> u64 {
+fn image_limit(disk: DiskBytes, images: u64, reserve: DiskReserve, min_others: u64) -> u64 {
     let others = disk.all.saturating_sub(disk.free).saturating_sub(images).max(min_others);
     disk.all.saturating_sub(reserve.bytes_on(disk.all)).saturating_sub(others).max(MIN_LIMIT)
 }
@@ -253,7 +253,7 @@ mod tests {
     fn images_may_use_what_is_free_above_the_reserve() {
         let reserve = DiskReserve::from_bytes(100 * MIB);
         let limit = |free, images| {
-            image_limit(DiskBytes { all: 700 * MIB, free: free * MIB }, images * MIB, (reserve, 128 * MIB))
+            image_limit(DiskBytes { all: 700 * MIB, free: free * MIB }, images * MIB, reserve, 128 * MIB)
                 / MIB
         };
         // etcd has not allocated its first segments yet.
@@ -280,7 +280,7 @@ mod tests {
             let free = all / 1_000 * free;
             let images = (all - free) / 1_000 * images;
             let reserve = reserve.map_or_else(DiskReserve::default, DiskReserve::from_bytes);
-            let limit = image_limit(DiskBytes { all, free }, images, (reserve, min_others));
+            let limit = image_limit(DiskBytes { all, free }, images, reserve, min_others);
             prop_assert!(limit >= MIN_LIMIT);
             let others = all - free - images;
             prop_assert!(limit == MIN_LIMIT || limit + others + reserve.bytes_on(all) <= all);

@@ -77,7 +77,7 @@ impl ControlService {
                 tree.iter().find(|status| *status.dn == *dn).map_or(0, |status| status.generation);
             let caller = self.callers.caller_of(&request);
             let action: String = action.chars().take(MAX_ACTION_CHARS).collect();
-            self.running.history.add_request((dn, generation), &action, caller);
+            self.running.history.add_request(dn, generation, &action, caller);
         }
         request.into_inner()
     }

@@ -87,9 +87,10 @@ fn build_router(running: &Arc<RunningNode>) -> Router {
         let line = |text: String| format!("{}\n", text.replace(is_unprintable, " "));
         let lines: String =
             conditions.iter().map(|found| line(format!("{}: {found}", found.severity.as_str()))).collect();
-        match is_healthy(&conditions) {
-            true => (StatusCode::OK, format!("ready\n{lines}")),
-            false => (StatusCode::SERVICE_UNAVAILABLE, lines),
+        if is_healthy(&conditions) {
+            (StatusCode::OK, format!("ready\n{lines}"))
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, lines)
         }
     };
     Router::new()

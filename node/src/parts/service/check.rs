@@ -117,12 +117,13 @@ fn check_restart_limit(index: usize, service: &UserService) -> Result<(), Config
     let backoff = service.backoff.to_backoff();
     let shortest = |failures| backoff.jittered_delay(failures, 0.0);
     let elapsed: Duration = (2..=restarts).map(shortest).sum();
-    match elapsed >= period {
-        true => reject_field(
+    if elapsed >= period {
+        reject_field(
             field(".period"),
             format!("{period:?} is too short: by its backoff, {restarts} restarts take at least {elapsed:?}"),
-        ),
-        false => Ok(()),
+        )
+    } else {
+        Ok(())
     }
 }
 

@@ -188,9 +188,12 @@ const TRIM_BYTES: u64 = 16 << 30;
 /// Trims the volume, and ends early when it closes. It blocks.
 fn trim_volume(volume: &VolumeHandle) -> Result<u64, String> {
     let size = fstatvfs(volume.dir()).map_err(|errno| errno.to_string())?;
-    trim_ranges(size.blocks().saturating_mul(size.fragment_size()), |range| match volume.is_closing() {
-        true => Err("it is closing; try again when it is open".to_owned()),
-        false => sys::trim_file_system(volume.dir(), range).map_err(|error| error.to_string()),
+    trim_ranges(size.blocks().saturating_mul(size.fragment_size()), |range| {
+        if volume.is_closing() {
+            Err("it is closing; try again when it is open".to_owned())
+        } else {
+            sys::trim_file_system(volume.dir(), range).map_err(|error| error.to_string())
+        }
     })
 }
 

@@ -115,9 +115,10 @@ mod tests {
             let report = with_volume(volume);
             for mode in MODES {
                 let step = decide_step(&report, expect(mode));
-                match mode == right {
-                    true => assert!(matches!(step, Ok(DiskStep::Open)), "{step:?}"),
-                    false => assert!(matches!(step, Err(StorageError::OtherEncryption { .. })), "{step:?}"),
+                if mode == right {
+                    assert!(matches!(step, Ok(DiskStep::Open)), "{step:?}")
+                } else {
+                    assert!(matches!(step, Err(StorageError::OtherEncryption { .. })), "{step:?}")
                 }
             }
         }

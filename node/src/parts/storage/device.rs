@@ -102,7 +102,7 @@ impl DeviceOpener {
         let room = if self.is_authenticated() { found.growable_bytes() } else { 0 };
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
         let known = record.filter(|_| step == DiskStep::Open).and_then(|record| record.disk_bytes);
-        if self.adapt_size(&volume, (known, report.size_bytes), secret) {
+        if self.adapt_size(&volume, known, report.size_bytes, secret) {
             VolumeRecord::of_disk(&report).write_to(&self.esp)?;
         }
         if room > 0 {
@@ -143,9 +143,10 @@ impl DeviceOpener {
             return Ok(());
         }
         let dir = self.data.open_dir(VOLUME_DIR).map_err(StorageError::Directory)?;
-        match dir.list().map_err(StorageError::Directory)?.is_empty() {
-            true => Ok(()),
-            false => Err(StorageError::Hidden { path: self.target() }),
+        if dir.list().map_err(StorageError::Directory)?.is_empty() {
+            Ok(())
+        } else {
+            Err(StorageError::Hidden { path: self.target() })
         }
     }
 
@@ -202,12 +203,13 @@ impl DeviceOpener {
         Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
     }
 
-    /// Grows the file system when the disk has grown. Returns whether the size is to be recorded: until then, each start
+    /// Grows the file system when the disk has grown. Returns whether the size that was found is to be recorded: until then, each start
     /// tries again. The node runs also on a volume that is smaller than its disk.
     fn adapt_size(
         &self,
         volume: &DeviceVolume,
-        (known, found): (Option<u64>, u64),
+        known: Option<u64>,
+        found: u64,
         secret: &UnlockSecret,
     ) -> bool {
         let has_grown = known.is_some_and(|known| known < found);

@@ -183,10 +183,7 @@ impl VolumeKeys {
         {
             return Ok(UnlockSecret::Cluster(key));
         }
-        match facts.has_local {
-            true => Ok(UnlockSecret::Node),
-            false => Err(VolumeKeyError::NeedsPassphrase),
-        }
+        if facts.has_local { Ok(UnlockSecret::Node) } else { Err(VolumeKeyError::NeedsPassphrase) }
     }
 
     async fn settle_locked(&self, cluster: &ClusterNode) -> Result<KeyOutcome, VolumeKeyError> {

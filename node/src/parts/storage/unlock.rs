@@ -152,9 +152,10 @@ impl VolumeUnlock {
             &slots.status,
             UnlockStatus::Closed { erase_token: Some(found), .. } if found == token
         );
-        match is_found {
-            true => slots.erase_permit = Some(token.to_owned()),
-            false => return Err(UnlockError::WrongToken { given: token.to_owned() }),
+        if is_found {
+            slots.erase_permit = Some(token.to_owned())
+        } else {
+            return Err(UnlockError::WrongToken { given: token.to_owned() });
         }
         Ok(())
     }

@@ -91,9 +91,10 @@ impl KeyReport {
 
     /// What to type where nobody has a confirmed recovery passphrase, or the newest one is not confirmed.
     fn passphrase_hint(self) -> &'static str {
-        match self.has_unconfirmed_recovery {
-            true => "`nodectl storage recovery --confirm`; if it was lost: `nodectl storage recovery`",
-            false => "`nodectl storage recovery`",
+        if self.has_unconfirmed_recovery {
+            "`nodectl storage recovery --confirm`; if it was lost: `nodectl storage recovery`"
+        } else {
+            "`nodectl storage recovery`"
         }
     }
 
@@ -119,9 +120,10 @@ impl KeyReport {
         let waits_for_passphrase =
             self.has_temporary_slot && self.lacks_passphrase && *cluster_key == ClusterKeyState::Stored;
         if waits_for_passphrase {
-            let problem = match self.has_unconfirmed_recovery {
-                true => "opens by the node unlock key alone until its recovery passphrase is confirmed",
-                false => "opens by the node unlock key alone until it has a recovery passphrase",
+            let problem = if self.has_unconfirmed_recovery {
+                "opens by the node unlock key alone until its recovery passphrase is confirmed"
+            } else {
+                "opens by the node unlock key alone until it has a recovery passphrase"
             };
             found.push(warning(problem).hint(self.passphrase_hint()));
         } else if self.has_temporary_slot {
