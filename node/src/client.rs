@@ -24,7 +24,7 @@ pub type NodeClient = ControlClient<Channel>;
 /// The default control socket.
 pub const DEFAULT_SOCKET: &str = "/var/lib/nodekeel/run/control.sock";
 
-/// Why a node can't be reached.
+/// The reason why a node can't be reached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {

@@ -10,7 +10,7 @@ pub struct DependencyEntry {
     pub name: String,
     /// The DN that must be ready.
     pub dn: String,
-    /// Why it does not run, and what to do: a clause that starts with "which". `None` if it runs.
+    /// A clause that starts with "which": the reason why it does not run, and what to do. `None` if it runs.
     pub unavailable: Option<String>,
     /// The names of its dependencies.
     pub depends_on: Vec<String>,
@@ -44,7 +44,7 @@ impl DependencyEntry {
     }
 }
 
-/// Whether a DN is below another.
+/// Returns whether a DN is below another.
 pub(crate) fn is_descendant(dn: &str, ancestor: &str) -> bool {
     dn.strip_prefix(ancestor).is_some_and(|rest| rest.starts_with('.'))
 }

@@ -12,7 +12,7 @@ pub(crate) const SERVICES: &str = "service";
 /// The DN of the kernel's log.
 pub const KERNEL: &str = "root.kernel";
 
-/// Whether the name of a part, a service or an additional runnable is valid: 1 to 64 of `a-z`, `0-9`, `_` and `-`. It
+/// Returns whether the name of a part, a service or an additional runnable is valid: 1 to 64 of `a-z`, `0-9`, `_` and `-`. It
 /// becomes a part of a DN.
 pub(crate) fn is_valid_runnable_name(name: &str) -> bool {
     let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';

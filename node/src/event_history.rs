@@ -21,11 +21,11 @@ pub(crate) struct NodeEvent {
     pub(crate) dn: Arc<str>,
     /// The incarnation of this DN that it belongs to, counted from 1; 0 if there was none.
     pub(crate) generation: u64,
-    /// What happened.
+    /// The kind of the event.
     pub(crate) kind: NodeEventKind,
 }
 
-/// What happened to a node.
+/// An event of a node, by its kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NodeEventKind {
     /// A runnable of the tree changed.
@@ -34,7 +34,7 @@ pub(crate) enum NodeEventKind {
     Request {
         /// The action, like "restart" or "signal SIGHUP".
         action: Arc<str>,
-        /// Who requested it; `None` if the kernel does not report it.
+        /// The client; `None` if the kernel does not report it.
         caller: Option<Caller>,
     },
 }

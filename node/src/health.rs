@@ -103,7 +103,7 @@ impl NodeSnapshot {
         self.nodes.iter().find(|node| node.dn == dn)
     }
 
-    /// What the tree itself says is not well with this runnable; `None` if it is healthy, or not in the tree.
+    /// The condition of this runnable, as the tree knows it; `None` if it is healthy, or not in the tree.
     pub fn condition_of(&self, dn: &str) -> Option<HealthCondition> {
         runnable::runnable_condition(self.runnable(dn)?, self.now)
     }
@@ -119,23 +119,23 @@ impl NodeSnapshot {
         validity.condition(object, self.now, Duration::from_secs(days * 24 * 60 * 60))
     }
 
-    /// How bad it is that this many bytes are left of so many, as for disks; `None` if that is enough.
+    /// The severity of this little room, as for disks; `None` if there is enough.
     pub(crate) fn space_severity(&self, free: u64, total: u64) -> Option<ConditionSeverity> {
         disk::severity(free, total, &self.config)
     }
 
-    /// Whether something of this part is in the tree: a reload may have removed it.
+    /// Returns whether something of this part is in the tree: a reload may have removed it.
     fn has_part(&self, part: &str) -> bool {
         self.nodes.iter().any(|node| node.dn.strip_prefix("root.") == Some(part))
     }
 
-    /// What the tree itself says is not well.
+    /// The conditions that the tree knows.
     fn tree_conditions(&self) -> impl Iterator<Item = HealthCondition> {
         self.nodes.iter().filter_map(|node| runnable::runnable_condition(node, self.now))
     }
 }
 
-/// What answers for the parts, by name, and the disks that they use. Cheap to clone.
+/// The sources of the parts, by name, and the disks that they use. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct HealthSources {
     sources: Vec<(String, Arc<dyn HealthSource>)>,
@@ -226,7 +226,7 @@ fn merge_conditions(
     of_parts
 }
 
-/// Whether the node is healthy: warnings don't count.
+/// Returns whether the node is healthy: warnings don't count.
 pub(crate) fn is_healthy(conditions: &[HealthCondition]) -> bool {
     conditions.iter().all(|condition| condition.severity != ConditionSeverity::Problem)
 }
@@ -243,7 +243,7 @@ mod tests {
         v1::Node { dn: dn.into(), state: v1::State::New.into(), ..v1::Node::default() }
     }
 
-    /// What the sources report, without the clock of this machine.
+    /// The conditions of the sources, without the clock of this machine.
     async fn assess(sources: &HealthSources, node: &NodeSnapshot) -> Vec<HealthCondition> {
         let mut found = sources.assess(node).await;
         found.retain(|condition| condition.object != "clock");

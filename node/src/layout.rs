@@ -20,8 +20,8 @@
 //! ```
 //!
 //! This is the only layout of a node. A crate declares the directories in which it keeps files ([`EtcdLayout`],
-//! [`LocalNamesDir`], [`ContainerdDataDir`]), and this layout is composed of them. What lies outside of the volume is
-//! placed before anything runs; what lies on it, when root.storage has opened it. The plan places the same layouts in
+//! [`LocalNamesDir`], [`ContainerdDataDir`]), and this layout is composed of them. What is outside of the volume is
+//! placed before anything runs; what is on it, when root.storage has opened it. The plan places the same layouts in
 //! memory, and so knows their paths before anything is created.
 
 use std::path::Path;
@@ -48,7 +48,7 @@ nodekeel_localstorage::layout! {
 
     /// In the data directory: the part of storage.
     pub(crate) struct StorageLayout {
-        /// What the node needs before its volume is open, as on the EFI system partition.
+        /// The files that the node needs before its volume is open, as on the EFI system partition.
         pub(crate) esp: LayoutDir = "esp", 0o700;
         /// The mount point of the data volume.
         pub(crate) data: LayoutDir = "data", 0o755;
@@ -136,11 +136,11 @@ pub(crate) const VOLUMES_DIR: &str = "volumes";
 /// The mode of the mount point, as the layout declares it.
 pub(crate) const VOLUME_MODE: FileMode = FileMode::new(0o755);
 
-/// Why a part can be placed in memory: nothing conflicts there, and a part without a socket has no path that
+/// The reason why a part can be placed in memory: nothing conflicts there, and a part without a socket has no path that
 /// is too long.
 pub(crate) const PLACED_IN_MEMORY: &str = "a part without sockets can be placed in memory";
 
-/// Where the paths of a volume begin that the program provides: its mount point is known once it is open.
+/// The start of the paths of a volume that the program provides: its mount point is known once it is open.
 const PROVIDED_VOLUME: &str = "/<volume>";
 
 nodekeel_localstorage::layout! {
@@ -154,7 +154,7 @@ pub(crate) fn volume_in_memory(data: &Path, is_provided: bool) -> Result<VolumeL
     LayoutTarget::new(Arc::new(MemFileStore::new()), path).create_layout()
 }
 
-/// All directories of a layout, parents first, relative to the data directory; `prefix` is where the layout lies.
+/// All directories of a layout, parents first, relative to the data directory; `prefix` is where the layout is.
 pub(crate) fn directories_of<L: LayoutEntry>(prefix: &str) -> Vec<String> {
     let mut found = Vec::new();
     collect_directories(L::SHAPE, prefix, &mut found);

@@ -1,4 +1,4 @@
-//! Where the runnables of a plan listen: one address belongs to one key of the configuration.
+//! Addresses where the runnables of a plan listen: one address belongs to one key of the configuration.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub(crate) enum ListenAddress {
 }
 
 impl ListenAddress {
-    /// Whether only one of two programs could listen.
+    /// Returns whether only one of two programs could listen.
     pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Tcp(one, port), Self::Tcp(other, other_port)) => {
@@ -28,7 +28,7 @@ impl ListenAddress {
     }
 }
 
-/// Whether a socket bound to `one` receives connections to `other`.
+/// Returns whether a socket bound to `one` receives connections to `other`.
 ///
 /// *Source:* ip(7), ipv6(7): a socket at `::` takes IPv4 connections too, unless `IPV6_V6ONLY` is set.
 fn covers(one: IpAddr, other: IpAddr) -> bool {

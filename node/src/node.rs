@@ -33,7 +33,7 @@ pub use builder::{BuildError, NodeBuilder};
 pub use reload::ReloadError;
 use state::NodeState;
 
-/// What a node needs beside its plan.
+/// The log store and the runnables of a node, besides its plan.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Deps {
@@ -96,7 +96,7 @@ pub fn new_log_store(config: &LogConfig) -> LogStore {
     log_store
 }
 
-/// Why a node can't start. Nothing runs then.
+/// The reason why a node can't start. Nothing runs then.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -240,7 +240,7 @@ fn log_skipped<'p>(log_store: &LogStore, skipped: impl Iterator<Item = &'p Plann
     }
 }
 
-/// Where the processes of the node are recorded, and the DNs that adopt kept ones.
+/// The records of the node's processes, and the DNs that adopt kept ones.
 fn process_records(state: &NodeState, plan: &NodePlan) -> Result<ProcessRecords, DataError> {
     let root = state.running.data();
     let records: ProcessesLayout =
@@ -261,7 +261,7 @@ fn check_runnable_names(parts: &Parts, runnables: &[ExtraRunnable]) -> Result<()
     Ok(())
 }
 
-/// What the parts have prepared, before the node uses it.
+/// Prepared runnables and additions of the parts, before the node uses them.
 struct PreparedParts {
     /// By DN, in the order of the plan.
     runnables: Vec<(String, PreparedRunnable)>,

@@ -11,8 +11,8 @@
 //!       ──▶ runnable                         below root, after its dependencies
 //! ```
 //!
-//! A runnable with data declares where they lie: [`PlannedService::layout`] on the data volume of the node, which survives
-//! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. What lies on the volume is built when the
+//! A runnable with data declares where they are: [`PlannedService::layout`] on the data volume of the node, which survives
+//! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. What is on the volume is built when the
 //! volume is open, at each start ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts after it.
 
 mod additions;
@@ -83,7 +83,7 @@ impl DependencyEntry {
     }
 }
 
-/// What a part runs under one DN. [`Display`](fmt::Display) describes it in the output of `noded check`.
+/// A plan of what a part runs under one DN. [`Display`](fmt::Display) describes it in the output of `noded check`.
 pub trait PlannedRunnable: Any + fmt::Debug + fmt::Display + Send + Sync {
     /// Creates its directories and opens what must exist before the tree starts. Called before anything runs, in the
     /// order of the plan; and again by a reload that replaces the runnable, while the former one still runs.
@@ -92,7 +92,7 @@ pub trait PlannedRunnable: Any + fmt::Debug + fmt::Display + Send + Sync {
     /// Nothing runs then, and a reload changes nothing.
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError>;
 
-    /// Whether `new`, which a reload of the configuration has planned for the same DN, runs the same: [`is_equal`] for a
+    /// Returns whether `new`, which a reload of the configuration has planned for the same DN, runs the same: [`is_equal`] for a
     /// plan that can be compared. If not, the reload prepares it, and restarts the runnable. `None`, the default: no reload
     /// adds, replaces or removes the runnable, and a change of its part's sections needs a restart of the program.
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {

@@ -26,7 +26,7 @@ pub(crate) use difference::{compare_plans, merge_plans, stop_waves};
 /// Free disk space that the node itself requires.
 const MIN_NODE_BYTES: u64 = 1 << 20;
 
-/// What a node will run.
+/// The plan of a node: what it will run.
 #[derive(Debug, Clone)]
 pub struct NodePlan {
     /// The configuration, with an absolute data directory.
@@ -37,18 +37,18 @@ pub struct NodePlan {
     pub services: Vec<PlannedService>,
     /// The directories of programs.
     pub search: SearchPath,
-    /// What it was planned from, to plan it again.
+    /// The source of the plan, to plan it again.
     pub(crate) source: PlanSource,
-    /// Where its runnables listen, with the keys that set it.
+    /// The addresses of its runnables, with the keys that set them.
     addresses: Vec<(ListenAddress, String)>,
 }
 
-/// What a node is planned from, beside its configuration.
+/// The source of a plan, besides the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct PlanSource {
     pub(crate) parts: Parts,
     pub(crate) search: SearchPath,
-    /// Whether services with missing requirements are skipped.
+    /// True if services with missing requirements are skipped.
     pub(crate) dev: bool,
     /// The file of the configuration; `None` if the program has its text from elsewhere.
     pub(crate) file: Option<PathBuf>,
@@ -56,7 +56,7 @@ pub(crate) struct PlanSource {
     pub(crate) data: Option<PathBuf>,
 }
 
-/// Why a text is not the configuration of a node.
+/// The reason why a text is not the configuration of a node.
 #[derive(Debug, Error)]
 pub(crate) enum SourceError {
     #[error(transparent)]
@@ -84,13 +84,13 @@ impl PlanSource {
     }
 }
 
-/// Why a node can't run: all problems, one line each.
+/// The reasons why a node can't run: all problems, one line each.
 #[derive(Debug)]
 pub struct PlanError {
     lines: Vec<String>,
     /// Another instance uses the data directory: nothing else was checked.
     pub in_use: bool,
-    /// Two keys of the configuration set one address: no machine can run it, whatever else the lines say.
+    /// Two keys of the configuration set one address: no machine can run it.
     pub keys_conflict: bool,
 }
 
@@ -180,7 +180,7 @@ impl NodePlan {
         self.services.iter().filter(|planned| planned.skip_reason.is_some())
     }
 
-    /// What the control API and the metrics see of it.
+    /// The part of the plan that the control API and the metrics see.
     pub(crate) fn to_running(&self) -> RunningPlan {
         let skipped = self.skipped_services().map(|planned| SkippedRunnable {
             dn: planned.dn.clone(),
@@ -263,7 +263,7 @@ fn check_data(data: &Path, services: &[PlannedService], is_volume_known: bool) -
 }
 
 impl fmt::Display for NodePlan {
-    /// What `run` would start, for people.
+    /// Lists what `run` would start, for people.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "node {} with data in {}", self.config.node.name, self.config.node.data.display())?;
         for planned in &self.services {

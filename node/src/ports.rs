@@ -13,7 +13,7 @@ const UNKNOWN: &str = "another program";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortHolder(pub(crate) String);
 
-/// How long a killed etcd may take to end.
+/// The time that a killed etcd may take to end.
 const EXIT_TIME: Duration = Duration::from_secs(5);
 /// The pause between two looks at its port.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -73,7 +73,7 @@ fn find_listener(port: u16) -> Option<String> {
     Some(format!("{} (pid {pid})", name.trim()))
 }
 
-/// Whether one of the process's descriptors is this link.
+/// Returns whether one of the process's descriptors is this link.
 fn holds_descriptor(process: &Path, link: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return false };
     descriptors.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == link))

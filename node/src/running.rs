@@ -106,7 +106,7 @@ impl RunningNode {
         self.data.unlock();
     }
 
-    /// What the node runs.
+    /// The configuration that the node runs, and what it skips.
     pub(crate) fn plan(&self) -> Arc<RunningPlan> {
         Arc::clone(&self.plan.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -116,7 +116,7 @@ impl RunningNode {
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
     }
 
-    /// What the parts have added.
+    /// The additions of the parts.
     pub(crate) fn additions(&self) -> PartAdditions {
         self.additions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

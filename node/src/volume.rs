@@ -23,7 +23,7 @@ use crate::data::{self, DataError};
 use crate::dependency::is_descendant;
 use crate::supervisor_slot::SupervisorSlot;
 
-/// How long a runnable on the volume may take to stop, beyond `node.grace`.
+/// The time to stop of a runnable on the volume, beyond `node.grace`.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
 
 /// A runnable starts while root.storage is closing the volume.
@@ -46,7 +46,7 @@ impl VolumeHandle {
         &self.open.dir
     }
 
-    /// Where it is mounted, for programs that need a path.
+    /// The mount point, for programs that need a path.
     pub fn path(&self) -> &Path {
         self.open.dir.path()
     }
@@ -56,7 +56,7 @@ impl VolumeHandle {
         self.open.closing.cancelled().await;
     }
 
-    /// Whether the volume is closing: what uses it is to end soon.
+    /// Returns whether the volume is closing: what uses it is to end soon.
     pub(crate) fn is_closing(&self) -> bool {
         self.open.closing.is_cancelled()
     }
@@ -129,7 +129,7 @@ impl NodeVolume {
         let _ = self.supervisor.with(|supervisor| supervisor.restart_runnable(dn));
     }
 
-    /// Where the volume is mounted; `None` if it is not open.
+    /// The mount point; `None` if the volume is not open.
     pub(crate) fn path(&self) -> Option<PathBuf> {
         self.lock().as_ref().map(|open| open.dir.path().to_owned())
     }
@@ -177,12 +177,12 @@ fn has_running_descendant(tree: &[RunnableStatus], dns: &BTreeSet<String>) -> bo
     tree.iter().any(|status| status.state.is_running() && is_below(&status.dn))
 }
 
-/// How long a runnable on the volume may take to stop.
+/// The time that a runnable on the volume may take to stop.
 pub(crate) fn user_stop_timeout(grace: Duration) -> Duration {
     grace + STOP_MARGIN
 }
 
-/// How long root.storage may take to stop: it waits for all that is on the volume.
+/// The time that root.storage may take to stop: it waits for all that is on the volume.
 pub(crate) fn storage_stop_timeout(grace: Duration) -> Duration {
     user_stop_timeout(grace) + STOP_MARGIN
 }

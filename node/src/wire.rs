@@ -67,7 +67,7 @@ pub(crate) fn with_process(node: v1::Node, handle: &ProcessHandle) -> v1::Node {
     v1::Node { pid: handle.pid(), process_since: handle.running_since().and_then(timestamp), ..node }
 }
 
-/// Why a runnable is not ready, as text, and the DNs that it waits for.
+/// Describes why a runnable is not ready, and names the DNs that it waits for.
 fn waiting_to_wire(reason: &WaitReason) -> (String, Vec<String>) {
     match reason {
         WaitReason::Nothing => (String::new(), Vec::new()),

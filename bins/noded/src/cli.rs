@@ -97,7 +97,7 @@ pub(crate) fn split_init_arguments(arguments: Vec<OsString>) -> (Vec<OsString>, 
     arguments.into_iter().partition(is_own)
 }
 
-/// Whether the argument is an option whose value is the next argument.
+/// Returns whether the argument is an option whose value is the next argument.
 fn takes_value(command: &clap::Command, argument: &str) -> bool {
     let named = |option: &&clap::Arg| option.get_long().is_some_and(|long| argument == format!("--{long}"));
     command.get_opts().find(named).is_some_and(|option| option.get_action().takes_values())

@@ -10,7 +10,7 @@ use nodekeel_node::parts::KERNEL_DN;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// How long noded waits at exit until a slow reader of stderr has read the last lines.
+/// The time for which noded waits at exit until a slow reader of stderr has read the last lines.
 pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Lines queued for a slow reader; further lines are dropped.
@@ -70,7 +70,7 @@ async fn print_all(mut log: Option<LogReader>, mut lines: mpsc::Receiver<String>
     }
 }
 
-/// Whether an entry is printed: not if it is the kernel's. stderr may lead to the kernel's log, and each line would come
+/// Returns whether an entry is printed: not if it is the kernel's. stderr may lead to the kernel's log, and each line would come
 /// back as the next one; or to the console on which the kernel prints its log itself.
 fn is_shown(entry: &LogEntry) -> bool {
     entry.dn.as_str() != KERNEL_DN

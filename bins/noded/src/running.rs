@@ -7,7 +7,7 @@ use nodekeel_node::v1::{CheckConfigRequest, ConfigDifference};
 
 use crate::cli::NodeArgs;
 
-/// What a reload would change, as lines.
+/// The changes of a reload, as lines.
 ///
 /// # Errors
 /// The configuration is invalid, no node runs, or the node could not run it.

@@ -1,15 +1,15 @@
-//! Whether a runnable is healthy: the one definition for the node, and for its clients.
+//! True if a runnable is healthy: the one definition for the node, and for its clients.
 
 use crate::v1::{Node, State};
 
 impl Node {
-    /// Whether it should run, but has failed, and has not been ready since for the time that clears its failures: it
+    /// Returns whether it should run, but has failed, and has not been ready since for the time that clears its failures: it
     /// may be ready between two of them.
     pub fn is_crash_looping(&self) -> bool {
         self.failures > 0 && matches!(self.state(), State::New | State::Ready | State::Waiting)
     }
 
-    /// Whether it is ready or done and not in a crash loop, or not part of this run.
+    /// Returns whether it is ready or done and not in a crash loop, or not part of this run.
     pub fn is_healthy(&self) -> bool {
         matches!(self.state(), State::Ready | State::Done | State::Skipped) && !self.is_crash_looping()
     }

@@ -16,7 +16,7 @@ use super::locate::CORE_TABLES;
 #[derive(Clone)]
 pub struct ConfigSection {
     path: String,
-    /// What must be written as a table: itself, and tables in it.
+    /// The paths that must be written as tables: its own, and those of tables in it.
     tables: Vec<String>,
     /// `None` for a field of [`NodedConfig`](super::NodedConfig).
     parse: Option<ParseSection>,
@@ -53,23 +53,23 @@ impl ConfigSection {
         self
     }
 
-    /// Its name: the names of the tables that lead to it, separated by dots.
+    /// The names of the tables that lead to it, separated by dots.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether a part may have it: not if it is a table of the node itself, or a table in another one.
+    /// Returns whether a part may have it: not if it is a table of the node itself, or a table in another one.
     pub(crate) fn is_valid(&self) -> bool {
         let is_plain = !self.path.is_empty() && !self.path.contains('.');
         self.parse.is_none() || is_plain && !CORE_TABLES.contains(&self.path.as_str())
     }
 
-    /// Whether it is not a field of [`NodedConfig`](super::NodedConfig).
+    /// Returns whether it is not a field of [`NodedConfig`](super::NodedConfig).
     pub(crate) fn is_own(&self) -> bool {
         self.parse.is_some()
     }
 
-    /// What must be written as a table.
+    /// The paths that must be written as tables.
     pub(super) fn tables(&self) -> impl Iterator<Item = &str> {
         self.tables.iter().map(String::as_str)
     }
@@ -119,7 +119,7 @@ impl PartSections {
         self.0.get(name)?.as_any().downcast_ref()
     }
 
-    /// Whether a section has the same value, or is absent from both.
+    /// Returns whether a section has the same value, or is absent from both.
     pub(super) fn has_same(&self, other: &Self, name: &str) -> bool {
         match (self.0.get(name), other.0.get(name)) {
             (Some(value), Some(other)) => value.is_equal(other.as_ref()),

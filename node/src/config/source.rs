@@ -41,7 +41,7 @@ impl NodedConfig {
         changed_keys(table_of(self).as_ref(), table_of(new).as_ref())
     }
 
-    /// Whether a table of the node or of a shipped part has the same values in another configuration, or the section of
+    /// Returns whether a table of the node or of a shipped part has the same values in another configuration, or the section of
     /// another part.
     pub(crate) fn has_same_section(&self, new: &Self, path: &str) -> bool {
         match path {

@@ -52,7 +52,7 @@ impl fmt::Display for SocketPath {
     }
 }
 
-/// Why a socket of the node can't be bound.
+/// The reason why a socket of the node can't be bound.
 #[derive(Debug, Error)]
 pub(crate) enum BindError {
     #[error("{socket} is in use by another program: set {} to another path", socket.key)]
@@ -127,7 +127,7 @@ fn check_socket_file(dir: &Dir, socket: &SocketPath) -> Result<(), BindError> {
     Err(BindError::NotASocket { socket, what })
 }
 
-/// A socket of the node. It stays bound while its server restarts: connections opened meanwhile are served
+/// A socket of the node. It stays bound while its server restarts: connections opened until then are served
 /// afterwards.
 #[derive(Debug)]
 pub(crate) struct NodeSocket {
@@ -176,7 +176,7 @@ impl BoundSocket {
         Ok(Arc::new(Self { listener, dir, socket: socket.clone(), file_id: file }))
     }
 
-    /// Whether its file is still at the socket's path.
+    /// Returns whether its file is still at the socket's path.
     fn is_at_path(&self) -> bool {
         let dir = Dir::open(self.socket.parent());
         dir.is_ok_and(|dir| file_identity(&dir, &self.socket) == Some(self.file_id))

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::READ_ONLY;
 
-/// Why the data directory can't be used.
+/// The reason why the data directory can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -21,7 +21,7 @@ pub enum DataError {
         /// The process that holds the lock.
         holder: String,
     },
-    /// The data directory, or one of its subdirectories, is a file, or lies below one. Move the file away.
+    /// The data directory, or one of its subdirectories, is a file, or is below one. Move the file away.
     #[error("{} is not a directory: move it away, or use another directory with --data", path.display())]
     NotADirectory {
         /// The conflicting file.
@@ -57,7 +57,7 @@ pub enum DataError {
     Unusable {
         /// The existing directory.
         path: PathBuf,
-        /// What it is.
+        /// A clause: "mounted read-only", for example.
         why: &'static str,
     },
     /// The file system has too little free space.

@@ -1,9 +1,9 @@
-//! Whether the clock is synchronized: certificates and tokens are only valid at the right time.
+//! True if the clock is synchronized: certificates and tokens are only valid at the right time.
 
 use super::HealthCondition;
 use crate::sys;
 
-/// Whether the kernel's clock is synchronized; `None` if the kernel does not say.
+/// Returns whether the kernel's clock is synchronized; `None` if the kernel does not say.
 pub(super) fn is_synchronized() -> Option<bool> {
     sys::read_clock_status().ok().map(|status| status & nix::libc::STA_UNSYNC == 0)
 }

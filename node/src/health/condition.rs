@@ -1,9 +1,9 @@
-//! What is not well, with its own texts.
+//! Conditions: problems and warnings, with their own texts.
 
 use std::fmt;
 use std::time::SystemTime;
 
-/// How bad a condition is.
+/// The severity of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature: the node is healthy, or it is not")]
 pub enum ConditionSeverity {
@@ -23,23 +23,23 @@ impl ConditionSeverity {
     }
 }
 
-/// What is not well. [`Display`](fmt::Display) shows object and problem.
+/// A problem or a warning. [`Display`](fmt::Display) shows object and problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HealthCondition {
     /// The part that reports it: set by the node.
     pub part: String,
-    /// How bad it is.
+    /// Problem or warning.
     pub severity: ConditionSeverity,
-    /// What it is about: a DN, a path, a name.
+    /// The object: a DN, a path, a name.
     pub object: String,
-    /// What is wrong, as the end of a sentence about the object.
+    /// The end of a sentence about the object.
     pub problem: String,
     /// Since when, if that is known.
     pub since: Option<SystemTime>,
-    /// What the object waits for; empty if it waits for nothing.
+    /// The thing that the object waits for; empty if it waits for nothing.
     pub waiting_for: String,
-    /// What to type or do; empty if there is nothing to do but wait.
+    /// The command to type, or the thing to do; empty if there is nothing to do but wait.
     pub hint: String,
 }
 

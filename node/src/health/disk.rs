@@ -104,7 +104,7 @@ fn measure_disk(path: &Path) -> nix::Result<DiskSpace> {
     })
 }
 
-/// What there is too little of.
+/// Bytes or inodes, of which there are too few.
 fn disk_conditions(disk: &DiskSpace, config: &HealthConfig) -> Vec<HealthCondition> {
     let path = disk.path.display().to_string();
     let condition = |severity, problem: String, hint: String| HealthCondition {
@@ -124,7 +124,7 @@ fn disk_conditions(disk: &DiskSpace, config: &HealthConfig) -> Vec<HealthConditi
     space.into_iter().chain(inodes).collect()
 }
 
-/// How bad this little room is; `None` if there is enough.
+/// The severity of this little room; `None` if there is enough.
 pub(super) fn severity(free: u64, total: u64, config: &HealthConfig) -> Option<ConditionSeverity> {
     let is_below = |percent: u8| u128::from(free) * 100 < u128::from(total) * u128::from(percent);
     if is_below(config.min_free_percent) {

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use crate::v1::{Node, State};
 
-    /// What a probe says of a runnable in this state.
+    /// The conditions of a probe, of a runnable in this state.
     async fn ask<F>(state: State, probe: impl Fn() -> F + Send + Sync + 'static) -> Vec<String>
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,

@@ -6,7 +6,7 @@ use nodekeel_supervisor::process::RecordProblem;
 
 use super::{HealthCondition, NODE_PART};
 
-/// What is not well, while the records are there: an operator removes the one whose processes have ended.
+/// The conditions of records, while they are there: an operator removes the one whose processes have ended.
 pub(crate) fn record_conditions(problems: Vec<RecordProblem>) -> Vec<HealthCondition> {
     let remaining = problems
         .into_iter()

@@ -7,13 +7,13 @@ use prost_types::Timestamp;
 use super::{HealthCondition, NODE_PART};
 use crate::v1::{Exit, Node, State};
 
-/// How long failures of a runnable that has recovered stay a warning.
+/// The time for which failures of a runnable that has recovered stay a warning.
 const RECENT: Duration = Duration::from_secs(3600);
 
-/// How many failures within [`RECENT`] are a warning.
+/// The number of failures within [`RECENT`] that is a warning.
 const RECENT_FAILURES: usize = 3;
 
-/// What is not well with a runnable; `None` if it is healthy.
+/// The condition of a runnable; `None` if it is healthy.
 pub(super) fn runnable_condition(node: &Node, now: SystemTime) -> Option<HealthCondition> {
     let condition = if node.is_healthy() { recent_failures(node, now)? } else { problem(node) };
     let part = node.dn.split('.').nth(1).unwrap_or(NODE_PART).to_owned();
@@ -30,7 +30,7 @@ fn problem(node: &Node) -> HealthCondition {
         .hint(hint)
 }
 
-/// What is wrong, and what to type.
+/// The problem, and what to type.
 fn describe(node: &Node) -> (String, String) {
     let dn = &node.dn;
     let status = format!("`nodectl status {dn}`");

@@ -33,7 +33,7 @@ const STATES: [(State, &str); 8] = [
 
 type Labels = Vec<(&'static str, String)>;
 
-/// What the metrics show.
+/// The figures that the metrics show.
 #[derive(Debug, Default)]
 pub(crate) struct NodeFigures {
     pub(crate) nodes: Vec<Node>,

@@ -70,7 +70,7 @@ impl std::fmt::Debug for PartChange {
     }
 }
 
-/// Why a node can't be built. Nothing runs then.
+/// The reason why a node can't be built. Nothing runs then.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -175,7 +175,7 @@ impl NodeBuilder {
         Self { search, ..self }
     }
 
-    /// Whether services with missing requirements are skipped. Default: they are problems.
+    /// Returns whether services with missing requirements are skipped. Default: they are problems.
     #[must_use]
     pub fn dev(self, dev: bool) -> Self {
         Self { dev, ..self }

@@ -27,7 +27,7 @@ use crate::plan::{
 /// The DN of what the program logs about itself.
 const LOG_DN: &str = "noded";
 
-/// Why a configuration was not reloaded. The node runs on as before.
+/// The reason why a configuration was not reloaded. The node runs on as before.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReloadError {
@@ -108,7 +108,7 @@ pub(super) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifferenc
     reload.await.unwrap_or(Err(ReloadError::Stopping))
 }
 
-/// What a reload with this text would change, or with the node's file. Changes nothing.
+/// Compares the running configuration with this text, or with the node's file. Changes nothing.
 ///
 /// # Errors
 /// Those of a reload, except that changes that need a restart of the program are part of the difference.
@@ -192,7 +192,7 @@ fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) 
     let PreparedParts { runnables: prepared, additions } = prepared;
     let running = state.plan();
     let mut tree = state.tree.lock();
-    // What the program added beside the plan stays.
+    // What the program added besides the plan stays.
     tree.retain(|(dn, _)| {
         let was_planned = running.active_service(dn).is_some();
         !was_planned || plan.active_service(dn).is_some() && prepared.iter().all(|(changed, _)| changed != dn)
@@ -208,7 +208,7 @@ fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) 
     state.replace_plan(plan);
 }
 
-/// What a reload changes in the tree.
+/// The changes of a reload in the tree.
 #[derive(Debug, PartialEq, Eq)]
 struct TreeChange {
     /// The DNs that leave it, in waves; those that return are to be replaced.
@@ -271,7 +271,7 @@ async fn apply_change(
     Ok(())
 }
 
-/// What is not in the tree at present, its parent adds or leaves out by itself.
+/// Ignores a runnable that is not in the tree: its parent adds it or leaves it out by itself.
 fn ignore_absent(result: Result<(), ControlError>) -> Result<(), ReloadError> {
     match result {
         Err(ControlError::ShuttingDown) => Err(ReloadError::Stopping),

@@ -17,7 +17,7 @@ pub(super) struct NodeState {
     pub(super) running: Arc<RunningNode>,
     plan: RwLock<Arc<NodePlan>>,
     pub(super) log_sink: LogStoreSink,
-    /// What the tree adds in each of its incarnations.
+    /// The children that the tree adds in each of its incarnations.
     pub(super) tree: NodeTree,
     /// Held by the reload in progress.
     pub(super) reload: tokio::sync::Mutex<()>,

@@ -9,7 +9,7 @@ use crate::control::ControlServices;
 use crate::health::HealthSources;
 use crate::metrics::MetricsRegistries;
 
-/// What the parts have added to the node. A reload prepares a copy, and replaces the whole.
+/// The additions of all parts to the node. A reload prepares a copy, and replaces the whole.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PartAdditions {
     pub(crate) extensions: Extensions,

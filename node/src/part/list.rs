@@ -16,7 +16,7 @@ use crate::dn::{SERVICES, is_valid_runnable_name};
 #[derive(Clone)]
 pub(crate) struct Parts {
     parts: Vec<Arc<dyn Part>>,
-    /// Whether the program provides the data volume.
+    /// True if the program provides the data volume.
     provides_volume: bool,
     /// The tables of the parts that the program ships with, also of those that were removed since.
     shipped: Vec<ConfigSection>,
@@ -63,12 +63,12 @@ impl Parts {
         self
     }
 
-    /// Whether the data volume can be looked at before root.storage has opened it: it is a directory.
+    /// Returns whether the data volume can be looked at before root.storage has opened it: it is a directory.
     pub(crate) fn is_volume_known(&self, config: &NodedConfig) -> bool {
         !self.provides_volume && config.storage.kind == VolumeKind::Directory
     }
 
-    /// Whether the program provides the data volume.
+    /// Returns whether the program provides the data volume.
     pub(crate) fn provide_volume(&self) -> bool {
         self.provides_volume
     }

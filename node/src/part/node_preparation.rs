@@ -1,4 +1,4 @@
-//! What a part finds and adds while its runnables are prepared.
+//! The node, as a part finds it while its runnables are prepared.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::running::RunningNode;
 use crate::search_path::SearchPath;
 use crate::volume::VolumeHandle;
 
-/// What a runnable finds while it is prepared, and what it adds to the node.
+/// The node, as a runnable finds it while it is prepared, and with what it adds.
 #[derive(Debug)]
 pub struct NodePreparation<'a> {
     pub(crate) running: &'a Arc<RunningNode>,
@@ -92,12 +92,12 @@ impl NodePreparation<'_> {
         &mut self.additions.extensions
     }
 
-    /// What answers `nodectl health`.
+    /// The sources that answer `nodectl health`.
     pub fn health_sources(&mut self) -> &mut HealthSources {
         &mut self.additions.health
     }
 
-    /// What `[metrics]` serves.
+    /// The registries that `[metrics]` serves.
     pub fn metrics(&mut self) -> &mut MetricsRegistries {
         &mut self.additions.metrics
     }

@@ -49,7 +49,7 @@ pub(crate) fn share_build<R: Runnable>(
 pub(crate) struct VolumeRunnable {
     pub(crate) build: BuildOnVolume,
     pub(crate) volume: NodeVolume,
-    /// How long the runnable may take to stop, before the margin: `node.grace`.
+    /// The time to stop, before the margin: `node.grace`.
     pub(crate) grace: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What a part plans under one DN.
+//! The plan of a part for one DN.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::volume::VolumeHandle;
 pub struct PlannedService {
     /// Its DN: `root.<name>`, or `root.<part>.<name>`.
     pub dn: String,
-    /// What it runs.
+    /// The plan of what it runs.
     pub runnable: Arc<dyn PlannedRunnable>,
-    /// Why it is skipped; `None` if it will run.
+    /// The reason why it is skipped; `None` if it will run.
     pub skip_reason: Option<String>,
     /// DNs that must be ready before it starts; the planner adds the dependencies of its name.
     pub start_after: Vec<String>,

@@ -1,4 +1,4 @@
-//! What a part sees of the machine while it is planned.
+//! The machine, as a part sees it while it is planned.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use crate::listen_address::ListenAddress;
 use crate::ports;
 use crate::search_path::SearchPath;
 
-/// What the parts are planned from.
+/// The facts that the parts are planned from.
 #[derive(Debug)]
 pub(crate) struct PlannerInput<'a> {
     pub(crate) config: &'a NodedConfig,
     pub(crate) search: &'a SearchPath,
     /// The path of the control socket.
     pub(crate) socket: &'a Path,
-    /// Whether services with missing requirements are skipped.
+    /// True if services with missing requirements are skipped.
     pub(crate) dev: bool,
     /// The data directory, in memory.
     pub(crate) root: DataLayout,
     /// The data volume, in memory.
     pub(crate) volume: VolumeLayout,
-    /// Whether the data volume can be looked at before root.storage has opened it.
+    /// True if the data volume can be looked at before root.storage has opened it.
     pub(crate) is_volume_known: bool,
     /// The names of all parts and services.
     pub(crate) dependencies: Vec<DependencyEntry>,
@@ -35,12 +35,12 @@ pub(crate) struct PlannerInput<'a> {
     pub(crate) running: Option<RunningUse<'a>>,
 }
 
-/// What a running node uses itself, and so is free for its new plan.
+/// The addresses that a running node uses itself, and which so are free for its new plan.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunningUse<'a> {
     pub(crate) config: &'a NodedConfig,
     pub(crate) socket: &'a Path,
-    /// Where its runnables listen, with the keys that set it.
+    /// The addresses of its runnables, with the keys that set them.
     pub(crate) addresses: &'a [(ListenAddress, String)],
 }
 
@@ -50,9 +50,9 @@ pub struct PartPlanner<'a> {
     input: PlannerInput<'a>,
     pub(crate) problems: Vec<String>,
     pub(crate) planned: Vec<PlannedService>,
-    /// Where the runnables listen, with the keys that set it.
+    /// The addresses of the runnables, with the keys that set them.
     pub(crate) addresses: Vec<(ListenAddress, String)>,
-    /// Whether two keys set one address.
+    /// True if two keys set one address.
     pub(crate) keys_conflict: bool,
 }
 
@@ -72,7 +72,7 @@ impl<'a> PartPlanner<'a> {
         self.input.socket
     }
 
-    /// Whether the node runs, and serves the control API at this path.
+    /// Returns whether the node runs, and serves the control API at this path.
     pub(crate) fn serves_socket(&self, path: &Path) -> bool {
         self.input.running.is_some_and(|running| running.socket == path)
     }
@@ -92,7 +92,7 @@ impl<'a> PartPlanner<'a> {
         self.input.search
     }
 
-    /// Whether the data volume can be looked at before root.storage has opened it.
+    /// Returns whether the data volume can be looked at before root.storage has opened it.
     pub(crate) fn is_volume_known(&self) -> bool {
         self.input.is_volume_known
     }
@@ -117,7 +117,7 @@ impl<'a> PartPlanner<'a> {
         self.planned.push(service);
     }
 
-    /// Why a planned runnable is skipped; `None` if it will run, or if it is not planned.
+    /// The reason why a planned runnable is skipped; `None` if it will run, or if it is not planned.
     pub fn skip_reason(&self, dn: &str) -> Option<&str> {
         self.planned.iter().find(|planned| planned.dn == dn)?.skip_reason.as_deref()
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nodekeel_supervisor::{ChildPolicy, ChildSpec, Context, RunFuture, Runnable};
 
-/// Why a runnable can't be prepared. Its message has the hint.
+/// The reason why a runnable can't be prepared. Its message has the hint.
 pub type PrepareError = Box<dyn Error + Send + Sync>;
 
 /// A runnable that is ready to start, in each incarnation of its parent.

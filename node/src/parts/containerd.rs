@@ -109,7 +109,7 @@ struct ContainerdPlan {
     config: ContainerdConfig,
     /// The configuration of the daemon.
     daemon_config: DaemonConfig,
-    /// What keeps the reserve of the disk free.
+    /// The mechanism that keeps the reserve of the disk free.
     reserve: ReserveEnforcement,
 }
 
@@ -181,7 +181,7 @@ impl ContainerdPlan {
     }
 }
 
-/// What images leave free on the disk.
+/// The reserve that images leave free on the disk.
 fn disk_reserve(config: &ContainerdConfig) -> DiskReserve {
     config.reserve.map_or_else(DiskReserve::default, |bytes| DiskReserve::from_bytes(bytes.0))
 }

@@ -1,4 +1,4 @@
-//! What a program provides instead of the defaults of the shipped parts.
+//! Replacements of the defaults of the shipped parts.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use nodekeel_localstorage::volume::DataVolume;
 
 use super::storage::unlock::ClusterKeySource;
 
-/// What the shipped parts use instead of their defaults.
+/// The things that a program provides instead of the defaults of the shipped parts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PartDeps {
     /// The data volume of the node: everything that must survive its machine is on it. `root.storage` opens it, and
@@ -18,6 +18,6 @@ pub(crate) struct PartDeps {
     pub(crate) network: Option<Arc<dyn Network>>,
     /// The consensus of the cluster. Default: etcd.
     pub(crate) consensus: Option<ConsensusFactory>,
-    /// Where a node that starts cold gets its cluster unlock key: for `storage.cold_start = "peers"`. Default: none.
+    /// The source of the cluster unlock key of a node that starts cold: for `storage.cold_start = "peers"`. Default: none.
     pub(crate) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
 }

@@ -24,7 +24,7 @@ const NAME: &str = "kernel";
 #[derive(Debug, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct KernelConfig {
-    /// Whether the kernel's log is kept; `None`: if it can be read.
+    /// True if the kernel's log is kept; `None`: if it can be read.
     log: Option<bool>,
 }
 

@@ -41,7 +41,7 @@ impl MetricsConfig {
     }
 }
 
-/// Where metrics are served.
+/// The address where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MetricsAddress {
     /// To every user of the network.

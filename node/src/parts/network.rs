@@ -76,7 +76,7 @@ impl PlannedRunnable for NetworkPlan {
     }
 }
 
-/// Why other nodes could not reach this one with its configured address.
+/// The reason why other nodes could not reach this one with its configured address.
 pub(super) fn check_reachable(cluster: &ClusterConfig) -> Option<String> {
     if let Some(address) = cluster.address {
         return match UdpSocket::bind((address, 0)) {

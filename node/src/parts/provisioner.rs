@@ -102,21 +102,21 @@ struct ProvisionerPlan {
     driver: DriverName,
     /// Directory of volumes; that on the data volume as planned, until the volume is open.
     directory: PathBuf,
-    /// Whether that directory is the default one, on the data volume.
+    /// True if that directory is the default one, on the data volume.
     is_on_volume: bool,
-    /// How the limits of volumes are enforced.
+    /// The enforcement of the limits of volumes.
     limits: LimitEnforcement,
     /// The kubelet's directory; `None` if volumes are not mounted into pods.
     kubelet: Option<PathBuf>,
-    /// How much of the disk may be promised to volumes.
+    /// The share of the disk that may be promised to volumes.
     capacity: CapacityPolicy,
-    /// How the limits of volumes are audited.
+    /// The audit of the limits of volumes.
     audit: AuditSettings,
-    /// What block and strict volumes need of the machine.
+    /// The programs and devices that block and strict volumes need.
     images: ImageSupport,
 }
 
-/// How the limits of volumes are enforced.
+/// The enforcement of the limits of volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LimitEnforcement {
     /// By project quotas of a file system.
@@ -156,7 +156,7 @@ impl PlannedRunnable for ProvisionerPlan {
     }
 }
 
-/// How limits will be enforced, and the reason to skip the service; without `dev`, a problem for each
+/// Finds how limits will be enforced, and the reason to skip the service; without `dev`, a problem for each
 /// missing requirement.
 fn check_requirements(
     planner: &mut PartPlanner<'_>,
@@ -248,7 +248,7 @@ pub(crate) fn quota_error_with_hint(error: &OpenError) -> String {
     )
 }
 
-/// Why volumes can't be mounted for this kubelet. Its directory need not exist: it may be a service of this
+/// The reason why volumes can't be mounted for this kubelet. Its directory need not exist: it may be a service of this
 /// node, which creates it when it starts.
 fn check_kubelet(kubelet: &Path) -> Option<String> {
     let why = match std::fs::metadata(kubelet) {

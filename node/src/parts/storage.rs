@@ -154,7 +154,7 @@ fn plan_device(planner: &mut PartPlanner<'_>, config: DeviceConfig) -> DevicePla
     DevicePlan { config, programs: VolumePrograms { mkfs, cryptsetup }, node, found }
 }
 
-/// Where the data volume comes from.
+/// The origin of the data volume.
 #[derive(Debug, Clone)]
 enum VolumeSource {
     /// This directory, or what is mounted on it.
@@ -171,7 +171,7 @@ struct DevicePlan {
     config: DeviceConfig,
     programs: VolumePrograms,
     node: String,
-    /// Where it is, and what is there, for people.
+    /// The place and the contents of the device, for people.
     found: String,
 }
 
@@ -261,7 +261,7 @@ impl PlannedRunnable for StoragePlan {
 }
 
 impl StoragePlan {
-    /// Who is asked for the cluster's key, if that is configured.
+    /// The peers that are asked for the cluster's key, if that is configured.
     fn asked_peers(&self) -> Option<Arc<dyn ClusterKeySource>> {
         let VolumeSource::Device(plan) = &self.volume else { return None };
         let cold_start = plan.config.encryption.as_ref()?.cold_start;

@@ -1,4 +1,4 @@
-//! What a reload of the configuration changes: a pure function of the plan that runs and the new one.
+//! Changes of a reload of the configuration: a pure function of the plan that runs and the new one.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::part::PlannedService;
 /// The tables that a running node applies at once.
 const APPLIED_TABLES: [&str; 2] = ["health", LOG_LEVELS];
 
-/// What a reload changes, in the order of the new plan, what is removed last.
+/// The changes of a reload, in the order of the new plan, removals last.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PlanDifference {
@@ -23,7 +23,7 @@ pub struct PlanDifference {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanChange {
-    /// What happens.
+    /// The effect on the runnable or the node.
     pub effect: ChangeEffect,
     /// The DN of the runnable; or the table of the configuration, of [`ChangeEffect::Apply`] and
     /// [`ChangeEffect::NodeRestart`].
@@ -33,7 +33,7 @@ pub struct PlanChange {
     pub keys: Vec<String>,
 }
 
-/// What a change does.
+/// The effect of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChangeEffect {

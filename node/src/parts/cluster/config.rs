@@ -18,17 +18,17 @@ pub struct ClusterConfig {
     /// Interface whose address is used.
     #[serde(default)]
     pub interface: Option<String>,
-    /// Whether the node bootstraps a cluster if it has no ticket and has not been in a cluster yet.
+    /// True if the node bootstraps a cluster if it has no ticket and has not been in a cluster yet.
     #[serde(default)]
     pub bootstrap: bool,
-    /// The file that records that the node has been in a cluster; `None` is beside the data directory, with
+    /// The file that records that the node has been in a cluster; `None` is next to the data directory, with
     /// `.bootstrapped` after its name.
     #[serde(default)]
     pub bootstrap_record: Option<PathBuf>,
     /// Timeout until the node is in its cluster.
     #[serde(default = "default_deadline", deserialize_with = "value::deserialize_duration")]
     pub deadline: Duration,
-    /// Whether this node creates golden tickets.
+    /// True if this node creates golden tickets.
     #[serde(default)]
     pub golden_tickets: bool,
     /// Whether to set the kernel's hostname to the node's name.

@@ -25,7 +25,7 @@ pub(crate) fn require_cluster(cluster: Option<ClusterNode>) -> Result<ClusterNod
     cluster.ok_or_else(none)
 }
 
-/// Where the node is on its way into the cluster, or what keeps it from taking part.
+/// Describes how far the node is on its way into the cluster, or what keeps it from taking part.
 pub(crate) fn cluster_status(cluster: &ClusterNode, config: &NodedConfig) -> v1::ClusterResponse {
     let state = cluster.current_state();
     let condition = cluster.condition().map(|condition| condition.to_string());
@@ -62,7 +62,7 @@ pub(crate) fn cluster_status(cluster: &ClusterNode, config: &NodedConfig) -> v1:
     }
 }
 
-/// Why the node waits, and what to do on this node.
+/// Describes why the node waits, and what to do on this node.
 fn waiting_detail(cause: &WaitCause, data: &Path) -> String {
     let hint = match cause {
         WaitCause::NoInstruction => ", or type `nodectl cluster bootstrap` for a new cluster",
@@ -197,9 +197,7 @@ async fn ticket_hint(cluster: &ClusterNode, error: &TicketIssueError, url: &Peer
 fn revoke_command(url: &str) -> Option<String> {
     let socket: SocketAddr = url.strip_prefix("https://")?.parse().ok()?;
     let (address, port) = (socket.ip(), socket.port());
-    Some(format!(
-        "revoke its ticket with `nodectl cluster ticket withdraw --address {address} --port {port}`"
-    ))
+    Some(format!("revoke its ticket with `nodectl cluster ticket revoke --address {address} --port {port}`"))
 }
 
 /// The code of an error of a ticket. The node was reached and has answered: it is never `Unavailable`.

@@ -1,4 +1,4 @@
-//! What keeps the node from taking part in its cluster, and what to type.
+//! Conditions that keep the node from taking part in its cluster, with what to type.
 
 use std::path::{Path, PathBuf};
 

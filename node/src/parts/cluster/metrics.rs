@@ -1,4 +1,4 @@
-//! Where the node is on the way into its cluster, and whether it takes part.
+//! Metrics of the cluster: the phase of the node's enrolment, and whether it takes part.
 
 use std::fmt;
 

@@ -15,13 +15,13 @@ use tonic::Status;
 use crate::error_chain::error_chain;
 use crate::v1;
 
-/// How the control API reaches the images.
+/// The socket and the directory of the images, for the control API.
 #[derive(Debug)]
 pub(crate) struct ImageAccess {
     socket: PathBuf,
     /// The directory of the images on the data volume, once that was open.
     root: Mutex<Option<PathBuf>>,
-    /// What images leave free on the disk.
+    /// The reserve that images leave free on the disk.
     pub(super) reserve: DiskReserve,
 }
 

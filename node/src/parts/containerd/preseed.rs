@@ -19,7 +19,7 @@ const DN: &str = "root.containerd.preseed";
 /// Its name below `root`, in `depends_on`, health and metrics.
 const NAME: &str = "containerd.preseed";
 
-/// What depends on it waits until the images are there.
+/// Names the import in the dependency graph: its dependents wait until the images are there.
 pub(super) fn dependency_entry(containerd: &DependencyEntry, config: &ContainerdConfig) -> DependencyEntry {
     let unset =
         config.preseed.is_none().then(|| "which is disabled; set services.containerd.preseed".to_owned());
@@ -59,7 +59,7 @@ impl Collector for BundleCollector {
     }
 }
 
-/// What to do about bundles that are not imported.
+/// The hint about bundles that are not imported.
 fn preseed_hint(images: &Path) -> String {
     let images = images.display();
     format!(

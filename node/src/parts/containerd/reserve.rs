@@ -1,4 +1,4 @@
-//! What images leave free on the data volume: etcd and others stop when it is full.
+//! The reserve that images leave free on the data volume: etcd and others stop when it is full.
 //!
 //! On XFS with project quotas containerd's root gets a limit, which binds imports, a kubelet's pulls and what containers
 //! write. Elsewhere only imports are checked, before they write.
@@ -28,7 +28,7 @@ use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapsho
 /// The smallest limit of images: to the kernel, 0 means unlimited.
 const MIN_LIMIT: u64 = 1 << 20;
 
-/// What keeps the reserve free.
+/// The mechanism that keeps the reserve free.
 #[derive(Debug, Clone)]
 pub(super) enum ReserveEnforcement {
     /// Nothing: none is configured.
@@ -50,7 +50,7 @@ impl PartialEq for ReserveEnforcement {
 }
 
 impl ReserveEnforcement {
-    /// What will keep the reserve free of the file system of an existing directory.
+    /// Finds what will keep the reserve of an existing directory's file system free.
     pub(super) fn detect(existing: &Path, reserve: DiskReserve) -> Self {
         if is_unused(reserve) {
             Self::Unused
@@ -102,12 +102,12 @@ pub(super) struct ImageReserve {
     /// Bytes that others on the disk will have at least.
     min_others: u64,
     images: Arc<ImageAccess>,
-    /// Why the limit could not be set, although the file system has quotas.
+    /// The reason why the limit could not be set, although the file system has quotas.
     failure: Mutex<Option<String>>,
 }
 
 impl ImageReserve {
-    /// For the images of a containerd, beside others that will take at least that many bytes.
+    /// For the images of a containerd, next to others that will take at least that many bytes.
     pub(super) fn new(images: Arc<ImageAccess>, min_others: u64) -> Self {
         Self { reserve: images.reserve, min_others, images, failure: Mutex::default() }
     }
@@ -179,8 +179,8 @@ struct DiskBytes {
     free: u64,
 }
 
-/// Where the disk of a directory is visible: next to it, since a limit of the directory hides the disk, unless the directory is
-/// a mount point.
+/// The place where the disk of a directory is visible: next to the directory, since its limit hides the disk, unless it
+/// is a mount point.
 fn disk_directory(root: &Path) -> &Path {
     let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
     root.parent().filter(|parent| device(parent) == device(root)).unwrap_or(root)
@@ -193,7 +193,7 @@ fn read_disk(path: &Path) -> Result<DiskBytes, ReserveError> {
     Ok(DiskBytes { all: bytes(disk.blocks()), free: bytes(disk.blocks_free()) })
 }
 
-/// How many bytes images may have: what they have now, and what is free above the reserve; or less, if others on the disk
+/// The bytes that images may have: what they have now, and what is free above the reserve; or less, if others on the disk
 /// have less now than they will have at least.
 fn image_limit(disk: DiskBytes, images: u64, reserve: DiskReserve, min_others: u64) -> u64 {
     let others = disk.all.saturating_sub(disk.free).saturating_sub(images).max(min_others);
@@ -233,7 +233,7 @@ impl HealthSource for ReserveHealth {
     }
 }
 
-/// What is left of the limit of a directory, and the limit; `None` if it has none.
+/// The rest of the limit of a directory, and the limit; `None` if it has none.
 fn read_limit(root: &Path) -> Option<(u64, u64)> {
     let quota = ProjectQuota::open_for_reading(root).ok()?;
     let status = quota.read_status(Dir::open(root).ok()?.as_fd()).ok()??;

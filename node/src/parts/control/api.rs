@@ -124,7 +124,7 @@ impl ControlService {
         }
     }
 
-    /// Whether a DN is the root of the log, in the tree, or that of a log entry or above one.
+    /// Returns whether a DN is the root of the log, in the tree, or that of a log entry or above one.
     fn is_known_dn(&self, dn: &str) -> bool {
         let Ok(dn) = dn.parse::<Dn>() else { return false };
         dn.is_root()
@@ -371,7 +371,7 @@ impl Control for ControlService {
         request: Request<v1::WithdrawGoldenTicketRequest>,
     ) -> Result<Response<v1::WithdrawGoldenTicketResponse>, Status> {
         let request = self.record_action(request, |request| {
-            (CLUSTER_DN, format!("withdrawal of the ticket for {}", request.address))
+            (CLUSTER_DN, format!("revocation of the ticket for {}", request.address))
         });
         Ok(Response::new(
             cluster::revoke_ticket(&self.cluster()?, &self.running.plan().config, request).await?,

@@ -26,7 +26,7 @@ const MAX_ENTRIES: usize = 2000;
 /// A message is sent when it reaches this size; a client accepts four times as much by default.
 const MAX_BYTES: usize = 1 << 20;
 
-/// How often a client that watches is answered while the tree does not change: nothing notifies of a disk that fills
+/// The period in which a client that watches is answered while the tree does not change: nothing notifies of a disk that fills
 /// up, a clock, or an API server. Without a client nothing is asked.
 const HEALTH_PERIOD: Duration = Duration::from_secs(2);
 

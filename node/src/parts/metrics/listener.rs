@@ -16,10 +16,11 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::control::socket::ConnectionStream;
 
-/// How many connections are open at once; others wait. Each takes a descriptor of noded, and each scrape asks every part.
+/// The number of connections that are open at once; others wait. Each takes a descriptor of noded, and each scrape asks
+/// every part.
 const MAX_CONNECTIONS: usize = 64;
 
-/// How long a connection without traffic stays open: longer than an answer takes.
+/// The time for which a connection without traffic stays open: longer than an answer takes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A listener whose connections are bounded in number and in idleness: any program may connect to a port.
@@ -117,7 +118,7 @@ impl Listener for SocketListener {
     }
 }
 
-/// Whether the client is of the node's user or root. The mode of the file says the same, but only from just after its
+/// Returns whether the client is of the node's user or root. The mode of the file says the same, but only from just after its
 /// creation on.
 fn is_admitted(connection: &UnixStream) -> bool {
     connection.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())

@@ -23,7 +23,7 @@ use crate::running::RunningNode;
 /// The OpenMetrics text format. *Source:* prometheus-client's `encoding::text`.
 const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Why the metrics are not served.
+/// The reason why the metrics are not served.
 #[derive(Debug, Error)]
 enum ServeError {
     #[error("can't listen on {address}: set metrics.address to another address or port")]

@@ -25,7 +25,7 @@ pub struct ProvisionerConfig {
     /// Directory of volumes; `None` is `volumes` below the data directory.
     #[serde(default)]
     pub directory: Option<PathBuf>,
-    /// Whether project quotas must enforce the size of volumes.
+    /// True if project quotas must enforce the size of volumes.
     #[serde(default)]
     pub quota: QuotaMode,
     /// Whether to mount volumes into pods through the kubelet.
@@ -34,15 +34,15 @@ pub struct ProvisionerConfig {
     /// The kubelet's directory.
     #[serde(default = "default_kubelet")]
     pub kubelet: PathBuf,
-    /// How much of the disk may be promised to volumes.
+    /// The share of the disk that may be promised to volumes.
     #[serde(default)]
     pub capacity: CapacitySettings,
-    /// How the limits of volumes are audited.
+    /// The audit of the limits of volumes.
     #[serde(default)]
     pub audit: AuditSettings,
 }
 
-/// Whether project quotas must enforce the size of volumes.
+/// True if project quotas must enforce the size of volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]

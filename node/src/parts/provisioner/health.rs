@@ -1,4 +1,4 @@
-//! Whether the API server can be used, and how long the client certificate of its kubeconfig is valid.
+//! True if the API server can be used, and how long the client certificate of its kubeconfig is valid.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

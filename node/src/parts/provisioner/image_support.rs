@@ -1,4 +1,4 @@
-//! What block and strict volumes need of the machine. A node without it serves all other volumes, and rejects claims for
+//! Needs of block and strict volumes on the machine. A node without them serves all other volumes, and rejects claims for
 //! these with the reason.
 
 use std::fmt;
@@ -33,7 +33,7 @@ impl ImageSupport {
         Self { directories: search.directories().to_owned(), formats, missing, missing_device }
     }
 
-    /// Where the programs are searched.
+    /// The directories where the programs are searched.
     pub(super) fn program_directories(&self) -> &[PathBuf] {
         &self.directories
     }

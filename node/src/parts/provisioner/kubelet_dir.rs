@@ -76,7 +76,7 @@ struct DirectoryWatch {
 }
 
 impl DirectoryWatch {
-    /// Starts to watch; `None` if the directory was removed meanwhile.
+    /// Starts to watch; `None` if the directory has been removed.
     fn new(path: PathBuf) -> Result<Option<Self>, WatchError> {
         let watches = || {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;

@@ -13,7 +13,7 @@ use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 const NO_PROJECT: ProjectId =
     ProjectId::new(u32::MAX - 1).expect("neither 0 nor the kernel's \"no project\"");
 
-/// What applies to each directory. What it uses is unknown, and so zero, as for other data: the whole use of the file system,
+/// The status of each directory. Its use is unknown, and so zero, as for other data: the whole use of the file system,
 /// which volumes share, would count once for each of them.
 const NO_LIMITS: QuotaStatus = QuotaStatus {
     project: NO_PROJECT,

@@ -23,7 +23,7 @@ use super::no_quota::NoQuota;
 use super::{DN, LimitEnforcement, ProvisionerPlan, quota_error_with_hint};
 use crate::data::DataError;
 
-/// Why the volumes can't be opened, although the plan found no problem.
+/// The reason why the volumes can't be opened, although the plan found no problem.
 #[derive(Debug, Error)]
 pub(crate) enum VolumesError {
     #[error(transparent)]
@@ -52,12 +52,12 @@ pub(crate) struct VolumeService {
     store: Arc<DirStore>,
 }
 
-/// Where the service reports what happens.
+/// The sinks of what the service reports.
 #[derive(Debug, Clone)]
 pub(super) struct ServiceReports {
     pub(super) log_store: LogStore,
     pub(super) metrics: Arc<PrometheusMetrics>,
-    /// What answers whether the API server can be used.
+    /// The provisioner that runs, to ask whether the API server can be used.
     pub(super) current: CurrentProvisioner,
 }
 
@@ -141,7 +141,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     let plan = &volumes.plan;
     let client = new_client(&plan.kubeconfig).await?;
     if let Some(kubelet) = &plan.kubelet {
-        // It may be a service of this node. What the plugin creates must lie in the directory that the kubelet uses.
+        // It may be a service of this node. What the plugin creates must be in the directory that the kubelet uses.
         wait_for_kubelet(kubelet, &ctx).await?;
     }
     let plugin = volumes.csi_plugin()?;
@@ -207,7 +207,7 @@ struct ClientError {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// What a client error of a machine without root certificates means: the cause does not say so.
+/// The meaning of a client error on a machine without root certificates: the cause does not name it.
 #[derive(Debug, Error)]
 #[error(
     "the kubeconfig names no certificate-authority, and this machine has no root certificates: add \

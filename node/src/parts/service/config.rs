@@ -45,13 +45,13 @@ pub struct UserService {
     /// Delays between restarts.
     #[serde(default)]
     pub backoff: BackoffConfig,
-    /// How often it restarts after failures before it stays dead; `None` is as often as it fails.
+    /// The number of restarts after failures before it stays dead; `None` is as often as it fails.
     #[serde(default)]
     pub restart_limit: Option<RestartLimitConfig>,
     /// Grace period; `None` is `node.grace`.
     #[serde(default, deserialize_with = "deserialize_optional_duration")]
     pub grace: Option<Duration>,
-    /// How far it can extend its grace period (sd_notify); `None` is not at all.
+    /// The limit to which it can extend its grace period (sd_notify); `None` is not at all.
     #[serde(default, deserialize_with = "deserialize_optional_duration")]
     pub grace_max: Option<Duration>,
     /// The signal that asks it to stop; `None` is SIGTERM.
@@ -63,19 +63,19 @@ pub struct UserService {
     /// The probe of a service that is ready.
     #[serde(default)]
     pub liveness: Option<LivenessConfig>,
-    /// How it is asked to read its configuration again.
+    /// The signal or command that asks it to read its configuration again.
     #[serde(default)]
     pub reload: Option<ReloadConfig>,
-    /// Whether it keeps running when noded is killed; the next noded adopts it.
+    /// True if it keeps running when noded is killed; the next noded adopts it.
     #[serde(default)]
     pub keep: bool,
     /// The format of its log.
     #[serde(default, deserialize_with = "deserialize_text")]
     pub log: LogFormat,
-    /// What it may use.
+    /// The limits of what it may use.
     #[serde(default)]
     pub limits: ServiceLimits,
-    /// What it may do.
+    /// The privileges that it has.
     #[serde(default)]
     pub privileges: ServicePrivileges,
 }
@@ -99,7 +99,7 @@ pub enum ReadinessConfig {
     Probe {
         /// The probe's program and its arguments.
         command: Vec<String>,
-        /// How long the probe is repeated before the incarnation has failed.
+        /// The time for which the probe is repeated before the incarnation has failed.
         timeout: Duration,
     },
 }
@@ -210,7 +210,7 @@ pub struct ServiceLimits {
     pub cpu_max: Option<f64>,
     /// Number of its processes and threads.
     pub pids_max: Option<u64>,
-    /// Share of disk time beside other services, 1 to 10000; the kernel's default is 100.
+    /// Share of disk time among other services, 1 to 10000; the kernel's default is 100.
     pub io_weight: Option<u16>,
     /// Which process the kernel kills first when memory runs out, -1000 to 1000. `None` is noded's, or 0 if that is
     /// negative.
@@ -220,16 +220,16 @@ pub struct ServiceLimits {
     pub rlimits: Vec<Rlimit>,
 }
 
-/// `privileges`: what a service may do, beside what its user may.
+/// `privileges`: what a service may do, besides what its user may.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServicePrivileges {
-    /// Supplementary groups, beside those of its user.
+    /// Supplementary groups, besides those of its user.
     pub groups: Vec<String>,
     /// Capabilities that it keeps; `None` is what the kernel gives its user.
     #[serde(deserialize_with = "deserialize_capabilities")]
     pub capabilities: Option<Vec<Capability>>,
-    /// Whether no program can gain privileges; `None` is true, unless it runs as root.
+    /// True if no program can gain privileges; `None` is true, unless it runs as root.
     pub no_new_privs: Option<bool>,
     /// Paths that it can't write to.
     pub read_only_paths: Vec<PathBuf>,
@@ -250,7 +250,7 @@ pub struct LivenessConfig {
     /// Timeout of one probe.
     #[serde(default = "liveness_timeout", deserialize_with = "deserialize_duration")]
     pub timeout: Duration,
-    /// How many probes in a row must fail before the service restarts.
+    /// The number of probes in a row that must fail before the service restarts.
     #[serde(default = "failure_threshold")]
     pub failure_threshold: u32,
 }

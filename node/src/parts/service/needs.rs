@@ -1,4 +1,4 @@
-//! What the settings of a `[[service]]` need of the machine.
+//! Needs of a `[[service]]` on the machine: programs, groups, limits.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ impl HelperPrograms {
     }
 }
 
-/// Why the limits or privileges of a service can't be had here, and what to do.
+/// The reason why the limits or privileges of a service can't be had here, and what to do.
 pub(super) fn check_needs(service: &UserService) -> Option<String> {
     let privileges = &service.privileges;
     if !nix::unistd::geteuid().is_root() {

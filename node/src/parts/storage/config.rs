@@ -13,7 +13,7 @@ use serde::Deserialize;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct StorageConfig {
-    /// What holds the node's data.
+    /// The kind of the volume that holds the node's data.
     pub kind: VolumeKind,
     /// The disk; with `kind = "partition"`, the disk on which the partition is, if there are several.
     pub device: Option<PathBuf>,
@@ -21,27 +21,27 @@ pub struct StorageConfig {
     pub partition_type: Option<String>,
     /// The GPT label of the partition. Default: any.
     pub partition_label: Option<String>,
-    /// How the blocks of the disk are encrypted. A volume keeps what it was created with.
+    /// The encryption of the disk's blocks. A volume keeps what it was created with.
     pub encryption: Option<EncryptionMode>,
     /// Which keys open it.
     pub keys: Option<KeyPolicy>,
-    /// How a node with split keys opens its volume when its cluster does not run yet.
+    /// The way in which a node with split keys opens its volume when its cluster does not run yet.
     pub cold_start: Option<ColdStart>,
-    /// What keeps the node's half of the key.
+    /// The seal that keeps the node's half of the key.
     pub seal: Option<SealKind>,
     /// The platform configuration registers to which a TPM binds the node's half. Default: 7.
     pub tpm_pcrs: Option<Vec<u32>>,
-    /// Where `esp/` of the data directory is.
+    /// The place of `esp/` of the data directory.
     pub esp: EspKind,
     /// The EFI system partition.
     pub esp_device: Option<PathBuf>,
-    /// Whether discards reach an encrypted disk. Default: no.
+    /// True if discards reach an encrypted disk. Default: no.
     pub discards: Option<bool>,
-    /// Whether an authenticated volume is wiped when it is created. Default: yes.
+    /// True if an authenticated volume is wiped when it is created. Default: yes.
     pub wipe: Option<bool>,
 }
 
-/// What holds the node's data.
+/// The kind of the volume that holds the node's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -49,7 +49,7 @@ pub enum VolumeKind {
     /// `"directory"`: the directory `data` below the data directory, or the file system that is mounted there.
     #[default]
     Directory,
-    /// `"disk"`: a whole disk, or whatever block device `device` is.
+    /// `"disk"`: a whole disk, or another block device that `device` names.
     Disk,
     /// `"partition"`: a partition, by its GPT type and label.
     Partition,
@@ -65,7 +65,7 @@ impl fmt::Display for VolumeKind {
     }
 }
 
-/// How the blocks of a disk are encrypted.
+/// The encryption of a disk's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -78,7 +78,7 @@ pub enum EncryptionMode {
     None,
 }
 
-/// What keeps the node's half of the key.
+/// The seal that keeps the node's half of the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -90,7 +90,7 @@ pub enum SealKind {
     Tpm,
 }
 
-/// Where `esp/` of the data directory is.
+/// The place of `esp/` of the data directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]

@@ -35,7 +35,7 @@ pub(crate) struct StorageControl {
 }
 
 impl StorageControl {
-    /// What root.storage does with the data volume, and what opens it.
+    /// Describes what root.storage does with the data volume, and what opens it.
     pub(crate) async fn status(&self) -> v1::StorageResponse {
         let mut response = describe_state(self.unlock.status());
         response.path = self.volume.path().map(|path| path.display().to_string()).unwrap_or_default();
@@ -182,7 +182,7 @@ fn describe_slot(slot: KeySlotStatus) -> v1::StorageKeySlot {
     }
 }
 
-/// How much of the volume the kernel trims at once: a stop of root.storage waits for that.
+/// The bytes that the kernel trims at once: a stop of root.storage waits for that.
 const TRIM_BYTES: u64 = 16 << 30;
 
 /// Trims the volume, and ends early when it closes. It blocks.
@@ -205,7 +205,7 @@ fn trim_ranges(size: u64, mut trim: impl FnMut(Range<u64>) -> Result<u64, String
     starts.map(|start| trim(start..end(start))).sum()
 }
 
-/// Runs a change of keys to its end, whatever the client does.
+/// Runs a change of keys to its end, also if the client disconnects.
 async fn detached<T: Send + 'static>(
     change: impl Future<Output = Result<T, VolumeKeyError>> + Send + 'static,
 ) -> Result<T, Status> {

@@ -1,4 +1,4 @@
-//! What to do with a disk, by what it has and what this node has had.
+//! Decides what to do with a disk, by what it has and what this node has had.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use nodekeel_localstorage::volume::{DiskFinding, DiskReport, VolumeEncryption};
 use super::error::StorageError;
 use super::record::VolumeRecord;
 
-/// What the configuration and the node say of the disk.
+/// The disk, as the configuration and the node's record describe it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expectation<'a> {
     pub(super) device: &'a Path,
@@ -19,7 +19,7 @@ pub(super) struct Expectation<'a> {
     pub(super) erase_permit: Option<&'a str>,
 }
 
-/// What to do with a disk.
+/// The next step with a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DiskStep {
     /// Open the volume.

@@ -67,7 +67,7 @@ pub(super) struct DeviceOpener {
     pub(super) unlock: Arc<VolumeUnlock>,
     /// The volume of the last attempt, and what opened it. It is still mounted if it could not be unmounted.
     pub(super) last: Mutex<Option<(DeviceVolume, Option<SlotKind>)>>,
-    /// What is not well with the size of the open volume.
+    /// The problem of the open volume's size.
     pub(super) size_problem: Mutex<Option<String>>,
 }
 
@@ -132,7 +132,7 @@ impl DeviceOpener {
         }
     }
 
-    /// Where the volume is mounted.
+    /// The mount point of the volume.
     fn target(&self) -> PathBuf {
         self.data.path().join(VOLUME_DIR)
     }
@@ -203,8 +203,8 @@ impl DeviceOpener {
         Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
     }
 
-    /// Grows the file system when the disk has grown. Returns whether the size that was found is to be recorded: until then, each start
-    /// tries again. The node runs also on a volume that is smaller than its disk.
+    /// Grows the file system when the disk has grown. Returns whether the size that was found is to be recorded: until
+    /// then, each start tries again. The node runs also on a volume that is smaller than its disk.
     fn adapt_size(
         &self,
         volume: &DeviceVolume,
@@ -241,7 +241,7 @@ impl DeviceOpener {
         Ok(())
     }
 
-    /// What is not well with the size of the open volume.
+    /// The problem of the open volume's size.
     pub(super) fn size_problem(&self) -> Option<String> {
         lock(&self.size_problem).clone()
     }
@@ -292,7 +292,7 @@ impl DeviceOpener {
     }
 }
 
-/// What the configuration and the node say of a disk.
+/// Describes a disk as the configuration and the node's record know it.
 fn expect_device<'a>(
     config: &DeviceConfig,
     device: &'a Path,

@@ -1,4 +1,4 @@
-//! Why the data volume can't be opened, and what to do.
+//! Errors of opening the data volume, with what to do.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub(super) enum EspError {
 }
 
 impl StorageError {
-    /// Whether another key may open the volume.
+    /// Returns whether another key may open the volume.
     pub(super) fn needs_key(&self) -> bool {
         let Self::Open(VolumeError::Encryption { source, .. }) = self else { return false };
         matches!(
@@ -93,7 +93,7 @@ impl StorageError {
         )
     }
 
-    /// What names the contents of the disk, to erase them.
+    /// The token that names the contents of the disk, to erase them.
     pub(super) fn erase_token(&self) -> Option<String> {
         match self {
             Self::Occupied { found, .. } => found.erase_token(),

@@ -1,4 +1,4 @@
-//! What is not well with the data volume, and what to type.
+//! Conditions of the data volume, with what to type.
 
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ pub(crate) use self::error::VolumeKeyError;
 pub(crate) use self::health::key_health;
 pub(crate) use self::service::KeyService;
 
-/// Where the cluster unlock key is, as far as this process knows.
+/// The place of the cluster unlock key, as far as this process knows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum ClusterKeyState {
     /// The volume has none, or the node is not in its cluster yet.
@@ -44,7 +44,7 @@ pub(crate) enum ClusterKeyState {
     Unknown,
     /// The cluster has it, and each step is done.
     Stored,
-    /// Why a step could not be done; it is repeated.
+    /// A step could not be done, for this reason; it is repeated.
     Pending(String),
     /// No key of the cluster opens the volume.
     Lost,
@@ -65,17 +65,17 @@ impl VolumeKeys {
         Self { unlock, ..Self::default() }
     }
 
-    /// Whether the volume is encrypted, and so has keys.
+    /// Returns whether the volume is encrypted, and so has keys.
     pub(crate) fn has_volume(&self) -> bool {
         self.unlock.encrypted_volume().is_some()
     }
 
-    /// Where the cluster unlock key is.
+    /// The place of the cluster unlock key.
     pub(crate) fn cluster_key_state(&self) -> ClusterKeyState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What the header of the volume says; `None` if the volume is not encrypted.
+    /// Reads the header of the volume; `None` if the volume is not encrypted.
     ///
     /// # Errors
     /// [`VolumeKeyError::Volume`].
@@ -122,7 +122,7 @@ impl VolumeKeys {
             KeyPolicy::Split if facts.needs_temporary_slot() => return Err(VolumeKeyError::LacksPassphrase),
             KeyPolicy::Split => {
                 let cluster = cluster.ok_or(VolumeKeyError::NoCluster)?;
-                // Nobody could keep the new key otherwise.
+                // Without a cluster, no one would keep the new key.
                 NodeKeyStore::open(cluster)?;
                 Some(cluster)
             }

@@ -1,4 +1,4 @@
-//! Where the device of the data volume is, and its EFI system partition.
+//! Finds the device of the data volume, and its EFI system partition.
 
 use std::path::{Path, PathBuf};
 

@@ -24,7 +24,7 @@ pub(super) enum VolumeOpener {
     Directory { path: PathBuf, mounted: LayoutFile },
     /// A disk or partition; an error if its ESP is not there.
     Device(Result<Arc<DeviceOpener>, Arc<EspError>>),
-    /// What the program provides, and where it was mounted last.
+    /// The volume of the program, and where it was mounted last.
     Provided { volume: Arc<dyn DataVolume>, mounted_at: Arc<Mutex<Option<PathBuf>>> },
 }
 
@@ -56,7 +56,7 @@ impl VolumeOpener {
         }
     }
 
-    /// What is not well with the size of the open volume.
+    /// The problem of the open volume's size.
     pub(super) fn size_problem(&self) -> Option<String> {
         match self {
             Self::Device(opener) => opener.as_ref().ok()?.size_problem(),
@@ -65,7 +65,7 @@ impl VolumeOpener {
     }
 }
 
-/// At each start: a file system may be mounted there meanwhile.
+/// At each start: a file system may have been mounted there since.
 fn open_directory(path: &Path, mounted: &LayoutFile) -> Result<OpenedVolume, StorageError> {
     let data = Dir::open(path.parent().unwrap_or(path)).map_err(StorageError::Directory)?;
     if VolumeRecord::read_from(&data.open_dir(ESP_DIR).map_err(StorageError::Directory)?)?.is_some() {

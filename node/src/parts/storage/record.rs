@@ -13,15 +13,15 @@ const DISK_BYTES: &str = "disk_bytes = ";
 const FILE_SYSTEM: &str = "xfs = ";
 const GIVEN_UP: &str = "given_up = ";
 
-/// What the node knows of its volume. A power cut may have damaged either line.
+/// The node's knowledge of its volume. A power cut may have damaged either line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct VolumeRecord {
     /// The size of the disk that the volume uses, in bytes.
     pub(super) disk_bytes: Option<u64>,
-    /// What distinguishes the file system of a volume that is not encrypted from that of another node. The keys of an
+    /// The mark that distinguishes the file system of a volume that is not encrypted from that of another node. The keys of an
     /// encrypted one do.
     pub(super) file_system: Option<u32>,
-    /// What distinguishes the contents in whose place a volume is being created: the node has none meanwhile.
+    /// The mark of the contents in whose place a volume is being created: until then, the node has no volume.
     pub(super) given_up: Option<u32>,
 }
 
@@ -37,12 +37,12 @@ impl VolumeRecord {
         Self { given_up: contents_mark(report), ..Self::default() }
     }
 
-    /// Whether the disk has what the operator gave up: its erasure has failed before it wrote anything.
+    /// Returns whether the disk has what the operator gave up: its erasure has failed before it wrote anything.
     pub(super) fn gives_up(self, report: &DiskReport) -> bool {
         self.given_up.is_some() && self.given_up == contents_mark(report)
     }
 
-    /// Whether the disk may be that of the record.
+    /// Returns whether the disk may be that of the record.
     pub(super) fn is_of(self, report: &DiskReport) -> bool {
         let (known, found) = (self.file_system, file_system_mark(report));
         known.is_none() || found.is_none() || known == found
@@ -90,7 +90,7 @@ fn contents_mark(report: &DiskReport) -> Option<u32> {
     parse_mark(report.contents.erase_token()?.rsplit('-').next()?)
 }
 
-/// What distinguishes the file system of a volume that is not encrypted.
+/// The mark that distinguishes the file system of a volume that is not encrypted.
 fn file_system_mark(report: &DiskReport) -> Option<u32> {
     match (&report.volume, &report.contents) {
         (DiskFinding::Plain, VolumeContents::Xfs { found, .. }) => Some(found.first()?.fingerprint),

@@ -1,4 +1,4 @@
-//! root.storage: opens the volume, waits for a key where it has to, and closes it when what lies on it has stopped.
+//! root.storage: opens the volume, waits for a key where it has to, and closes it when what is on it has stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use super::unlock::{ClusterKeySource, ClusterKeysFuture, UnlockStatus, VolumeUnl
 use crate::error_chain::error_chain;
 use crate::volume::{CloseOnDrop, NodeVolume, storage_stop_timeout};
 
-/// How long a busy volume is given to become free.
+/// The time that a busy volume has to become free.
 const BUSY_TIME: Duration = Duration::from_secs(1);
 /// The pause between two attempts to unmount it. The kernel reports when a file system is gone (`IN_UNMOUNT`), but not when
 /// the last file on it is closed: umount2(2) answers `EBUSY` until then, or detaches it from every later use.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Opens the volume, and closes it when what lies on it has stopped.
+/// Opens the volume, and closes it when what is on it has stopped.
 #[derive(Clone)]
 pub(super) struct StorageService {
     pub(super) opener: VolumeOpener,
-    /// Who is asked for the cluster's key while the volume is locked.
+    /// The peers that are asked for the cluster's key while the volume is locked.
     pub(super) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
     pub(super) unlock: Arc<VolumeUnlock>,
     pub(super) volume: NodeVolume,

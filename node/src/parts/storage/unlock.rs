@@ -1,4 +1,4 @@
-//! Where the keys of the data volume meet: root.storage opens it, the cluster keeps its half of the key, an operator
+//! Meeting point of the keys of the data volume: root.storage opens it, the cluster keeps its half of the key, an operator
 //! types a passphrase, and the control API shows it all.
 //!
 //! ```text
@@ -31,16 +31,16 @@ pub trait ClusterKeySource: fmt::Debug + Send + Sync + 'static {
     fn cluster_keys(&self) -> ClusterKeysFuture<'_>;
 }
 
-/// What root.storage does with the data volume.
+/// The state of the data volume in root.storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UnlockStatus {
     /// Nothing: it is stopped, or between two attempts. Why the last one failed, and what erases the disk that it found.
     Closed { error: Option<String>, erase_token: Option<String> },
-    /// It opens or creates the volume. A new authenticated volume is wiped first.
+    /// Opening or creating the volume. A new authenticated volume is wiped first.
     Opening { wipe: Option<WipeProgress> },
     /// No key at hand opens the volume: it waits for one.
     Locked { since: SystemTime, reason: String },
-    /// It is open, by this kind of key slot; `None` if it is not encrypted, or if an earlier noded has left it open.
+    /// Open, by this kind of key slot; `None` if it is not encrypted, or if an earlier noded has left it open.
     Open { slot: Option<SlotKind> },
 }
 
@@ -50,7 +50,7 @@ impl Default for UnlockStatus {
     }
 }
 
-/// Why a secret was not tried, or an erasure was not permitted, or why it did not help.
+/// The reason why a secret was not tried or did not help, or why an erasure was not permitted.
 #[derive(Debug, Error)]
 pub(crate) enum UnlockError {
     #[error("the data volume does not wait for a key: see nodectl storage status")]
@@ -81,9 +81,9 @@ struct UnlockSlots {
     status: UnlockStatus,
     /// Set by the preparation of root.storage.
     volume: Option<Arc<LuksVolume>>,
-    /// The cluster unlock key of a new volume, which nobody else has.
+    /// The cluster unlock key of a new volume, which only this process has.
     cluster_key: Option<UnlockKey>,
-    /// What opens the volume again in this process.
+    /// The secret that opens the volume again in this process.
     secret: Option<UnlockSecret>,
     /// Takes secrets while the volume is locked.
     offers: Option<mpsc::Sender<UnlockOffer>>,
@@ -98,7 +98,7 @@ impl fmt::Debug for VolumeUnlock {
 }
 
 impl VolumeUnlock {
-    /// What root.storage does.
+    /// The state of root.storage.
     pub(crate) fn status(&self) -> UnlockStatus {
         self.lock().status.clone()
     }
@@ -137,7 +137,7 @@ impl VolumeUnlock {
         let offers = self.lock().offers.clone().ok_or(UnlockError::NotLocked)?;
         let (result, is_open) = oneshot::channel();
         offers.send(UnlockOffer { secret, result }).await.map_err(|_| UnlockError::NotLocked)?;
-        // root.storage drops the sender if it is stopped meanwhile.
+        // root.storage drops the sender if it is stopped.
         is_open.await.map_err(|_| UnlockError::NotLocked)?.map_err(UnlockError::Rejected)
     }
 
@@ -165,7 +165,7 @@ impl VolumeUnlock {
         self.lock().erase_permit.take()
     }
 
-    /// What opens the volume again in this process: a restart of root.storage alone needs no operator.
+    /// The secret that opens the volume again in this process: a restart of root.storage alone needs no operator.
     pub(crate) fn secret(&self) -> Option<UnlockSecret> {
         self.lock().secret.clone()
     }

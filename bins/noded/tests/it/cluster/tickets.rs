@@ -29,7 +29,7 @@ fn a_revoked_ticket_is_useless_and_its_address_is_free() {
     let (stderr, code) =
         stderr_and_code(&bootstrapped.nodectl(&create_ticket_args("127.0.0.9", "7001", &wanted)));
     let expected = "takes one at a time; the learner is at https://127.0.0.8:7001";
-    let command = "nodectl cluster ticket withdraw --address 127.0.0.8 --port 7001";
+    let command = "nodectl cluster ticket revoke --address 127.0.0.8 --port 7001";
     assert!(stderr.contains(expected) && stderr.contains(command) && code == Some(1), "{stderr} {code:?}");
 
     let command: Vec<_> = command.split(' ').skip(1).collect();

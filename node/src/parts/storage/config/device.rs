@@ -19,14 +19,14 @@ pub(crate) struct DeviceConfig {
     pub(crate) esp: EspLocation,
 }
 
-/// Where the device is.
+/// The place of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeviceLocation {
     Disk(PathBuf),
     Partition(PartitionQuery),
 }
 
-/// How a volume is encrypted, and what opens it.
+/// The encryption of a volume, and what opens it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EncryptionConfig {
     pub(crate) encryption: VolumeEncryption,
@@ -38,14 +38,14 @@ pub(crate) struct EncryptionConfig {
     pub(crate) wipe: bool,
 }
 
-/// What keeps the node's half of the key.
+/// The seal that keeps the node's half of the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SealConfig {
     File,
     Tpm(PcrSelection),
 }
 
-/// Where `esp/` of the data directory is.
+/// The place of `esp/` of the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EspLocation {
     Directory,

@@ -1,11 +1,11 @@
-//! Why the keys of the data volume could not be changed.
+//! Errors of changing the keys of the data volume.
 
 use nodekeel_cluster::enrolment::{KvAccessError, NodeUnavailable};
 use nodekeel_cluster::node::NodeStoreError;
 use nodekeel_localstorage::volume::VolumeError;
 use thiserror::Error;
 
-/// Why the keys of the data volume could not be changed. Keys that opened it still do.
+/// The reason why the keys of the data volume could not be changed. Keys that opened it still do.
 #[derive(Debug, Error)]
 pub(crate) enum VolumeKeyError {
     /// The volume has no keys.

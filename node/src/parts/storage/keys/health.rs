@@ -1,4 +1,4 @@
-//! What is not well with the keys of the data volume, and what to type.
+//! Conditions of the keys of the data volume, with what to type.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::error_chain::error_chain;
 use crate::health::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
 use crate::parts::storage::unlock::UnlockStatus;
 
-/// What the conditions are about.
+/// The object of the conditions.
 const OBJECT: &str = "data volume";
 
 /// The conditions of the keys of the open volume. One that is not open is a condition of root.storage.
@@ -42,18 +42,18 @@ impl HealthSource for KeyHealth {
     }
 }
 
-/// What the conditions depend on.
+/// The facts that the conditions depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KeyReport {
     /// The cluster keeps half of the key.
     is_split: bool,
     /// The node unlock key alone opens it, only until the cluster has its half.
     has_temporary_slot: bool,
-    /// Somebody has typed its recovery passphrase since it was shown.
+    /// An operator has typed its recovery passphrase since it was shown.
     has_recovery: bool,
-    /// Nobody has, and an operator is to open it after a power cut.
+    /// No operator has, and one is to open it after a power cut.
     lacks_passphrase: bool,
-    /// A recovery passphrase was shown, and nobody has typed it.
+    /// A recovery passphrase was shown, and no operator has typed it.
     has_unconfirmed_recovery: bool,
     /// Slots that an interrupted change of the unlock keys has left.
     stale_slots: usize,
@@ -89,7 +89,7 @@ impl KeyReport {
         }
     }
 
-    /// What to type where nobody has a confirmed recovery passphrase, or the newest one is not confirmed.
+    /// The hint if no recovery passphrase is confirmed, or the newest one is not.
     fn passphrase_hint(self) -> &'static str {
         if self.has_unconfirmed_recovery {
             "`nodectl storage recovery --confirm`; if it was lost: `nodectl storage recovery`"

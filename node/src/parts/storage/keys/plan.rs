@@ -1,8 +1,8 @@
-//! What is to be done next with the cluster unlock key of a split volume: pure.
+//! Decides the next step with the cluster unlock key of a split volume: pure.
 
 use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, KeySlotStatus, SlotKind};
 
-/// What the header of a volume says about its unlock keys.
+/// The unlock keys of a volume, by its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotFacts {
     /// The UUID of the volume.
@@ -35,13 +35,13 @@ impl SlotFacts {
         }
     }
 
-    /// Whether the temporary slot has to stay: nobody could open the volume after a power cut.
+    /// Returns whether the temporary slot has to stay: no one could open the volume after a power cut.
     pub(super) fn needs_temporary_slot(&self) -> bool {
         self.has_local && self.lacks_passphrase
     }
 }
 
-/// Whether somebody has typed a recovery passphrase of the volume since it was shown.
+/// Returns whether an operator has typed a recovery passphrase of the volume since it was shown.
 pub(super) fn has_confirmed_passphrase(status: &EncryptionStatus) -> bool {
     let is_recovery = |slot: &KeySlotStatus| slot.name.is_some_and(|(kind, _)| kind == SlotKind::Recovery);
     status.slots.iter().any(|slot| is_recovery(slot) && !slot.is_unconfirmed)
@@ -60,7 +60,7 @@ pub(super) enum KeyStep {
     Confirm(usize),
     /// Removes all keys but this one from the cluster.
     Trim(usize),
-    /// Makes new keys, since nobody has the newest one: permitted by this key of the cluster.
+    /// Makes new keys, since the newest one is lost: permitted by this key of the cluster.
     RotateByCluster(usize),
     /// The same, permitted by the node unlock key alone.
     RotateByNode,

@@ -11,7 +11,7 @@ use crate::parts::storage::unlock::VolumeUnlock;
 
 /// The key slots of a volume. The calls block.
 pub(super) trait KeySlotDevice: Send + Sync + 'static {
-    /// What the header says.
+    /// Reads the header.
     fn slot_facts(&self) -> Result<SlotFacts, VolumeError>;
 
     /// The generation of the newest slot that a secret opens.
@@ -64,7 +64,7 @@ impl HeldKey for VolumeUnlock {
     }
 }
 
-/// What is true when no step is left.
+/// The outcome when no step is left.
 #[derive(Debug)]
 pub(super) enum KeyOutcome {
     /// The volume needs no key of the cluster.
@@ -126,7 +126,7 @@ async fn test_key<D: KeySlotDevice>(device: &Arc<D>, key: &UnlockKey) -> Result<
     on_thread(device, move |device| device.test_secret(&secret)).await
 }
 
-/// Makes new keys, since nobody has the newest one.
+/// Makes new keys, since the newest one is lost.
 async fn rotate<D: KeySlotDevice>(
     device: &Arc<D>,
     held: &impl HeldKey,

@@ -14,7 +14,7 @@ use crate::parts::storage::unlock::VolumeUnlock;
 /// A slot of the header: its kind, its generation, and for a split slot the number of the cluster's half.
 type Slot = (SlotKind, u32, Option<u8>);
 
-/// What fails next.
+/// The call that fails next.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     /// The process is killed at this call, which takes effect or does not.
@@ -64,7 +64,7 @@ impl World {
         Ok(())
     }
 
-    /// What holds at every moment.
+    /// Asserts the invariants that hold at every moment.
     fn check(&self) {
         let opens = |(kind, _, key): &Slot| match key {
             Some(key) => self.stored.0.contains(key),
@@ -128,7 +128,7 @@ impl World {
         self.superseded().into_iter().try_for_each(|slot| self.remove(slot))
     }
 
-    /// The cluster makes a change that it has received, unless its keys were changed meanwhile.
+    /// The cluster makes a change that it has received, unless its keys have been changed since.
     fn apply_late(&mut self) {
         if let Some((keys, version)) = self.late.take().filter(|late| late.1 == self.stored.1) {
             self.stored = (keys, version + 1);
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// Whether the cluster answers this call.
+    /// Returns whether the cluster answers this call.
     fn answers(&self) -> Option<bool> {
         match self.fault {
             Some(Fault::NoAnswer { call, is_late }) if call == self.calls + 1 => Some(is_late),
