@@ -242,27 +242,22 @@ fn rules_between_fields_name_the_field_too() {
 
 #[test]
 fn a_size_is_text_or_a_number_for_every_key() {
-    let keys = ["log.bytes", "log.bytes_per_dn", "services.containerd.reserve"];
-    let size_of = |key: &str, value: &str| {
-        let config = parse_config(
-            &format!("log.bytes = \"16Gi\"\n{key} = {value}\n")
-                .replace("log.bytes = \"16Gi\"\nlog.bytes =", "log.bytes ="),
+    for value in ["\"10Gi\"", "\"10GiB\"", "\"10737418240\"", "10737418240"] {
+        let text = format!(
+            "log.bytes = {value}\nlog.bytes_per_dn = {value}\nservices.containerd.reserve = {value}\n\
+             [provisioner]\nkubeconfig = \"/k\"\ncapacity.reserve = {value}\n\
+             [[service]]\nname = \"a\"\ncommand = [\"/bin/true\"]\nlimits.memory_max = {value}\n"
         );
-        let config = config.unwrap_or_else(|error| panic!("{key} = {value}: {error}"));
-        match key {
-            "log.bytes" => Some(config.log.bytes),
-            "log.bytes_per_dn" => Some(config.log.bytes_per_dn),
-            _ => config.services.containerd.reserve,
-        }
-    };
-    for key in keys {
-        for value in ["\"10Gi\"", "\"10GiB\"", "\"10737418240\"", "10737418240"] {
-            assert_eq!(size_of(key, value), Some(Bytes(10 << 30)), "{key} = {value}");
-        }
+        let config = parse_config(&text).expect(value);
+        let sizes = [
+            Some(config.log.bytes),
+            Some(config.log.bytes_per_dn),
+            config.services.containerd.reserve,
+            config.provisioner.map(|provisioner| provisioner.capacity.reserve),
+            config.service[0].limits.memory_max,
+        ];
+        assert_eq!(sizes, [Some(Bytes(10 << 30)); 5], "{value}");
     }
-    let provisioner = "[provisioner]\nkubeconfig = \"/k\"\ncapacity = { reserve = \"10Gi\" }\n";
-    let config = parse_config(provisioner).expect("it parses");
-    assert_eq!(config.provisioner.map(|given| given.capacity.reserve), Some(Bytes(10 << 30)));
     assert_rejected([
         ("log.bytes = -1".into(), "log.bytes: must be bytes, like \"10Gi\" or 10737418240, not -1"),
         (
