@@ -1,16 +1,19 @@
 //! A custom node on nodekeel-node: its own volume and network, its own part with a section of the configuration, its
 //! own runnable, and a program of the configuration that depends on them.
 //!
-//! `cargo run -p examples --features node --example own_node`, or with `-- --wait` to type `nodectl` commands
-//! meanwhile.
+//! `cargo run -p examples --features node --example own_node`; with `-- --wait` it runs until it is interrupted, so that
+//! you can type `nodectl` commands.
 //!
+//! It boots twice from the same disk: it bootstraps a cluster, and rejoins it.
 //! A real node would open an encrypted disk instead of a directory, request its address from a DHCP server, and use
 //! etcd instead of a cluster in memory; nothing else would change.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
-use nodekeel_cluster::enrolment::ConsensusFactory;
+use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory};
 use nodekeel_cluster::network::{Network, NodeAddress};
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_localstorage::{Dir, FileMode};
@@ -113,24 +116,35 @@ async fn greet(text: String, ctx: Context) -> Result<(), Failure> {
     ctx.until_canceled().await
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
-    let scratch = tempfile::tempdir()?;
-    let disk = Dir::open(scratch.path())?.ensure_dir("disk", FileMode::PRIVATE_DIR)?;
+/// Starts a node on the disk in this directory, and waits until everything runs.
+async fn boot(scratch: &Path, consensus: Arc<MemoryConsensus>) -> anyhow::Result<NodeHandle> {
+    let disk = Dir::open(scratch)?.ensure_dir("disk", FileMode::PRIVATE_DIR)?;
     let lease = LeasedNetwork::default();
-    let network = lease.clone();
-
     let node = NodeHandle::builder("own_node.toml", CONFIG)
-        .data(scratch.path().join("data"))
+        .data(scratch.join("data"))
         .volume(PrintingVolume(DirectoryVolume::new(disk)))
-        .network(network)
-        .consensus(ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())))
+        .network(lease.clone())
+        .consensus(ConsensusFactory::without_volume(consensus))
         .without("containerd")
         .with(ExtraRunnable::new("lease", move |ctx| lease.clone().run_lease(ctx)))
         .with(GreeterPart)
         .start()?;
     node.wait_ready("root.service.listener").await;
+    Ok(node)
+}
 
+/// Counts this boot in a key of the cluster.
+async fn count_boots(cluster: &ClusterNode) -> anyhow::Result<i64> {
+    let kv = cluster.namespaced_kv("example", "boots")?;
+    kv.put(b"/last", cluster.cluster_identity()?.node_id.as_str().as_bytes()).await?;
+    Ok(kv.get(b"/last").await?.map_or(0, |kv| kv.version))
+}
+
+async fn print_state(node: &NodeHandle) -> anyhow::Result<()> {
+    let cluster: ClusterNode = node.extension().context("the node has a cluster")?;
+    let phases: Vec<_> = cluster.phase_history().iter().map(ToString::to_string).collect();
+    println!("cluster: {}", phases.join(" → "));
+    println!("boots in the cluster: {}", count_boots(&cluster).await?);
     let mut client = client::connect(node.control_socket()).await?;
     for runnable in client.tree(TreeRequest {}).await?.into_inner().nodes {
         println!("{:<24} {:?}", runnable.dn, runnable.state());
@@ -138,12 +152,24 @@ async fn main() -> anyhow::Result<()> {
     let request = LogsRequest { dn: "root.greeter".into(), ..LogsRequest::default() };
     let log = client.logs(request).await?.into_inner().message().await?;
     println!("the log of root.greeter: {} line", log.map_or(0, |log| log.entries.len()));
+    Ok(())
+}
 
-    if std::env::args().any(|argument| argument == "--wait") {
-        println!("type: nodectl --socket {} tree", node.control_socket().display());
-        StopSignals::listen()?.wait_for_stop().await;
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let consensus = Arc::new(MemoryConsensus::new());
+    let waits = std::env::args().any(|argument| argument == "--wait");
+    for name in ["first", "second"] {
+        println!("{name} boot");
+        let node = boot(scratch.path(), consensus.clone()).await?;
+        print_state(&node).await?;
+        if waits && name == "second" {
+            println!("type: nodectl --socket {} tree", node.control_socket().display());
+            StopSignals::listen()?.wait_for_stop().await;
+        }
+        let report = node.shutdown().await;
+        println!("stopped, {} stragglers", report.stragglers.len());
     }
-    let report = node.shutdown().await;
-    println!("stopped, {} stragglers", report.stragglers.len());
     Ok(())
 }
