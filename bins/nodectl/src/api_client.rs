@@ -6,7 +6,7 @@ use std::time::Duration;
 use nodekeel_node::client::{self, NodeClient};
 use tonic::{Response, Status, Streaming};
 
-use crate::command_error::CommandError;
+use crate::error::CommandError;
 use crate::output::ReaderHangup;
 
 /// A connection to the node, with a timeout for each request.

@@ -5,14 +5,12 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::CommandFactory as _;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
 use nodekeel_node::client::{self, DEFAULT_SOCKET};
 use nodekeel_node::v1::TreeRequest;
 
-use crate::cli::NodectlCli;
-use crate::command_error::CommandError;
+use crate::error::CommandError;
 
 /// The variable by which the script of a shell asks for completions.
 const VARIABLE: &str = "_NODECTL_COMPLETE";
@@ -20,10 +18,10 @@ const VARIABLE: &str = "_NODECTL_COMPLETE";
 /// Timeout until the node has answered: a person waits for the shell.
 const NODE_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// Answers a shell that asks for completions; false if none does.
-pub(crate) fn answer_shell() -> bool {
+/// Answers a shell that asks for completions of this command line; false if none does.
+pub(crate) fn answer_shell(command_line: fn() -> clap::Command) -> bool {
     let directory = std::env::current_dir().ok();
-    let answer = CompleteEnv::with_factory(NodectlCli::command).var(VARIABLE);
+    let answer = CompleteEnv::with_factory(command_line).var(VARIABLE);
     // An error would be printed between the words that the operator types.
     answer.try_complete(std::env::args_os(), directory.as_deref()).unwrap_or(true)
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write};
 
+use clap::ValueEnum;
 use nodekeel_logtree::is_unprintable;
 use nodekeel_logtree::render::printable_json;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -9,8 +10,25 @@ use rustix::io::Errno;
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use tokio::sync::oneshot;
+use unicode_width::UnicodeWidthStr as _;
 
-use crate::cli::{ColorMode, NodectlCli, OutputFormat};
+use crate::error::CommandError;
+
+/// Longer cells of all columns but the last are not padded: they move the rest of their line to the right.
+const MAX_PADDED_WIDTH: usize = 100;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputFormat {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorMode {
+    Auto,
+    Always,
+    Never,
+}
 
 pub(crate) struct Printer {
     pub(crate) is_json: bool,
@@ -31,10 +49,10 @@ pub(crate) enum TextStyle {
 }
 
 impl Printer {
-    /// The standard output, with the options of the command line.
-    pub(crate) fn new(cli: &NodectlCli) -> Self {
+    /// A printer to the standard output.
+    pub(crate) fn new(format: OutputFormat, color: ColorMode) -> Self {
         let is_terminal = io::stdout().is_terminal();
-        let color = match cli.color {
+        let color = match color {
             ColorMode::Always => true,
             ColorMode::Never => false,
             ColorMode::Auto => {
@@ -42,7 +60,7 @@ impl Printer {
             }
         };
         Self {
-            is_json: cli.output == OutputFormat::Json,
+            is_json: format == OutputFormat::Json,
             color,
             is_terminal,
             writer: Box::new(io::stdout().lock()),
@@ -74,6 +92,32 @@ impl Printer {
         self.print_line(&text)
     }
 
+    /// Prints the result of a command: the value for programs, or the text for people.
+    pub(crate) fn print_result(&mut self, value: &impl Serialize, text: &str) -> Result<(), CommandError> {
+        if self.is_json {
+            self.print_json(value)?
+        } else {
+            self.print_line(text)?
+        }
+        Ok(())
+    }
+
+    /// Prints a table with a row a line, whose columns are as wide as their longest cell.
+    pub(crate) fn print_table<const N: usize>(
+        &mut self,
+        header: [&str; N],
+        rows: &[(TextStyle, [String; N])],
+    ) -> io::Result<()> {
+        let cells: Vec<_> = rows.iter().map(|(_, cells)| cells).collect();
+        let header = header.map(str::to_owned);
+        let lines = table_lines(&header, &cells);
+        let styles = std::iter::once(TextStyle::Strong).chain(rows.iter().map(|(style, _)| *style));
+        for (style, line) in styles.zip(lines) {
+            self.print_line(&self.style_text(style, &line))?;
+        }
+        Ok(())
+    }
+
     /// Whether the output is a terminal, and for people.
     pub(crate) fn draws_on_terminal(&self) -> bool {
         self.is_terminal && !self.is_json
@@ -99,6 +143,23 @@ impl Printer {
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
     }
+}
+
+/// The header and the rows with aligned columns.
+fn table_lines<const N: usize>(header: &[String; N], rows: &[&[String; N]]) -> Vec<String> {
+    let all = || std::iter::once(header).chain(rows.iter().copied());
+    let widths: [usize; N] = std::array::from_fn(|column| {
+        let longest = all().map(|row| row[column].width()).max();
+        longest.unwrap_or_default().min(MAX_PADDED_WIDTH)
+    });
+    let line = |row: &[String; N]| {
+        let padded = row.iter().zip(widths).map(|(cell, width)| {
+            let padding = width.saturating_sub(cell.width());
+            format!("{cell}{:padding$}", "")
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    all().map(line).collect()
 }
 
 /// Detects that the reader of the standard output has closed it, even while nothing is written.
@@ -155,5 +216,12 @@ mod tests {
     fn a_table_prints_no_character_that_controls_or_reorders_its_line() {
         assert_eq!(escape_control("a\u{202e}b\u{9b}c\u{7f}d\ne"), "a\\u{202e}b\\u{9b}c\\u{7f}d\\ne");
         assert_eq!(escape_control("naïve – 日本"), "naïve – 日本");
+    }
+
+    #[test]
+    fn the_columns_of_a_table_are_aligned_by_the_width_of_their_text() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned);
+        let (header, wide, short) = (row(["A", "B", ""]), row(["日本", "b", "x"]), row(["a", "bb", ""]));
+        assert_eq!(table_lines(&header, &[&wide, &short]), ["A     B", "日本  b   x", "a     bb"]);
     }
 }

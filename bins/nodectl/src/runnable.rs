@@ -1,13 +1,12 @@
-//! The output of `-o json`; docs/nodectl.md describes the schema.
+//! A runnable of the tree as `-o json` and the tables show it; docs/nodectl.md describes the schema.
 
 use std::time::SystemTime;
 
 use nodekeel_node::v1;
 use serde::Serialize;
 
-use crate::health::ConditionView;
 use crate::output::TextStyle;
-use crate::time::format_rfc3339;
+use crate::wire::{non_empty, system_time, time_text};
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct RunnableView {
@@ -52,119 +51,6 @@ pub(crate) struct ExitView {
     pub(crate) output: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-pub(crate) struct EventView {
-    pub(crate) seq: u64,
-    pub(crate) at: Option<String>,
-    pub(crate) dn: String,
-    pub(crate) generation: u64,
-    pub(crate) change: String,
-    pub(crate) state: Option<&'static str>,
-    pub(crate) detail: String,
-    /// What a client has requested; absent for a change of the tree.
-    pub(crate) action: Option<String>,
-    /// Who has requested it.
-    pub(crate) caller: Option<CallerView>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct CallerView {
-    pub(crate) uid: u32,
-    pub(crate) user: Option<String>,
-    pub(crate) pid: Option<u32>,
-    pub(crate) program: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct ClusterView {
-    pub(crate) state: String,
-    /// What the node waits for, the step in progress, or the error; absent in state Running.
-    pub(crate) detail: Option<String>,
-    pub(crate) history: Vec<String>,
-    pub(crate) node: Option<String>,
-    pub(crate) cluster: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct BootstrapView {
-    pub(crate) bootstrapping: bool,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct MemberView {
-    pub(crate) id: String,
-    /// Absent until the member has started for the first time.
-    pub(crate) name: Option<String>,
-    pub(crate) peer_urls: Vec<String>,
-    pub(crate) learner: bool,
-    pub(crate) this: bool,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct ImageView {
-    pub(crate) name: String,
-    pub(crate) digest: String,
-    pub(crate) media_type: String,
-}
-
-/// A created ticket without its secrets.
-#[derive(Debug, Serialize)]
-pub(crate) struct TicketView {
-    pub(crate) node: String,
-    pub(crate) address: String,
-    pub(crate) file: String,
-}
-
-/// A revoked ticket.
-#[derive(Debug, Serialize)]
-pub(crate) struct RevokedTicketView {
-    pub(crate) url: String,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct VersionView {
-    pub(crate) nodectl: &'static str,
-    pub(crate) noded: String,
-    pub(crate) name: String,
-    pub(crate) pid: u32,
-    pub(crate) started: Option<String>,
-    pub(crate) data: String,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct NodeStatusView {
-    #[serde(flatten)]
-    pub(crate) version: VersionView,
-    pub(crate) healthy: bool,
-    pub(crate) conditions: Vec<ConditionView>,
-    pub(crate) nodes: Vec<RunnableView>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct RunnableStatusView<'a> {
-    pub(crate) node: RunnableView,
-    /// Entries in the format of `logs`.
-    pub(crate) log: &'a [serde_json::Value],
-}
-
-/// An action on a runnable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Action {
-    Restart,
-    Stop,
-    Start,
-}
-
-/// A requested action, and the state after it.
-#[derive(Debug, Serialize)]
-pub(crate) struct ActionView {
-    pub(crate) dn: String,
-    pub(crate) action: Action,
-    pub(crate) state: &'static str,
-    pub(crate) generation: u64,
-}
-
 impl RunnableView {
     pub(crate) fn is_ready_or_done(&self) -> bool {
         matches!(self.state, "ready" | "done")
@@ -193,7 +79,7 @@ pub(crate) fn health_summary(nodes: &[RunnableView]) -> (String, TextStyle) {
     (format!("{summary}{skipped}"), style)
 }
 
-fn state_name(state: v1::State) -> Option<&'static str> {
+pub(crate) fn state_name(state: v1::State) -> Option<&'static str> {
     Some(match state {
         v1::State::Unspecified => return None,
         v1::State::Waiting => "waiting",
@@ -207,11 +93,6 @@ fn state_name(state: v1::State) -> Option<&'static str> {
     })
 }
 
-/// A time of the wire as RFC 3339.
-fn time_text(time: Option<impl TryInto<SystemTime>>) -> Option<String> {
-    time.and_then(|time| time.try_into().ok()).map(format_rfc3339)
-}
-
 impl From<v1::Node> for RunnableView {
     fn from(node: v1::Node) -> Self {
         let state = state_name(node.state()).unwrap_or("unknown");
@@ -221,12 +102,12 @@ impl From<v1::Node> for RunnableView {
             healthy: node.is_healthy(),
             backoff_until: time_text(node.backoff_until),
             condition: non_empty(node.condition),
-            backoff_end: node.backoff_until.and_then(|time| time.try_into().ok()),
+            backoff_end: system_time(node.backoff_until),
             since: time_text(node.since),
-            since_time: node.since.and_then(|time| time.try_into().ok()),
+            since_time: system_time(node.since),
             pid: node.pid,
             process_since: time_text(node.process_since),
-            process_since_time: node.process_since.and_then(|time| time.try_into().ok()),
+            process_since_time: system_time(node.process_since),
             generation: node.generation,
             restarts: node.restarts,
             failures: node.failures,
@@ -252,73 +133,12 @@ impl From<v1::Exit> for ExitView {
     }
 }
 
-impl From<v1::Event> for EventView {
-    fn from(event: v1::Event) -> Self {
-        Self {
-            seq: event.seq,
-            at: time_text(event.at),
-            state: state_name(event.state()),
-            dn: event.dn,
-            generation: event.generation,
-            change: event.change,
-            detail: event.detail,
-            action: non_empty(event.action),
-            caller: event.caller.map(CallerView::from),
-        }
-    }
-}
-
-impl From<v1::Caller> for CallerView {
-    fn from(caller: v1::Caller) -> Self {
-        let (user, program) = (non_empty(caller.user), non_empty(caller.program));
-        Self { uid: caller.uid, user, pid: caller.pid, program }
-    }
-}
-
-fn non_empty(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
-impl From<v1::ClusterResponse> for ClusterView {
-    fn from(cluster: v1::ClusterResponse) -> Self {
-        Self {
-            state: cluster.state,
-            detail: non_empty(cluster.detail),
-            history: cluster.history,
-            node: non_empty(cluster.node),
-            cluster: non_empty(cluster.cluster),
-        }
-    }
-}
-
-impl From<v1::Image> for ImageView {
-    fn from(image: v1::Image) -> Self {
-        Self { name: image.name, digest: image.digest, media_type: image.media_type }
-    }
-}
-
-impl From<v1::Member> for MemberView {
-    fn from(member: v1::Member) -> Self {
-        Self {
-            id: member.id,
-            name: non_empty(member.name),
-            peer_urls: member.peer_urls,
-            learner: member.is_learner,
-            this: member.is_this,
-        }
-    }
-}
-
-impl From<v1::VersionResponse> for VersionView {
-    fn from(version: v1::VersionResponse) -> Self {
-        Self {
-            nodectl: env!("CARGO_PKG_VERSION"),
-            noded: version.version,
-            name: version.name,
-            pid: version.pid,
-            started: time_text(version.started),
-            data: version.data,
-        }
+pub(crate) fn state_style(state: &str) -> TextStyle {
+    match state {
+        "ready" | "done" => TextStyle::Good,
+        "new" | "waiting" => TextStyle::Pending,
+        "dead" => TextStyle::Bad,
+        _ => TextStyle::Faint,
     }
 }
 

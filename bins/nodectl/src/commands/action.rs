@@ -1,39 +1,70 @@
 //! `restart`, `stop` and `start`.
 
-use nodekeel_node::v1::{RestartRequest, StartRequest, StopRequest, TreeRequest};
+use nodekeel_node::v1::{Node, RestartRequest, StartRequest, StopRequest, TreeRequest};
+use serde::Serialize;
 
 use crate::api_client::ApiClient;
-use crate::cli::ActionArgs;
-use crate::command_error::CommandError;
-use crate::model::{Action, ActionView, RunnableView};
+use crate::completion::complete_dn;
+use crate::error::CommandError;
 use crate::output::Printer;
+use crate::runnable::RunnableView;
 
-pub(crate) async fn run_action(
-    api: &mut ApiClient,
+#[derive(Debug, clap::Args)]
+pub(crate) struct ActionArgs {
+    /// Name in the tree, like root.etcd
+    #[arg(add = complete_dn())]
+    dn: String,
+    /// Wait until it is ready, or stopped
+    #[arg(short, long)]
+    wait: bool,
+}
+
+/// An action on a runnable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Action {
+    Restart,
+    Stop,
+    Start,
+}
+
+/// A requested action, and the state after it.
+#[derive(Debug, Serialize)]
+struct ActionView {
+    dn: String,
     action: Action,
-    args: ActionArgs,
-    printer: &mut Printer,
-) -> Result<(), CommandError> {
-    let ActionArgs { dn, wait } = args;
-    let before = find_runnable(api, &dn).await?;
-    let generation = before.as_ref().map_or(0, |node| node.generation);
-    let was_ready = before.as_ref().is_some_and(|node| node.state == "ready");
-    match request_action(api, action, &dn).await {
-        // A restarting control API may close the connection before it answers.
-        Err(error) if error.is_connection_lost() && serves_the_api(&dn) => {}
-        result => result?,
+    state: &'static str,
+    generation: u64,
+}
+
+impl ActionArgs {
+    pub(crate) async fn run(
+        self,
+        action: Action,
+        api: &mut ApiClient,
+        printer: &mut Printer,
+    ) -> Result<(), CommandError> {
+        let Self { dn, wait } = self;
+        let before = find_runnable(api, &dn).await?;
+        let generation = before.as_ref().map_or(0, |node| node.generation);
+        let was_ready = before.as_ref().is_some_and(|node| node.state == "ready");
+        match request_action(api, action, &dn).await {
+            // A restarting control API may close the connection before it answers.
+            Err(error) if error.is_connection_lost() && serves_the_api(&dn) => {}
+            result => result?,
+        }
+        let node = if wait { Some(wait_with_reconnects(api, action, &dn, generation).await?) } else { None };
+        if !printer.is_json {
+            return Ok(printer.print_line(&action_message(action, &dn, wait, was_ready))?);
+        }
+        let node = match node {
+            None if serves_the_api(&dn) => before,
+            None => find_runnable(api, &dn).await?,
+            found => found,
+        };
+        let (state, generation) = node.map_or(("unknown", generation), |node| (node.state, node.generation));
+        Ok(printer.print_json(&ActionView { dn, action, state, generation })?)
     }
-    let node = if wait { Some(wait_with_reconnects(api, action, &dn, generation).await?) } else { None };
-    if !printer.is_json {
-        return Ok(printer.print_line(&action_message(action, &dn, wait, was_ready))?);
-    }
-    let node = match node {
-        None if serves_the_api(&dn) => before,
-        None => find_runnable(api, &dn).await?,
-        found => found,
-    };
-    let (state, generation) = node.map_or(("unknown", generation), |node| (node.state, node.generation));
-    Ok(printer.print_json(&ActionView { dn, action, state, generation })?)
 }
 
 /// Whether this is the runnable of the control API, or its parent.
@@ -57,8 +88,8 @@ async fn find_runnable(api: &mut ApiClient, dn: &str) -> Result<Option<RunnableV
     Ok(find_in_tree(tree.nodes, dn))
 }
 
-/// Watches the tree until the action has taken effect. Reconnects if the control API itself restarts: the
-/// node accepts connections meanwhile, and answers them afterwards.
+/// Watches the tree until the action has taken effect. Reconnects if the control API itself restarts: the node accepts
+/// connections during the restart, and answers them after it.
 async fn wait_with_reconnects(
     api: &mut ApiClient,
     action: Action,
@@ -95,7 +126,7 @@ async fn wait_for_state(
     }
 }
 
-fn find_in_tree(nodes: Vec<nodekeel_node::v1::Node>, dn: &str) -> Option<RunnableView> {
+fn find_in_tree(nodes: Vec<Node>, dn: &str) -> Option<RunnableView> {
     nodes.into_iter().find(|node| node.dn == dn).map(RunnableView::from)
 }
 

@@ -6,9 +6,31 @@ use nodekeel_node::v1::{self, LogLevelsRequest, SetLogLevelRequest};
 use serde::Serialize;
 
 use crate::api_client::ApiClient;
-use crate::cli::LogLevelArgs;
-use crate::command_error::CommandError;
+use crate::completion::complete_dn;
+use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
+
+/// Show or set minimum levels of log entries
+///
+/// Without a DN, lists the levels that are set, and how many entries were not kept because of them. A level holds for
+/// a DN and everything below it that has no other, until noded exits; the key `log.levels` lasts. Entries below it
+/// are not kept. Raw lines have no level, and are kept.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LogLevelArgs {
+    /// Name in the tree, like root.etcd
+    ///
+    /// "" is the whole log.
+    #[arg(add = complete_dn())]
+    dn: Option<String>,
+    /// Minimum level to keep
+    #[arg(conflicts_with = "reset")]
+    level: Option<Level>,
+    /// Return to the level of the configuration
+    ///
+    /// Without a DN, for all.
+    #[arg(long)]
+    reset: bool,
+}
 
 /// The level of one DN.
 #[derive(Debug, Serialize)]
@@ -65,49 +87,43 @@ fn shown_dn(dn: &str) -> String {
     if dn.is_empty() { "the whole log".to_owned() } else { escape_control(dn) }
 }
 
-pub(crate) async fn run_log_level(
-    api: &mut ApiClient,
-    args: LogLevelArgs,
-    printer: &mut Printer,
-) -> Result<(), CommandError> {
-    let LogLevelArgs { dn, level, reset } = args;
-    let answer = if reset || level.is_some() {
-        let level = level.map_or(v1::Level::Unspecified, level_to_wire).into();
-        let request = SetLogLevelRequest { dn: dn.clone(), level };
-        api.call(async |client| client.set_log_level(request).await).await?
-    } else {
-        let request = LogLevelsRequest { dn: dn.clone() };
-        api.call(async |client| client.log_levels(request).await).await?
-    };
-    let rows: Vec<_> = answer.levels.into_iter().map(LogLevelView::from).collect();
-    match (&rows[..], dn) {
-        ([row], Some(_)) if printer.is_json => Ok(printer.print_json(row)?),
-        ([row], Some(_)) => {
-            printer.print_line(&row.sentence())?;
-            match level {
+impl LogLevelArgs {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        let Self { dn, level, reset } = self;
+        let answer = if reset || level.is_some() {
+            let level = level.map_or(v1::Level::Unspecified, level_to_wire).into();
+            let request = SetLogLevelRequest { dn: dn.clone(), level };
+            api.call(async |client| client.set_log_level(request).await).await?
+        } else {
+            let request = LogLevelsRequest { dn: dn.clone() };
+            api.call(async |client| client.log_levels(request).await).await?
+        };
+        let rows: Vec<_> = answer.levels.into_iter().map(LogLevelView::from).collect();
+        match (&rows[..], dn) {
+            ([row], Some(_)) if printer.is_json => Ok(printer.print_json(row)?),
+            ([row], Some(_)) => {
+                printer.print_line(&row.sentence())?;
+                match level {
                 Some(_) => Ok(printer.print_line(
                     "  until noded exits; the key `log.levels` lasts. Raw lines have no level, and are kept",
                 )?),
                 None => Ok(()),
             }
+            }
+            _ if printer.is_json => Ok(printer.print_json(&rows)?),
+            ([], _) => Ok(printer.print_line("no minimum levels are set")?),
+            _ => print_table(&rows, printer),
         }
-        _ if printer.is_json => Ok(printer.print_json(&rows)?),
-        ([], _) => Ok(printer.print_line("no minimum levels are set")?),
-        _ => print_table(&rows, printer),
     }
 }
 
 fn print_table(rows: &[LogLevelView], printer: &mut Printer) -> Result<(), CommandError> {
-    let width = rows.iter().map(|row| shown_dn(&row.dn).chars().count()).max().unwrap_or_default().max(2);
-    let line = |dn: &str, level: &str, suppressed: &str, source: &str| {
-        format!("{dn:<width$}  {level:<5}  {suppressed:>8}  {source}")
+    let cells = |row: &LogLevelView| {
+        let level = row.level.unwrap_or("-").to_owned();
+        [shown_dn(&row.dn), level, format!("{:>8}", row.suppressed), row.source()]
     };
-    printer.print_line(&printer.style_text(TextStyle::Strong, &line("DN", "LEVEL", "NOT KEPT", "SET BY")))?;
-    for row in rows {
-        let level = row.level.unwrap_or("-");
-        printer.print_line(&line(&shown_dn(&row.dn), level, &row.suppressed.to_string(), &row.source()))?;
-    }
-    Ok(())
+    let rows: Vec<_> = rows.iter().map(|row| (TextStyle::Plain, cells(row))).collect();
+    Ok(printer.print_table(["DN", "LEVEL", "NOT KEPT", "SET BY"], &rows)?)
 }
 
 #[cfg(test)]

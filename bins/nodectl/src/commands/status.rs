@@ -1,26 +1,65 @@
 //! `status`: why runnables are not ready, and their last exits.
 
 use std::io::Write as _;
-use std::time::SystemTime;
 
 use nodekeel_logtree::{Dn, LogEntry, LogQuery, LogStore, WriterOptions, render};
 use nodekeel_node::client::log_parser_for;
 use nodekeel_node::v1::{StatusRequest, TreeRequest, VersionRequest};
+use serde::Serialize;
 
+use super::health::{self, ConditionView, HealthView};
+use super::version::VersionView;
+use super::{logs, tree};
 use crate::api_client::ApiClient;
-use crate::command_error::CommandError;
-use crate::health::{ConditionView, HealthView};
-use crate::model::{ExitView, NodeStatusView, RunnableStatusView, RunnableView, VersionView, health_summary};
+use crate::completion::complete_dn;
+use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
+use crate::runnable::{ExitView, RunnableView, health_summary, state_style};
 use crate::time::format_age;
-use crate::{health, logs, tree};
+use crate::wire::system_time;
 
 /// Number of log entries to print.
 const LOG_ENTRIES: u32 = 10;
 
-pub(crate) async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+/// Show why runnables are not ready
+///
+/// Also shows their last exits. Without a DN, shows the whole node, and exits with 6 unless it is healthy: see
+/// health. With one, exits with 6 if the runnable is not ready, or restarts in a crash loop.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatusArgs {
+    /// Name in the tree, like root.etcd
+    #[arg(add = complete_dn())]
+    dn: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeStatusView {
+    #[serde(flatten)]
+    version: VersionView,
+    healthy: bool,
+    conditions: Vec<ConditionView>,
+    nodes: Vec<RunnableView>,
+}
+
+#[derive(Debug, Serialize)]
+struct RunnableStatusView<'a> {
+    node: RunnableView,
+    /// Entries in the format of `logs`.
+    log: &'a [serde_json::Value],
+}
+
+impl StatusArgs {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        match self.dn {
+            None => show_node(api, printer).await,
+            Some(dn) => show_runnable(api, dn, printer).await,
+        }
+    }
+}
+
+async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     let answer = api.call(async |client| client.version(VersionRequest {}).await).await?;
-    let started: Option<SystemTime> = answer.started.and_then(|time| time.try_into().ok());
+    let started = system_time(answer.started);
     let version = VersionView::from(answer);
     let nodes = tree::tree_views(api.call(async |client| client.tree(TreeRequest {}).await).await?.nodes);
     let health = health::read_health(api).await?;
@@ -54,7 +93,7 @@ pub(crate) async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Res
 }
 
 fn print_unhealthy(node: &RunnableView, printer: &mut Printer) -> Result<(), CommandError> {
-    let state = printer.style_text(tree::state_style(node.state), node.state);
+    let state = printer.style_text(state_style(node.state), node.state);
     let why = unhealthy_reason(node);
     let crash_loop = node.crash_loop_text().map(|text| format!(", {text}")).unwrap_or_default();
     printer.print_line(&format!("  {} is {state}{}{crash_loop}", node.dn, escape_control(&why)))?;
@@ -77,11 +116,7 @@ fn health_result(healthy: bool) -> Result<(), CommandError> {
     if healthy { Ok(()) } else { Err(CommandError::NotHealthy) }
 }
 
-pub(crate) async fn show_runnable(
-    api: &mut ApiClient,
-    dn: String,
-    printer: &mut Printer,
-) -> Result<(), CommandError> {
+async fn show_runnable(api: &mut ApiClient, dn: String, printer: &mut Printer) -> Result<(), CommandError> {
     let request = StatusRequest { dn, log_entries: LOG_ENTRIES };
     let status = api.call(async |client| client.status(request).await).await?;
     let node = RunnableView::from(status.node.unwrap_or_default());
@@ -102,7 +137,7 @@ pub(crate) async fn show_runnable(
 
 fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) -> Result<(), CommandError> {
     let dn = printer.style_text(TextStyle::Strong, &node.dn);
-    let state = printer.style_text(tree::state_style(node.state), node.state);
+    let state = printer.style_text(state_style(node.state), node.state);
     let since = node.since_time.map(format_age).unwrap_or_default();
     printer.print_line(&format!("{dn} is {state} for {since}"))?;
     let why = node.waiting_for.as_deref().map(escape_control);
@@ -147,7 +182,7 @@ fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) 
 }
 
 fn print_exit(dn: &str, exit: &ExitView, printer: &mut Printer) -> Result<(), CommandError> {
-    let state = printer.style_text(tree::state_style(exit.state), exit.state);
+    let state = printer.style_text(state_style(exit.state), exit.state);
     let at = exit.at.as_deref().unwrap_or("?");
     printer.print_line(&format!(
         "  {at}  run {}  {state}  {}",

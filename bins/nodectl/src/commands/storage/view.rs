@@ -6,6 +6,7 @@ use nodekeel_node::v1;
 use serde::Serialize;
 
 use crate::time::format_rfc3339;
+use crate::wire::{non_empty, system_time};
 
 /// The data volume.
 #[derive(Debug, Serialize)]
@@ -46,11 +47,11 @@ pub(super) struct SlotView {
     pub(super) generation: u32,
     pub(super) opened: bool,
     pub(super) stale: bool,
-    /// A recovery passphrase that nobody has confirmed.
+    /// A recovery passphrase that the operator has not confirmed.
     pub(super) unconfirmed: bool,
 }
 
-/// What a command has done.
+/// A change by a command.
 #[derive(Debug, Serialize)]
 pub(super) struct StorageChangeView<'a> {
     pub(super) done: &'a str,
@@ -60,13 +61,9 @@ pub(super) struct StorageChangeView<'a> {
     pub(super) trimmed_bytes: Option<u64>,
 }
 
-fn non_empty(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
 impl From<v1::StorageResponse> for StorageView {
     fn from(answer: v1::StorageResponse) -> Self {
-        let since_time: Option<SystemTime> = answer.since.and_then(|time| time.try_into().ok());
+        let since_time = system_time(answer.since);
         Self {
             state: answer.state,
             detail: non_empty(answer.detail),

@@ -3,16 +3,25 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read, Write as _};
+use std::path::PathBuf;
 
 use nodekeel_node::v1::RecoveryPassphrase;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
-use crate::cli::PassphraseArgs;
-use crate::command_error::CommandError;
+use crate::error::CommandError;
 
 /// More than a passphrase with any separators.
 const MAX_BYTES: u64 = 256;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PassphraseArgs {
+    /// File with the recovery passphrase
+    ///
+    /// Default: a prompt, or the standard input if it is not a terminal.
+    #[arg(long, value_name = "FILE")]
+    pub(super) passphrase_file: Option<PathBuf>,
+}
 
 /// Reads the passphrase. The node checks it.
 pub(crate) fn read_passphrase(args: &PassphraseArgs) -> Result<RecoveryPassphrase, CommandError> {

@@ -1,17 +1,18 @@
 //! `storage`: the data volume, and the keys that open it.
 
+mod passphrase;
 mod view;
 
 use std::time::Duration;
 
+use clap::{Args, Subcommand};
 use nodekeel_node::v1;
 
+use self::passphrase::{PassphraseArgs, read_passphrase};
 use self::view::{EncryptionView, SlotView, StorageChangeView, StorageView};
 use crate::api_client::ApiClient;
-use crate::cli::{PassphraseArgs, PermitArgs, RecoveryArgs, StorageCommand};
-use crate::command_error::CommandError;
+use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
-use crate::passphrase::read_passphrase;
 use crate::time::format_age;
 
 /// Timeout of changes: each runs cryptsetup several times, and asks the cluster.
@@ -20,20 +21,69 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of a trim: some terabytes.
 const TRIM_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-pub(crate) async fn run_storage(
-    api: &mut ApiClient,
-    command: StorageCommand,
-    printer: &mut Printer,
-) -> Result<(), CommandError> {
-    api.raise_timeout(CHANGE_TIMEOUT);
-    match command {
-        StorageCommand::Status => show_status(api, printer).await,
-        StorageCommand::Unlock(args) => unlock(api, &args, printer).await,
-        StorageCommand::Rotate(args) => rotate(api, &args, printer).await,
-        StorageCommand::Recovery(args) if args.confirm => confirm_recovery(api, &args, printer).await,
-        StorageCommand::Recovery(args) => add_recovery(api, &args.permit, printer).await,
-        StorageCommand::Trim => trim(api, printer).await,
-        StorageCommand::Erase { token } => erase(api, token, printer).await,
+#[derive(Debug, Subcommand)]
+pub(crate) enum StorageCommand {
+    /// Show the data volume and its keys
+    ///
+    /// Exits with 6 unless it is open.
+    Status,
+    /// Open a locked volume by its recovery passphrase
+    Unlock(PassphraseArgs),
+    /// Give the volume new keys
+    ///
+    /// Returns when the former keys no longer open it. The recovery passphrase stays. An older copy of the
+    /// header still opens by the former keys.
+    Rotate(PermitArgs),
+    /// Add a recovery passphrase, and show it once
+    ///
+    /// It counts, and the one before is void, when it is typed: see --confirm. Until then, the next one replaces it.
+    Recovery(RecoveryArgs),
+    /// Discard the free blocks of the disk
+    ///
+    /// Only where the configuration allows it (storage.discards): a reader of an encrypted disk then sees which blocks
+    /// are free.
+    Trim,
+    /// Erase the disk that root.storage has refused
+    Erase {
+        /// Token that `storage status` shows
+        token: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PermitArgs {
+    /// Authorize by the recovery passphrase
+    ///
+    /// For a volume that neither the node nor its cluster can open. Default: by the keys of both.
+    #[arg(long)]
+    recovery: bool,
+    #[command(flatten)]
+    passphrase: PassphraseArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecoveryArgs {
+    /// Confirm the newest passphrase by typing it
+    ///
+    /// The one before is void then.
+    #[arg(long, conflicts_with = "recovery")]
+    confirm: bool,
+    #[command(flatten)]
+    permit: PermitArgs,
+}
+
+impl StorageCommand {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        api.raise_timeout(CHANGE_TIMEOUT);
+        match self {
+            Self::Status => show_status(api, printer).await,
+            Self::Unlock(args) => unlock(api, &args, printer).await,
+            Self::Rotate(args) => rotate(api, &args, printer).await,
+            Self::Recovery(args) if args.confirm => confirm_recovery(api, &args, printer).await,
+            Self::Recovery(args) => add_recovery(api, &args.permit, printer).await,
+            Self::Trim => trim(api, printer).await,
+            Self::Erase { token } => erase(api, token, printer).await,
+        }
     }
 }
 
@@ -57,13 +107,10 @@ async fn show_status(api: &mut ApiClient, printer: &mut Printer) -> Result<(), C
             print_slots(&encryption.slots, printer)?;
         }
     }
-    match &*storage.state {
-        "open" => Ok(()),
-        _ => Err(CommandError::NotHealthy),
-    }
+    if storage.state == "open" { Ok(()) } else { Err(CommandError::NotHealthy) }
 }
 
-/// What it is, behind its state.
+/// The place and the encryption of the volume, to print after its state.
 fn describe_storage(storage: &StorageView) -> String {
     let at = storage.path.as_deref().map(|path| format!(" at {path}")).unwrap_or_default();
     let what = match &storage.encryption {
@@ -127,10 +174,7 @@ fn describe_cluster_key(encryption: &EncryptionView) -> Option<String> {
 }
 
 fn print_slots(slots: &[SlotView], printer: &mut Printer) -> Result<(), CommandError> {
-    let header = format!("{:4}  {:27}  {:10}", "SLOT", "OPENED BY", "GENERATION");
-    let header = printer.style_text(TextStyle::Strong, header.trim_end());
-    printer.print_line(&header)?;
-    for slot in slots {
+    let row = |slot: &SlotView| {
         let by = match slot.kind.as_deref() {
             Some("local") => "node unlock key".to_owned(),
             Some("split") => "node and cluster unlock key".to_owned(),
@@ -142,10 +186,10 @@ fn print_slots(slots: &[SlotView], printer: &mut Printer) -> Result<(), CommandE
         let marks =
             [("has opened it", slot.opened), ("stale", slot.stale), ("not confirmed", slot.unconfirmed)];
         let marks: Vec<_> = marks.iter().filter(|mark| mark.1).map(|mark| mark.0).collect();
-        let line = format!("{:<4}  {by:27}  {generation:10}  {}", slot.slot, marks.join(", "));
-        printer.print_line(line.trim_end())?;
-    }
-    Ok(())
+        [slot.slot.to_string(), by, generation, marks.join(", ")]
+    };
+    let rows: Vec<_> = slots.iter().map(|slot| (TextStyle::Plain, row(slot))).collect();
+    Ok(printer.print_table(["SLOT", "OPENED BY", "GENERATION", ""], &rows)?)
 }
 
 async fn unlock(
@@ -196,12 +240,9 @@ async fn confirm_recovery(
 async fn trim(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     api.raise_timeout(TRIM_TIMEOUT);
     let answer = api.call(async |client| client.trim_storage(v1::TrimStorageRequest {}).await).await?;
-    if printer.is_json {
-        let trimmed_bytes = Some(answer.trimmed_bytes);
-        let done = StorageChangeView { done: "trimmed", passphrase: None, trimmed_bytes };
-        return Ok(printer.print_json(&done)?);
-    }
-    Ok(printer.print_line(&format!("trimmed {} bytes of the data volume", answer.trimmed_bytes))?)
+    let trimmed_bytes = Some(answer.trimmed_bytes);
+    let done = StorageChangeView { done: "trimmed", passphrase: None, trimmed_bytes };
+    printer.print_result(&done, &format!("trimmed {} bytes of the data volume", answer.trimmed_bytes))
 }
 
 async fn erase(api: &mut ApiClient, token: String, printer: &mut Printer) -> Result<(), CommandError> {
@@ -215,13 +256,10 @@ async fn erase(api: &mut ApiClient, token: String, printer: &mut Printer) -> Res
 }
 
 fn print_change(printer: &mut Printer, done: &str, text: &str) -> Result<(), CommandError> {
-    match printer.is_json {
-        true => Ok(printer.print_json(&StorageChangeView { done, passphrase: None, trimmed_bytes: None })?),
-        false => Ok(printer.print_line(text)?),
-    }
+    printer.print_result(&StorageChangeView { done, passphrase: None, trimmed_bytes: None }, text)
 }
 
-/// The passphrase that permits a change, if the operator wants to type it.
+/// The passphrase that authorizes a change, if the operator asks to type it.
 fn read_permit(args: &PermitArgs) -> Result<Option<v1::RecoveryPassphrase>, CommandError> {
     let is_given = args.recovery || args.passphrase.passphrase_file.is_some();
     is_given.then(|| read_passphrase(&args.passphrase)).transpose()

@@ -1,25 +1,41 @@
 //! `tree`: all runnables with their states.
 
+mod table;
+
 use std::time::Duration;
 
 use nodekeel_node::v1::TreeRequest;
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::table::{TableSize, TableTime, table_lines};
 use crate::api_client::ApiClient;
-use crate::command_error::CommandError;
-use crate::model::RunnableView;
-use crate::output::{Printer, TextStyle};
-use crate::tree_table::{TableSize, TableTime, table_lines};
+use crate::error::CommandError;
+use crate::output::Printer;
+use crate::runnable::RunnableView;
 
 /// How often a terminal shows how long each wait and each state lasts.
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(crate) async fn show_tree(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+/// List all runnables with their states
+#[derive(Debug, clap::Args)]
+pub(crate) struct TreeArgs {
+    /// Print the tree again whenever it changes
+    #[arg(short, long)]
+    watch: bool,
+}
+
+impl TreeArgs {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        if self.watch { watch_tree(api, printer).await } else { show_tree(api, printer).await }
+    }
+}
+
+async fn show_tree(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     let nodes = tree_views(api.call(async |client| client.tree(TreeRequest {}).await).await?.nodes);
     print_tree(&nodes, printer, TableTime::Once)
 }
 
-pub(crate) async fn watch_tree(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+async fn watch_tree(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     let mut trees = api.follow_stream(async |client| client.watch_tree(TreeRequest {}).await).await?;
     let mut resized = signal(SignalKind::window_change())?;
     let mut nodes = Vec::new();
@@ -33,13 +49,12 @@ pub(crate) async fn watch_tree(api: &mut ApiClient, printer: &mut Printer) -> Re
             _ = resized.recv(), if draws => {}
             () = tokio::time::sleep(REDRAW_INTERVAL), if draws => {}
         }
-        match printer.draws_on_terminal() {
-            true => draw_screen(&nodes, printer)?,
-            false => {
-                print_tree(&nodes, printer, TableTime::UntilChange)?;
-                if !printer.is_json {
-                    printer.print_line("")?;
-                }
+        if printer.draws_on_terminal() {
+            draw_screen(&nodes, printer)?;
+        } else {
+            print_tree(&nodes, printer, TableTime::UntilChange)?;
+            if !printer.is_json {
+                printer.print_line("")?;
             }
         }
         printer.flush()?;
@@ -48,15 +63,6 @@ pub(crate) async fn watch_tree(api: &mut ApiClient, printer: &mut Printer) -> Re
 
 pub(crate) fn tree_views(nodes: Vec<nodekeel_node::v1::Node>) -> Vec<RunnableView> {
     nodes.into_iter().map(RunnableView::from).collect()
-}
-
-pub(crate) fn state_style(state: &str) -> TextStyle {
-    match state {
-        "ready" | "done" => TextStyle::Good,
-        "new" | "waiting" => TextStyle::Pending,
-        "dead" => TextStyle::Bad,
-        _ => TextStyle::Faint,
-    }
 }
 
 fn print_tree(nodes: &[RunnableView], printer: &mut Printer, time: TableTime) -> Result<(), CommandError> {

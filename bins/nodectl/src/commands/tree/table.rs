@@ -5,10 +5,9 @@ use std::time::SystemTime;
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-use crate::model::{RunnableView, health_summary};
 use crate::output::{TextStyle, escape_control};
+use crate::runnable::{RunnableView, health_summary, state_style};
 use crate::time::{format_age, format_duration};
-use crate::tree::state_style;
 
 /// Where the last column would be narrower, the columns before it are left out.
 const MIN_REASON_WIDTH: usize = 30;

@@ -1,4 +1,4 @@
-//! `health`: what is not well, since when, waiting for whom, and what to type.
+//! `health`: the problems of the node, since when, waiting for whom, and what to type.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,19 +6,33 @@ use nodekeel_node::v1::health_condition::Severity;
 use nodekeel_node::v1::{HealthCondition, HealthRequest, HealthResponse};
 use serde::Serialize;
 use tokio::time::timeout;
-use unicode_width::UnicodeWidthStr as _;
 
 use crate::api_client::{ApiClient, MessageStream};
-use crate::cli::HealthArgs;
-use crate::command_error::CommandError;
+use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
 use crate::time::{format_age, format_rfc3339};
+use crate::wire::{non_empty, system_time};
 
 /// Timeout of the question: noded waits 4.5 s for a part that hangs.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longer cells of all columns but the last are not padded: they move the rest of their line to the right.
-const MAX_PADDED_WIDTH: usize = 100;
+/// Show problems and how to fix them
+///
+/// Every part of the node answers: what is wrong, since when, waiting for whom. Exits with 6 if something is a
+/// problem; warnings alone are healthy.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HealthArgs {
+    /// Wait until the node is healthy
+    ///
+    /// At most this long, like 30s or 5m; without a duration, as long as it takes.
+    #[arg(short, long, value_name = "DURATION", value_parser = parse_duration, num_args = 0..=1)]
+    wait: Option<Option<Duration>>,
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let duration = text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
+    duration.ok_or_else(|| "use a duration like 30s or 5m".to_owned())
+}
 
 /// The health of the node.
 #[derive(Debug, Serialize)]
@@ -27,7 +41,7 @@ pub(crate) struct HealthView {
     pub(crate) conditions: Vec<ConditionView>,
 }
 
-/// What is not well.
+/// A problem, or a warning.
 #[derive(Debug, Serialize)]
 pub(crate) struct ConditionView {
     part: String,
@@ -50,8 +64,7 @@ impl From<HealthResponse> for HealthView {
 
 impl From<HealthCondition> for ConditionView {
     fn from(condition: HealthCondition) -> Self {
-        let since_time: Option<SystemTime> = condition.since.and_then(|time| time.try_into().ok());
-        let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
+        let since_time = system_time(condition.since);
         Self {
             severity: match condition.severity() {
                 Severity::Warning => "warning",
@@ -69,7 +82,7 @@ impl From<HealthCondition> for ConditionView {
 }
 
 impl ConditionView {
-    /// What is wrong with what.
+    /// The object and its problem.
     pub(crate) fn text(&self) -> String {
         let severity = if self.severity == "warning" { "warning: " } else { "" };
         escape_control(&format!("{severity}{}: {}", self.object, self.problem))
@@ -118,17 +131,15 @@ impl HealthView {
     }
 }
 
-pub(crate) async fn show_health(
-    api: &mut ApiClient,
-    args: HealthArgs,
-    printer: &mut Printer,
-) -> Result<(), CommandError> {
-    let health = match args.wait {
-        None => read_health(api).await?,
-        Some(limit) => wait_until_healthy(api, limit).await?,
-    };
-    print_health(&health, printer)?;
-    health.to_result()
+impl HealthArgs {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        let health = match self.wait {
+            None => read_health(api).await?,
+            Some(limit) => wait_until_healthy(api, limit).await?,
+        };
+        print_health(&health, printer)?;
+        health.to_result()
+    }
 }
 
 pub(crate) async fn read_health(api: &mut ApiClient) -> Result<HealthView, CommandError> {
@@ -176,29 +187,10 @@ fn print_health(health: &HealthView, printer: &mut Printer) -> Result<(), Comman
     if health.conditions.is_empty() {
         return Ok(());
     }
-    let header = ["PART", "PROBLEM", "SINCE", "WAITING FOR", "WHAT TO TYPE"].map(str::to_owned);
-    let rows: Vec<_> = health.conditions.iter().map(ConditionView::cells).collect();
-    let widths = column_widths(&header, &rows);
-    printer.print_line(&printer.style_text(TextStyle::Strong, &format_row(&header, &widths)))?;
-    for (condition, cells) in health.conditions.iter().zip(&rows) {
-        printer.print_line(&printer.style_text(condition.style(), &format_row(cells, &widths)))?;
-    }
-    Ok(())
-}
-
-fn column_widths(header: &[String; 5], rows: &[[String; 5]]) -> [usize; 5] {
-    std::array::from_fn(|column| {
-        let cells = rows.iter().chain(std::iter::once(header)).map(|row| row[column].width());
-        cells.max().unwrap_or_default().min(MAX_PADDED_WIDTH)
-    })
-}
-
-fn format_row(cells: &[String; 5], widths: &[usize; 5]) -> String {
-    let padded = cells.iter().zip(widths).map(|(cell, width)| {
-        let padding = width.saturating_sub(cell.width());
-        format!("{cell}{:padding$}", "")
-    });
-    padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    let header = ["PART", "PROBLEM", "SINCE", "WAITING FOR", "WHAT TO TYPE"];
+    let rows: Vec<_> =
+        health.conditions.iter().map(|condition| (condition.style(), condition.cells())).collect();
+    Ok(printer.print_table(header, &rows)?)
 }
 
 #[cfg(test)]
@@ -239,24 +231,29 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_aligned_and_has_no_control_characters() {
-        let health = view(
-            false,
-            vec![
-                condition(Severity::Problem, "root.service.日本", "`nodectl status root.service.日本`"),
-                condition(Severity::Warning, "a\u{9b}", ""),
-            ],
-        );
-        let rows: Vec<_> = health.conditions.iter().map(ConditionView::cells).collect();
-        let widths = column_widths(&["", "", "", "", ""].map(str::to_owned), &rows);
-        let lines: Vec<_> = rows.iter().map(|row| format_row(row, &widths)).collect();
+    fn a_row_has_no_control_characters_and_a_dash_for_what_is_unknown() {
+        let health = view(false, vec![condition(Severity::Warning, "a\u{9b}", "")]);
         assert_eq!(
-            lines,
-            [
-                "service  root.service.日本: is not ready  -  -  `nodectl status root.service.日本`",
-                "service  warning: a\\u{9b}: is not ready   -  -",
-            ]
+            health.conditions[0].cells(),
+            ["service", "warning: a\\u{9b}: is not ready", "-", "-", ""]
         );
+    }
+
+    #[test]
+    fn health_waits_for_a_duration_or_without_a_limit() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: HealthArgs,
+        }
+        let wait = |args: &[&str]| {
+            <Line as clap::Parser>::try_parse_from([&["health"], args].concat()).unwrap().args.wait
+        };
+        assert_eq!(wait(&[]), None);
+        assert_eq!(wait(&["--wait"]), Some(None));
+        assert_eq!(wait(&["--wait", "90s"]), Some(Some(Duration::from_secs(90))));
+        assert_eq!(wait(&["-w", "2m"]), Some(Some(Duration::from_secs(120))));
+        assert!(parse_duration("-1s").is_err() && parse_duration("soon").is_err());
     }
 
     #[test]

@@ -1,0 +1,272 @@
+//! `cluster`: the node's enrolment, the members of the cluster, join tickets.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use nodekeel_node::v1::{
+    self, BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, MembersRequest,
+    WithdrawGoldenTicketRequest,
+};
+use serde::Serialize;
+use zeroize::Zeroizing;
+
+use crate::api_client::ApiClient;
+use crate::error::CommandError;
+use crate::output::{Printer, TextStyle, escape_control};
+use crate::wire::non_empty;
+
+/// Timeout of calls to the cluster: noded itself waits some seconds for each of its answers.
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Show the node's enrolment, identity and health
+    ///
+    /// Exits with 6 unless the node is Running.
+    Status,
+    /// Bootstrap a new cluster on this node
+    ///
+    /// Works once, on a node that waits for a ticket: the node records it, and refuses a second time.
+    Bootstrap,
+    /// List the members of the cluster
+    Members,
+    /// Create or revoke join tickets
+    #[command(subcommand)]
+    Ticket(TicketCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TicketCommand {
+    /// Create a join ticket for one node
+    ///
+    /// Returns the unused ticket for the same address and port, if one exists.
+    Create(CreateTicketArgs),
+    /// Revoke an unused join ticket
+    ///
+    /// No node can join by it afterwards, and another ticket can be created.
+    #[command(alias = "withdraw")]
+    Revoke(RevokeTicketArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RevokeTicketArgs {
+    /// Address of the ticket
+    #[arg(long)]
+    address: IpAddr,
+    /// Peer port of the ticket; default: this node's
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    port: u16,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateTicketArgs {
+    /// Golden ticket, which contains the node's private keys
+    ///
+    /// Bearer credential: anyone who reads it can impersonate the node. This node must allow it
+    /// (cluster.golden_tickets).
+    #[arg(long, required = true)]
+    golden: bool,
+    /// Address of the node for other members
+    #[arg(long)]
+    address: IpAddr,
+    /// Peer port of the node; default: this node's
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    port: u16,
+    /// Output file; must not exist
+    #[arg(long)]
+    file: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct ClusterView {
+    state: String,
+    /// What the node waits for, the step in progress, or the error; absent in state Running.
+    detail: Option<String>,
+    history: Vec<String>,
+    node: Option<String>,
+    cluster: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct BootstrapView {
+    bootstrapping: bool,
+}
+
+impl From<v1::ClusterResponse> for ClusterView {
+    fn from(cluster: v1::ClusterResponse) -> Self {
+        Self {
+            state: cluster.state,
+            detail: non_empty(cluster.detail),
+            history: cluster.history,
+            node: non_empty(cluster.node),
+            cluster: non_empty(cluster.cluster),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct MemberView {
+    id: String,
+    /// Absent until the member has started for the first time.
+    name: Option<String>,
+    peer_urls: Vec<String>,
+    learner: bool,
+    this: bool,
+}
+
+impl From<v1::Member> for MemberView {
+    fn from(member: v1::Member) -> Self {
+        Self {
+            id: member.id,
+            name: non_empty(member.name),
+            peer_urls: member.peer_urls,
+            learner: member.is_learner,
+            this: member.is_this,
+        }
+    }
+}
+
+/// A created ticket without its secrets.
+#[derive(Debug, Serialize)]
+struct TicketView {
+    node: String,
+    address: String,
+    file: String,
+}
+
+/// A revoked ticket.
+#[derive(Debug, Serialize)]
+struct RevokedTicketView {
+    url: String,
+}
+
+impl ClusterCommand {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        if !matches!(self, Self::Status) {
+            api.raise_timeout(CLUSTER_TIMEOUT);
+        }
+        match self {
+            Self::Status => show_status(api, printer).await,
+            Self::Bootstrap => bootstrap(api, printer).await,
+            Self::Members => show_members(api, printer).await,
+            Self::Ticket(TicketCommand::Create(args)) => create_ticket(api, args, printer).await,
+            Self::Ticket(TicketCommand::Revoke(args)) => revoke_ticket(api, args, printer).await,
+        }
+    }
+}
+
+async fn show_status(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let answer = api.call(async |client| client.cluster(ClusterRequest {}).await).await?;
+    let cluster = ClusterView::from(answer);
+    if printer.is_json {
+        printer.print_json(&cluster)?;
+    } else {
+        print_status(&cluster, printer)?;
+    }
+    if cluster.state == "Running" { Ok(()) } else { Err(CommandError::NotHealthy) }
+}
+
+fn print_status(cluster: &ClusterView, printer: &mut Printer) -> Result<(), CommandError> {
+    let style = match &*cluster.state {
+        "Running" => TextStyle::Good,
+        "Failed" | "Unhealthy" => TextStyle::Bad,
+        _ => TextStyle::Pending,
+    };
+    let state = printer.style_text(style, &escape_control(&cluster.state));
+    let identity = match (&cluster.node, &cluster.cluster) {
+        (Some(node), Some(cluster)) => {
+            format!(": node {} of cluster {}", escape_control(node), escape_control(cluster))
+        }
+        (Some(node), None) => format!(": node {}", escape_control(node)),
+        _ => String::new(),
+    };
+    printer.print_line(&format!("{state}{identity}"))?;
+    if let Some(detail) = &cluster.detail {
+        printer.print_line(&format!("  {}", escape_control(detail)))?;
+    }
+    Ok(())
+}
+
+async fn bootstrap(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    api.call(async |client| client.bootstrap(BootstrapRequest {}).await).await?;
+    let text = "the node bootstraps a new cluster: `nodectl cluster status` shows its progress";
+    printer.print_result(&BootstrapView { bootstrapping: true }, text)
+}
+
+async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let answer = api.call(async |client| client.members(MembersRequest {}).await).await?;
+    let members: Vec<_> = answer.members.into_iter().map(MemberView::from).collect();
+    if printer.is_json {
+        return Ok(printer.print_json(&members)?);
+    }
+    let row = |member: &MemberView| {
+        let name = member.name.as_deref().map_or_else(|| "(not started)".to_owned(), escape_control);
+        let vote = if member.learner { "learner" } else { "yes" };
+        let this = if member.this { "  (this node)" } else { "" };
+        let peers = format!("{}{this}", escape_control(&member.peer_urls.join(",")));
+        [escape_control(&member.id), name, vote.to_owned(), peers]
+    };
+    let rows: Vec<_> = members.iter().map(|member| (TextStyle::Plain, row(member))).collect();
+    Ok(printer.print_table(["ID", "NAME", "VOTE", "PEERS"], &rows)?)
+}
+
+async fn create_ticket(
+    api: &mut ApiClient,
+    args: CreateTicketArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let CreateTicketArgs { golden: _, address, port, file } = args;
+    // Create the file before the cluster reserves a place for the member.
+    let mut ticket =
+        create_private_file(&file).map_err(|source| CommandError::File { path: file.clone(), source })?;
+    let response = request_ticket(api, address, port).await;
+    let written = response.and_then(|(node, enrolment)| {
+        ticket.write_all(&enrolment).and_then(|()| ticket.sync_all())?;
+        Ok(node)
+    });
+    let node = written.inspect_err(|_| _ = std::fs::remove_file(&file))?;
+    let file = file.display().to_string();
+    if printer.is_json {
+        return Ok(printer.print_json(&TicketView { node, address: address.to_string(), file })?);
+    }
+    printer.print_line(&format!(
+        "wrote join ticket for node {} ({address}) to {file}; it contains private keys",
+        escape_control(&node)
+    ))?;
+    let hint =
+        "copy it to that node only, before its first start, as esp/enrolment.pb below its data directory";
+    Ok(printer.print_line(hint)?)
+}
+
+async fn revoke_ticket(
+    api: &mut ApiClient,
+    args: RevokeTicketArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let RevokeTicketArgs { address, port } = args;
+    let request = WithdrawGoldenTicketRequest { address: address.to_string(), port: port.into() };
+    let answer = api.call(async |client| client.withdraw_golden_ticket(request).await).await?;
+    let revoked = RevokedTicketView { url: answer.url };
+    let text = format!("join ticket for {} revoked", escape_control(&revoked.url));
+    printer.print_result(&revoked, &text)
+}
+
+async fn request_ticket(
+    api: &mut ApiClient,
+    address: IpAddr,
+    port: u16,
+) -> Result<(String, Zeroizing<Vec<u8>>), CommandError> {
+    let request = CreateGoldenTicketRequest { address: address.to_string(), port: port.into() };
+    let response = api.call(async |client| client.create_golden_ticket(request).await).await?;
+    Ok((response.node, Zeroizing::new(response.enrolment)))
+}
+
+/// Creates a file that only its owner can read and write.
+fn create_private_file(path: &Path) -> std::io::Result<File> {
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}

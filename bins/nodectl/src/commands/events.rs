@@ -1,0 +1,104 @@
+//! `events`: starts, exits and other events of the tree.
+
+use nodekeel_node::client::NodeClient;
+use nodekeel_node::v1::{self, EventsRequest};
+use serde::Serialize;
+
+use crate::api_client::ApiClient;
+use crate::error::CommandError;
+use crate::output::{Printer, TextStyle, escape_control};
+use crate::runnable::{state_name, state_style};
+use crate::wire::{non_empty, time_text};
+
+/// Show starts, exits and other events
+#[derive(Debug, clap::Args)]
+pub(crate) struct EventsArgs {
+    /// Wait for new events
+    #[arg(short, long)]
+    follow: bool,
+    /// Only the newest N kept events
+    #[arg(short = 'n', long, value_name = "N")]
+    newest: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct EventView {
+    seq: u64,
+    at: Option<String>,
+    dn: String,
+    generation: u64,
+    change: String,
+    state: Option<&'static str>,
+    detail: String,
+    /// What a client has requested; absent for a change of the tree.
+    action: Option<String>,
+    /// Who has requested it.
+    caller: Option<CallerView>,
+}
+
+#[derive(Debug, Serialize)]
+struct CallerView {
+    uid: u32,
+    user: Option<String>,
+    pid: Option<u32>,
+    program: Option<String>,
+}
+
+impl From<v1::Event> for EventView {
+    fn from(event: v1::Event) -> Self {
+        Self {
+            seq: event.seq,
+            at: time_text(event.at),
+            state: state_name(event.state()),
+            dn: event.dn,
+            generation: event.generation,
+            change: event.change,
+            detail: event.detail,
+            action: non_empty(event.action),
+            caller: event.caller.map(CallerView::from),
+        }
+    }
+}
+
+impl From<v1::Caller> for CallerView {
+    fn from(caller: v1::Caller) -> Self {
+        let (user, program) = (non_empty(caller.user), non_empty(caller.program));
+        Self { uid: caller.uid, user, pid: caller.pid, program }
+    }
+}
+
+impl EventsArgs {
+    pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        let Self { follow, newest } = self;
+        let request = EventsRequest { backlog: newest, follow };
+        let call = async |client: &mut NodeClient| client.events(request).await;
+        let mut chunks = if follow { api.follow_stream(call).await? } else { api.open_stream(call).await? };
+        let mut last = None;
+        while let Some(chunk) = chunks.next_message().await? {
+            for event in chunk.events {
+                let event = EventView::from(event);
+                if let Some(missed) = last.replace(event.seq).and_then(|last| event.seq.checked_sub(last + 1))
+                    && missed > 0
+                    && !printer.is_json
+                {
+                    let text =
+                        printer.style_text(TextStyle::Bad, &format!("{missed} event(s) were dropped here"));
+                    printer.print_line(&text)?;
+                }
+                print_event(&event, printer)?;
+            }
+            printer.flush()?;
+        }
+        Ok(())
+    }
+}
+
+fn print_event(event: &EventView, printer: &mut Printer) -> Result<(), CommandError> {
+    if printer.is_json {
+        return Ok(printer.print_json(event)?);
+    }
+    let style = event.state.map_or(TextStyle::Faint, state_style);
+    let detail = printer.style_text(style, &escape_control(&event.detail));
+    let at = event.at.as_deref().unwrap_or("?");
+    Ok(printer.print_line(&format!("{at}  {:<32} run {:<4} {detail}", event.dn, event.generation))?)
+}
