@@ -19,6 +19,7 @@ mod exit;
 mod json;
 mod kill_tally;
 mod kube;
+mod kubeconfig;
 mod port;
 mod program;
 mod scratch;
@@ -28,9 +29,11 @@ mod wait;
 
 pub mod bench;
 pub mod cache;
+pub mod command_line;
 pub mod gotool;
 pub mod guest;
 pub mod leftovers;
+pub mod noded;
 pub mod power_cut;
 pub mod process_cost;
 pub mod tools;
@@ -45,6 +48,7 @@ pub use kube::{
     BUSYBOX_IMAGE, ContainerImage, FakeNode, GUEST_NODE, GuestNode, GuestNodeBuilder, Kube, KubeBuilder,
     KubeDaemon, KubePrograms, KubeUser, ObjectChange, ObjectWatch, SharedKube,
 };
+pub use kubeconfig::UNREACHABLE_KUBECONFIG;
 pub use port::{ReservedPort, reserve_port};
 pub use power_cut::PowerCut;
 pub use program::{copy_program, write_program};
