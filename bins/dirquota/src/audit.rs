@@ -68,14 +68,14 @@ pub(crate) fn audit_tree(
         print_report(path, &report, out)?;
     }
     let AuditSummary { repaired, escaped, outside, unread, .. } = report.summary;
-    // The output has what was found.
+    // The output names the findings.
     if repaired != escaped.inodes.0 + outside.inodes.0 {
         return Err(CommandError::AuditFindings { path: path.into(), is_repaired: options.repair });
     }
-    match report.is_complete() {
-        true => Ok(()),
-        false => Err(CommandError::AuditIncomplete { path: path.into(), unread }),
+    if report.is_complete() {
+        return Ok(());
     }
+    Err(CommandError::AuditIncomplete { path: path.into(), unread })
 }
 
 fn print_report(path: &Path, report: &AuditReport, out: &mut OutputWriter) -> Result<(), CommandError> {

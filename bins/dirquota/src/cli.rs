@@ -19,17 +19,21 @@ const LIMITS_NOTE: &str = "Limits are project quotas of XFS or ext4. They bind p
 const AUDIT_NOTE: &str = "A limited directory of an unknown owner, and what lies in it, is reported and never changed. `set` gives a directory \
     that was limited by another program or an earlier release its own project, or marks it as the owner.";
 
-/// Set and show byte and inode limits of directory trees.
+/// Set and show limits of directory trees
 #[derive(Debug, Parser)]
 #[command(name = "dirquota", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Output format; `json` prints one value.
+    /// Output format
+    ///
+    /// `json` prints one value.
     #[arg(short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
     pub(crate) output: OutputFormat,
-    /// Colors; `auto`: on a terminal, unless NO_COLOR is set.
+    /// Use of colors
+    ///
+    /// `auto`: on a terminal, unless NO_COLOR is set.
     #[arg(long, global = true, value_enum, default_value_t = ColorMode::Auto, value_name = "WHEN")]
     pub(crate) color: ColorMode,
-    /// Suppress warnings.
+    /// Suppress warnings
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
     #[command(subcommand)]
@@ -51,61 +55,71 @@ pub(crate) enum ColorMode {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Set the limits of a directory tree.
+    /// Set the limits of a directory tree
     #[command(after_help = LIMITS_NOTE)]
     Set(SetArgs),
-    /// Show limits and usage of directories.
+    /// Show limits and usage of directories
     Show {
-        /// Directories; inside a limited directory, its limits are shown.
+        /// Directories, limited or inside limited ones
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
     },
-    /// List all projects of a file system, also those of other programs.
+    /// List all projects of a file system
+    ///
+    /// Also those of other programs.
     List {
-        /// Mount point, or any directory on it.
+        /// Mount point, or any directory on it
         mount: PathBuf,
     },
-    /// Remove the limits of a directory.
+    /// Remove the limits of a directory
     Clear {
-        /// A directory with limits.
+        /// A directory with limits
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// Also for a non-empty directory: its content leaves the project, too.
+        /// Clear a non-empty directory, too
+        ///
+        /// Its content leaves the project.
         #[arg(short, long)]
         recursive: bool,
     },
-    /// Release quotas of deleted directories.
+    /// Release quotas of deleted directories
     Release {
-        /// Mount point, or any directory on it.
+        /// Mount point, or any directory on it
         mount: PathBuf,
     },
-    /// Check whether project quotas are enforced; print the mount options needed.
+    /// Check that project quotas are enforced
+    ///
+    /// If they are not, the error has the mount options that are needed.
     Check {
-        /// Mount point, or any directory on it.
+        /// Mount point, or any directory on it
         mount: PathBuf,
     },
-    /// Find content that does not count where it lies.
+    /// Find content that counts for other directories
     #[command(after_help = AUDIT_NOTE)]
     Audit {
-        /// A limited directory, or the mount point, to know the owners of all projects.
+        /// A limited directory, or the mount point
+        ///
+        /// From the mount point, the audit knows the owners of all projects.
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// Return what escaped to the limits of its directory, and remove what lies elsewhere from its project.
+        /// Repair what the audit finds
+        ///
+        /// Content that has escaped counts for its directory again; content in another place leaves the project.
         #[arg(long)]
         repair: bool,
-        /// Maximum number of inspected files and directories per second.
+        /// Maximum number of inspected entries per second
         #[arg(long, value_name = "NUMBER")]
         rate: Option<NonZeroU32>,
     },
-    /// Find the directory of a project.
+    /// Find the directory of a project
     OwnerOf {
-        /// Project, as `list` prints it.
+        /// Project, as `list` prints it
         #[arg(value_parser = parse_project)]
         project: ProjectId,
-        /// Mount point, or the directory to search.
+        /// Mount point, or the directory to search
         mount: PathBuf,
     },
-    /// Print shell completions.
+    /// Print shell completions
     Completion { shell: clap_complete::Shell },
     /// Write man pages into a directory
     #[command(hide = true)]
@@ -117,17 +131,24 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
-    /// Directory; must be empty for its first limit, unless --recursive is set.
+    /// Directory to limit
+    ///
+    /// It must be empty for its first limit, unless --recursive is set.
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
-    /// Byte limit, such as 10Gi, 1.5G or 4096, or `none`; unchanged if not set.
+    /// Byte limit like 10Gi or 4096, or `none`
+    ///
+    /// Unchanged if not set.
     #[arg(short, long, value_name = "QUANTITY", value_parser = parse_limit::<Bytes>, required_unless_present = "inodes")]
     pub(crate) bytes: Option<LimitChange<Bytes>>,
-    /// Limit of files and directories, including DIR, such as 100k, or `none`; unchanged if not set.
+    /// Limit of entries like 100k, or `none`
+    ///
+    /// Files and directories, including DIR. Unchanged if not set.
     #[arg(short, long, value_name = "QUANTITY", value_parser = parse_limit::<Inodes>)]
     pub(crate) inodes: Option<LimitChange<Inodes>>,
-    /// Also for a non-empty directory: its content is counted, too. Does not follow symbolic links, enters
-    /// no mount.
+    /// Limit a non-empty directory, too
+    ///
+    /// Its content is counted. Symbolic links are not followed, and mounts are not entered.
     #[arg(short, long)]
     pub(crate) recursive: bool,
 }

@@ -77,7 +77,7 @@ impl CommandError {
         }
     }
 
-    /// Whether the reader of the output closed the pipe.
+    /// True if the reader of the output closed the pipe.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::WriteOutput(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }

@@ -22,18 +22,15 @@ pub(crate) fn print_table(statuses: &[StatusReport], out: &mut OutputWriter) -> 
     let head = COLUMNS.map(|name| (name.to_owned(), TextStyle::Strong));
     for row in std::iter::once(&head).chain(&rows) {
         let line: Vec<String> =
-            row.iter().zip(&widths).enumerate().map(|(at, cell)| pad_cell(at, cell, out)).collect();
+            (0..columns).map(|column| pad_cell(column, &row[column], widths[column], out)).collect();
         out.print_line(line.join("  ").trim_end())?;
     }
     Ok(())
 }
 
 /// Right-aligns numbers and left-aligns directories.
-fn pad_cell(
-    column: usize,
-    ((text, tone), width): (&(String, TextStyle), &usize),
-    out: &OutputWriter,
-) -> String {
+fn pad_cell(column: usize, cell: &(String, TextStyle), width: usize, out: &OutputWriter) -> String {
+    let (text, tone) = cell;
     let painted = out.paint(*tone, text);
     if column == 7 { painted } else { " ".repeat(width.saturating_sub(text.width())) + &painted }
 }

@@ -23,7 +23,7 @@ use crate::api_client::ApiClient;
 use crate::error::CommandError;
 use crate::output::Printer;
 
-/// Where a variant has no help, its arguments have it.
+/// The help of a variant is on it or on its arguments.
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
     Tree(tree::TreeArgs),

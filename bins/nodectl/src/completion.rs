@@ -45,8 +45,7 @@ pub(crate) fn complete_dn() -> ArgValueCandidates {
     })
 }
 
-/// Whether a shell takes it as one word without a meaning, as each name of a tree: another program may answer at the
-/// socket.
+/// True for a word without a meaning in a shell, as each name of a tree is: another program may answer at the socket.
 fn is_word(dn: &str) -> bool {
     dn.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }

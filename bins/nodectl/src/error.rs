@@ -34,7 +34,7 @@ pub(crate) enum CommandError {
     Write(#[source] io::Error),
     #[error("{dn} {reason}; see `nodectl status {dn}`")]
     ActionFailed { dn: String, reason: String },
-    /// The output says what is not healthy, and why.
+    /// The output names the problems.
     #[error("not healthy")]
     NotHealthy,
 }
@@ -56,12 +56,12 @@ impl From<io::Error> for CommandError {
 }
 
 impl CommandError {
-    /// Whether the reader of the output has closed the pipe.
+    /// True if the reader of the output has closed the pipe.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Write(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Whether the control API has closed the connection, as it does when it restarts.
+    /// True if the control API has closed the connection, as it does when it restarts.
     pub(crate) fn is_connection_lost(&self) -> bool {
         match self {
             Self::ConnectionLost => true,

@@ -118,7 +118,7 @@ impl Printer {
         Ok(())
     }
 
-    /// Whether the output is a terminal, and for people.
+    /// True if the output is a terminal, and for people.
     pub(crate) fn draws_on_terminal(&self) -> bool {
         self.is_terminal && !self.is_json
     }

@@ -16,9 +16,9 @@ pub(crate) struct RunnableView {
     pub(crate) generation: u64,
     pub(crate) restarts: u64,
     pub(crate) failures: u32,
-    /// It should run, but has failed, and has not been ready since for the time that clears its failures.
+    /// True if it should run, but has failed, and has not been ready since for the time that clears its failures.
     pub(crate) crash_looping: bool,
-    /// It is ready or done and not in a crash loop, or it is not part of this run.
+    /// True if it is ready or done and not in a crash loop, or not part of this run.
     pub(crate) healthy: bool,
     /// Absent if it is ready or done.
     pub(crate) waiting_for: Option<String>,
@@ -56,7 +56,7 @@ impl RunnableView {
         matches!(self.state, "ready" | "done")
     }
 
-    /// How often it has failed, if it is in a crash loop.
+    /// The number of its failures, if it is in a crash loop.
     pub(crate) fn crash_loop_text(&self) -> Option<String> {
         let failures = match self.failures {
             1 => "1 failure".to_owned(),

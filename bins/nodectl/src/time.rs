@@ -19,7 +19,7 @@ pub(crate) fn format_duration(time: Duration) -> String {
     }
 }
 
-/// How long ago a time was.
+/// The duration since a time.
 pub(crate) fn format_age(time: SystemTime) -> String {
     format_duration(SystemTime::now().duration_since(time).unwrap_or_default())
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use testbed::guest::disk::{FileSystem, GuestDisk, MountedDisk};
 
-use crate::{path_text, run_dirquota, run_failing};
+use crate::{DIRQUOTA, path_text, run_dirquota, run_failing};
 
 fn mount_disk(kind: FileSystem) -> MountedDisk {
     GuestDisk::acquire().unwrap().format_and_mount(kind, "prjquota").unwrap()
@@ -97,7 +97,7 @@ fn processes_at_once_never_give_the_same_number() {
         let mounted = mount_disk(kind);
         let start = |number: usize| {
             let dir = create_dir(&mounted, &number.to_string());
-            let mut command = Command::new(env!("CARGO_BIN_EXE_dirquota"));
+            let mut command = Command::new(DIRQUOTA);
             command.args(["set", &dir, "--bytes", "1Mi", "-o", "json"]).stdout(Stdio::piped());
             command.spawn().unwrap()
         };

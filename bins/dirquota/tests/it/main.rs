@@ -7,11 +7,13 @@ mod kernel;
 use std::path::Path;
 use std::process::{Command, Output};
 
+const DIRQUOTA: &str = env!("CARGO_BIN_EXE_dirquota");
+
 fn run_dirquota(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_dirquota")).args(args).env_clear().output().unwrap()
+    Command::new(DIRQUOTA).args(args).env_clear().output().unwrap()
 }
 
-/// Its stderr and exit code.
+/// The stderr and the exit code of dirquota.
 fn run_failing(args: &[&str]) -> (String, Option<i32>) {
     let output = run_dirquota(args);
     assert_eq!(output.stdout, b"", "a failed command prints no result");

@@ -67,7 +67,7 @@ impl ActionArgs {
     }
 }
 
-/// Whether this is the runnable of the control API, or its parent.
+/// True for the runnable of the control API, and for its parent.
 fn serves_the_api(dn: &str) -> bool {
     matches!(dn, "root" | "root.control")
 }
@@ -130,7 +130,7 @@ fn find_in_tree(nodes: Vec<Node>, dn: &str) -> Option<RunnableView> {
     nodes.into_iter().find(|node| node.dn == dn).map(RunnableView::from)
 }
 
-/// Whether the runnable has reached the state of the action; an error if it has failed.
+/// True if the runnable has reached the state of the action; an error if it has failed.
 fn is_reached(action: Action, node: &RunnableView, old_generation: u64) -> Result<bool, CommandError> {
     let failed = || {
         let last = node.exits.iter().rfind(|exit| exit.generation > old_generation && exit.state == "dead");

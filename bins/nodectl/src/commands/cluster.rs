@@ -85,7 +85,7 @@ pub(crate) struct CreateTicketArgs {
 #[derive(Debug, Serialize)]
 struct ClusterView {
     state: String,
-    /// What the node waits for, the step in progress, or the error; absent in state Running.
+    /// The awaited event, the step in progress, or the error; absent in state Running.
     detail: Option<String>,
     history: Vec<String>,
     node: Option<String>,

@@ -30,9 +30,9 @@ struct EventView {
     change: String,
     state: Option<&'static str>,
     detail: String,
-    /// What a client has requested; absent for a change of the tree.
+    /// The request of a client; absent for a change of the tree.
     action: Option<String>,
-    /// Who has requested it.
+    /// The client that has requested it.
     caller: Option<CallerView>,
 }
 

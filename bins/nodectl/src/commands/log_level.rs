@@ -40,7 +40,7 @@ struct LogLevelView {
     level: Option<&'static str>,
     /// The DN for which it is set.
     set_for: Option<String>,
-    /// Whether the configuration has this level for that DN.
+    /// True if the configuration has this level for that DN.
     configured: bool,
     /// Entries that were not kept because of a level.
     suppressed: u64,
@@ -59,7 +59,7 @@ impl From<v1::LogLevel> for LogLevelView {
 }
 
 impl LogLevelView {
-    /// Who has set the level, and for which DN if that is another one.
+    /// The origin of the level, and the DN for which it is set if that is another one.
     fn source(&self) -> String {
         let source = if self.configured { "configuration" } else { "request" };
         match &self.set_for {

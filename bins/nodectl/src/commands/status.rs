@@ -102,7 +102,7 @@ fn print_unhealthy(node: &RunnableView, printer: &mut Printer) -> Result<(), Com
     Ok(printer.print_line(&format!("    exited {at}: {}", escape_control(&exit.reason)))?)
 }
 
-/// Why it is not ready, as the end of a sentence about its state.
+/// The reason why it is not ready, as the end of a sentence about its state.
 fn unhealthy_reason(node: &RunnableView) -> String {
     match (node.state, node.waiting_for.as_deref(), node.condition.as_deref()) {
         ("skipped", Some(clause), _) | (_, _, Some(clause)) => format!(": {clause}"),

@@ -36,7 +36,7 @@ pub(crate) enum StorageCommand {
     Rotate(PermitArgs),
     /// Add a recovery passphrase, and show it once
     ///
-    /// It counts, and the one before is void, when it is typed: see --confirm. Until then, the next one replaces it.
+    /// Valid once you have typed it, see --confirm; the former passphrase is void then. Until then, the next one replaces it.
     Recovery(RecoveryArgs),
     /// Discard the free blocks of the disk
     ///

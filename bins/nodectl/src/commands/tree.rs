@@ -13,7 +13,7 @@ use crate::error::CommandError;
 use crate::output::Printer;
 use crate::runnable::RunnableView;
 
-/// How often a terminal shows how long each wait and each state lasts.
+/// The interval in which a terminal shows the durations of waits and states.
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// List all runnables with their states

@@ -12,7 +12,7 @@ use crate::wire::{non_empty, system_time};
 #[derive(Debug, Serialize)]
 pub(super) struct StorageView {
     pub(super) state: String,
-    /// Why it is closed or locked.
+    /// The reason why it is closed or locked.
     pub(super) detail: Option<String>,
     pub(super) since: Option<String>,
     pub(super) erase_token: Option<String>,

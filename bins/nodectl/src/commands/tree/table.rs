@@ -9,10 +9,10 @@ use crate::output::{TextStyle, escape_control};
 use crate::runnable::{RunnableView, health_summary, state_style};
 use crate::time::{format_age, format_duration};
 
-/// Where the last column would be narrower, the columns before it are left out.
+/// Minimum width of the last column: the columns before it are left out to make it as wide.
 const MIN_REASON_WIDTH: usize = 30;
 
-/// Where the table ends.
+/// The limits of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableSize {
     /// Maximum width of a line, in columns of a terminal.
@@ -142,7 +142,7 @@ fn since_text(node: &RunnableView, time: TableTime) -> String {
     }
 }
 
-/// Why a runnable is not ready, or counts as failing, with its last exit if that is the reason.
+/// The reason why a runnable is not ready, or counts as failing, with its last exit if that is the reason.
 fn not_ready_reason(node: &RunnableView, time: TableTime) -> String {
     let waits = match (time, node.backoff_end) {
         (TableTime::EverySecond, Some(end)) => {
