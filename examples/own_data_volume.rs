@@ -11,7 +11,7 @@ use nodekeel_localstorage::testing::volume_conformance;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_localstorage::{Dir, FileMode, RenameMode};
 
-/// The directory `data`, beside those that it was before.
+/// The directory `data`, next to those that it was before.
 #[derive(Debug)]
 struct ArchivingVolume {
     parent: Dir,
@@ -24,7 +24,7 @@ impl ArchivingVolume {
         Ok(Self { parent, current })
     }
 
-    /// One call runs at a time, as the contract says.
+    /// One call runs at a time, as the contract requires.
     fn current(&self) -> Result<MutexGuard<'_, DirectoryVolume>, VolumeError> {
         self.current.try_lock().map_err(|_| VolumeError::InvalidState { state: MountState::Mounting })
     }

@@ -21,7 +21,7 @@ struct ProgramSeal {
     program: PathBuf,
 }
 
-/// What the program exits with where it has no such key.
+/// The exit code of the program without such a key.
 const NO_SUCH_KEY: i32 = 3;
 
 impl ProgramSeal {
@@ -63,7 +63,7 @@ impl KeySeal for ProgramSeal {
     }
 }
 
-/// Keeps each key in a file beside it; a key is durable before it is visible.
+/// Keeps each key in a file next to it; a key is durable before it is visible.
 const SCRIPT: &str = r#"#!/bin/sh
 set -eu
 umask 077

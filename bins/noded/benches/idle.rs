@@ -12,9 +12,10 @@ use nix::unistd::Pid;
 use nodekeel_node::client;
 use nodekeel_node::v1::{State, TreeRequest};
 use testbed::bench::{BenchRow, RowWriter};
-use testbed::{ScratchDir, process_cost, reserve_port};
+use testbed::noded::EtcdPorts;
+use testbed::{ScratchDir, process_cost};
 
-/// How long wake-ups are counted.
+/// The time in which wake-ups are counted.
 const MEASURE_TIME: Duration = Duration::from_secs(10);
 
 /// The daemons have finished their start when noded is ready, but their first seconds are not idle, and tokio
@@ -42,9 +43,8 @@ fn main() -> Result<()> {
             "cluster.address = \"127.0.0.1\"\ncluster.bootstrap = true\n",
         ),
     ] {
-        let ports = [reserve_port()?, reserve_port()?];
-        let [client, peer] = [ports[0].number(), ports[1].number()];
-        let config = format!("{cluster}[services.etcd]\nclient_port = {client}\npeer_port = {peer}\n");
+        let ports = EtcdPorts::reserve();
+        let config = format!("{cluster}{}", ports.section(""));
         rows.add_rows(measure(id, node, &config, true)?)?;
     }
     rows.finish()?;

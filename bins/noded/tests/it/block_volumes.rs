@@ -14,13 +14,13 @@ use nodekeel_provisioner::csi::proto::csi::{
 };
 use nodekeel_provisioner::csi::testing::{FakeKubelet, connect_socket};
 use serde_json::Value;
+use testbed::ScratchDir;
 use testbed::leftovers::find_loop_devices;
-use testbed::{ScratchDir, wait_until};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
-use crate::harness::{NodedProcess, TEST_TIMEOUT};
-use crate::volumes::{CLASS_AND_CLAIM, provisioner_config, start_api_server};
+use crate::harness::{NodedProcess, wait};
+use crate::volumes::{CLASS_AND_CLAIM, bind_claim, provisioner_config, start_api_server};
 
 /// noded with the directory of a kubelet.
 struct BlockNode {
@@ -46,10 +46,9 @@ impl BlockNode {
 
     /// Stops noded, and starts it again.
     fn restart(self) -> Self {
-        let Self { mut noded, kubelet, config, runtime } = self;
-        let scratch = std::mem::replace(&mut noded.scratch, ScratchDir::new().unwrap());
-        noded.stop();
-        let this = Self { noded: NodedProcess::start_in(scratch, &config, &[]), kubelet, config, runtime };
+        let Self { noded, kubelet, config, runtime } = self;
+        let noded = NodedProcess::start_in(noded.stop_and_keep(), &config, &[]);
+        let this = Self { noded, kubelet, config, runtime };
         this.register_driver();
         this
     }
@@ -64,7 +63,7 @@ impl BlockNode {
         self.noded.wait_for_event("root.provisioner", 1, "ready");
     }
 
-    /// Where the kubelet has a block volume published for a pod.
+    /// The path at which the kubelet has a block volume published for a pod.
     fn create_target_parent(&self, volume: &Value) -> PathBuf {
         let parent = self.kubelet.path().join("plugins/kubernetes.io/csi/volumeDevices/publish");
         let parent = parent.join(volume["metadata"]["name"].as_str().unwrap());
@@ -143,10 +142,8 @@ fn read_data(target: &Path) -> [u8; 4] {
 fn a_block_volume_stays_the_same_device_when_noded_restarts_and_leaves_nothing() {
     let (kube, kubeconfig) = start_api_server();
     let node = BlockNode::start(&kubeconfig);
-    kube.apply_manifests(&CLASS_AND_CLAIM.replace("accessModes:", "volumeMode: Block\n  accessModes:"))
-        .unwrap();
-    let claim =
-        kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
+    let manifests = CLASS_AND_CLAIM.replace("accessModes:", "volumeMode: Block\n  accessModes:");
+    let claim = bind_claim(&kube, &manifests);
     let name = claim["spec"]["volumeName"].as_str().unwrap();
     let volume = kube.get_object("pv", name).unwrap();
     assert_eq!(volume["spec"]["volumeMode"], "Block");
@@ -164,13 +161,12 @@ fn a_block_volume_stays_the_same_device_when_noded_restarts_and_leaves_nothing()
     assert_eq!(&read_data(&target), b"data");
 
     // The kubelet repeats it, too: children that other tests start may hold the device for a moment.
-    wait_until(TEST_TIMEOUT, "the volume to be unpublished", || node.unpublish(&volume, &target)).unwrap();
+    wait("the volume to be unpublished", || node.unpublish(&volume, &target));
     assert!(!target.exists());
-    wait_until(TEST_TIMEOUT, "the loop device to go", || {
+    wait("the loop device to go", || {
         ensure!(node.loop_devices().is_empty(), "{:?}", node.loop_devices());
         Ok(())
-    })
-    .unwrap();
+    });
     kube.delete_object("pvc", "default/data").unwrap();
     kube.wait_until_gone("pv", name).unwrap();
     node.noded.stop();

@@ -1,6 +1,6 @@
 //! The callers of the control API, in the events.
 
-use crate::harness::{NO_DAEMONS, NodedProcess, service_config, stderr_and_code};
+use crate::harness::{NO_DAEMONS, NodedProcess, service_config};
 
 const A: &str = "root.service.a";
 
@@ -20,12 +20,10 @@ fn each_request_is_an_event_with_its_caller() {
     ] {
         node.ask(args);
     }
-    assert_eq!(node.nodectl(&["stop", "root.nothing"]).status.code(), Some(4));
+    assert_eq!(node.nodectl(&["stop", "root.nothing"]).code, Some(4));
     node.wait_for_event(A, 3, "started");
 
-    let lines = node.ask(&["-o", "json", "events"]);
-    let events: Vec<serde_json::Value> =
-        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let events = node.events();
     let seqs: Vec<_> = events.iter().map(|event| event["seq"].as_u64().unwrap()).collect();
     assert_eq!(seqs, (1..=events.len() as u64).collect::<Vec<_>>(), "one numbering without gaps");
     let requests: Vec<_> = events.iter().filter(|event| event["change"] == "requested").collect();
@@ -64,10 +62,9 @@ fn each_request_is_an_event_with_its_caller() {
 #[test]
 fn a_refused_request_is_an_event_too() {
     let node = NodedProcess::start(NO_DAEMONS);
-    let (stderr, code) = stderr_and_code(&node.nodectl(&["stop", "root.control"]));
-    assert!(code == Some(1) && stderr.contains("can't be stopped"), "{stderr}");
+    node.nodectl(&["stop", "root.control"]).assert_fails(1, "can't be stopped");
     let long = "x".repeat(100_000);
-    assert_eq!(node.nodectl(&["signal", "root.control", &long]).status.code(), Some(1));
+    assert_eq!(node.nodectl(&["signal", "root.control", &long]).code, Some(1));
     let table = node.ask(&["events"]);
     assert!(table.contains("stop requested by uid"), "{table}");
     let signal = table.lines().find(|line| line.contains("signal xxx")).unwrap();

@@ -1,34 +1,29 @@
 //! Completion of DNs by a shell.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, nodectl_path, service_config};
+use crate::harness::{Ended, NO_DAEMONS, NodedProcess, nodectl_path, run_nodectl, sleep_config};
 
-/// What bash offers for the last of these words, with its own completion function, and what it prints on stderr.
+/// The words that bash offers for the last of these, with its own completion function, and its stderr.
 fn complete_in_bash(socket: &Path, words: &[&str]) -> (Vec<String>, String) {
-    let nodectl = nodectl_path();
-    let script = Command::new(nodectl).args(["completion", "bash"]).output().unwrap();
-    assert!(script.status.success());
     let script = format!(
         "{}\nCOMP_WORDS=(nodectl \"$@\") COMP_CWORD=$# COMP_TYPE=9\n\
          _clap_complete_nodectl nodectl \"${{@: -1}}\" \"${{@: -2:1}}\"\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n",
-        String::from_utf8(script.stdout).unwrap()
+        run_nodectl(&["completion", "bash"]).output()
     );
-    let path = format!("{}:/usr/bin:/bin", nodectl.parent().unwrap().display());
+    let path = format!("{}:/usr/bin:/bin", nodectl_path().parent().unwrap().display());
     let mut bash = Command::new("/bin/bash");
     bash.args(["--norc", "-c", &script, "bash"]).args(words);
-    let Output { stdout, stderr, .. } =
-        bash.env_clear().env("PATH", path).env("NODEKEEL_SOCKET", socket).output().unwrap();
-    let offered = String::from_utf8(stdout).unwrap();
-    let offered = offered.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    (offered, String::from_utf8(stderr).unwrap())
+    let ended = Ended::of(bash.env_clear().env("PATH", path).env("NODEKEEL_SOCKET", socket));
+    let offered = ended.stdout.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    (offered, ended.stderr)
 }
 
 #[test]
 fn bash_completes_the_dns_of_the_node() {
-    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("web", "exec sleep 1000", "")));
+    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", sleep_config("web", "")));
     for command in ["logs", "status", "restart", "stop", "start", "signal", "reload", "log-level"] {
         let (offered, stderr) = complete_in_bash(&node.socket(), &[command, "root.service.w"]);
         assert_eq!((offered, stderr.as_str()), (vec!["root.service.web".to_owned()], ""), "{command}");

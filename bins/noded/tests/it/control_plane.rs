@@ -4,13 +4,13 @@ use std::process::Command;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use testbed::{Kube, KubeDaemon, ScratchDir, command_output};
+use testbed::{Kube, KubeDaemon, command_output};
 
-use crate::harness::{NodectlStream, NodedProcess};
+use crate::harness::NodedProcess;
 
 const ETCD: &str = "root.etcd";
 const APISERVER: &str = "root.service.kube-apiserver";
-/// What uses the API server until its end.
+/// The users of the API server until its end.
 const CLIENTS: [&str; 3] =
     ["root.service.kube-controller-manager", "root.service.kube-scheduler", "root.provisioner"];
 
@@ -63,14 +63,10 @@ fn a_control_plane_of_parts_and_services_starts_without_a_failed_run_and_stops_i
     let daemons = KubeDaemon::ALL;
     let kube = daemons.into_iter().fold(Kube::builder(), |kube, daemon| kube.without_daemon(daemon));
     let kube = kube.start().unwrap();
-    let noded = NodedProcess::start_in(ScratchDir::new().unwrap(), &control_plane_config(&kube), &[]);
+    let mut noded = NodedProcess::start(&control_plane_config(&kube));
     let events = noded.follow(&["events", "-f"]);
-    everything_is_ready_in_its_first_run(&noded, &events);
-    the_errors_of_the_api_server_are_errors_of_its_log(&kube, &noded);
-    everything_stops_before_what_it_depends_on(noded, &events);
-}
 
-fn everything_is_ready_in_its_first_run(noded: &NodedProcess, events: &NodectlStream) {
+    // Everything is ready in its first run.
     let started = Instant::now();
     let mut unready: Vec<&str> = [ETCD, APISERVER].into_iter().chain(CLIENTS).collect();
     events.find_value(|event| {
@@ -84,11 +80,19 @@ fn everything_is_ready_in_its_first_run(noded: &NodedProcess, events: &NodectlSt
         let runs = (&node["state"], &node["generation"], &node["restarts"], &node["exits"]);
         assert_eq!(runs, (&"ready".into(), &1.into(), &0.into(), &serde_json::json!([])), "{node}");
     }
-}
 
-/// Each is asked to stop when what uses it has ended, within its grace period.
-fn everything_stops_before_what_it_depends_on(mut noded: NodedProcess, events: &NodectlStream) {
-    let (started, mut ended) = (Instant::now(), Vec::new());
+    // A request with an unknown token is an error in the API server's log.
+    let request = command_output(kube.kubectl_command().args(["--token=unknown", "get", "--raw", "/api"]));
+    assert!(request.is_err(), "{request:?}");
+    let errors = noded.follow(&["logs", "-f", "--min-level", "error", APISERVER]);
+    let entry = errors.find_value(|entry| {
+        assert!(matches!(entry["level"].as_str(), Some("error" | "fatal")), "{entry}");
+        entry["message"] == "Unable to authenticate the request"
+    });
+    assert!(entry["fields"].to_string().contains("invalid bearer token"), "{entry}");
+
+    // Each is asked to stop when its users have ended, within its grace period.
+    let (started, mut exited) = (Instant::now(), Vec::new());
     noded.signal(Signal::SIGTERM);
     events.find_value(|event| {
         let dn = event["dn"].as_str().unwrap();
@@ -98,29 +102,19 @@ fn everything_stops_before_what_it_depends_on(mut noded: NodedProcess, events: &
             _ => &[],
         };
         match event["change"].as_str().unwrap() {
-            "canceling" => assert!(users.iter().all(|user| ended.iter().any(|dn| dn == user)), "{ended:?}"),
+            "canceling" => {
+                assert!(users.iter().all(|user| exited.iter().any(|dn| dn == user)), "{exited:?}");
+            }
             "exited" => {
                 assert_eq!(event["state"], "canceled", "{event}");
-                ended.push(dn.to_owned());
+                exited.push(dn.to_owned());
             }
             "killed" => panic!("{event}"),
             _ => {}
         }
         dn == ETCD && event["change"] == "canceling"
     });
-    let (status, lines) = noded.wait();
+    let (status, lines) = noded.wait_end();
     println!("stopped after {:?}", started.elapsed());
     assert_eq!(status.code(), Some(0), "{lines:#?}");
-}
-
-/// A request with an unknown token is an error in the API server's log.
-fn the_errors_of_the_api_server_are_errors_of_its_log(kube: &Kube, noded: &NodedProcess) {
-    let request = command_output(kube.kubectl_command().args(["--token=unknown", "get", "--raw", "/api"]));
-    assert!(request.is_err(), "{request:?}");
-    let errors = noded.follow(&["logs", "-f", "--min-level", "error", APISERVER]);
-    let entry = errors.find_value(|entry| {
-        assert!(matches!(entry["level"].as_str(), Some("error" | "fatal")), "{entry}");
-        entry["message"] == "Unable to authenticate the request"
-    });
-    assert!(entry["fields"].to_string().contains("invalid bearer token"), "{entry}");
 }

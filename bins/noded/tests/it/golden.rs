@@ -9,12 +9,12 @@ use nodekeel_node::config::{DEFAULT_CONFIG, NodedConfig};
 use prost::Message as _;
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet};
 use serde_json::Value;
-use testbed::{ReservedPort, ScratchDir, reserve_port, wait_until};
+use testbed::{ReservedPort, ScratchDir, reserve_port};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config};
+use crate::harness::{NO_DAEMONS, NodedProcess, service_config, wait};
 
 /// The peer ports of the data directory and of its ticket. They are part of the files, and outside of the range of
-/// [`free_port`].
+/// `reserve_port`.
 const PEER_PORTS: [u16; 2] = [11834, 11835];
 
 const PROTO: &str = "nodekeel/control/v1/control.proto";
@@ -45,7 +45,7 @@ fn start_member(scratch: ScratchDir, peer_port: u16) -> (NodedProcess, ReservedP
         client_port.number()
     );
     let noded = NodedProcess::start_in(scratch, &config, &[]);
-    noded.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
+    noded.wait_ready("root.cluster");
     (noded, client_port)
 }
 
@@ -92,13 +92,12 @@ fn assert_member_is_continued(archive: &str) {
     let joined = second.ask_json(&["cluster", "status"]);
     assert_eq!(joined["node"], expected["joining-node"].as_str(), "{joined}");
     assert_eq!(joined["cluster"], expected["cluster"].as_str(), "{joined}");
-    wait_until(TEST_TIMEOUT, "the vote of the second node", || {
+    wait("the vote of the second node", || {
         let members = noded.ask_json(&["cluster", "members"]);
         let voters = members.as_array().into_iter().flatten().filter(|member| member["learner"] == false);
         anyhow::ensure!(voters.count() == 2, "{members}");
         Ok(())
-    })
-    .unwrap();
+    });
     second.stop();
     noded.stop();
 }
@@ -211,14 +210,13 @@ fn list_enum(parent: &str, enumeration: &EnumDescriptorProto, lines: &mut BTreeS
 
 #[test]
 fn the_json_of_nodectl_keeps_every_key_of_the_first_release() {
-    const PATH: &str = "environment = { PATH = \"/usr/bin:/bin\" }";
     let talks = r#"echo started; echo 'level=warn msg="a message" key=value'; exec sleep 1000"#;
     let node = NodedProcess::start(&format!(
         "{NO_DAEMONS}{}{}",
-        service_config("talks", talks, PATH),
-        service_config("fails", "echo no; exit 3", PATH)
+        service_config("talks", talks, ""),
+        service_config("fails", "echo no; exit 3", "")
     ));
-    node.ask(&["start", "--wait", "root.service.talks"]);
+    node.wait_ready("root.service.talks");
     node.wait_for_event("root.service.fails", 2, "exited");
     node.wait_for_event("root.service.fails", 2, "scheduled");
     for command in [

@@ -1,4 +1,4 @@
-//! Starts noded as a process, or a node in this process, in a scratch directory.
+//! Starts noded and nodectl as processes, in scratch directories.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -11,30 +11,115 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
 use nix::unistd::Pid;
-use nodekeel_logtree::LogStore;
-use nodekeel_node::client::{self, NodeClient};
-use nodekeel_node::config::NodedConfig;
-use nodekeel_node::node::{Deps, NodeHandle};
-use nodekeel_node::plan::NodePlan;
-use nodekeel_node::search_path::SearchPath;
-use testbed::ScratchDir;
+use serde_json::Value;
+use testbed::{ScratchDir, command_output, tools, wait_until};
+
+pub(crate) use testbed::noded::{EtcdPorts, NO_DAEMONS, NO_DISKS, etcdctl, service_config, sleep_config};
 
 /// Timeout of every wait: longer than anything takes that does not hang.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A configuration without daemons, and without the kernel's log, which not every machine lets a test read.
-pub(crate) const NO_DAEMONS: &str =
-    "services.etcd.enable = false\nservices.containerd.enable = false\nkernel.log = false\n";
+/// A script that ignores SIGTERM, and prints `set` when it does.
+pub(crate) const STUBBORN: &str = "trap '' TERM; echo set; while :; do sleep 1000; done";
 
-/// The configuration of a service that runs a shell script.
-pub(crate) fn service_config(name: &str, script: &str, keys: &str) -> String {
-    format!("[[service]]\nname = \"{name}\"\ncommand = [\"/bin/sh\", \"-c\", {script:?}]\n{keys}\n")
+/// Waits until the function succeeds, and returns its value.
+#[track_caller]
+pub(crate) fn wait<T>(what: &str, done: impl FnMut() -> anyhow::Result<T>) -> T {
+    wait_until(TEST_TIMEOUT, what, done).unwrap()
+}
+
+/// A FIFO of this name in a directory: its readers wait until it is written to.
+pub(crate) fn make_fifo(directory: &Path, name: &str) -> PathBuf {
+    let path = directory.join(name);
+    nix::unistd::mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    path
+}
+
+/// Kills a process by its pid.
+pub(crate) fn kill_process(pid: u64) {
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
+}
+
+/// Waits until a process has exited.
+pub(crate) fn wait_gone(pid: u64) {
+    wait("the exit of a process", || {
+        anyhow::ensure!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid} is running");
+        Ok(())
+    });
+}
+
+/// The result of a command that has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    /// Without the newline at its end.
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    /// Runs a command to its end.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        command.output().unwrap().into()
+    }
+
+    /// Asserts the exit code, and that the errors contain a text.
+    #[track_caller]
+    pub(crate) fn assert_fails(&self, code: i32, text: &str) {
+        assert!(self.code == Some(code) && self.stderr.contains(text), "{self:#?}\nnot: {code} {text}");
+    }
+
+    /// Asserts the same of an error of one line.
+    #[track_caller]
+    pub(crate) fn assert_fails_in_a_line(&self, code: i32, text: &str) {
+        self.assert_fails(code, text);
+        assert_eq!(self.stderr.lines().count(), 1, "{self:#?}");
+    }
+
+    /// The output of a command that must have succeeded.
+    #[track_caller]
+    pub(crate) fn output(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        self.stdout
+    }
+
+    /// The output as JSON, with any exit code.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
+    }
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let stderr = text(&output.stderr).trim_end().to_owned();
+        Self { code: output.status.code(), stdout: text(&output.stdout), stderr }
+    }
 }
 
 /// `noded` with these arguments and a clean environment.
 pub(crate) fn noded_command(args: &[&str]) -> Command {
     clean_command(Path::new(env!("CARGO_BIN_EXE_noded")), args)
+}
+
+/// The arguments of `noded` for the node of a directory, which has `noded.toml` and `data`.
+fn node_args(verb: &str, directory: &Path) -> [String; 5] {
+    let path = |name| directory.join(name).to_str().unwrap().to_owned();
+    [verb.into(), "--config".into(), path("noded.toml"), "--data".into(), path("data")]
+}
+
+/// `noded VERB` for the node of a directory with this configuration.
+pub(crate) fn node_command(verb: &str, directory: &Path, config: &str) -> Command {
+    fs::write(directory.join("noded.toml"), config).unwrap();
+    noded_command(&node_args(verb, directory).each_ref().map(String::as_str))
+}
+
+/// `noded check` of this configuration in a directory, with more arguments.
+pub(crate) fn check(directory: &Path, config: &str, args: &[&str]) -> Ended {
+    Ended::of(node_command("check", directory, config).args(args))
 }
 
 fn clean_command(program: &Path, args: &[&str]) -> Command {
@@ -63,10 +148,15 @@ pub(crate) fn nodectl_path() -> &'static Path {
     &BUILT
 }
 
+/// nodectl without a node, in a clean environment.
+pub(crate) fn run_nodectl(args: &[&str]) -> Ended {
+    Ended::of(&mut clean_command(nodectl_path(), args))
+}
+
 /// Uid of commands that must not run as root.
 pub(crate) const PLAIN_UID: u32 = 65534;
 
-/// A program where every user can run it: the checkout may lie in a home directory that is its owner's alone.
+/// A program in a directory in which every user can run it: the checkout may be in a home directory of its owner alone.
 pub(crate) struct PublicProgram {
     /// Removed with it.
     _directory: ScratchDir,
@@ -86,6 +176,12 @@ impl PublicProgram {
         Self::new(Path::new(env!("CARGO_BIN_EXE_noded")))
     }
 
+    /// `noded VERB` without root's rights, for the node of a directory with this configuration.
+    pub(crate) fn node_command(&self, verb: &str, directory: &Path, config: &str) -> Command {
+        fs::write(directory.join("noded.toml"), config).unwrap();
+        self.command(&node_args(verb, directory).each_ref().map(String::as_str))
+    }
+
     /// The program with these arguments, a clean environment, and without root's rights.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = clean_command(&self.path, args);
@@ -99,11 +195,6 @@ impl PublicProgram {
 /// Owner of files that such a command can change.
 pub(crate) fn plain_user() -> Option<u32> {
     nix::unistd::geteuid().is_root().then_some(PLAIN_UID)
-}
-
-/// Stderr and exit code of a command.
-pub(crate) fn stderr_and_code(output: &Output) -> (String, Option<i32>) {
-    (String::from_utf8_lossy(&output.stderr).trim_end().to_owned(), output.status.code())
 }
 
 /// A noded process with a private directory.
@@ -126,23 +217,33 @@ impl NodedProcess {
         this
     }
 
+    /// Starts noded by a changed command, and does not wait.
     pub(crate) fn spawn(
         scratch: ScratchDir,
         config: &str,
         args: &[&str],
         change: impl FnOnce(&mut Command),
     ) -> Self {
-        let file = scratch.path().join("noded.toml");
-        fs::write(&file, config).unwrap();
-        let data = scratch.path().join("data");
-        let mut command =
-            noded_command(&["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()]);
-        change(command.args(args).stderr(Stdio::piped()));
-        Self::spawn_command(scratch, command)
+        let mut command = node_command("run", scratch.path(), config);
+        command.args(args).stderr(Stdio::piped());
+        change(&mut command);
+        Self::spawn_process(scratch, command)
     }
 
-    /// Starts noded by another command.
+    /// Starts noded by another command, and waits until its control API answers.
+    pub(crate) fn start_command(scratch: ScratchDir, command: Command) -> Self {
+        let mut this = Self::spawn_command(scratch, command);
+        this.wait_for_line("control socket at");
+        this
+    }
+
+    /// Starts noded by another command, and does not wait.
     pub(crate) fn spawn_command(scratch: ScratchDir, mut command: Command) -> Self {
+        command.stderr(Stdio::piped());
+        Self::spawn_process(scratch, command)
+    }
+
+    fn spawn_process(scratch: ScratchDir, mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         // If stderr is not piped, there is nothing to read.
         let stderr = child.stderr.take().map_or_else(|| channel().1, spawn_line_reader);
@@ -176,9 +277,14 @@ impl NodedProcess {
         self.data().join("run/control.sock")
     }
 
+    /// Writes another configuration, for the next reload.
+    pub(crate) fn write_config(&self, config: &str) {
+        fs::write(self.scratch.path().join("noded.toml"), config).unwrap();
+    }
+
     /// `nodectl` for this node.
-    pub(crate) fn nodectl(&self, args: &[&str]) -> Output {
-        self.nodectl_command(args).output().unwrap()
+    pub(crate) fn nodectl(&self, args: &[&str]) -> Ended {
+        Ended::of(&mut self.nodectl_command(args))
     }
 
     pub(crate) fn nodectl_command(&self, args: &[&str]) -> Command {
@@ -189,15 +295,62 @@ impl NodedProcess {
 
     /// The output of nodectl, which must succeed, or print the status of what is not healthy.
     pub(crate) fn ask(&self, args: &[&str]) -> String {
-        let output = self.nodectl(args);
-        let is_status = args.contains(&"status") && output.status.code() == Some(6);
-        assert!(output.status.success() || is_status, "nodectl {args:?}: {:?}", stderr_and_code(&output));
-        String::from_utf8(output.stdout).unwrap()
+        let ended = self.nodectl(args);
+        let is_status = args.contains(&"status") && ended.code == Some(6);
+        assert!(ended.code == Some(0) || is_status, "nodectl {args:?}: {ended:#?}");
+        ended.stdout
     }
 
     /// The same as JSON.
-    pub(crate) fn ask_json(&self, args: &[&str]) -> serde_json::Value {
+    pub(crate) fn ask_json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.ask(&[&["-o", "json"], args].concat())).unwrap()
+    }
+
+    /// All events up to now.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        let lines = self.ask(&["-o", "json", "events"]);
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Waits for the start of a runnable, which the operator asks for.
+    pub(crate) fn wait_ready(&self, dn: &str) {
+        self.ask(&["--timeout=60", "start", "--wait", dn]);
+    }
+
+    /// The status of a runnable.
+    pub(crate) fn status(&self, dn: &str) -> Value {
+        self.ask_json(&["status", dn])["node"].clone()
+    }
+
+    /// The status of a runnable, once it exists and satisfies the predicate.
+    pub(crate) fn wait_status(&self, dn: &str, is: impl Fn(&Value) -> bool) -> Value {
+        wait(dn, || {
+            let ended = self.nodectl(&["-o", "json", "status", dn]);
+            let status: Value = serde_json::from_str(&ended.stdout)?;
+            anyhow::ensure!(is(&status["node"]), "{status}");
+            Ok(status["node"].clone())
+        })
+    }
+
+    /// Waits until the output of a runnable has this line.
+    pub(crate) fn wait_for_output(&self, dn: &str, text: &str) {
+        self.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == text);
+    }
+
+    /// Waits until the services have printed this line so often.
+    pub(crate) fn wait_for_outputs(&self, text: &str, count: usize) {
+        let mut seen = 0;
+        self.follow(&["logs", "-f", "--raw", "--children", "root.service"]).find_value(|entry| {
+            seen += usize::from(entry["text"] == text);
+            seen == count
+        });
+    }
+
+    /// `ctr` of the node's containerd.
+    pub(crate) fn ctr(&self, args: &[&str]) -> anyhow::Result<String> {
+        let mut ctr = Command::new(tools::find_tool(tools::CTR)?);
+        ctr.arg("-a").arg(self.data().join("run/containerd/containerd.sock"));
+        command_output(ctr.args(["-n", "k8s.io"]).args(args))
     }
 
     /// Runs nodectl while the result exists.
@@ -210,12 +363,12 @@ impl NodedProcess {
 
     /// Waits for an event of an incarnation; panics with the log of the DN if the event is missing.
     pub(crate) fn wait_for_event(&self, dn: &str, generation: u64, change: &str) {
-        let wanted = |event: &serde_json::Value| {
+        let wanted = |event: &Value| {
             event["dn"] == dn && event["generation"] == generation && event["change"] == change
         };
         if let Err(seen) = self.follow(&["events", "-f"]).search_values(wanted) {
             let logged = self.nodectl(&["logs", dn, "--children", "-n", "100"]).stdout;
-            panic!("not among {seen:#?}; logged: {}", String::from_utf8_lossy(&logged));
+            panic!("not among {seen:#?}; logged: {logged}");
         }
     }
 
@@ -229,7 +382,7 @@ impl NodedProcess {
     }
 
     /// Waits for the exit, and returns the status and the remaining lines.
-    pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
+    pub(crate) fn wait_end(&mut self) -> (ExitStatus, Vec<String>) {
         let mut lines = Vec::new();
         while let Ok(line) = self.stderr.recv_timeout(TEST_TIMEOUT) {
             lines.push(line);
@@ -237,11 +390,49 @@ impl NodedProcess {
         (self.child.wait().unwrap(), lines)
     }
 
-    /// Stops noded, which must succeed.
-    pub(crate) fn stop(mut self) {
-        self.signal(Signal::SIGTERM);
-        let (status, lines) = self.wait();
+    /// Stops noded, which must succeed, and returns the remaining lines.
+    pub(crate) fn stop(mut self) -> Vec<String> {
+        self.stop_by(Signal::SIGTERM)
+    }
+
+    /// Stops noded by a signal, which must succeed, and returns the remaining lines.
+    pub(crate) fn stop_by(&mut self, signal: Signal) -> Vec<String> {
+        self.signal(signal);
+        let (status, lines) = self.wait_end();
         assert_eq!((status.code(), status.signal()), (Some(0), None), "{lines:#?}");
+        lines
+    }
+
+    /// Waits until noded has exited, and returns its exit code.
+    pub(crate) fn wait_exit(&mut self) -> Option<i32> {
+        wait("the exit of noded", || self.try_wait().ok_or_else(|| anyhow::anyhow!("still running"))).code()
+    }
+
+    /// Repeats SIGTERM until noded has exited, and returns its exit code.
+    pub(crate) fn force_exit(&mut self) -> Option<i32> {
+        let forced = || {
+            self.signal(Signal::SIGTERM);
+            self.try_wait().ok_or_else(|| anyhow::anyhow!("still running"))
+        };
+        wait("the forced exit of noded", forced).code()
+    }
+
+    /// Stops noded, and returns its directory.
+    pub(crate) fn stop_and_keep(mut self) -> ScratchDir {
+        self.stop_by(Signal::SIGTERM);
+        self.take_scratch()
+    }
+
+    /// Kills noded as a power cut would, and returns its directory.
+    pub(crate) fn kill(mut self) -> ScratchDir {
+        self.signal(Signal::SIGKILL);
+        self.wait_end();
+        self.take_scratch()
+    }
+
+    /// The directory of a noded that has exited.
+    pub(crate) fn take_scratch(&mut self) -> ScratchDir {
+        std::mem::replace(&mut self.scratch, ScratchDir::new().unwrap())
     }
 }
 
@@ -267,15 +458,12 @@ pub(crate) struct NodectlStream {
 
 impl NodectlStream {
     /// The first value that satisfies the predicate; panics if none arrives.
-    pub(crate) fn find_value(&self, wanted: impl FnMut(&serde_json::Value) -> bool) -> serde_json::Value {
+    pub(crate) fn find_value(&self, wanted: impl FnMut(&Value) -> bool) -> Value {
         self.search_values(wanted).unwrap_or_else(|seen| panic!("not among {seen:#?}"))
     }
 
     /// The same, or all values that arrived.
-    fn search_values(
-        &self,
-        mut wanted: impl FnMut(&serde_json::Value) -> bool,
-    ) -> Result<serde_json::Value, Vec<String>> {
+    fn search_values(&self, mut wanted: impl FnMut(&Value) -> bool) -> Result<Value, Vec<String>> {
         let mut seen = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(TEST_TIMEOUT) {
             let value = serde_json::from_str(&line).unwrap();
@@ -303,40 +491,11 @@ fn spawn_line_reader(stream: impl std::io::Read + Send + 'static) -> Receiver<St
     lines
 }
 
-/// What an HTTP server answers to a GET: the status line, and the body.
+/// The answer of an HTTP server to a GET: the status line, and the body.
 pub(crate) fn http_get(mut stream: impl std::io::Read + std::io::Write, path: &str) -> (String, String) {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (head.lines().next().unwrap().to_owned(), body.to_owned())
-}
-
-/// A node in this process, with a log store that the test can write to.
-pub(crate) struct LocalNode {
-    pub(crate) node: NodeHandle,
-    pub(crate) log_store: LogStore,
-    pub(crate) client: NodeClient,
-    _scratch: ScratchDir,
-}
-
-impl LocalNode {
-    pub(crate) async fn start(config: &str) -> Self {
-        Self::start_with(config, |_| {}).await
-    }
-
-    pub(crate) async fn start_with(config: &str, change: impl FnOnce(&mut Deps)) -> Self {
-        let scratch = ScratchDir::new().unwrap();
-        let mut config = NodedConfig::parse_toml(Path::new("test.toml"), config).unwrap();
-        config.node.data = scratch.path().join("data");
-        let journal = LogStore::default();
-        let mut deps = Deps::new(journal.clone());
-        change(&mut deps);
-        let plan =
-            NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false).unwrap();
-        let node = NodeHandle::start(plan, deps).unwrap();
-        node.wait_ready("root").await;
-        let client = client::connect(node.control_socket()).await.unwrap();
-        Self { node, log_store: journal, client, _scratch: scratch }
-    }
 }

@@ -15,8 +15,8 @@ fn write_kernel_record(text: &str) {
 #[test]
 #[ignore = "needs root: reads and writes /dev/kmsg"]
 fn the_kernels_log_is_in_the_tree_once_and_not_on_stderr() {
-    let mut node = NodedProcess::start(CONFIG);
-    node.ask(&["start", "--wait", "root.kernel"]);
+    let node = NodedProcess::start(CONFIG);
+    node.wait_ready("root.kernel");
     let texts = [1, 2].map(|n| format!("nodekeel-node test {} {n}", node.pid()));
     for text in &texts {
         write_kernel_record(text);
@@ -29,8 +29,6 @@ fn the_kernels_log_is_in_the_tree_once_and_not_on_stderr() {
     for text in &texts {
         assert_eq!(log.lines().filter(|line| line.contains(text.as_str())).count(), 1, "{log}");
     }
-    node.signal(nix::sys::signal::Signal::SIGTERM);
-    let (status, lines) = node.wait();
-    assert_eq!(status.code(), Some(0));
+    let lines = node.stop();
     assert!(!lines.iter().any(|line| line.contains(&texts[0])), "{lines:#?}");
 }

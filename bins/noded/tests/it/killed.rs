@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -12,7 +12,8 @@ use nix::unistd::Pid;
 use testbed::ScratchDir;
 
 use crate::harness::{
-    NO_DAEMONS, NodedProcess, PublicProgram, TEST_TIMEOUT, noded_command, plain_user, service_config,
+    NO_DAEMONS, NodedProcess, PublicProgram, kill_process, node_command, plain_user, service_config, wait,
+    wait_gone,
 };
 
 /// A cgroup for one node: another node of root's that starts in its cgroup would end what it leaves there.
@@ -30,13 +31,13 @@ impl PrivateCgroup {
         Self(path)
     }
 
-    /// noded with these arguments, in this cgroup.
-    fn noded_command(&self, args: &[&str]) -> Command {
-        let noded = noded_command(args);
+    /// noded for the node of a directory, in this cgroup.
+    fn node_command(&self, directory: &Path, config: &str) -> Command {
+        let noded = node_command("run", directory, config);
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0);
         command.arg(noded.get_program()).args(noded.get_args());
-        command.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
+        command.env_clear().env("PATH", "/usr/bin:/bin").stdin(std::process::Stdio::null());
         command
     }
 }
@@ -50,7 +51,7 @@ impl Drop for PrivateCgroup {
 }
 
 enum NodeUser {
-    /// Who has no cgroups.
+    /// A user without cgroups.
     Plain(PublicProgram),
     Root(PrivateCgroup),
 }
@@ -63,9 +64,10 @@ struct KilledNode {
 
 impl KilledNode {
     fn new(is_plain_user: bool, config: impl Into<String>) -> Self {
-        let user = match is_plain_user {
-            true => NodeUser::Plain(PublicProgram::noded()),
-            false => NodeUser::Root(PrivateCgroup::create()),
+        let user = if is_plain_user {
+            NodeUser::Plain(PublicProgram::noded())
+        } else {
+            NodeUser::Root(PrivateCgroup::create())
         };
         Self { user, config: config.into() }
     }
@@ -80,36 +82,23 @@ impl KilledNode {
     }
 
     fn start(&self, scratch: ScratchDir) -> NodedProcess {
-        let (file, data) = (scratch.path().join("noded.toml"), scratch.path().join("data"));
-        fs::write(&file, &self.config).unwrap();
-        let args = ["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-        let mut command = match &self.user {
-            NodeUser::Plain(program) => program.command(&args),
-            NodeUser::Root(cgroup) => cgroup.noded_command(&args),
+        let command = match &self.user {
+            NodeUser::Plain(program) => program.node_command("run", scratch.path(), &self.config),
+            NodeUser::Root(cgroup) => cgroup.node_command(scratch.path(), &self.config),
         };
-        command.stderr(Stdio::piped());
-        let mut node = NodedProcess::spawn_command(scratch, command);
-        node.wait_for_line("control socket at");
-        node
+        NodedProcess::start_command(scratch, command)
     }
 }
 
-/// Kills noded, and returns its directory.
-fn kill_node(mut node: NodedProcess) -> ScratchDir {
-    node.signal(Signal::SIGKILL);
-    node.wait();
-    std::mem::replace(&mut node.scratch, ScratchDir::new().unwrap())
-}
-
-/// The keys of a service whose script runs programs. Its directory shows to whom it belongs, should a test fail.
+/// The keys of a service. Its directory tells whose it is, should a test fail.
 fn keys(scratch: &Path) -> String {
-    format!("environment = {{ PATH = \"/usr/bin:/bin\" }}\ndirectory = {scratch:?}")
+    format!("directory = {scratch:?}")
 }
 
 /// The pid of the process of a service, once it is ready.
 fn service_pid(node: &NodedProcess, dn: &str) -> u64 {
-    node.ask(&["start", "--wait", dn]);
-    node.ask_json(&["status", dn])["node"]["pid"].as_u64().unwrap()
+    node.wait_ready(dn);
+    node.status(dn)["pid"].as_u64().unwrap()
 }
 
 fn check_adoption(is_plain_user: bool) {
@@ -126,11 +115,10 @@ fn check_adoption(is_plain_user: bool) {
     fs::write(&gate, "").unwrap();
     let node = plan.start(scratch);
     let pid = service_pid(&node, dn);
-    node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "up");
-    let scratch = kill_node(node);
+    node.wait_for_output(dn, "up");
+    let scratch = node.kill();
     // It writes while no noded reads.
-    let process = Pid::from_raw(i32::try_from(pid).unwrap());
-    kill(process, Signal::SIGUSR1).unwrap();
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGUSR1).unwrap();
     let gate = scratch.path().join("gate");
     fs::remove_file(&gate).unwrap();
 
@@ -142,23 +130,19 @@ fn check_adoption(is_plain_user: bool) {
         "{adopted}"
     );
     assert_eq!(service_pid(&node, dn), pid);
-    assert!(node.ask_json(&["status", dn])["node"]["process_since"].is_string());
-    node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "signaled");
+    assert!(node.status(dn)["process_since"].is_string());
+    node.wait_for_output(dn, "signaled");
     fs::write(&gate, "").unwrap();
 
     // Its exit is noticed, and the next one is noded's own again.
-    kill(process, Signal::SIGKILL).unwrap();
+    kill_process(pid);
     node.wait_for_event(dn, 1, "exited");
-    let exit = node.ask_json(&["status", dn])["node"]["exits"][0].clone();
+    let exit = node.status(dn)["exits"][0].clone();
     assert_eq!(exit["reason"], "exited with an unknown status: it was adopted", "{exit}");
     let second = service_pid(&node, dn);
     assert_ne!(second, pid);
     node.stop();
-    let gone = || match Path::new(&format!("/proc/{second}")).exists() {
-        true => anyhow::bail!("{second} is running"),
-        false => Ok(()),
-    };
-    testbed::wait_until(TEST_TIMEOUT, "the exit of the service", gone).unwrap();
+    wait_gone(second);
 }
 
 #[test]
@@ -195,8 +179,8 @@ fn a_kept_service_that_fills_its_output_waits_and_loses_nothing() {
     plan.config += &service_config("kept", &script, &format!("{}\nkeep = true", keys(scratch.path())));
     let node = plan.start(scratch);
     let pid = service_pid(&node, dn);
-    node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "up");
-    let scratch = kill_node(node);
+    node.wait_for_output(dn, "up");
+    let scratch = node.kill();
     let mut fifos =
         fs::read_dir(scratch.path().join("data/run/processes")).unwrap().map(|entry| entry.unwrap().path());
     let stdout = fifos.find(|path| path.extension().is_some_and(|suffix| suffix == "stdout")).unwrap();
@@ -206,12 +190,11 @@ fn a_kept_service_that_fills_its_output_waits_and_loses_nothing() {
     let written =
         || fs::read_to_string(&progress).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0_usize);
     fs::write(&gate, "").unwrap();
-    testbed::wait_until(TEST_TIMEOUT, "a full pipe", || {
+    wait("a full pipe", || {
         let bytes = written() * BYTES_PER_BLOCK;
         anyhow::ensure!(bytes + BYTES_PER_BLOCK > capacity, "{bytes} of {capacity}");
         Ok(())
-    })
-    .unwrap();
+    });
     drop(stdout);
     let (kept, before) = (capacity.div_ceil(BYTES_PER_BLOCK), written());
     assert!(before <= kept && kept < BLOCKS, "{before} blocks are written, and the pipe holds {kept}");
@@ -228,7 +211,7 @@ fn a_kept_service_that_fills_its_output_waits_and_loses_nothing() {
     node.stop();
 }
 
-/// How many services restart again and again, how many have forked and run, and how many are kept.
+/// Numbers of services that restart again and again, that have forked and run, and that are kept.
 const RESTARTING: usize = 100;
 const FORKING: usize = 20;
 const KEPT: usize = 5;
@@ -286,29 +269,22 @@ fn kill_repeatedly(is_plain_user: bool) {
             }
             pending.len() == RESTARTING
         });
-        let mut forked = 0;
-        node.follow(&["logs", "-f", "--raw", "--children", "root.service"]).find_value(|entry| {
-            forked += usize::from(entry["text"] == "forked");
-            forked == FORKING
-        });
+        node.wait_for_outputs("forked", FORKING);
         let doubled = fs::read_to_string(node.scratch.path().join("doubled")).unwrap_or_default();
         assert_eq!(doubled, "", "round {round}: two of one service were running");
         if round == count_rounds() {
             return check_nothing_left(node);
         }
-        scratch = kill_node(node);
+        scratch = node.kill();
     }
 }
 
 /// Stops the node: all locks are free then.
 fn check_nothing_left(mut node: NodedProcess) {
-    node.signal(Signal::SIGTERM);
-    let (status, lines) = node.wait();
-    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    node.stop_by(Signal::SIGTERM);
     let locks = fs::read_dir(node.scratch.path()).unwrap().map(|entry| entry.unwrap().path());
     for lock in locks.filter(|path| path.extension().is_some_and(|extension| extension == "lock")) {
-        let is_free = || fs::File::open(&lock).unwrap().try_lock().map_err(anyhow::Error::from);
-        testbed::wait_until(TEST_TIMEOUT, &format!("{} to be free", lock.display()), is_free).unwrap();
+        wait("a lock to be free", || Ok(File::open(&lock)?.try_lock()?));
     }
 }
 

@@ -94,7 +94,7 @@ impl NodedInGuest {
         command
     }
 
-    /// The output of nodectl, whatever its exit code.
+    /// The output of nodectl with any exit code.
     fn ask(&self, args: &[&str]) -> Result<String> {
         let mut text = String::new();
         self.node.guest().run_command(&self.nodectl(args), TIMEOUT, |line| text.extend([line, "\n"]))?;
@@ -220,7 +220,7 @@ fn a_kubelet_that_hangs_is_restarted_by_its_watchdog(noded: &NodedInGuest) -> Re
     let exit = noded.wait_for_event(KUBELET, 1, "exited")?;
     let reason = "the process did not report to its watchdog (WATCHDOG=1) within 30s, and was aborted";
     ensure!(exit["detail"].to_string().contains(reason), "{exit}");
-    // A Go program that is aborted says where it hangs.
+    // A Go program that is aborted logs where it hangs.
     let is_abort = |entry: &Value| entry["message"] == "SIGABRT: abort";
     noded.find_value(&["logs", "-f", "--min-level", "fatal", KUBELET], is_abort)?;
     noded.wait_for_event(KUBELET, 2, "ready").map(drop)

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{NO_DAEMONS, NodedProcess, service_config, stderr_and_code};
+use crate::harness::{NO_DAEMONS, NodedProcess, service_config, sleep_config};
 
 /// Prints a line of each kind at each start.
 const SCRIPT: &str = "echo a raw line; echo 'I1121 11:26:08.703131 1 a.go:1] an info'; \
@@ -61,15 +61,14 @@ fn a_level_holds_until_it_is_reset_and_what_it_excludes_is_counted() {
         (&["log-level", WEB, "loud"], 2, "unknown level"),
         (&["log-level", WEB, "warn", "--reset"], 2, "cannot be used with"),
     ] {
-        let (stderr, exit) = stderr_and_code(&node.nodectl(args));
-        assert!(exit == Some(code) && stderr.contains(reason), "{args:?}: {exit:?} {stderr}");
+        node.nodectl(args).assert_fails(code, reason);
     }
     node.stop();
 }
 
 #[test]
 fn debug_events_of_noded_are_kept_where_a_level_asks_for_them() {
-    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", "")));
+    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", sleep_config("a", "")));
     node.ask(&["restart", "--wait", "root.service.a"]);
     let all = node.ask(&["-o", "json", "logs"]);
     assert!(!all.contains("\"level\":\"debug\""), "{all}");

@@ -1,7 +1,6 @@
-//! The real binaries, and nodes in this process, through real sockets.
+//! The programs noded and nodectl, through real sockets and with real daemons.
 #![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
-mod api;
 mod block_volumes;
 mod callers;
 mod cluster;
@@ -18,20 +17,18 @@ mod killed;
 mod kubelet;
 mod lifecycle;
 mod log_levels;
-mod logs;
 mod many_services;
 mod network_namespace;
 mod nodectl;
-mod parts;
 mod planned_stop;
 mod preseed;
 mod reload;
 mod reserve;
 mod service_settings;
 mod services;
-mod storage;
 mod storage_cluster;
 mod storage_device;
+mod storage_directory;
 mod storage_disk;
 mod storage_join;
 mod storage_keys;

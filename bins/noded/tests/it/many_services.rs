@@ -9,13 +9,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
-use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
 use testbed::ScratchDir;
 
-use crate::harness::{NO_DAEMONS, NodedProcess, http_get, service_config};
+use crate::harness::{NO_DAEMONS, NO_DISKS, NodedProcess, http_get, make_fifo, service_config};
 
-/// Services of the test, unless the environment says how many.
+/// The number of services, unless the environment has another.
 const SERVICES: usize = 100;
 
 /// An answer may take this long on a busy machine.
@@ -37,20 +35,13 @@ fn config(scratch: &Path, count: usize, keys: &str) -> String {
     let service = |n: usize| {
         let script = script.replace("$0", &format!("s{n}"));
         let keys = if n == 0 { keys } else { "" };
-        service_config(
-            &format!("s{n}"),
-            &script,
-            &format!("environment = {{ PATH = \"/usr/bin:/bin\" }}\n{backoff}\n{keys}"),
-        )
+        service_config(&format!("s{n}"), &script, &format!("{backoff}\n{keys}"))
     };
     let services: String = (0..count).map(service).collect();
-    format!(
-        "{NO_DAEMONS}[health]\nmin_free_percent = 0\nwarn_free_percent = 0\n[metrics]\naddress = {:?}\n{services}",
-        scratch.join("metrics.sock")
-    )
+    format!("{NO_DAEMONS}{NO_DISKS}[metrics]\naddress = {:?}\n{services}", scratch.join("metrics.sock"))
 }
 
-/// How long each question takes.
+/// The longest time of each question.
 #[derive(Debug, Default)]
 struct AnswerTimes {
     slowest: Vec<(&'static str, Duration)>,
@@ -92,7 +83,7 @@ fn a_node_with_many_services_answers_while_all_of_them_fail_at_once() {
     let count = count_services();
     let scratch = ScratchDir::new().unwrap();
     fs::create_dir(scratch.path().join("failed")).unwrap();
-    mkfifo(&scratch.path().join("gate"), Mode::S_IRWXU).unwrap();
+    make_fifo(scratch.path(), "gate");
     let text = config(scratch.path(), count, "");
     let started = Instant::now();
     let node = NodedProcess::start_in(scratch, &text, &[]);
@@ -123,8 +114,7 @@ fn a_node_with_many_services_answers_while_all_of_them_fail_at_once() {
     }
     println!("all of them failed at once, and run again after {:?}: {stormy:?}", started.elapsed());
 
-    let file = node.scratch.path().join("noded.toml");
-    fs::write(&file, config(node.scratch.path(), count, "grace = \"3s\"")).unwrap();
+    node.write_config(&config(node.scratch.path(), count, "grace = \"3s\""));
     let reloaded = quiet.measure("reload", || node.ask(&["reload"]));
     assert_eq!(reloaded, "reloaded:\n  restart root.service.s0: grace\n");
     println!("{count} services: {quiet:?}");

@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use testbed::{ScratchDir, wait_until};
+use testbed::ScratchDir;
 
-use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config, stderr_and_code};
-
-const PATH: &str = "environment = { PATH = \"/usr/bin:/bin\" }";
+use crate::harness::{
+    Ended, NO_DAEMONS, NodedProcess, STUBBORN, TEST_TIMEOUT, service_config, sleep_config, wait,
+};
 
 #[test]
 fn a_node_that_does_not_answer_times_out() {
@@ -24,9 +25,8 @@ fn a_node_that_does_not_answer_times_out() {
         &["restart", "--wait", "root.control"],
         &["version"],
     ] {
-        let (text, code) = stderr_and_code(&node.nodectl(&[&["--timeout", "0.2"], args].concat()));
-        assert_eq!(code, Some(3), "{args:?}: {text}");
-        assert!(text.starts_with("nodectl: noded does not answer"), "{args:?}: {text}");
+        let ended = node.nodectl(&[&["--timeout", "0.2"], args].concat());
+        ended.assert_fails(3, "nodectl: noded does not answer");
     }
     node.signal(Signal::SIGCONT);
     node.stop();
@@ -44,16 +44,15 @@ fn a_follower_exits_when_its_reader_closes_the_pipe() {
         }
         drop(reader);
         let ended = || child.try_wait().unwrap().ok_or_else(|| anyhow::anyhow!("still running"));
-        let status: ExitStatus = wait_until(TEST_TIMEOUT, "its exit", ended).unwrap();
-        assert_eq!(status.code(), Some(0), "{args:?}");
+        assert_eq!(wait("its exit", ended).code(), Some(0), "{args:?}");
     }
     node.stop();
 }
 
 #[test]
 fn actions_report_state_and_generation_in_json() {
-    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", PATH)));
-    node.ask(&["start", "--wait", "root.service.a"]);
+    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", sleep_config("a", "")));
+    node.wait_ready("root.service.a");
     for (args, state, generation) in [
         (["restart", "--wait"], "ready", 2),
         (["stop", "--wait"], "stopped", 2),
@@ -93,20 +92,19 @@ fn a_removed_socket_file_is_created_again_by_a_restart() {
     watch.find_value(|_| true);
     // The existing connection still works.
     let aside = socket.with_extension("aside");
-    std::fs::rename(&socket, &aside).unwrap();
+    fs::rename(&socket, &aside).unwrap();
     node.ask(&["--socket", aside.to_str().unwrap(), "restart", "root.control"]);
     let there = || if socket.exists() { Ok(()) } else { anyhow::bail!("not yet") };
-    wait_until(TEST_TIMEOUT, "the socket", there).unwrap();
+    wait("the socket", there);
     node.ask(&["tree"]);
     node.stop();
 }
 
 #[test]
 fn a_stopping_node_answers_reads_and_rejects_actions() {
-    let script = "trap '' TERM; echo set; while :; do sleep 1000; done";
-    let config = format!("{NO_DAEMONS}{}", service_config("a", script, &format!("grace = \"1h\"\n{PATH}")));
-    let mut node = NodedProcess::start_in(ScratchDir::new().unwrap(), &config, &[]);
-    node.follow(&["logs", "-f", "--raw", "root.service.a"]).find_value(|entry| entry["text"] == "set");
+    let config = format!("{NO_DAEMONS}{}", service_config("a", STUBBORN, "grace = \"1h\""));
+    let mut node = NodedProcess::start(&config);
+    node.wait_for_output("root.service.a", "set");
     let watch = node.follow(&["tree", "--watch"]);
     watch.find_value(|_| true);
     let events = node.follow(&["events", "-f"]);
@@ -115,19 +113,14 @@ fn a_stopping_node_answers_reads_and_rejects_actions() {
 
     let nodes = node.ask_json(&["tree"]);
     assert!(nodes.as_array().unwrap().iter().any(|node| node["dn"] == "root.service.a"), "{nodes}");
-    let status = node.ask_json(&["status", "root.service.a"]);
-    assert_eq!(status["node"]["state"], "ready", "{status}");
+    assert_eq!(node.status("root.service.a")["state"], "ready");
     assert!(node.ask(&["logs", "root.service.a"]).contains("set"));
     node.follow(&["tree", "--watch"]).find_value(|_| true);
     for action in ["start", "stop", "restart"] {
-        let (text, code) = stderr_and_code(&node.nodectl(&[action, "root.service.a"]));
-        assert_eq!((text.as_str(), code), ("nodectl: the node is stopping", Some(3)), "{action}");
+        let ended = node.nodectl(&[action, "root.service.a"]);
+        assert_eq!((&*ended.stderr, ended.code), ("nodectl: the node is stopping", Some(3)), "{action}");
     }
-    let forced = || {
-        node.signal(Signal::SIGTERM);
-        node.try_wait().ok_or_else(|| anyhow::anyhow!("still running"))
-    };
-    assert_eq!(wait_until(TEST_TIMEOUT, "its exit", forced).unwrap().code(), Some(7));
+    assert_eq!(node.force_exit(), Some(7));
 }
 
 #[test]
@@ -138,7 +131,7 @@ fn a_failed_service_shows_its_exit_in_the_tree_and_raw_lines_show_their_time() {
     node.wait_for_event("root.service.a", 1, "exited");
     let tree = node.ask(&["tree"]);
     assert!(tree.lines().any(|line| line.contains(" a ") && line.contains("exited with code 3")), "{tree}");
-    node.follow(&["logs", "-f", "--raw", "root.service.a"]).find_value(|entry| entry["text"] == "last words");
+    node.wait_for_output("root.service.a", "last words");
     let log = node.ask(&["logs", "--raw", "root.service.a"]);
     let [line] = &log.lines().collect::<Vec<_>>()[..] else { panic!("one line: {log}") };
     let (time, rest) = line.split_once("  ").unwrap();
@@ -147,24 +140,18 @@ fn a_failed_service_shows_its_exit_in_the_tree_and_raw_lines_show_their_time() {
     node.stop();
 }
 
-/// The text of `status`, and its exit code.
-fn node_status(node: &NodedProcess) -> (String, Option<i32>) {
-    let output = node.nodectl(&["status"]);
-    (String::from_utf8(output.stdout).unwrap(), output.status.code())
-}
-
 #[test]
 fn status_names_a_crash_loop_and_fails_until_the_service_is_stable() {
     let scratch = ScratchDir::new().unwrap();
     let cured = scratch.path().join("cured");
     // It is ready as soon as it runs, and so between all its failures.
     let script = format!("[ -e {} ] && exec sleep 1000; exec sleep 0.05; exit 3", cured.display());
-    let keys = format!("{PATH}\nbackoff = {{ initial = \"1ms\", max = \"1ms\" }}");
-    let config = format!("{NO_DAEMONS}{}", service_config("a", &script, &keys));
+    let keys = "backoff = { initial = \"1ms\", max = \"1ms\" }";
+    let config = format!("{NO_DAEMONS}{}", service_config("a", &script, keys));
     let node = NodedProcess::start_in(scratch, &config, &[]);
     node.wait_for_event("root.service.a", 3, "started");
     for _ in 0..20 {
-        let (text, code) = node_status(&node);
+        let Ended { stdout: text, code, .. } = node.nodectl(&["status"]);
         assert_eq!(code, Some(6), "{text}");
         assert!(
             text.contains("1 of 5 runnables is not healthy") && text.contains("root.service.a is "),
@@ -172,34 +159,34 @@ fn status_names_a_crash_loop_and_fails_until_the_service_is_stable() {
         );
         assert!(text.contains("crash-loops: ") && text.contains(" consecutive failures"), "{text}");
     }
-    let output = node.nodectl(&["-o", "json", "status"]);
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((output.status.code(), &json["healthy"]), (Some(6), &serde_json::json!(false)), "{json}");
+    let ended = node.nodectl(&["-o", "json", "status"]);
+    let json = ended.json();
+    assert_eq!((ended.code, &json["healthy"]), (Some(6), &serde_json::json!(false)), "{json}");
     let unhealthy = json["nodes"].as_array().unwrap().iter().filter(|node| node["healthy"] == false);
     let unhealthy: Vec<_> = unhealthy.map(|node| (&node["dn"], &node["crash_looping"])).collect();
     assert_eq!(unhealthy, [(&"root.service.a".into(), &true.into())], "{json}");
     let tree = node.ask(&["tree"]);
     assert!(tree.lines().last().unwrap().starts_with("1 of 5 runnables is not healthy"), "{tree}");
     assert!(tree.contains("crash-loops: "), "{tree}");
-    assert_eq!(node.nodectl(&["status", "root.service.a"]).status.code(), Some(6));
-    assert_eq!(node.nodectl(&["status", "root.control"]).status.code(), Some(0));
+    assert_eq!(node.nodectl(&["status", "root.service.a"]).code, Some(6));
+    assert_eq!(node.nodectl(&["status", "root.control"]).code, Some(0));
 
     let watch = node.follow(&["tree", "--watch"]);
-    std::fs::write(&cured, "").unwrap();
+    fs::write(&cured, "").unwrap();
     // Ready for ten seconds, the time that resets its backoff: nothing else happens then.
     watch.find_value(|tree| tree.as_array().unwrap().iter().all(|node| node["healthy"] == true));
-    let (text, code) = node_status(&node);
+    let Ended { stdout: text, code, .. } = node.nodectl(&["status"]);
     assert!(code == Some(0) && text.contains("all 5 runnables are ready"), "{code:?} {text}");
     node.ask(&["stop", "--wait", "root.service.a"]);
-    let (text, code) = node_status(&node);
+    let Ended { stdout: text, code, .. } = node.nodectl(&["status"]);
     assert!(code == Some(6) && text.contains("root.service.a is stopped"), "{code:?} {text}");
     node.stop();
 }
 
 #[test]
 fn a_start_of_a_ready_runnable_says_that_it_is_ready_already() {
-    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", PATH)));
-    node.ask(&["start", "--wait", "root.service.a"]);
+    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", sleep_config("a", "")));
+    node.wait_ready("root.service.a");
     for args in [&["start", "root.service.a"][..], &["start", "--wait", "root.service.a"]] {
         assert_eq!(node.ask(args), "root.service.a is already ready\n");
     }
@@ -246,7 +233,7 @@ impl TestTerminal {
 
     /// Reads until a frame has what is wanted of its lines.
     fn find_in_frame<T>(&self, wanted: impl Fn(&[&str]) -> Option<T>) -> T {
-        let (started, mut text) = (std::time::Instant::now(), String::new());
+        let (started, mut text) = (Instant::now(), String::new());
         loop {
             text += &self.output.recv_timeout(TEST_TIMEOUT).unwrap();
             let plain = plain_text(&text);
@@ -283,16 +270,12 @@ fn plain_text(text: &str) -> String {
 #[test]
 fn a_watched_tree_fits_its_terminal_and_counts_down() {
     let mut config = NO_DAEMONS.to_owned();
-    for number in 0..12 {
-        config += &service_config(&format!("quiet-{number}"), "exec sleep 1000", PATH);
-    }
+    config.extend((0..12).map(|number| sleep_config(&format!("quiet-{number}"), "")));
     let keys = "backoff = { initial = \"1h\", max = \"1h\", jitter = 0.0 }";
     config += &service_config("fails", "exit 3", keys);
     let node = NodedProcess::start(&config);
     node.wait_for_event("root.service.fails", 1, "exited");
-    for number in 0..12 {
-        node.ask(&["start", "--wait", &format!("root.service.quiet-{number}")]);
-    }
+    (0..12).for_each(|number| node.wait_ready(&format!("root.service.quiet-{number}")));
     let terminal = TestTerminal::start(&node, &["tree", "--watch"]);
     let fits = |lines: &[&str], columns, rows| {
         assert!(
@@ -325,51 +308,41 @@ fn a_watched_tree_fits_its_terminal_and_counts_down() {
 #[test]
 fn storage_says_what_the_volume_is_and_reads_passphrases_from_files_and_pipes_alone() {
     let node = NodedProcess::start(NO_DAEMONS);
-    node.ask(&["start", "--wait", "root.storage"]);
-    assert_eq!(
-        node.ask(&["storage", "status"]),
-        format!("open at {}: not encrypted by noded\n", volume_path(&node))
-    );
+    node.wait_ready("root.storage");
+    let path = node.data().join("data");
+    let text = format!("open at {}: not encrypted by noded\n", path.display());
+    assert_eq!(node.ask(&["storage", "status"]), text);
     let status = node.ask_json(&["storage", "status"]);
     assert_eq!((&status["state"], &status["encryption"]), (&"open".into(), &serde_json::Value::Null));
 
-    let fails = |args: &[&str]| {
-        let (text, code) = stderr_and_code(&node.nodectl(&[&["storage"], args].concat()));
-        assert_eq!(code, Some(1), "{args:?}: {text}");
-        text
-    };
-    for args in [&["rotate"][..], &["recovery"]] {
-        let text = fails(args);
-        assert!(text.starts_with("nodectl: the data volume is not encrypted"), "{args:?}: {text}");
-    }
-    assert!(fails(&["trim"]).contains("it is a directory"), "a directory is not trimmed");
-    assert!(fails(&["erase", "ext-1"]).contains("nodectl storage status"), "nothing is to be erased");
-    // The standard input is empty.
-    assert!(fails(&["unlock"]).contains("0 symbols"));
     let file = node.scratch.path().join("passphrase");
-    fs::write(&file, "00000-00000-00000-00000-00000-00000-00gkg\nmore\n").unwrap();
     let by_file = ["--passphrase-file", file.to_str().unwrap()];
-    let text = fails(&[&["unlock"], &by_file[..]].concat());
-    assert!(text.contains("does not wait for a key"), "{text}");
-    let text = fails(&[&["rotate"], &by_file[..]].concat());
-    assert!(text.contains("not encrypted"), "{text}");
+    fs::write(&file, "00000-00000-00000-00000-00000-00000-00gkg\nmore\n").unwrap();
+    for (args, says) in [
+        (&["rotate"][..], "nodectl: the data volume is not encrypted"),
+        (&["recovery"], "nodectl: the data volume is not encrypted"),
+        // A directory is not trimmed, and nothing is to be erased.
+        (&["trim"], "it is a directory"),
+        (&["erase", "ext-1"], "nodectl storage status"),
+        // The standard input is empty.
+        (&["unlock"], "0 symbols"),
+        (&[&["unlock"], &by_file[..]].concat(), "does not wait for a key"),
+        (&[&["rotate"], &by_file[..]].concat(), "not encrypted"),
+    ] {
+        node.nodectl(&[&["storage"], args].concat()).assert_fails(1, says);
+    }
     fs::write(&file, "00000-00000-00000-00000-00000-00000-00gkk\n").unwrap();
-    let text = fails(&[&["recovery", "--confirm"], &by_file[..]].concat());
-    assert!(text.contains("wrong checksum"), "{text}");
+    let confirm = [&["storage", "recovery", "--confirm"], &by_file[..]].concat();
+    node.nodectl(&confirm).assert_fails(1, "wrong checksum");
 
     let mut command = node.nodectl_command(&["storage", "unlock"]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"00000-00000-00000-00000-00000-00000-00GKG\n").unwrap();
-    let (text, code) = stderr_and_code(&child.wait_with_output().unwrap());
-    assert!(code == Some(1) && text.contains("does not wait for a key"), "{code:?} {text}");
-    let (_, code) = stderr_and_code(&node.nodectl(&["storage", "unlock", "00000"]));
-    assert_eq!(code, Some(2), "a passphrase is no argument");
+    Ended::from(child.wait_with_output().unwrap()).assert_fails(1, "does not wait for a key");
+    // A passphrase is no argument.
+    assert_eq!(node.nodectl(&["storage", "unlock", "00000"]).code, Some(2));
 
     let events = node.ask(&["events"]);
     assert!(events.contains("unlock") && !events.contains("00000-00000"), "{events}");
     node.stop();
-}
-
-fn volume_path(node: &NodedProcess) -> String {
-    node.data().join("data").display().to_string()
 }

@@ -1,4 +1,4 @@
-//! What an operator sees of a planned stop.
+//! A planned stop as an operator sees it.
 
 use std::collections::BTreeSet;
 
@@ -6,21 +6,19 @@ use nix::sys::signal::Signal;
 
 use crate::harness::{NO_DAEMONS, NodedProcess, service_config};
 
-const PATH: &str = "environment = { PATH = \"/usr/bin:/bin\" }";
-
 #[test]
 fn a_planned_stop_is_no_failure_and_says_how_the_process_exited() {
     let script = "trap 'echo stopping; exit 9' TERM; echo set; while :; do sleep 1000 & wait; done";
-    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", script, PATH)));
+    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", script, "")));
     let dn = "root.service.a";
     let log = node.follow(&["logs", "-f", "--raw", dn]);
     log.find_value(|entry| entry["text"] == "set");
     node.ask(&["restart", dn]);
     log.find_value(|entry| entry["text"] == "set");
     node.ask(&["stop", "--wait", dn]);
-    let status = node.ask_json(&["status", dn]);
-    assert_eq!((&status["node"]["state"], &status["node"]["failures"]), (&"stopped".into(), &0.into()));
-    let exits = status["node"]["exits"].as_array().unwrap();
+    let status = node.status(dn);
+    assert_eq!((&status["state"], &status["failures"]), (&"stopped".into(), &0.into()));
+    let exits = status["exits"].as_array().unwrap();
     assert_eq!(exits.len(), 2, "{status}");
     for exit in exits {
         assert_eq!(exit["state"], "canceled", "{status}");
@@ -36,7 +34,7 @@ fn a_planned_stop_is_no_failure_and_says_how_the_process_exited() {
 fn a_client_that_follows_gets_the_last_events_and_entries_of_a_stop() {
     let script = "trap 'echo bye; exit 0' TERM; echo set; while :; do sleep 1000 & wait; done";
     let names: Vec<_> = (0..20).map(|n| format!("s{n}")).collect();
-    let services: String = names.iter().map(|name| service_config(name, script, PATH)).collect();
+    let services: String = names.iter().map(|name| service_config(name, script, "")).collect();
     let mut node = NodedProcess::start(&format!("{NO_DAEMONS}{services}"));
     let (events, log) =
         (node.follow(&["events", "-f"]), node.follow(&["logs", "-f", "--raw", "--children", "root.service"]));
@@ -61,6 +59,6 @@ fn a_client_that_follows_gets_the_last_events_and_entries_of_a_stop() {
         bye += usize::from(entry["text"] == "bye");
         bye == names.len()
     });
-    let (status, lines) = node.wait();
+    let (status, lines) = node.wait_end();
     assert_eq!(status.code(), Some(0), "{lines:#?}");
 }

@@ -1,12 +1,13 @@
 //! Preseeded images under noded: who waits for them, what is left out, and what a full disk does to etcd.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use testbed::{ContainerImage, ScratchDir, command_output, reserve_port, tools, wait_until};
+use serde_json::Value;
+use testbed::{ContainerImage, ScratchDir, command_output, tools};
 
-use crate::harness::{NodedProcess, TEST_TIMEOUT, service_config};
+use crate::harness::{EtcdPorts, NodedProcess, service_config, sleep_config};
 
 const PRESEED: &str = "root.containerd.preseed";
 
@@ -29,29 +30,22 @@ fn put_image(images: &ScratchDir, name: &str, bytes: u64) {
     fs::remove_file(content).unwrap();
 }
 
-fn ctr_command(noded: &NodedProcess) -> Command {
-    let mut ctr = Command::new(tools::find_tool(tools::CTR).unwrap());
-    ctr.arg("-a").arg(noded.data().join("run/containerd/containerd.sock")).args(["-n", "k8s.io"]);
-    ctr
+/// The configuration of a containerd that preseeds these bundles, with more sections.
+fn preseed_config(bundles: &Path, sections: &str) -> String {
+    format!("services.etcd.enable = false\n[services.containerd]\npreseed = {bundles:?}\n{sections}")
 }
 
-/// What `nodectl` prints, also where it reports trouble by its exit code.
-fn shown(noded: &NodedProcess, args: &[&str]) -> String {
-    String::from_utf8(noded.nodectl(args).stdout).unwrap()
+/// A service that needs the images.
+fn kubelet_config() -> String {
+    sleep_config("kubelet", "depends_on = [\"containerd.preseed\"]")
 }
 
-/// The JSON of a runnable, once it meets a condition.
-fn wait_status(noded: &NodedProcess, dn: &str, is: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
-    wait_until(TEST_TIMEOUT, dn, || {
-        let text = shown(noded, &["-o", "json", "status", dn]);
-        let status: serde_json::Value = serde_json::from_str(&text)?;
-        anyhow::ensure!(is(&status["node"]), "{text}");
-        Ok(status["node"].clone())
-    })
-    .unwrap()
+/// The reason of the first failure of a runnable, once it has failed.
+fn wait_failure(noded: &NodedProcess, dn: &str) -> String {
+    let status = noded.wait_status(dn, |status| !status["exits"].as_array().unwrap().is_empty());
+    status["exits"][0]["reason"].as_str().unwrap().to_owned()
 }
 
-/// Review D5.
 #[test]
 #[ignore = "needs containerd and root"]
 fn a_service_that_depends_on_preseed_starts_when_the_images_are_there() {
@@ -65,18 +59,14 @@ fn a_service_that_depends_on_preseed_starts_when_the_images_are_there() {
     let ctr = tools::find_tool(tools::CTR).unwrap();
     let script =
         format!("{} -a {} -n k8s.io images ls -q >{}", ctr.display(), socket.display(), seen.display());
-    let config = format!(
-        "services.etcd.enable = false\n[services.containerd]\npreseed = \"{}\"\n{}",
-        images.path().display(),
-        service_config("kubelet", &script, "readiness = \"exit\"\ndepends_on = [\"containerd.preseed\"]")
-    );
+    let keys = "readiness = \"exit\"\ndepends_on = [\"containerd.preseed\"]";
+    let config = preseed_config(images.path(), &service_config("kubelet", &script, keys));
     let noded = NodedProcess::start_in(scratch, &config, &[]);
     noded.wait_for_event("root.service.kubelet", 1, "ready");
     assert_eq!(fs::read_to_string(seen).unwrap().lines().count(), 8, "all of them");
     noded.stop();
 }
 
-/// Review D7.
 #[test]
 #[ignore = "needs containerd and root"]
 fn a_containerd_whose_cri_does_not_load_is_not_ready_and_status_says_why() {
@@ -92,31 +82,24 @@ fn a_containerd_whose_cri_does_not_load_is_not_ready_and_status_says_why() {
         format!("services.etcd.enable = false\nservices.containerd.config = \"{}\"\n", file.display());
     let noded = NodedProcess::start(&config);
     // After its start timeout of a minute.
-    let node = wait_status(&noded, "root.containerd", |node| {
-        assert!(node["state"] != "ready", "{node}");
-        !node["exits"].as_array().unwrap().is_empty()
+    let status = noded.wait_status("root.containerd", |status| {
+        assert!(status["state"] != "ready", "{status}");
+        !status["exits"].as_array().unwrap().is_empty()
     });
-    let reason = node["exits"][0]["reason"].as_str().unwrap();
+    let reason = status["exits"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("CRI") && reason.contains("disabled_plugins"), "{reason}");
     noded.stop();
 }
 
-/// Review D8.
 #[test]
 #[ignore = "needs containerd and root"]
 fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
     let images = new_bundle_dir();
     fs::write(images.path().join("k8s.io/bad.tar"), "scribble").unwrap();
-    let config = format!(
-        "services.etcd.enable = false\n[services.containerd]\npreseed = \"{}\"\n{}",
-        images.path().display(),
-        service_config("kubelet", "exec sleep 1000", "depends_on = [\"containerd.preseed\"]")
-    );
-    let noded = NodedProcess::start(&config);
-    let node = wait_status(&noded, PRESEED, |node| !node["exits"].as_array().unwrap().is_empty());
-    let reason = node["exits"][0]["reason"].as_str().unwrap();
+    let noded = NodedProcess::start(&preseed_config(images.path(), &kubelet_config()));
+    let reason = wait_failure(&noded, PRESEED);
     assert!(reason.contains("k8s.io/bad.tar") && reason.contains("truncated"), "{reason}");
-    let status = shown(&noded, &["status"]);
+    let status = noded.ask(&["status"]);
     assert!(status.contains(PRESEED) && status.contains("bad.tar"), "{status}");
     // The other services have what there is.
     noded.wait_for_event(PRESEED, 1, "ready");
@@ -125,7 +108,7 @@ fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
     fs::remove_file(images.path().join("k8s.io/bad.tar")).unwrap();
     put_image(&images, "good", 1000);
     noded.ask(&["restart", PRESEED]);
-    wait_status(&noded, PRESEED, |node| node["state"] == "ready");
+    noded.wait_status(PRESEED, |status| status["state"] == "ready");
     assert_eq!(noded.ask_json(&["images"])[0]["name"], "localhost/good:1");
     noded.stop();
 }
@@ -136,19 +119,12 @@ fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
 fn a_missing_preseed_directory_is_seen_in_status_and_json_and_holds_the_services() {
     let disk = ScratchDir::new().unwrap();
     let missing = disk.path().join("not-mounted");
-    let config = format!(
-        "services.etcd.enable = false\n[services.containerd]\npreseed = \"{}\"\n{}",
-        missing.display(),
-        service_config("kubelet", "exec sleep 1000", "depends_on = [\"containerd.preseed\"]")
-    );
-    let noded = NodedProcess::start(&config);
-    let node = wait_status(&noded, PRESEED, |node| !node["exits"].as_array().unwrap().is_empty());
-    let reason = node["exits"][0]["reason"].as_str().unwrap();
+    let noded = NodedProcess::start(&preseed_config(&missing, &kubelet_config()));
+    let reason = wait_failure(&noded, PRESEED);
     assert!(reason.contains("not-mounted") && reason.contains("No such file"), "{reason}");
-    let status = shown(&noded, &["status"]);
+    let status = noded.ask(&["status"]);
     assert!(status.contains(PRESEED) && status.contains("not-mounted"), "{status}");
-    let kubelet = wait_status(&noded, "root.service.kubelet", |_| true);
-    assert_ne!(kubelet["state"], "ready", "{kubelet}");
+    assert_ne!(noded.status("root.service.kubelet")["state"], "ready");
     fs::create_dir_all(missing.join("k8s.io")).unwrap();
     noded.ask(&["restart", PRESEED]);
     noded.wait_for_event("root.service.kubelet", 1, "ready");
@@ -156,7 +132,7 @@ fn a_missing_preseed_directory_is_seen_in_status_and_json_and_holds_the_services
 }
 
 /// A new ext4 of this size at a path.
-fn mount_ext4(directory: &Path, mebibytes: u64) -> PathBuf {
+fn mount_ext4(directory: &Path, mebibytes: u64) {
     let image = directory.with_extension("ext4");
     File::create(&image).unwrap().set_len(mebibytes << 20).unwrap();
     let mut format = Command::new(tools::find_tool(tools::MKFS_EXT4).unwrap());
@@ -164,7 +140,6 @@ fn mount_ext4(directory: &Path, mebibytes: u64) -> PathBuf {
     fs::create_dir(directory).unwrap();
     let mut mount = Command::new(tools::find_tool(tools::MOUNT).unwrap());
     command_output(mount.args(["-o", "loop"]).arg(&image).arg(directory)).unwrap();
-    image
 }
 
 fn free_bytes(directory: &Path) -> u64 {
@@ -172,7 +147,6 @@ fn free_bytes(directory: &Path) -> u64 {
     disk.blocks_free() * disk.fragment_size()
 }
 
-/// Review D3.
 #[test]
 #[ignore = "needs etcd, containerd, mkfs.ext4 and root"]
 fn etcd_never_stops_while_a_small_disk_is_filled_with_images() {
@@ -184,27 +158,19 @@ fn etcd_never_stops_while_a_small_disk_is_filled_with_images() {
     let scratch = ScratchDir::new().unwrap();
     let data = scratch.path().join("data");
     mount_ext4(&data, 700);
-    let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
-    let config = format!(
-        "[services.etcd]\nclient_port = {}\npeer_port = {}\n[services.containerd]\npreseed = \"{}\"\n",
-        ports[0].number(),
-        ports[1].number(),
-        images.path().display()
-    );
+    let ports = EtcdPorts::reserve();
+    let config = format!("{}[services.containerd]\npreseed = {:?}\n", ports.section(""), images.path());
     let noded = NodedProcess::start_in(scratch, &config, &[]);
-    let node = wait_status(&noded, PRESEED, |node| !node["exits"].as_array().unwrap().is_empty());
-    let reason = node["exits"][0]["reason"].as_str().unwrap_or_default().to_owned();
+    let reason = wait_failure(&noded, PRESEED);
     println!("{reason}");
     // etcd goes on: 20 MB of values, while preseed tries again.
     let value = "x".repeat(100_000);
     for key in 0..200 {
-        let mut put = Command::new(tools::find_tool(tools::ETCDCTL).unwrap());
-        put.env("ETCDCTL_API", "3").arg("--endpoints").arg(ports[0].socket_address().to_string());
-        command_output(put.args(["put", &key.to_string(), &value])).unwrap();
+        ports.etcdctl(&["put", &key.to_string(), &value]);
     }
-    let etcd = wait_status(&noded, "root.etcd", |node| node["state"] == "ready");
+    let etcd = noded.wait_status("root.etcd", |status| status["state"] == "ready");
     assert_eq!((etcd["generation"].as_u64(), etcd["restarts"].as_u64()), (Some(1), Some(0)), "{etcd}");
-    let listed = command_output(ctr_command(&noded).args(["images", "ls", "-q"])).unwrap();
+    let listed = noded.ctr(&["images", "ls", "-q"]).unwrap();
     let imported: u64 =
         listed.lines().map(|name| name.rsplit(['-', ':']).nth(1).unwrap().parse::<u64>().unwrap()).sum();
     println!("{imported} MB imported, {} MB free: {listed}", free_bytes(&data) / 1_000_000);
@@ -212,7 +178,7 @@ fn etcd_never_stops_while_a_small_disk_is_filled_with_images() {
     assert!(reason.contains("k8s.io/image-00-500.tar"), "what is left out is named: {reason}");
     assert!(free_bytes(&data) > 100_000_000, "{}", free_bytes(&data));
     // What does not fit costs nothing again.
-    wait_status(&noded, PRESEED, |node| node["failures"].as_u64() >= Some(2));
+    noded.wait_status(PRESEED, |status: &Value| status["failures"].as_u64() >= Some(2));
     assert!(free_bytes(&data) > 100_000_000, "{}", free_bytes(&data));
     noded.ask(&["stop", "--wait", "root.containerd"]);
     noded.stop();

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
-use nodekeel_node::client;
-use nodekeel_node::v1::{HealthRequest, HealthResponse, Node, StatusRequest};
+use nodekeel_node::client::{self, NodeClient};
+use nodekeel_node::v1::{HealthRequest, HealthResponse, Node, State, StatusRequest};
 use testbed::guest::disk::{FileSystem, GuestDisk};
-use testbed::{ContainerImage, ScratchDir, command_output, tools, wait_until};
+use testbed::{ContainerImage, ScratchDir, command_output, tools};
 
-use crate::harness::{NodedProcess, TEST_TIMEOUT, noded_command};
+use crate::harness::{NodedProcess, check, wait};
 
-/// What images may have, with the 128 MiB that are left for etcd: a dozen fill it, whatever the size of the disk.
+/// The share of images, with the 128 MiB that are left for etcd: a dozen images fill it on a disk of any size.
 const SHARE: u64 = 290_000_000;
 
 fn disk_bytes(path: &Path) -> (u64, u64) {
@@ -31,58 +31,30 @@ fn write_image(directory: &Path, name: &str, bytes: u64) -> PathBuf {
     archive
 }
 
-/// A node whose etcd and containerd run in the guest.
-struct GuestNode {
-    noded: NodedProcess,
-    runtime: tokio::runtime::Runtime,
+/// The status of a runnable. It asks the node itself, as the guest has no nodectl.
+fn status(noded: &NodedProcess, dn: &str) -> Node {
+    let request = StatusRequest { dn: dn.into(), ..StatusRequest::default() };
+    call(noded, async |mut client: NodeClient| client.status(request).await).node.unwrap()
 }
 
-impl GuestNode {
-    fn start(scratch: ScratchDir, config: &str) -> Self {
-        let noded = NodedProcess::start_in(scratch, config, &[]);
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let this = Self { noded, runtime };
-        for dn in ["root.etcd", "root.containerd"] {
-            wait_until(TEST_TIMEOUT, dn, || {
-                let node = this.status(dn);
-                anyhow::ensure!(node.state == i32::from(nodekeel_node::v1::State::Ready), "{node:?}");
-                Ok(())
-            })
-            .unwrap();
-        }
-        this
-    }
+fn health(noded: &NodedProcess) -> HealthResponse {
+    call(noded, async |mut client: NodeClient| client.health(HealthRequest::default()).await)
+}
 
-    fn status(&self, dn: &str) -> Node {
-        let request = StatusRequest { dn: dn.into(), ..StatusRequest::default() };
-        self.runtime
-            .block_on(async {
-                client::connect(&self.noded.socket()).await.unwrap().status(request).await.unwrap()
-            })
-            .into_inner()
-            .node
-            .unwrap()
-    }
+fn call<T>(
+    noded: &NodedProcess,
+    request: impl AsyncFnOnce(NodeClient) -> Result<tonic::Response<T>, tonic::Status>,
+) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = client::connect(&noded.socket()).await.unwrap();
+        request(client).await.unwrap().into_inner()
+    })
+}
 
-    fn health(&self) -> HealthResponse {
-        let request = HealthRequest::default();
-        self.runtime
-            .block_on(async {
-                client::connect(&self.noded.socket()).await.unwrap().health(request).await.unwrap()
-            })
-            .into_inner()
-    }
-
-    /// As a kubelet's pull, without the check of noded's imports. The error is containerd's.
-    fn pull(&self, archive: &Path) -> anyhow::Result<String> {
-        self.run_ctr(&["images", "import", "--no-unpack", archive.to_str().unwrap()])
-    }
-
-    fn run_ctr(&self, args: &[&str]) -> anyhow::Result<String> {
-        let mut ctr = Command::new(tools::find_tool(tools::CTR).unwrap());
-        ctr.arg("-a").arg(self.noded.data().join("run/containerd/containerd.sock"));
-        command_output(ctr.args(["-n", "k8s.io"]).args(args))
-    }
+/// Imports an archive as a kubelet's pull, without the check of noded's imports. The error is containerd's.
+fn pull(noded: &NodedProcess, archive: &Path) -> anyhow::Result<String> {
+    noded.ctr(&["images", "import", "--no-unpack", archive.to_str().unwrap()])
 }
 
 /// Puts that many values of a megabyte.
@@ -106,28 +78,32 @@ fn pulls_that_fill_an_xfs_leave_etcd_its_reserve_and_health_says_what_is_full() 
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
     mount(Some(mounted.mount_point()), &data, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    let file = scratch.path().join("check.toml");
     let reserve = disk_bytes(&data).0 - SHARE;
     let config = format!(
         "[services.etcd]\nclient_port = 2379\npeer_port = 2380\n[services.containerd]\nreserve = {reserve}\n"
     );
-    fs::write(&file, &config).unwrap();
-    let args = ["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-    let checked = String::from_utf8(noded_command(&args).output().unwrap().stdout).unwrap();
+    let checked = check(scratch.path(), &config, &[]).output();
     assert!(checked.contains("a project limit keeps the reserve of the disk free"), "{checked}");
 
-    let node = GuestNode::start(scratch, &config);
+    let node = NodedProcess::start_in(scratch, &config, &[]);
+    for dn in ["root.etcd", "root.containerd"] {
+        wait(dn, || {
+            let status = status(&node, dn);
+            anyhow::ensure!(status.state() == State::Ready, "{status:?}");
+            Ok(())
+        });
+    }
     put_values(1);
-    let root = node.noded.data().join("data/containerd/root").display().to_string();
+    let root = node.data().join("data/containerd/root").display().to_string();
     let is_full = |health: &HealthResponse| {
         health.conditions.iter().find(|found| found.object == root).map(|found| found.problem.clone())
     };
-    assert_eq!(is_full(&node.health()), None);
+    assert_eq!(is_full(&health(&node)), None);
     let mut pulled = Vec::new();
     let refused = loop {
         let name = format!("image-{}", pulled.len());
         let archive = write_image(images.path(), &name, 12_000_000 + pulled.len() as u64);
-        let imported = node.pull(&archive);
+        let imported = pull(&node, &archive);
         fs::remove_file(archive).unwrap();
         match imported {
             Ok(_) => pulled.push(name),
@@ -142,17 +118,17 @@ fn pulls_that_fill_an_xfs_leave_etcd_its_reserve_and_health_says_what_is_full() 
     println!("{} MB are free of a reserve of {}", free / 1_000_000, reserve / 1_000_000);
     assert!(free > reserve / 2, "{free} bytes are free");
     for dn in ["root.etcd", "root.containerd"] {
-        let status = node.status(dn);
+        let status = status(&node, dn);
         assert_eq!((status.generation, status.restarts), (1, 0), "{status:?}");
     }
-    let problem = is_full(&node.health()).unwrap_or_else(|| panic!("{:?}", node.health()));
+    let problem = is_full(&health(&node)).unwrap_or_else(|| panic!("{:?}", health(&node)));
     println!("{root}: {problem}");
     assert!(problem.contains("have almost used their share of the disk"), "{problem}");
     // Deleting images makes room, although nothing more can be written.
     for name in &pulled[..3] {
-        node.run_ctr(&["images", "rm", "--sync", &format!("localhost/{name}:1")]).unwrap();
+        node.ctr(&["images", "rm", "--sync", &format!("localhost/{name}:1")]).unwrap();
     }
-    node.pull(&write_image(images.path(), "later", 6_000_000)).unwrap();
-    assert_eq!(is_full(&node.health()), None);
-    node.noded.stop();
+    pull(&node, &write_image(images.path(), "later", 6_000_000)).unwrap();
+    assert_eq!(is_full(&health(&node)), None);
+    node.stop();
 }

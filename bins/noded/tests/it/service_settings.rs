@@ -1,25 +1,25 @@
-//! What a service may do and use, how it is watched and reloaded, and how its log is read.
+//! Settings of a service: its rights and limits, how it is watched and reloaded, and how its log is read.
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use testbed::{ScratchDir, wait_until};
+use testbed::ScratchDir;
 
-use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, service_config};
+use crate::harness::{NO_DAEMONS, NodedProcess, node_command, service_config, wait};
 
 /// Restarts at once.
 const NO_BACKOFF: &str = "backoff = { initial = \"1ms\", max = \"1ms\" }";
 
 fn start_service(script: &str, keys: &str) -> NodedProcess {
-    let keys = format!("{keys}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}\n{NO_BACKOFF}");
+    let keys = format!("{keys}\n{NO_BACKOFF}");
     NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", script, &keys)))
 }
 
 /// The reason of the first exit.
 fn first_exit(noded: &NodedProcess) -> String {
     noded.wait_for_event("root.service.a", 2, "started");
-    noded.ask_json(&["status", "root.service.a"])["node"]["exits"][0]["reason"].to_string()
+    noded.status("root.service.a")["exits"][0]["reason"].to_string()
 }
 
 #[test]
@@ -73,14 +73,12 @@ fn nodectl_signals_and_reloads_a_service() {
         (["signal", "root.control", "HUP"], "root.control is not a [[service]]"),
         (["signal", "root.service.b", "HUP"], "root.service.b"),
     ] {
-        let output = noded.nodectl(&args);
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && text.contains(says), "{args:?}: {text}");
+        let ended = noded.nodectl(&args);
+        assert!(ended.code != Some(0) && ended.stderr.contains(says), "{args:?}: {ended:#?}");
     }
     noded.ask(&["stop", "--wait", "root.service.a"]);
-    let output = noded.nodectl(&["reload", "root.service.a"]);
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("root.service.a has no running process"), "{text}");
+    let ended = noded.nodectl(&["reload", "root.service.a"]);
+    assert!(ended.stderr.contains("root.service.a has no running process"), "{ended:#?}");
     noded.stop();
 }
 
@@ -110,14 +108,20 @@ fn a_service_has_its_limits_its_umask_and_its_stop_signal() {
 
 #[test]
 #[ignore = "needs root: it runs a service as another user"]
-fn a_service_of_another_user_keeps_its_groups_and_capabilities() {
-    let script = "grep -E '^(Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr '\\t\\n' ' :'; echo; exec sleep 1000";
+fn a_service_of_another_user_has_its_uid_groups_and_capabilities() {
+    let script = "grep -E '^(Uid|Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr '\\t\\n' ' :'; echo; exec sleep 1000";
     let keys = "user = \"nobody\"\nprivileges = { groups = [\"daemon\"], capabilities = [\"net_bind_service\"], read_only_paths = [\"/usr\"] }";
     let noded = start_service(script, keys);
     let log = noded.follow(&["logs", "-f", "--raw", "root.service.a"]);
     let entry = log.find_value(|entry| entry["stream"] == "stdout");
     let text = entry["text"].to_string();
-    for part in ["Groups: 1 65534", "CapEff: 0000000000000400", "CapBnd: 0000000000000400", "NoNewPrivs: 1"] {
+    for part in [
+        "Uid: 65534 65534",
+        "Groups: 1 65534",
+        "CapEff: 0000000000000400",
+        "CapBnd: 0000000000000400",
+        "NoNewPrivs: 1",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     noded.stop();
@@ -134,24 +138,19 @@ fn a_noded_that_the_kernel_spares_does_not_spare_its_services() {
     };
     let script = |name: &str| format!("{}; exec sleep 1000", write_score(name));
     let probe = format!("readiness = {{ probe = [\"/bin/sh\", \"-c\", {:?}] }}", write_score("probe"));
-    let path = "environment = { PATH = \"/usr/bin:/bin\" }";
     let config = format!(
         "{NO_DAEMONS}{}{}",
-        service_config("default", &script("default"), &format!("{path}\n{probe}")),
-        service_config("set", &script("set"), &format!("{path}\nlimits = {{ oom_score_adj = -300 }}"))
+        service_config("default", &script("default"), &probe),
+        service_config("set", &script("set"), "limits = { oom_score_adj = -300 }")
     );
-    let file = scratch.path().join("noded.toml");
-    fs::write(&file, config).unwrap();
-    let data = scratch.path().join("data");
-    let noded = noded_command(&["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()]);
+    let noded = node_command("run", scratch.path(), &config);
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "echo -900 >/proc/self/oom_score_adj && exec \"$@\"", "sh"]);
-    command.arg(noded.get_program()).args(noded.get_args()).stderr(Stdio::piped());
+    command.arg(noded.get_program()).args(noded.get_args());
     let (default, probe, set) = (score("default"), score("probe"), score("set"));
-    let mut noded = NodedProcess::spawn_command(scratch, command);
-    noded.wait_for_line("control socket at");
+    let noded = NodedProcess::start_command(scratch, command);
     for (path, expected) in [(default, "0"), (probe, "0"), (set, "-300")] {
-        let found = wait_until(TEST_TIMEOUT, "the score", || Ok(fs::read_to_string(&path)?)).unwrap();
+        let found = wait("the score", || Ok(fs::read_to_string(&path)?));
         assert_eq!(found.trim(), expected, "{}", path.display());
     }
     let own = fs::read_to_string(format!("/proc/{}/oom_score_adj", noded.pid())).unwrap();

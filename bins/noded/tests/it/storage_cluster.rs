@@ -1,18 +1,17 @@
 //! A cluster of one on a volume that node and cluster open together, in a guest.
 
+use crate::harness::EtcdPorts;
+use crate::storage_device::{DeviceFixture, DeviceNode};
 use nodekeel_node::v1::{
     AddRecoveryPassphraseRequest, ClusterRequest, ClusterResponse, ConfirmRecoveryPassphraseRequest,
     StorageResponse, UnlockStorageRequest,
 };
-use testbed::{ReservedPort, reserve_port};
-
-use crate::storage_device::{DeviceFixture, DeviceNode};
 
 /// A member whose volume is on a disk, which keeps its ports.
 pub(crate) struct VolumeMember {
     pub(crate) fixture: DeviceFixture,
     keys: String,
-    ports: [ReservedPort; 2],
+    ports: EtcdPorts,
 }
 
 impl VolumeMember {
@@ -27,13 +26,13 @@ impl VolumeMember {
 
     /// A volume with these keys of `[storage]`.
     pub(crate) async fn new(keys: &str) -> Self {
-        let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
+        let ports = EtcdPorts::reserve();
         let keys = keys.to_owned() + &cluster_config(&ports);
         Self { fixture: DeviceFixture::new(640).await, keys, ports }
     }
 
     pub(crate) fn peer_port(&self) -> u16 {
-        self.ports[1].number()
+        self.ports.peer.number()
     }
 
     pub(crate) fn config(&self) -> String {
@@ -46,13 +45,9 @@ impl VolumeMember {
 }
 
 /// etcd, and a cluster that the node bootstraps unless it has a ticket.
-pub(crate) fn cluster_config(ports: &[ReservedPort; 2]) -> String {
-    format!(
-        "[services.etcd]\nclient_port = {}\npeer_port = {}\n[cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\n\
-         deadline = \"10m\"\n",
-        ports[0].number(),
-        ports[1].number()
-    )
+pub(crate) fn cluster_config(ports: &EtcdPorts) -> String {
+    let cluster = "[cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\ndeadline = \"10m\"\n";
+    ports.section(cluster)
 }
 
 /// A configuration without daemons, but with etcd.
@@ -97,7 +92,11 @@ async fn a_cluster_of_one_on_a_split_volume_starts_cold_by_its_operator() {
     assert_eq!(wait_settled(&mut node).await, ["local", "split"], "the temporary slot stays");
     let request = AddRecoveryPassphraseRequest::default();
     let passphrase = node.client.add_recovery_passphrase(request).await.unwrap().into_inner().passphrase;
-    assert_eq!(wait_settled(&mut node).await, ["local", "split", "recovery"], "nobody has confirmed it");
+    assert_eq!(
+        wait_settled(&mut node).await,
+        ["local", "split", "recovery"],
+        "the operator has not confirmed it"
+    );
     let request = ConfirmRecoveryPassphraseRequest { passphrase: passphrase.clone() };
     node.client.confirm_recovery_passphrase(request).await.unwrap();
     wait_temporary_removed(&mut node).await;

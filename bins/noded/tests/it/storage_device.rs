@@ -1,6 +1,6 @@
 //! A node with its data volume on a disk of a guest.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,11 +12,11 @@ use nodekeel_node::node::NodeHandle;
 use nodekeel_node::v1::{HealthRequest, RestartRequest, StorageRequest, StorageResponse, TreeRequest};
 use nodekeel_supervisor::RunnableState;
 use testbed::guest::disk::GuestDisk;
-use testbed::{ScratchDir, command_output, wait_until};
+use testbed::{ScratchDir, command_output};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
-use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, noded_command};
+use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, check, wait};
 
 /// Nodes of one host need different names of their mappings, and noded has one name.
 static ONE_NODE: Mutex<()> = Mutex::const_new(());
@@ -66,13 +66,9 @@ impl DeviceFixture {
         format!("{NO_DAEMONS}[storage]\nkind = \"disk\"\ndevice = {:?}\n{keys}", self.part)
     }
 
-    /// What `noded check` says of root.storage.
+    /// The line of `noded check` about root.storage.
     pub(crate) fn check(&self, keys: &str) -> String {
-        let file = self.scratch.path().join("check.toml");
-        fs::write(&file, self.config(keys)).unwrap();
-        let (file, data) = (file.to_str().unwrap().to_owned(), self.data());
-        let mut command = noded_command(&["check", "--config", &file, "--data", data.to_str().unwrap()]);
-        let text = command_output(&mut command).unwrap();
+        let text = check(self.scratch.path(), &self.config(keys), &[]).output();
         text.lines().find(|line| line.starts_with("root.storage")).unwrap().to_owned()
     }
 
@@ -80,7 +76,7 @@ impl DeviceFixture {
         DeviceNode::start(&self.config(keys), &self.data()).await
     }
 
-    /// Whether a file system is mounted on `data/`, or its mapping is open.
+    /// True if a file system is mounted on `data/`, or its mapping is open.
     pub(crate) fn is_open(&self) -> bool {
         let target = self.volume();
         let is_mounted = mount_table().unwrap().iter().any(|entry| entry.target == target);
@@ -185,7 +181,7 @@ impl DeviceNode {
             anyhow::ensure!(again.generation == 2 && again.state == RunnableState::Ready, "{again:?}");
             Ok(())
         };
-        tokio::task::block_in_place(|| wait_until(TEST_TIMEOUT, "root.storage", is_again)).unwrap();
+        tokio::task::block_in_place(|| wait("root.storage", is_again));
     }
 
     pub(crate) async fn stop(self) {

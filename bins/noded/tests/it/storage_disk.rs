@@ -9,9 +9,9 @@ use nodekeel_node::v1::{
     AddRecoveryPassphraseRequest, EraseStorageRequest, HealthRequest, RestartRequest, UnlockStorageRequest,
 };
 use testbed::guest::disk::FileSystem;
-use testbed::{ScratchDir, command_output, wait_until};
+use testbed::{ScratchDir, command_output};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command};
+use crate::harness::{NO_DAEMONS, NodedProcess, node_command, wait};
 use crate::storage_device::{DeviceFixture, DeviceNode, mebibytes_of_file_system, wipe_device};
 
 const NOT_ENCRYPTED: &str = "encryption = \"none\"\n";
@@ -48,17 +48,12 @@ async fn a_node_keeps_its_data_on_a_disk_through_stops_and_kills() {
         assert!(before == fixture.checksum(), "a check writes nothing");
 
         // A noded that is killed leaves the volume open; the next one uses it so.
-        let file = fixture.scratch.path().join("killed.toml");
-        fs::write(&file, fixture.config(keys)).unwrap();
-        let (file, data) = (file.to_str().unwrap().to_owned(), fixture.data());
-        let mut command = noded_command(&["run", "--config", &file, "--data", data.to_str().unwrap()]);
-        command.stderr(std::process::Stdio::piped());
-        let mut noded = NodedProcess::spawn_command(ScratchDir::new().unwrap(), command);
-        noded.wait_for_line("control socket at");
+        let command = node_command("run", fixture.scratch.path(), &fixture.config(keys));
+        let mut noded = NodedProcess::start_command(ScratchDir::new().unwrap(), command);
         let witness = fixture.volume().join("witness");
-        wait_until(TEST_TIMEOUT, "the volume", || Ok(fs::metadata(&witness).map(drop)?)).unwrap();
+        wait("the volume", || Ok(fs::metadata(&witness).map(drop)?));
         noded.signal(Signal::SIGKILL);
-        noded.wait();
+        noded.wait_end();
         assert!(fixture.is_open());
         let mut node = fixture.start(keys).await;
         node.wait_open().await;
@@ -194,7 +189,7 @@ async fn a_volume_grows_with_its_disk_and_an_authenticated_one_says_that_it_can_
     let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\nwipe = false\n";
     create_volume(&fixture, keys).await;
     fixture.grow(768);
-    // It says so at every start.
+    // Every start reports it.
     for _ in 0..2 {
         let mut node = fixture.start(keys).await;
         node.wait_open().await;

@@ -3,9 +3,9 @@
 use std::fs;
 
 use nodekeel_node::v1::{CreateGoldenTicketRequest, MembersRequest};
-use testbed::{ScratchDir, reserve_port};
+use testbed::ScratchDir;
 
-use crate::harness::NO_DAEMONS;
+use crate::harness::{EtcdPorts, NO_DAEMONS};
 use crate::storage_cluster::{VolumeMember, cluster_config, wait_running, with_etcd};
 use crate::storage_device::DeviceNode;
 
@@ -13,7 +13,7 @@ use crate::storage_device::DeviceNode;
 #[ignore = "soak: needs kernel with a disk of 1 GiB, etcd and 2 GiB of memory"]
 async fn a_second_node_joins_on_its_encrypted_volume_and_is_running_again_after_a_reboot() {
     // Of two nodes of one host, one alone has a mapping.
-    let (scratch, ports) = (ScratchDir::new().unwrap(), [reserve_port().unwrap(), reserve_port().unwrap()]);
+    let (scratch, ports) = (ScratchDir::new().unwrap(), EtcdPorts::reserve());
     let config = with_etcd(NO_DAEMONS) + &cluster_config(&ports) + "golden_tickets = true\n";
     let mut first = DeviceNode::start(&config, &scratch.path().join("data")).await;
     let bootstrapped = wait_running(&mut first).await;

@@ -60,7 +60,7 @@ async fn keys_of_node_and_cluster_are_rotated_and_a_lost_half_needs_the_recovery
     let refused = node.client.rotate_storage_keys(RotateStorageKeysRequest::default()).await.unwrap_err();
     assert!(refused.message().contains("type nodectl storage recovery"), "{refused:?}");
 
-    // The passphrase that somebody has typed replaces those that nobody has.
+    // A confirmed passphrase replaces those that are not confirmed.
     let first = add_recovery(&mut node).await;
     let second = add_recovery(&mut node).await;
     let unconfirmed = ["opens by the node unlock key alone until its recovery passphrase is confirmed"];
@@ -80,7 +80,7 @@ async fn keys_of_node_and_cluster_are_rotated_and_a_lost_half_needs_the_recovery
     let trimmed = node.client.trim_storage(TrimStorageRequest {}).await.unwrap_err();
     assert!(trimmed.message().contains("encrypted and authenticated"), "{trimmed:?}");
 
-    // Somebody restores an old backup of etcd.
+    // An operator restores an old backup of etcd.
     let (nodes, id) = cluster_store(&node);
     let read = nodes.load_unlock_keys(&id, &encryption.volume).await.unwrap();
     nodes.replace_unlock_keys(&read, &[SecretBytes::new(vec![7; 32])]).await.unwrap();

@@ -1,4 +1,4 @@
-//! The data volume on a partition of a GPT disk, beside an EFI system partition, in a guest.
+//! The data volume on a partition of a GPT disk with an EFI system partition, in a guest.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -151,7 +151,7 @@ async fn a_partition_is_found_by_its_type_and_its_key_lies_on_the_esp_of_its_dis
         assert!(is_mounted());
     }
 
-    // Without its ESP, the node says so, and writes nothing.
+    // Without its ESP, the node reports that, and writes nothing.
     command_output(Command::new("umount").arg(data.join("esp"))).unwrap();
     write_table(disk.device_path(), &[(DATA_TYPE, "ESP", 1, 64), (DATA_TYPE, "data", 64, 500)]);
     let mut node = DeviceNode::start(&config, &data).await;

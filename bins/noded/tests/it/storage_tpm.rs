@@ -11,7 +11,7 @@ use tonic::Code;
 use crate::storage_cluster::{VolumeMember, wait_running};
 use crate::storage_keys::{add_recovery, key_conditions};
 
-/// What no firmware extends.
+/// A PCR that no firmware extends.
 const DEBUG_PCR: u8 = 16;
 
 const SEALED: &str = "encryption = \"encrypted\"\nkeys = \"local\"\nseal = \"tpm\"\ntpm_pcrs = [7, 16]\n";

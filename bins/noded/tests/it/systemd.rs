@@ -11,11 +11,9 @@ use std::process::{Child, Command, Stdio};
 use nix::libc;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use testbed::{ScratchDir, wait_until};
+use testbed::ScratchDir;
 
-use crate::harness::{
-    NO_DAEMONS, TEST_TIMEOUT, nodectl_path, noded_command, service_config, stderr_and_code,
-};
+use crate::harness::{Ended, NO_DAEMONS, TEST_TIMEOUT, nodectl_path, noded_command, service_config, wait};
 use crate::killed::lock_script;
 
 const UNIT: &str = include_str!("../../../../deploy/systemd/noded.service");
@@ -30,13 +28,11 @@ fn value(key: &str) -> &'static str {
 fn the_commands_of_the_unit_are_commands_of_the_programs() {
     let run: Vec<_> = value("ExecStart").split(' ').skip(1).collect();
     // The configuration is not there, so that a valid command line fails with its error.
-    let output = noded_command(&run).output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(3) && error.contains("/etc/nodekeel/noded.toml"), "{error}");
+    Ended::of(&mut noded_command(&run)).assert_fails(3, "/etc/nodekeel/noded.toml");
     let reload: Vec<_> = value("ExecReload").split(' ').skip(1).collect();
     let mut nodectl = Command::new(nodectl_path());
-    let output = nodectl.args(reload).env("NODEKEEL_SOCKET", "/nonexistent/control.sock").output().unwrap();
-    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+    let ended = Ended::of(nodectl.args(reload).env("NODEKEEL_SOCKET", "/nonexistent/control.sock"));
+    assert_eq!(ended.code, Some(3), "{ended:#?}");
 }
 
 #[test]
@@ -49,15 +45,14 @@ fn systemd_accepts_the_unit() {
         .replace("/usr/local/bin/noded", noded.to_str().unwrap())
         .replace("/usr/local/bin/nodectl", nodectl_path().to_str().unwrap());
     fs::write(&unit, installed).unwrap();
-    let output = Command::new("systemd-analyze").arg("verify").arg(&unit).output().unwrap();
-    let messages = String::from_utf8_lossy(&output.stderr);
+    let ended = Ended::of(Command::new("systemd-analyze").arg("verify").arg(&unit));
     // systemd 254 introduced it.
     let is_known = |line: &&str| !line.contains("'DelegateSubgroup'");
-    let unexpected: Vec<_> = messages.lines().filter(is_known).collect();
-    assert!(output.status.success() && unexpected.is_empty(), "{unexpected:#?}");
+    let unexpected: Vec<_> = ended.stderr.lines().filter(is_known).collect();
+    assert!(ended.code == Some(0) && unexpected.is_empty(), "{unexpected:#?}");
 }
 
-/// Where the unit expects the configuration.
+/// The configuration of the unit.
 const CONFIG: &str = "/etc/nodekeel/noded.toml";
 /// The cgroup of systemd, whose units have cgroups below it.
 const SYSTEMD_CGROUP: &str = "/sys/fs/cgroup/systemd";
@@ -105,20 +100,19 @@ impl Systemd {
 
     /// The output of a command, which must succeed.
     fn run(&self, args: &[&str]) -> String {
-        let output = self.command(args).output().unwrap();
-        assert!(output.status.success(), "{args:?}: {:?}; {}", stderr_and_code(&output), self.state());
-        String::from_utf8(output.stdout).unwrap()
+        let ended = Ended::of(&mut self.command(args));
+        assert_eq!(ended.code, Some(0), "{args:?}: {ended:#?}; {}", self.state());
+        ended.stdout
     }
 
     fn fails(&self, args: &[&str]) -> bool {
-        !self.command(args).output().unwrap().status.success()
+        Ended::of(&mut self.command(args)).code != Some(0)
     }
 
     /// The state of noded: lines of `KEY=VALUE`.
     fn state(&self) -> String {
         let keys = "--property=ActiveState,SubState,MainPID,NRestarts,Result,ExecMainStatus";
-        let output = self.command(&["systemctl", "show", "noded", keys]).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
+        Ended::of(&mut self.command(&["systemctl", "show", "noded", keys])).stdout
     }
 
     fn check_state(&self, lines: &[&str]) -> anyhow::Result<()> {
@@ -163,8 +157,8 @@ fn config(scratch: &Path) -> String {
             "trap 'trap : TERM; echo {name} >>{}; exit' TERM; {fork} sleep 1000 & while :; do wait; done",
             stops.display()
         );
-        let path = "environment = { PATH = \"/usr/sbin:/usr/bin\" }";
         let limits = format!("limits = {{ memory_max = \"{mib}MiB\" }}");
+        let path = "environment = { PATH = \"/usr/sbin:/usr/bin\" }";
         let keys = format!("{path}\ndirectory = {scratch:?}\n{limits}\n{more}");
         service_config(name, &lock_script(scratch, name, &script), &keys)
     };
@@ -194,8 +188,8 @@ fn cgroups_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Waits for a service with this limit: so many processes of `sleep` in one cgroup, none of them a former one.
-/// Gives their pids.
+/// Waits for a service with this limit: so many processes of `sleep` in one cgroup, none of them a former one. Returns
+/// their pids.
 fn wait_for_sleepers(mib: u64, count: usize, former: &[String]) -> Vec<String> {
     let limit = format!("{}\n", mib << 20);
     let is_sleep =
@@ -210,26 +204,32 @@ fn wait_for_sleepers(mib: u64, count: usize, former: &[String]) -> Vec<String> {
         anyhow::ensure!(pids.len() == count && !is_former, "{pids:?} in {}", cgroup.display());
         anyhow::Ok(pids)
     };
-    wait_until(TEST_TIMEOUT, "the service in its cgroup", find).unwrap()
+    wait("the service in its cgroup", find)
 }
 
-/// noded has no configuration until the test writes one: so it is not ready until then.
-fn start(systemd: &Systemd, config: &str) {
+#[test]
+#[ignore = "needs kernel with systemd"]
+fn systemd_waits_for_noded_reloads_it_restarts_it_and_stops_it_with_all_of_its_services() {
+    let scratch = ScratchDir::new().unwrap();
+    install();
+    let systemd = Systemd::boot();
+    let config = config(scratch.path());
+
+    // A start waits until noded is ready, which it is not until the test writes its configuration.
     let mut start = systemd.command(&["systemctl", "enable", "--now", "noded"]).spawn().unwrap();
     let open = || anyhow::Ok(File::options().write(true).custom_flags(libc::O_NONBLOCK).open(CONFIG)?);
-    let mut pipe = wait_until(TEST_TIMEOUT, "noded to read its configuration", open).unwrap();
+    let mut pipe = wait("noded to read its configuration", open);
     systemd.check_state(&["ActiveState=activating", "SubState=start"]).unwrap();
     assert_eq!(start.try_wait().unwrap(), None, "systemctl waits");
-    replace_config(config);
+    replace_config(&config);
     pipe.write_all(config.as_bytes()).unwrap();
     drop(pipe);
     assert!(start.wait().unwrap().success(), "{}", systemd.state());
     systemd.check_state(&["ActiveState=active", "SubState=running", "NRestarts=0"]).unwrap();
     systemd.run(&["systemctl", "is-active", "noded"]);
     systemd.run(&["nodectl", "tree"]);
-}
 
-fn reload(systemd: &Systemd, config: &str) {
+    // A reload fails if noded refuses the file, and the process stays.
     let reload = ["systemctl", "reload", "noded"];
     let start_added = ["nodectl", "start", "--wait", "root.service.added"];
     let process = || systemd.run(&["systemctl", "show", "noded", "--property=ActiveState,MainPID,NRestarts"]);
@@ -240,42 +240,27 @@ fn reload(systemd: &Systemd, config: &str) {
     replace_config("nonsense = 1");
     assert!(systemd.fails(&reload), "a file that noded refuses");
     systemd.run(&start_added);
-    replace_config(config);
+    replace_config(&config);
     systemd.run(&reload);
     assert!(systemd.fails(&start_added), "it is gone");
     assert_eq!(process(), before);
-}
 
-fn kill(systemd: &Systemd) {
+    // A killed noded is started again, and adopts the kept service with its limit.
     let (limited, kept) = (wait_for_sleepers(LIMITED, 2, &[]), wait_for_sleepers(KEPT, 1, &[]));
     systemd.run(&["systemctl", "kill", "--kill-whom=main", "--signal=KILL", "noded"]);
     let is_restarted = || systemd.check_state(&["ActiveState=active", "SubState=running", "NRestarts=1"]);
-    wait_until(TEST_TIMEOUT, "systemd to restart noded", is_restarted).unwrap();
+    wait("systemd to restart noded", is_restarted);
     assert_eq!(wait_for_sleepers(KEPT, 1, &[]), kept, "the same process, with its limit");
     wait_for_sleepers(LIMITED, 2, &limited);
-}
+    assert!(!scratch.path().join("doubled").exists(), "no service was running twice");
 
-fn stop(systemd: &Systemd, scratch: &Path) {
+    // A stop ends the services, dependents first, and leaves no process.
     systemd.run(&["systemctl", "stop", "noded"]);
     systemd.check_state(&["ActiveState=inactive", "Result=success", "ExecMainStatus=0"]).unwrap();
-    assert_eq!(fs::read_to_string(stops_file(scratch)).unwrap(), "limited\nkept\n", "dependents first");
+    assert_eq!(fs::read_to_string(stops_file(scratch.path())).unwrap(), "limited\nkept\n");
     let events = fs::read_to_string(Path::new(UNIT_CGROUP).join("cgroup.events"));
-    // systemd removes it once it is empty.
+    // systemd removes the cgroup once it is empty.
     assert!(!events.is_ok_and(|events| events.contains("populated 1")), "no process is left");
-    let left = testbed::leftovers::find_processes(scratch).unwrap();
+    let left = testbed::leftovers::find_processes(scratch.path()).unwrap();
     assert!(left.is_empty(), "{left:?}");
-}
-
-#[test]
-#[ignore = "needs kernel with systemd"]
-fn systemd_waits_for_noded_reloads_it_restarts_it_and_stops_it_with_all_of_its_services() {
-    let scratch = ScratchDir::new().unwrap();
-    install();
-    let systemd = Systemd::boot();
-    let config = config(scratch.path());
-    start(&systemd, &config);
-    reload(&systemd, &config);
-    kill(&systemd);
-    assert!(!scratch.path().join("doubled").exists(), "no service was running twice");
-    stop(&systemd, scratch.path());
 }

@@ -1,17 +1,15 @@
 //! The provisioner in noded: missing requirements, and a claim at a real API server.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use testbed::guest::disk::{FileSystem, GuestDisk};
-use testbed::{FakeNode, Kube, KubeUser, ScratchDir, wait_until};
+use testbed::{FakeNode, Kube, KubeUser, ScratchDir, UNREACHABLE_KUBECONFIG};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, stderr_and_code};
-
-/// A kubeconfig of an API server that does not answer.
-pub(crate) const UNREACHABLE_KUBECONFIG: &str = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
-    clusters: [{name: k, cluster: {server: \"https://127.0.0.1:1\"}}]\nusers: [{name: u, user: {}}]\n";
+use crate::harness::{NO_DAEMONS, NodedProcess, check, make_fifo, service_config, wait};
 
 /// A file system without quotas on every test machine.
 const WITHOUT_QUOTAS: &str = "/dev/shm";
@@ -29,19 +27,6 @@ fn unreachable_api_config(keys: &str) -> (ScratchDir, String) {
     (scratch, config)
 }
 
-/// The output of `noded check`: stdout, or stderr and exit code of a failure.
-fn run_check(scratch: &Path, config: &str, data: &Path, dev: bool) -> Result<String, (String, Option<i32>)> {
-    let file = scratch.join("noded.toml");
-    fs::write(&file, config).unwrap();
-    let mut args = vec!["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-    args.extend(dev.then_some("--dev"));
-    let output = noded_command(&args).output().unwrap();
-    match output.status.success() {
-        true => Ok(String::from_utf8(output.stdout).unwrap()),
-        false => Err(stderr_and_code(&output)),
-    }
-}
-
 #[test]
 fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
     let scratch = ScratchDir::new().unwrap();
@@ -49,9 +34,9 @@ fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
     fs::write(&file, "").unwrap();
     let keys = format!("directory = {WITHOUT_QUOTAS:?}\nkubelet = {file:?}");
     let data = scratch.path().join("data");
-    let (text, code) =
-        run_check(scratch.path(), &provisioner_config(&absent, &keys), &data, false).unwrap_err();
-    assert_eq!(code, Some(4), "{text}");
+    let refused = check(scratch.path(), &provisioner_config(&absent, &keys), &[]);
+    assert_eq!(refused.code, Some(4), "{refused:#?}");
+    let text = refused.stderr;
     let lines: Vec<_> = text.lines().collect();
     let [api, limits, kubelet] = lines[..] else { panic!("{text}") };
     assert!(
@@ -70,15 +55,15 @@ fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
     );
     assert!(lines.iter().all(|line| line.ends_with("or run with --dev to skip it")), "{text}");
     let away = provisioner_config(&absent, "directory = \"/nowhere\"\nquota = \"none\"\ncsi = false");
-    let (text, _) = run_check(scratch.path(), &away, &data, false).unwrap_err();
-    assert!(text.contains("provisioner.directory /nowhere does not exist"), "{text}");
+    let refused = check(scratch.path(), &away, &[]);
+    refused.assert_fails(4, "provisioner.directory /nowhere does not exist");
     assert!(!data.exists());
 }
 
 #[test]
 fn dev_mode_skips_a_provisioner_without_quotas_or_api_with_the_reason() {
     let (scratch, config) = unreachable_api_config(&format!("csi = false\ndirectory = {WITHOUT_QUOTAS:?}"));
-    let text = run_check(scratch.path(), &config, &scratch.path().join("data"), true).unwrap();
+    let text = check(scratch.path(), &config, &["--dev"]).output();
     assert!(
         text.contains("root.provisioner         skipped: limits of volumes can't be enforced: "),
         "{text}"
@@ -86,13 +71,11 @@ fn dev_mode_skips_a_provisioner_without_quotas_or_api_with_the_reason() {
 
     let scratch = ScratchDir::new().unwrap();
     let config = provisioner_config(&scratch.path().join("absent"), "csi = false\nquota = \"none\"");
-    let mut node = NodedProcess::spawn(scratch, &config, &["--dev"], |_| {});
-    node.wait_for_line("control socket at");
+    let node = NodedProcess::start_in(scratch, &config, &["--dev"]);
     assert!(node.ask(&["tree"]).contains("the kubeconfig "), "the tree shows the reason");
     assert!(node.ask(&["logs", "root.provisioner"]).contains("skipped: the kubeconfig "));
-    let (text, code) = stderr_and_code(&node.nodectl(&["start", "root.provisioner"]));
-    assert_ne!(code, Some(0));
-    assert!(text.contains("root.provisioner is skipped: the kubeconfig "), "{text}");
+    let refused = node.nodectl(&["start", "root.provisioner"]);
+    refused.assert_fails(1, "root.provisioner is skipped: the kubeconfig ");
     assert!(!node.data().join("data/volumes").exists(), "a skipped service creates nothing");
     node.stop();
 }
@@ -101,7 +84,7 @@ fn dev_mode_skips_a_provisioner_without_quotas_or_api_with_the_reason() {
 fn a_provisioner_without_quotas_runs_only_when_configured_and_logs_it() {
     let (scratch, config) = unreachable_api_config("csi = false\nquota = \"none\"");
     let data = scratch.path().join("data");
-    let text = run_check(scratch.path(), &config, &data, false).unwrap();
+    let text = check(scratch.path(), &config, &[]).output();
     let says = format!(
         "root.provisioner         volumes of volumes.nodekeel for node node, in {}, WITHOUT LIMITS",
         data.join("data/volumes").display()
@@ -120,12 +103,8 @@ fn a_provisioner_without_quotas_runs_only_when_configured_and_logs_it() {
     follow.find_value(|entry| {
         entry.to_string().contains("127.0.0.1:1") || entry.to_string().contains("onnect")
     });
-    let tree = node.ask(&["-o", "json", "tree"]);
-    let tree: serde_json::Value = serde_json::from_str(&tree).unwrap();
-    let state =
-        |dn: &str| tree.as_array().unwrap().iter().find(|node| node["dn"] == dn).unwrap()["state"].clone();
-    assert_ne!(state("root.provisioner"), "ready", "{tree}");
-    assert_eq!(state("root"), "ready");
+    assert_ne!(node.status("root.provisioner")["state"], "ready");
+    assert_eq!(node.status("root")["state"], "ready");
     drop(follow);
     node.stop();
 }
@@ -148,18 +127,12 @@ fn a_kubelet_that_is_not_there_yet_is_waited_for_in_the_tree() {
         "read line; /bin/mkdir -p {0}/pods; read line; /bin/mkdir {0}/plugins_registry",
         kubelet.display()
     );
-    let gate = scratch.path().join("gate");
-    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let gate = make_fifo(scratch.path(), "gate");
     let script = format!("exec < {}; {makes}; exec sleep 1000", gate.display());
-    let path = "environment = { PATH = \"/usr/bin:/bin\" }";
-    let config = format!(
-        "{config}kubelet = {kubelet:?}\n{}",
-        crate::harness::service_config("kubelet", &script, path)
-    );
-    let data = scratch.path().join("data");
-    run_check(scratch.path(), &config, &data, false).expect("no problem");
+    let config = format!("{config}kubelet = {kubelet:?}\n{}", service_config("kubelet", &script, ""));
+    check(scratch.path(), &config, &[]).output();
     let node = NodedProcess::start_in(scratch, &config, &[]);
-    let mut gate = fs::File::options().write(true).open(gate).unwrap();
+    let mut gate = File::options().write(true).open(gate).unwrap();
     for missing in ["pods", "plugins_registry"] {
         wait_for_reason(
             &node,
@@ -167,7 +140,7 @@ fn a_kubelet_that_is_not_there_yet_is_waited_for_in_the_tree() {
             &format!("the kubelet to create {}: start the kubelet", kubelet.join(missing).display()),
         );
         assert_eq!(kubelet.exists(), missing != "pods", "only the kubelet creates its directory");
-        std::io::Write::write_all(&mut gate, b"go\n").unwrap();
+        gate.write_all(b"go\n").unwrap();
     }
     node.wait_for_event("root.provisioner.csi", 1, "ready");
     assert!(kubelet.join("plugins/volumes.nodekeel/csi.sock").exists());
@@ -182,8 +155,8 @@ fn a_kubeconfig_without_a_ca_on_a_machine_without_root_certificates_says_so() {
     });
     node.wait_for_line("control socket at");
     node.wait_for_event("root.provisioner", 1, "exited");
-    let status = node.ask_json(&["status", "root.provisioner"]);
-    let reason = status["node"]["exits"][0]["reason"].as_str().unwrap();
+    let status = node.status("root.provisioner");
+    let reason = status["exits"][0]["reason"].as_str().unwrap();
     let says = "names no certificate-authority, and this machine has no root certificates: \
         add certificate-authority to it, or install root certificates (Debian: ca-certificates)";
     assert!(reason.contains(says), "{reason}");
@@ -199,7 +172,7 @@ fn volumes_in_use_by_another_program_are_rejected() {
     let first = NodedProcess::start_in(scratch, &config, &[]);
     let other = ScratchDir::new().unwrap();
     let mut second = NodedProcess::spawn(other, &config, &[], |_| {});
-    let (status, lines) = second.wait();
+    let (status, lines) = second.wait_end();
     assert_eq!(status.code(), Some(4), "{lines:#?}");
     let says = "are in use by another program: stop it, or set provisioner.directory to another directory";
     assert!(lines.iter().any(|line| line.contains(says)), "{lines:#?}");
@@ -210,24 +183,16 @@ fn volumes_in_use_by_another_program_are_rejected() {
 #[ignore = "needs kernel with a disk of 512 MiB"]
 fn a_kernel_that_enforces_limits_is_detected_and_missing_mount_options_are_reported() {
     let mounted = GuestDisk::acquire().unwrap().format_and_mount(FileSystem::Xfs, "prjquota").unwrap();
-    let (scratch, config) = unreachable_api_config("csi = false");
-    let data = mounted.mount_point().join("data");
-    let text = run_check(scratch.path(), &config, &data, false).unwrap();
-    assert!(
-        text.contains(&format!("limited by project quotas of xfs at {}", mounted.mount_point().display())),
-        "{text}"
-    );
-    let node = NodedProcess::spawn(ScratchDir::new().unwrap(), &config, &[], |command| {
-        command.arg("--data").arg(&data);
-    });
-    drop(node);
+    let (_scratch, config) = unreachable_api_config("csi = false");
+    let text = check(mounted.mount_point(), &config, &[]).output();
+    let says = format!("limited by project quotas of xfs at {}", mounted.mount_point().display());
+    assert!(text.contains(&says), "{text}");
 
     let disk = mounted.unmount().unwrap();
     let mounted = disk.mount_existing(FileSystem::Xfs, "noquota").unwrap();
-    let (text, code) =
-        run_check(scratch.path(), &config, &mounted.mount_point().join("data"), false).unwrap_err();
-    assert_eq!(code, Some(4), "{text}");
-    assert!(text.contains("is mounted without project quotas: ") && text.contains("prjquota"), "{text}");
+    let refused = check(mounted.mount_point(), &config, &[]);
+    refused.assert_fails(4, "is mounted without project quotas: ");
+    refused.assert_fails(4, "prjquota");
 }
 
 const MANIFESTS: [&str; 3] = [
@@ -263,6 +228,12 @@ pub(crate) fn start_api_server() -> (Kube, PathBuf) {
     (kube, kubeconfig)
 }
 
+/// Creates the claim, and waits until it is bound.
+pub(crate) fn bind_claim(kube: &Kube, manifests: &str) -> Value {
+    kube.apply_manifests(manifests).unwrap();
+    kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap()
+}
+
 /// A control plane, and a noded that provisions its claims without a quota.
 fn start_node_at_api_server() -> (Kube, NodedProcess) {
     let (kube, kubeconfig) = start_api_server();
@@ -274,9 +245,7 @@ fn start_node_at_api_server() -> (Kube, NodedProcess) {
 #[ignore = "needs kube"]
 fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
     let (kube, node) = start_node_at_api_server();
-    kube.apply_manifests(CLASS_AND_CLAIM).unwrap();
-    let claim =
-        kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
+    let claim = bind_claim(&kube, CLASS_AND_CLAIM);
     let volume = claim["spec"]["volumeName"].as_str().unwrap();
     let store_id = node.data().join("data/volumes/store-id");
     let away = store_id.with_extension("away");
@@ -284,12 +253,11 @@ fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
     // The mounts have not changed, so the next use of the store notices it.
     kube.delete_object("pvc", "default/data").unwrap();
     kube.wait_for_object("pv", volume, |volume| volume["status"]["phase"] == "Released").unwrap();
-    wait_until(TEST_TIMEOUT, "the store to be reported as lost", || {
+    wait("the store to be reported as lost", || {
         let log = node.ask(&["logs", "--children", "root.provisioner"]);
         anyhow::ensure!(log.contains("mount their disk again"), "{log}");
         Ok(())
-    })
-    .unwrap();
+    });
     fs::rename(&away, &store_id).unwrap();
     kube.wait_until_gone("pv", volume).unwrap();
     node.stop();
@@ -302,9 +270,7 @@ fn a_claim_becomes_a_volume_and_its_deletion_removes_everything_created_for_it()
     node.wait_for_event("root.provisioner", 1, "ready");
     assert!(node.ask(&["tree"]).contains("└─ controller"));
 
-    kube.apply_manifests(CLASS_AND_CLAIM).unwrap();
-    let claim =
-        kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
+    let claim = bind_claim(&kube, CLASS_AND_CLAIM);
     let volume = claim["spec"]["volumeName"].as_str().unwrap();
     let made = kube.get_object("pv", volume).unwrap();
     assert_eq!(volume, format!("pvc-{}", claim["metadata"]["uid"].as_str().unwrap()));
@@ -323,14 +289,11 @@ fn a_claim_becomes_a_volume_and_its_deletion_removes_everything_created_for_it()
     node.wait_for_event("root.provisioner", 2, "ready");
     kube.delete_object("pvc", "default/data").unwrap();
     kube.wait_until_gone("pv", volume).unwrap();
-    let left = || {
-        let all = ["volumes", ".new", ".trash"].map(|name| fs::read_dir(base.join(name)).unwrap().count());
-        all.iter().sum::<usize>()
-    };
-    wait_until(TEST_TIMEOUT, "the deletion", || match left() {
-        0 => Ok(()),
-        left => anyhow::bail!("{left} are left"),
-    })
-    .unwrap();
+    wait("the deletion", || {
+        let count = |name| fs::read_dir(base.join(name)).unwrap().count();
+        let left: usize = ["volumes", ".new", ".trash"].map(count).iter().sum();
+        anyhow::ensure!(left == 0, "{left} are left");
+        Ok(())
+    });
     node.stop();
 }

@@ -2,20 +2,16 @@
 
 use std::fs;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use testbed::ScratchDir;
 
-use super::{
-    MemberFixture, cluster_identity, failing_status, join_cluster, kill_node, state_in_tree, wait_waiting,
-};
-use crate::harness::{NodedProcess, TEST_TIMEOUT, stderr_and_code};
+use super::{MemberFixture, cluster_identity, join_cluster, state_in_tree, wait_failing, wait_waiting};
+use crate::harness::{NodedProcess, kill_process};
 
 #[test]
 #[ignore = "needs etcd"]
 fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
     let member = MemberFixture::new();
-    let noded = member.start(ScratchDir::new().unwrap());
+    let noded = member.start_new();
     let (node, cluster) = cluster_identity(&noded);
     let members = noded.ask_json(&["cluster", "members"]);
     assert_eq!((members[0]["name"].clone(), members[0]["this"].clone()), (node.clone(), true.into()));
@@ -25,10 +21,10 @@ fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
 
     let etcd = testbed::leftovers::find_processes(noded.scratch.path()).unwrap();
     let etcd = etcd.iter().find(|process| process.command.contains("--data-dir")).expect("etcd runs");
-    kill(Pid::from_raw(etcd.pid), Signal::SIGKILL).unwrap();
+    kill_process(etcd.pid.try_into().unwrap());
     noded.wait_for_event("root.cluster.consensus.etcd", 2, "ready");
 
-    let noded = member.start(kill_node(noded));
+    let noded = member.restart(noded);
     assert_eq!(cluster_identity(&noded), (node.clone(), cluster));
     let status = noded.ask_json(&["cluster", "status"]);
     assert_eq!(status["history"], serde_json::json!(["New", "Restarting", "Running"]));
@@ -37,7 +33,7 @@ fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
     assert!(hosts.contains(node.as_str().unwrap()), "{hosts}");
 
     // It looks at no ticket any more, not even at a directory in its place.
-    let scratch = kill_node(noded);
+    let scratch = noded.kill();
     fs::create_dir(scratch.path().join("data/esp/enrolment.pb")).unwrap();
     let noded = member.start(scratch);
     assert_eq!(cluster_identity(&noded).0, node);
@@ -49,12 +45,7 @@ fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
 fn a_node_makes_a_cluster_only_where_permitted_once_and_says_what_to_type() {
     let mut member = MemberFixture::new();
     member.config = member.config.replace("bootstrap = true", "bootstrap = false");
-    let spawn = |scratch| {
-        let mut noded = NodedProcess::spawn(scratch, &member.config, &[], |_| {});
-        noded.wait_for_line("control socket at");
-        noded
-    };
-    let noded = spawn(ScratchDir::new().unwrap());
+    let noded = member.spawn(ScratchDir::new().unwrap());
     let detail = wait_waiting(&noded);
     let ticket = noded.data().join("esp/enrolment.pb");
     let expected =
@@ -62,28 +53,25 @@ fn a_node_makes_a_cluster_only_where_permitted_once_and_says_what_to_type() {
     assert!(expected.iter().all(|part| detail.contains(part)), "{detail}");
 
     noded.ask(&["cluster", "bootstrap"]);
-    noded.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
+    noded.wait_ready("root.cluster");
     let (node, cluster) = cluster_identity(&noded);
-    let (stderr, code) = stderr_and_code(&noded.nodectl(&["cluster", "bootstrap"]));
-    assert!(stderr.contains("the node's enrolment is Running") && code == Some(1), "{stderr} {code:?}");
-    let noded = member.start(kill_node(noded));
+    noded.nodectl(&["cluster", "bootstrap"]).assert_fails(1, "the node's enrolment is Running");
+    let noded = member.restart(noded);
     assert_eq!(cluster_identity(&noded), (node, cluster));
 
     // The disk with the data is lost, and with it that the node was in a cluster: but not its record.
-    let mut scratch = kill_node(noded);
+    let mut scratch = noded.kill();
     for bootstrap in ["bootstrap = false", "bootstrap = true"] {
         fs::remove_dir_all(scratch.path().join("data")).unwrap();
         let config = member.config.replace("bootstrap = false", bootstrap);
-        let mut noded = NodedProcess::spawn(scratch, &config, &[], |_| {});
-        noded.wait_for_line("control socket at");
+        let noded = NodedProcess::start_in(scratch, &config, &[]);
         let detail = wait_waiting(&noded);
         assert!(
             detail.contains("has been in a cluster before") && detail.contains("data.bootstrapped"),
             "{detail}"
         );
-        let (stderr, code) = stderr_and_code(&noded.nodectl(&["cluster", "bootstrap"]));
-        assert!(stderr.contains("has been in a cluster before") && code == Some(1), "{stderr} {code:?}");
-        scratch = kill_node(noded);
+        noded.nodectl(&["cluster", "bootstrap"]).assert_fails(1, "has been in a cluster before");
+        scratch = noded.kill();
     }
 }
 
@@ -92,44 +80,37 @@ fn a_node_makes_a_cluster_only_where_permitted_once_and_says_what_to_type() {
 fn a_member_without_a_majority_is_not_running_within_5_s_and_running_again_with_it() {
     let (first, second) = (MemberFixture::new(), MemberFixture::new());
     let (bootstrapped, joined) = join_cluster(&first, &second, "127.0.0.1");
-    let silent = format!("1 of 2 members reachable (127.0.0.1:{} does not answer)", second.ports[1].number());
+    let silent = format!("1 of 2 members reachable (127.0.0.1:{} does not answer)", second.peer_port());
     for _ in 0..2 {
         bootstrapped.ask(&["cluster", "status"]);
         assert_eq!(state_in_tree(&bootstrapped), ("ready".into(), String::new()));
     }
-    let scratch = kill_node(joined);
+    let scratch = joined.kill();
     let since = std::time::Instant::now();
-    let status = testbed::wait_until(TEST_TIMEOUT, "the loss of the majority", || {
-        let status = failing_status(&bootstrapped)?;
-        anyhow::ensure!(status["detail"].as_str().is_some_and(|detail| detail.contains(&silent)), "{status}");
-        Ok(status)
-    });
+    let status =
+        wait_failing(&bootstrapped, "the loss of the majority", |_, detail| detail.contains(&silent));
     let took = since.elapsed();
     println!("told after {took:?}");
     assert!(took.as_secs() < 5, "{took:?}");
-    assert_eq!(status.unwrap()["state"], "Unhealthy");
+    assert_eq!(status["state"], "Unhealthy");
     let (state, why) = state_in_tree(&bootstrapped);
     assert!(state == "new" && why.contains(&silent), "{state}: {why}");
-    let text = bootstrapped.nodectl(&["cluster", "status"]);
-    let shown = String::from_utf8(text.stdout).unwrap();
+    let shown = bootstrapped.nodectl(&["cluster", "status"]).stdout;
     assert!(
         shown.starts_with("Unhealthy: node ") && shown.contains("start them, or restore the network"),
         "{shown}"
     );
-    let output = bootstrapped.nodectl(&["-o", "json", "health"]);
-    let health: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let found =
-        health["conditions"].as_array().unwrap().iter().find(|found| found["object"] == "root.cluster");
+    let ended = bootstrapped.nodectl(&["-o", "json", "health"]);
+    let health = ended.json();
+    let mut conditions = health["conditions"].as_array().unwrap().iter();
+    let found = conditions.find(|found| found["object"] == "root.cluster");
     let found = found.unwrap_or_else(|| panic!("{health}"));
-    assert_eq!(
-        (output.status.code(), &found["problem"]),
-        (Some(6), &"can't take part in its cluster".into())
-    );
+    assert_eq!((ended.code, &found["problem"]), (Some(6), &"can't take part in its cluster".into()));
     assert_eq!(found["waiting_for"], format!("a majority: {silent}"));
     assert_eq!(found["hint"], "start them, or restore the network to them");
 
     let joined = second.start(scratch);
-    bootstrapped.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
+    bootstrapped.wait_ready("root.cluster");
     for node in [&joined, &bootstrapped] {
         cluster_identity(node);
     }
@@ -145,21 +126,16 @@ fn a_node_in_its_cluster_needs_no_bootstrap_record_and_a_new_one_says_that_it_ca
     let disk = elsewhere.path().join("efi");
     let record = disk.join("nodekeel.bootstrapped");
     member.config.push_str(&format!("bootstrap_record = {record:?}\n"));
-    let mut noded = NodedProcess::spawn(scratch, &member.config, &[], |_| {});
-    noded.wait_for_line("control socket at");
-    testbed::wait_until(TEST_TIMEOUT, "the failure", || {
-        let status = failing_status(&noded)?;
-        let detail = status["detail"].as_str().unwrap_or_default();
-        anyhow::ensure!(status["state"] == "Failed" && detail.contains(record.to_str().unwrap()), "{status}");
-        Ok(())
-    })
-    .unwrap();
+    let noded = member.spawn(scratch);
+    wait_failing(&noded, "the failure", |status, detail| {
+        status["state"] == "Failed" && detail.contains(record.to_str().unwrap())
+    });
 
     fs::create_dir(&disk).unwrap();
-    noded.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
+    noded.wait_ready("root.cluster");
     let identity = cluster_identity(&noded);
     // Its disk is not mounted: that concerns only a node without a cluster.
-    let scratch = kill_node(noded);
+    let scratch = noded.kill();
     fs::remove_dir_all(&disk).unwrap();
     let noded = member.start(scratch);
     assert_eq!(cluster_identity(&noded), identity);

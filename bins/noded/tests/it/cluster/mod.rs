@@ -7,17 +7,16 @@ mod tickets;
 
 use std::fs;
 
-use nix::sys::signal::Signal;
 use serde_json::Value;
-use testbed::{ReservedPort, ScratchDir, gotool, reserve_port};
+use testbed::{ScratchDir, gotool};
 
-use crate::harness::{NodedProcess, TEST_TIMEOUT, stderr_and_code};
+use crate::harness::{EtcdPorts, NodedProcess, wait};
 use crate::network_namespace::{TestNetwork, in_namespace};
 
 /// The configuration of a member, which keeps its ports across restarts.
 struct MemberFixture {
     config: String,
-    ports: [ReservedPort; 2],
+    ports: EtcdPorts,
     /// The network namespace that it runs in, if not in this one.
     network: Option<String>,
 }
@@ -28,12 +27,11 @@ impl MemberFixture {
     }
 
     fn reachable_by(how: &str, network: Option<&TestNetwork>) -> Self {
-        let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
+        let ports = EtcdPorts::reserve();
         let config = format!(
-            "services.containerd.enable = false\n[services.etcd]\nclient_port = {}\npeer_port = {}\n\
-             [cluster]\n{how}\nbootstrap = true\ndeadline = \"60s\"\ngolden_tickets = true\n",
-            ports[0].number(),
-            ports[1].number()
+            "services.containerd.enable = false\n{}[cluster]\n{how}\nbootstrap = true\ndeadline = \"60s\"\n\
+             golden_tickets = true\n",
+            ports.section("")
         );
         Self { config, ports, network: network.map(|site| site.name.clone()) }
     }
@@ -46,23 +44,36 @@ impl MemberFixture {
         self
     }
 
-    fn start(&self, scratch: ScratchDir) -> NodedProcess {
+    /// Starts it, and does not wait for its cluster.
+    fn spawn(&self, scratch: ScratchDir) -> NodedProcess {
         let mut noded = NodedProcess::spawn(scratch, &self.config, &[], |command| {
             if let Some(network) = &self.network {
                 *command = in_namespace(network, command);
             }
         });
         noded.wait_for_line("control socket at");
-        noded.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
         noded
     }
-}
 
-/// Kills noded as a power cut would, and returns its directory.
-fn kill_node(mut noded: NodedProcess) -> ScratchDir {
-    noded.signal(Signal::SIGKILL);
-    noded.wait();
-    std::mem::replace(&mut noded.scratch, ScratchDir::new().unwrap())
+    /// Starts it, and waits until it is in its cluster.
+    fn start(&self, scratch: ScratchDir) -> NodedProcess {
+        let noded = self.spawn(scratch);
+        noded.wait_ready("root.cluster");
+        noded
+    }
+
+    fn start_new(&self) -> NodedProcess {
+        self.start(ScratchDir::new().unwrap())
+    }
+
+    /// Kills it, and starts it again.
+    fn restart(&self, noded: NodedProcess) -> NodedProcess {
+        self.start(noded.kill())
+    }
+
+    fn peer_port(&self) -> String {
+        self.ports.peer.number().to_string()
+    }
 }
 
 fn cluster_identity(noded: &NodedProcess) -> (Value, Value) {
@@ -74,41 +85,36 @@ fn cluster_identity(noded: &NodedProcess) -> (Value, Value) {
 fn assert_joins(first: &MemberFixture, second: &MemberFixture, address: &str) {
     let (bootstrapped, joined) = join_cluster(first, second, address);
     let before = cluster_identity(&joined);
-    let joined = second.start(kill_node(joined));
+    let joined = second.restart(joined);
     assert_eq!(cluster_identity(&joined), before);
     joined.stop();
     bootstrapped.stop();
 }
 
-/// The JSON of `cluster status`, which fails unless the node is Running.
-fn failing_status(noded: &NodedProcess) -> anyhow::Result<Value> {
-    let output = noded.nodectl(&["-o", "json", "cluster", "status"]);
-    let (stderr, code) = stderr_and_code(&output);
-    let status: Value = serde_json::from_slice(&output.stdout)?;
-    anyhow::ensure!(code == Some(6), "{status}: {stderr} {code:?}");
-    Ok(status)
+/// Waits until `cluster status` fails with a status that satisfies the predicate.
+fn wait_failing(noded: &NodedProcess, what: &str, is: impl Fn(&Value, &str) -> bool) -> Value {
+    wait(what, || {
+        let ended = noded.nodectl(&["-o", "json", "cluster", "status"]);
+        let status = ended.json();
+        let detail = status["detail"].as_str().unwrap_or_default();
+        anyhow::ensure!(ended.code == Some(6) && is(&status, detail), "{status}");
+        Ok(status)
+    })
 }
 
 /// The state of `root.cluster` in the tree, and what it waits for.
 fn state_in_tree(noded: &NodedProcess) -> (String, String) {
-    let tree = noded.ask_json(&["tree"]);
-    let node =
-        tree.as_array().unwrap().iter().find(|node| node["dn"] == "root.cluster").expect("in the tree");
+    let node = noded.status("root.cluster");
     let text = |key: &str| node[key].as_str().unwrap_or_default().to_owned();
     (text("state"), text("waiting_for"))
 }
 
 /// Waits until the node waits for a ticket, and returns why.
 fn wait_waiting(noded: &NodedProcess) -> String {
-    let status = testbed::wait_until(TEST_TIMEOUT, "the wait for a ticket", || {
-        let status = failing_status(noded)?;
-        anyhow::ensure!(status["state"] == "Waiting", "{status}");
-        Ok(status)
-    });
-    let detail = status.unwrap()["detail"].as_str().unwrap().to_owned();
+    let status = wait_failing(noded, "the wait for a ticket", |status, _| status["state"] == "Waiting");
     let (state, why) = state_in_tree(noded);
     assert!(state == "new" && why.starts_with("waits for a ticket"), "{state}: {why}");
-    detail
+    status["detail"].as_str().unwrap().to_owned()
 }
 
 fn create_ticket_args<'a>(address: &'a str, port: &'a str, file: &'a str) -> [&'a str; 10] {
@@ -121,23 +127,19 @@ fn join_cluster(
     second: &MemberFixture,
     address: &str,
 ) -> (NodedProcess, NodedProcess) {
-    let bootstrapped = first.start(ScratchDir::new().unwrap());
+    let bootstrapped = first.start_new();
     let scratch = ScratchDir::new().unwrap();
     let state = scratch.path().join("data/esp");
     fs::create_dir_all(&state).unwrap();
     let ticket_file = state.join("enrolment.pb");
-    let (port, file) = (second.ports[1].number().to_string(), ticket_file.to_str().unwrap());
+    let (port, file) = (second.peer_port(), ticket_file.to_str().unwrap());
     let create = create_ticket_args(address, &port, file);
     let ticket = bootstrapped.ask_json(&create);
-    let again = stderr_and_code(&bootstrapped.nodectl(&create));
-    assert!(again.0.contains("can't use") && again.1 == Some(1), "{again:?}");
-    let spare = scratch.path().join("spare.pb");
-    let (stderr, code) = stderr_and_code(&bootstrapped.nodectl(&create_ticket_args(
-        "127.0.0.9",
-        &port,
-        spare.to_str().unwrap(),
-    )));
-    assert!(stderr.contains("the cluster already has a learner") && code == Some(1), "{stderr} {code:?}");
+    bootstrapped.nodectl(&create).assert_fails(1, "can't use");
+    let spare = bootstrapped.scratch.path().join("spare.pb");
+    let create_spare =
+        |address| bootstrapped.nodectl(&create_ticket_args(address, &port, spare.to_str().unwrap()));
+    create_spare("127.0.0.9").assert_fails(1, "the cluster already has a learner");
 
     let joined = second.start(scratch);
     let (node, cluster) = cluster_identity(&joined);
@@ -145,9 +147,6 @@ fn join_cluster(
     let members = bootstrapped.ask_json(&["cluster", "members"]);
     let votes: Vec<_> = members.as_array().unwrap().iter().map(|member| member["learner"].clone()).collect();
     assert_eq!(votes, [false, false], "{members}");
-    let spare = bootstrapped.scratch.path().join("spare.pb");
-    let (stderr, code) =
-        stderr_and_code(&bootstrapped.nodectl(&create_ticket_args(address, &port, spare.to_str().unwrap())));
-    assert!(stderr.contains("a voting member is already at") && code == Some(1), "{stderr} {code:?}");
+    create_spare(address).assert_fails(1, "a voting member is already at");
     (bootstrapped, joined)
 }

@@ -7,8 +7,8 @@ use nodekeel_cluster::node::GoldenTicket;
 use nodekeel_localstorage::pki::RevocationList;
 use testbed::ScratchDir;
 
-use super::{MemberFixture, assert_joins, cluster_identity, create_ticket_args, kill_node};
-use crate::harness::{TEST_TIMEOUT, stderr_and_code};
+use super::{MemberFixture, assert_joins, cluster_identity, create_ticket_args};
+use crate::harness::wait;
 
 #[test]
 #[ignore = "needs etcd"]
@@ -21,16 +21,15 @@ fn a_second_node_joins_by_a_golden_ticket() {
 #[test]
 #[ignore = "needs etcd"]
 fn a_revoked_ticket_is_useless_and_its_address_is_free() {
-    let bootstrapped = MemberFixture::new().start(ScratchDir::new().unwrap());
+    let bootstrapped = MemberFixture::new().start_new();
     let scratch = ScratchDir::new().unwrap();
     let file = |name| scratch.path().join(name).to_str().unwrap().to_owned();
     let (mistyped, wanted) = (file("mistyped.pb"), file("wanted.pb"));
     let ticket = bootstrapped.ask_json(&create_ticket_args("127.0.0.8", "7001", &mistyped));
-    let (stderr, code) =
-        stderr_and_code(&bootstrapped.nodectl(&create_ticket_args("127.0.0.9", "7001", &wanted)));
-    let expected = "takes one at a time; the learner is at https://127.0.0.8:7001";
+    let refused = bootstrapped.nodectl(&create_ticket_args("127.0.0.9", "7001", &wanted));
+    refused.assert_fails(1, "takes one at a time; the learner is at https://127.0.0.8:7001");
     let command = "nodectl cluster ticket revoke --address 127.0.0.8 --port 7001";
-    assert!(stderr.contains(expected) && stderr.contains(command) && code == Some(1), "{stderr} {code:?}");
+    refused.assert_fails(1, command);
 
     let command: Vec<_> = command.split(' ').skip(1).collect();
     assert_eq!(bootstrapped.ask_json(&command), serde_json::json!({"url": "https://127.0.0.8:7001"}));
@@ -38,17 +37,14 @@ fn a_revoked_ticket_is_useless_and_its_address_is_free() {
     assert_eq!(members.as_array().map(Vec::len), Some(1), "{members}");
     let credentials = GoldenTicket::from_config(&fs::read(&mistyped).unwrap()).unwrap().member_credentials();
     let list = bootstrapped.data().join("data/cluster/etcd/peer_crl");
-    testbed::wait_until(TEST_TIMEOUT, "the revocation of the certificate", || {
+    wait("the revocation of the certificate", || {
         let revoked = RevocationList::from_der(&fs::read(&list)?, &credentials.ca)?;
         revoked.is_revoked(&credentials.certificate).then_some(()).context("not revoked yet")
-    })
-    .unwrap();
+    });
 
-    let (stderr, code) = stderr_and_code(&bootstrapped.nodectl(&command));
-    assert!(stderr.contains("no ticket exists for https://127.0.0.8:7001") && code == Some(1), "{stderr}");
-    let own = ["cluster", "ticket", "withdraw", "--address", "127.0.0.1"];
-    let (stderr, code) = stderr_and_code(&bootstrapped.nodectl(&own));
-    assert!(stderr.contains("a voting member is already at") && code == Some(1), "{stderr}");
+    bootstrapped.nodectl(&command).assert_fails(1, "no ticket exists for https://127.0.0.8:7001");
+    let own = ["cluster", "ticket", "revoke", "--address", "127.0.0.1"];
+    bootstrapped.nodectl(&own).assert_fails(1, "a voting member is already at");
     let another = bootstrapped.ask_json(&create_ticket_args("127.0.0.9", "7001", &wanted));
     assert_ne!(another["node"], ticket["node"]);
     bootstrapped.stop();
@@ -58,18 +54,18 @@ fn a_revoked_ticket_is_useless_and_its_address_is_free() {
 #[ignore = "needs etcd"]
 fn a_ticket_that_comes_after_the_bootstrap_is_ignored_and_joins_once_the_node_is_reset() {
     let (first, second) = (MemberFixture::new(), MemberFixture::new());
-    let bootstrapped = first.start(ScratchDir::new().unwrap());
-    let early = second.start(ScratchDir::new().unwrap());
+    let bootstrapped = first.start_new();
+    let early = second.start_new();
     let alone = cluster_identity(&early);
-    let (port, state) = (second.ports[1].number().to_string(), early.data().join("esp"));
+    let (port, state) = (second.peer_port(), early.data().join("esp"));
     let (late, kept) = (state.join("enrolment.pb"), early.scratch.path().join("kept.pb"));
     let ticket = bootstrapped.ask_json(&create_ticket_args("127.0.0.1", &port, late.to_str().unwrap()));
 
-    let early = second.start(kill_node(early));
+    let early = second.restart(early);
     assert_eq!(cluster_identity(&early), alone);
 
     // As docs/noded.md, "Reset a node", describes.
-    let scratch = kill_node(early);
+    let scratch = early.kill();
     fs::rename(&late, &kept).unwrap();
     fs::remove_dir_all(scratch.path().join("data/data/cluster")).unwrap();
     fs::remove_dir_all(&state).unwrap();
@@ -79,11 +75,11 @@ fn a_ticket_that_comes_after_the_bootstrap_is_ignored_and_joins_once_the_node_is
     assert_eq!(cluster_identity(&joined), (ticket["node"].clone(), cluster_identity(&bootstrapped).1));
 
     // The ticket by which it has joined may be removed, and anything may be in its place.
-    let joined = second.start(kill_node(joined));
+    let joined = second.restart(joined);
     assert_eq!(cluster_identity(&joined).0, ticket["node"]);
     fs::remove_file(&late).unwrap();
     fs::create_dir(&late).unwrap();
-    let joined = second.start(kill_node(joined));
+    let joined = second.restart(joined);
     assert_eq!(cluster_identity(&joined).0, ticket["node"]);
     joined.stop();
     bootstrapped.stop();

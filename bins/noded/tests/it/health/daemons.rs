@@ -6,20 +6,21 @@ use std::path::Path;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use testbed::{ScratchDir, reserve_port};
+use testbed::ScratchDir;
 
-use super::{NO_DISKS, wait_healthy, wait_problem};
-use crate::harness::{NO_DAEMONS, NodedProcess, http_get};
+use super::{wait_healthy, wait_problem};
+use crate::harness::{EtcdPorts, NO_DAEMONS, NO_DISKS, NodedProcess, http_get};
+
+/// A configuration with an etcd, with more sections.
+fn etcd_config(ports: &EtcdPorts, sections: &str) -> String {
+    let etcd = ports.section("");
+    format!("services.containerd.enable = false\nkernel.log = false\n{NO_DISKS}{etcd}{sections}")
+}
 
 #[test]
 fn a_node_without_a_ticket_says_where_to_put_it_and_what_to_type() {
-    let (client, peer) = (reserve_port().unwrap(), reserve_port().unwrap());
-    let config = format!(
-        "services.containerd.enable = false\nkernel.log = false\n{NO_DISKS}[services.etcd]\nclient_port = {}\n\
-         peer_port = {}\n[cluster]\naddress = \"127.0.0.1\"\n",
-        client.number(),
-        peer.number()
-    );
+    let ports = EtcdPorts::reserve();
+    let config = etcd_config(&ports, "[cluster]\naddress = \"127.0.0.1\"\n");
     let noded = NodedProcess::start_in(ScratchDir::new().unwrap(), &config, &["--dev"]);
     let found = wait_problem(&noded, "root.cluster", "is in no cluster yet");
     assert_eq!(found["waiting_for"], "a ticket");
@@ -31,43 +32,25 @@ fn a_node_without_a_ticket_says_where_to_put_it_and_what_to_type() {
     noded.stop();
 }
 
-/// The pid of an etcd whose arguments contain this path.
-fn etcd_pid(data: &Path) -> Pid {
-    let data = data.to_str().unwrap();
-    let process = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        let arguments = String::from_utf8_lossy(&fs::read(entry.path().join("cmdline")).ok()?).into_owned();
-        (arguments.contains("--data-dir") && arguments.contains(data)).then_some(pid)
-    });
-    Pid::from_raw(process.expect("etcd runs"))
-}
-
 #[test]
 #[ignore = "needs etcd"]
 fn a_stopped_etcd_is_a_problem_alone_and_in_a_cluster() {
     for cluster in ["", "[cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\n"] {
-        let (client, peer) = (reserve_port().unwrap(), reserve_port().unwrap());
-        let config = format!(
-            "services.containerd.enable = false\nkernel.log = false\n{NO_DISKS}[services.etcd]\nclient_port = {}\n\
-             peer_port = {}\n{cluster}",
-            client.number(),
-            peer.number()
-        );
-        let noded = NodedProcess::start(&config);
+        let ports = EtcdPorts::reserve();
+        let noded = NodedProcess::start(&etcd_config(&ports, cluster));
         wait_healthy(&noded);
-        let etcd = etcd_pid(&noded.data());
+        let processes = testbed::leftovers::find_processes(&noded.data()).unwrap();
+        let etcd =
+            processes.iter().find(|process| process.command.contains("--data-dir")).expect("etcd runs");
+        let etcd = Pid::from_raw(etcd.pid);
         kill(etcd, Signal::SIGSTOP).unwrap();
         let stopped = std::time::Instant::now();
-        match cluster {
-            "" => {
-                let found =
-                    wait_problem(&noded, "root.etcd", "does not answer within 2s, and its process runs");
-                assert_eq!(found["hint"], "`nodectl logs root.etcd`, then `nodectl restart root.etcd`");
-            }
-            _ => {
-                let found = wait_problem(&noded, "root.cluster", "can't take part in its cluster: its etcd");
-                assert!(found["hint"].as_str().unwrap().contains("`nodectl cluster status`"), "{found}");
-            }
+        if cluster.is_empty() {
+            let found = wait_problem(&noded, "root.etcd", "does not answer within 2s, and its process runs");
+            assert_eq!(found["hint"], "`nodectl logs root.etcd`, then `nodectl restart root.etcd`");
+        } else {
+            let found = wait_problem(&noded, "root.cluster", "can't take part in its cluster: its etcd");
+            assert!(found["hint"].as_str().unwrap().contains("`nodectl cluster status`"), "{found}");
         }
         println!("{cluster:?} reported after {:?}", stopped.elapsed());
         kill(etcd, Signal::SIGCONT).unwrap();
@@ -149,8 +132,7 @@ fn a_broken_bundle_is_a_problem_that_names_it_and_what_to_do() {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
     // Both end with the import.
-    let without = config.replace(&format!("preseed = {:?}\n", images.path()), "");
-    fs::write(noded.scratch.path().join("noded.toml"), without).unwrap();
+    noded.write_config(&config.replace(&format!("preseed = {:?}\n", images.path()), ""));
     noded.ask(&["reload"]);
     wait_healthy(&noded);
     let (_, text) = http_get(UnixStream::connect(&socket).unwrap(), "/metrics");

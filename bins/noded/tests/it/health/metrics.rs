@@ -1,13 +1,12 @@
 //! Metrics and health for programs.
 
-use std::fs;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
 use testbed::{ScratchDir, reserve_port};
 
-use super::{ENVIRONMENT, NO_DISKS, wait_healthy};
-use crate::harness::{NO_DAEMONS, NodedProcess, http_get, service_config};
+use super::wait_healthy;
+use crate::harness::{NO_DAEMONS, NO_DISKS, NodedProcess, http_get, sleep_config};
 
 #[test]
 fn metrics_and_health_are_served_on_a_port_or_a_socket_and_not_by_default() {
@@ -16,13 +15,16 @@ fn metrics_and_health_are_served_on_a_port_or_a_socket_and_not_by_default() {
     let socket = scratch.path().join("metrics.sock");
     let tcp = format!("127.0.0.1:{}", port.number());
     for address in [tcp.clone(), socket.display().to_string()] {
-        let service = service_config("a", "exec sleep 1000", ENVIRONMENT);
+        let service = sleep_config("a", "");
         let config = format!("{NO_DAEMONS}{NO_DISKS}[metrics]\naddress = {address:?}\n{service}");
         let noded = NodedProcess::start(&config);
         wait_healthy(&noded);
-        let get = |path: &str| match address.starts_with('/') {
-            true => http_get(UnixStream::connect(&address).unwrap(), path),
-            false => http_get(TcpStream::connect(&address).unwrap(), path),
+        let get = |path: &str| {
+            if address.starts_with('/') {
+                http_get(UnixStream::connect(&address).unwrap(), path)
+            } else {
+                http_get(TcpStream::connect(&address).unwrap(), path)
+            }
         };
         let (status, text) = get("/metrics");
         assert_eq!(status, "HTTP/1.1 200 OK");
@@ -63,10 +65,10 @@ fn a_reload_moves_the_metrics_to_another_address_with_their_port() {
     let port = reserve_port().unwrap();
     let config = |ip: &str| format!("{NO_DAEMONS}[metrics]\naddress = \"{ip}:{}\"\n", port.number());
     let noded = NodedProcess::start(&config("127.0.0.1"));
-    noded.ask(&["start", "--wait", "root.metrics"]);
-    fs::write(noded.scratch.path().join("noded.toml"), config("0.0.0.0")).unwrap();
+    noded.wait_ready("root.metrics");
+    noded.write_config(&config("0.0.0.0"));
     assert_eq!(noded.ask(&["reload"]), "reloaded:\n  restart root.metrics: metrics.address\n");
-    noded.ask(&["start", "--wait", "root.metrics"]);
+    noded.wait_ready("root.metrics");
     let (status, _) = http_get(TcpStream::connect(("127.0.0.1", port.number())).unwrap(), "/healthz");
     assert_eq!(status, "HTTP/1.1 200 OK");
     noded.stop();

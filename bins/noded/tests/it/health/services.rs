@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use testbed::{ScratchDir, wait_until};
+use testbed::ScratchDir;
 
-use super::{ENVIRONMENT, NO_DISKS, ask_health, wait_healthy, wait_problem};
-use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config};
+use super::{ask_health, wait_healthy, wait_problem};
+use crate::harness::{NO_DAEMONS, NO_DISKS, NodedProcess, make_fifo, service_config, sleep_config, wait};
 
 #[test]
 fn a_service_that_fails_is_stopped_or_hangs_is_a_problem_until_it_is_well() {
@@ -16,15 +16,15 @@ fn a_service_that_fails_is_stopped_or_hangs_is_a_problem_until_it_is_well() {
     let liveness = "liveness = { probe = [\"/bin/false\"], period = \"100ms\", failure_threshold = 1 }";
     let config = format!(
         "{NO_DAEMONS}{NO_DISKS}{}{}{}{}{}",
-        service_config("loops", &script, &format!("{fast}\n{ENVIRONMENT}")),
-        service_config("hangs", "exec sleep 1000", &format!("{fast}\n{ENVIRONMENT}\n{liveness}")),
+        service_config("loops", &script, fast),
+        sleep_config("hangs", &format!("{fast}\n{liveness}")),
         service_config("once", "exit 4", "readiness = \"exit\"\nrestart = \"never\""),
         service_config(
             "limited",
             "exit 5",
             &format!("{fast}\nrestart_limit = {{ restarts = 2, period = \"1h\" }}")
         ),
-        service_config("after", "exec sleep 1000", &format!("depends_on = [\"once\"]\n{ENVIRONMENT}")),
+        sleep_config("after", "depends_on = [\"once\"]"),
     );
     let noded = NodedProcess::start_in(scratch, &config, &[]);
     let found = wait_problem(&noded, "root.service.loops", "consecutive failures, the last one: ");
@@ -37,7 +37,7 @@ fn a_service_that_fails_is_stopped_or_hangs_is_a_problem_until_it_is_well() {
     assert_eq!(found["hint"], "`nodectl status root.service.once`, then `nodectl restart root.service.once`");
     let found = wait_problem(&noded, "root.service.limited", "has failed, and is not restarted: ");
     assert!(found["problem"].as_str().unwrap().contains("exited with code 5"), "{found}");
-    let status = String::from_utf8(noded.nodectl(&["status", "root.service.limited"]).stdout).unwrap();
+    let status = noded.ask(&["status", "root.service.limited"]);
     assert!(
         status.contains("none by itself") && status.contains("nodectl restart root.service.limited"),
         "{status}"
@@ -46,7 +46,7 @@ fn a_service_that_fails_is_stopped_or_hangs_is_a_problem_until_it_is_well() {
     assert_eq!(found["waiting_for"], "root.service.once to become ready");
     assert_eq!(found["hint"], "`nodectl status root.service.once`");
 
-    let table = String::from_utf8(noded.nodectl(&["health"]).stdout).unwrap();
+    let table = noded.nodectl(&["health"]).stdout;
     let header = table.lines().nth(1).unwrap().split("  ").map(str::trim).filter(|cell| !cell.is_empty());
     assert_eq!(header.collect::<Vec<_>>(), ["PART", "PROBLEM", "SINCE", "WAITING FOR", "WHAT TO TYPE"]);
     assert!(table.starts_with("not healthy: "), "{table}");
@@ -58,15 +58,14 @@ fn a_service_that_fails_is_stopped_or_hangs_is_a_problem_until_it_is_well() {
     }
     fs::write(&cured, "").unwrap();
     // It stays a problem until it has been ready for ten seconds, and then only the stopped ones are left.
-    wait_until(TEST_TIMEOUT, "the cure", || {
+    wait("the cure", || {
         let (health, ..) = ask_health(&noded);
         let mut conditions = health["conditions"].as_array().unwrap().iter();
         let is_well =
             conditions.all(|found| found["object"] != "root.service.loops" || found["severity"] == "warning");
         anyhow::ensure!(is_well, "{health}");
         Ok(())
-    })
-    .unwrap();
+    });
     noded.stop();
 }
 
@@ -101,15 +100,13 @@ fn a_record_of_processes_that_can_not_be_read_is_a_warning_until_it_is_removed()
 #[test]
 fn health_waits_until_the_node_is_healthy_or_for_its_duration() {
     let scratch = ScratchDir::new().unwrap();
-    let gate = scratch.path().join("gate");
-    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let gate = make_fifo(scratch.path(), "gate");
     let script = format!("read line < {}; exit 0", gate.display());
     let config = format!("{NO_DAEMONS}{NO_DISKS}{}", service_config("step", &script, "readiness = \"exit\""));
     let noded = NodedProcess::start_in(scratch, &config, &[]);
-    let output = noded.nodectl(&["health", "--wait", "100ms"]);
-    assert_eq!(output.status.code(), Some(6), "{output:?}");
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("root.service.step: is not ready"), "{text}");
+    let ended = noded.nodectl(&["health", "--wait", "100ms"]);
+    let is_named = ended.stdout.contains("root.service.step: is not ready");
+    assert!(ended.code == Some(6) && is_named, "{ended:#?}");
     let waiting = noded.nodectl_command(&["health", "--wait"]).stdout(std::process::Stdio::null()).spawn();
     fs::write(&gate, "go\n").unwrap();
     assert_eq!(waiting.unwrap().wait().unwrap().code(), Some(0));

@@ -1,14 +1,11 @@
 //! The tables, names and DNs of parts.
 
 use nodekeel_node::node::NodeHandle;
-use nodekeel_node::part::{Part, PlannedService};
-use nodekeel_node::plan::PartPlanner;
-use nodekeel_supervisor::Context;
 use testbed::ScratchDir;
 
-use super::dependencies::DnPart;
+use super::dependencies::part_of_dns;
 use super::{NTP, assert_rejected, ntp_node};
-use crate::harness::service_config;
+use crate::harness::{TestPart, run_ready, service_config};
 
 #[test]
 fn the_section_of_a_part_is_rejected_with_line_column_and_field() {
@@ -39,34 +36,21 @@ fn the_section_of_a_part_is_rejected_with_line_column_and_field() {
 
 #[test]
 fn parts_are_replaced_and_removed_by_name() {
-    /// A part that only has a name.
-    struct NamedPart(&'static str);
-
-    impl Part for NamedPart {
-        fn name(&self) -> &str {
-            self.0
-        }
-
-        fn plan(&self, planner: &mut PartPlanner<'_>) {
-            let run = |ctx: Context| async move { ctx.until_canceled().await };
-            planner.add(PlannedService::from_runnable(format!("root.{}", self.0), "a replacement", run));
-        }
-    }
-
+    let named = |name: &str| TestPart::runnable(name, run_ready);
     let builder = || ntp_node("").1;
     // NO_DAEMONS has the sections of etcd and containerd. The cluster has the ports of its etcd from the former.
     builder().without("etcd").without("control").plan().unwrap();
     assert_rejected(
-        builder().replace(NamedPart("etcd")).without("cluster"),
+        builder().replace(named("etcd")).without("cluster"),
         "services.etcd: belongs to a part that this node does not have",
     );
     let scratch = ScratchDir::new().unwrap();
     let empty =
         || NodeHandle::builder("test.toml", "").data(scratch.path().join("data")).without("containerd");
-    let plan = empty().replace(NamedPart("etcd")).without("control").plan().unwrap();
+    let plan = empty().replace(named("etcd")).without("control").plan().unwrap();
     let dns: Vec<_> = plan.services.iter().map(|planned| planned.dn.as_str()).collect();
     assert!(dns.contains(&"root.etcd") && !dns.contains(&"root.control"), "{dns:?}");
-    assert!(plan.to_string().contains("root.etcd                a replacement"), "{plan}");
+    assert!(plan.to_string().contains("root.etcd                a runnable of the test"), "{plan}");
     assert_rejected(
         builder().without("containerd"),
         "services.containerd: belongs to a part that this node does not have",
@@ -82,25 +66,25 @@ fn parts_are_replaced_and_removed_by_name() {
         NodeHandle::builder("test.toml", config).data(scratch.path().join("data"))
     };
     assert_rejected(cluster(), "cluster: requires cluster.address or cluster.interface");
-    let shown = cluster().replace(NamedPart("network")).plan().unwrap().to_string();
+    let shown = cluster().replace(named("network")).plan().unwrap().to_string();
     assert!(
         shown.contains("root.cluster             a member at the address that the program provides"),
         "{shown}"
     );
-    assert_rejected(empty().replace(NamedPart("ntp")), "unknown part \"ntp\"");
-    assert_rejected(empty().with(NamedPart("etcd")), "duplicate part name \"etcd\"");
-    assert_rejected(empty().with(NamedPart("a.b")), "invalid part name \"a.b\"");
+    assert_rejected(empty().replace(named("ntp")), "unknown part \"ntp\"");
+    assert_rejected(empty().with(named("etcd")), "duplicate part name \"etcd\"");
+    assert_rejected(empty().with(named("a.b")), "invalid part name \"a.b\"");
 }
 
 #[test]
 fn a_part_has_its_own_dns_and_sections() {
-    let rejected = |part: DnPart| ntp_node("").1.with(part).plan().unwrap_err().to_string();
+    let rejected = |part: TestPart| ntp_node("").1.with(part).plan().unwrap_err().to_string();
     for (dn, says) in [
         (&["root.lease"], "invalid DN \"root.lease\" of part \"a\": use root.a or root.a.NAME"),
         (&["root.ab"], "invalid DN \"root.ab\" of part \"a\""),
         (&["root.a.b.c"], "invalid DN \"root.a.b.c\" of a part"),
     ] {
-        let error = rejected(DnPart::new("a", dn));
+        let error = rejected(part_of_dns("a", dn));
         assert!(error.contains(says), "{error}");
     }
     for (section, says) in [
@@ -109,7 +93,7 @@ fn a_part_has_its_own_dns_and_sections() {
         ("ntp", "duplicate section name \"ntp\" of two parts"),
         ("cluster", "duplicate section name \"cluster\" of two parts"),
     ] {
-        let error = rejected(DnPart::new("a", &[]).section(section));
+        let error = rejected(part_of_dns("a", &[]).section(section));
         assert!(error.contains(says), "{error}");
     }
 }

@@ -1,50 +1,23 @@
-//! What a part adds to the health and the metrics of the node.
+//! Additions of a part to the health and the metrics of the node.
 
-use std::fmt;
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodekeel_node::health::{HealthCondition, NodeSnapshot};
-use nodekeel_node::part::{
-    NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
-};
-use nodekeel_node::plan::PartPlanner;
+use nodekeel_node::part::PreparedRunnable;
 use nodekeel_node::v1::{HealthRequest, HealthResponse};
-use nodekeel_supervisor::Context;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use testbed::ScratchDir;
 use tokio::time::timeout;
 
-use super::{connect, ntp_node};
-use crate::harness::TEST_TIMEOUT;
+use crate::harness::{TEST_TIMEOUT, TestNode, TestPart, run_ready};
 
-/// A part that adds what it knows to the node's health and metrics.
-struct FanPart(Arc<AtomicBool>);
-
-impl Part for FanPart {
-    fn name(&self) -> &str {
-        "fan"
-    }
-
-    fn plan(&self, planner: &mut PartPlanner<'_>) {
-        planner.add(PlannedService::new("root.fan", FanPlan(Arc::clone(&self.0))));
-    }
-}
-
-#[derive(Debug)]
-struct FanPlan(Arc<AtomicBool>);
-
-impl fmt::Display for FanPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a fan")
-    }
-}
-
-impl PlannedRunnable for FanPlan {
-    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let is_stuck = Arc::clone(&self.0);
+/// A part that adds a condition while the flag is set, and a counter.
+fn fan_part(is_stuck: Arc<AtomicBool>) -> TestPart {
+    TestPart::prepared("fan", move |node| {
+        let is_stuck = Arc::clone(&is_stuck);
         node.health_sources().add("fan", move |_: &NodeSnapshot| {
             let stuck = HealthCondition::problem("fan 1", "does not turn").waiting_for("its owner");
             is_stuck.load(Ordering::Relaxed).then(|| stuck.hint("replace it")).into_iter().collect()
@@ -53,11 +26,8 @@ impl PlannedRunnable for FanPlan {
         registry.register("fan_turns", "Turns of the fan", turns.clone());
         turns.inc_by(7);
         node.metrics().add("fan", registry);
-        Ok(PreparedRunnable::new(|ctx: Context| async move {
-            ctx.signal_ready()?;
-            ctx.until_canceled().await
-        }))
-    }
+        Ok(PreparedRunnable::new(run_ready))
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,12 +36,12 @@ async fn a_part_of_the_program_answers_health_and_serves_its_metrics_like_a_ship
     let scratch = ScratchDir::new().unwrap();
     let socket = scratch.path().join("metrics.sock");
     let config = format!("[health]\nmin_free_percent = 0\n[metrics]\naddress = {socket:?}\n");
-    let (_scratch, builder) = ntp_node(&config);
-    let node = builder.with(FanPart(Arc::clone(&is_stuck))).start().unwrap();
-    for dn in ["root", "root.fan", "root.metrics", "root.storage"] {
-        timeout(TEST_TIMEOUT, node.wait_ready(dn)).await.unwrap();
+    let part = fan_part(Arc::clone(&is_stuck));
+    let node = TestNode::start_with(&config, |builder| builder.with(part)).await;
+    for dn in ["root.fan", "root.metrics", "root.storage"] {
+        node.wait_ready(dn).await;
     }
-    let mut client = connect(&node).await;
+    let mut client = node.client.clone();
     let health = client.health(HealthRequest {}).await.unwrap().into_inner();
     assert!(health.healthy, "{health:?}");
     is_stuck.store(true, Ordering::Relaxed);
@@ -96,5 +66,5 @@ async fn a_part_of_the_program_answers_health_and_serves_its_metrics_like_a_ship
     });
     let text = text.await.unwrap();
     assert!(text.contains("\nfan_turns_total 7\n") && text.contains("\nnodekeel_healthy 1\n"), "{text}");
-    node.shutdown().await;
+    node.node.shutdown().await;
 }

@@ -10,9 +10,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use nodekeel_localstorage::tree::LayoutDir;
-use nodekeel_node::client::{self, NodeClient};
 use nodekeel_node::config::{ConfigSection, ConfigViolation, NodedConfig};
-use nodekeel_node::node::{BuildError, NodeBuilder, NodeHandle};
+use nodekeel_node::node::{BuildError, NodeBuilder};
 use nodekeel_node::part::{
     NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
@@ -21,9 +20,8 @@ use nodekeel_node::v1::TreeRequest;
 use nodekeel_supervisor::process::{Process, Readiness};
 use serde::Deserialize;
 use testbed::ScratchDir;
-use tokio::time::timeout;
 
-use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, service_config};
+use crate::harness::{TestNode, node_builder, service_config};
 
 nodekeel_localstorage::layout! {
     /// On the data volume: the part of ntp.
@@ -99,17 +97,11 @@ impl PlannedRunnable for NtpPlan {
 
 /// The builder of a node with `ntp` and without daemons.
 fn ntp_node(config: &str) -> (ScratchDir, NodeBuilder) {
-    let scratch = ScratchDir::new().unwrap();
-    let text = format!("{NO_DAEMONS}{config}");
-    let builder = NodeHandle::builder("test.toml", text).data(scratch.path().join("data")).with(NtpPart);
-    (scratch, builder)
+    let (scratch, builder) = node_builder(config);
+    (scratch, builder.with(NtpPart))
 }
 
 const NTP: &str = "[ntp]\nserver = \"time.example\"\n";
-
-async fn connect(node: &NodeHandle) -> NodeClient {
-    client::connect(node.control_socket()).await.unwrap()
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_of_the_program_is_planned_run_and_shown_like_a_shipped_one() {
@@ -120,14 +112,14 @@ async fn a_part_of_the_program_is_planned_run_and_shown_like_a_shipped_one() {
 
     let (scratch, builder) =
         ntp_node(&format!("{NTP}{}", service_config("a", "sleep 1000", "depends_on = [\"ntp\"]")));
-    let node = builder.start().unwrap();
-    timeout(TEST_TIMEOUT, node.wait_ready("root.service.a")).await.unwrap();
-    let tree = connect(&node).await.tree(TreeRequest {}).await.unwrap().into_inner();
+    let mut node = TestNode::start_in(scratch, builder).await;
+    node.wait_ready("root.service.a").await;
+    let tree = node.client.tree(TreeRequest {}).await.unwrap().into_inner();
     let names: Vec<_> = tree.nodes.iter().map(|node| node.dn.as_str()).collect();
     assert_eq!(names, ["root", "root.control", "root.storage", "root.ntp", "root.service", "root.service.a"]);
-    assert!(scratch.path().join("data/data/ntp").is_dir());
-    assert_eq!(node.extension::<NtpConfig>().unwrap().server, "time.example");
-    node.shutdown().await;
+    assert!(node.scratch.path().join("data/data/ntp").is_dir());
+    assert_eq!(node.node.extension::<NtpConfig>().unwrap().server, "time.example");
+    node.node.shutdown().await;
 }
 
 #[track_caller]

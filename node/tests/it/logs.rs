@@ -11,7 +11,7 @@ use prost::Message as _;
 use tokio::time::timeout;
 use tonic::Streaming;
 
-use crate::harness::{LocalNode, NO_DAEMONS, NodedProcess, TEST_TIMEOUT};
+use crate::harness::{TEST_TIMEOUT, TestNode};
 
 /// The text of an entry.
 fn entry_text(entry: &LogEntry) -> String {
@@ -23,7 +23,7 @@ fn entry_text(entry: &LogEntry) -> String {
     }
 }
 
-impl LocalNode {
+impl TestNode {
     fn append_entry(&self, dn: &str, level: Level, text: &str) {
         self.log_store.append_message(&dn.parse::<Dn>().unwrap(), LogMessage::new(level, text));
     }
@@ -61,7 +61,7 @@ async fn next_text(chunks: &mut Streaming<LogsResponse>) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_backlog_has_the_requested_length() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     for (dn, line) in [("a", "one"), ("a", "two"), ("a.b", "three"), ("a", "four")] {
         node.append_entry(dn, Level::Info, line);
     }
@@ -74,7 +74,7 @@ async fn the_backlog_has_the_requested_length() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_not_utf8_break_neither_backlog_nor_stream() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     node.append_output("raw", b"a\xffz\n");
     assert_eq!(node.read_texts(logs_request("raw")).await, ["a\u{fffd}z"]);
     let mut chunks =
@@ -85,7 +85,7 @@ async fn bytes_that_are_not_utf8_break_neither_backlog_nor_stream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_delivers_entries_that_are_written_while_it_is_open() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     node.append_entry("a", Level::Info, "before");
     let mut chunks =
         node.open_logs(LogsRequest { backlog: Some(0), follow: true, ..logs_request("a") }).await;
@@ -98,7 +98,7 @@ async fn a_stream_delivers_entries_that_are_written_while_it_is_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_are_found_by_pattern_field_time_and_cursor() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     for (text, member) in [("refused", 7_i64), ("refused", 8), ("granted", 7)] {
         let message = LogMessage::new(Level::Info, text).with_field("member", member);
         node.log_store.append_message(&"a".parse::<Dn>().unwrap(), message);
@@ -130,7 +130,7 @@ async fn entries_are_found_by_pattern_field_time_and_cursor() {
 async fn the_backlog_and_the_stream_join_without_gap_or_repeat() {
     /// As many entries as are kept of one DN, even if the reader is far behind.
     const ENTRIES: u32 = 10_000;
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     let journal = node.log_store.clone();
     // A DN without an entry would be rejected.
     node.append_entry("a", Level::Info, "0");
@@ -155,8 +155,8 @@ async fn the_backlog_and_the_stream_join_without_gap_or_repeat() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_apply_to_the_backlog_and_to_the_stream() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
-    let write = |node: &LocalNode, dn: &str| {
+    let mut node = TestNode::start("").await;
+    let write = |node: &TestNode, dn: &str| {
         let levels = [(Level::Info, "i"), (Level::Warn, "w"), (Level::Error, "e"), (Level::Debug, "d")];
         levels.iter().for_each(|(level, line)| node.append_entry(dn, *level, line));
         node.append_output(dn, b"raw\n");
@@ -184,7 +184,7 @@ async fn filters_apply_to_the_backlog_and_to_the_stream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minimum_level_for_raw_lines_is_an_invalid_argument() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     let both = LogsRequest {
         kind: Kind::Raw.into(),
         min_level: level_to_wire(Level::Warn).into(),
@@ -196,7 +196,7 @@ async fn a_minimum_level_for_raw_lines_is_an_invalid_argument() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_messages_stay_below_the_limit_of_a_client() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     // As much as the limits allow: a megabyte of long entries in each of several DNs, and many short ones.
     let long = "x".repeat(10_000);
     for number in 0..5000 {
@@ -218,7 +218,7 @@ async fn log_messages_stay_below_the_limit_of_a_client() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_ends_when_its_client_disconnects() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     node.append_entry("a", Level::Info, "one");
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     const CALLS: usize = 50;
@@ -231,7 +231,7 @@ async fn a_call_ends_when_its_client_disconnects() {
     }
     assert!(tasks() >= before + CALLS - 10, "a task serves each call; a few others may have ended");
     drop(calls);
-    // Nothing is logged meanwhile, so nothing wakes the calls up.
+    // Nothing is logged, so nothing wakes the calls up.
     let have_ended = || if tasks() < before + 10 { Ok(()) } else { anyhow::bail!("{} tasks", tasks()) };
     tokio::task::block_in_place(|| testbed::wait_until(TEST_TIMEOUT, "the end of the calls", have_ended))
         .unwrap();
@@ -239,7 +239,7 @@ async fn a_call_ends_when_its_client_disconnects() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_end_when_the_node_stops() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     node.append_entry("a", Level::Info, "one");
     let mut chunks = node.open_logs(LogsRequest { follow: true, ..logs_request("a") }).await;
     next_text(&mut chunks).await;
@@ -248,28 +248,4 @@ async fn streams_end_when_the_node_stops() {
     assert_eq!(report.stragglers, []);
     let status = chunks.message().await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
-}
-
-#[test]
-#[ignore = "needs etcd"]
-fn the_etcd_of_a_cluster_knows_every_variable_that_it_is_given() {
-    let newest = testbed::gotool::ETCD.program_path("etcd").unwrap();
-    let debian = testbed::tools::find_tool(testbed::tools::ETCD).unwrap();
-    for etcd in [debian.as_path(), newest.as_path()] {
-        let ports = [testbed::reserve_port().unwrap(), testbed::reserve_port().unwrap()];
-        let config = format!(
-            "services.containerd.enable = false\n[services.etcd]\nbinary = {etcd:?}\nclient_port = {}\npeer_port = {}\n\
-             [cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\n",
-            ports[0].number(),
-            ports[1].number()
-        );
-        let mut node = NodedProcess::spawn(testbed::ScratchDir::new().unwrap(), &config, &[], |_| {});
-        let mut lines = node.wait_for_line("control socket at");
-        node.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
-        node.signal(nix::sys::signal::Signal::SIGTERM);
-        let (status, rest) = node.wait();
-        lines.extend(rest);
-        assert_eq!(status.code(), Some(0), "{lines:#?}");
-        assert!(!lines.iter().any(|line| line.contains("unrecognized environment variable")), "{lines:#?}");
-    }
 }

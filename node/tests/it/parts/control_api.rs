@@ -1,17 +1,12 @@
-//! What a part adds to the control API.
+//! Calls that a part adds to the control API.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::pin::Pin;
 use std::task::Poll;
 
 use hyper_util::rt::TokioIo;
-use nodekeel_node::part::{
-    NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
-};
-use nodekeel_node::plan::PartPlanner;
+use nodekeel_node::part::PreparedRunnable;
 use nodekeel_node::v1::TreeRequest;
-use nodekeel_supervisor::Context;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tonic::body::Body;
@@ -21,8 +16,8 @@ use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
-use super::{NTP, connect, ntp_node};
-use crate::harness::TEST_TIMEOUT;
+use super::{NTP, ntp_node};
+use crate::harness::{TEST_TIMEOUT, TestNode, TestPart, run_ready};
 
 /// A gRPC service that answers an empty message.
 #[derive(Clone)]
@@ -49,40 +44,17 @@ impl Service<http::Request<Body>> for PingService {
 }
 
 /// A part that adds a call to the control API.
-struct PingPart;
-
-impl Part for PingPart {
-    fn name(&self) -> &str {
-        "ping"
-    }
-
-    fn plan(&self, planner: &mut PartPlanner<'_>) {
-        planner.add(PlannedService::new("root.ping", PingPlan));
-    }
-}
-
-#[derive(Debug)]
-struct PingPlan;
-
-impl fmt::Display for PingPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("answers")
-    }
-}
-
-impl PlannedRunnable for PingPlan {
-    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+fn ping_part(name: &str) -> TestPart {
+    TestPart::prepared(name, |node| {
         node.control_services().add_service(PingService)?;
-        Ok(PreparedRunnable::new(|ctx: Context| async move { ctx.until_canceled().await }))
-    }
+        Ok(PreparedRunnable::new(run_ready))
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_adds_calls_to_the_control_api() {
-    let (_scratch, builder) = ntp_node("");
-    let node = builder.with(PingPart).start().unwrap();
-    timeout(TEST_TIMEOUT, node.wait_ready("root.control")).await.unwrap();
-    let socket = node.control_socket().to_owned();
+    let mut node = TestNode::start_with("", |builder| builder.with(ping_part("ping"))).await;
+    let socket = node.node.control_socket().to_owned();
     let connector = tower::service_fn(move |_| {
         let socket = socket.clone();
         async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
@@ -93,26 +65,13 @@ async fn a_part_adds_calls_to_the_control_api() {
     let path = http::uri::PathAndQuery::from_static("/example.Ping/Ping");
     let codec = ProstCodec::<(), ()>::default();
     timeout(TEST_TIMEOUT, client.unary(Request::new(()), path, codec)).await.unwrap().unwrap();
-    connect(&node).await.tree(TreeRequest {}).await.unwrap();
-    node.shutdown().await;
+    node.client.tree(TreeRequest {}).await.unwrap();
+    node.node.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_parts_that_add_one_grpc_service_keep_the_node_from_starting() {
-    /// Another part with the same call.
-    struct SecondPart;
-
-    impl Part for SecondPart {
-        fn name(&self) -> &str {
-            "second"
-        }
-
-        fn plan(&self, planner: &mut PartPlanner<'_>) {
-            planner.add(PlannedService::new("root.second", PingPlan));
-        }
-    }
-
-    let error = ntp_node("").1.with(PingPart).with(SecondPart).start().unwrap_err();
+    let error = ntp_node("").1.with(ping_part("ping")).with(ping_part("second")).start().unwrap_err();
     assert!(error.to_string().starts_with("duplicate gRPC service example.Ping: "), "{error}");
 }
 
@@ -120,8 +79,9 @@ async fn two_parts_that_add_one_grpc_service_keep_the_node_from_starting() {
 async fn a_node_without_the_control_api_runs_and_stops() {
     let (scratch, builder) = ntp_node(NTP);
     let node = builder.without("control").start().unwrap();
-    timeout(TEST_TIMEOUT, node.wait_ready("root")).await.unwrap();
-    timeout(TEST_TIMEOUT, node.wait_ready("root.ntp")).await.unwrap();
+    for dn in ["root", "root.ntp"] {
+        timeout(TEST_TIMEOUT, node.wait_ready(dn)).await.unwrap();
+    }
     assert!(!scratch.path().join("data/run/control.sock").exists());
     assert!(node.shutdown().await.stragglers.is_empty());
 }

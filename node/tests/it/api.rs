@@ -4,20 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodekeel_logtree::LogStore;
-use nodekeel_node::config::NodedConfig;
 use nodekeel_node::node::{Deps, ExtraRunnable, NodeHandle, StartError};
-use nodekeel_node::plan::NodePlan;
-use nodekeel_node::search_path::SearchPath;
 use nodekeel_node::v1::{
-    EventsRequest, RestartRequest, StartRequest, State, StatusRequest, StopRequest, TreeRequest,
-    VersionRequest,
+    EventsRequest, LogsRequest, Node, RestartRequest, StartRequest, State, StatusRequest, StopRequest,
+    TreeRequest, VersionRequest,
 };
-use nodekeel_supervisor::Context;
+use nodekeel_supervisor::{Context, Failure};
 use testbed::ScratchDir;
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::harness::{LocalNode, NO_DAEMONS, TEST_TIMEOUT};
+use crate::harness::{TEST_TIMEOUT, TestNode, node_builder, run_ready};
+
+const FLAKY: &str = "root.flaky";
 
 /// An additional runnable that fails while the flag is set.
 fn flaky(fails: Arc<AtomicBool>) -> ExtraRunnable {
@@ -25,10 +24,9 @@ fn flaky(fails: Arc<AtomicBool>) -> ExtraRunnable {
         let fails = Arc::clone(&fails);
         async move {
             if fails.load(Ordering::Relaxed) {
-                return Err(nodekeel_supervisor::Failure::new("failed by the test"));
+                return Err(Failure::new("failed by the test"));
             }
-            ctx.signal_ready()?;
-            Err(ctx.canceled().await.into())
+            run_ready(ctx).await
         }
     })
 }
@@ -36,51 +34,41 @@ fn flaky(fails: Arc<AtomicBool>) -> ExtraRunnable {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_tree_contains_built_in_and_extra_runnables() {
     let fails = Arc::new(AtomicBool::new(false));
-    let mut node = LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(fails))).await;
-    node.node.wait_ready("root.flaky").await;
-    node.node.wait_ready("root.storage").await;
+    let mut node = TestNode::start_with("", |node| node.with(flaky(fails))).await;
+    for dn in ["root.flaky", "root.storage"] {
+        node.wait_ready(dn).await;
+    }
     let tree = node.client.tree(TreeRequest {}).await.unwrap().into_inner();
     let names: Vec<_> = tree.nodes.iter().map(|node| (node.dn.as_str(), node.state())).collect();
-    assert_eq!(names, ["root", "root.control", "root.flaky", "root.storage"].map(|dn| (dn, State::Ready)));
+    assert_eq!(names, ["root", "root.control", "root.storage", FLAKY].map(|dn| (dn, State::Ready)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_extra_runnable_cannot_take_a_reserved_name() {
     for names in [&["etcd"][..], &["service"], &["a", "a"], &["A.b"]] {
-        let scratch = ScratchDir::new().unwrap();
-        let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();
-        config.node.data = scratch.path().join("data");
-        let plan =
-            NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false).unwrap();
+        let (scratch, builder) = node_builder("");
         let mut deps = Deps::new(LogStore::default());
-        deps.runnables.extend(names.iter().map(|name| {
-            ExtraRunnable::new(*name, |ctx: Context| async move { Err::<(), _>(ctx.canceled().await) })
-        }));
-        let error = NodeHandle::start(plan, deps).unwrap_err();
-        assert!(
-            matches!(&error, StartError::RunnableName { name } if name == names[names.len() - 1]),
-            "{error}"
-        );
+        deps.runnables.extend(names.iter().map(|name| ExtraRunnable::new(*name, run_ready)));
+        let error = NodeHandle::start(builder.plan().unwrap(), deps).unwrap_err();
+        let StartError::RunnableName { name } = &error else { panic!("{error}") };
+        assert_eq!(name, names[names.len() - 1]);
         assert!(!scratch.path().join("data").exists());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_control_socket_bound_meanwhile_keeps_the_node_from_starting() {
-    let scratch = ScratchDir::new().unwrap();
-    let socket = scratch.path().join("s");
-    let started = Arc::new(AtomicBool::new(false));
-    let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();
-    config.node.data = scratch.path().join("data");
-    config.control.socket = Some(socket.clone());
-    let plan =
-        NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false).unwrap();
+async fn a_control_socket_bound_after_the_plan_keeps_the_node_from_starting() {
+    let directory = ScratchDir::new().unwrap();
+    let socket = directory.path().join("s");
+    let (_scratch, builder) = node_builder(&format!("control.socket = {socket:?}\n"));
+    let plan = builder.plan().unwrap();
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let mut deps = Deps::new(LogStore::default());
+    let started = Arc::new(AtomicBool::new(false));
     let noted = Arc::clone(&started);
+    let mut deps = Deps::new(LogStore::default());
     deps.runnables.push(ExtraRunnable::new("noted", move |ctx: Context| {
         noted.store(true, Ordering::Relaxed);
-        async move { Err::<(), _>(ctx.canceled().await) }
+        run_ready(ctx)
     }));
     let error = NodeHandle::start(plan, deps).unwrap_err();
     assert!(matches!(&error, StartError::Control(_)), "{error}");
@@ -90,60 +78,40 @@ async fn a_control_socket_bound_meanwhile_keeps_the_node_from_starting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watched_tree_shows_a_stop_and_a_start() {
-    let mut node = LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(Arc::default()))).await;
-    let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
-    let mut until = async |wanted: State| loop {
-        let tree = timeout(TEST_TIMEOUT, trees.message()).await.expect("it changes").unwrap().unwrap();
-        if tree.nodes.iter().any(|node| node.dn == "root.flaky" && node.state() == wanted) {
-            return;
-        }
-    };
-    until(State::Ready).await;
-    let dn = || "root.flaky".to_owned();
-    node.client.stop(StopRequest { dn: dn() }).await.unwrap();
-    until(State::Stopped).await;
-    node.client.start(StartRequest { dn: dn() }).await.unwrap();
-    until(State::Ready).await;
+    let mut node = TestNode::start_with("", |node| node.with(flaky(Arc::default()))).await;
+    node.wait_for(FLAKY, |node| node.state() == State::Ready).await;
+    node.client.stop(StopRequest { dn: FLAKY.into() }).await.unwrap();
+    node.wait_for(FLAKY, |node| node.state() == State::Stopped).await;
+    node.client.start(StartRequest { dn: FLAKY.into() }).await.unwrap();
+    node.wait_for(FLAKY, |node| node.state() == State::Ready).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_of_a_failing_runnable_says_why_it_is_not_ready() {
     let fails = Arc::new(AtomicBool::new(true));
-    let mut node =
-        LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(Arc::clone(&fails)))).await;
-    let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
+    let mut node = TestNode::start_with("", |node| node.with(flaky(Arc::clone(&fails)))).await;
     // It fails repeatedly, so a snapshot may show any state.
-    let status = loop {
-        let tree = timeout(TEST_TIMEOUT, trees.message()).await.expect("it changes").unwrap().unwrap();
-        let flaky = tree.nodes.into_iter().find(|node| node.dn == "root.flaky").unwrap();
-        if flaky.state() == State::Waiting {
-            break flaky;
-        }
-    };
+    let status = node.wait_for(FLAKY, |node| node.state() == State::Waiting).await;
     assert!(status.failures >= 1 && status.waiting_for.contains("backoff"), "{status:?}");
-    let request = StatusRequest { dn: "root.flaky".into(), log_entries: 5 };
+    let request = StatusRequest { dn: FLAKY.into(), log_entries: 5 };
     let status = node.client.status(request).await.unwrap().into_inner().node.unwrap();
     assert_eq!(
         (status.exits[0].reason.as_str(), status.exits[0].state()),
         ("failed by the test", State::Dead)
     );
     fails.store(false, Ordering::Relaxed);
-    node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
-    timeout(TEST_TIMEOUT, node.node.wait_ready("root.flaky"))
-        .await
-        .expect("an operator's restart does not wait");
+    node.client.restart(RestartRequest { dn: FLAKY.into() }).await.unwrap();
+    // An operator's restart does not wait for the backoff.
+    node.wait_ready(FLAKY).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_dn_is_answered_with_similar_names() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     for status in [
         node.client.status(StatusRequest { dn: "root.contrl".into(), log_entries: 0 }).await.map(drop),
         node.client.restart(RestartRequest { dn: "contrl".into() }).await.map(drop),
-        node.client
-            .logs(nodekeel_node::v1::LogsRequest { dn: "root.contrl".into(), ..Default::default() })
-            .await
-            .map(drop),
+        node.client.logs(LogsRequest { dn: "root.contrl".into(), ..Default::default() }).await.map(drop),
     ] {
         let status = status.unwrap_err();
         assert_eq!(status.code(), Code::NotFound);
@@ -153,7 +121,7 @@ async fn an_unknown_dn_is_answered_with_similar_names() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_api_can_be_restarted_through_itself_and_not_stopped() {
-    let mut node = LocalNode::start(NO_DAEMONS).await;
+    let mut node = TestNode::start("").await;
     let dn = || "root.control".to_owned();
     let status = node.client.stop(StopRequest { dn: dn() }).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
@@ -174,16 +142,16 @@ async fn the_control_api_can_be_restarted_through_itself_and_not_stopped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_are_delivered_from_the_first_without_a_gap() {
-    let mut node = LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+    let mut node = TestNode::start_with("", |node| node.with(flaky(Arc::default()))).await;
     let mut events =
         node.client.events(EventsRequest { backlog: None, follow: true }).await.unwrap().into_inner();
-    node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
+    node.client.restart(RestartRequest { dn: FLAKY.into() }).await.unwrap();
     let mut seqs = Vec::new();
     let mut restarted = false;
     while !restarted {
         let chunk = timeout(TEST_TIMEOUT, events.message()).await.expect("an event").unwrap().unwrap();
         for event in chunk.events {
-            restarted |= event.dn == "root.flaky" && event.generation == 2 && event.change == "ready";
+            restarted |= event.dn == FLAKY && event.generation == 2 && event.change == "ready";
             seqs.push(event.seq);
         }
     }
@@ -197,24 +165,17 @@ async fn events_are_delivered_from_the_first_without_a_gap() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_of_events_sees_the_gap() {
-    let config = format!("{NO_DAEMONS}events.keep = 5\n");
-    let mut node = LocalNode::start_with(&config, |deps| deps.runnables.push(flaky(Arc::default()))).await;
-    node.node.wait_ready("root.storage").await;
-    let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
+    let mut node = TestNode::start_with("events.keep = 5\n", |node| node.with(flaky(Arc::default()))).await;
+    node.wait_ready("root.storage").await;
     for generation in 2..6 {
-        node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
-        loop {
-            let tree = timeout(TEST_TIMEOUT, trees.message()).await.expect("it changes").unwrap().unwrap();
-            let flaky = tree.nodes.into_iter().find(|node| node.dn == "root.flaky").unwrap();
-            if flaky.generation == generation && flaky.state() == State::Ready {
-                break;
-            }
-        }
+        node.client.restart(RestartRequest { dn: FLAKY.into() }).await.unwrap();
+        let is_again = |node: &Node| node.generation == generation && node.state() == State::Ready;
+        node.wait_for(FLAKY, is_again).await;
     }
     let all = EventsRequest { backlog: None, follow: true };
     let first = node.client.events(all).await.unwrap().into_inner().message().await.unwrap().unwrap().events;
     assert_eq!(first.len(), 5, "all kept events");
     let is_gap = |pair: &[nodekeel_node::v1::Event]| pair[1].seq > pair[0].seq + 1;
     assert!(first.windows(2).any(is_gap), "the sequence numbers show the dropped events: {first:?}");
-    assert!(first[4].seq > 10 && first[4].dn == "root.flaky", "the newest is kept: {first:?}");
+    assert!(first[4].seq > 10 && first[4].dn == FLAKY, "the newest is kept: {first:?}");
 }

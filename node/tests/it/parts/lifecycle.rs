@@ -1,13 +1,8 @@
 //! Parts that fail, can't be prepared, or outlive their node.
 
-use std::fmt;
 use std::time::Duration;
 
 use nodekeel_node::node::{BuildError, ExtraRunnable, NodeHandle, StartError};
-use nodekeel_node::part::{
-    NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
-};
-use nodekeel_node::plan::PartPlanner;
 use nodekeel_node::v1::HealthRequest;
 use nodekeel_supervisor::{
     Backoff, ChildPolicy, ChildSpec, Context, Failure, RestartLimit, RestartLimitAction,
@@ -15,8 +10,8 @@ use nodekeel_supervisor::{
 use testbed::ScratchDir;
 use tokio::time::timeout;
 
-use super::{NTP, NtpPart, connect, ntp_node};
-use crate::harness::{NO_DAEMONS, TEST_TIMEOUT};
+use super::{NTP, NtpPart, ntp_node};
+use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, TestNode, TestPart};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_whose_child_exceeds_its_restart_limit_names_the_child() {
@@ -28,10 +23,8 @@ async fn a_part_whose_child_exceeds_its_restart_limit_names_the_child() {
         ctx.run_group([ChildSpec::new("child", fails).policy(policy)])?;
         ctx.until_canceled().await
     });
-    let (_scratch, builder) = ntp_node("");
-    let node = builder.with(parent).start().unwrap();
-    let mut client = connect(&node).await;
-    let mut watch = client.watch_health(HealthRequest {}).await.unwrap().into_inner();
+    let mut node = TestNode::start_with("", |builder| builder.with(parent)).await;
+    let mut watch = node.client.watch_health(HealthRequest {}).await.unwrap().into_inner();
     let found = timeout(TEST_TIMEOUT, async {
         loop {
             let health = watch.message().await.unwrap().unwrap();
@@ -46,39 +39,14 @@ async fn a_part_whose_child_exceeds_its_restart_limit_names_the_child() {
     let found = found.await.unwrap();
     let says = "the last one: child root.parent.child failed more than 2 times within 60s";
     assert!(found.problem.ends_with(says), "{found:?}");
-    node.shutdown().await;
-}
-
-/// A part that can't be prepared.
-#[derive(Debug)]
-struct BrokenPart;
-
-impl Part for BrokenPart {
-    fn name(&self) -> &str {
-        "broken"
-    }
-
-    fn plan(&self, planner: &mut PartPlanner<'_>) {
-        planner.add(PlannedService::new("root.broken", Self));
-    }
-}
-
-impl fmt::Display for BrokenPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nothing")
-    }
-}
-
-impl PlannedRunnable for BrokenPart {
-    fn prepare(&self, _: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        Err("the disk of broken is absent: insert it".into())
-    }
+    node.node.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_cannot_be_prepared_leaves_neither_socket_nor_lock() {
     let (scratch, builder) = ntp_node(NTP);
-    let error = builder.with(BrokenPart).start().unwrap_err();
+    let broken = TestPart::prepared("broken", |_| Err("the disk of broken is absent: insert it".into()));
+    let error = builder.with(broken).start().unwrap_err();
     assert!(matches!(error, BuildError::Start(StartError::Part(_))), "{error:?}");
     assert_eq!(error.to_string(), "the disk of broken is absent: insert it");
     let data = scratch.path().join("data");
