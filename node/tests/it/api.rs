@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nodekeel_logtree::LogStore;
 use nodekeel_node::node::{Deps, ExtraRunnable, NodeHandle, StartError};
 use nodekeel_node::v1::{
-    EventsRequest, LogsRequest, Node, RestartRequest, StartRequest, State, StatusRequest, StopRequest,
-    TreeRequest, VersionRequest,
+    EventsRequest, LogsRequest, RestartRequest, StartRequest, State, StatusRequest, StopRequest, TreeRequest,
+    VersionRequest,
 };
 use nodekeel_supervisor::{Context, Failure};
 use testbed::ScratchDir;
@@ -169,8 +169,7 @@ async fn a_slow_reader_of_events_sees_the_gap() {
     node.wait_ready("root.storage").await;
     for generation in 2..6 {
         node.client.restart(RestartRequest { dn: FLAKY.into() }).await.unwrap();
-        let is_again = |node: &Node| node.generation == generation && node.state() == State::Ready;
-        node.wait_for(FLAKY, is_again).await;
+        node.wait_run(FLAKY, generation).await;
     }
     let all = EventsRequest { backlog: None, follow: true };
     let first = node.client.events(all).await.unwrap().into_inner().message().await.unwrap().unwrap().events;

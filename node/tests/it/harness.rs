@@ -12,7 +12,7 @@ use nodekeel_node::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
 use nodekeel_node::plan::PartPlanner;
-use nodekeel_node::v1::{Node, TreeRequest};
+use nodekeel_node::v1::{Node, State, TreeRequest};
 use nodekeel_supervisor::{Context, Failure, Runnable};
 use testbed::ScratchDir;
 use tokio::time::timeout;
@@ -78,6 +78,11 @@ impl TestNode {
             panic!("the node has stopped");
         };
         timeout(TEST_TIMEOUT, found).await.unwrap()
+    }
+
+    /// Waits until a runnable is ready in this run.
+    pub(crate) async fn wait_run(&mut self, dn: &str, generation: u64) -> Node {
+        self.wait_for(dn, |node| node.generation == generation && node.state() == State::Ready).await
     }
 }
 

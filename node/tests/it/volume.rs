@@ -1,5 +1,6 @@
 //! The data volume: its users wait for it, follow it, and have stopped before it is closed.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,47 +26,46 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// A volume that opens when the test lets it, and counts its users when it is closed.
-#[derive(Debug)]
-struct GatedVolume {
+type Hook = Box<dyn Fn() -> Result<(), VolumeError> + Send + Sync>;
+
+/// A directory that calls the test before it is mounted and unmounted.
+struct TestVolume {
     volume: Arc<DirectoryVolume>,
-    is_open: Arc<AtomicBool>,
-    users: Arc<AtomicUsize>,
+    before_mount: Hook,
+    before_unmount: Hook,
 }
 
-impl GatedVolume {
-    fn check_gate(&self) -> Result<(), VolumeError> {
-        let source = std::io::Error::other("the cable is out");
-        if self.is_open.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        Err(VolumeError::Device { step: "open", path: "/dev/sdz".into(), source })
+impl fmt::Debug for TestVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.volume.fmt(f)
     }
 }
 
-impl DataVolume for GatedVolume {
+impl DataVolume for TestVolume {
     fn mount_new(&self, erase: ErasePolicy) -> Result<Dir, VolumeError> {
         assert_eq!(erase, ErasePolicy::Nothing);
-        self.check_gate()?;
+        (self.before_mount)()?;
         self.volume.mount_new(erase)
     }
 
     fn mount_existing(&self) -> Result<Dir, VolumeError> {
-        self.check_gate()?;
+        (self.before_mount)()?;
         self.volume.mount_existing()
     }
 
     fn unmount(&self) -> Result<(), VolumeError> {
-        if self.users.load(Ordering::SeqCst) > 0 {
-            // A disk would be busy.
-            return Err(VolumeError::InvalidState { state: MountState::Mounted });
-        }
+        (self.before_unmount)()?;
         self.volume.unmount()
     }
 
     fn state(&self) -> MountState {
         self.volume.state()
     }
+}
+
+/// A new directory for a volume below the scratch directory.
+fn new_disk(scratch: &ScratchDir) -> Dir {
+    Dir::open(scratch.path()).unwrap().ensure_dir("disk", FileMode::PRIVATE_DIR).unwrap()
 }
 
 /// Counts a user of the volume while it lives.
@@ -132,13 +132,21 @@ impl GatedNode {
 
     async fn start_with(is_open: bool, change: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Self {
         let (scratch, builder) = node_builder(&service_config("free", "sleep 1000", ""));
-        let disk = Dir::open(scratch.path()).unwrap().ensure_dir("disk", FileMode::PRIVATE_DIR).unwrap();
-        let volume = Arc::new(DirectoryVolume::new(disk));
+        let volume = Arc::new(DirectoryVolume::new(new_disk(&scratch)));
         let (is_open, users) = (Arc::new(AtomicBool::new(is_open)), Arc::<AtomicUsize>::default());
-        let gated = GatedVolume {
+        let (gate, count) = (Arc::clone(&is_open), Arc::clone(&users));
+        let gated = TestVolume {
             volume: Arc::clone(&volume),
-            is_open: Arc::clone(&is_open),
-            users: Arc::clone(&users),
+            before_mount: Box::new(move || {
+                let source = std::io::Error::other("the cable is out");
+                let error = VolumeError::Device { step: "open", path: "/dev/sdz".into(), source };
+                if gate.load(Ordering::SeqCst) { Ok(()) } else { Err(error) }
+            }),
+            before_unmount: Box::new(move || {
+                // A disk would be busy.
+                let error = VolumeError::InvalidState { state: MountState::Mounted };
+                if count.load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(error) }
+            }),
         };
         let builder = builder.volume(gated).with(notes_part(Arc::clone(&users)));
         Self { node: TestNode::start_in(scratch, change(builder)).await, volume, is_open, users }
@@ -170,8 +178,7 @@ async fn what_lies_on_a_volume_stops_before_it_closes_and_starts_when_it_is_open
     gated.node.wait_ready("root.notes").await;
 
     gated.node.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
-    let again =
-        gated.node.wait_for("root.notes", |node| node.generation == 2 && node.state() == State::Ready).await;
+    let again = gated.node.wait_run("root.notes", 2).await;
     assert_eq!(again.failures, 0);
     assert_eq!(gated.node.status("root.notes.slow").await.generation, 2);
     let storage = gated.node.status("root.storage").await;
@@ -188,7 +195,7 @@ async fn what_lies_on_a_volume_stops_before_it_closes_and_starts_when_it_is_open
     assert_eq!(lost.state(), State::New);
 
     gated.node.client.start(StartRequest { dn: "root.storage".into() }).await.unwrap();
-    gated.node.wait_for("root.notes", |node| node.generation == 3 && node.state() == State::Ready).await;
+    gated.node.wait_run("root.notes", 3).await;
     let report = gated.node.node.shutdown().await;
     assert!(report.stragglers.is_empty(), "{report:?}");
     assert_eq!(gated.volume.state(), MountState::Unmounted, "a shutdown closes it, too");
@@ -221,7 +228,7 @@ async fn what_an_operator_has_stopped_on_a_volume_stays_stopped_when_the_volume_
     // The volume is closing: its other user has stopped.
     gated.node.wait_for("root.notes", |node| node.waiting_on == ["root.storage"]).await;
     may_stop.send(true).unwrap();
-    gated.node.wait_for("root.notes", |node| node.generation == 2 && node.state() == State::Ready).await;
+    gated.node.wait_run("root.notes", 2).await;
     let lazy = gated.node.status("root.lazy").await;
     assert_eq!((lazy.state(), lazy.generation), (State::Stopped, 1), "{lazy:?}");
     gated.node.node.shutdown().await;
@@ -235,42 +242,10 @@ async fn a_volume_that_containers_keep_busy_is_used_on_when_root_storage_restart
 
     for generation in [2, 3] {
         gated.node.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
-        gated
-            .node
-            .wait_for("root.notes", |node| node.generation == generation && node.state() == State::Ready)
-            .await;
+        gated.node.wait_run("root.notes", generation).await;
     }
     drop(container);
     gated.node.node.shutdown().await;
-}
-
-/// A volume that notes what the provisioner has open on it when it is closed.
-#[derive(Debug)]
-struct WatchedVolume {
-    volume: DirectoryVolume,
-    volumes: PathBuf,
-    open: Arc<Mutex<Vec<Vec<PathBuf>>>>,
-}
-
-impl DataVolume for WatchedVolume {
-    fn mount_new(&self, erase: ErasePolicy) -> Result<Dir, VolumeError> {
-        self.volume.mount_new(erase)
-    }
-
-    fn mount_existing(&self) -> Result<Dir, VolumeError> {
-        self.volume.mount_existing()
-    }
-
-    fn unmount(&self) -> Result<(), VolumeError> {
-        let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let files = files.filter_map(|file| fs::read_link(file.path()).ok());
-        self.open.lock().unwrap().push(files.filter(|file| file.starts_with(&self.volumes)).collect());
-        self.volume.unmount()
-    }
-
-    fn state(&self) -> MountState {
-        self.volume.state()
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -278,9 +253,20 @@ async fn a_provisioner_has_nothing_open_on_the_volume_when_it_is_closed() {
     let scratch = ScratchDir::new().unwrap();
     let kubeconfig = scratch.path().join("kubeconfig");
     fs::write(&kubeconfig, testbed::UNREACHABLE_KUBECONFIG).unwrap();
-    let disk = Dir::open(scratch.path()).unwrap().ensure_dir("disk", FileMode::PRIVATE_DIR).unwrap();
-    let (volumes, open) = (disk.path().canonicalize().unwrap().join("volumes"), Arc::<Mutex<_>>::default());
-    let volume = WatchedVolume { volume: DirectoryVolume::new(disk), volumes, open: Arc::clone(&open) };
+    let disk = new_disk(&scratch);
+    let (volumes, open) =
+        (disk.path().canonicalize().unwrap().join("volumes"), Arc::<Mutex<Vec<Vec<PathBuf>>>>::default());
+    let noted = Arc::clone(&open);
+    let volume = TestVolume {
+        volume: Arc::new(DirectoryVolume::new(disk)),
+        before_mount: Box::new(|| Ok(())),
+        before_unmount: Box::new(move || {
+            let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let files = files.filter_map(|file| fs::read_link(file.path()).ok());
+            noted.lock().unwrap().push(files.filter(|file| file.starts_with(&volumes)).collect());
+            Ok(())
+        }),
+    };
     let config = format!("[provisioner]\nkubeconfig = {kubeconfig:?}\ncsi = false\nquota = \"none\"\n");
     let mut node = TestNode::start_with(&config, |builder| builder.volume(volume)).await;
     node.wait_for("root.provisioner.controller", |_| true).await;

@@ -77,8 +77,8 @@ fn a_directory_without_permission_is_rejected() {
     let scratch = ScratchDir::new().unwrap();
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o555)).unwrap();
     let data = scratch.path().join("data");
-    let mut command = PublicProgram::noded().command(&["run", "--dev", "--data", data.to_str().unwrap()]);
-    let ended = Ended::of(&mut command);
+    let noded = PublicProgram::noded();
+    let ended = Ended::of(&mut noded.command(&["run", "--dev", "--data", data.to_str().unwrap()]));
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let directory = scratch.path().display();
     ended.assert_fails(

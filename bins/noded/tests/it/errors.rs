@@ -88,7 +88,7 @@ fn a_configuration_that_can_not_run_is_rejected_with_its_key_and_a_hint() {
         ),
         (
             "a socket path that is too long",
-            socket(&format!("/tmp/{}/s", "x".repeat(110))),
+            socket(&format!("/tmp/{}", "x".repeat(112))),
             4,
             "has 117 bytes, but the limit of a unix socket is 107; set control.socket".into(),
         ),
