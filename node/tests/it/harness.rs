@@ -107,7 +107,7 @@ impl TestPart {
     }
 
     /// A part of this runnable, `root.NAME`.
-    pub(crate) fn runnable(name: &str, run: impl Runnable + Clone + Sync) -> Self {
+    pub(crate) fn runnable(name: &str, run: impl Runnable + Clone) -> Self {
         let dn = format!("root.{name}");
         Self::new(name, move |planner| {
             planner.add(PlannedService::from_runnable(&*dn, "a runnable of the test", run.clone()));

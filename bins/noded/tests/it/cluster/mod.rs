@@ -95,7 +95,7 @@ fn assert_joins(first: &MemberFixture, second: &MemberFixture, address: &str) {
 fn wait_failing(noded: &NodedProcess, what: &str, is: impl Fn(&Value, &str) -> bool) -> Value {
     wait(what, || {
         let ended = noded.nodectl(&["-o", "json", "cluster", "status"]);
-        let status = ended.json();
+        let status: Value = serde_json::from_str(&ended.stdout)?;
         let detail = status["detail"].as_str().unwrap_or_default();
         anyhow::ensure!(ended.code == Some(6) && is(&status, detail), "{status}");
         Ok(status)
