@@ -70,7 +70,7 @@ fn a_configuration_that_can_not_run_is_rejected_with_its_key_and_a_hint() {
             "a log larger than memory",
             daemons_off(&format!("log.bytes = {}", 1_u64 << 60)),
             4,
-            "log.bytes is 1152921504606846976, but this machine has ".into(),
+            "log.bytes is 1Ei, but this machine has ".into(),
         ),
         (
             "a port of two keys",

@@ -7,7 +7,7 @@ use std::process::Command;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use testbed::ScratchDir;
 
-use crate::harness::{Ended, NO_DAEMONS, NodedProcess, check, node_command, sleep_config};
+use crate::harness::{Ended, NO_DAEMONS, NodedProcess, check, sleep_config};
 
 /// A directory that is mounted on another one, as long as it exists.
 struct BindMount(PathBuf);
