@@ -1,4 +1,4 @@
-//! The control loop: watches the cluster's objects, and has each of them reconciled by the room that knows it.
+//! The control loop: watches the cluster's objects, and has each of them reconciled by its folder.
 //!
 //! ```text
 //!  claims ──┐             ┌─ pending ─▶ claim     bound ─▶ resize

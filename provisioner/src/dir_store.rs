@@ -88,15 +88,15 @@ use stored_dirs::{VOLUMES_DIR, find_dir};
 /// directory.
 ///
 /// # Crash recovery
-/// The directories are the only record of a volume's state, so no other record can contradict them: a
-/// directory in `.new` was never published, a directory in `volumes` is complete and has its limits, and a
+/// A volume's directory is the only record of whether it exists; the marks only add to it. So no other record can
+/// contradict it: a directory in `.new` was never renamed into its place, a directory in `volumes` is complete and has its limits, and a
 /// trash entry is to be erased. Both renames are atomic and synced, so a crash at any point leaves each
 /// volume in exactly one of the three, and its location determines what to do next. Erasing the directory
 /// loses one fact, its project number; it is part of the name of the trash entry, which is removed last.
 ///
 /// A new store in the same directory sweeps `.new` and resumes erasing, once it is known to be the one of its node:
 /// when [`start_serving`](VolumeStore::start_serving) or [`create_identity`](VolumeStore::create_identity) is called,
-/// as the [`Provisioner`](crate::Provisioner) does. Before, it only reads. Each directory has at most one store: it
+/// as the [`Provisioner`](crate::Provisioner) does. Before, it only creates missing directories, and reads. Each directory has at most one store: it
 /// locks `volumes` (`flock`) until it is dropped or closed and its actions in progress are complete. The kernel
 /// releases the lock of a killed process.
 ///

@@ -31,7 +31,8 @@ pub enum VolumeStep {
     MarkKind,
     /// Remove that record.
     UnmarkKind,
-    /// Mark a copy, or a block or strict volume, as one that has no PersistentVolume yet.
+    /// Mark a copy, or a block or strict volume, as one that may have no PersistentVolume yet, until one is seen or a
+    /// pod mounts it.
     MarkUnpublished,
     /// Remove the mark.
     MarkPublished,
@@ -103,7 +104,7 @@ pub enum VolumeStep {
 }
 
 impl VolumeStep {
-    /// All steps of a volume's life cycle, in order.
+    /// All steps of a volume's life cycle, roughly in order.
     pub const ALL: [Self; 46] = [
         Self::PublishCapacity,
         Self::SelectNode,

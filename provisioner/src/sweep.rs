@@ -32,7 +32,7 @@ use crate::store_id::{StoreId, StoreIdentity};
 pub(crate) enum SweepRequest {
     /// All volumes: a watch has listed again, and changes before it may have been missed.
     All,
-    /// One volume: its claim or its PersistentVolume was deleted.
+    /// One volume: its claim or its PersistentVolume was deleted, or the claim no longer needs this node.
     One(VolumeId),
 }
 

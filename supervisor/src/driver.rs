@@ -2,8 +2,8 @@
 //! into calls.
 //!
 //! Every call completes under one lock, so no caller sees half a transition. The runs that it starts are spawned
-//! after the release: the tasks need the lock themselves. Code of other crates runs outside of the lock, too, except
-//! wakers: hooks, the log, a runnable's drop.
+//! after the release: the tasks need the lock themselves. Code of other crates (hooks, the log, a runnable's drop) runs
+//! outside of the lock, too; only wakers run below it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -80,8 +80,8 @@ struct PreparedRun {
     context: Context,
 }
 
-/// Spawns the first runs of added children when it is dropped, as its task does at once; so also with the runtime,
-/// because each run has to report its exit.
+/// Spawns the first runs of added children when it is dropped: by its task at once, or with the runtime. They are
+/// spawned in any case, because each has to report its exit.
 ///
 /// A parent usually adds all its children before it first waits, and only then does its thread come to this task.
 /// Until then, each child would wake another thread, which would take the lock from the parent.

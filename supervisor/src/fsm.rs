@@ -6,7 +6,8 @@
 //! A runnable's context is live until it is *canceled*, and a canceled runnable's descendants are canceled as
 //! well. Below a live runnable, only the topmost canceled one can restart, once its whole subtree has exited.
 //! One walk up from an exited runnable finds it, and a count of running tasks per subtree shows whether it is
-//! due. The cost of an exit is therefore proportional to the depth of the tree, not to its size.
+//! due. Finding what may restart therefore costs the depth of the tree, not its size; a failure also costs what ends
+//! with it.
 //!
 //! # An exit, step by step
 //! **Exit** (`exit.rs`). The driver reports the end of a task:
@@ -16,30 +17,34 @@
 //!
 //! **Fate** (`exit.rs`). The tree decides who ends together with it:
 //! 4. `enter_exited` counts the failure, records the exit and emits the event. After a failure, `cancel_subtree`
-//!    cancels all its descendants and `end_members_with` those members of its group that its policy names. Each
-//!    running one gets a stop timeout; a later `fire_timers` aborts it (`abort_straggler`).
+//!    cancels all its descendants and `end_members_with` those members of its group that the group's policy names.
+//!    The driver passes each [`TreeAction::CancelRun`] to its run; a process answers it in `process/run.rs`
+//!    (`end_processes`). Each running one gets a stop timeout; a later `fire_timers` aborts it (`abort_straggler`,
+//!    in `shutdown.rs`).
 //! 5. `adjust_live_counts` takes the task off the counts of all its ancestors, and its subtree, if that has ended,
 //!    off the count for which its group waits.
 //!
-//! **Wait** (`restart.rs`). The tree looks for the one entry that this exit has made ready to restart:
+//! **Wait** (`restart.rs`). The tree looks for the topmost entry that this exit has completed, and for the members
+//! that ended with it:
 //! 6. `restart_if_settled` walks up to the topmost canceled entry. It stops there while the subtree has running
-//!    tasks, or while members that end together with it do (`waits_for_group`): the last exit among them arrives
-//!    at the same place. Then `release_ended_members` lets all of them go on.
+//!    tasks, or while members that end together with it do (`waits_for_group`): the last exit among
+//!    them comes to this step again, from its own entry. Then `release_ended_members` lets all of them go on.
 //! 7. `restart_ended` applies the restart limits first. An entry that exceeds its limit stays dead, or
 //!    `fail_parent` makes its parent fail: a running parent is canceled, and comes to step 1 when it has returned;
-//!    one that is done goes to step 4 at once. Each other entry that its policy restarts goes to
+//!    one that is done goes to steps 4 and 6 at once. Each other entry that its policy restarts goes to
 //!    `schedule_restart`.
 //! 8. `schedule_restart` computes the backoff of a failed entry. `reset_incarnation` removes its children, keeps
 //!    their histories and makes its contexts stale; `enter_waiting` announces the delay; `arm_timer` sets the
 //!    deadline. Without a delay, step 10 follows at once.
 //!
-//! **Start** (`restart.rs`). The driver calls again at the deadline:
+//! **Start** (`restart.rs`). The driver (`run_timers`) calls `fire_timers` at the deadline:
 //! 9. `fire_timers` calls `start_after_group`: a member whose group has begun to end since step 8 waits for it,
 //!    without a timer, until step 7 of another exit starts it.
 //! 10. `start_run` counts the task and emits [`TreeAction::StartRun`]. The runnable adds its children anew
-//!     (`children.rs`), and each of them gets its history back.
+//!     (`children.rs`), and each of them gets its history back. The driver spawns `task::run_incarnation`; for a
+//!     process, `process/run.rs` goes on (`run_once`, `RunningProcess::start`).
 //!
-//! In a shutdown (`shutdown.rs`), steps 6 to 10 do nothing. Instead, `advance_shutdown_above` stops what the exited
+//! In a shutdown (`shutdown.rs`), no group ends in step 4, and steps 6 to 10 do nothing. Instead, `advance_shutdown_above` stops what the exited
 //! runnable held up.
 
 mod children;

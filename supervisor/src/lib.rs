@@ -49,8 +49,8 @@
 //!   of its parent.
 //! - Every run has a separate [`Context`]. A context that leaks out of an ended run returns errors and never
 //!   acts for the next run.
-//! - Nothing is polled: an idle tree causes no wakeups. The cost of an exit is proportional to the depth of
-//!   the tree.
+//! - Nothing is polled: an idle tree causes no wakeups. An exit costs the depth of the tree, and a failure also
+//!   what ends with it.
 //! - Each runnable has a deadline for its stop, and [`Supervisor::shutdown`] reports stragglers.
 //! - A child process ([`process`]) ends together with all its descendants, wherever they have reparented
 //!   themselves to.

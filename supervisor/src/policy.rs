@@ -17,7 +17,7 @@ pub struct ChildPolicy {
     /// Readiness alone is not enough: a runnable that signals ready and then fails at once would never back
     /// off.
     pub stable_after: Duration,
-    /// The number of times that it may restart after failures before its parent fails instead. Default: as often
+    /// The number of times that it may restart after failures before its [`RestartLimitAction`] follows. Default: as often
     /// as needed. A node should rather retry at the pace of its backoff than take down what still works.
     pub restart_limit: Option<RestartLimit>,
 }
@@ -40,8 +40,7 @@ pub struct RestartLimit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum RestartLimitAction {
-    /// The parent fails with [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its
-    /// group
+    /// The parent fails with [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its group
     /// shares its fate, it restarts by its policy, and its limit counts that restart. A restarted parent adds its children
     /// with new counts. A root that exceeds its limit stays dead, and the tree [has ended](crate::Supervisor::ended).
     #[default]
@@ -81,7 +80,7 @@ impl Default for ChildPolicy {
 
 /// Which exits of a runnable are followed by a restart.
 ///
-/// The limit applies only while the parent runs: a restarted parent adds its children again.
+/// This holds only while the parent runs: a restarted parent adds its children again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RestartPolicy {

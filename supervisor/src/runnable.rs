@@ -25,7 +25,8 @@ pub type RunFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 ///   running.
 /// - It adds its children, then [signals ready](Context::signal_ready), then works until
 ///   [`canceled`](Context::canceled) resolves. Then it cleans up and returns the [`CanceledError`](crate::CanceledError) that it
-///   got. An `Ok` without [`signal_done`](Context::signal_done) is a failure.
+///   got. An `Ok` without [`signal_done`](Context::signal_done) is a failure under
+///   [`RestartPolicy::Always`](crate::RestartPolicy::Always).
 /// - Cleanup that must happen on every exit belongs in a `Drop`: the supervisor drops a run that ignores its
 ///   cancellation, at an await.
 pub trait Runnable: Send + Sync + 'static {

@@ -36,8 +36,8 @@ use crate::volume_locks::VolumeLocks;
 pub(crate) enum ProvisionOutcome {
     /// The claim has its volume, or needs none.
     Done,
-    /// A volume of this size does not fit on the node. Once the scheduler knows, it may select another one for this
-    /// version of the claim.
+    /// A volume of this size does not fit on the node. Another one may be selected, but only for this version of
+    /// the claim, and after the scheduler knows.
     Exhausted { claim: Box<PersistentVolumeClaim>, size: Bytes },
     /// The data source of the claim is on another node, which was selected for it.
     HandedOver,
@@ -94,6 +94,7 @@ impl ClaimProvisioner {
         let Some(claim) = self.api.read_claim(&seen.claim_ref).await? else {
             return Ok(ProvisionOutcome::Done);
         };
+        // Without the cached volume, which may be gone: the POST finds one that exists.
         let live = ObservedClaim { claim: &claim, class: Some(class), volume: None };
         let mut spec = match plan_claim(&self.api.identity, live) {
             ClaimAction::Provision(spec) => spec,

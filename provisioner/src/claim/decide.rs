@@ -14,7 +14,8 @@ pub struct ObservedClaim<'a> {
     pub claim: &'a PersistentVolumeClaim,
     /// The storage class, if it exists.
     pub class: Option<&'a StorageClass>,
-    /// The PersistentVolume with the name of the claim's volume, of this component or another.
+    /// The PersistentVolume with the name of the claim's volume, of this component or another; in the cache,
+    /// only one of this node.
     pub volume: Option<&'a PersistentVolume>,
 }
 

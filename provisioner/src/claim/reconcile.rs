@@ -56,7 +56,7 @@ impl ClaimReconciler {
         let seen = ObservedClaim { claim, class: class.as_deref(), volume: volume.as_deref() };
         let outcome = match plan_claim(&self.provisioner.api.identity, seen) {
             ClaimAction::Provision(spec) => {
-                // This node was deselected and is selected again: retry with a growing delay.
+                // This node was selected before and gave the claim up: retry with a growing delay.
                 if let Some(time) = self.retries.remaining_hold(uid) {
                     return Ok(NextRun::After(time));
                 }

@@ -35,7 +35,7 @@ pub(crate) struct EventFilter {
 type WatchResult<K> = Result<Event<K>, watcher::Error>;
 
 impl EventFilter {
-    /// Passes claims that this node must act on.
+    /// Passes claims that this node must act on, or may have to select itself for.
     pub(crate) fn filter_claim(
         &self,
         event: WatchResult<PersistentVolumeClaim>,

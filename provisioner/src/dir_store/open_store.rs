@@ -70,7 +70,8 @@ pub(super) struct OpenStore {
 }
 
 impl OpenStore {
-    /// Locks the directory, and counts what is in it: it may be that of another node, so that nothing in it is changed.
+    /// Locks the directory, creates missing ones in it, and counts its volumes. It may be that of another node, so no
+    /// volume is changed.
     /// The receiver is disconnected when the directory is closed.
     pub(super) fn open(
         base: Dir,

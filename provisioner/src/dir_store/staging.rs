@@ -88,7 +88,7 @@ impl StagingArea {
         }
     }
 
-    /// Removes an incomplete volume or snapshot: it was never published. One with data may be large, and is moved to
+    /// Removes an incomplete volume or snapshot: it was never renamed into its place. One with data may be large, and is moved to
     /// the trash; then returns true.
     pub(super) fn discard(&self, id: &StoredId) -> Result<bool, DirStoreError> {
         let name = id.as_str();

@@ -1,4 +1,5 @@
-//! Serves a store only while it is the one of this node's volumes, and again when it is back.
+//! Serves a store only while it is the one of this node's volumes, and again when it is back. The first start of
+//! serving is here, too: both depend on the same evidence.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;

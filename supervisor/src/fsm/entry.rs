@@ -145,7 +145,8 @@ pub(super) struct TreeEntry {
     pub(super) signaled_done: bool,
     /// The exit to record, regardless of the result of its runnable.
     pub(super) forced_exit: Option<Box<ExitReason>>,
-    /// The exit of this run's child process. It is reported if the run ends without an error.
+    /// The exit of this run's child process. `classify_exit` adds it to the reason: an error of the run has it only as
+    /// text.
     pub(super) process_exit: Option<Arc<ProcessExit>>,
     /// The kill that this run's stop needed.
     pub(super) forced_kill: Option<Box<ForcedKill>>,

@@ -34,7 +34,7 @@ impl TreeFsm {
     /// The state and the exit that a run's outcome leads to.
     fn classify_exit(&self, slot: u32, outcome: RunOutcome) -> (RunnableState, ExitReason) {
         let entry = self.entry(slot);
-        // An invalid signal, a panicked helper or an escalation has failed the run before it returned.
+        // An invalid signal, a helper's panic or a child's restart limit has failed the run before it returned.
         if let Some(exit) = &entry.forced_exit {
             return (RunnableState::Dead, (**exit).clone());
         }

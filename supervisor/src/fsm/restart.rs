@@ -9,7 +9,8 @@ use crate::policy::{RestartLimit, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
 impl TreeFsm {
-    /// Restarts the entry that an exit or a cancellation at `slot` has made ready to restart, if any.
+    /// Restarts what an exit or a cancellation at `slot` has made ready: one entry, or all members that ended
+    /// together with it.
     pub(super) fn restart_if_settled(&mut self, slot: u32, now: TreeTime) {
         if self.shutdown.is_some() {
             return;
@@ -38,7 +39,8 @@ impl TreeFsm {
             self.reset_incarnation(top);
             self.mark_stopped(top, now);
         }
-        // Members that end together start together: the last of them comes here again, and releases all.
+        // Members that end together start only after all of them have ended: the last exit comes here again and
+        // releases all. Then the failed ones still wait for their backoff.
         if self.waits_for_group(top) {
             return;
         }

@@ -11,7 +11,7 @@ use crate::failure::CanceledError;
 use crate::fsm::LifecycleSignalError;
 use crate::process_exit::ProcessExit;
 
-/// The end of a run of a [`Process`](super::Process) ended, unless by exit code 0.
+/// The reason why a run of a [`Process`](super::Process) ended, unless its process exited with code 0.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProcessError {

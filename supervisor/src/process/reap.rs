@@ -1,6 +1,7 @@
 //! Reaps orphans: descendants whose parent has exited, and that the kernel has reparented to this program.
 //!
-//! It reaps no other process. A run waits for its main process itself, and other code in this program (std,
+//! It reaps no other process. A run waits for its main process itself: one comes here only if its start was
+//! abandoned, so that it was killed and nothing waits for it. Other code in this program (std,
 //! tokio, another supervisor) waits for the children that it has started.
 
 use std::io;

@@ -90,7 +90,7 @@ impl Process {
         let reason = self.wait_for_stop_reason(&mut running, ctx, &run_command).await;
         ctx.mark_ending();
         self.end_processes(&mut running, ctx, &reason).await?;
-        // The result. The exit is recorded for a run that returns another error, or none.
+        // The result. The exit is recorded for every result: the tree adds it to the reason.
         let exit = running.into_exit().await;
         ctx.record_process_exit(exit.clone());
         match reason {

@@ -99,7 +99,7 @@ struct Channels {
 }
 
 impl RunningProcess {
-    /// Starts a process, and keeps it for this DN; its program is running when this returns.
+    /// Starts a process, and keeps it if `keep_for` names a DN; its program is running when this returns.
     pub(super) async fn start(
         host: Arc<ProcessHost>,
         process: &Process,

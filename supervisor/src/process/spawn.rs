@@ -31,8 +31,7 @@ const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 const SPAWN_QUEUE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The number of starts that are prepared, or wait for a thread, at the same time: enough to keep a thread busy.
-/// If a thousand did
-/// at once, every other task of the runtime, such as an answer to a client, would wait for all of them at each of its
+/// If a thousand did at once, every other task of the runtime, such as an answer to a client, would wait for all of them at each of its
 /// awaits.
 const MAX_QUEUED_STARTS: usize = 4;
 
