@@ -115,7 +115,7 @@ pub use layout::{ContainerdDataDir, ContainerdRunDir, DirectoryLayout, InvalidDi
 pub use limits::ImportLimits;
 pub use name::{ImageName, InvalidContainerdName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, Namespace};
 pub use plan::{
-    BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleFingerprint, ImageChange, ImageChangeKind, ImportReason,
+    BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleFingerprint, ImageUpdate, ImageUpdateKind, ImportReason,
     PreseedPlan, WantedBundles, plan_preseed,
 };
 pub use platform::Platform;

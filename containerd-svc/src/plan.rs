@@ -55,7 +55,7 @@ pub struct PreseedPlan {
     /// The action for each bundle, in their order.
     pub bundles: Vec<(Bundle, BundleAction)>,
     /// The changes of listed images, which are due after the imports.
-    pub images: Vec<ImageChange>,
+    pub images: Vec<ImageUpdate>,
 }
 
 /// The planned action for a bundle.
@@ -96,11 +96,11 @@ impl fmt::Display for ImportReason {
 
 /// A change of a listed image. No image is ever removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageChange {
+pub struct ImageUpdate {
     /// The namespace.
     pub namespace: Namespace,
     /// The change.
-    pub kind: ImageChangeKind,
+    pub kind: ImageUpdateKind,
     /// The image after the change, for [`ImportSession::put_image`](crate::ImportSession::put_image): a label
     /// to be removed is empty.
     pub image: Image,
@@ -109,7 +109,7 @@ pub struct ImageChange {
 /// The change of a listed image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ImageChangeKind {
+pub enum ImageUpdateKind {
     /// No bundle brings it any more: it loses its marks and its pin, and stays listed.
     Unpin,
     /// The image loses the mark of a bundle that does not bring it any more; another bundle does.
@@ -223,7 +223,7 @@ pub fn plan_preseed(
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
             plan.bundles.push((bundle.clone(), files.plan_bundle(bundle, images, &changes)));
         }
-        let change = |(kind, image)| ImageChange { namespace: namespace.clone(), kind, image };
+        let change = |(kind, image)| ImageUpdate { namespace: namespace.clone(), kind, image };
         plan.images.extend(changes.into_iter().filter_map(|planned| planned.change).map(change));
     }
     plan
@@ -264,7 +264,7 @@ enum BundleFileState {
 /// The plan of one image.
 struct PlannedImage {
     /// The change, with the image after it.
-    change: Option<(ImageChangeKind, Image)>,
+    change: Option<(ImageUpdateKind, Image)>,
     /// The file that owns the name, with the target that it has for it.
     owner: Option<(String, Digest)>,
     /// Whether the store has that target.
@@ -313,9 +313,9 @@ impl<'a> BundleFiles<'a> {
         let dead: Vec<&String> = image.labels.keys().filter(is_dead).collect();
         let mut changed = image.clone();
         changed.labels.extend(dead.iter().map(|key| ((*key).clone(), String::new())));
-        let mut kind = (!dead.is_empty()).then_some(ImageChangeKind::Unmark);
+        let mut kind = (!dead.is_empty()).then_some(ImageUpdateKind::Unmark);
         if live.is_empty() && kind.is_some() {
-            kind = Some(ImageChangeKind::Unpin);
+            kind = Some(ImageUpdateKind::Unpin);
             changed.labels.entry(PINNED_LABEL.0.to_owned()).and_modify(String::clear);
         }
         let owner = live.first().and_then(|(file, target)| Some(((*file).to_owned(), (*target)?)));
@@ -326,7 +326,7 @@ impl<'a> BundleFiles<'a> {
             match images.iter().find(|other| other.target.digest == *target) {
                 Some(other) => {
                     changed.target = Descriptor::clone(&other.target);
-                    kind = Some(ImageChangeKind::Repoint);
+                    kind = Some(ImageUpdateKind::Repoint);
                 }
                 None => is_present = false,
             }

@@ -39,7 +39,7 @@ fn actions(plan: &PreseedPlan) -> Vec<BundleAction> {
     plan.bundles.iter().map(|(_, action)| action.clone()).collect()
 }
 
-fn changes(plan: &PreseedPlan) -> Vec<(&str, ImageChangeKind)> {
+fn changes(plan: &PreseedPlan) -> Vec<(&str, ImageUpdateKind)> {
     plan.images.iter().map(|change| (change.image.name.as_str(), change.kind)).collect()
 }
 
@@ -114,7 +114,7 @@ fn a_name_that_a_changed_bundle_no_longer_brings_is_unpinned_and_does_not_change
         [marked_image("app:v1", "1", &[(&old, 1, "1")]), marked_image("app:v2", "2", &[(&new, 1, "2")])];
     let planned = plan(&[&new], &images);
     assert_eq!(actions(&planned), [BundleAction::Verify(vec![images[1].clone()])]);
-    assert_eq!(changes(&planned), [("app:v1", ImageChangeKind::Unpin)]);
+    assert_eq!(changes(&planned), [("app:v1", ImageUpdateKind::Unpin)]);
     let after = &planned.images[0].image;
     assert_eq!(after.target, images[0].target);
     assert!(after.labels.values().all(String::is_empty) && after.labels.len() == 2, "{after:?}");
@@ -126,7 +126,7 @@ fn images_of_a_deleted_bundle_are_unpinned_and_other_images_are_left_alone() {
     let pulled =
         test_image("pulled", "p", Labels::from([("io.cri-containerd.pinned".into(), "pinned".into())]));
     let planned = plan(&[], &[marked_image("x", "1", &[(&gone, 1, "1")]), pulled]);
-    assert_eq!(changes(&planned), [("x", ImageChangeKind::Unpin)]);
+    assert_eq!(changes(&planned), [("x", ImageUpdateKind::Unpin)]);
 }
 
 /// As `ctr images tag` makes it.
@@ -144,7 +144,7 @@ fn an_image_of_which_only_a_copy_is_left_is_imported_again() {
     // A copy counts for nothing, and loses what it copied.
     let planned = plan(&[&bundle], &[image.clone(), copy]);
     assert_eq!(actions(&planned), [BundleAction::Verify(vec![image])]);
-    assert_eq!(changes(&planned), [("mine", ImageChangeKind::Unpin)]);
+    assert_eq!(changes(&planned), [("mine", ImageUpdateKind::Unpin)]);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn marks_of_a_release_without_names_count_until_an_import_gives_them_names() {
     assert_eq!(actions(&plan(&[&bundle], &images)), [INCOMPLETE]);
     let planned = plan(&[&bundle], &[named[0].clone(), named[1].clone(), copy]);
     assert_eq!(actions(&planned), [BundleAction::Verify(named.to_vec())]);
-    assert_eq!(changes(&planned), [("mine", ImageChangeKind::Unpin)]);
+    assert_eq!(changes(&planned), [("mine", ImageUpdateKind::Unpin)]);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn the_name_of_a_deleted_bundle_goes_to_the_one_that_remains() {
     let shared = marked_image("x", "of a", &[(&a, 1, "of a"), (&b, 1, "of b")]);
     let planned = plan(&[&b], std::slice::from_ref(&shared));
     assert_eq!(actions(&planned), [INCOMPLETE], "the store does not have its image");
-    assert_eq!(changes(&planned), [("x", ImageChangeKind::Unmark)]);
+    assert_eq!(changes(&planned), [("x", ImageUpdateKind::Unmark)]);
 
     let [mut shared, mut other] = [shared, marked_image("y", "of b", &[(&b, 2, "of b")])];
     shared.labels.extend(b.image_labels("x", 2, Digest::of_content(b"of b"), false));
@@ -202,7 +202,7 @@ fn the_name_of_a_deleted_bundle_goes_to_the_one_that_remains() {
         matches!(&actions(&planned)[..], [BundleAction::Verify(owned)] if owned.len() == 2),
         "{planned:?}"
     );
-    assert_eq!(changes(&planned), [("x", ImageChangeKind::Repoint)]);
+    assert_eq!(changes(&planned), [("x", ImageUpdateKind::Repoint)]);
     let after = &planned.images[0].image;
     assert_eq!(after.target, other.target);
     assert_eq!(after.labels[&a.label_key()], "");

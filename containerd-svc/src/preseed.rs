@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 
 use crate::error::ImportError;
 use crate::import::{MeasuredFiles, error_chain};
-use crate::plan::{Bundle, ImageChange};
+use crate::plan::{Bundle, ImageUpdate};
 use crate::scan::{self, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
 use crate::{ImportLimits, Platform};
@@ -121,7 +121,7 @@ pub struct PreseedReport {
     /// Skipped entries that are not bundles.
     pub skipped: Vec<SkippedEntry>,
     /// The listed images that were changed, because of what bundles no longer bring.
-    pub changes: Vec<ImageChange>,
+    pub changes: Vec<ImageUpdate>,
     /// Whether the directory is empty, like the mount point of a disk that is not mounted: images stay as they
     /// are. A directory of no bundles has an empty directory of a namespace.
     pub is_empty: bool,

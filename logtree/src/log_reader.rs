@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker, ready};
 use futures_core::Stream;
 use tokio::task::coop::poll_proceed;
 
-use crate::merge::{PullResult, RingMerge};
+use crate::merge::{Remaining, RingMerge};
 use crate::shared_store::SharedLogStore;
 use crate::{EntryBody, LogCursor, LogEntry};
 
@@ -160,16 +160,16 @@ impl LogReader {
         let until = if self.in_backlog { self.live_from } else { newest };
         let before = self.decoded.len();
         let result = self.merge.pull_entries(until, max, &mut self.decoded);
-        if result == PullResult::Done && self.in_backlog {
+        if result == Remaining::Done && self.in_backlog {
             self.in_backlog = false;
             return FetchResult::Fetched;
         }
         match result {
             _ if self.decoded.len() > before => FetchResult::Fetched,
-            PullResult::Done if self.merge.is_drained() => FetchResult::Waiting,
+            Remaining::Done if self.merge.is_drained() => FetchResult::Waiting,
             // There are newer ones by now.
-            PullResult::Done => FetchResult::Fetched,
-            PullResult::More => FetchResult::Rejected,
+            Remaining::Done => FetchResult::Fetched,
+            Remaining::More => FetchResult::Rejected,
         }
     }
 }

@@ -27,7 +27,7 @@ const FORGOTTEN_ID: u64 = 0;
 
 /// The items that are left after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PullResult {
+pub(crate) enum Remaining {
     /// More items may be there already.
     More,
     /// Nothing below the given number.
@@ -154,7 +154,7 @@ impl RingMerge {
     }
 
     /// Reads up to `max` entries with sequence numbers below `until`, in order.
-    pub(crate) fn pull_entries(&mut self, until: u64, max: usize, to: &mut VecDeque<LogEntry>) -> PullResult {
+    pub(crate) fn pull_entries(&mut self, until: u64, max: usize, to: &mut VecDeque<LogEntry>) -> Remaining {
         let mut copied = Vec::new();
         let result = self.pull_items(until, to.len() + max, to, &mut copied);
         for id in copied {
@@ -169,17 +169,17 @@ impl RingMerge {
         max: usize,
         to: &mut VecDeque<LogEntry>,
         copied: &mut Vec<u64>,
-    ) -> PullResult {
+    ) -> Remaining {
         let limit = (COPIED_BYTES / self.queue.len().max(1)).max(1);
         let follower = self.follower.as_ref();
         for _ in 0..MAX_ITEMS_PER_CALL {
-            let Some(mut top) = self.queue.peek_mut() else { return PullResult::Done };
+            let Some(mut top) = self.queue.peek_mut() else { return Remaining::Done };
             let Reverse((seq, id)) = *top;
             if seq >= until {
-                return PullResult::Done;
+                return Remaining::Done;
             }
             if to.len() >= max {
-                return PullResult::More;
+                return Remaining::More;
             }
             let Some(cursor) = self.cursors.get_mut(&id) else {
                 PeekMut::pop(top);
@@ -210,7 +210,7 @@ impl RingMerge {
                 }
             }
         }
-        PullResult::More
+        Remaining::More
     }
 
     /// The part that writers know, if it follows.

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use nodekeel_supervisor::{Event, EventBuffer, EventHook, NumberedEvent, RunnableChange};
+use nodekeel_supervisor::{Event, EventHook, FairEventBuffer, NumberedEvent, RunnableChange};
 use tokio::sync::watch;
 
 use crate::caller::Caller;
@@ -63,7 +63,7 @@ struct KeptEvents {
 /// The events, with one numbering of changes and requests.
 #[derive(Debug)]
 struct NumberedEvents {
-    buffer: EventBuffer<NodeEvent>,
+    buffer: FairEventBuffer<NodeEvent>,
     newest: u64,
     /// The number of requests: the supervisor has not counted them.
     requests: u64,
@@ -79,9 +79,9 @@ pub(crate) struct EventHistoryReader {
 }
 
 impl EventHistory {
-    /// Creates a history that keeps this number of events, see [`EventBuffer`] for which of them.
+    /// Creates a history that keeps this number of events, see [`FairEventBuffer`] for which of them.
     pub(crate) fn new(keep: NonZeroUsize) -> Self {
-        let events = NumberedEvents { buffer: EventBuffer::new(keep), newest: 0, requests: 0 };
+        let events = NumberedEvents { buffer: FairEventBuffer::new(keep), newest: 0, requests: 0 };
         Self(Arc::new(KeptEvents { events: Mutex::new(events), newest: watch::Sender::new(0) }))
     }
 

@@ -142,6 +142,10 @@ impl ImageFormat {
     }
 }
 
+/// By how much a size or limit in force may exceed the one that was set: file systems round up to their blocks, quotas to
+/// KiB, and images to 4 KiB ([`file_size`]).
+pub(crate) const MAX_ROUNDING: u64 = 64 << 10;
+
 /// The size of the file of a volume of this size: whole blocks.
 pub(crate) fn file_size(size: Bytes) -> Bytes {
     Bytes(size.0.max(1).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))

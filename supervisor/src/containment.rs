@@ -9,9 +9,9 @@ use futures_util::FutureExt as _;
 
 /// A value of another crate. A panic of its drop is logged and goes no further: the next one, while the stack
 /// unwinds, would abort the program.
-pub(crate) struct Contained<T>(Option<T>);
+pub(crate) struct DropContained<T>(Option<T>);
 
-impl<T> Contained<T> {
+impl<T> DropContained<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Some(value))
     }
@@ -22,7 +22,7 @@ impl<T> Contained<T> {
     }
 }
 
-impl<T> Deref for Contained<T> {
+impl<T> Deref for DropContained<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -30,13 +30,13 @@ impl<T> Deref for Contained<T> {
     }
 }
 
-impl<T> DerefMut for Contained<T> {
+impl<T> DerefMut for DropContained<T> {
     fn deref_mut(&mut self) -> &mut T {
         self.0.as_mut().expect("only take and drop take it")
     }
 }
 
-impl<T> Drop for Contained<T> {
+impl<T> Drop for DropContained<T> {
     fn drop(&mut self) {
         let Some(value) = self.0.take() else { return };
         if let Err(message) = catch_panic(|| drop(value)) {

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cancellation::{RunCancellation, RunSignal};
-use crate::containment::Contained;
+use crate::containment::DropContained;
 use crate::context::Context;
 use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
@@ -43,7 +43,7 @@ pub(crate) struct TreeDriver {
     finished: watch::Sender<bool>,
     /// Nothing is running and nothing will start by itself.
     ended: watch::Sender<bool>,
-    pub(crate) output: Contained<Box<dyn OutputSink>>,
+    pub(crate) output: DropContained<Box<dyn OutputSink>>,
     host_settings: HostSettings,
     /// The host of child processes, from the first of them on.
     process_host: Mutex<Option<Arc<ProcessHost>>>,
@@ -69,14 +69,14 @@ struct DriverState {
 
 struct SlotRun {
     /// Taken in a shutdown, once it is not running.
-    runnable: Contained<Arc<dyn Runnable>>,
+    runnable: DropContained<Arc<dyn Runnable>>,
     /// Of the latest start.
     cancellation: Arc<RunCancellation>,
 }
 
 /// A run whose task is not spawned yet.
 struct PreparedRun {
-    runnable: Contained<Arc<dyn Runnable>>,
+    runnable: DropContained<Arc<dyn Runnable>>,
     context: Context,
 }
 
@@ -157,7 +157,7 @@ impl TreeDriver {
             version: watch::Sender::new(0),
             finished: watch::Sender::new(false),
             ended: watch::Sender::new(false),
-            output: Contained::new(output),
+            output: DropContained::new(output),
             host_settings,
             process_host: Mutex::default(),
         });
@@ -305,7 +305,7 @@ impl TreeDriver {
                     }
                     let cancellation = Arc::clone(&run.cancellation);
                     let context = Context::new(Arc::clone(self), key, dn, generation, cancellation);
-                    let runnable = Contained::new(Arc::clone(&run.runnable));
+                    let runnable = DropContained::new(Arc::clone(&run.runnable));
                     outcome.starts.push(PreparedRun { runnable, context });
                 }
                 TreeAction::CancelRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Cancel),
@@ -476,13 +476,13 @@ impl DriverState {
     }
 
     /// Takes the runnable of a slot that never starts again; `None` when the shutdown is complete.
-    fn take_runnable(&mut self, slot: u32) -> Option<Contained<Arc<dyn Runnable>>> {
+    fn take_runnable(&mut self, slot: u32) -> Option<DropContained<Arc<dyn Runnable>>> {
         Some(self.runs.get_mut(slot as usize)?.as_mut()?.runnable.take())
     }
 }
 
 impl SlotRun {
-    fn new(runnable: Contained<Arc<dyn Runnable>>) -> Self {
+    fn new(runnable: DropContained<Arc<dyn Runnable>>) -> Self {
         Self { runnable, cancellation: Arc::default() }
     }
 }

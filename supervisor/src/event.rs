@@ -183,7 +183,7 @@ impl fmt::Display for CancelCause {
 /// Called from one task, with one event after the other in the order of [`Event::seq`], each at most once.
 /// The last events have been delivered when [`shutdown`](crate::Supervisor::shutdown) returns. A slow hook
 /// does not delay runnables: events wait in a [bounded](crate::SupervisorBuilder::max_pending_events)
-/// [`EventBuffer`](crate::EventBuffer). Events that do not fit are a gap in the sequence numbers, which the
+/// [`FairEventBuffer`](crate::FairEventBuffer). Events that do not fit are a gap in the sequence numbers, which the
 /// supervisor logs; a [`snapshot`](crate::Supervisor::snapshot) shows the state after them. The supervisor
 /// logs a panic of the hook, and the hook loses only that event.
 pub trait EventHook: Send + Sync + 'static {

@@ -31,7 +31,7 @@ impl NumberedEvent for Event {
 /// Events in the order of their sequence numbers, at most a fixed number. When it is full, the name with the most
 /// events loses its oldest one: a crash loop evicts its own events, not those of a quiet runnable.
 #[derive(Debug)]
-pub struct EventBuffer<E = Event> {
+pub struct FairEventBuffer<E = Event> {
     capacity: usize,
     events: BTreeMap<u64, E>,
     /// The sequence numbers of the events of each name, oldest first.
@@ -40,7 +40,7 @@ pub struct EventBuffer<E = Event> {
     busiest: BTreeSet<(usize, Reverse<u64>)>,
 }
 
-impl<E: NumberedEvent> EventBuffer<E> {
+impl<E: NumberedEvent> FairEventBuffer<E> {
     /// An empty buffer for this number of events.
     pub fn new(capacity: NonZeroUsize) -> Self {
         Self {
@@ -108,7 +108,7 @@ pub(crate) struct EventQueue {
 
 #[derive(Debug)]
 struct QueueState {
-    waiting: EventBuffer,
+    waiting: FairEventBuffer,
     /// The number of events that were dropped because the hook was too slow.
     dropped: u64,
     closed: bool,
@@ -116,7 +116,7 @@ struct QueueState {
 
 impl EventQueue {
     pub(crate) fn new(capacity: NonZeroUsize) -> Self {
-        let waiting = EventBuffer::new(capacity);
+        let waiting = FairEventBuffer::new(capacity);
         Self { state: Mutex::new(QueueState { waiting, dropped: 0, closed: false }), changed: Notify::new() }
     }
 
@@ -166,13 +166,13 @@ mod tests {
         Event { seq, at: SystemTime::UNIX_EPOCH, dn: dn.into(), generation: 1, change }
     }
 
-    fn kept(buffer: &EventBuffer) -> Vec<(u64, &str)> {
+    fn kept(buffer: &FairEventBuffer) -> Vec<(u64, &str)> {
         buffer.events_after(0).map(|event| (event.seq, &*event.dn)).collect()
     }
 
     #[test]
     fn a_crash_loop_evicts_its_own_events_and_not_those_of_a_quiet_name() {
-        let mut buffer = EventBuffer::new(NonZeroUsize::new(6).expect("not zero"));
+        let mut buffer = FairEventBuffer::new(NonZeroUsize::new(6).expect("not zero"));
         for (seq, dn) in (1..).zip(["quiet", "quiet", "quiet", "loop"]) {
             assert_eq!(buffer.push(event(seq, dn)), None);
         }
@@ -191,7 +191,7 @@ mod tests {
     fn random_pushes_and_pops_agree_with_a_simple_model() {
         let mut random = 7_u64;
         for capacity in [1, 2, 5, 17] {
-            let mut buffer = EventBuffer::new(NonZeroUsize::new(capacity).expect("not zero"));
+            let mut buffer = FairEventBuffer::new(NonZeroUsize::new(capacity).expect("not zero"));
             let mut model: Vec<Event> = Vec::new();
             for seq in 1..4000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -89,8 +89,8 @@ mod policy;
 pub mod process;
 mod process_exit;
 mod runnable;
+mod shutdown_signals;
 mod state;
-mod stop_signals;
 mod sys;
 mod task;
 #[cfg(feature = "testing")]
@@ -99,7 +99,7 @@ mod tree;
 
 pub use context::{Context, StaleContextError, WaitReadyError};
 pub use event::{CancelCause, Event, EventHook, RunnableChange};
-pub use event_buffer::{EventBuffer, NumberedEvent};
+pub use event_buffer::{FairEventBuffer, NumberedEvent};
 pub use failure::{CanceledError, Failure};
 pub use fsm::{AddChildError, ControlError, LifecycleSignalError, Removal};
 #[cfg(feature = "tonic")]
@@ -108,8 +108,8 @@ pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
 pub use policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
 pub use runnable::{ChildSpec, RunFuture, Runnable};
+pub use shutdown_signals::StopSignals;
 pub use state::{
     ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,
 };
-pub use stop_signals::StopSignals;
 pub use tree::{ShutdownReport, Straggler, Supervisor, SupervisorBuilder};

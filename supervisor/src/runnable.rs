@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 
-use crate::containment::{Contained, await_contained};
+use crate::containment::{DropContained, await_contained};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::fsm::RunnableSettings;
@@ -55,7 +55,7 @@ where
 /// these.
 pub struct ChildSpec {
     pub(crate) name: String,
-    pub(crate) runnable: Contained<Arc<dyn Runnable>>,
+    pub(crate) runnable: DropContained<Arc<dyn Runnable>>,
     pub(crate) policy: Option<ChildPolicy>,
     pub(crate) stop_timeout: Option<Duration>,
     pub(crate) stop_before: Vec<Arc<str>>,
@@ -64,7 +64,7 @@ pub struct ChildSpec {
 impl ChildSpec {
     /// A child with this name and the supervisor's default policy.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
-        let runnable: Contained<Arc<dyn Runnable>> = Contained::new(Arc::new(runnable));
+        let runnable: DropContained<Arc<dyn Runnable>> = DropContained::new(Arc::new(runnable));
         Self { name: name.into(), runnable, policy: None, stop_timeout: None, stop_before: Vec::new() }
     }
 
@@ -82,7 +82,7 @@ impl ChildSpec {
             return self;
         }
         let dependent = DependentRunnable { runnable: self.runnable, depends_on: dns.clone().into() };
-        self.runnable = Contained::new(Arc::new(dependent));
+        self.runnable = DropContained::new(Arc::new(dependent));
         self.stop_before(dns)
     }
 
@@ -134,14 +134,14 @@ impl fmt::Debug for ChildSpec {
 
 /// A runnable whose runs wait for others to be ready.
 struct DependentRunnable {
-    runnable: Contained<Arc<dyn Runnable>>,
+    runnable: DropContained<Arc<dyn Runnable>>,
     depends_on: Arc<[Arc<str>]>,
 }
 
 impl Runnable for DependentRunnable {
     fn run(&self, ctx: Context) -> RunFuture {
         let (runnable, depends_on) =
-            (Contained::new(Arc::clone(&self.runnable)), Arc::clone(&self.depends_on));
+            (DropContained::new(Arc::clone(&self.runnable)), Arc::clone(&self.depends_on));
         Box::pin(async move {
             if ctx.has_kept_process() {
                 ctx.defer_dependencies(depends_on);

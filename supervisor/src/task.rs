@@ -9,7 +9,7 @@ use std::task::{self, Poll, ready};
 use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 
-use crate::containment::{Contained, await_contained, catch_panic, panic_message};
+use crate::containment::{DropContained, await_contained, catch_panic, panic_message};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::fsm::{RunKey, RunOutcome};
@@ -54,7 +54,7 @@ pub(crate) fn poll_part<T>(
 
 /// Runs one incarnation to its end. Every run has this task: a byte of it is a byte of each runnable.
 pub(crate) fn run_incarnation(
-    runnable: Contained<Arc<dyn Runnable>>,
+    runnable: DropContained<Arc<dyn Runnable>>,
     context: Context,
 ) -> impl Future<Output = ()> + Send {
     let mut report = ExitReporter { context, is_started: false, is_reported: false };
@@ -63,8 +63,9 @@ pub(crate) fn run_incarnation(
         // Boxed, and from a separate block: the task has room for it from the start, and what the block needs shares
         // its room with what comes after.
         let outcome = async {
-            let run =
-                async { await_contained(runnable.run(report.context.clone())).await.map_err(Contained::new) };
+            let run = async {
+                await_contained(runnable.run(report.context.clone())).await.map_err(DropContained::new)
+            };
             let mut run = pin!(Some(part_of_run(&report.context, run)));
             let mut aborted = pin!(report.context.wait_aborted());
             let ended = poll_fn(move |cx| poll_part(cx, aborted.as_mut(), run.as_mut())).await;
@@ -78,7 +79,7 @@ pub(crate) fn run_incarnation(
 }
 
 /// The outcome of a run's main part; `None` if it was aborted.
-fn outcome_of(ended: Option<Result<Result<(), Contained<Failure>>, String>>) -> RunOutcome {
+fn outcome_of(ended: Option<Result<Result<(), DropContained<Failure>>, String>>) -> RunOutcome {
     match ended {
         Some(Ok(Ok(()))) => RunOutcome::Ok,
         Some(Ok(Err(failure))) if failure.is_canceled() => RunOutcome::Canceled,

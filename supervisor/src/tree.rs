@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 use tokio::task::coop::consume_budget;
 
-use crate::containment::{Contained, catch_panic};
+use crate::containment::{DropContained, catch_panic};
 use crate::context::WaitReadyError;
 use crate::driver::TreeDriver;
 use crate::event::EventHook;
@@ -264,7 +264,7 @@ impl SupervisorBuilder {
     }
 
     /// The number of events that wait for a slow hook. Beyond it, the runnable with the most waiting events loses its
-    /// oldest one, see [`EventBuffer`](crate::EventBuffer). Default 16,384.
+    /// oldest one, see [`FairEventBuffer`](crate::FairEventBuffer). Default 16,384.
     #[must_use]
     pub fn max_pending_events(mut self, events: NonZeroUsize) -> Self {
         self.max_pending_events = events;
@@ -294,7 +294,7 @@ impl SupervisorBuilder {
         let (events, hook) = match self.event_hook {
             Some(hook) => {
                 let events = Arc::new(EventQueue::new(self.max_pending_events));
-                let delivery = tokio::spawn(deliver_events(Arc::clone(&events), Contained::new(hook)));
+                let delivery = tokio::spawn(deliver_events(Arc::clone(&events), DropContained::new(hook)));
                 (Some(events), Some(delivery))
             }
             None => (None, None),
@@ -318,7 +318,7 @@ impl std::fmt::Debug for SupervisorBuilder {
 }
 
 /// Passes the events to the hook, until the queue is closed.
-async fn deliver_events(events: Arc<EventQueue>, hook: Contained<Box<dyn EventHook>>) {
+async fn deliver_events(events: Arc<EventQueue>, hook: DropContained<Box<dyn EventHook>>) {
     let mut next_report = 1;
     while let Some((event, dropped)) = events.next().await {
         if dropped >= next_report {

@@ -11,7 +11,8 @@ use nodekeel_localstorage::tree::LayoutError;
 use nodekeel_localstorage::volume::VolumeError;
 use thiserror::Error;
 
-use super::progress::{EnrolmentStep, InvalidProgress};
+use super::progress::InvalidProgress;
+use super::step::EnrolmentStep;
 use crate::consensus::JoinRefusal;
 use crate::node::{
     ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, NodeStoreError, TicketError, TicketId,

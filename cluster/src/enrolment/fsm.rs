@@ -6,10 +6,11 @@ use thiserror::Error;
 
 use super::failure::{EnrolmentActivity, FailureReason, StepError};
 use super::plan::{EnrolmentPlan, InspectionResult, decide_plan};
-use super::progress::{EnrolmentProgress, EnrolmentStep, StepMode};
+use super::progress::EnrolmentProgress;
 use super::state::{
     CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership, WaitCause,
 };
+use super::step::{EnrolmentStep, StepMode};
 use crate::node::{ClusterId, NodeId};
 
 /// Identifies an action, so that an input can name the one whose result it is. One action is pending at a

@@ -12,7 +12,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::bootstrap_record::{self, BootstrapRecord};
 use super::failure::StepError;
 use super::plan::{BootstrapPermission, InspectionResult};
-use super::progress::{EnrolmentId, EnrolmentProgress, EnrolmentStep};
+use super::progress::{EnrolmentId, EnrolmentProgress};
+use super::step::EnrolmentStep;
 use crate::node::EnrolmentSources;
 
 /// The journal's name in its directory.

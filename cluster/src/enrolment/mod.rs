@@ -37,7 +37,7 @@
 //! | record, recorded | create the node's record | the same | update its address |
 //! | local | hosts, machine id, hostname | the same | the same |
 //!
-//! To add a step: its place and its name in the journal are in [`EnrolmentStep`] (`progress.rs`), its effect is an
+//! To add a step: its place and its name in the journal are in [`EnrolmentStep`] (`step.rs`), its effect is an
 //! arm of `StepRunner::run` (`steps.rs`), its row is in the table above. A journal of a release without the step is read as
 //! one whose step is still to be done. The simulation (`simulation_test/`) needs the step's effect on disk and
 //! cluster, and the check that a recorded step is done.
@@ -64,6 +64,7 @@ mod progress;
 #[cfg(test)]
 mod simulation_test;
 mod state;
+mod step;
 mod steps;
 
 pub use bootstrap_record::BootstrapRecord;
@@ -75,5 +76,6 @@ pub use failure::{EnrolmentActivity, FailureReason, StepError};
 pub use journal::reset_enrolment;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use progress::check_arbitrary_progress;
-pub use progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, InvalidProgress};
+pub use progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, InvalidProgress};
 pub use state::{EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership, WaitCause};
+pub use step::EnrolmentStep;

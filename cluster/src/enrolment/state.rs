@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::failure::{EnrolmentActivity, FailureReason};
 use super::fsm::StepOutput;
-use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
+use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
+use super::step::EnrolmentStep;
 use crate::node::{ClusterId, GoldenTicket, NodeId};
 
 /// The state of a node's enrolment.

@@ -12,8 +12,9 @@ use super::cluster_node::SharedState;
 use super::driver::EnrolmentDriver;
 use super::failure::StepError;
 use super::fsm::StepOutput;
-use super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
+use super::progress::{EnrolmentKind, EnrolmentProgress};
 use super::state::EnrolmentState;
+use super::step::{EnrolmentStep, StepMode};
 use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOptions, StatusWatch};
 use crate::node::NODES_NAMESPACE;
 use crate::node::{

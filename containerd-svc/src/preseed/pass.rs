@@ -11,7 +11,7 @@ use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, is_complete};
 use crate::import::{self, ImportJob, error_chain};
 use crate::plan::{
-    Bundle, BundleAction, ImageChange, ImageChangeKind, PINNED_LABEL, WantedBundles, find_name_owner,
+    Bundle, BundleAction, ImageUpdate, ImageUpdateKind, PINNED_LABEL, WantedBundles, find_name_owner,
     plan_preseed,
 };
 use crate::scan::{self, repository_name};
@@ -35,7 +35,7 @@ impl<'a> PreseedPass<'a> {
 
     /// Plans and imports until a plan imports nothing more, then applies its changes of images. An import may
     /// bring content that another bundle lacks, and a changed bundle may give a name to another one.
-    pub(super) async fn run(mut self) -> Result<(Vec<BundleOutcome>, Vec<ImageChange>), PreseedError> {
+    pub(super) async fn run(mut self) -> Result<(Vec<BundleOutcome>, Vec<ImageUpdate>), PreseedError> {
         loop {
             self.listed = list_images(self.store, &self.wanted).await.map_err(PreseedError::ListImages)?;
             let plan = plan_preseed(&self.wanted, &self.listed, self.preseed.unpacks_layers);
@@ -209,8 +209,8 @@ async fn list_images(
 /// Applies changes of images whose content exists; returns these. The others are planned again.
 async fn apply_changes(
     store: &dyn ImageStore,
-    changes: Vec<ImageChange>,
-) -> Result<Vec<ImageChange>, ImageStoreError> {
+    changes: Vec<ImageUpdate>,
+) -> Result<Vec<ImageUpdate>, ImageStoreError> {
     let mut applied = Vec::new();
     for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
         let mut session = store.begin_import(&changes[0].namespace).await?;
@@ -230,13 +230,13 @@ async fn apply_changes(
     Ok(applied)
 }
 
-fn log_change(ImageChange { namespace, kind, image: Image { name, target, .. } }: &ImageChange) {
+fn log_change(ImageUpdate { namespace, kind, image: Image { name, target, .. } }: &ImageUpdate) {
     match kind {
-        ImageChangeKind::Unpin => {
+        ImageUpdateKind::Unpin => {
             tracing::info!("{name} in {namespace} is unpinned: no bundle brings it any more");
         }
-        ImageChangeKind::Unmark => tracing::info!("{name} in {namespace} belongs to one bundle less"),
-        ImageChangeKind::Repoint => {
+        ImageUpdateKind::Unmark => tracing::info!("{name} in {namespace} belongs to one bundle less"),
+        ImageUpdateKind::Repoint => {
             tracing::info!("{name} in {namespace} points to {} again, as its bundle has it", target.digest);
         }
     }

@@ -25,9 +25,6 @@ const BYTES_PER_INODE: u64 = 2048;
 /// Minimum number of inodes, unless the class sets `inodes`: small volumes hold small files.
 const MIN_INODES: u64 = 1024;
 
-/// By how much the limit in force may exceed the one that was set: file systems round it up to their blocks.
-pub(crate) const MAX_ROUNDING: u64 = 64 << 10;
-
 /// Prefix of parameters for Kubernetes components.
 const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 

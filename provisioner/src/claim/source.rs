@@ -3,10 +3,10 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use nodekeel_fsquota::Bytes;
 
-use crate::claim::size::MAX_ROUNDING;
 use crate::claim::spec::{ClaimRejection, VolumeSpec};
 use crate::id::VolumeId;
 use crate::identity::{HOSTNAME, ProvisionerIdentity};
+use crate::image::MAX_ROUNDING;
 use crate::image::VolumeKind;
 use crate::objects::{attributed_kind, class_name};
 use crate::quantity;

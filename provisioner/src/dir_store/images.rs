@@ -13,12 +13,9 @@ use crate::dir_store::image_file::{IMAGE_FILE, create_image, image_size, open_im
 use crate::dir_store::parts::StoreParts;
 use crate::dir_store::staging::StagingArea;
 use crate::id::VolumeId;
-use crate::image::{Formatter, ImageSpec, directory_limits, file_size, loops, promised_bytes};
+use crate::image::{Formatter, ImageSpec, MAX_ROUNDING, directory_limits, file_size, loops, promised_bytes};
 use crate::snapshot::StoredId;
 use crate::step::VolumeStep;
-
-/// By how much a copy may be larger than requested: file systems round sizes up to their blocks.
-const MAX_ROUNDING: u64 = 64 << 10;
 
 /// Makes and grows the volumes of a store that are images.
 pub(super) struct ImageVolumes {

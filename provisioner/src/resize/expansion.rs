@@ -18,8 +18,8 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use nodekeel_fsquota::{Bytes, QuotaLimits};
 
 use crate::claim::size;
-use crate::claim::size::MAX_ROUNDING;
 use crate::claim::spec::{ClaimRejection, SizeError};
+use crate::image::MAX_ROUNDING;
 use crate::quantity::parse_quantity;
 use crate::resize::bound_claim::{BoundClaim, volume_capacity};
 use crate::resize::claim_status;

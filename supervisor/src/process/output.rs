@@ -9,7 +9,7 @@ use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::containment::Contained;
+use crate::containment::DropContained;
 
 /// The maximum number of output lines that a [`ProcessExit`](super::ProcessExit) keeps.
 pub const MAX_TAIL_LINES: usize = 10;
@@ -43,7 +43,7 @@ impl OutputReaders {
         let mut tasks = Vec::with_capacity(readers.len());
         for (index, (fd, sink)) in readers.into_iter().zip(sinks).enumerate() {
             let source = pipe::Receiver::from_owned_fd(fd)?;
-            let sink = Contained::new(sink);
+            let sink = DropContained::new(sink);
             let pump = StreamReader { source, sink, index, tail: Arc::clone(&tail) };
             tasks.push(AbortOnDropHandle::new(tokio::spawn(pump.run(ended.clone()))));
         }
@@ -67,7 +67,7 @@ impl OutputReaders {
 
 struct StreamReader {
     source: pipe::Receiver,
-    sink: Contained<StreamSink>,
+    sink: DropContained<StreamSink>,
     index: usize,
     tail: Arc<Mutex<OutputTail>>,
 }

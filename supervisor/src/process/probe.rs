@@ -10,7 +10,7 @@ use futures_util::FutureExt as _;
 use tokio::time::timeout;
 
 use super::settings::Process;
-use crate::containment::{Contained, await_contained, panic_message};
+use crate::containment::{DropContained, await_contained, panic_message};
 use crate::failure::Failure;
 
 /// The default timeout of one probe, so that one lost packet does not use up the whole start timeout.
@@ -52,7 +52,7 @@ pub(super) async fn probe_once(probe: &dyn ProcessProbe, within: Duration) -> Re
     let attempt = AssertUnwindSafe(async { await_contained(probe.probe()).await }).catch_unwind();
     match timeout(within, attempt).await {
         Ok(Ok(Ok(()))) => Ok(()),
-        Ok(Ok(Err(failure))) => Err(Contained::new(failure).to_string()),
+        Ok(Ok(Err(failure))) => Err(DropContained::new(failure).to_string()),
         Ok(Err(panic)) => Err(format!("it panicked: {}", panic_message(panic))),
         Err(_) => Err(format!("no result within {within:?}")),
     }

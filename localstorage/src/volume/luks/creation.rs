@@ -18,7 +18,7 @@ use super::opening::LuksOpening;
 use super::policy::read_volume_token;
 use super::seal::SealId;
 use super::settings::LuksSettings;
-use super::slot::{SlotKind, SlotToken};
+use super::slot_kind::{SlotKind, SlotToken};
 use super::token::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
 use crate::dir::Dir;
 use crate::step_journal::{StepJournal, StepList, StepListError, StepRun};

@@ -11,7 +11,7 @@ use super::cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, WipeProgress}
 use super::error::LuksError;
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader, has_foreign_magic};
 use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header, read_volume_token};
-use super::slot::SlotToken;
+use super::slot_kind::SlotToken;
 use super::token::{VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 use crate::dir::Dir;
 use crate::metadata::FileMode;

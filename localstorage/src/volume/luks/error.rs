@@ -8,7 +8,7 @@ use super::cryptsetup::CryptsetupError;
 use super::header::HeaderError;
 use super::policy::PolicyViolation;
 use super::seal::SealError;
-use super::slot::SlotKind;
+use super::slot_kind::SlotKind;
 use super::token::VolumeEncryption;
 use crate::error::Error as FileError;
 use crate::step_journal::StepListError;

@@ -8,7 +8,7 @@ use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use super::super::uuid::Uuid;
-use super::slot::SlotKind;
+use super::slot_kind::SlotKind;
 
 /// The length of unlock keys, in bytes.
 pub(super) const KEY_BYTES: usize = 32;

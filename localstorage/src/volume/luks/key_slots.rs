@@ -29,7 +29,7 @@ use super::key::{UnlockKey, derive_passphrase};
 use super::policy::HeaderSummary;
 use super::recovery::RecoveryPassphrase;
 use super::seal::{KeySeal, SealId};
-use super::slot::{KeySlotStatus, SlotKind, SlotToken};
+use super::slot_kind::{KeySlotStatus, SlotKind, SlotToken};
 use super::token::{KeyPolicy, VolumeToken};
 
 /// The number of generations before the newest one that may still have sealed keys: each has a slot, or an interrupted

@@ -17,7 +17,7 @@ use super::super::uuid::Uuid;
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, JSON_BYTES};
 #[cfg(any(test, feature = "testing"))]
 use super::header::{LuksHeader, encode_header};
-use super::slot::SlotToken;
+use super::slot_kind::SlotToken;
 use super::token::{Token, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 
 /// The cipher of the data, and of the areas of the key slots.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::super::slot::SlotKind;
+use super::super::slot_kind::SlotKind;
 use super::super::token::{ColdStart, KeyPolicy, VolumeProgress};
 use super::*;
 

@@ -1,6 +1,6 @@
 //! The status of an encrypted volume, as its header describes it.
 
-use super::slot::KeySlotStatus;
+use super::slot_kind::KeySlotStatus;
 use super::token::{ColdStart, KeyPolicy, VolumeEncryption};
 
 /// The encryption of a volume.

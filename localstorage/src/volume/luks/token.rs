@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::slot::{SLOT_TYPE, SlotToken};
+use super::slot_kind::{SLOT_TYPE, SlotToken};
 
 /// The identifier of the token that describes the volume; that of a key slot is the slot's plus one.
 pub(super) const VOLUME_TOKEN: u32 = 0;

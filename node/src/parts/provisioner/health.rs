@@ -1,4 +1,5 @@
-//! True if the API server can be used, and how long the client certificate of its kubeconfig is valid.
+//! Health of the provisioner: the API server, the client certificate of its kubeconfig, and the store. A missing kubelet
+//! directory is a reason of the runnable itself (`kubelet_dir.rs`).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
