@@ -21,13 +21,14 @@ pub(crate) async fn run_auditor(
     let mut last = AuditSummary::default();
     loop {
         match store.audit_limits(options).await {
-            // It will not change: limits of this store can't be left.
+            // In this store no file can leave its limits, now or later, so there is nothing to audit again.
             Ok(None) => return pending().await,
             Ok(Some(summary)) => {
                 metrics.set_audit(&summary);
                 log_changes(&last, &summary);
                 last = summary;
             }
+            // `last` stays: the next audit logs only findings that differ from those of the last complete one.
             Err(error) => tracing::warn!("audit the limits of the volumes: {}", format_chain(&error)),
         }
         sleep(config.audit_interval).await;

@@ -64,9 +64,10 @@ async fn run_loops(
     on_ready: impl FnOnce() + Send,
 ) -> Result<(), RunError> {
     let Provisioner { config, api, served, failures, .. } = provisioner;
+    // An earlier run may have left its status: until this run has checked the store, nothing may act on it.
     served.set(StoreStatus::Unknown);
 
-    // What the loops share: the caches, and the signals from one to another.
+    // The loops share caches, and send each other signals.
     let (caches, writers) = new_caches();
     let retries = Arc::new(RetryTracker::new(config.backoff));
     let live_claims = Arc::new(LiveClaims::default());
@@ -77,7 +78,7 @@ async fn run_loops(
     // The errors of watches without which volumes are served all the same.
     let optional_watches = provisioner.watch_errors.of_optional_apis();
 
-    // Who reconciles what.
+    // The reconcilers, one for each kind of object, and the loops that serve them.
     let remover = Arc::new(VolumeRemover {
         api: api.clone(),
         store: Arc::clone(&provisioner.store),
@@ -192,22 +193,26 @@ async fn run_loops(
     let changed_claims = changed_objects(
         watched.filter_map(move |event| future::ready(passed.filter_claim(event))).reflect(writers.claims),
     );
+    // A requeued claim is treated as a changed one: an object that it waits for has changed.
     let changed_claims = stream::select(changed_claims, receiver_stream(requeued_claims));
     let (passed, watched) = (Arc::clone(&filter), watch_resource(api.all::<PersistentVolume>(), errors));
     let changed_volumes = changed_objects(
         watched
             .filter_map(move |event| future::ready(passed.filter_volume(event)))
             .reflect(writers.volumes)
+            // After the cache: a receiver of the signal finds the change there.
             .inspect(move |_| volumes_changed.send_replace(())),
     );
     let classes = watch_resource(api.all::<StorageClass>(), errors)
         .filter_map(|event| future::ready(filter.filter_class(event)))
         .reflect(writers.classes)
+        // No reconciler handles classes: the filter has requeued the claims of a changed one.
         .for_each(|_| future::ready(()));
 
     let all_claims = &AllClaims { pending: pending_claims, bound: bound_claims, retries };
     // Volumes with a data source are created separately: a copy may take long, and no other claim waits for it.
     let (copies, copied_claims) = unbounded_channel();
+    // A cancellation ends the streams only: the loops still complete the calls in progress.
     let claim_loop = reconcile_changes(
         changed_claims.take_until(token.cancelled()),
         caches.claims.clone(),
@@ -249,6 +254,8 @@ async fn run_loops(
             }
         });
     let auditing = served.while_served(|| run_auditor(&*provisioner.store, &*failures.metrics, config));
+    // The first loop that ends ends the run. The others are dropped where they wait, which is like a crash: the next
+    // run resumes their work.
     tokio::select! {
         ((), (), ()) = future::join3(claim_loop, copy_loop, volume_loop) => {}
         () = classes => {}

@@ -97,6 +97,8 @@ impl ReconcileError {
     fn is_worth_an_event(&self) -> bool {
         match self {
             Self::Api(error) => {
+                // 409 is a conflict, and 429 and 5xx come from a busy server: a retry solves these. The server repeats any
+                // other rejection until an administrator acts.
                 status_code(&error.source).is_some_and(|code| (400..409).contains(&code) || code == 422)
             }
             _ => true,
@@ -132,10 +134,12 @@ impl FailureReporter {
 pub(crate) async fn catch_panic(
     work: impl Future<Output = Result<NextRun, ReconcileError>>,
 ) -> Result<NextRun, ReconcileError> {
+    // The payload of `panic!` is a `&str` for a literal, and a `String` for a formatted message.
     let panicked = |payload: Box<dyn std::any::Any + Send>| {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
         Err(ReconcileError::Panicked { text })
     };
+    // A panic leaves nothing locked: volume locks end when they are dropped, and mutexes ignore the poison.
     AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(panicked)
 }

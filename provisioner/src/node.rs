@@ -75,6 +75,7 @@ pub(crate) fn topology_mismatch(
 pub(crate) fn taint_against_volumes(node: &Node) -> Option<&str> {
     let spec = node.spec.as_ref()?;
     let mut taints = spec.taints.iter().flatten();
+    // `PreferNoSchedule` only makes the scheduler prefer other nodes.
     let repels = |effect: &str| matches!(effect, "NoSchedule" | "NoExecute");
     match spec.unschedulable {
         Some(true) => Some("cordoned"),
@@ -136,6 +137,7 @@ pub(crate) async fn watch_node(
         let mismatch = facts.as_ref().and_then(|facts| topology_mismatch(identity, facts, is_registered));
         on_event(observer.record(facts, mismatch));
     };
+    // Until a list is complete, the Node may still follow: only then is it known to be missing.
     let mut listed = None;
     let observe = |event: Result<Event<Node>, watcher::Error>| {
         let is_ours = |node: &Node| node.metadata.name.as_deref() == Some(identity.node.as_str());
@@ -144,7 +146,7 @@ pub(crate) async fn watch_node(
             Ok(Event::InitDone) => observe_node(listed.take().as_ref()),
             Ok(Event::Apply(node)) if is_ours(&node) => observe_node(Some(&node)),
             Ok(Event::Delete(node)) if is_ours(&node) => observe_node(None),
-            // Of other nodes, or logged.
+            // Other nodes do not matter, and `with_backoff` has logged the errors.
             Ok(_) | Err(_) => {}
         }
         ready(())

@@ -49,6 +49,7 @@ pub(crate) fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) 
                 && label.values.iter().any(|value| value == identity.node.as_str())
         })
     };
+    // The terms are alternatives, while all expressions of a term must match. No terms allow every node.
     class.allowed_topologies.as_ref().is_none_or(|terms| terms.is_empty() || terms.iter().any(names_node))
 }
 
@@ -56,6 +57,7 @@ pub(crate) fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) 
 pub(crate) fn bound_volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    // The controller writes the volume's name before the phase. Until both are there, the claim is still being bound.
     name.filter(|name| !name.is_empty() && phase == Some("Bound"))
 }
 
@@ -94,6 +96,7 @@ fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) ->
         let values = expression.values.as_deref().unwrap_or_default();
         expression.operator == "In" && identity.is_label_of_node(&expression.key, values)
     };
+    // All expressions of a term must match, so one that names this node alone is enough.
     term.match_expressions.iter().flatten().any(is_node)
 }
 

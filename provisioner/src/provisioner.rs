@@ -166,6 +166,7 @@ impl Provisioner {
     /// Has no side effects.
     pub async fn check_api(&self) -> Option<String> {
         let error = self.api_probe.probe_server(self.api.client(), &*self.failures.metrics).await;
+        // The server may answer and still reject a watch, for example one that its account may not open.
         error.or_else(|| self.watch_errors.rejection())
     }
 
@@ -197,12 +198,14 @@ impl Provisioner {
         ready: impl FnOnce() + Send,
     ) -> Result<Infallible, RunError> {
         controller::run_controller(self, &token, ready).await?;
+        // The controller returns success both after a cancellation and after the end of a watch.
         Err(if token.is_cancelled() { RunError::Canceled } else { RunError::WatchEnded })
     }
 }
 
 impl Runnable for Provisioner {
     fn run(&self, ctx: Context) -> RunFuture {
+        // The run outlives this borrow. Its clone shares the status, so `check_api` and the others report on the run.
         let provisioner = self.clone();
         Box::pin(async move {
             let ready = || {
@@ -210,6 +213,7 @@ impl Runnable for Provisioner {
                 let _ = ctx.signal_ready();
             };
             match provisioner.run_until(ctx.cancellation_token(), ready).await {
+                // The supervisor does not count a cancellation as a failure.
                 Err(RunError::Canceled) => Err(CanceledError.into()),
                 Err(error) => Err(Failure::new(error)),
             }

@@ -146,10 +146,12 @@ impl OrphanSweeper {
                     Some(request) => wanted.add_request(request),
                     None => return,
                 },
+                // `select!` evaluates this also if nothing is due; then it only does not wait for it.
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             }
             // While the store is lost, nothing is known of its volumes. When it is back, all of them are to be swept.
             let store = self.served.wait_until_served().await;
+            // Requests that have arrived by now become one batch: each batch lists the claims of the cluster once.
             while let Ok(request) = requests.try_recv() {
                 wanted.add_request(request);
             }
@@ -192,7 +194,7 @@ impl OrphanSweeper {
                 }
             }
         }
-        // Only those that exist and have no PersistentVolume in the cache.
+        // Nearly all volumes have a PersistentVolume in the cache. Only the others cost calls of the API server.
         let mut unowned = BTreeSet::new();
         for id in ids {
             if !self.has_object(&id) && self.remover.volume_exists(&id).await {
@@ -301,6 +303,7 @@ impl OrphanSweeper {
         state: ClaimState,
         store: Option<&StoreId>,
     ) -> Result<SweepOutcome, ReconcileError> {
+        // Under this lock no PersistentVolume is created for the volume: the object that is read now is current.
         let _lock = self.remover.locks.lock(id).await;
         let object = self.api.read_volume(id.as_str()).await?;
         match (&object, state) {
@@ -309,8 +312,10 @@ impl OrphanSweeper {
             (Some(volume), _) if store.is_some() && named_store(volume).as_ref() == store => {
                 return Ok(SweepOutcome::Kept);
             }
+            // The object is of another node, to which the claim was rescheduled: that node has a directory of its own.
             (Some(_), _) | (None, ClaimState::Gone) => {}
             (None, ClaimState::Pending) => return Ok(SweepOutcome::Kept),
+            // The claim has had a volume, possibly this one: its data may be needed.
             (None, ClaimState::BoundOrLost) => return Ok(SweepOutcome::Orphan),
         }
         let is_removed = self.remover.remove_if_empty(id).await?;

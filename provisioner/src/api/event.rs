@@ -143,6 +143,7 @@ impl EventRecorder {
         let namespace = about.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let (key, now) = ((about.uid.clone(), reason, note.to_owned()), Timestamp::now());
+        // Cloned, so that the mutex is not locked during the call. Two tasks at once may then create two events.
         let known = self.recent_events().get(&key).cloned();
         let known = match known {
             Some(known) => match update_series(&events, &known, now).await {
@@ -184,6 +185,7 @@ impl EventRecorder {
         use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
         let note = truncate_bytes(note, MAX_NOTE_BYTES);
+        // This hasher has fixed keys, so each instance computes the same name.
         let mut hasher = DefaultHasher::new();
         (&about.uid, &self.controller, reason.as_str(), note).hash(&mut hasher);
         let name = event_name(about, hasher.finish());
@@ -193,6 +195,7 @@ impl EventRecorder {
         let params = PostParams::default();
         let call = with_timeout(events.create(&params, &event));
         match self.steps.run_async(VolumeStep::CreateEvent, call).await {
+            // This agent or another has recorded it before.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
             created => created.map(drop),
         }
@@ -224,6 +227,7 @@ impl EventRecorder {
     fn remember_event(&self, key: EventKey, event: RecentEvent) {
         let mut known = self.recent_events();
         if known.len() >= MAX_RECENT_EVENTS && !known.contains_key(&key) {
+            // An evicted event costs little: its repetition creates a new event instead of updating the series.
             let oldest = known.iter().min_by_key(|(_, event)| event.last).map(|(key, _)| key.clone());
             oldest.map(|key| known.remove(&key));
         }
@@ -249,6 +253,7 @@ async fn update_series(
 ) -> Result<RecentEvent, kube::Error> {
     let count = known.count.saturating_add(1);
     let series = EventSeries { count, last_observed_time: MicroTime(now) };
+    // Without a version: only the recorder that has created an event counts its repetitions.
     let patch = Patch::Merge(serde_json::json!({ "series": series }));
     with_timeout(events.patch(&known.name, &PatchParams::default(), &patch)).await?;
     Ok(RecentEvent { name: known.name.clone(), count, last: now })

@@ -34,6 +34,7 @@ impl ApiProbe {
     /// Asks for the version, which is cheap, and needs valid credentials if some are sent. Returns why the
     /// server cannot be used.
     pub(crate) async fn probe_server(&self, client: &Client, metrics: &dyn VolumeMetrics) -> Option<String> {
+        // Locked during the call, so that concurrent callers share one answer.
         let mut last = self.0.lock().await;
         if let Some(answer) = last.as_ref().filter(|answer| answer.at.elapsed() < PROBE_VALID) {
             return answer.error.clone();

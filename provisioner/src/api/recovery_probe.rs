@@ -51,13 +51,17 @@ impl RecoveryProbe {
     /// Another waiter asks on.
     pub(crate) async fn wait_for_recovery(&self, failed: Instant) {
         let mut outage = self.outage.lock().await;
+        // Another watch may have seen the end of the outage while this one waited for the lock.
         while outage.ended.is_none_or(|ended| ended < failed) {
+            // The failed watch was a question already: this one comes after a delay.
             sleep(BACKOFF.jittered_delay(outage.failures.saturating_add(1), random_fraction())).await;
             if !self.has_answer().await {
                 outage.failures = outage.failures.saturating_add(1);
             } else if std::mem::take(&mut outage.failures) > 0 {
+                // This ends the outage for every watch that has failed before.
                 outage.ended = Some(Instant::now());
             } else {
+                // This caller waits forever, and must not block the others by its lock.
                 drop(outage);
                 return pending().await;
             }

@@ -103,7 +103,7 @@ pub(crate) fn later(time: Duration) -> Instant {
 
 /// A random number in `[0, 1)`.
 pub(crate) fn random_fraction() -> f64 {
-    // Each `RandomState` has different keys.
+    // Each `RandomState` has different keys. The upper 53 bits of the hash are as many as a `f64` holds exactly.
     (RandomState::new().hash_one(0) >> 11) as f64 / (1_u64 << 53) as f64
 }
 

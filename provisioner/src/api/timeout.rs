@@ -15,6 +15,7 @@ struct RequestTimeout;
 pub(crate) async fn with_timeout<T>(
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, kube::Error> {
+    // This variant has no HTTP status, so callers treat the server as unreachable.
     let timed_out = |_| Err(kube::Error::Service(Box::new(RequestTimeout)));
     tokio::time::timeout(REQUEST_TIMEOUT, call).await.unwrap_or_else(timed_out)
 }

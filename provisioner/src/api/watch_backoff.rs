@@ -61,6 +61,7 @@ struct WatchRetry {
 
 impl<K, S: Stream<Item = Result<Event<K>, watcher::Error>>> RetriedWatch<S> {
     async fn next_event(&mut self) -> Option<S::Item> {
+        // kube's watcher retries as soon as it is polled. The delay is here, so that the event of the failure came at once.
         if let Some(retry) = self.retry.take() {
             self.wait_for_retry(retry).await;
         }
@@ -96,6 +97,7 @@ impl<K, S: Stream<Item = Result<Event<K>, watcher::Error>>> RetriedWatch<S> {
 
     async fn wait_for_retry(&mut self, retry: WatchRetry) {
         let Some(failed) = retry.unreachable else { return sleep_until(retry.at).await };
+        // The probe can only shorten the delay: when it is over, the watch itself asks the server.
         if timeout_at(retry.at, self.errors.recovery.wait_for_recovery(failed)).await.is_ok() {
             self.backoff = WatchBackoff::default();
         }

@@ -90,6 +90,7 @@ impl WatchErrors {
         retry_in: Duration,
     ) -> bool {
         let code = error_code(error);
+        // The server keeps changes for a limited time only. The watcher lists again, which is no error.
         if code == Some(GONE) {
             return false;
         }
@@ -103,6 +104,7 @@ impl WatchErrors {
             is_optional: self.is_optional,
         };
         let mut failing = self.lock_failing();
+        // An unreachable server fails all watches with one text. The first of them logs it.
         let is_known = failing.values().any(|known| known.text == failure.text);
         failing.insert(kind, failure);
         !is_known
@@ -112,6 +114,7 @@ impl WatchErrors {
     pub(crate) fn record_success(&self, kind: &'static str) -> bool {
         let mut failing = self.lock_failing();
         let ended = failing.remove(kind);
+        // The last watch with this error logs that it is over.
         ended.is_some_and(|ended| !failing.values().any(|known| known.text == ended.text))
     }
 

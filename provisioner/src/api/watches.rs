@@ -81,6 +81,7 @@ where
     events.flat_map(move |event| {
         stream::iter(match event {
             Ok(Event::Init) => {
+                // A list that failed halfway starts anew.
                 listed.clear();
                 Vec::new()
             }
@@ -90,6 +91,7 @@ where
             }
             Ok(Event::InitDone) => std::mem::take(&mut listed),
             Ok(Event::Apply(object)) => vec![ObjectRef::from_obj(&object)],
+            // A deleted object needs no work: the observer of its event has sent the signals that follow from it.
             Ok(Event::Delete(_)) | Err(_) => Vec::new(),
         })
     })

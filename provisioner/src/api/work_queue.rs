@@ -61,6 +61,7 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
                     *has_changed = true;
                     return;
                 }
+                // The change may have removed the cause of the failure, so the object does not wait for its delay.
                 WorkState::Delayed(key) => {
                     self.delays.remove(key);
                     entry.insert(WorkState::Due);
@@ -87,6 +88,7 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
     fn finish(&mut self, object: ObjectRef<K>, next: NextRun) {
         let state = self.states.remove(&object);
         match next {
+            // The call may have read the object before its change, so its answer counts no longer.
             _ if matches!(state, Some(WorkState::Running { has_changed: true })) => self.add_change(object),
             NextRun::OnChange => {}
             NextRun::After(delay) => {
@@ -115,6 +117,7 @@ pub(crate) async fn reconcile_changes<K, F>(
     let mut filled = std::pin::pin!(objects.wait_until_ready().fuse());
     let (mut queue, mut running, mut is_filled) = (WorkQueue::new(), FuturesUnordered::new(), false);
     loop {
+        // Before the cache is filled, an object that exists would look deleted.
         while is_filled
             && running.len() < usize::from(concurrency.get())
             && let Some(name) = queue.start_next()
@@ -134,6 +137,7 @@ pub(crate) async fn reconcile_changes<K, F>(
             Some(expired) = poll_fn(|cx| queue.delays.poll_expired(cx)), if !queue.delays.is_empty() => {
                 queue.end_delay(expired.into_inner());
             }
+            // It fails only if the watch has ended, and then the stream of changes ends, too.
             done = &mut filled, if !is_filled => is_filled = done.is_ok(),
         }
     }

@@ -40,6 +40,7 @@ impl EventFilter {
         &self,
         event: WatchResult<PersistentVolumeClaim>,
     ) -> Option<WatchResult<PersistentVolumeClaim>> {
+        // Before any claim is dropped: a volume's claim may name another driver or node by now, and still be alive.
         event.iter().for_each(|event| self.live_claims.observe_event(event));
         let event = filter_event(event, |claim| needs_action(&self.identity, claim), &self.caches.claims)?;
         match &event {
@@ -98,6 +99,7 @@ impl EventFilter {
             self.capacity.notify_change();
         }
         // The classes of a list are in the cache when it is complete.
+        // The event is in the cache before the requeued claim is read: one task polls both without a wait in between.
         self.claims.requeue_where(|claim| match &event {
             Ok(Event::Apply(class)) => class_name(claim) == class.metadata.name.as_deref(),
             Ok(Event::InitDone) => true,
@@ -141,15 +143,18 @@ fn filter_event<K>(
 where
     K: Resource<DynamicType = ()> + Clone,
 {
+    // Nothing reads the managed fields, and they can be larger than the rest of the object.
     let strip = |mut object: K| {
         object.meta_mut().managed_fields = None;
         object
     };
+    // An object that was ours until this event is still in the cache, and only a deletion removes it.
     let deletion = |object: K| ours.get(&ObjectRef::from_obj(&object)).map(|_| Ok(Event::Delete(object)));
     match event {
         Ok(Event::Apply(object)) if is_ours(&object) => Some(Ok(Event::Apply(strip(object)))),
         Ok(Event::Apply(object) | Event::Delete(object)) => deletion(object),
         Ok(Event::InitApply(object)) if is_ours(&object) => Some(Ok(Event::InitApply(strip(object)))),
+        // A complete list replaces the cache, so a foreign object in it needs no deletion.
         Ok(Event::InitApply(_)) => None,
         other => Some(other),
     }
