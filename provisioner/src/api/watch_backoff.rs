@@ -61,7 +61,7 @@ struct WatchRetry {
 
 impl<K, S: Stream<Item = Result<Event<K>, watcher::Error>>> RetriedWatch<S> {
     async fn next_event(&mut self) -> Option<S::Item> {
-        // kube's watcher retries as soon as it is polled. The delay is here, so that the event of the failure came at once.
+        // kube's watcher retries as soon as it is polled. The delay is here, after the event of the failure.
         if let Some(retry) = self.retry.take() {
             self.wait_for_retry(retry).await;
         }

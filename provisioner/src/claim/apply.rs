@@ -86,6 +86,7 @@ impl ClaimProvisioner {
         store: Option<&StoreId>,
         may_reschedule: bool,
     ) -> Result<ProvisionOutcome, ReconcileError> {
+        // Locked until the PersistentVolume exists: until then, the new directory looks like an orphan to the sweeper.
         let _lock = self.locks.lock(&seen.id).await;
         let started = Instant::now();
 
@@ -94,7 +95,7 @@ impl ClaimProvisioner {
         let Some(claim) = self.api.read_claim(&seen.claim_ref).await? else {
             return Ok(ProvisionOutcome::Done);
         };
-        // Without the cached volume, which may be gone: the POST finds one that exists.
+        // The PersistentVolume is not read: if there is one, its creation fails, and `create_volume` compares the two.
         let live = ObservedClaim { claim: &claim, class: Some(class), volume: None };
         let mut spec = match plan_claim(&self.api.identity, live) {
             ClaimAction::Provision(spec) => spec,
@@ -102,6 +103,7 @@ impl ClaimProvisioner {
             _ => return Ok(ProvisionOutcome::Done),
         };
         if let Some(name) = &spec.attributes_class {
+            // No cache has these classes.
             let class = self.api.read(ApiCall::ReadAttributesClass, &self.api.all(), name).await?;
             apply_attributes(&self.api.identity, class.as_ref(), &mut spec)
                 .map_err(ReconcileError::Attributes)?;
@@ -142,6 +144,7 @@ impl ClaimProvisioner {
             // It was recorded and reported before, unless a crash came between; the claim is bound either way.
             CreateOutcome::AlreadyExists => Ok(ProvisionOutcome::Done),
             CreateOutcome::OnOtherNode => {
+                // The other node serves the claim, so no object will ever name the directory that was created here.
                 self.remover.remove_if_empty(&spec.id).await.map(|_| ProvisionOutcome::Done)
             }
             CreateOutcome::NameConflict => {
@@ -189,6 +192,7 @@ impl ClaimProvisioner {
             Some(volume) if !matches_spec(&volume, spec) => Ok(CreateOutcome::NameConflict),
             Some(volume) if is_on_node(&self.api.identity, &volume) => Ok(CreateOutcome::AlreadyExists),
             Some(_) => Ok(CreateOutcome::OnOtherNode),
+            // The existing object was deleted between the two calls. The retry creates it.
             None => Err(ApiCall::CreateVolume.wrap_error(error).into()),
         }
     }
@@ -279,6 +283,7 @@ impl ClaimProvisioner {
             claim = name,
             "no free space for the claim's volume: deselecting this node, so that another is selected"
         );
+        // In a merge patch (RFC 7386), null removes the annotation.
         self.patch_selected_node(VolumeStep::DeselectNode, claim, Value::Null).await
     }
 
@@ -293,6 +298,7 @@ impl ClaimProvisioner {
         let name = spec.claim_ref.name.as_deref().unwrap_or_default();
         tracing::info!(claim = name, node, "handing a claim over to the node of its data source");
         let note = format!("the claim's data source is on node {node}, so that node provisions its volume");
+        // First the event: after the patch, the claim belongs to the other node.
         self.recorder.record_event(&spec.claim_ref, EventReason::Provisioning, &note).await;
         self.patch_selected_node(VolumeStep::HandOverClaim, claim, json!(node)).await
     }

@@ -49,6 +49,7 @@ impl ClaimReconciler {
     }
 
     async fn try_reconcile(&self, claim: &PersistentVolumeClaim) -> Result<NextRun, ReconcileError> {
+        // While the store is lost, the claim waits here: the directory of an absent disk looks like an empty store.
         let store = self.served.wait_until_served().await;
         let class = class_name(claim).and_then(|name| self.caches.classes.get(&ObjectRef::new(name)));
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
@@ -83,6 +84,7 @@ impl ClaimReconciler {
                 None => ProvisionOutcome::Rejected(rejection),
             },
             ClaimAction::Reject(rejection) => ProvisionOutcome::Rejected(rejection),
+            // Not a success, which would forget the failures: the claim may come back after this node was deselected.
             ClaimAction::Ignore(ClaimIgnoreReason::WaitsForConsumer) => return Ok(NextRun::OnChange),
             ClaimAction::Ignore(_) => ProvisionOutcome::Done,
         };

@@ -64,6 +64,7 @@ pub(crate) fn volume_shape(
 ) -> Result<(VolumeKind, QuotaLimits), ClaimRejection> {
     let parameters = ClassParameters::read(class.parameters.as_ref());
     let parameters = parameters.map_err(|parameter| parameter.rejection(class))?;
+    // The file system of a class does not apply to a block volume, so it is not even checked.
     let kind = if is_block {
         ImageFormat::Block.into()
     } else {
@@ -71,6 +72,7 @@ pub(crate) fn volume_shape(
     };
     let inodes = match kind {
         VolumeKind::Directory => Some(parameters.inode_limit(capacity)),
+        // Rejected here, where the claim gets an event: creating the file system would fail again and again.
         VolumeKind::Image(format) if capacity < format.min_size() => {
             return Err(ClaimRejection::TooSmall { format, capacity });
         }
@@ -98,7 +100,9 @@ impl<'a> ClassParameters<'a> {
                 (STRICT_PARAMETER, "true" | "false") => found.is_strict = value == "true",
                 (STRICT_PARAMETER, _) => return reject("use \"true\" or \"false\""),
                 (FS_TYPE_PARAMETER, fs_type) => found.fs_type = Some(fs_type).filter(|it| !it.is_empty()),
+                // Other Kubernetes components read these, for example the names of secrets.
                 (name, _) if name.starts_with(RESERVED_PREFIX) => {}
+                // A misspelled parameter must not silently give a volume other limits.
                 _ => return reject("unknown parameter; known: inodes, strict"),
             }
         }

@@ -42,7 +42,9 @@ pub(crate) fn requested_source(
     let reject =
         |field, value: &str, hint| Err(ClaimRejection::Unsupported { field, value: value.to_owned(), hint });
     let (field, group, kind, name) = match (&request.data_source_ref, &request.data_source) {
+        // The API server gives both fields the same value where the older `dataSource` can express it.
         (Some(source), _) => {
+            // A source in another namespace needs a ReferenceGrant, which this driver does not check.
             if let Some(namespace) = source.namespace.as_deref().filter(|namespace| !namespace.is_empty()) {
                 return reject(
                     "spec.dataSourceRef.namespace",
@@ -73,6 +75,7 @@ pub(crate) fn plan_restore(
     let wait = |why: &str| SourceAction::Wait(format!("VolumeSnapshot {name} {why}"));
     let Some(snapshot) = snapshot else { return wait("does not exist") };
     let Some(content) = content else { return wait("has no VolumeSnapshotContent yet") };
+    // The two must name each other: a status alone could name the content of another namespace.
     let bound = &content.spec.volume_snapshot_ref;
     if bound.uid.is_none() || bound.uid != snapshot.metadata.uid {
         return wait("is not bound to its VolumeSnapshotContent");
@@ -82,6 +85,7 @@ pub(crate) fn plan_restore(
         return SourceAction::Reject(ClaimRejection::ForeignSource { source_name: name.to_owned(), driver });
     }
     let mode = content.spec.source_volume_mode.as_deref();
+    // The mode never changes, so a wrong one is rejected at once, before the snapshot is ready.
     if let Some(rejection) = check_mode(spec, "the snapshot's sourceVolumeMode", mode) {
         return SourceAction::Reject(rejection);
     }
@@ -94,6 +98,7 @@ pub(crate) fn plan_restore(
     }
     let handle = content.snapshot_handle().unwrap_or_default();
     match (content.node(), handle.parse::<SnapshotId>()) {
+        // A copy by reflinks needs the source on the same disk, so only its node can create the volume.
         (Some(node), _) if node != identity.node.as_str() => SourceAction::HandOver(node.to_owned()),
         (Some(_), Ok(id)) => SourceAction::Copy(id.into()),
         (Some(_), Err(error)) => wait(&format!("can't be restored: {error}")),
@@ -118,6 +123,7 @@ pub(crate) fn plan_clone(
         return wait("is being deleted");
     }
     let volume = volume.and_then(|volume| volume.spec.as_ref());
+    // The two must name each other: a claim may name a volume that is bound to another claim.
     let Some(volume) = volume.filter(|volume| {
         volume.claim_ref.as_ref().is_some_and(|bound| bound.uid.is_some() && bound.uid == claim.metadata.uid)
     }) else {
@@ -143,6 +149,7 @@ pub(crate) fn plan_clone(
     }
     let required = volume.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
     let terms = required.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();
+    // Several terms are alternatives, and do not tell which node has the data.
     let [term] = terms else { return wait("has a volume on an unknown node") };
     let is_node = |key: &str| key == HOSTNAME || key == identity.driver.topology_key();
     let mut labels = term.match_expressions.iter().flatten().filter(|label| is_node(&label.key));
@@ -175,6 +182,7 @@ pub(crate) fn check_source_kind(spec: &VolumeSpec, name: &str, found: VolumeKind
 
 /// Rejects a volume that is smaller than its source, whose size may be the limit in force.
 fn check_size(spec: &VolumeSpec, name: &str, size: u64) -> Option<ClaimRejection> {
+    // A claim with the request of its source must fit, although the file system has rounded the source's limit up.
     let rounded = spec.capacity.0.div_ceil(MAX_ROUNDING).saturating_mul(MAX_ROUNDING);
     (rounded < size).then(|| ClaimRejection::SmallerThanSource {
         source_name: name.to_owned(),

@@ -258,6 +258,7 @@ fn checked_mount_options(class: &StorageClass, kind: VolumeKind) -> Result<Vec<S
     let mut has_devices = false;
     for flag in split_options(options) {
         match flag.parse() {
+            // As for mount(8), the last of several options counts.
             Ok(MountOption::Dev(allowed)) => has_devices = allowed,
             Ok(_) => {}
             Err(UnknownMountOption) => return reject(flag, UnknownMountOption::HINT),

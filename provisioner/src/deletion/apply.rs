@@ -90,6 +90,7 @@ impl VolumeRemover {
         // From here on no pod on this node can begin to use it.
         let _reservation = self.reserve_volume(id).await?;
         tracing::info!(pv = %id, handle = %id, claim_uid = id.claim_uid(), "deleting volume");
+        // First the data, then the object: after a kill between the two, the released object has the removal repeated.
         self.store.remove(id).await.map_err(ReconcileError::Store)?;
         self.delete_object(&live, id).await?;
         Ok(true)
@@ -118,7 +119,9 @@ impl VolumeRemover {
     async fn reserve_volume(&self, id: &VolumeId) -> Result<Option<VolumeReservation>, ReconcileError> {
         let Some(guard) = self.guard.clone() else { return Ok(None) };
         let owned = id.clone();
+        // The guard blocks in the kernel, and must not stop the loops, which share a task.
         let reserved = tokio::task::spawn_blocking(move || guard.reserve(&owned)).await;
+        // This task fails only if the guard panics or the runtime shuts down: then the volume counts as in use.
         let stopped = |error| Err(GuardError::Inspect { id: id.clone(), source: Box::new(error) });
         reserved.unwrap_or_else(stopped).map(Some).map_err(ReconcileError::Guard)
     }
@@ -133,10 +136,12 @@ impl VolumeRemover {
 
     /// Deletes a PersistentVolume whose volume was removed, with our finalizer.
     async fn delete_object(&self, live: &PersistentVolume, id: &VolumeId) -> Result<(), ReconcileError> {
+        // The object is already being deleted, and waits for our finalizer only.
         if live.metadata.deletion_timestamp.is_some() {
             return self.remove_finalizer(live).await;
         }
         let uid = live.metadata.uid.clone();
+        // An object of this name may have replaced the one that was read: the UID protects it.
         let preconditions = Some(Preconditions { uid, resource_version: None });
         let params = DeleteParams { preconditions, ..DeleteParams::default() };
         let api = self.api.all::<PersistentVolume>();

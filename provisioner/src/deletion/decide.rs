@@ -161,6 +161,7 @@ pub(crate) fn verify_ownership(
     let id: VolumeId = handle
         .parse()
         .map_err(|_| VolumeRejection::InvalidHandle { handle: handle.chars().take(SHOWN_CHARS).collect() })?;
+    // Two objects could have one handle, and the volume must not be deleted for the other one.
     if volume.metadata.name.as_deref() != Some(id.as_str()) {
         return Err(VolumeRejection::HandleMismatch { handle: id });
     }
@@ -171,6 +172,7 @@ pub(crate) fn verify_ownership(
         Some([namespace, name, uid]) if !namespace.is_empty() && !name.is_empty() && !uid.is_empty() => {
             let annotation = identity.driver.claim_annotation();
             let recorded = annotations.and_then(|all| all.get(&annotation)).map(String::as_str);
+            // The claim that the volume was created for, or the one that this node has seen bound to it.
             if uid == id.claim_uid() || recorded == Some(uid) {
                 Ok(id)
             } else {

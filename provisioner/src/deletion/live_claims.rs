@@ -23,8 +23,10 @@ impl LiveClaims {
     pub(crate) fn observe_event(&self, event: &Event<PersistentVolumeClaim>) {
         let mut state = self.lock_uids();
         match event {
+            // The known claims stay until the list is complete: none may look deleted because it is not listed yet.
             Event::Init => state.listed.clear(),
             Event::InitApply(claim) => state.listed.extend(claim_uid(claim)),
+            // The list replaces them: it lacks the claims that were deleted while the watch was disconnected.
             Event::InitDone => state.known = std::mem::take(&mut state.listed),
             Event::Apply(claim) => state.known.extend(claim_uid(claim)),
             Event::Delete(claim) => {

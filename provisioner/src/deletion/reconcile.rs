@@ -72,6 +72,7 @@ impl VolumeReconciler {
                 api.patch_volume_version(VolumeStep::RecordClaim, volume, patch).await?;
             }
             VolumeAction::AddFinalizer => {
+                // A merge patch replaces the whole list, so it applies only to the version with this list.
                 let found = volume.metadata.finalizers.iter().flatten();
                 let finalizers: Vec<_> = found.chain(&api.identity.finalizer).collect();
                 let patch = json!({ "metadata": { "finalizers": finalizers } });
@@ -88,6 +89,7 @@ impl VolumeReconciler {
                     let about = object_reference(volume);
                     self.failures.recorder.record_event(&about, EventReason::VolumeFailedDelete, &text).await;
                 }
+                // Not a success, which would forget the rejection and so emit its event again.
                 return Ok(NextRun::OnChange);
             }
         }

@@ -122,6 +122,7 @@ impl ClaimResizer {
         // The cached objects may be stale: the request may have been lowered since.
         let Some(mut live) = self.read_live_claim(seen).await? else { return Ok(()) };
         let attributes = match (kind, live.observed(class, None).wanted_attributes()) {
+            // An expansion does not change the limit that a class has set.
             (ResizeKind::Modification, Some(name)) => {
                 self.api.read(ApiCall::ReadAttributesClass, &self.api.all(), name).await?
             }
@@ -129,6 +130,7 @@ impl ClaimResizer {
         };
         let (mut last, mut is_durable) = (None, false);
         loop {
+            // Each pass plans anew from the state after the last step, as a process that resumes does.
             let observed = live.observed(class, attributes.as_ref());
             let step: NextStep = match kind {
                 ResizeKind::Expansion => plan_expansion(&observed).into(),
@@ -207,6 +209,7 @@ impl ClaimResizer {
     ) -> Result<bool, ReconcileError> {
         match (self.store.resize(&live.id, limits).await, kind) {
             (Ok(()), _) => {
+                // The usage is read once, so the next pass learns of the new limits here.
                 live.usage.limits = limits;
                 Ok(true)
             }
@@ -284,6 +287,8 @@ impl ClaimResizer {
     /// Writes into the claim's status why its volume was not expanded. Returns that error, which is retried:
     /// room may become free, or the request may be lowered.
     async fn fail_expansion(&self, live: &mut LiveClaim, error: ReconcileError) -> ReconcileError {
+        // A full node or an invalid request is infeasible: the user may lower the request. Another fault of the store
+        // may pass, so the expansion stays in progress.
         let is_infeasible = !matches!(&error, ReconcileError::Store(error) if !error.is_exhausted());
         let state = if is_infeasible { claim_status::INFEASIBLE } else { claim_status::IN_PROGRESS };
         let patch = resize_failed(&live.status(), &format_chain(&error), state, Timestamp::now());
@@ -321,6 +326,7 @@ impl ClaimResizer {
             (self.api.namespaced(live.claim.metadata.namespace.as_deref()), ApiCall::PatchClaimStatus);
         let patch = json!({ "status": status });
         match self.api.patch_version(step, call, &api, &live.claim, ObjectPart::Status, patch).await? {
+            // The next patch names the version of this answer.
             Patched::Done(claim) => live.claim = *claim,
             Patched::Changed | Patched::Gone => return Ok(false),
         }

@@ -45,6 +45,7 @@ impl<'a> BoundClaim<'a> {
 
     /// Returns whether the volume is a block or strict one, which has no inode limit and never shrinks.
     pub(crate) fn is_image(&self) -> bool {
+        // An unknown kind, such as one of a later release, counts as an image: those never shrink.
         named_kind(self.volume) != Ok(VolumeKind::Directory)
     }
 
@@ -62,6 +63,7 @@ pub(crate) fn bound_volume(
     volume: &PersistentVolume,
 ) -> Option<VolumeId> {
     let spec = volume.spec.as_ref()?;
+    // The two must name each other: each of them can be edited alone.
     let is_bound = bound_volume_name(claim).is_some_and(|name| volume.metadata.name.as_deref() == Some(name))
         && spec.claim_ref.as_ref().is_some_and(|reference| reference.uid == claim.metadata.uid);
     let is_deleting =

@@ -100,10 +100,12 @@ pub(crate) fn resize_failed(
         .iter()
         .flatten()
         .any(|condition| condition.type_ == RESIZE_ERROR && condition.message.as_deref() == Some(reason));
+    // The retries of a failure write it once.
     if is_known && resize_state(status) == Some(state) {
         return None;
     }
     let failed = (RESIZE_ERROR, reason);
+    // An infeasible expansion is no longer in progress, so it loses the condition `Resizing`.
     let conditions = if state == INFEASIBLE {
         replace_conditions(status, &RESIZE_CONDITIONS, &[failed], now)
     } else {
@@ -120,6 +122,7 @@ pub(crate) fn resize_finished(
 ) -> Value {
     json!({
         "capacity": { "storage": format_quantity(capacity.0) },
+        // In a merge patch (RFC 7386), null removes the field.
         "allocatedResourceStatuses": { "storage": null },
         "conditions": replace_conditions(status, &RESIZE_CONDITIONS, &[], now),
     })

@@ -65,6 +65,7 @@ pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
     let status = observed.status();
     let (state, allocated) = (claim_status::resize_state(&status), claim_status::allocated_size(&status));
     let is_marked = matches!(state, Some(claim_status::IN_PROGRESS | claim_status::INFEASIBLE));
+    // The mark comes before the limits: from then on, the namespace's quota counts this size.
     if !is_marked || allocated != Some(target) {
         return ExpansionAction::MarkInProgress(target);
     }

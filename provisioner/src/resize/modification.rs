@@ -46,6 +46,7 @@ pub fn plan_modification(identity: &ProvisionerIdentity, observed: &BoundClaim<'
             return ModificationAction::Finish(None);
         }
         let inodes = observed.class_inodes(volume_capacity(observed.volume)).or(in_force.inodes);
+        // The files that were created under the withdrawn class keep their inodes.
         let inodes = inodes.map(|inodes| inodes.max(observed.usage.usage.inodes));
         return if inodes == in_force.inodes {
             ModificationAction::Finish(None)
@@ -53,12 +54,14 @@ pub fn plan_modification(identity: &ProvisionerIdentity, observed: &BoundClaim<'
             ModificationAction::SetLimits(with_inodes(inodes))
         };
     };
+    // Before the mark: a class that does not apply changes nothing.
     let inodes = match checked_inodes(identity, name, observed) {
         Ok(inodes) => Some(inodes),
         Err(rejection) => return ModificationAction::Reject(rejection),
     };
     let status = observed.status();
     let state = claim_status::modify_state(&status);
+    // A modification that was infeasible until now goes on without a second mark.
     let is_marked = [ModifyState::InProgress, ModifyState::Infeasible]
         .iter()
         .any(|marked| state == Some((marked.as_str(), Some(name))));

@@ -34,9 +34,11 @@ impl SnapshotApplier {
     ) -> Result<(), ReconcileError> {
         let info = self.store.create_snapshot(id, volume).await.map_err(ReconcileError::Snapshot)?;
         tracing::info!(handle = %id, volume = %volume, "took a snapshot");
+        // If the process is killed here, the next run finds the snapshot by its name, the UID of the VolumeSnapshot.
         match self.patch_status(content, ready_status(id, info)).await? {
             // No object names the snapshot: its content was deleted by force before it was reported.
             Patched::Gone => self.store.remove_snapshot(id).await.map_err(ReconcileError::Snapshot),
+            // The watch reports the changed content, whose next run finds the snapshot.
             Patched::Done(_) | Patched::Changed => Ok(()),
         }
     }
@@ -79,6 +81,8 @@ impl SnapshotApplier {
             return self.patch_status(&live, json!({ "readyToUse": false })).await.map(drop);
         }
         tracing::info!(handle = %id, content = name, "deleting snapshot");
+        // First the snapshot, then the finalizer: after a kill between the two, the content is not ready, and the
+        // removal of a missing snapshot succeeds.
         self.store.remove_snapshot(id).await.map_err(ReconcileError::Snapshot)?;
         self.release_content(&live).await
     }
@@ -91,6 +95,7 @@ impl SnapshotApplier {
         if !has_content_finalizer(content) {
             return Ok(());
         }
+        // A merge patch replaces the whole list, so it applies only to the version with this list.
         let others: Vec<_> =
             content.metadata.finalizers.iter().flatten().filter(|it| *it != CONTENT_FINALIZER).collect();
         let patch = json!({ "metadata": { "finalizers": others } });
@@ -111,6 +116,7 @@ impl SnapshotApplier {
             return Ok(());
         }
         let about = object_reference(content);
+        // First the event: once the status has the message, no event is recorded again.
         self.recorder.record_event(&about, EventReason::SnapshotCreationFailed, message).await;
         let error = json!({ "message": message, "time": Timestamp::now() });
         self.patch_status(content, json!({ "readyToUse": false, "error": error })).await.map(drop)

@@ -94,6 +94,8 @@ pub(crate) fn ready_snapshot(
 /// Returns whether a content is being deleted together with its VolumeSnapshot. Otherwise it is still needed.
 fn is_to_be_deleted(content: &VolumeSnapshotContent) -> bool {
     let annotations = content.metadata.annotations.as_ref();
+    // No VolumeSnapshot uses a content that an administrator has created and that names none. The
+    // snapshot-controller annotates any other content after its VolumeSnapshot was deleted.
     let is_unbound = content.spec.source.snapshot_handle.is_some()
         && content.spec.volume_snapshot_ref.uid.as_deref().unwrap_or_default().is_empty();
     let has_no_snapshot = annotations.is_some_and(|annotations| annotations.contains_key(BEING_DELETED));
@@ -116,6 +118,7 @@ fn plan_deletion(content: &VolumeSnapshotContent) -> SnapshotAction {
         // A crash came between its creation and the status: no object names it.
         None => match plan_creation(content) {
             Ok(SnapshotAction::Create { id, .. }) => SnapshotAction::Delete(id),
+            // The content was to use an existing snapshot, or names no valid one: this driver has taken none for it.
             _ => SnapshotAction::Release,
         },
     }

@@ -106,6 +106,7 @@ impl FromStr for StoredId {
     type Err = VolumeIdError;
 
     fn from_str(text: &str) -> Result<Self, VolumeIdError> {
+        // The prefixes differ, so a text is at most one of both.
         text.parse().map(Self::Snapshot).or_else(|_| text.parse().map(Self::Volume))
     }
 }

@@ -31,6 +31,7 @@ pub(crate) async fn list_ready_snapshots(
             Err(error) => return Err(error),
         };
         ready.extend(page.items.iter().filter_map(|content| ready_snapshot(identity, content)));
+        // The API server marks the last page by a missing or an empty token.
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => return Ok(ready),

@@ -42,6 +42,7 @@ impl SnapshotReconciler {
     /// is installed. Never returns: a copy in progress when it is dropped has not happened.
     pub(crate) async fn run(&self) {
         let (contents, writer) = reflector::store::<VolumeSnapshotContent>();
+        // The label limits the watch to the contents that the snapshot-controller has assigned to this node.
         let label = format!("{MANAGED_BY_LABEL}={}", self.applier.api.identity.node);
         let events = watcher(self.applier.api.all(), watcher::Config::default().labels(&label));
         let (retries, claims) = (Arc::clone(&self.retries), self.claims.clone());
@@ -65,6 +66,7 @@ impl SnapshotReconciler {
             done.unwrap_or_else(|error| self.retry(&content, &error))
         })
         .await;
+        // Volumes are served without snapshots, so the end of this watch must not end the run.
         pending().await
     }
 
@@ -79,7 +81,9 @@ impl SnapshotReconciler {
         let done = self.try_reconcile(content).await;
         match &done {
             Ok(()) => self.retries.record_success(uid),
+            // While the API server fails, the status can't be written either.
             Err(error @ ReconcileError::Api(_)) => self.failures.count(error),
+            // The error in the status is one of the creation, so an error of the deletion becomes an event.
             Err(error) if content.metadata.deletion_timestamp.is_some() => {
                 let (about, text) = (object_reference(content), format_chain(error));
                 let recorder = &self.failures.recorder;
