@@ -195,6 +195,7 @@ impl Agent {
             match ended {
                 LeadershipEnd::Lost(reason) => tracing::warn!("no longer leading: {reason}"),
                 LeadershipEnd::Canceled => {
+                    // The leader's loop was dropped, so this agent writes nothing more, and another one may lead at once.
                     self.election.release_lease().await;
                     return Err(AgentError::Canceled);
                 }

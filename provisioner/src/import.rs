@@ -124,11 +124,13 @@ pub async fn import_directory(
     let (id, outcome) = match import.plan().await? {
         ImportAction::Done(id) => (id, ImportOutcome::AlreadyDone),
         ImportAction::Import(spec) => {
+            // First the directory: a PersistentVolume promises that there is one.
             let outcome = import.store_directory(&spec).await?;
             import.create_volume(&spec).await?;
             (spec.id, outcome)
         }
     };
+    // Last, the record of the import goes. Until then, a repeated call finds the directory and resumes.
     deps.importer.finish(&id).map_err(ImportError::Source)?;
     Ok((id, outcome))
 }
@@ -189,6 +191,7 @@ impl Import<'_> {
         let (importer, id, limits) = (Arc::clone(&self.deps.importer), spec.id.clone(), spec.limits);
         let ImportRequest { source, mode, .. } = self.request.clone();
         let import = move || importer.import(&id, limits, &source, mode);
+        // A copy blocks for as long as the disk takes.
         let imported = tokio::task::spawn_blocking(import).await;
         imported.map_err(|_| ImportError::Interrupted)?.map_err(ImportError::Source)
     }
@@ -198,7 +201,7 @@ impl Import<'_> {
             let ImportRequest { namespace, claim, .. } = self.request.clone();
             ImportError::ClaimChanged { namespace, claim, id: spec.id.clone() }
         };
-        // The copy may have taken long.
+        // The copy may have taken long, so the claim may have been deleted or replaced.
         let claim = self.read_claim().await?.map(|claim| claim.metadata);
         claim
             .filter(|claim| claim.uid == spec.claim_ref.uid && claim.deletion_timestamp.is_none())

@@ -167,6 +167,7 @@ impl VolumeRecovery {
             || owners.volumes.get(orphan.id.as_str()).is_some_and(|volume| is_removal(&orphan.id, volume));
         match removed_volume(&self.api.identity, orphan, &state) {
             Some(volume) => self.create_volume(&volume).await,
+            // The object exists. Only the one of an earlier removal counts as success: another one may keep the data.
             None if state == OrphanState::Owned && is_requested() => Ok(()),
             None => Err(RecoveryError::Unsuitable {
                 action: "remove",
@@ -188,6 +189,7 @@ impl VolumeRecovery {
             if !is_on_node(&self.api.identity, &volume) || named_store(&volume).as_ref() != Some(store) {
                 continue;
             }
+            // An earlier call may have been killed after some of them.
             if !is_marked_lost(&self.api.identity, &volume) {
                 self.mark_lost(&volume, store).await?;
             }
@@ -198,6 +200,7 @@ impl VolumeRecovery {
 
     /// Annotates exactly this version of a PersistentVolume.
     async fn mark_lost(&self, volume: &PersistentVolume, store: &StoreId) -> Result<(), RecoveryError> {
+        // The version protects a volume that has changed since it was read.
         let patch = Patch::Merge(json!({ "metadata": {
             "uid": volume.metadata.uid,
             "resourceVersion": volume.metadata.resource_version,

@@ -63,6 +63,7 @@ impl Agenda {
         self.deselections.retain(|uid, _| is_pending(uid));
         for condition in conditions {
             let delay = self.delay(&condition);
+            // A delay that the clock can't represent is never over.
             let new = || AgendaItem { due: delay.and_then(|delay| now.checked_add(delay)), failures: 0 };
             self.items.entry(condition).or_insert_with(new);
         }
@@ -70,6 +71,7 @@ impl Agenda {
 
     /// Starts the delays again, except of what is done: what is known was outdated for some time.
     pub(super) fn restart_delays(&mut self, now: Instant) {
+        // Taken out, because `delay` borrows the agenda.
         let mut items = std::mem::take(&mut self.items);
         for (condition, item) in items.iter_mut().filter(|(_, item)| item.due.is_some()) {
             item.due = self.delay(condition).and_then(|delay| now.checked_add(delay));
@@ -83,8 +85,10 @@ impl Agenda {
         match condition {
             ClusterCondition::UnusableNode { claim, .. } => {
                 let count = self.deselections.get(&claim.uid).copied().unwrap_or_default();
+                // The scheduler may select the same node at once: without a delay, both would write in a loop.
                 let first = if count == 0 { *grace_period } else { (*grace_period).max(MIN_REPEAT_DELAY) };
                 let doubled = first.saturating_mul(1_u32.checked_shl(count).unwrap_or(u32::MAX));
+                // A grace period holds even if it is longer than the longest delay.
                 Some(doubled.min(MAX_DELAY).max(*grace_period))
             }
             ClusterCondition::UnservedClaim { .. } => Some(*grace_period),

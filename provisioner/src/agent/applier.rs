@@ -158,13 +158,16 @@ impl AgentApplier {
         let Some(live) = live.filter(|live| live.metadata.uid.as_deref() == Some(&volume.uid)) else {
             return Ok(ActionOutcome::Done);
         };
+        // Decide again on the live object, as the provisioner of the deleted node would.
         let VolumeAction::Delete(id) = plan_volume(&node_identity(&self.driver, node), &live) else {
             return Ok(ActionOutcome::Retry);
         };
+        // The data are on the node's disk, and a node that comes back needs the object: any sign stops the removal.
         if let Some(kind) = self.find_sign_of_life(node).await? {
             tracing::info!(pv = volume.name, %node, "not removing the volume: the node still has a {kind}");
             return Ok(ActionOutcome::Retry);
         }
+        // A live claim keeps its volume, whatever the volume's phase is.
         let claim = live.spec.as_ref().and_then(|spec| spec.claim_ref.clone()).unwrap_or_default();
         let claims: Api<PersistentVolumeClaim> =
             Api::namespaced(self.client.0.clone(), claim.namespace.as_deref().unwrap_or_default());
@@ -213,12 +216,14 @@ impl AgentApplier {
             match unless_changed(deleted, "delete", name)? {
                 None => return Ok(false),
                 Some(answer) => match answer.left() {
+                    // Finalizers keep the object, which has a new version with the mark of the deletion.
                     Some(going) => live = going,
                     None => return Ok(true),
                 },
             }
         }
         let finalizers = live.metadata.finalizers.unwrap_or_default();
+        // The other finalizers belong to controllers that still run.
         let others: Vec<&String> = finalizers.iter().filter(|finalizer| *finalizer != FINALIZER).collect();
         let patch = Patch::Merge(json!({ "metadata": {
             "uid": live.metadata.uid,

@@ -61,6 +61,7 @@ impl ClusterObjects {
 
 fn extract_class(class: &StorageClass) -> Option<StorageClass> {
     let mut class = class.clone();
+    // Planning looks at no metadata: without them, a change of them alone starts no planning.
     class.metadata = kube::api::ObjectMeta::default();
     Some(class)
 }
@@ -90,8 +91,10 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
         let was_failing = std::mem::replace(&mut is_failing, watch_errors.failure().is_some());
         applier.metrics.set_watches_failing(is_failing);
         if was_failing && !is_failing {
+            // The objects were outdated until now, so the time until now does not count.
             agenda.restart_delays(Instant::now());
         }
+        // Incomplete or outdated objects would make existing nodes look deleted.
         if is_failing || !objects.is_complete() {
             continue;
         }
@@ -101,6 +104,7 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
             let conditions = find_conditions(&config.driver, &objects);
             agenda.update(conditions, |uid| pending.contains(uid), Instant::now());
         }
+        // Events wait until all actions have ended, so the actions of one pass see the same objects.
         let outcomes = act_on_due(&agenda, applier, &objects).await;
         for (condition, outcome) in outcomes {
             agenda.record_outcome(&condition, outcome, Instant::now());

@@ -126,6 +126,7 @@ impl LeaderElection {
     fn free_at(&self, seen: &ObservedLease) -> Instant {
         let spec = seen.lease.as_ref().and_then(|lease| lease.spec.as_ref());
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        // A released Lease has no holder to wait for, nor has one of a former process with this identity.
         if holder.is_empty() || holder == self.identity {
             return seen.changed_at;
         }
@@ -136,6 +137,7 @@ impl LeaderElection {
 
     /// Makes this agent the holder of exactly this version of the Lease.
     async fn take_lease(&self, lease: Option<&Lease>) -> Result<HeldLease, kube::Error> {
+        // The validity counts from before the write: the server may carry it out at any moment until the answer.
         let (started, now) = (Instant::now(), MicroTime(Timestamp::now()));
         let valid_until = started + RENEW_DEADLINE;
         let transitions = lease.map_or(0, |lease| {
@@ -156,6 +158,7 @@ impl LeaderElection {
                 None => {
                     let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
                     let lease = Lease { metadata, spec: Some(spec) };
+                    // If another candidate creates it first, this call fails with 409.
                     self.leases.create(&PostParams::default(), &lease).await
                 }
             }
@@ -168,6 +171,7 @@ impl LeaderElection {
     pub(super) async fn keep_lease(&self, held: &mut HeldLease) -> String {
         let mut next = Instant::now() + RENEW_INTERVAL;
         loop {
+            // The deadline also holds while renewals fail.
             sleep_until(next.min(held.valid_until)).await;
             let started = Instant::now();
             if started >= held.valid_until {
@@ -183,6 +187,7 @@ impl LeaderElection {
                 Err(error) if matches!(status_code(&error), Some(404 | 409)) => {
                     // Another agent has taken it, or something else has changed it.
                     match timeout_at(held.valid_until, self.leases.get_opt(&self.name)).await {
+                        // The version is new, but not the deadline: only a successful renewal extends it.
                         Ok(Ok(Some(lease))) if self.is_holder(&lease) => held.lease = lease,
                         Ok(Ok(Some(_))) => return "another agent has taken the Lease".to_owned(),
                         Ok(Ok(None)) => return "the Lease was deleted".to_owned(),
@@ -204,6 +209,7 @@ impl LeaderElection {
         let release = async {
             match self.leases.get_opt(&self.name).await? {
                 Some(lease) if self.is_holder(&lease) => {
+                    // The API rejects a duration of 0, so client-go releases a Lease with 1, too.
                     self.patch_lease(&lease, json!({ "holderIdentity": null, "leaseDurationSeconds": 1 }))
                         .await
                 }

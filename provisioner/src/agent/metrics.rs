@@ -124,6 +124,7 @@ mod prometheus {
         }
 
         fn set_gone_volumes(&self, by_node: &BTreeMap<String, usize>) {
+            // A node that has come back must not keep its last number.
             self.gone_volumes.clear();
             for (node, count) in by_node {
                 let gauge = self.gone_volumes.get_or_create_owned(&vec![("node", node.clone())]);

@@ -39,6 +39,7 @@ impl<V: PartialEq> ObjectMirror<V> {
             }
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
+                // The first list counts as a change even if it is empty: planning waits for it.
                 let has_changed = !self.is_complete || listed != self.known;
                 (self.known, self.is_complete) = (listed, true);
                 has_changed

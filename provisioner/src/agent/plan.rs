@@ -103,6 +103,7 @@ fn claim_condition(
 fn node_problem(objects: &ClusterObjects, node: &str) -> Option<NodeProblem> {
     match objects.nodes.get(node) {
         None => Some(NodeProblem::Deleted),
+        // A CSINode lists the drivers that have registered with the kubelet of the node.
         Some(_) if objects.csi_nodes.get(node) != Some(&true) => Some(NodeProblem::DriverMissing),
         Some(facts) if !facts.is_ready => Some(NodeProblem::NotReady),
         Some(facts) => facts.is_cordoned.then_some(NodeProblem::Cordoned),
@@ -138,6 +139,7 @@ fn volume_conditions(objects: &ClusterObjects) -> impl Iterator<Item = ClusterCo
     // A CSINode without its Node is about to be collected, or its kubelet is about to register the node again.
     let names =
         objects.nodes.iter().map(|(name, _)| name).chain(objects.csi_nodes.iter().map(|(name, _)| name));
+    // Volumes of release 0.1.0 name the hostname label, which may differ from the node's name.
     let existing: BTreeSet<&str> = names.chain(hostnames).collect();
     let gone = objects.volumes.iter().filter(move |(_, volume)| !existing.contains(volume.node.as_str()));
     gone.flat_map(|(name, volume)| {

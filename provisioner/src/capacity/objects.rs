@@ -76,6 +76,7 @@ fn wanted_capacity(
     class: &str,
     available: Bytes,
 ) -> CSIStorageCapacity {
+    // The API server would truncate much larger amounts.
     let size = format_quantity(available.0.min(MAX_AMOUNT));
     let topology = BTreeMap::from([(identity.driver.topology_key(), identity.node.to_string())]);
     let owner = OwnerReference {
@@ -121,6 +122,7 @@ pub(crate) fn plan_capacities(
     let mut actions = Vec::new();
     for object in found {
         match wanted.iter().find(|wanted| name(wanted) == name(object)) {
+            // The next pass creates the object anew: these fields are immutable.
             Some(wanted) if !has_same_place(wanted, object) => {
                 actions.push(CapacityAction::Delete(object.metadata.clone()));
             }

@@ -59,7 +59,9 @@ impl CapacityPolicy {
     /// `promised` bytes are promised.
     pub fn store_capacity(&self, space: DiskSpace, other: Bytes, promised: Bytes) -> StoreCapacity {
         let DiskSpace { total, free } = space;
+        // The reserve is configured apart from the disk, and may be larger.
         let reserved = self.reserved(other).min(total);
+        // In 128 bits: in thousandths, the product exceeds 64 bits from 16 PiB on.
         let usable = u128::from(total.0 - reserved.0) * u128::from(self.ratio) / u128::from(RATIO_PARTS);
         let ceiling = Bytes(u64::try_from(usable).unwrap_or(u64::MAX));
         StoreCapacity { total, free, reserved, promised, ceiling }
@@ -109,6 +111,7 @@ impl StoreCapacity {
         let Self { total, reserved, promised, ceiling, .. } = *self;
         match growth.0 {
             0 => Ok(()),
+            // Checked first: no removal of other volumes would make room for this one.
             _ if new > ceiling => Err(CapacityShortage::TooLarge { size: new, ceiling, total, reserved }),
             _ if growth > self.available() => {
                 let available = self.available();

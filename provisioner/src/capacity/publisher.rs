@@ -183,6 +183,7 @@ impl CapacityPublisher {
             loop {
                 tokio::select! {
                     () = self.publish_changes() => {}
+                    // A lost or returned store is published at once, without the pause and the backoff.
                     Ok(()) = status.changed() => {}
                 }
             }
@@ -236,6 +237,7 @@ impl CapacityPublisher {
                     (None, Some(later(delay)))
                 }
             };
+            // A change during this pause is not lost: `Notify` keeps one permit.
             sleep(PUBLISH_INTERVAL).await;
             let store_changed = async {
                 match &seen {
@@ -291,6 +293,7 @@ impl CapacityPublisher {
     async fn write_objects(&self, wanted: &[CSIStorageCapacity]) -> Result<(), ReconcileError> {
         for _ in 0..MAX_PASSES {
             let known = self.found().known.as_ref().map(|known| known.values().cloned().collect());
+            // Before the first list, the objects of an earlier run would look missing. Its end notifies.
             let Some(known): Option<Vec<_>> = known else { return Ok(()) };
             let actions = plan_capacities(wanted, &known);
             let current = known.len().saturating_sub(actions.len()).min(wanted.len());

@@ -104,6 +104,7 @@ pub fn plan_import(
     if !bound.is_empty() && bound != spec.id.as_str() {
         return Err(ImportRejection::HasVolume { volume: bound.to_owned() });
     }
+    // Before the checks of the claim's state: a finished import stays finished when the claim is deleted.
     match observed.volume {
         Some(volume) if was_imported(identity, volume, source) => return Ok(ImportAction::Done(spec.id)),
         None if bound.is_empty() => {}
@@ -116,6 +117,7 @@ pub fn plan_import(
         Some(node) if node != identity.node.as_str() => {
             Err(ImportRejection::OtherNode { node: node.to_owned() })
         }
+        // A node could select itself for such a claim and create an empty volume first.
         None if !waits_for_consumer(class) => Err(ImportRejection::BindsImmediately { class: name }),
         _ => Ok(ImportAction::Import(Box::new(spec))),
     }

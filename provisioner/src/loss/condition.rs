@@ -102,6 +102,7 @@ pub(crate) fn plan_condition_changes(
 /// The volume that a PersistentVolume of this node needs; `None` for those of other nodes and drivers, and one that is to
 /// be deleted.
 pub fn required_volume(identity: &ProvisionerIdentity, object: &PersistentVolume) -> Option<VolumeId> {
+    // A volume that is to be deleted may be missing: it is removed before its object.
     let is_required = matches!(
         plan_volume(identity, object),
         VolumeAction::AddFinalizer
@@ -118,6 +119,7 @@ fn missing_condition(
 ) -> VolumeCondition {
     let named = named_store(object);
     let (cause, text) = match (&named, store.id()) {
+        // The mark comes first: a lost volume names another store, too.
         _ if is_marked_lost(identity, object) => {
             let text =
                 "the disk of the volume was declared lost for good, and its data with it: delete its claim";

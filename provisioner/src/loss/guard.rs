@@ -79,6 +79,7 @@ impl StoreGuard {
     /// Serves the store while it is the one of this node's volumes, and looks for it when it is not. Returns why it is
     /// not, if the store can't be opened again.
     pub(crate) async fn run(&self) -> RunError {
+        // A store is judged by the volumes that name it, so all of them must be known.
         self.caches.wait_until_complete().await;
         let (mut listed, mut failures) = (None, 0);
         let mut admitted = self.admit_store(&mut listed).await;
@@ -125,6 +126,7 @@ impl StoreGuard {
         // The store may be restored from a backup, which lacks some.
         let objects = self.caches.volumes.state();
         let required = objects.iter().filter_map(|object| required_volume(&self.api.identity, object));
+        // Set before the status: the reporter reads both as soon as the status changes.
         self.missing.send_replace(required.filter(|id| !present.contains(id)).collect());
         self.served.set(StoreStatus::Served(identity));
     }
@@ -171,6 +173,7 @@ impl StoreGuard {
             StoreAction::CreateIdentity => self.store.create_identity().await.map_err(RunError::StoreLost)?,
             StoreAction::Reject(rejection) => return Err(RunError::StoreRejected(rejection)),
         };
+        // Only now is the store known to be the right one, and may erase what a killed process has left.
         self.store.start_serving().await.map_err(RunError::StoreLost)?;
         Ok(AdmittedStore { identity, present })
     }
@@ -182,6 +185,7 @@ impl StoreGuard {
         listed: &mut Option<ListedVolumes>,
     ) -> Option<Arc<PersistentVolume>> {
         if !listed.as_ref().is_some_and(|listed| listed.is_current(store)) {
+            // Before the list: a change during it makes the list outdated.
             let changes = self.volumes_changed.subscribe();
             let list = || async {
                 let mut found = None;

@@ -52,6 +52,7 @@ impl ConditionReporter {
         let (mut missing, mut volumes) = (self.missing.subscribe(), self.volumes_changed.subscribe());
         let (mut reported, mut failures) = (None, 0);
         loop {
+            // Marked as seen before the report, so that no change during it is missed.
             volumes.borrow_and_update();
             let (now, absent) = (status.borrow_and_update().clone(), missing.borrow_and_update().clone());
             let is_complete = self.report_conditions(&mut reported, &now, &absent).await;
@@ -87,11 +88,13 @@ impl ConditionReporter {
         let written = stream::iter(changes).map(|(id, change)| async move {
             let is_written = match self.volumes.get(&ObjectRef::new(id.as_str())) {
                 Some(volume) => self.report_change(&volume, &change).await,
+                // The PersistentVolume was deleted, so there is no object to report on.
                 None => true,
             };
             (id, change, is_written)
         });
         let written: Vec<_> = written.buffer_unordered(CONCURRENCY).collect().await;
+        // Only written changes count as reported. The next report plans the others again.
         let is_complete = written.iter().all(|(_, _, is_written)| *is_written);
         for (id, change, _) in written.into_iter().filter(|(_, _, is_written)| *is_written) {
             match change {

@@ -113,6 +113,7 @@ pub fn plan_store<'a>(
         return StoreAction::Reject(moved);
     }
     match (found, first_named) {
+        // A store without identities can't be told from another one.
         (StoreIdentity::Unsupported, _) => StoreAction::Serve,
         (StoreIdentity::Present(found), Some(_)) if is_named(found) => StoreAction::Serve,
         (StoreIdentity::Present(found), Some((volume, store))) => {
@@ -123,10 +124,12 @@ pub fn plan_store<'a>(
             Some(bound) if has_none => without_volumes(bound),
             _ => StoreAction::Serve,
         },
+        // This is a new disk, or the mount point of an absent one: it must not be served in place of the named store.
         (StoreIdentity::Absent, Some((volume, store))) => {
             StoreAction::Reject(StoreRejection::Absent { volume, store })
         }
         (StoreIdentity::Absent, None) => match ours.first() {
+            // Volumes of a release without identities name no store. If not one of them is here, their disk is absent.
             Some(first) if has_none => without_volumes(first),
             _ => StoreAction::CreateIdentity,
         },

@@ -73,6 +73,7 @@ pub fn plan_orphan(
     }
     match claim {
         None => OrphanState::Unclaimed,
+        // The provisioner of this node acts on the claim, and may be about to create the object.
         Some(claim) if claim_ignore_reason(identity, claim).is_none() => OrphanState::Provisioning,
         Some(claim) => OrphanState::Claimed {
             claim: Box::new(object_reference(claim)),
@@ -102,6 +103,7 @@ pub(crate) fn adopted_volume(
     let mut spec = orphan_spec(orphan, class.unwrap_or(claim_class), ReclaimPolicy::Retain);
     spec.access_modes = access_modes;
     let mut volume = build_persistent_volume(identity, Some(&orphan.store), &spec);
+    // A reference to a claim that does not exist would make Kubernetes release the volume instead of offering it.
     volume.spec.get_or_insert_default().claim_ref = claim_ref;
     Some(volume)
 }
