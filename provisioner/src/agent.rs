@@ -195,7 +195,7 @@ impl Agent {
             match ended {
                 LeadershipEnd::Lost(reason) => tracing::warn!("no longer leading: {reason}"),
                 LeadershipEnd::Canceled => {
-                    // The leader's loop was dropped, so this agent writes nothing more, and another one may lead at once.
+                    // The leader's loop was dropped, so this agent writes nothing more, so another may lead at once.
                     self.election.release_lease().await;
                     return Err(AgentError::Canceled);
                 }
@@ -210,7 +210,7 @@ impl Agent {
     fn set_leading(&self, is_leading: bool) {
         let state = if is_leading { AgentState::Leading } else { AgentState::Starting };
         self.state.send_replace(state);
-        // The watches of what it did until now have ended.
+        // The watches of the former role have ended.
         self.watch_errors.clear();
         let metrics = &self.applier.metrics;
         metrics.set_leading(is_leading);

@@ -35,7 +35,7 @@ pub(crate) async fn run_auditor(
     }
 }
 
-/// Logs what was not there at the last audit, once.
+/// Logs the findings that differ from those of the last audit.
 fn log_changes(last: &AuditSummary, now: &AuditSummary) {
     for (what, last, now) in [
         ("left the limits of their volume", last.escaped, now.escaped),

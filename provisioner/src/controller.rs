@@ -75,7 +75,7 @@ async fn run_loops(
     let (sweeps, sweep_requests) = unbounded_channel();
     let volumes_changed = Arc::new(watch::Sender::new(()));
     let missing = Arc::new(watch::Sender::default());
-    // The errors of watches without which volumes are served all the same.
+    // Volumes are served even if these watches fail.
     let optional_watches = provisioner.watch_errors.of_optional_apis();
 
     // The reconcilers, one for each kind of object, and the loops that serve them.

@@ -1,4 +1,4 @@
-//! Failures of reconciling an object: what becomes of them is the same for claims, volumes and snapshots.
+//! Failures of reconciling an object, which are counted and reported in the same way for claims, volumes and snapshots.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

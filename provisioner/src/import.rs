@@ -57,23 +57,23 @@ pub enum ImportError {
     /// The claim does not exist.
     #[error("PersistentVolumeClaim {namespace}/{claim} does not exist: create it first")]
     NoClaim {
-        /// Its namespace.
+        /// The claim's namespace.
         namespace: String,
-        /// Its name.
+        /// The claim's name.
         claim: String,
     },
     /// The claim can't get this volume; nothing was changed.
     #[error("can't import for claim {namespace}/{claim}")]
     Rejected {
-        /// Its namespace.
+        /// The claim's namespace.
         namespace: String,
-        /// Its name.
+        /// The claim's name.
         claim: String,
         /// The cause.
         #[source]
         source: ImportRejection,
     },
-    /// The directory can't become a volume. The message says whether it was moved.
+    /// The directory can't become a volume. The message tells whether it was moved.
     #[error(transparent)]
     Source(SourceError),
     /// The API server failed, or rejected the call. Repeat the import to resume.
@@ -91,9 +91,9 @@ pub enum ImportError {
          PersistentVolume"
     )]
     ClaimChanged {
-        /// Its namespace.
+        /// The claim's namespace.
         namespace: String,
-        /// Its name.
+        /// The claim's name.
         claim: String,
         /// The volume.
         id: VolumeId,
@@ -111,7 +111,7 @@ pub enum ImportError {
 /// the import fails and the directory keeps its data.
 ///
 /// # Errors
-/// [`ImportError`]: the message says what to do. Each call can be repeated, also after a kill.
+/// [`ImportError`]: the message names the remedy. Each call can be repeated, also after a kill.
 ///
 /// # Cancel safety
 /// A dropped future leaves the directory at one of its places; the next call resumes.
@@ -232,8 +232,8 @@ impl Import<'_> {
         claim.is_some_and(|claim| claim.uid == spec.claim_ref.uid) && is_on_node(self.identity, found)
     }
 
-    /// Makes an existing PersistentVolume that of this import. Whatever its version is: the volume controllers bind it
-    /// at the same time.
+    /// Makes an existing PersistentVolume that of this import, in any version: the volume controllers bind it at the
+    /// same time.
     async fn retain_volume(&self, volume: &PersistentVolume) -> Result<(), ImportError> {
         let (key, source) = self.import_annotation();
         let patch = Patch::Merge(json!({

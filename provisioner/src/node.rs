@@ -18,7 +18,6 @@ use crate::name::NodeName;
 /// The fields of a Node that matter here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
-    /// The UID.
     pub(crate) uid: String,
     /// The value of the driver's topology label.
     topology: Option<String>,

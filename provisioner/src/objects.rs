@@ -100,7 +100,6 @@ fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) ->
     term.match_expressions.iter().flatten().any(is_node)
 }
 
-/// Returns whether a volume has our finalizer.
 pub(crate) fn has_finalizer(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let mut finalizers = volume.metadata.finalizers.iter().flatten();
     identity.finalizer.as_ref().is_some_and(|ours| finalizers.any(|finalizer| finalizer == ours))
@@ -114,9 +113,8 @@ pub(crate) fn node_of_volume(volume: &PersistentVolume) -> Option<&str> {
     expressions.next()?.values.as_ref()?.first().map(String::as_str)
 }
 
-/// Returns whether the disk of a volume was declared lost for good: the annotation names the store that the volume
-/// names, so that a
-/// volume is never marked by what was said of another disk.
+/// Returns whether the disk of a volume was declared lost for good. The annotation must name the store that the
+/// volume names: the loss of another disk does not concern it.
 pub(crate) fn is_marked_lost(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let annotations = volume.metadata.annotations.as_ref();
     let marked = annotations.and_then(|all| all.get(&identity.driver.lost_annotation()));

@@ -59,9 +59,7 @@ pub struct ProvisionerConfig {
     /// the time is spent waiting for the API server.
     pub concurrency: NonZeroU16,
     /// The number of volumes that are copied from a snapshot or another volume concurrently, and of snapshots that are
-    /// taken; the
-    /// other claims don't wait for them.
-    /// Default 4: copies keep the disk busy.
+    /// taken; the other claims don't wait for them. Default 4: copies keep the disk busy.
     pub copy_concurrency: NonZeroU16,
     /// The backoff of retries, for each claim and volume separately. Default 1 s, doubled up to 5 min, with a
     /// jitter of one tenth.

@@ -109,7 +109,6 @@ impl RetryTimer {
     }
 }
 
-/// Sweeps volumes.
 pub(crate) struct OrphanSweeper {
     pub(crate) api: ApiWriter,
     pub(crate) remover: Arc<VolumeRemover>,
@@ -241,7 +240,7 @@ impl OrphanSweeper {
         }
     }
 
-    /// Takes back that volumes were declared lost which the served store has.
+    /// Removes the mark of a lost disk from volumes that the served store has.
     async fn remove_wrong_marks(
         &self,
         listed: &BTreeSet<VolumeId>,
@@ -308,7 +307,7 @@ impl OrphanSweeper {
         let object = self.api.read_volume(id.as_str()).await?;
         match (&object, state) {
             (Some(volume), _) if is_on_node(&self.api.identity, volume) => return Ok(SweepOutcome::Kept),
-            // It is the volume of another node, whose disk was moved here.
+            // The volume is another node's, whose disk was moved here.
             (Some(volume), _) if store.is_some() && named_store(volume).as_ref() == store => {
                 return Ok(SweepOutcome::Kept);
             }

@@ -41,7 +41,7 @@ pub(super) struct Agenda {
 
 #[derive(Debug)]
 struct AgendaItem {
-    /// `None`: never; what it needed is done.
+    /// `None`: never, because the action is done.
     due: Option<Instant>,
     failures: u32,
 }
@@ -69,7 +69,7 @@ impl Agenda {
         }
     }
 
-    /// Starts the delays again, except of what is done: what is known was outdated for some time.
+    /// Starts the delays again, except of conditions that are done, after the objects were outdated for some time.
     pub(super) fn restart_delays(&mut self, now: Instant) {
         // Taken out, because `delay` borrows the agenda.
         let mut items = std::mem::take(&mut self.items);
@@ -97,18 +97,15 @@ impl Agenda {
         }
     }
 
-    /// When the next condition is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.items.values().filter_map(|item| item.due).min()
     }
 
-    /// The conditions that are due.
     pub(super) fn due_conditions(&self, now: Instant) -> Vec<ClusterCondition> {
         let is_due = |item: &AgendaItem| item.due.is_some_and(|due| due <= now);
         self.items.iter().filter(|(_, item)| is_due(item)).map(|(condition, _)| condition.clone()).collect()
     }
 
-    /// Records how acting on a condition ended.
     pub(super) fn record_outcome(
         &mut self,
         condition: &ClusterCondition,

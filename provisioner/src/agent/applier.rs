@@ -167,7 +167,7 @@ impl AgentApplier {
             tracing::info!(pv = volume.name, %node, "not removing the volume: the node still has a {kind}");
             return Ok(ActionOutcome::Retry);
         }
-        // A live claim keeps its volume, whatever the volume's phase is.
+        // A live claim keeps its volume in every phase.
         let claim = live.spec.as_ref().and_then(|spec| spec.claim_ref.clone()).unwrap_or_default();
         let claims: Api<PersistentVolumeClaim> =
             Api::namespaced(self.client.0.clone(), claim.namespace.as_deref().unwrap_or_default());

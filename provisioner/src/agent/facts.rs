@@ -156,7 +156,6 @@ impl VolumeFacts {
     }
 }
 
-/// The identity of the provisioner on a node.
 pub(super) fn node_identity(driver: &DriverName, node: &NodeName) -> ProvisionerIdentity {
     ProvisionerIdentity { driver: driver.clone(), node: node.clone(), finalizer: Some(FINALIZER.to_owned()) }
 }

@@ -26,7 +26,6 @@ use crate::api::watch_errors::WatchErrors;
 /// The objects of a page of a list: few, because objects of other drivers are dropped after each page.
 const PAGE_SIZE: u32 = 100;
 
-/// The number of conditions that are acted on at the same time.
 const CONCURRENCY: usize = 8;
 
 /// A watch event of one of the kinds.
@@ -152,7 +151,6 @@ fn watch_objects(applier: &AgentApplier, errors: &WatchErrors) -> BoxStream<'sta
     stream::select_all(watches).take_while(ended).filter_map(future::ready).boxed()
 }
 
-/// Watches all objects of a kind.
 fn watch_kind<K>(
     applier: &AgentApplier,
     errors: &WatchErrors,

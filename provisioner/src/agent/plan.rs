@@ -42,7 +42,6 @@ pub(super) enum NodeProblem {
 }
 
 impl NodeProblem {
-    /// The name in metrics.
     pub(super) fn metric_label(self) -> &'static str {
         match self {
             Self::Deleted => "deleted",

@@ -1,4 +1,4 @@
-//! Calls of the API server, their errors, and what to do about these.
+//! Calls of the API server, their errors, and the advice for these.
 
 use std::fmt;
 
@@ -6,9 +6,7 @@ use std::fmt;
 #[derive(Debug, thiserror::Error)]
 #[error("can't {call}{}", error_hint(source))]
 pub(crate) struct ApiError {
-    /// The failed call.
     pub(crate) call: ApiCall,
-    /// The cause.
     #[source]
     pub(crate) source: kube::Error,
 }
@@ -70,7 +68,6 @@ impl ApiCall {
         self.texts().0
     }
 
-    /// The name in metrics.
     pub(crate) fn metric_label(self) -> &'static str {
         self.texts().1
     }
@@ -105,7 +102,6 @@ pub(crate) fn status_code(error: &kube::Error) -> Option<u16> {
     }
 }
 
-/// Turns "not found" into `None`.
 pub(crate) fn none_if_not_found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
     match result {
         Ok(found) => Ok(Some(found)),

@@ -259,7 +259,7 @@ async fn update_series(
     Ok(RecentEvent { name: known.name.clone(), count, last: now })
 }
 
-/// Truncates a text to at most `max` bytes.
+/// Truncates a text to at most `max` bytes, at the end of a character.
 pub(crate) fn truncate_bytes(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]

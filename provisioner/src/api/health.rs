@@ -10,7 +10,6 @@ use tokio::time::{Instant, timeout};
 use crate::error_chain::format_chain;
 use crate::metrics::VolumeMetrics;
 
-/// Timeout of an answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Time for which an answer is valid, so that a caller that asks again and again does not load the API server.

@@ -62,7 +62,7 @@ impl RetryTracker {
         Some(until.saturating_duration_since(Instant::now())).filter(|time| !time.is_zero())
     }
 
-    /// Records a success.
+    /// Forgets the failures and rejections of an object that was reconciled.
     pub(crate) fn record_success(&self, uid: &str) {
         self.retry_states().remove(uid);
     }

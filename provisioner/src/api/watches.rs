@@ -22,14 +22,13 @@ pub(crate) struct ObjectCaches {
     pub(crate) classes: Store<StorageClass>,
 }
 
-/// Writes what the watches report into the caches.
+/// Fills the caches from the events of the watches.
 pub(crate) struct CacheWriters {
     pub(crate) claims: Writer<PersistentVolumeClaim>,
     pub(crate) volumes: Writer<PersistentVolume>,
     pub(crate) classes: Writer<StorageClass>,
 }
 
-/// Creates empty caches.
 pub(crate) fn new_caches() -> (ObjectCaches, CacheWriters) {
     let (claims, claims_writer) = reflector::store();
     let (volumes, volumes_writer) = reflector::store();

@@ -51,7 +51,7 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
         Self { states: HashMap::new(), due: VecDeque::new(), delays: DelayQueue::new() }
     }
 
-    /// The object has changed.
+    /// Queues an object that has changed.
     fn add_change(&mut self, object: ObjectRef<K>) {
         match self.states.entry(object.clone()) {
             Entry::Vacant(entry) => drop(entry.insert(WorkState::Due)),
@@ -71,20 +71,20 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
         self.due.push_back(object);
     }
 
-    /// The delay of an object is over.
+    /// Queues an object whose delay is over.
     fn end_delay(&mut self, object: ObjectRef<K>) {
         self.states.insert(object.clone(), WorkState::Due);
         self.due.push_back(object);
     }
 
-    /// The next object to reconcile, from now on as running.
+    /// Takes the next object to reconcile, which is running from now on.
     fn start_next(&mut self) -> Option<ObjectRef<K>> {
         let object = self.due.pop_front()?;
         self.states.insert(object.clone(), WorkState::Running { has_changed: false });
         Some(object)
     }
 
-    /// The call for a running object has ended.
+    /// Ends the call for a running object, and queues or delays the object again.
     fn finish(&mut self, object: ObjectRef<K>, next: NextRun) {
         let state = self.states.remove(&object);
         match next {
@@ -137,7 +137,7 @@ pub(crate) async fn reconcile_changes<K, F>(
             Some(expired) = poll_fn(|cx| queue.delays.poll_expired(cx)), if !queue.delays.is_empty() => {
                 queue.end_delay(expired.into_inner());
             }
-            // It fails only if the watch has ended, and then the stream of changes ends, too.
+            // Waiting fails only if the watch has ended, and then the stream of changes ends, too.
             done = &mut filled, if !is_filled => is_filled = done.is_ok(),
         }
     }

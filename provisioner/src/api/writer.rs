@@ -15,7 +15,6 @@ use crate::api::timeout::with_timeout;
 use crate::identity::ProvisionerIdentity;
 use crate::step::{StepRunner, VolumeStep};
 
-/// Page size of lists.
 const PAGE_SIZE: u32 = 500;
 
 /// A client with a `Debug` implementation that prints only its type.
@@ -123,7 +122,7 @@ impl ApiWriter {
         }
     }
 
-    /// Performs a write as a step.
+    /// Performs a write as a step, with a deadline.
     pub(crate) async fn write<T>(
         &self,
         step: VolumeStep,
@@ -176,7 +175,7 @@ impl ApiWriter {
         self.patch_version(step, ApiCall::PatchVolume, &self.all(), volume, ObjectPart::Main, patch).await
     }
 
-    /// Patches a PersistentVolume, whatever its version is, unless the patch names one. It may have been deleted.
+    /// Patches any version of a PersistentVolume, unless the patch names one. Succeeds if the object was deleted.
     pub(crate) async fn patch_volume(
         &self,
         step: VolumeStep,

@@ -1,4 +1,4 @@
-//! Plans the CSIStorageCapacity objects of a node: what the scheduler knows of its free capacity.
+//! Plans the CSIStorageCapacity objects of a node, by which the scheduler knows its free capacity.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,6 @@ pub(crate) enum CapacityAction {
 }
 
 impl CapacityAction {
-    /// The name of the object.
     pub(crate) fn object_name(&self) -> &str {
         let meta = match self {
             Self::Create(wanted) => &wanted.metadata,
@@ -38,7 +37,6 @@ impl CapacityAction {
         meta.name.as_deref().unwrap_or_default()
     }
 
-    /// Returns whether it deletes the object.
     pub(crate) fn is_deletion(&self) -> bool {
         matches!(self, Self::Delete(_))
     }

@@ -7,7 +7,6 @@ use nodekeel_fsquota::Bytes;
 /// Parts of a ratio: it is kept in thousandths, so that equal settings compare as equal.
 const RATIO_PARTS: u64 = 1000;
 
-/// The largest ratio.
 const MAX_RATIO: f64 = 1000.0;
 
 /// The part of a store that may be promised: the sum of the byte limits of all its volumes.
@@ -123,8 +122,7 @@ impl StoreCapacity {
 }
 
 /// The reason why a limit is not promised. The message is part of the claim's event and status, so it has no number
-/// that changes
-/// with each write of a pod, such as the free bytes of the disk: each would be another event.
+/// that changes with each write of a pod, such as the free bytes of the disk: each would be another event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CapacityShortage {

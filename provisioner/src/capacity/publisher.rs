@@ -47,7 +47,6 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of times that changes are planned in a row, each time because another client has changed an object.
 const MAX_PASSES: usize = 4;
 
-/// Publishes the capacity of this node.
 pub(crate) struct CapacityPublisher {
     pub(crate) api: ApiWriter,
     pub(crate) store: Arc<dyn VolumeStore>,
@@ -61,7 +60,7 @@ pub(crate) struct CapacityPublisher {
     pub(crate) state: PublisherState,
 }
 
-/// The objects of this node, and what was offered.
+/// The objects of this node, and the offered capacity.
 #[derive(Debug, Default)]
 pub(crate) struct PublisherState {
     /// Notified when the objects may have to change.
@@ -308,7 +307,7 @@ impl CapacityPublisher {
                     Ok(object) => {
                         self.found().record(action.object_name(), object);
                     }
-                    // The object of another class may be accepted all the same.
+                    // The server may still accept the object of another class.
                     Err(error) if is_rejected(&error) => {
                         rejected.get_or_insert(error);
                     }

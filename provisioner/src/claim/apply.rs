@@ -49,7 +49,7 @@ pub(crate) enum ProvisionOutcome {
 enum CreateOutcome {
     Created,
     AlreadyExists,
-    /// Another node created it: the claim was rescheduled to that node in the meantime.
+    /// Another node has created it: the claim was rescheduled to that node.
     OnOtherNode,
     /// A PersistentVolume of another claim has its name.
     NameConflict,
@@ -141,7 +141,7 @@ impl ClaimProvisioner {
                 self.recorder.record_event(&spec.claim_ref, EventReason::ProvisioningSucceeded, &note).await;
                 Ok(ProvisionOutcome::Done)
             }
-            // It was recorded and reported before, unless a crash came between; the claim is bound either way.
+            // An earlier call has recorded and reported it, unless a crash came between. The claim is bound either way.
             CreateOutcome::AlreadyExists => Ok(ProvisionOutcome::Done),
             CreateOutcome::OnOtherNode => {
                 // The other node serves the claim, so no object will ever name the directory that was created here.
@@ -318,7 +318,6 @@ impl ClaimProvisioner {
     }
 }
 
-/// Returns whether a PersistentVolume is the one that this spec describes.
 fn matches_spec(volume: &PersistentVolume, spec: &VolumeSpec) -> bool {
     let found = volume.spec.as_ref();
     let claim = found.and_then(|found| found.claim_ref.as_ref()).and_then(|claim| claim.uid.as_deref());

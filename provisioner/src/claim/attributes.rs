@@ -40,8 +40,8 @@ pub enum AttributesRejection {
         /// The valid values.
         expected: &'static str,
     },
-    /// The volume has more inodes than the class allows. How many is not said: while a pod writes, each number would
-    /// be another reason, and so another change of the claim's status.
+    /// The volume has more inodes than the class allows. The message omits their number: while a pod writes, each
+    /// number would be another reason, and so another change of the claim's status.
     #[error(
         "VolumeAttributesClass {class:?} allows {limit} inodes, and the volume has more files and directories: delete \
          some, or name another class"

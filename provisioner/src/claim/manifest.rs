@@ -17,7 +17,7 @@ use crate::store_id::StoreId;
 
 /// Builds the PersistentVolume to create for a volume in this store; `None` is a store without identities.
 ///
-/// It is complete: its reference to the claim has the UID, so binding adds nothing, and it has the finalizer
+/// The object is complete: its reference to the claim has the UID, so binding adds nothing, and it has the finalizer
 /// from the start. A retained volume has no finalizer, because its object may be deleted while its data stay.
 pub fn build_persistent_volume(
     identity: &ProvisionerIdentity,

@@ -1,4 +1,4 @@
-//! The mount options of a volume: what a class may ask for, and what the node plugin applies.
+//! The mount options of a volume, which its class names and the node plugin applies.
 
 use std::str::FromStr;
 

@@ -22,7 +22,6 @@ use crate::objects::{class_name, object_reference};
 /// Time to wait for an object that may not be in the cache yet, before it is reported as missing.
 const CACHE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Reconciles the pending claims of this node.
 pub(crate) struct ClaimReconciler {
     pub(crate) provisioner: ClaimProvisioner,
     pub(crate) caches: ObjectCaches,

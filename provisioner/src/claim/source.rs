@@ -1,4 +1,4 @@
-//! Plans from what a claim's volume is created: nothing, a snapshot, or another claim's volume.
+//! Plans the source of a claim's volume: nothing, a snapshot, or another claim's volume.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use nodekeel_fsquota::Bytes;

@@ -27,7 +27,7 @@ pub struct VolumeSpec {
     pub kind: VolumeKind,
     /// The limits that it is created with. Those of a block or strict volume are its size.
     pub limits: QuotaLimits,
-    /// From what it is created; `None` is an empty volume.
+    /// The source of its data; `None` is an empty volume.
     pub source: Option<DataSource>,
     /// The claim, with its UID.
     pub claim_ref: ObjectReference,

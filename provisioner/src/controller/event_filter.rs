@@ -81,7 +81,7 @@ impl EventFilter {
                 }
                 self.requeue_claim_of(volume);
             }
-            // It may be the volume of a claim that is to be resized.
+            // A claim that is to be resized may wait for this volume.
             Ok(Event::Apply(volume)) => self.requeue_claim_of(volume),
             Ok(Event::InitDone) => {
                 self.request_sweep(SweepRequest::All);

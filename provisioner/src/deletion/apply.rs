@@ -69,7 +69,7 @@ impl VolumeRemover {
             return Ok(false);
         }
 
-        // A live claim keeps its volume, whatever the volume's phase is.
+        // A live claim keeps its volume in every phase.
         let spec = live.spec.clone().unwrap_or_default();
         let claim = match self.api.read_claim(&spec.claim_ref.unwrap_or_default()).await? {
             None if is_claim_cached => self.find_claim(id).await?,
@@ -96,7 +96,7 @@ impl VolumeRemover {
         Ok(true)
     }
 
-    /// Finds the claim that a volume was created for by its UID, whatever its name is.
+    /// Finds the claim that a volume was created for by its UID, under any name.
     async fn find_claim(&self, id: &VolumeId) -> Result<Option<PersistentVolumeClaim>, ReconcileError> {
         let mut found = None;
         let visit = |claim: PersistentVolumeClaim| {
@@ -148,15 +148,15 @@ impl VolumeRemover {
         let deleted =
             self.api.write(VolumeStep::DeletePersistentVolume, api.delete(id.as_str(), &params)).await;
         let deleted = none_if_not_found(deleted).map_err(|error| ApiCall::DeleteVolume.wrap_error(error))?;
-        // It stays until its finalizers are removed.
+        // The object stays until its finalizers are removed.
         match deleted.and_then(|answer| answer.left()) {
             Some(going) => self.remove_finalizer(&going).await,
             None => Ok(()),
         }
     }
 
-    /// Removes our finalizer, whatever the volume's version is: the volume controllers remove theirs at the
-    /// same time.
+    /// Removes our finalizer from any version of the volume: the volume controllers remove theirs at the same
+    /// time.
     pub(crate) async fn remove_finalizer(&self, volume: &PersistentVolume) -> Result<(), ReconcileError> {
         if !has_finalizer(&self.api.identity, volume) {
             return Ok(());

@@ -34,7 +34,6 @@ const NORMAL_TEXT: &str = "pods can use the volume again";
 /// The value of the annotation. Only its presence matters.
 const ABNORMAL: &str = "abnormal";
 
-/// Reports conditions of volumes.
 pub(crate) struct ConditionReporter {
     pub(crate) api: ApiWriter,
     pub(crate) volumes: Store<PersistentVolume>,
@@ -107,8 +106,8 @@ impl ConditionReporter {
 
     /// Reports a change of a volume's condition, and keeps its mark. Returns whether all was written.
     ///
-    /// A process that is killed in between leaves the mark: the next one rather reports a well volume as normal once too
-    /// often than leaves it reported as abnormal.
+    /// A process that is killed in between leaves the mark: the next one reports a usable volume as normal once
+    /// too often, which is better than one that stays reported as abnormal.
     async fn report_change(&self, volume: &PersistentVolume, change: &ConditionChange) -> bool {
         let name = volume.metadata.name.as_deref().unwrap_or_default();
         match change {
@@ -130,7 +129,7 @@ impl ConditionReporter {
     /// Annotates a PersistentVolume that is about to be reported as abnormal, or removes the annotation. A failure is
     /// logged; returns whether there was none.
     ///
-    /// The mark is not in the store, which may be what is lost, nor read from the events themselves: to list them, each
+    /// The mark is not in the store, which may be lost, nor read from the events themselves: to list them, each
     /// node's token would need to read those of the whole cluster, and they are gone after an hour. A node may patch its
     /// PersistentVolumes anyway, and has them in its cache.
     async fn set_mark(&self, volume: &PersistentVolume, is_abnormal: bool) -> bool {

@@ -11,7 +11,6 @@ use prometheus_client::registry::Registry;
 
 use crate::metrics::VolumeMetrics;
 
-/// Names and values of labels.
 type MetricLabels = Vec<(&'static str, String)>;
 
 /// Records into a Prometheus registry.
@@ -27,9 +26,9 @@ type MetricLabels = Vec<(&'static str, String)>;
 ///   data and have no PersistentVolume, `volume` counts PersistentVolumes whose volume does not exist.
 ///
 /// - `controller_persistentvolume_uncounted_bytes`, `..._uncounted_files`, with `reason`, as of the last audit, and absent
-///   before the first one: `escaped` left the limits of its volume, `outside` counts for a volume in which it doesn't lie,
+///   before the first one: `escaped` left the limits of its volume, `outside` counts for a volume that it is not in,
 ///   `unowned` has limits of an unknown owner;
-/// - `controller_persistentvolume_audit_unread`: what the last audit could not inspect.
+/// - `controller_persistentvolume_audit_unread`: files and directories that the last audit could not inspect.
 /// - `controller_persistentvolume_over_limit`: volumes that use more than their limits, as of the last audit.
 /// - `csistoragecapacities_desired_goal`, `csistoragecapacities_desired_current` and `csistoragecapacities_obsolete`: the
 ///   CSIStorageCapacity objects that this node should have, those that are up to date, and those to delete;
@@ -53,7 +52,7 @@ pub struct PrometheusMetrics {
     api_errors: Family<MetricLabels, Counter>,
 }
 
-/// Without values before the first audit: zero would say that nothing escaped.
+/// Without values before the first audit: zero would mean that nothing escaped.
 #[derive(Debug, Clone, Default)]
 struct AuditMetrics {
     bytes: Family<MetricLabels, Gauge>,

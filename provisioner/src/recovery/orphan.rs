@@ -1,4 +1,4 @@
-//! Plans what can be done about a volume without a PersistentVolume.
+//! Plans the adoption or the removal of a volume without a PersistentVolume.
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use nodekeel_fsquota::Bytes;
@@ -85,7 +85,8 @@ pub fn plan_orphan(
 
 /// The PersistentVolume that makes an orphan a volume again. It is retained: its data were kept when it had none.
 ///
-/// It is bound to the claim that the volume was created for, if that exists, and else available to claims of this class.
+/// If the claim exists that the volume was created for, the object is bound to it. Otherwise it is available to
+/// claims of this class.
 /// `None`: it is not an orphan, or its name is taken.
 pub(crate) fn adopted_volume(
     identity: &ProvisionerIdentity,
@@ -135,7 +136,7 @@ fn orphan_spec(orphan: &OrphanVolume, class: &str, reclaim_policy: ReclaimPolicy
     let (id, VolumeUsage { limits, usage }) = (&orphan.id, orphan.usage);
     VolumeSpec {
         id: id.clone(),
-        // A volume without a limit promises what it has; the API requires a size.
+        // A volume without a limit promises its present size; the API requires one.
         capacity: limits.bytes.unwrap_or(usage.bytes).max(Bytes(1)),
         kind: orphan.kind,
         limits,

@@ -136,7 +136,7 @@ impl ClaimResizer {
                 ResizeKind::Expansion => plan_expansion(&observed).into(),
                 ResizeKind::Modification => plan_modification(&self.api.identity, &observed).into(),
             };
-            // Each step makes the next one another. If it does not, the API server has dropped what was written.
+            // After a step, the plan must be another one. If it is not, the API server has dropped a written field.
             if last.replace(step.clone()).is_some_and(|last| last == step) {
                 return Err(ReconcileError::FieldDropped { id: live.id });
             }
@@ -158,7 +158,7 @@ impl ClaimResizer {
                 }
                 NextStep::RejectClass(rejection) => Err(self.reject_class(&mut live, rejection).await),
             };
-            // An object that has changed in the meantime is reconciled again.
+            // An object that has changed since it was read is reconciled again.
             if !goes_on.inspect_err(|_| self.record(kind, &live, Duration::ZERO, false))? {
                 return Ok(());
             }

@@ -78,7 +78,7 @@ pub fn plan_expansion(observed: &BoundClaim<'_>) -> ExpansionAction {
     if capacity < target { ExpansionAction::SetCapacity(target) } else { ExpansionAction::Finish(target) }
 }
 
-/// Returns whether a limit is this one, but for the rounding of the file system.
+/// Returns whether a limit is this one, apart from the rounding of the file system.
 fn is_in_force(limit: Option<Bytes>, target: Bytes) -> bool {
     limit.is_some_and(|limit| limit >= target && limit.0 - target.0 < MAX_ROUNDING)
 }
@@ -92,8 +92,8 @@ pub(crate) fn needs_expansion(claim: &PersistentVolumeClaim) -> bool {
 }
 
 impl BoundClaim<'_> {
-    /// The size to expand to: what is promised, or more if data were written while the limit was higher, or may have
-    /// been.
+    /// The size to expand to: the promised one, or a larger one that is in force, if data were or may have been
+    /// written up to it.
     fn expansion_target(&self, promised: Bytes) -> Bytes {
         let VolumeUsage { limits, usage } = self.usage;
         match limits.bytes {

@@ -41,7 +41,6 @@ pub(crate) struct ResizeReconciler {
 }
 
 impl ResizeReconciler {
-    /// Reconciles a claim that is bound to a volume.
     pub(crate) async fn reconcile(&self, claim: &PersistentVolumeClaim) -> Result<NextRun, ReconcileError> {
         catch_panic(self.try_reconcile(claim)).await
     }

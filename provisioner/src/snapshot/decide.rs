@@ -11,7 +11,7 @@ const SHOWN_CHARS: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SnapshotAction {
-    /// Nothing: it belongs to another driver or node, it is ready, or it is gone but for others' finalizers.
+    /// Nothing: it belongs to another driver or node, it is ready, or only finalizers of others keep it.
     Ignore,
     /// Take a snapshot of a volume, and write it into the status.
     Create {

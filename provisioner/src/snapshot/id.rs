@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use crate::id::{VolumeId, VolumeIdError, is_uuid};
 
-/// Prefix of each [`SnapshotId`].
 const PREFIX: &str = "snap-";
 
 /// Identifies a snapshot: `snap-` and the UID of its VolumeSnapshot, in lower case, as in

@@ -11,7 +11,6 @@ use crate::identity::ProvisionerIdentity;
 use crate::snapshot::decide::ready_snapshot;
 use crate::snapshot::{MANAGED_BY_LABEL, SnapshotId, VolumeSnapshotContent};
 
-/// Page size of lists.
 const PAGE_SIZE: u32 = 500;
 
 /// The snapshots of a node that were taken and are not being removed: those of its ready VolumeSnapshotContents. None

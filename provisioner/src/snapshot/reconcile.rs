@@ -25,7 +25,6 @@ use crate::snapshot::apply::SnapshotApplier;
 use crate::snapshot::decide::{SnapshotAction, plan_snapshot};
 use crate::snapshot::{MANAGED_BY_LABEL, VolumeSnapshotContent};
 
-/// Reconciles the VolumeSnapshotContents of this node.
 pub(crate) struct SnapshotReconciler {
     pub(crate) applier: SnapshotApplier,
     pub(crate) claims: ClaimQueue,

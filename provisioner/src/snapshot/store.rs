@@ -129,7 +129,7 @@ pub enum SnapshotStoreError {
     NoVolume {
         /// The snapshot.
         id: SnapshotId,
-        /// Its volume.
+        /// The volume that it would be taken of.
         volume: VolumeId,
     },
     /// Creating the snapshot failed; nothing of it is visible.
