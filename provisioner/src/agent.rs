@@ -177,6 +177,7 @@ impl Agent {
         loop {
             let mut held = tokio::select! {
                 biased;
+                // Checked first: a canceled agent takes no Lease.
                 () = token.cancelled() => return Err(AgentError::Canceled),
                 held = self.election.acquire_lease(&self.state) => held,
             };
@@ -195,7 +196,7 @@ impl Agent {
             match ended {
                 LeadershipEnd::Lost(reason) => tracing::warn!("no longer leading: {reason}"),
                 LeadershipEnd::Canceled => {
-                    // The leader's loop was dropped, so this agent writes nothing more, so another may lead at once.
+                    // The leader's loop was dropped, so this agent writes nothing more. Another may lead at once.
                     self.election.release_lease().await;
                     return Err(AgentError::Canceled);
                 }

@@ -78,7 +78,7 @@ async fn run_loops(
     // Volumes are served even if these watches fail.
     let optional_watches = provisioner.watch_errors.of_optional_apis();
 
-    // The reconcilers, one for each kind of object, and the loops that serve them.
+    // The reconcilers and the loops, each with its dependencies.
     let remover = Arc::new(VolumeRemover {
         api: api.clone(),
         store: Arc::clone(&provisioner.store),

@@ -203,7 +203,7 @@ impl Provisioner {
 
 impl Runnable for Provisioner {
     fn run(&self, ctx: Context) -> RunFuture {
-        // The run outlives this borrow. Its clone shares the status, so `check_api` and the others report on the run.
+        // The run outlives this borrow. Its clone shares the status, so the checks of this one report on the run.
         let provisioner = self.clone();
         Box::pin(async move {
             let ready = || {

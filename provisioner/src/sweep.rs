@@ -145,7 +145,7 @@ impl OrphanSweeper {
                     Some(request) => wanted.add_request(request),
                     None => return,
                 },
-                // `select!` evaluates this also if nothing is due; then it only does not wait for it.
+                // `select!` evaluates this expression even if nothing is due, but then does not wait for it.
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             }
             // While the store is lost, nothing is known of its volumes. When it is back, all of them are to be swept.
@@ -302,7 +302,7 @@ impl OrphanSweeper {
         state: ClaimState,
         store: Option<&StoreId>,
     ) -> Result<SweepOutcome, ReconcileError> {
-        // Under this lock no PersistentVolume is created for the volume: the object that is read now is current.
+        // Under this lock the provisioner creates no PersistentVolume for the volume, so what is read now is current.
         let _lock = self.remover.locks.lock(id).await;
         let object = self.api.read_volume(id.as_str()).await?;
         match (&object, state) {
@@ -311,7 +311,8 @@ impl OrphanSweeper {
             (Some(volume), _) if store.is_some() && named_store(volume).as_ref() == store => {
                 return Ok(SweepOutcome::Kept);
             }
-            // The object is of another node, to which the claim was rescheduled: that node has a directory of its own.
+            // Either the claim was rescheduled to another node, which has the object and a directory of its own, or the
+            // claim is gone.
             (Some(_), _) | (None, ClaimState::Gone) => {}
             (None, ClaimState::Pending) => return Ok(SweepOutcome::Kept),
             // The claim has had a volume, possibly this one: its data may be needed.

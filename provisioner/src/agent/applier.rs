@@ -162,7 +162,7 @@ impl AgentApplier {
         let VolumeAction::Delete(id) = plan_volume(&node_identity(&self.driver, node), &live) else {
             return Ok(ActionOutcome::Retry);
         };
-        // The data are on the node's disk, and a node that comes back needs the object: any sign stops the removal.
+        // A node that comes back would find its data without an object: any sign of life stops the removal.
         if let Some(kind) = self.find_sign_of_life(node).await? {
             tracing::info!(pv = volume.name, %node, "not removing the volume: the node still has a {kind}");
             return Ok(ActionOutcome::Retry);

@@ -60,7 +60,7 @@ impl ClusterObjects {
 
 fn extract_class(class: &StorageClass) -> Option<StorageClass> {
     let mut class = class.clone();
-    // Planning looks at no metadata: without them, a change of them alone starts no planning.
+    // Planning looks at no metadata, so a change of them alone must not start it.
     class.metadata = kube::api::ObjectMeta::default();
     Some(class)
 }

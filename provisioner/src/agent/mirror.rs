@@ -46,6 +46,7 @@ impl<V: PartialEq> ObjectMirror<V> {
             }
             Event::Apply(object) => match extract(&object) {
                 Some(value) => self.insert(object_key(&object), value),
+                // The object does not matter any more: a claim is bound by now, for example.
                 None => self.known.remove(&object_key(&object)).is_some(),
             },
             Event::Delete(object) => self.known.remove(&object_key(&object)).is_some(),

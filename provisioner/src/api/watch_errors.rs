@@ -104,7 +104,7 @@ impl WatchErrors {
             is_optional: self.is_optional,
         };
         let mut failing = self.lock_failing();
-        // An unreachable server fails all watches with one text. The first of them logs it.
+        // An unreachable server fails all watches with the same text. The first of them logs it.
         let is_known = failing.values().any(|known| known.text == failure.text);
         failing.insert(kind, failure);
         !is_known

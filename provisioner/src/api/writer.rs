@@ -111,6 +111,7 @@ impl ApiWriter {
         let api: Api<K> = self.all();
         let mut params = ListParams::default().limit(PAGE_SIZE);
         loop {
+            // The list may be of the whole cluster: only one page of it is in memory.
             let page = with_timeout(api.list(&params)).await.map_err(|error| call.wrap_error(error))?;
             if page.items.into_iter().try_for_each(&mut visit).is_break() {
                 return Ok(());
@@ -159,6 +160,7 @@ impl ApiWriter {
             Ok(object) => Ok(Patched::Done(Box::new(object))),
             Err(error) => match status_code(&error) {
                 Some(404) => Ok(Patched::Gone),
+                // Another client was faster: the caller decides again on the version that the watch reports.
                 Some(409) => Ok(Patched::Changed),
                 _ => Err(call.wrap_error(error)),
             },

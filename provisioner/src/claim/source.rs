@@ -98,7 +98,7 @@ pub(crate) fn plan_restore(
     }
     let handle = content.snapshot_handle().unwrap_or_default();
     match (content.node(), handle.parse::<SnapshotId>()) {
-        // A copy by reflinks needs the source on the same disk, so only its node can create the volume.
+        // Only that node has the data of the source.
         (Some(node), _) if node != identity.node.as_str() => SourceAction::HandOver(node.to_owned()),
         (Some(_), Ok(id)) => SourceAction::Copy(id.into()),
         (Some(_), Err(error)) => wait(&format!("can't be restored: {error}")),

@@ -90,7 +90,7 @@ impl VolumeRemover {
         // From here on no pod on this node can begin to use it.
         let _reservation = self.reserve_volume(id).await?;
         tracing::info!(pv = %id, handle = %id, claim_uid = id.claim_uid(), "deleting volume");
-        // First the data, then the object: after a kill between the two, the released object has the removal repeated.
+        // First the data, then the object: after a kill between the two, the released object causes another removal.
         self.store.remove(id).await.map_err(ReconcileError::Store)?;
         self.delete_object(&live, id).await?;
         Ok(true)
@@ -136,7 +136,7 @@ impl VolumeRemover {
 
     /// Deletes a PersistentVolume whose volume was removed, with our finalizer.
     async fn delete_object(&self, live: &PersistentVolume, id: &VolumeId) -> Result<(), ReconcileError> {
-        // The object is already being deleted, and waits for our finalizer only.
+        // The object is already being deleted, so another call would change nothing.
         if live.metadata.deletion_timestamp.is_some() {
             return self.remove_finalizer(live).await;
         }

@@ -161,7 +161,7 @@ pub(crate) fn verify_ownership(
     let id: VolumeId = handle
         .parse()
         .map_err(|_| VolumeRejection::InvalidHandle { handle: handle.chars().take(SHOWN_CHARS).collect() })?;
-    // Two objects could have one handle, and the volume must not be deleted for the other one.
+    // Two objects could have one handle, and the volume must not be deleted for the wrong one.
     if volume.metadata.name.as_deref() != Some(id.as_str()) {
         return Err(VolumeRejection::HandleMismatch { handle: id });
     }

@@ -90,6 +90,7 @@ pub(crate) fn plan_condition_changes(
     reported: &BTreeMap<VolumeId, VolumeCondition>,
     wanted: &BTreeMap<VolumeId, VolumeCondition>,
 ) -> BTreeMap<VolumeId, ConditionChange> {
+    // Conditions are equal by their cause: another text of the same cause is not reported again.
     let abnormal = wanted.iter().filter(|(id, condition)| reported.get(id) != Some(condition));
     let abnormal = abnormal.map(|(id, condition)| {
         let is_marked = reported.contains_key(id);

@@ -92,7 +92,9 @@ impl PrometheusMetrics {
             OperationMetrics::register_in(registry, "controller_persistentvolumeclaim_modify", "modified");
         let orphans: Family<MetricLabels, Gauge> = Family::default();
         let help = "Volumes without a PersistentVolume, and PersistentVolumes without a volume, on this node";
+        // Clones share their values, so the registry exports each change.
         registry.register("controller_persistentvolume_orphans", help, Family::clone(&orphans));
+        // Created now, so that both are exported before the first sweep.
         let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
         let (orphaned_volumes, orphaned_objects) = (missing("persistentvolume"), missing("volume"));
         let audit = AuditMetrics::register_in(registry);

@@ -122,7 +122,7 @@ impl ClaimResizer {
         // The cached objects may be stale: the request may have been lowered since.
         let Some(mut live) = self.read_live_claim(seen).await? else { return Ok(()) };
         let attributes = match (kind, live.observed(class, None).wanted_attributes()) {
-            // An expansion does not change the limit that a class has set.
+            // An expansion keeps the limit that a class has set, so it needs no class.
             (ResizeKind::Modification, Some(name)) => {
                 self.api.read(ApiCall::ReadAttributesClass, &self.api.all(), name).await?
             }
