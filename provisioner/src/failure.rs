@@ -97,8 +97,8 @@ impl ReconcileError {
     fn is_worth_an_event(&self) -> bool {
         match self {
             Self::Api(error) => {
-                // 409 is a conflict, and 429 and 5xx come from a busy server: a retry solves these. The server repeats any
-                // other rejection until an administrator acts.
+                // 409 is a conflict, and 429 and 5xx come from a busy server: a retry solves these. The server repeats
+                // any other rejection until an administrator acts.
                 status_code(&error.source).is_some_and(|code| (400..409).contains(&code) || code == 422)
             }
             _ => true,
