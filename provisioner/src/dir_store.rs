@@ -137,6 +137,8 @@ impl Default for AuditThreads {
 
 impl Drop for AuditThreads {
     fn drop(&mut self) {
+        // Its own sender is dropped first: while it is left, the channel never disconnects, and `recv` waits
+        // forever.
         self.threads = None;
         // Nothing is ever sent.
         let _ = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner).recv();
@@ -220,8 +222,11 @@ impl DirStore {
         &self,
         work: impl FnOnce(&OpenStore) -> Result<T, DirStoreError> + Send + 'static,
     ) -> Result<T, DirStoreError> {
+        // The work keeps the store open until it returns, also if this future is dropped; `reopen` waits for
+        // that.
         let store = self.slot.store()?;
         let work = move || {
+            // On the blocking thread, too: the check reads the disk, and may hang if that fails.
             store.location.check()?;
             work(&store)
         };
@@ -236,6 +241,8 @@ impl DirStore {
     ) -> Result<T, DirStoreError> {
         let (store, id) = (self.slot.store()?, id.clone());
         let work = move || {
+            // The lock comes before the check: a call that has waited for long acts on the store as it is
+            // now.
             let _held = store.parts.locks.lock(id.as_str());
             store.location.check()?;
             work(&store, &id)
@@ -250,8 +257,11 @@ impl DirStore {
         copy: impl FnOnce(&OpenStore, &dyn Fn() -> bool) -> Result<T, DirStoreError> + Send + 'static,
     ) -> Result<T, DirStoreError> {
         let is_canceled = Arc::new(AtomicBool::new(false));
+        // Dropping this future does not stop the blocking thread. It sets a flag, which the copy reads
+        // between files.
         let _cancel = CancelOnDrop(Arc::clone(&is_canceled));
         let work = move |store: &OpenStore| {
+            // Here once for all copies and images; the other changes check it themselves.
             store.location.require_identity()?;
             let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
             copy(store, &|| is_set(&is_canceled) || is_set(&store.is_closing))
@@ -394,6 +404,8 @@ impl VolumeStore for DirStore {
     async fn create_identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
         let created = self.run_blocking(|store| store.location.create_identity()).await;
         let created = created.map_err(lost_error)?;
+        // The new identity makes it the store of this node, so that it may change what an earlier process has
+        // left.
         self.start_serving().await?;
         Ok(StoreIdentity::Present(created))
     }
@@ -413,6 +425,7 @@ impl SnapshotStore for DirStore {
         match self.run_copy(create).await {
             Ok(Some(info)) => Ok(info),
             Ok(None) => Err(SnapshotStoreError::NoVolume { id: id.clone(), volume: volume.clone() }),
+            // The file system has no reflinks, as ext4: a retry can't help.
             Err(DirStoreError::Directory(error)) if error.is_clone_unsupported() => {
                 Err(SnapshotStoreError::Unsupported { source: Box::new(error) })
             }

@@ -107,6 +107,7 @@ impl CapacityLedger {
         let result = change(&mut promises);
         let reserved = self.policy.reserved(promises.other);
         let totals = LedgerTotals { promised: promises.sum(), reserved };
+        // With the lock held, so that waiters see the totals in the order of the changes.
         self.totals.send_if_modified(|old| std::mem::replace(old, totals) != totals);
         result
     }
@@ -196,6 +197,7 @@ impl CapacityLedger {
     pub(super) fn list_and_count(&self) -> Result<Vec<VolumeId>, DirStoreError> {
         let volumes = self.parts.dirs.list_volumes()?;
         for id in &volumes {
+            // With the lock of the volume: a creation in progress has then recorded its promise itself.
             let _held = self.parts.locks.lock(id.as_str());
             let is_counted = self.lock().limits.by_name.contains_key(id.as_str());
             let imported = if is_counted { None } else { self.parts.dirs.find_volume(id)? };
@@ -211,6 +213,7 @@ impl CapacityLedger {
     fn promised_to(&self, id: &VolumeId, dir: &Dir, limits: QuotaLimits) -> Option<Bytes> {
         match self.parts.kinds.read(&id.clone().into(), dir) {
             Ok(VolumeKind::Image(_)) => image_size(dir).map(promised_bytes).ok().or(limits.bytes),
+            // Also if the mark can't be read: the limit of an image's directory is more than its promise.
             _ => limits.bytes,
         }
     }
@@ -250,6 +253,7 @@ impl CapacityLedger {
         match self.parts.dirs.find_volume(&id).map(|dir| dir.map(status)) {
             Ok(Some(Ok(promised))) => promised,
             Ok(None) => None,
+            // It can't be read. The larger of both amounts never promises more than there is.
             _ => most,
         }
     }
@@ -271,6 +275,8 @@ impl CapacityLedger {
             bytes: larger_limit(old.bytes, limits.bytes),
             inodes: larger_limit(old.inodes, limits.inodes),
         };
+        // Another process may have imported the volume since the last count. A limit in force counts, also
+        // above the ceiling.
         self.set_limit(id.as_str(), old.bytes);
         if raised == old { Ok(()) } else { self.resize(id, dir, raised) }
     }
@@ -300,6 +306,7 @@ impl CapacityLedger {
         };
         let stat = rustix::fs::fstatvfs(base.as_fd()).map_err(failed)?;
         let bytes = |blocks: u64| Bytes(blocks.saturating_mul(stat.f_frsize));
+        // `f_bavail`, without the blocks that are reserved for root: statvfs(3).
         Ok(DiskSpace { total: bytes(stat.f_blocks), free: bytes(stat.f_bavail) })
     }
 }

@@ -61,6 +61,8 @@ impl CopyStore {
         };
         let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
         let stat = rustix::fs::statx(dir.as_fd(), c"", AtFlags::EMPTY_PATH, wanted).map_err(failed)?;
+        // Not every file system records when a directory was created. Nothing writes into a snapshot, so its
+        // last change is the next best.
         let has_birth = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
         let created = if has_birth { stat.stx_btime } else { stat.stx_ctime };
         let seconds = u64::try_from(created.tv_sec).unwrap_or_default();
@@ -78,6 +80,7 @@ impl CopyStore {
         let (from, to) = (StoredId::from(volume.clone()), StoredId::from(id.clone()));
         let _lock = self.parts.locks.lock_copy(&to);
         if let Some(dir) = self.parts.dirs.find(&to)? {
+            // The rename of a killed call may not be durable yet.
             self.parts.dirs.sync(&to)?;
             return self.read_snapshot(id, &dir).map(Some);
         }
@@ -193,6 +196,7 @@ impl CopyStore {
                 plan.from
             );
         }
+        // A clone has the size of its source; the claim may request more.
         if let Some(size) = plan.size {
             self.images.extend(&dir, &open_image(&dir)?, size)?;
         }

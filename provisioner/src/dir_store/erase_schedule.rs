@@ -91,6 +91,8 @@ impl<E> EraseSchedule<E> {
     /// Takes the entry whose turn it is.
     pub(super) fn next_turn(&mut self, now: Instant) -> EraseTurn<E> {
         let candidates = self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_due(now));
+        // Every second turn is the oldest entry's: otherwise new small ones could keep a large one from its
+        // end.
         let next = if self.is_oldest_next {
             candidates.min_by_key(|(_, waiting)| (0, waiting.number))
         } else {
@@ -110,6 +112,7 @@ impl<E> EraseSchedule<E> {
 
     /// Gives an entry back whose slice has ended.
     pub(super) fn yield_entry(&mut self, entry: WaitingEntry<E>) {
+        // It has made progress, so the next failure starts with the shortest delay again.
         let slices = entry.slices + 1;
         self.waiting.push(WaitingEntry { slices, failures: 0, due: None, ..entry });
     }

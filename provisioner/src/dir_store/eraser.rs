@@ -72,6 +72,8 @@ impl EraseQueue {
     /// Queues an entry that uses so many bytes, unless it is queued already.
     pub(super) fn enqueue_entry(&self, entry: TrashEntry, bytes: u64) {
         let mut state = self.lock_state();
+        // The entry may be queued already: a start can be repeated, and a retried removal finds its empty
+        // entry again.
         if state.queued.insert(entry.clone(), bytes).is_none() {
             state.schedule.add_entry(entry);
             self.0.changed.notify_one();
@@ -97,6 +99,7 @@ impl EraseQueue {
                 return None;
             }
             let now = Instant::now();
+            // A new entry, or `stop`, ends each wait early; then the schedule is asked again.
             state = match state.schedule.next_turn(now) {
                 EraseTurn::Erase(entry) => return Some(entry),
                 EraseTurn::WaitUntil(due) => {
@@ -183,6 +186,7 @@ impl Eraser {
             match self.erase_entry(&entry.entry) {
                 Ok(SliceEnd::Erased) => {}
                 Ok(SliceEnd::Paused) => {
+                    // Once for each slice, and not after each file: the metric of the backlog needs no more.
                     let bytes = self.content_bytes(&entry.entry);
                     self.queue.yield_entry(entry, bytes);
                 }
@@ -204,6 +208,8 @@ impl Eraser {
     /// Erases an entry until a slice has ended and others wait.
     fn erase_entry(&self, entry: &TrashEntry) -> Result<SliceEnd, DirStoreError> {
         let mut slice = EraseSlice::new(Instant::now());
+        // It is repeated if a retried removal has moved its volume into the entry after the content was
+        // erased.
         loop {
             if let SliceEnd::Paused = self.erase_content(entry, &mut slice)? {
                 return Ok(SliceEnd::Paused);
@@ -226,6 +232,8 @@ impl Eraser {
         if let Ok(dir) = self.trash.open_content(entry) {
             detach_image(&dir)?;
         }
+        // Called after each file. The slice goes on past its end while no other entry waits: the next slice
+        // would have to search for its first file again.
         let mut keep_going = |_| {
             let has_ended = slice.record_progress(Instant::now());
             if self.queue.is_stopped() || (has_ended && self.queue.is_contended()) {
@@ -262,6 +270,8 @@ impl Eraser {
     fn is_volume_in_place(&self, entry: &TrashEntry, project: ProjectId) -> bool {
         let _held = self.parts.locks.lock(entry.id().as_str());
         let found = self.parts.dirs.find(entry.id()).ok().flatten();
+        // A new volume may have the same id, but not the project: no number is allocated again before it is
+        // released.
         found.is_some_and(
             |dir| matches!(self.parts.limits.find_project(&dir), Ok(Some(found)) if found == project),
         )
@@ -290,6 +300,8 @@ pub(super) struct EraserThread {
 impl EraserThread {
     pub(super) fn start(eraser: &Arc<Eraser>) -> io::Result<Self> {
         let (eraser, queue) = (Arc::clone(eraser), eraser.queue.clone());
+        // A thread of its own: erasing may take hours, and would keep a thread of the runtime's pool from
+        // other work.
         let thread = std::thread::Builder::new().name("erase-volumes".to_owned());
         let thread = Some(thread.spawn(move || eraser.run())?);
         Ok(Self { queue, thread })

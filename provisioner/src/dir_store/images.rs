@@ -77,6 +77,7 @@ impl ImageVolumes {
         if size > old {
             self.grow(id, &dir, size)?;
         }
+        // The rename of a killed call may not be durable yet.
         self.parts.dirs.sync(&stored).map(|()| true)
     }
 
@@ -97,6 +98,8 @@ impl ImageVolumes {
     /// was killed has left.
     fn grow(&self, id: &VolumeId, dir: &Dir, size: Bytes) -> Result<(), DirStoreError> {
         self.ledger.with_promise(id.as_str(), Some(promised_bytes(size)), || {
+            // In this order: the file needs room in the limits of its directory, and a device has the size of
+            // its file.
             self.parts.limits.resize(dir, directory_limits(size))?;
             let file = open_image(dir)?;
             self.extend(dir, &file, size)?;

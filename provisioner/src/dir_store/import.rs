@@ -105,6 +105,7 @@ impl VolumeImporter {
         let volumes = base.open_dir(VOLUMES_DIR).map_err(dir_error)?;
         let imports = base.ensure_dir(IMPORT_DIR, FileMode::PRIVATE_DIR).map_err(dir_error)?;
         let busy = || SourceError::Busy { path: imports.path().to_owned() };
+        // Importers exclude each other, and no store: a provisioner may serve the volumes at the same time.
         let lock = imports.try_lock().map_err(dir_error)?.ok_or_else(busy)?;
         let this = Self {
             base,
@@ -116,6 +117,7 @@ impl VolumeImporter {
             steps: StepRunner::new(hook),
             _lock: lock,
         };
+        // Only with the lock: without it, these could be the files of an import in progress.
         this.imports.remove_stale_files().map_err(dir_error)?;
         this.remove_incomplete_copies()?;
         this.remove_stale_journals()?;
@@ -192,6 +194,7 @@ impl VolumeImporter {
         let Some(ceiling) = self.ceiling else { return Ok(()) };
         let options = DirStoreOptions { capacity: ceiling, ..DirStoreOptions::default() };
         let base = self.base.try_clone().map_err(dir_error)?;
+        // Without the lock of the store, which a provisioner may hold now.
         let store = OpenStore::open_unlocked(base, Arc::clone(&self.quota), &options);
         let capacity =
             store.and_then(|store| store.ledger.capacity_without(moved)).map_err(SourceError::Store)?;
@@ -215,7 +218,7 @@ impl VolumeImporter {
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(dir_error(error)),
         };
-        // That of the provisioner, for a pod, is empty until then.
+        // A volume that the provisioner has created for the claim is empty until a pod uses it.
         let has_data = match volume {
             Some(is_empty) => !is_empty || SourceDir(path).is_missing_or_empty()?,
             None => false,
@@ -240,6 +243,7 @@ impl VolumeImporter {
         let not_a_directory = || SourceError::NotADirectory { path: source.to_owned() };
         let (parent, name) = source.parent().zip(source.file_name()).ok_or_else(not_a_directory)?;
         let parent = Dir::open(parent).map_err(dir_error)?;
+        // One rename: the data are in one place or the other, and a repeated call finds out in which.
         parent.rename(name, &self.imports, id.as_str(), RenameMode::NoReplace).map_err(dir_error)
     }
 
@@ -316,6 +320,7 @@ impl VolumeImporter {
             }
             let dir = self.imports.open_dir(name).map_err(dir_error)?;
             let failed = |source| quota_error(&dir, source);
+            // Before the tree is removed: nothing else has a record of its project.
             let project = self.quota.find_project(dir.as_fd()).map_err(failed)?;
             self.imports.remove_tree(name).map_err(dir_error)?;
             // A kill before this leaves a project without files, which the provisioner's next start releases. So does a

@@ -38,6 +38,8 @@ impl KindMarks {
     /// The kind of the volume or the snapshot in this directory.
     pub(super) fn read(&self, id: &StoredId, dir: &Dir) -> Result<VolumeKind, DirStoreError> {
         let kind = read_mark(self.marks.get(), id.as_str())?;
+        // An image that is taken for a directory would show its pod the file, and not the device or file
+        // system in it.
         if kind == VolumeKind::Directory && self.has_lost_mark(dir)? {
             let path = self.dirs.base.path().join(KINDS_DIR).join(id.as_str());
             return Err(DirStoreError::InvalidKind { path });
@@ -63,6 +65,7 @@ impl KindMarks {
 
     /// Records the kind of a volume or a snapshot, before it is renamed into place.
     pub(super) fn mark(&self, id: &StoredId, kind: VolumeKind) -> Result<(), DirStoreError> {
+        // A directory has no mark. One that an earlier volume of this name has left would make it an image.
         let Some(format) = kind.image_format() else { return self.remove(id) };
         let marks = self.marks.ensure(&self.dirs.base)?;
         let write = || marks.write(id.as_str(), format_mark(format).as_bytes(), FileMode::PRIVATE_FILE);
@@ -98,6 +101,7 @@ impl KindMarks {
         let Some(marks) = self.marks.get() else { return Ok(()) };
         marks.remove_stale_files().map_err(DirStoreError::Directory)?;
         for id in marks.list().map_err(DirStoreError::Directory)?.iter().filter_map(parse_name) {
+            // A volume that can't be looked up keeps its mark: without it, it would pass for a directory.
             if matches!(self.dirs.find(&id), Ok(None)) {
                 self.remove(&id)?;
             }
@@ -113,6 +117,8 @@ pub(super) fn read_mark(marks: Option<&Dir>, name: &str) -> Result<VolumeKind, D
     match marks.read_at_most(name, MAX_MARK_BYTES) {
         Ok(content) => parse_mark(&content).map(VolumeKind::Image).ok_or_else(invalid),
         Err(error) if error.is_not_found() => Ok(VolumeKind::Directory),
+        // Damaged. It is an error, and never read as "a directory": the volume would be served as another
+        // kind.
         Err(error) if error.is_too_large() || error.is_not_a_file() => Err(invalid()),
         Err(error) => Err(DirStoreError::Directory(error)),
     }

@@ -85,10 +85,10 @@ impl StoreLocation {
         };
         match found {
             Ok(Some(found)) if found == *identity => Ok(()),
-            // It tells nothing about the directory.
+            // Without file descriptors or memory, the look tells nothing about the directory.
             Err(error) if error.is_out_of_resources() => Err(error),
             found => {
-                // Also where a failing disk can't be read.
+                // Also if a failing disk can't be read: `wait_until_lost` looks again.
                 self.missed.notify_one();
                 found.and_then(|_| Err(DirStoreError::Lost { path: self.dirs.base.path().to_owned() }))
             }
@@ -120,6 +120,8 @@ impl StoreLocation {
         if let Some(identity) = self.identity.get() {
             return Ok(identity.clone());
         }
+        // A restart must find the identity that PersistentVolumes name, so it is durable before any caller
+        // knows it.
         let new = StoreId::generate().map_err(DirStoreError::GenerateIdentity)?;
         let content = format!("{new}\n");
         let base = &self.dirs.base;

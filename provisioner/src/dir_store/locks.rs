@@ -43,6 +43,7 @@ impl StoreLocks {
 
     /// Waits until nothing of this id is in progress, and locks it.
     pub(super) fn lock_copy(&self, id: &StoredId) -> CopyLock<'_> {
+        // A set of ids, and not one of the short locks: a copy takes minutes, and other volumes share those.
         let mut held = self.in_progress.lock().unwrap_or_else(PoisonError::into_inner);
         while !held.insert(id.clone()) {
             held = self.finished.wait(held).unwrap_or_else(PoisonError::into_inner);
@@ -54,6 +55,7 @@ impl StoreLocks {
 impl Drop for CopyLock<'_> {
     fn drop(&mut self) {
         self.locks.in_progress.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        // All of them, since each waits for an id of its own.
         self.locks.finished.notify_all();
     }
 }

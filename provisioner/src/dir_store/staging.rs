@@ -34,6 +34,7 @@ impl StagingArea {
         mode: FileMode,
         limits: QuotaLimits,
     ) -> Result<Dir, DirStoreError> {
+        // A directory that a failed call could not discard is used again.
         let make = || self.dir.ensure_dir(id.as_str(), mode);
         let dir =
             self.parts.steps.run_step(VolumeStep::CreateDirectory, make).map_err(DirStoreError::Directory)?;
@@ -101,12 +102,14 @@ impl StagingArea {
             }
         }
         match self.dir.open_dir(name) {
+            // Erasing it here would delay the start, or the retry, for as long as its size takes.
             Ok(dir) if !dir.is_empty().map_err(DirStoreError::Directory)? => {
                 let entry = self.trash.create_entry(id, self.parts.limits.find_project(&dir)?)?;
                 self.trash.move_in(&entry, &self.dir)?;
                 self.queue.enqueue_entry(entry, 0);
                 return Ok(true);
             }
+            // The limits first: once the directory is removed, nothing names its project any more.
             Ok(dir) => self.parts.limits.clear(&dir)?,
             Err(error) if error.is_not_found() => return Ok(false),
             Err(error) if error.is_not_a_directory() => {}

@@ -38,6 +38,7 @@ impl OptionalDir {
         if let Some(dir) = self.open.get() {
             return Ok(dir);
         }
+        // Two threads may get here at the same time: the second one finds the directory of the first.
         let dir = base.ensure_dir(self.name, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory)?;
         Ok(self.open.get_or_init(|| dir))
     }

@@ -73,8 +73,12 @@ impl Trash {
             let mut entry = TrashEntry { id: id.clone(), project, number: 0, is_bare: false };
             loop {
                 match self.dir.ensure_dir(entry.to_string(), FileMode::PRIVATE_DIR) {
+                    // New, or left by a removal that was killed before its rename.
                     Ok(dir) if !dir.exists(CONTENT_NAME)? => return Ok(entry),
+                    // An earlier volume of this id is still being erased.
                     Ok(_) => entry.number += 1,
+                    // Removals free a full disk, so they must work on one: the volume itself becomes the
+                    // entry.
                     Err(error) if error.is_full() => return Ok(TrashEntry { is_bare: true, ..entry }),
                     Err(error) => return Err(error),
                 }

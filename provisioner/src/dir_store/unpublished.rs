@@ -29,6 +29,7 @@ impl UnpublishedMarks {
         let marks = OptionalDir::find(&dirs.base, MARKS_DIR)?;
         let mut known = HashSet::new();
         for id in marks.get().map_or_else(|| Ok(Vec::new()), marked_ids).map_err(DirStoreError::Directory)? {
+            // The mark comes before its volume: a mark alone is left by a creation that was killed.
             if dirs.volumes.exists(id.as_str()).map_err(DirStoreError::Directory)? {
                 known.insert(id);
             }
@@ -49,6 +50,7 @@ impl UnpublishedMarks {
         let marks = self.marks.ensure(&self.dirs.base)?;
         let write = || marks.write(id.as_str(), b"", FileMode::PRIVATE_FILE);
         self.steps.run_step(VolumeStep::MarkUnpublished, write).map_err(DirStoreError::Directory)?;
+        // In memory only once it is durable: `remove_empty` deletes data because of it.
         self.lock().insert(id.clone());
         Ok(())
     }
@@ -56,6 +58,7 @@ impl UnpublishedMarks {
     /// Removes the mark of a volume, if it has one.
     pub(super) fn remove(&self, id: &VolumeId) -> Result<(), DirStoreError> {
         let Some(marks) = self.marks.get().filter(|_| self.contains(id)) else { return Ok(()) };
+        // The file first: if that fails, the mark is still known, and a retry tries again.
         let remove = || marks.remove_file(id.as_str());
         self.steps.run_step(VolumeStep::MarkPublished, remove).map_err(DirStoreError::Directory)?;
         self.lock().remove(id);

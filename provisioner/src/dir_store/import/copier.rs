@@ -32,6 +32,7 @@ impl FileCloner for Copier {
 /// range.
 fn copy_data(from: &File, to: &File) -> io::Result<()> {
     let size = from.metadata()?.len();
+    // The size first: a hole at the end has no data that would extend the file.
     to.set_len(size)?;
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut at = 0;
@@ -46,6 +47,7 @@ fn copy_data(from: &File, to: &File) -> io::Result<()> {
         while at < end {
             let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK_BYTES);
             let read = from.read_at(&mut buffer[..wanted], at)?;
+            // Another process has truncated the file since its size was read.
             if read == 0 {
                 return Ok(());
             }

@@ -32,10 +32,14 @@ pub(super) struct ImportPlaces {
 /// Decides where a call resumes.
 pub(super) fn plan_start(places: ImportPlaces) -> ImportStart {
     match places {
+        // An earlier call has renamed its data into place.
         ImportPlaces { staged: false, volume: true, is_volume_ours: true, .. } => ImportStart::Done,
+        // A pod has used the claim first. Its volume is never replaced.
         ImportPlaces { volume: true, .. } => ImportStart::Reject(ImportConflict::VolumeExists),
+        // A new directory has the name of the moved one: only the operator knows which one is meant.
         ImportPlaces { source: true, staged: true, .. } => ImportStart::Reject(ImportConflict::Reappeared),
         ImportPlaces { source: false, staged: false, .. } => ImportStart::Reject(ImportConflict::Missing),
+        // The directory is moved; its limits and its publication are left to do.
         ImportPlaces { staged: true, .. } => ImportStart::Publish,
         ImportPlaces { .. } => ImportStart::Start,
     }

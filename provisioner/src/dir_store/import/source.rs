@@ -50,6 +50,7 @@ impl SourceDir<'_> {
         if !fs::symlink_metadata(self.0).map_err(failed)?.is_dir() {
             return Err(SourceError::NotADirectory { path: path() });
         }
+        // By resolved paths: a symbolic link could hide that the directory is in the store.
         let real_base = fs::canonicalize(base).map_err(failed)?;
         if is_part_of_store(&fs::canonicalize(self.0).map_err(failed)?, &real_base) {
             return Err(SourceError::PartOfStore { path: path(), base: base.to_owned() });
@@ -69,6 +70,7 @@ impl SourceDir<'_> {
         let (mut used, mut linked) = (QuotaUsage { bytes: Bytes(0), inodes: Inodes(0) }, HashSet::new());
         let mut count = |stat: &Stat| {
             let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            // A directory has one name, although its link count also counts its subdirectories.
             if is_dir || stat.st_nlink == 1 || linked.insert(stat.st_ino) {
                 used.bytes.0 += u64::try_from(stat.st_blocks).unwrap_or_default() * BLOCK_BYTES;
                 used.inodes.0 += 1;
