@@ -82,6 +82,8 @@ impl BindMounter {
         match open() {
             Ok(dir) => Ok(Some(dir)),
             Err(error) if error.is_not_found() => Ok(None),
+            // No link is followed, also none that is above the target: it could lead out of the kubelet's
+            // directory.
             Err(error) if error.is_symlink() || error.is_not_a_directory() => {
                 Err(TargetMountError::NotDirectory { path: below.to_owned() })
             }
@@ -91,6 +93,7 @@ impl BindMounter {
 
     /// Mounts at a target that exists.
     fn mount_in_parent(&self, parent: &Dir, request: &MountRequest<'_>) -> Result<(), TargetMountError> {
+        // Opened first, and mounted at by its descriptor: a rename in between leads the mount nowhere else.
         let place = request.open_place(parent)?;
         let mount = self.create_mount(request)?;
         let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
@@ -125,6 +128,8 @@ impl BindMounter {
         let has_other_access = |device: &LoopDevice| device.is_read_only() != read_only;
         let mut attached = loops::find(file).map_err(failed)?;
         if attached.iter().any(has_other_access) {
+            // Perhaps no target shows the device any more, and then it is released. An open descriptor would
+            // keep its file attached.
             drop(attached);
             self.release(request.volume)?;
             attached = loops::find(file).map_err(failed)?;
@@ -134,6 +139,7 @@ impl BindMounter {
         }
         match attached.into_iter().find(LoopDevice::is_complete) {
             None => attach_block(&self.steps, file, read_only).map_err(failed),
+            // Such a device may disappear with its last user, and may have the size from before an expansion.
             Some(mut device) => {
                 device.keep_attached().and_then(|()| device.grow()).map_err(failed)?;
                 Ok(device)
@@ -143,6 +149,7 @@ impl BindMounter {
 
     /// Detaches the device of a target that was unmounted, unless another target shows it.
     fn detach_unused(&self, device: LoopDevice) -> io::Result<()> {
+        // Devices of other programs stay. Ours have the id of a volume as their name, and no autoclear.
         let is_ours = !device.is_autoclear() && device.name().parse::<VolumeId>().is_ok();
         let kubelet = std::fs::canonicalize(&self.kubelet_dir)?;
         let shows_device =
@@ -188,6 +195,7 @@ impl MountRequest<'_> {
         let dir = parent
             .open_dir(name)
             .map_err(|error| self.mount_error(io::Error::new(error.io_kind(), error)))?;
+        // The mount would hide its files.
         if !dir.is_empty().map_err(|error| inspect_error(self.target)(error.into_cause()))? {
             return Err(self.occupied(TargetConflict::NotEmpty));
         }
@@ -210,9 +218,11 @@ impl VolumeMounter for BindMounter {
         let all = mount_table().map_err(inspect_error(target))?;
         let Some(mount) = all.iter().find(|mount| mount.id == mounted.mount) else { return Ok(None) };
         let mut flags = MountRestrictions::from(mount.own_flags);
+        // Without a loop device, the target shows a directory: that of the volume, or another one.
         let Some(device) = mounted.loop_device(mount).map_err(inspect_error(target))? else {
             return Ok(Some(TargetMount { volume: mounted.file, flags }));
         };
+        // The device decides whether it can be written, and not the mount of its node.
         if mounted.is_device() {
             flags.read_only = device.is_read_only();
         }
@@ -257,6 +267,8 @@ impl VolumeMounter for BindMounter {
             self.steps.run_step(VolumeStep::RemoveTarget, removed).map_err(failed)
         };
         let mut devices = Vec::new();
+        // Mounts can be on top of each other. Each turn looks again, and removes the topmost, and at last the
+        // target.
         loop {
             match TargetState::read(&parent, target)? {
                 TargetState::Absent => break,
@@ -270,6 +282,7 @@ impl VolumeMounter for BindMounter {
                 }
             }
         }
+        // Only now: as long as a mount shows a device, it is in use.
         devices
             .into_iter()
             .try_for_each(|device| self.detach_unused(device))
@@ -281,6 +294,7 @@ impl VolumeMounter for BindMounter {
         let file = FileId::from_fd(volume.as_fd()).map_err(list)?;
         let numbers = (rustix::fs::major(file.device), rustix::fs::minor(file.device));
         let devices = attached_devices(volume).map_err(list)?;
+        // A first choice: the mount table has no inodes. Each target is inspected below.
         let may_show = |mount: &MountEntry| match volume {
             OpenVolume::Directory(_) => mount.info.device == numbers,
             OpenVolume::Image { .. } => {
@@ -304,6 +318,8 @@ impl VolumeMounter for BindMounter {
                 OpenVolume::Image { .. } => {
                     let devices = attached_devices(volume)?;
                     let is_nested = |mount: &&MountEntry| {
+                        // A mount of the whole file system is one of the volume; a subPath mount shows a
+                        // directory in it.
                         mount.root != Path::new("/")
                             && devices.iter().any(|device| device.is_source_of(mount))
                     };
@@ -331,6 +347,7 @@ impl VolumeMounter for BindMounter {
     fn release(&self, volume: &OpenVolume) -> Result<(), TargetMountError> {
         let OpenVolume::Image { file, format: ImageFormat::Block } = volume else { return Ok(()) };
         let failed = |source| TargetMountError::Release { source };
+        // The devices first: without one, the mount table is not read.
         if loops::find(file.as_fd()).map_err(failed)?.is_empty() || !self.list_targets(volume)?.is_empty() {
             return Ok(());
         }

@@ -48,6 +48,8 @@ pub(super) struct MountGuard {
 impl VolumeGuard for MountGuard {
     fn reserve(&self, id: &VolumeId) -> Result<VolumeReservation, GuardError> {
         let in_use = |by: String| GuardError::InUse { id: id.clone(), by };
+        // Before the look at the mounts: from now on, a publish of the volume is aborted, and the kubelet
+        // repeats it.
         let in_flight = self
             .in_flight
             .try_acquire(id)
@@ -55,6 +57,7 @@ impl VolumeGuard for MountGuard {
         let inspect_error = |source| GuardError::Inspect { id: id.clone(), source };
         let volume = match self.volumes.inspect(id) {
             Ok(volume) => volume,
+            // Nothing is left to protect.
             Err(VolumeStoreError::NotFound { .. }) => return Ok(VolumeReservation::new(in_flight)),
             Err(error) => return Err(inspect_error(error.into())),
         };

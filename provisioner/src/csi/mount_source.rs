@@ -64,9 +64,11 @@ pub(super) fn file_system_mount(
         Some(device) => device,
         None => steps.run_step(VolumeStep::AttachDevice, || attach(file, options))?,
     };
+    // The volume may have been expanded while it was mounted nowhere.
     device.grow()?;
     let mount = mount_device(&device, format)?;
     mount.grow_to(&device)?;
+    // Last: a file system can't grow through a read-only mount.
     restrict_mount(mount.as_fd(), flags)?;
     Ok(mount.into())
 }

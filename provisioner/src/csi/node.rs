@@ -47,6 +47,7 @@ impl NodeService {
         let in_flight = self.in_flight.try_acquire(id).ok_or_else(busy)?;
         let volumes = self.node_volumes();
         run_blocking(move || {
+            // The thread holds the mark, and not this future, which ends when the kubelet gives up the call.
             let _until_done = in_flight;
             act(&volumes)
         })
@@ -67,6 +68,7 @@ impl NodeService {
             Err(error) => {
                 let is_missing = matches!(error, VolumeStoreError::NotFound { .. });
                 let is_published = run_blocking(move || Ok(volumes.is_occupied(&wanted, is_missing))).await?;
+                // A target without a mount is an error of the call, and not of the volume.
                 if !is_published {
                     return Err(store_status(&error));
                 }
@@ -110,6 +112,7 @@ impl NodeVolumes {
         let volume = self.volumes.open(&wanted.id).map_err(|error| store_status(&error))?;
         check_kind(wanted, volume.kind())?;
         let file = FileId::from_fd(volume.as_fd()).map_err(|error| Status::internal(error.to_string()))?;
+        // The kubelet repeats a publish, also after its restart: a mount as requested is a success.
         if let Some(mounted) =
             self.mounter.find_mount(&wanted.target).map_err(|error| mount_status(&error))?
         {
@@ -119,6 +122,7 @@ impl NodeVolumes {
                 (false, _) => Err(already_exists(wanted, "occupied by another mount")),
             };
         }
+        // No other call publishes the volume between this look and the mount: only one is in flight.
         if wanted.is_exclusive {
             let others = self.mounter.list_targets(&volume).map_err(|error| mount_status(&error))?;
             if let Some(other) = others.iter().find(|other| **other != wanted.target) {
@@ -134,7 +138,9 @@ impl NodeVolumes {
     /// Unpublishes a volume, and releases the device of a block volume that is published nowhere else: also one that a
     /// killed process attached and did not mount.
     fn unpublish_volume(&self, wanted: &UnpublishRequest) -> Result<(), Status> {
+        // First, and without the store: a pod must terminate also if its volume is lost.
         self.mounter.unmount(&wanted.target).map_err(|error| mount_status(&error))?;
+        // `inspect` and not `open`, after which a volume counts as written by a pod.
         match self.volumes.inspect(&wanted.id) {
             Ok(volume) => self.mounter.release(&volume).map_err(|error| mount_status(&error)),
             Err(error) => {
@@ -158,6 +164,7 @@ impl NodeVolumes {
                 FilesystemSpace::from_fd(dir.as_fd()).map(PublishedSpace::Limited).map_err(io_status)
             }
             OpenVolume::Image { format: ImageFormat::Block, .. } => Ok(PublishedSpace::Device),
+            // Only the mounted file system knows how much of its file is free.
             OpenVolume::Image { .. } => {
                 let root = self.mounter.open_mount(&wanted.target).map_err(|error| mount_status(&error))?;
                 let root = root.ok_or_else(not_mounted)?;
@@ -188,6 +195,7 @@ impl NodeVolumes {
         match self.mounter.find_mount(&wanted.target) {
             Ok(mounted) => mounted.is_some(),
             Err(TargetMountError::NotDirectory { .. }) => false,
+            // The mount can't be inspected, as on a disk that fails: the pod must learn that.
             Err(_) => true,
         }
     }

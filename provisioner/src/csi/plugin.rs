@@ -101,7 +101,6 @@ pub struct DriverLock {
     _dir: DirLock,
 }
 
-/// The paths of the two sockets.
 #[derive(Debug, Clone)]
 struct SocketPaths {
     node: PathBuf,
@@ -260,8 +259,10 @@ async fn serve_registration(
     sockets: SocketPaths,
     registered: watch::Sender<bool>,
 ) -> Result<(), Failure> {
+    // Dropped however this ends: without the server, the kubelet can't report the state any more.
     let _reset = ResetRegistration(registered.clone());
     let parent = ctx.dn().rsplit_once('.').map_or("", |(parent, _)| parent);
+    // The kubelet calls the node service as soon as it has seen the socket of the registration.
     ctx.wait_ready(&format!("{parent}.node")).await?;
     let (reject, rejection) = oneshot::channel();
     let service = Arc::new(RegistrationService::new(&deps.driver, &sockets.node, registered, reject));
@@ -270,6 +271,7 @@ async fn serve_registration(
     let server = serve_grpc(listener_factory(sockets.registration), router, SHUTDOWN_GRACE_PERIOD);
     tokio::select! {
         ended = server.run(ctx) => ended,
+        // A sender that is dropped rejects nothing: then the pattern does not match, and the server goes on.
         Ok(rejection) = rejection => Err(rejection.into()),
     }
 }

@@ -63,6 +63,7 @@ impl MountOptions {
     }
 
     fn apply_option(&mut self, flag: &str) -> Result<(), Status> {
+        // An unknown option is an error: a pod must not run without a restriction that its volume asks for.
         match flag.parse().map_err(|_| unknown_option(flag))? {
             MountOption::ReadOnly(read_only) => self.read_only |= read_only,
             MountOption::Suid(allowed) => self.suid = Some(allowed),
@@ -97,6 +98,7 @@ impl PublishRequest {
                 "mount option dev is not supported by strict volumes: remove it from mountOptions of the StorageClass",
             ));
         }
+        // Any of the three makes the mount read-only: an option, the pod, or the access mode.
         options.read_only |= request.readonly || mode.is_read_only;
         Ok(Self { id, target, kind, options, is_exclusive: mode.is_exclusive })
     }

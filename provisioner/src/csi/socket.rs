@@ -96,9 +96,10 @@ pub(super) async fn listen(path: &Path) -> Result<SocketListener, SocketError> {
     socket.remove_stale()?;
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };
     let listener = UnixListener::bind(socket.proc_fd_path()).map_err(failed)?;
+    // The identity of the file: dropping the listener must not remove the socket of a later instance.
     let file = socket.file_id().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
     let socket_listener = SocketListener { listener, location: socket, file };
-    // Until then, only root can enter the directory.
+    // Between `bind` and this call, the mode of the directory keeps other users out.
     let location = &socket_listener.location;
     location
         .dir

@@ -37,6 +37,7 @@ impl FilesystemSpace {
         let stat = rustix::fs::fstatvfs(dir)?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         let used = |total: u64, free: u64| total.saturating_sub(free);
+        // As df(1): the blocks reserved for root are neither used nor available.
         Ok(Self {
             bytes: AvailableSpace {
                 total: bytes(stat.f_blocks),
@@ -65,6 +66,7 @@ pub(super) fn usage_rows(volume: &VolumeUsage, space: &PublishedSpace) -> Vec<Ro
             vec![separate_row(Unit::Bytes, space.bytes), separate_row(Unit::Inodes, space.inodes)]
         }
         PublishedSpace::Device => {
+            // The kernel does not know which blocks of a raw device hold data.
             let size = limits.bytes.map_or(0, |bytes| bytes.0);
             vec![Row { unit: Unit::Bytes.into(), total: signed(size), used: 0, available: 0 }]
         }

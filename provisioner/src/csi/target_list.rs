@@ -48,6 +48,8 @@ pub(super) fn filter_targets(
     let mut found = BTreeSet::new();
     for target in targets {
         let mounted = match inspect(&target) {
+            // A link or a file took the place of the target or of a directory above it, so that the volume is
+            // not visible there.
             Err(TargetMountError::NotDirectory { .. }) => None,
             result => result?,
         };

@@ -52,6 +52,7 @@ impl TargetPath {
             _ => {}
         }
         let path = Path::new(path);
+        // Before the prefix is removed: with `..`, a path below the directory can lead out of it.
         let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::RootDir);
         if !path.is_absolute() || !path.components().all(is_plain) {
             return Err(TargetError::Malformed);

@@ -48,12 +48,15 @@ impl TargetState {
         };
         let kind = FileType::from_raw_mode(stat.stx_mode.into());
         match kind {
+            // The kernel tells whether it is the root of a mount: statx(2). A bind mount may have the device
+            // number of its parent.
             FileType::Directory | FileType::RegularFile | FileType::BlockDevice
                 if stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) =>
             {
                 Ok(Self::Mount(MountedFile::new(&stat, kind)))
             }
             FileType::Directory => Ok(Self::Directory),
+            // A file with data was not created by a publish, and is not removed by an unpublish.
             FileType::RegularFile if stat.stx_size == 0 => Ok(Self::File),
             _ => Err(TargetMountError::NotDirectory { path: target.relative_path().to_owned() }),
         }
@@ -107,6 +110,7 @@ pub(super) fn create_target(parent: &Dir, name: &Path, is_device: bool) -> rusti
 pub(super) fn remove_target(parent: &Dir, name: &Path, is_device: bool) -> rustix::io::Result<()> {
     let flags = if is_device { AtFlags::empty() } else { AtFlags::REMOVEDIR };
     match rustix::fs::unlinkat(parent, name, flags) {
+        // The kubelet may have removed it first.
         Err(Errno::NOENT) => Ok(()),
         removed => removed,
     }

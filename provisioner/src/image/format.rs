@@ -158,6 +158,8 @@ impl Formatter {
         let failed = |source| FormatError::Start { program, source };
         for dir in self.directories.iter().map(PathBuf::as_path).chain(PROGRAM_DIRS.map(Path::new)) {
             let mut command = Command::new(dir.join(program));
+            // An error quotes the program, so that prints English. The image is its standard input: no path
+            // can lead it to another file.
             command.args(arguments).env("LC_ALL", "C").stdin(image.try_clone().map_err(failed)?);
             command.stdout(Stdio::null()).stderr(Stdio::piped());
             // The next start discards what this one has begun; it must not find the program still at work.
@@ -174,6 +176,8 @@ impl Formatter {
 
 fn ext4_arguments(size: Bytes) -> Vec<OsString> {
     let inode_ratio = if size.0 < SMALL_BYTES { "4096" } else { "16384" };
+    // `-F`: a file, and not a device. `-m 0`: no blocks are reserved for root, so that a pod can use all of
+    // its volume.
     let mut arguments = vec!["-q", "-F", "-b", "4096", "-I", "256", "-i", inode_ratio, "-m", "0"];
     // All blocks of a new file are zero already: nothing is written later to make them so.
     arguments.extend(["-O", EXT4_FEATURES, "-E", "lazy_itable_init=0,lazy_journal_init=1"]);
@@ -181,6 +185,7 @@ fn ext4_arguments(size: Bytes) -> Vec<OsString> {
 }
 
 fn xfs_arguments(proto_path: String) -> Vec<OsString> {
+    // `-K`: a new file is sparse, so that there is nothing to discard.
     let mut arguments = vec!["-q", "-f", "-K", "-s", "size=4096", "-b", "size=4096", "-m", "crc=1,reflink=1"];
     arguments.push("-p");
     arguments.into_iter().map(OsString::from).chain([proto_path.into()]).collect()
@@ -202,6 +207,7 @@ fn wait_for_end(
     let (stopped, text) = thread::scope(|scope| {
         // Disconnected when the error output has ended.
         let (reading, is_read) = mpsc::channel::<()>();
+        // On a thread of its own: a program that fills the pipe would wait for its reader forever.
         let reader = scope.spawn(move || {
             let (_reading, mut bytes) = (reading, Vec::new());
             let _ = stderr.map(|mut stderr| stderr.read_to_end(&mut bytes));
@@ -220,10 +226,12 @@ fn wait_for_end(
             }
         };
         if stopped.is_some() {
+            // The program may have ended in the meantime.
             let _ = child.kill();
         }
         (stopped, reader.join().unwrap_or_default())
     });
+    // Also after a kill: once it is reaped, it writes nothing into the image, and no zombie is left.
     let status = child.wait().map_err(|source| FormatError::Start { program, source })?;
     match stopped {
         Some(error) => Err(error),

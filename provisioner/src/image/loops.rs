@@ -91,11 +91,13 @@ impl LoopDevice {
         let path = device_path(number);
         let opened = open_device(&path, OFlags::RDONLY);
         let device = match opened {
+            // The device was removed after it was listed.
             Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => return Ok(None),
             opened => opened.map_err(|errno| path_error(&path, errno))?,
         };
         let stat = rustix::fs::fstat(&device)?;
         let numbers = DeviceNumbers::of_node(&stat);
+        // In a container, another file may have the name, whose ioctls mean something else.
         if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers.major != LOOP_MAJOR {
             return Err(other_device(&path));
         }
@@ -165,6 +167,8 @@ impl LoopDevice {
 
     /// Keeps the file attached, also while the device has no user.
     pub(crate) fn keep_attached(&mut self) -> io::Result<()> {
+        // A mount of the node is no user of the device: with autoclear, it loses its file when the last
+        // descriptor is closed.
         if self.is_autoclear() {
             let flags = self.status.flags & !sys::AUTOCLEAR;
             sys::set_status(self.device.as_fd(), sys::LoopStatus::to_set(flags, self.status.name))?;
@@ -186,6 +190,7 @@ impl LoopDevice {
             Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => return Ok(()),
             done => done?,
         }
+        // This descriptor is a user, too, for which the kernel may keep the file.
         drop(self);
         let deadline = Instant::now() + DETACH_WITHIN;
         while is_attached(number) && Instant::now() < deadline {
@@ -234,6 +239,7 @@ impl AsFd for LoopDevice {
 pub(crate) fn attach(file: BorrowedFd<'_>, options: LoopOptions) -> io::Result<LoopDevice> {
     let control =
         open_file(Path::new(CONTROL), OFlags::RDWR).map_err(|errno| path_error(Path::new(CONTROL), errno))?;
+    // `LOOP_CTL_GET_FREE` reserves nothing: another process may use the device first.
     for _ in 0..ATTACH_ATTEMPTS {
         let number = sys::find_free_device(control.as_fd())?;
         if let Some(device) = attach_to(number, file, options)? {
@@ -260,6 +266,8 @@ fn attach_to(number: u32, file: BorrowedFd<'_>, options: LoopOptions) -> io::Res
         .fold(sys::DIRECT_IO, |flags, (_, flag)| flags | flag);
     let status = sys::LoopStatus::to_set(flags, file_name(file));
     let block_size = options.block_size.map_or_else(|| disk_block_size(file), Ok)?;
+    // The file, the flags and the name in one call: a kill leaves no device with the file and without its
+    // name.
     match sys::configure(device.as_fd(), file, block_size, status) {
         // The kernel of some systems mounts no device that is open for writing: this one is not, and keeps the file
         // when the other is closed.
@@ -357,6 +365,7 @@ fn is_attached(number: u32) -> bool {
 /// A device or a file system can't grow. A retry can help.
 pub(crate) fn grow_attached(file: BorrowedFd<'_>) -> io::Result<()> {
     for device in find(file)? {
+        // The device first: its file system can't be larger.
         device.grow()?;
         if let Some(mount) = mounts::mount_again(&device, &mount_table()?)? {
             mount.grow_to(&device)?;
@@ -371,6 +380,7 @@ pub(crate) fn grow_attached(file: BorrowedFd<'_>) -> io::Result<()> {
 /// The kernel's error.
 pub(crate) fn sync_mounted(file: BorrowedFd<'_>) -> io::Result<()> {
     for device in find(file)? {
+        // From the top down: what the file system writes is in the cache of the device then.
         if let Some(mount) = mounts::mount_again(&device, &mount_table()?)? {
             mount.sync()?;
         }

@@ -48,6 +48,7 @@ pub(crate) fn mount_device(device: &LoopDevice, format: ImageFormat) -> io::Resu
         match format {
             // A restored snapshot has the UUID of its source.
             ImageFormat::Xfs => fsconfig_set_flag(context.as_fd(), "nouuid")?,
+            // By default, ext4 goes on after errors, and can damage more.
             _ => fsconfig_set_string(context.as_fd(), "errors", "remount-ro")?,
         }
         fsconfig_create(context.as_fd())?;
@@ -56,6 +57,8 @@ pub(crate) fn mount_device(device: &LoopDevice, format: ImageFormat) -> io::Resu
     match mount() {
         Ok(mount) => Ok(DetachedMount { mount, format }),
         Err(errno) => {
+            // The error number names hardly ever the cause. The kernel writes that into the log of the
+            // context: fsopen(2).
             let (error, log) = (io::Error::from(errno), read_log(&context));
             Err(io::Error::new(
                 error.kind(),
@@ -147,8 +150,7 @@ impl Ext4Size {
     }
 
     /// *Source:* `struct ext4_super_block` in Linux `fs/ext4/ext4.h`: `s_blocks_count_lo` at 0x4, `s_log_block_size` at
-    /// 0x18,
-    /// `s_feature_incompat` at 0x60, `s_blocks_count_hi` at 0x150.
+    /// 0x18, `s_feature_incompat` at 0x60, `s_blocks_count_hi` at 0x150.
     fn parse(superblock: &[u8; EXT4_SUPERBLOCK_BYTES]) -> Self {
         const HAS_64_BITS: u32 = 0x80;
         let number = |at: usize| {

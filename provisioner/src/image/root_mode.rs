@@ -23,8 +23,10 @@ pub(super) fn open_root(image: &File) -> io::Result<()> {
     let layout = RootLayout::read(image)?;
     let mut inode = vec![0; layout.inode_bytes];
     image.read_exact_at(&mut inode, layout.offset)?;
+    // The upper bits are the type of the inode, which stays a directory.
     let mode = (u16_at(&inode, 0)? & !0o7777) | ROOT_PERMISSIONS;
     put(&mut inode, 0, mode)?;
+    // With `metadata_csum`, the kernel rejects an inode with a wrong checksum.
     layout.seal(&mut inode)?;
     image.write_all_at(&inode, layout.offset)
 }
@@ -41,6 +43,7 @@ impl RootLayout {
     fn read(image: &File) -> io::Result<Self> {
         let mut super_block = vec![0; 1024];
         image.read_exact_at(&mut super_block, SUPER_BLOCK)?;
+        // `s_log_block_size`, `s_inode_size`, `s_uuid`; below, `s_first_data_block` and `s_feature_incompat`.
         let block_bytes = 1024_u64.checked_shl(u32_at(&super_block, 0x18)?).ok_or_else(invalid)?;
         let inode_bytes = usize::from(u16_at(&super_block, 0x58)?);
         let uuid = super_block.get(0x68..0x78).ok_or_else(invalid)?.to_vec();
@@ -48,6 +51,7 @@ impl RootLayout {
         let table = u64::from(u32_at(&super_block, 0x14)?).saturating_add(1).saturating_mul(block_bytes);
         let mut descriptor = vec![0; 64];
         image.read_exact_at(&mut descriptor, table)?;
+        // `bg_inode_table_hi`, which only descriptors of 64 bytes have, and `bg_inode_table_lo`.
         let high = match u32_at(&super_block, 0x60)? & WIDE_DESCRIPTORS {
             0 => 0,
             _ => u64::from(u32_at(&descriptor, 0x28)?),
@@ -62,6 +66,7 @@ impl RootLayout {
     fn seal(&self, inode: &mut [u8]) -> io::Result<()> {
         const LOW: usize = 0x7c;
         const HIGH: usize = 0x82;
+        // Both halves count as zero in the sum itself.
         put(inode, LOW, 0)?;
         put(inode, HIGH, 0)?;
         let generation = inode.get(0x64..0x68).ok_or_else(invalid)?;
