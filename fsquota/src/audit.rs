@@ -37,6 +37,8 @@ pub(crate) fn audit_tree(
     let stop = AuditStop(is_canceled);
     // A tree that is cleared at the same time would be limited again.
     let _trees = options.repair.then(|| engine.kernel.lock_trees()).transpose()?;
+    // Pass 1 finds all owners before any entry is judged: an entry may count for an owner that a walk meets
+    // later.
     let mut search = OwnerSearch::new(None, WalkPace::new(options.entries_per_second), stop);
     visit_tree(dir, &mut search)?;
     let listed = engine.list_projects(ProjectRange::full_range())?;
@@ -46,6 +48,7 @@ pub(crate) fn audit_tree(
     let limited = listed.into_iter().filter(|status| status.limits != QuotaLimits::default());
     let limited = limited.map(|status| status.project.get()).collect();
     let projects = KnownProjects { owned: search.owned, limited };
+    // Pass 2 starts with the limits that the directories above the tree give it.
     let above = scope_above(&engine.kernel, dir).map_err(|source| walk_error(PathBuf::new(), source))?;
     let mut visitor = AuditVisitor::new(engine, &projects, options, stop, above);
     visit_tree(dir, &mut visitor)?;
@@ -81,6 +84,7 @@ fn scope_above(kernel: &impl QuotaKernel, dir: BorrowedFd<'_>) -> io::Result<Sco
             return Ok(Scope::Limited { project: mark.project, is_owned: true });
         }
         let ProjectTag { project, inherit } = kernel.project_tag(above.as_fd())?;
+        // The project of the tree, if it has one, starts below this directory.
         if project == 0 || !inherit || inherited.is_some_and(|below| below != project) {
             break;
         }

@@ -287,6 +287,7 @@ fn find_mount(dir: BorrowedFd<'_>) -> io::Result<MountEntry> {
         if Some(mount.id) == id {
             by_id = Some(mount);
         } else if mount.info.device == device {
+            // Before Linux 5.8, statx(2) tells no mount ID: the last mount of the device stands for it.
             by_device = Some(mount);
         }
     }
@@ -319,10 +320,13 @@ fn check_quotas(linux: &LinuxKernel, mount: &MountEntry) -> Result<(), OpenError
         Err(error) => error.raw_os_error().ok_or(error).map(Some),
     };
     let probed = |source| OpenError::Probe { mount_point: mount_point.clone(), source };
+    // Counting first, then enforcement: the error names the first thing that is missing.
     let lack = match errno(sys::probe_accounting(linux.quota_target())).map_err(probed)? {
         None => return check_enforcement(linux, mount_point),
         // ENOSYS means that the kernel, or the file system, was built without quotas.
         Some(libc::ENOSYS) => OpenError::NoKernelSupport { kind },
+        // ext4 gives the same error without the feature and without the mount option; a file with a project
+        // tells them apart.
         Some(libc::ESRCH) if kind == FileSystemKind::Ext4 && !supports_projects(linux) => {
             OpenError::NoProjectFeature { source_device: mount.source.to_string_lossy().into_owned() }
         }
@@ -335,6 +339,8 @@ fn check_quotas(linux: &LinuxKernel, mount: &MountEntry) -> Result<(), OpenError
 
 fn check_enforcement(linux: &LinuxKernel, mount_point: PathBuf) -> Result<(), OpenError> {
     let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    // Reading a record needs privileges, and the probe before does not: fs/quota/quota.c,
+    // `check_quotactl_permission`.
     match sys::read_quota(linux.quota_target(), 0) {
         Err(error) if is_denied(&error) => return Err(OpenError::Permission { mount_point }),
         _ => {}
@@ -349,6 +355,7 @@ fn check_enforcement(linux: &LinuxKernel, mount_point: PathBuf) -> Result<(), Op
 /// Returns whether files there can have a project: tries it with an unnamed file, which disappears when it is closed.
 fn supports_projects(linux: &LinuxKernel) -> bool {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    // Without such a file nothing is known, and the error names the mount option.
     let Ok(file) = rustix::fs::openat(&linux.root, ".", flags, Mode::RUSR) else { return true };
     let tag = crate::kernel::ProjectTag { project: 1, inherit: false };
     let tried = linux::write_project_tag(file.as_fd(), tag);

@@ -120,6 +120,8 @@ pub(crate) fn next_project(
     while from < u32::MAX
         && let Some((number, record)) = kernel.next_record(from)?
     {
+        // A released project may keep an empty record, and inodes without a project count for number 0: neither is
+        // listed.
         if let Some(project) = ProjectId::new(number)
             && record != QuotaRecord::default()
         {

@@ -75,6 +75,7 @@ impl LinuxKernel {
 
     /// Opens the lock file, and creates it first if it doesn't exist.
     fn open_lock(&self) -> Result<OwnedFd, Error> {
+        // A file of another kind under this name is rejected, and neither followed nor waited for.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let failed = |error: Errno| match error {
             Errno::LOOP | Errno::ISDIR | Errno::NXIO => Error::UnsafeLock { path: self.lock_path() },
@@ -83,6 +84,7 @@ impl LinuxKernel {
         let lock =
             rustix::fs::openat(&self.root, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         let stat = rustix::fs::fstat(&lock).map_err(failed)?;
+        // Another user who can open the file could hold its lock forever.
         let is_private = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
             && stat.st_uid == rustix::process::geteuid().as_raw()
             && Mode::from_raw_mode(stat.st_mode) & (Mode::RWXG | Mode::RWXO) == Mode::empty();
@@ -118,9 +120,13 @@ impl LinuxKernel {
         };
         let [mut pause, longest] = LOCK_PAUSES;
         loop {
+            // Opened anew in each turn: an administrator may have removed the file, and another process
+            // created it again.
             let lock = self.open_lock()?;
             match try_lock(&lock) {
                 Ok(()) if self.is_current(&lock).map_err(failed)? => return Ok(lock),
+                // The lock of a file without a name excludes no other process: open the one that has the name
+                // now.
                 Ok(()) => {}
                 Err(error) if is_held(&error) => {}
                 Err(error) => return Err(failed(error)),
@@ -204,6 +210,7 @@ impl QuotaKernel for LinuxKernel {
 
     /// Soft and hard limit are equal, so no grace period applies.
     fn set_limits(&self, project: u32, change: KernelLimitChange) -> io::Result<()> {
+        // `fields` names the limits to change; the kernel keeps the others.
         let mut account = DiskQuotaBlock::default();
         if let Some(kib) = change.kib {
             let blocks = kib * (KIB / DISK_QUOTA_UNIT);
@@ -269,6 +276,7 @@ pub(crate) fn read_project_tag(file: BorrowedFd<'_>) -> io::Result<ProjectTag> {
 }
 
 pub(crate) fn write_project_tag(file: BorrowedFd<'_>, tag: ProjectTag) -> io::Result<()> {
+    // The call writes all attributes of the inode, so the others are read first and written back.
     let mut attributes = sys::read_attributes(file)?;
     attributes.project = tag.project;
     attributes.flags =
@@ -340,6 +348,7 @@ pub(crate) fn read_owner_attribute(dir: BorrowedFd<'_>) -> io::Result<OwnerAttri
         Err(error) => return Err(error.into()),
     };
     match record {
+        // A copy of the directory with its attributes has the mark, and another inode.
         Some(record) if record.inode == inode_id(dir)? => Ok(OwnerAttribute::Own(record.mark)),
         _ => Ok(OwnerAttribute::Foreign),
     }
@@ -357,6 +366,7 @@ fn write_owner_mark(dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> io::Result<
 }
 
 fn inode_id(dir: BorrowedFd<'_>) -> io::Result<InodeId> {
+    // File systems use the number of a removed inode again; the generation tells the two apart.
     Ok(InodeId { inode: rustix::fs::fstat(dir)?.st_ino, generation: sys::read_generation(dir)? })
 }
 

@@ -37,6 +37,7 @@ pub(crate) struct OwnerRecord {
 impl OwnerRecord {
     /// Parses the value; `None` if it is damaged.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        // By key and not by position: an earlier release reads the marks of a later one.
         let words: Vec<(&str, &str)> =
             std::str::from_utf8(value).ok()?.split(' ').filter_map(|word| word.split_once('=')).collect();
         let find = |key: &str| words.iter().find(|(name, _)| *name == key).map(|(_, number)| *number);

@@ -111,10 +111,13 @@ impl ProjectQuota {
         dir: BorrowedFd<'_>,
         change: QuotaChange,
     ) -> Result<(QuotaStatus, TreeSummary), Error> {
+        // The directory first: its new entries inherit the project, and the walk changes the old ones.
         let status = self.engine.set_limits(dir, change, NonEmptyPolicy::Accept)?;
         let previous = self.engine.previous_project(dir)?;
         let from: Vec<u32> = [0].into_iter().chain(previous).collect();
         let changed = tree::retag_tree(dir, &from, status.project.get())?;
+        // Last: after a kill before it, a repeated call reads from the mark which project the entries may
+        // still have.
         if previous.is_some() {
             self.engine.forget_previous_project(dir)?;
         }
@@ -131,7 +134,9 @@ impl ProjectQuota {
     /// # Errors
     /// As [`clear_limits`](QuotaSetter::clear_limits), and [`Error::ChangeTree`]; repeat the call to resume.
     pub fn clear_limits_recursive(&self, dir: BorrowedFd<'_>) -> Result<TreeSummary, Error> {
+        // A repair at the same time would give the entries their project back.
         let _trees = self.engine.kernel.lock_trees()?;
+        // New entries of the directory inherit nothing from here on; the walk does the same for those below.
         let Some(project) = self.engine.start_clearing(dir)? else { return Ok(TreeSummary::default()) };
         let changed = tree::retag_tree(dir, &[project.get()], 0)?;
         self.engine.finish_clearing(dir, project)?;

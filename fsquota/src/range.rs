@@ -90,9 +90,11 @@ pub(crate) fn find_free_project(
 ) -> io::Result<Option<ProjectId>> {
     let (first, last, cursor) = (range.first_id.get(), range.last_id.get(), cursor.get());
     let mut found = probe_forward(projects, cursor, last)?;
+    // The numbers before the cursor may have been released.
     if found.is_none() && cursor > first {
         found = probe_forward(projects, first, cursor - 1)?;
     }
+    // The probes skip most numbers: only a scan tells that none is free.
     if found.is_none() {
         found = scan_range(projects, first, last)?;
     }
@@ -103,6 +105,7 @@ fn probe_forward(projects: &impl ProjectLookup, from: u32, to: u32) -> io::Resul
     if !projects.is_allocated(from)? {
         return Ok(Some(from));
     }
+    // The strides may skip free numbers, which does no harm: any one will do.
     let (mut used, mut step) = (from, 1u32);
     while used < to {
         let ahead = used.saturating_add(step).min(to);

@@ -76,13 +76,17 @@ impl TreeVisitor for Retag<'_> {
             self.summary.unchanged += 1;
             return Ok(true);
         }
+        // Also a directory that has the project already, and lacks only the inheritance.
         let is_ours = tag.project == self.to || self.from.contains(&tag.project);
+        // An owner in the tree keeps its own limits. The walk does not enter it.
         if !is_ours || is_directory && is_owner(file, tag.project)? {
             self.summary.foreign += 1;
             return Ok(false);
         }
         match linux::write_project_tag(file, wanted) {
             Ok(()) => self.summary.changed += 1,
+            // ext4 changes no immutable inode. It is counted, and the rest of the tree is changed all the
+            // same.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && linux::is_immutable(file)? => {
                 self.summary.immutable += 1;
                 if self.summary.immutable_paths.len() < MAX_IMMUTABLE_PATHS {
@@ -119,6 +123,8 @@ impl TreeVisitor for Count {
                 return Ok(false);
             }
             let (inode, created) = inode_and_birth(file)?;
+            // Without a time of creation it may be new, and is not counted: in doubt, the directory is not
+            // the owner.
             if created.is_some_and(|created| created < self.before) {
                 self.inodes.insert(inode);
             }

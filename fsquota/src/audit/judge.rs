@@ -75,23 +75,30 @@ pub(super) fn judge_entry(entry: EntryFacts, scope: Scope, projects: &KnownProje
     let is_owned = |project| projects.owned.contains(&project);
     let is_of_others = |number| is_directory && !is_owned(number) && projects.limited.contains(&number);
     match (mark, scope) {
+        // An owner, wherever it is: projects do not nest.
         (MarkHolder::Itself(project), _) => judge_limited(entry, project, true),
+        // In a limited directory. A directory that another program limits is judged below, and keeps its
+        // project.
         (_, Scope::Limited { project, is_owned: has_owner })
             if tag.project == project || !is_of_others(tag.project) =>
         {
             let judged = judge_limited(entry, project, has_owner);
             Judgement { is_in_unowned: !has_owner && judged.finding.is_none(), ..judged }
         }
+        // It came with the directory that was moved out or copied.
         (_, Scope::Elsewhere { project, kind }) if tag.project == project => {
             judge_elsewhere(tag.project, kind)
         }
+        // Nothing limits it, and nothing should.
         _ if tag.project == 0 => {
             Judgement { finding: None, is_in_unowned: false, repair: None, below: Scope::Free }
         }
+        // The mark came with a copy of all attributes: its owner is another inode in the tree.
         (MarkHolder::Another, _) if is_directory && is_owned(tag.project) => {
             judge_elsewhere(tag.project, FindingKind::Copied)
         }
         _ if is_owned(tag.project) => judge_elsewhere(tag.project, FindingKind::MovedOut),
+        // The owner of the mark is not in the tree: this may be the owner itself, restored from a backup.
         (MarkHolder::Another, _) => judge_unowned(tag.project, FindingKind::Restored),
         _ => judge_unowned(tag.project, FindingKind::Unowned),
     }
@@ -104,6 +111,8 @@ fn judge_limited(entry: EntryFacts, project: u32, is_owned: bool) -> Judgement {
     Judgement {
         finding: (!is_right).then_some(FindingKind::Escaped),
         is_in_unowned: false,
+        // Without a known owner, the project may be that of another program: it is reported and never
+        // changed.
         repair: (!is_right && is_owned).then_some(wanted),
         below: Scope::Limited { project, is_owned },
     }

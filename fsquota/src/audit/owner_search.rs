@@ -61,6 +61,7 @@ impl TreeVisitor for OwnerSearch<'_> {
     }
 
     fn visits_files(&self) -> bool {
+        // Only directories have marks.
         false
     }
 

@@ -87,6 +87,7 @@ impl<'a> AuditVisitor<'a> {
     /// The report, with the directories that the first pass could not read: what is in them may own a project.
     pub(super) fn into_report(self, first_pass: UnreadEntries) -> AuditReport {
         let Self { mut report, unread, .. } = self;
+        // Both passes meet mostly the same entries, so that the counts are not added.
         report.summary.unread = unread.count.max(first_pass.count);
         report.unread = if unread.count < first_pass.count { first_pass.paths } else { unread.paths };
         report
@@ -151,6 +152,7 @@ impl<'a> AuditVisitor<'a> {
         facts: EntryFacts,
         wanted: ProjectTag,
     ) -> io::Result<bool> {
+        // Until it is dropped, no other caller sets or clears limits between this look and the write.
         let _allocation = self.engine.hold_allocation().map_err(io::Error::other)?;
         let project = facts.tag.project;
         let is_limited_now = !self.projects.owned.contains(&project)
@@ -225,6 +227,8 @@ impl TreeVisitor for AuditVisitor<'_> {
     }
 
     fn visit_leased(&mut self, entry: NamedEntry<'_>) -> io::Result<()> {
+        // Since Linux 6.17, the project is read by name, without opening the file. Before, the file counts as
+        // unread.
         if self.audit_named(entry)? { Ok(()) } else { Err(Errno::AGAIN.into()) }
     }
 

@@ -72,6 +72,7 @@ impl UnreadEntries {
 /// Returns whether an error is that of one entry: it was moved or removed, is leased, immutable, damaged, or its new
 /// project is full.
 fn is_of_entry(error: &io::Error) -> bool {
+    // All others, such as a lack of memory or descriptors, would meet the next entry, too.
     matches!(
         error.raw_os_error(),
         Some(

@@ -101,6 +101,7 @@ fn visit_event(
             return Ok(());
         }
         WalkEvent::Moved { name, levels } => {
+            // The walk has left so many directories at once: the visitor keeps track of its path by these calls.
             (0..levels).for_each(|_| visitor.leave_directory());
             (Err(Errno::AGAIN.into()), name)
         }
@@ -122,6 +123,7 @@ fn visit_entry(walk: &TreeWalk, visitor: &mut dyn TreeVisitor, name: &OsStr) -> 
     }
     // A lease does not block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    // By the descriptor of the inode that was inspected: the name may be that of another one by now.
     let opened = rustix::fs::open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty());
     match opened {
         Ok(file) => {
