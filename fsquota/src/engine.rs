@@ -195,7 +195,6 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         self.lock_allocation()
     }
 
-    /// Returns whether the project has limits.
     pub(crate) fn is_limited(&self, project: u32) -> Result<bool, Error> {
         let Some(project) = ProjectId::new(project) else { return Ok(false) };
         Ok(self.project_status(project)?.limits != QuotaLimits::default())

@@ -84,7 +84,6 @@ pub(crate) trait QuotaKernel: Debug + Send + Sync {
         let _ = dir;
         None
     }
-    /// The parent of the directory.
     fn parent_dir(&self, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         open_parent_dir(dir)
     }

@@ -145,7 +145,6 @@ impl Drop for AuditThreads {
     }
 }
 
-/// Sets the flag when it is dropped.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -159,7 +158,7 @@ impl DirStore {
     /// behind stays until [`start_serving`](VolumeStore::start_serving).
     ///
     /// # Errors
-    /// [`DirStoreError`]: the directory cannot be used; the message says what to change.
+    /// [`DirStoreError`]: the directory cannot be used; the message names the change that it needs.
     pub fn new(base: Dir, quota: Arc<dyn QuotaSetter>) -> Result<Self, DirStoreError> {
         Self::with_options(base, quota, DirStoreOptions::default())
     }
@@ -217,7 +216,7 @@ impl DirStore {
         self.slot.store().map(|store| store.eraser.queue.backlog()).unwrap_or_default()
     }
 
-    /// Runs work on a blocking thread.
+    /// Runs work on a blocking thread, if this is still the store that was opened.
     async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&OpenStore) -> Result<T, DirStoreError> + Send + 'static,

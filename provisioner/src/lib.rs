@@ -83,7 +83,7 @@
 //!   limit.
 //! - A failure is retried after 1 s, doubled up to 5 min, for each object separately. A rejection emits one
 //!   event and is not retried until the object changes.
-//! - A volume mounted on this node is not deleted, whatever the API says of its pod and its claim.
+//! - A volume mounted on this node is not deleted, even if the API has neither its pod nor its claim.
 //! - An existing directory becomes the volume of a claim by [`import_directory`], also while a provisioner runs.
 //! - Limits are promised up to a ceiling ([`CapacityPolicy`]). What is left is published as CSIStorageCapacity objects, which
 //!   belong to the Node; where a volume does not fit, they are written before the node is deselected.

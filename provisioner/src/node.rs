@@ -142,6 +142,7 @@ pub(crate) async fn watch_node(
         let is_ours = |node: &Node| node.metadata.name.as_deref() == Some(identity.node.as_str());
         match event {
             Ok(Event::InitApply(node)) if is_ours(&node) => listed = Some(node),
+            // A list without the Node is news, too: it was deleted while the watch was interrupted.
             Ok(Event::InitDone) => observe_node(listed.take().as_ref()),
             Ok(Event::Apply(node)) if is_ours(&node) => observe_node(Some(&node)),
             Ok(Event::Delete(node)) if is_ours(&node) => observe_node(None),

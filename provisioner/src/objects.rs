@@ -67,7 +67,6 @@ pub(crate) fn is_bound_elsewhere(claim: &PersistentVolumeClaim, id: &VolumeId) -
     !volume.is_empty() && volume != id.as_str()
 }
 
-/// Returns whether a PersistentVolume is of this driver.
 pub(crate) fn is_of_driver(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     csi.is_some_and(|csi| csi.driver == identity.driver.as_str())

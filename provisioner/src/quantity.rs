@@ -14,7 +14,7 @@ const MAX_TEXT_BYTES: usize = 4096;
 /// Maximum number of digits of the whole part, leading zeros aside.
 const MAX_WHOLE_DIGITS: usize = 20;
 
-/// Why a text is not a valid amount.
+/// The reason why a text is not a valid amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantityError {

@@ -53,7 +53,7 @@ pub fn default_driver() -> DriverName {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CapacitySettings {
-    /// How often each byte is promised, from 0.001 to 1000. Above 1, volumes can be full before their limits.
+    /// Number of times that each byte is promised, from 0.001 to 1000. Above 1, volumes can be full before their limits.
     pub ratio: f64,
     /// Bytes that are kept for other data; at least what they occupy.
     pub reserve: Bytes,

@@ -102,8 +102,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// `false`: the volume is unchanged, because it is not empty, or because this store cannot tell, which is
     /// the default.
     ///
-    /// It decides whether data are lost, so it must look at the entries themselves, and not trust a count of
-    /// the quota or of the file system.
+    /// The answer decides whether data are lost, so the store must look at the entries themselves, and not trust a
+    /// count of the quota or of the file system.
     ///
     /// # Errors
     /// [`VolumeStoreError::Remove`]: the volume may still be there; a retry can help.
@@ -211,9 +211,9 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenVolume {
-    /// Its directory (`O_DIRECTORY`, not `O_PATH`).
+    /// The directory of the volume (`O_DIRECTORY`, not `O_PATH`).
     Directory(OwnedFd),
-    /// Its file: the content of a block device, or a file system.
+    /// The file of the volume: the content of a block device, or a file system.
     Image {
         /// Open for reading and writing; for reading only if it was opened by
         /// [`inspect`](VolumeOpener::inspect).

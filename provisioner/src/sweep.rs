@@ -257,6 +257,7 @@ impl OrphanSweeper {
                 pv = name,
                 "the disk of the volume was declared lost, but is here: taking that back"
             );
+            // With the version that was read: an operator may have declared the disk lost again since.
             let patch = Patch::Merge(json!({ "metadata": {
                 "uid": volume.metadata.uid,
                 "resourceVersion": volume.metadata.resource_version,
@@ -274,6 +275,7 @@ impl OrphanSweeper {
         ids: &BTreeSet<VolumeId>,
     ) -> Result<HashMap<VolumeId, ClaimState>, ReconcileError> {
         let mut states: HashMap<_, _> = ids.iter().map(|id| (id.clone(), ClaimState::Gone)).collect();
+        // Visited page by page, and not kept: a cluster may have more claims than a node should hold in memory.
         let visit = |claim: PersistentVolumeClaim| {
             let id = VolumeId::from_uid(claim.metadata.uid.as_deref().unwrap_or_default());
             if let Some(state) = id.ok().and_then(|id| states.get_mut(&id)) {
@@ -304,6 +306,7 @@ impl OrphanSweeper {
     ) -> Result<SweepOutcome, ReconcileError> {
         // Under this lock the provisioner creates no PersistentVolume for the volume, so what is read now is current.
         let _lock = self.remover.locks.lock(id).await;
+        // From the API server: the cache may not have a PersistentVolume that was created just now.
         let object = self.api.read_volume(id.as_str()).await?;
         match (&object, state) {
             (Some(volume), _) if is_on_node(&self.api.identity, volume) => return Ok(SweepOutcome::Kept),
@@ -314,6 +317,7 @@ impl OrphanSweeper {
             // Either the claim was rescheduled to another node, which has the object and a directory of its own, or the
             // claim is gone.
             (Some(_), _) | (None, ClaimState::Gone) => {}
+            // Reconciling its claim publishes the volume.
             (None, ClaimState::Pending) => return Ok(SweepOutcome::Kept),
             // The claim has had a volume, possibly this one: its data may be needed.
             (None, ClaimState::BoundOrLost) => return Ok(SweepOutcome::Orphan),
@@ -324,6 +328,8 @@ impl OrphanSweeper {
 
     /// Drops resolved orphans, updates the metrics, and has the rest reported.
     async fn publish_orphans(&self, orphans: &mut Orphans) {
+        // An orphaned volume is resolved once it has a PersistentVolume or is gone; an orphaned
+        // PersistentVolume is the reverse.
         for (ids, stays) in [(&mut orphans.volumes, true), (&mut orphans.objects, false)] {
             let mut resolved = Vec::new();
             for id in ids.iter() {

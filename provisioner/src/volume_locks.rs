@@ -15,7 +15,6 @@ const MAX_IDLE_LOCKS: usize = 256;
 pub(crate) struct VolumeLocks(Mutex<HashMap<VolumeId, Weak<AsyncMutex<()>>>>);
 
 impl VolumeLocks {
-    /// Waits for the volume's lock and acquires it.
     pub(crate) async fn lock(&self, id: &VolumeId) -> OwnedMutexGuard<()> {
         self.find_or_insert(id).lock_owned().await
     }
@@ -25,6 +24,8 @@ impl VolumeLocks {
         if let Some(lock) = locks.get(id).and_then(Weak::upgrade) {
             return lock;
         }
+        // The holders own the locks, and the map only refers to them: those of removed volumes would stay in
+        // it forever.
         if locks.len() >= MAX_IDLE_LOCKS {
             locks.retain(|_, lock| lock.strong_count() > 0);
         }

@@ -60,6 +60,7 @@ pub(crate) fn audit_tree(
     out: &mut OutputWriter,
 ) -> Result<(), CommandError> {
     let dir = open_directory(path)?;
+    // An audit alone also works on a read-only mount.
     let quota = if options.repair { open_quota(path) } else { open_quota_for_reading(path) }?;
     let report = quota.audit_tree(dir.as_fd(), options).map_err(CommandError::for_action("audit", path))?;
     if out.json {
@@ -103,6 +104,7 @@ fn print_report(path: &Path, report: &AuditReport, out: &mut OutputWriter) -> Re
         unread,
         ..
     } = report.summary;
+    // Full lists: the report names no more entries than that.
     if report.findings.len().max(report.unread.len()) as u64 == MAX_NAMED {
         out.print_line("… (the totals count the others)")?;
     }

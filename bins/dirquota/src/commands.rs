@@ -20,6 +20,7 @@ pub(crate) fn open_directory(path: &Path) -> Result<OwnedFd, CommandError> {
     rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
         let source = io::Error::from(error);
         let not = |what| CommandError::NotADirectory { path: path.into(), what };
+        // ENOTDIR and ELOOP tell too little. This look only words the error: nothing is done with the path.
         match fs::symlink_metadata(path) {
             Ok(metadata) if metadata.is_symlink() => not("a symbolic link"),
             Ok(metadata) if !metadata.is_dir() => not("not a directory"),
@@ -59,6 +60,7 @@ pub(crate) fn set_limits(args: &SetArgs, out: &mut OutputWriter) -> Result<(), C
     }
     table::print_table(std::slice::from_ref(&report), out)?;
     warn_about_result(&report, args, out);
+    // The first one only, which concerns each file system; `check` prints all.
     if let Some(warning) = quota.enforcement_gaps().first() {
         out.warn(&warning.to_string());
     }

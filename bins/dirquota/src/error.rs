@@ -105,6 +105,7 @@ impl CommandError {
             }
             Self::OpenQuota(OpenError::Permission { .. }) => 5,
             Self::OpenQuota(OpenError::FindMount { .. } | OpenError::Probe { .. }) => 1,
+            // The file system itself: it is read-only, or does not enforce limits.
             Self::OpenQuota(_) => 3,
             Self::Action { source: Error::EnforcementOff | Error::ReadOnly, .. } => 3,
             Self::Action { source, .. } if source.is_permission() => 5,

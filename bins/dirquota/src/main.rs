@@ -26,6 +26,7 @@ fn main() -> ExitCode {
             let _ = writeln!(std::io::stderr(), "dirquota: {}", failure.with_causes());
             failure.exit_code()
         }
+        // The reader of a pipe may end early, as `head` does.
         _ => ExitCode::SUCCESS,
     }
 }

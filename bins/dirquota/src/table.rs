@@ -32,6 +32,7 @@ pub(crate) fn print_table(statuses: &[StatusReport], out: &mut OutputWriter) -> 
 fn pad_cell(column: usize, cell: &(String, TextStyle), width: usize, out: &OutputWriter) -> String {
     let (text, tone) = cell;
     let painted = out.paint(*tone, text);
+    // The color codes have no width, so the text is measured before it is painted.
     if column == 7 { painted } else { " ".repeat(width.saturating_sub(text.width())) + &painted }
 }
 

@@ -61,7 +61,7 @@ pub(super) enum Scope {
 pub(super) struct Judgement {
     /// The finding to report.
     pub(super) finding: Option<FindingKind>,
-    /// It is counted with the unowned entries and not reported: its directory is.
+    /// The entry is counted with the unowned ones and not reported: its directory is.
     pub(super) is_in_unowned: bool,
     /// The tag that repairs it.
     pub(super) repair: Option<ProjectTag>,
@@ -69,7 +69,6 @@ pub(super) struct Judgement {
     pub(super) below: Scope,
 }
 
-/// Judges an entry of a directory.
 pub(super) fn judge_entry(entry: EntryFacts, scope: Scope, projects: &KnownProjects) -> Judgement {
     let EntryFacts { tag, mark, is_directory } = entry;
     let is_owned = |project| projects.owned.contains(&project);

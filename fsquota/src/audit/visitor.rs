@@ -172,7 +172,7 @@ impl<'a> AuditVisitor<'a> {
         }
     }
 
-    /// Waits until the next entry may be inspected.
+    /// Keeps the pace, and fails once the audit is canceled.
     fn start_entry(&mut self) -> io::Result<()> {
         self.pace.wait();
         self.stop.check()

@@ -110,7 +110,7 @@ impl AuditStop<'_> {
     }
 }
 
-/// The error of a walk.
+/// Tells a canceled audit from a walk that failed.
 pub(super) fn walk_error(path: PathBuf, source: io::Error) -> Error {
     if source.get_ref().is_some_and(|inner| inner.is::<AuditCanceled>()) {
         return Error::Canceled;

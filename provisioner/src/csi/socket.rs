@@ -75,7 +75,6 @@ pub enum SocketError {
     },
 }
 
-/// Checks the length of a path.
 pub(super) fn check_path_length(path: &Path) -> Result<(), SocketError> {
     if path.as_os_str().len() <= MAX_PATH_BYTES {
         Ok(())

@@ -14,7 +14,6 @@ use super::mounter::{FileId, TargetMountError};
 use super::target_path::TargetPath;
 use crate::image::loops::{DeviceNumbers, LoopDevice};
 
-/// The state of a target path.
 pub(super) enum TargetState {
     Absent,
     Directory,
@@ -32,7 +31,7 @@ pub(super) struct MountedFile {
     kind: FileType,
     /// The device of its file system.
     file_system: DeviceNumbers,
-    /// Its own numbers, if it is a device.
+    /// Numbers of the device, if it is one.
     device: DeviceNumbers,
 }
 
@@ -75,7 +74,6 @@ impl MountedFile {
         }
     }
 
-    /// Returns whether it is a block device.
     pub(super) fn is_device(&self) -> bool {
         self.kind == FileType::BlockDevice
     }

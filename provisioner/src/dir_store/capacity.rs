@@ -125,12 +125,10 @@ impl CapacityLedger {
         });
     }
 
-    /// Records that a trash entry is erased.
     pub(super) fn mark_erased(&self, entry: &TrashEntry) {
         self.update(|all| all.erasing.replace(entry.to_string(), None));
     }
 
-    /// Receives the totals when they change.
     pub(super) fn watch_totals(&self) -> watch::Receiver<LedgerTotals> {
         self.totals.subscribe()
     }

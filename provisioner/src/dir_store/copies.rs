@@ -33,7 +33,6 @@ pub(super) struct CopyStore {
     pub(super) cloner: Arc<dyn FileCloner>,
 }
 
-/// A copy to make.
 struct CopyPlan<'a> {
     from: &'a StoredId,
     source: &'a Dir,

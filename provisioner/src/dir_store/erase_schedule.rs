@@ -82,7 +82,6 @@ impl<E> EraseSchedule<E> {
         Self { waiting: Vec::new(), added: 0, backoff, is_oldest_next: false }
     }
 
-    /// Adds a new entry.
     pub(super) fn add_entry(&mut self, entry: E) {
         self.waiting.push(WaitingEntry { entry, number: self.added, slices: 0, failures: 0, due: None });
         self.added += 1;

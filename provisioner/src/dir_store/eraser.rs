@@ -85,7 +85,6 @@ impl EraseQueue {
         *self.0.backlog.borrow()
     }
 
-    /// Waits until the queue is empty.
     pub(super) async fn wait_until_empty(&self) {
         // Never fails: `self` holds the sender.
         let _ = self.0.backlog.subscribe().wait_for(|backlog| backlog.entries == 0).await;
@@ -124,7 +123,6 @@ impl EraseQueue {
         self.lock_state().schedule.fail_entry(entry, Instant::now())
     }
 
-    /// Marks an entry as erased.
     fn mark_erased(&self, entry: &TrashEntry) {
         let mut state = self.lock_state();
         state.queued.remove(entry);
@@ -162,7 +160,6 @@ impl fmt::Debug for EraseQueue {
     }
 }
 
-/// The end of a slice.
 enum SliceEnd {
     Erased,
     /// Other entries wait, or the thread must stop.

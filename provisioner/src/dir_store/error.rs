@@ -14,7 +14,7 @@ use crate::image::{FormatError, VolumeKind};
 use crate::snapshot::StoredId;
 use crate::store::{ErrorSource, VolumeStoreError};
 
-/// Why an operation on the directories or the quota failed.
+/// An operation on the directories or the quota failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirStoreError {
@@ -131,7 +131,7 @@ pub enum DirStoreError {
     SourceTooLarge {
         /// The volume or snapshot to copy.
         source_id: StoredId,
-        /// Its usage.
+        /// Bytes or inodes that it uses, with their unit.
         used: String,
         /// The new volume's limit.
         limit: String,
@@ -200,7 +200,7 @@ pub enum DirStoreError {
     ImageShrunk {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         size: Bytes,
         /// The requested size.
         wanted: Bytes,

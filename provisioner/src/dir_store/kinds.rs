@@ -124,7 +124,6 @@ pub(super) fn read_mark(marks: Option<&Dir>, name: &str) -> Result<VolumeKind, D
     }
 }
 
-/// The format in a mark.
 fn parse_mark(content: &[u8]) -> Option<ImageFormat> {
     std::str::from_utf8(content).ok()?.strip_suffix('\n')?.parse().ok()
 }

@@ -11,7 +11,6 @@ use crate::dir_store::error::{DirStoreError, is_out_of_resources};
 use crate::dir_store::stored_dirs::{StoredDirs, VOLUMES_DIR};
 use crate::store_id::StoreId;
 
-/// The file with the identity.
 const IDENTITY_FILE: &str = "store-id";
 
 /// Maximum length of the file: more than a UUID and a newline.

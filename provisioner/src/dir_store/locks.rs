@@ -35,7 +35,7 @@ impl StoreLocks {
         }
     }
 
-    /// Locks the volume or snapshot of this id.
+    /// Takes the short lock of a volume or snapshot, which other ids may share.
     pub(super) fn lock(&self, id: &str) -> MutexGuard<'_, ()> {
         let lock = usize::try_from(self.hasher.hash_one(id) % LOCK_COUNT as u64).unwrap_or_default();
         self.short[lock].lock().unwrap_or_else(PoisonError::into_inner)

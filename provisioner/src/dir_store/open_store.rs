@@ -313,7 +313,7 @@ impl OpenStore {
         self.parts.dirs.sync(id)
     }
 
-    /// Opens a volume, if it exists.
+    /// Opens a volume, if it exists. For a pod, it counts as published before it is open.
     pub(super) fn open_volume(
         &self,
         id: &VolumeId,

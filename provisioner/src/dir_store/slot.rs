@@ -45,7 +45,6 @@ impl OpenSlot {
 }
 
 impl StoreSlot {
-    /// Opens the directory.
     pub(super) fn open(
         base: Dir,
         quota: Arc<dyn QuotaSetter>,
@@ -57,7 +56,7 @@ impl StoreSlot {
         Ok(Self { path, options, open, closed: AsyncMutex::new(closed) })
     }
 
-    /// A directory that is not open.
+    /// A directory that can't be opened now, until it is [opened again](Self::reopen).
     pub(super) fn closed(path: &Path, options: DirStoreOptions) -> Self {
         let closed = AsyncMutex::new(mpsc::channel(1).1);
         Self { path: path.to_owned(), options, open: Arc::default(), closed }

@@ -80,7 +80,7 @@ impl StagingArea {
     }
 
     /// Discards what a failed creation has left: the claim may be rescheduled to another node and never retried here.
-    /// What can't be removed now is removed at the next start.
+    /// If that fails, the next start does it.
     pub(super) fn discard_failed(&self, id: &StoredId) {
         self.parts.kinds.discard(id);
         if let Err(error) = self.discard(id) {

@@ -29,7 +29,6 @@ pub(super) struct TrashEntry {
 }
 
 impl TrashEntry {
-    /// The id of the removed volume or snapshot.
     pub(super) fn id(&self) -> &StoredId {
         &self.id
     }
@@ -45,7 +44,6 @@ impl TrashEntry {
     }
 }
 
-/// The directory of trash entries.
 pub(super) struct Trash {
     pub(super) dir: Dir,
     pub(super) steps: StepRunner,

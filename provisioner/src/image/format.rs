@@ -16,7 +16,7 @@ use rustix::fs::MemfdFlags;
 use super::{ImageFormat, ImageSpec, root_mode};
 use crate::sys;
 
-/// Where the programs are looked for, after the directories of a [`Formatter`]: in `PATH` first.
+/// Directories of the programs, after those of a [`Formatter`]. The empty one stands for `PATH`.
 const PROGRAM_DIRS: [&str; 4] = ["", "/usr/sbin", "/sbin", "/usr/local/sbin"];
 
 /// Time limit of a program. A file is sparse: a file system of terabytes takes seconds.
@@ -66,7 +66,7 @@ pub enum FormatError {
     Failed {
         /// The program.
         program: &'static str,
-        /// Its exit status.
+        /// Exit status of the program.
         status: ExitStatus,
         /// The first line of its error output.
         stderr: String,

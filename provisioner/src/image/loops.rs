@@ -134,7 +134,6 @@ impl LoopDevice {
         BackingFile { device: decode_device(self.status.device), inode: self.status.inode }
     }
 
-    /// Returns whether it can't be written.
     pub(crate) fn is_read_only(&self) -> bool {
         self.status.flags & sys::READ_ONLY != 0
     }

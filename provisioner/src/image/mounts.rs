@@ -14,7 +14,7 @@ use super::ImageFormat;
 use super::loops::LoopDevice;
 use super::sys;
 
-/// Where ext4 keeps its description, and how much of it is read.
+/// Offset of the super block of an ext4, and how much of it is read, in bytes.
 const EXT4_SUPERBLOCK: u64 = 1024;
 const EXT4_SUPERBLOCK_BYTES: usize = 1024;
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt as _;
 /// The permissions of the top directory: containers run as any user.
 const ROOT_PERMISSIONS: u16 = 0o777;
 
-/// Where the super block is, in bytes.
+/// Offset of the super block, in bytes.
 const SUPER_BLOCK: u64 = 1024;
 
 /// The number of the top directory's inode, `EXT4_ROOT_INO`.
@@ -31,7 +31,7 @@ pub(super) fn open_root(image: &File) -> io::Result<()> {
     image.write_all_at(&inode, layout.offset)
 }
 
-/// Where the inode of the top directory is.
+/// Location of the top directory's inode.
 struct RootLayout {
     offset: u64,
     inode_bytes: usize,

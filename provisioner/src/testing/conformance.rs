@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 
 /// Checks that a store keeps the contract of [`VolumeStore`].
 ///
-/// It creates and removes volumes of a few megabytes with fixed ids (claim UIDs that start with `c0ffee00-`),
+/// Creates and removes volumes of a few megabytes with fixed ids (claim UIDs that start with `c0ffee00-`),
 /// which must be free, and does not change other volumes. It cannot check behaviour after a crash.
 ///
 /// # Panics

@@ -176,6 +176,7 @@ impl FakeApi {
         let mut state = self.lock_state();
         let result = change(&mut state);
         binder::run_controllers(&mut state);
+        // Unlocked first: those that wake up lock it at once.
         drop(state);
         self.0.changed.send_replace(());
         result
@@ -198,6 +199,7 @@ impl FakeApi {
         let Some(call) = ApiRequest::parse(&parts.method, &parts.uri) else {
             return Ok(json_response(Err(StatusCode::NOT_FOUND)));
         };
+        // Counted before the answer, so that a test can wait for a request that never gets one.
         let fault = self.lock_state().record_request(call.verb, call.key.kind);
         // Wakes waiters that count requests.
         self.0.changed.send_replace(());
@@ -262,7 +264,6 @@ impl FakeApi {
     }
 }
 
-/// A parsed request.
 struct ApiRequest {
     verb: RequestVerb,
     key: ObjectKey,
@@ -308,11 +309,14 @@ impl ApiRequest {
     fn limit_patch(&self, mut patch: Value) -> Value {
         if let Some(fields) = patch.as_object_mut() {
             if self.is_status {
+                // As the API server: a patch of the status changes no other field, and its metadata are only
+                // preconditions.
                 fields.retain(|name, _| matches!(name.as_str(), "metadata" | "status"));
                 if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
                     metadata.retain(|name, _| matches!(name.as_str(), "uid" | "resourceVersion"));
                 }
             } else {
+                // The status is a subresource: a patch of the object itself loses it without an error.
                 fields.remove("status");
             }
         }

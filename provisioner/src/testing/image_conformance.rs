@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 /// Checks that a store keeps the contract of [`VolumeStore`] and [`SnapshotStore`] for block and strict volumes of these
 /// formats, as far as it does not concern their content.
 ///
-/// It creates and removes sparse volumes of at most a gibibyte and snapshots with fixed ids (UIDs that start with
+/// Creates and removes sparse volumes of at most a gibibyte and snapshots with fixed ids (UIDs that start with
 /// `c0ffee02-`), which must be free, and changes no others.
 ///
 /// # Panics

@@ -16,7 +16,7 @@ use crate::image::{ImageFormat, VolumeKind, file_size};
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
 use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 
-/// When all snapshots were created.
+/// Creation time of all snapshots, since 1970.
 const CREATED: Duration = Duration::from_secs(1_700_000_000);
 
 /// Keeps volumes in memory; writes nothing to disk. Clones share their volumes.
@@ -49,6 +49,7 @@ impl MemStore {
 
     /// Makes the next call that changes a volume fail with this source. Several failures occur in turn.
     pub fn fail_next(&self, cause: impl Into<ErrorSource>) {
+        // At the front, since calls take failures from the end.
         self.lock_state().failures.insert(0, cause.into());
     }
 
@@ -105,7 +106,6 @@ impl MemStore {
 }
 
 impl MemStoreState {
-    /// The kind of a volume.
     fn kind(&self, id: &VolumeId) -> VolumeKind {
         self.formats.get(id).copied().map_or(VolumeKind::Directory, VolumeKind::Image)
     }
@@ -241,6 +241,7 @@ impl VolumeStore for MemStore {
     }
 
     async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
+        // The lock ends with this block: `remove` takes it again.
         let is_empty = {
             let state = self.lock_state();
             let is_empty =

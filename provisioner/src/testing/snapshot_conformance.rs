@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 
 /// Checks that a store keeps the contract of [`SnapshotStore`], as far as it does not concern the files.
 ///
-/// It creates and removes volumes of a few megabytes and snapshots with fixed ids (UIDs that start with `c0ffee01-`),
+/// Creates and removes volumes of a few megabytes and snapshots with fixed ids (UIDs that start with `c0ffee01-`),
 /// which must be free, and changes no others.
 ///
 /// # Panics

@@ -78,7 +78,7 @@ pub enum SourceError {
     TooLarge {
         /// The directory.
         path: PathBuf,
-        /// Its usage.
+        /// Bytes and inodes that the directory uses.
         used: QuotaUsage,
         /// The limits.
         limits: QuotaLimits,

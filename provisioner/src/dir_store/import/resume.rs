@@ -29,7 +29,6 @@ pub(super) struct ImportPlaces {
     pub(super) is_volume_ours: bool,
 }
 
-/// Decides where a call resumes.
 pub(super) fn plan_start(places: ImportPlaces) -> ImportStart {
     match places {
         // An earlier call has renamed its data into place.

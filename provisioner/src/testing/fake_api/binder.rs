@@ -24,6 +24,7 @@ fn sync_volume(state: &mut ServerState, key: &ObjectKey) {
         namespace: text(&reference["namespace"]),
         name: text(&reference["name"]),
     };
+    // By UID: a claim with the same name that was created later is another one.
     let claim = state.objects.get(&claim_key).filter(|claim| claim["metadata"]["uid"] == reference["uid"]);
     let is_going = volume["metadata"]["deletionTimestamp"].is_string();
     let phase = match claim.map(|claim| &claim["spec"]["volumeName"]) {

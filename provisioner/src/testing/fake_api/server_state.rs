@@ -211,6 +211,7 @@ impl ServerState {
     pub(super) fn patch_object(&mut self, key: &ObjectKey, mut patch: Value) -> ObjectResult {
         let mut object = self.objects.get(key).cloned().ok_or(StatusCode::NOT_FOUND)?;
         for field in ["uid", "resourceVersion"] {
+            // A UID or a version in a patch is a precondition, and not a change.
             let wanted = patch
                 .get_mut("metadata")
                 .and_then(Value::as_object_mut)
@@ -222,6 +223,7 @@ impl ServerState {
         let before = object.clone();
         remove_finalizers(&mut object, &mut patch);
         merge_patch(&mut object, patch);
+        // As with the API server, a patch without a change makes no new version and no event.
         if object == before {
             return Ok(object);
         }
@@ -244,6 +246,7 @@ impl ServerState {
             return Ok(object);
         }
         object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        // With finalizers, a deletion only sets the timestamp. Without the last of them, the object disappears.
         if !can_be_removed(&object) {
             return Ok(self.store_object(key.clone(), object, "MODIFIED"));
         }
@@ -269,6 +272,7 @@ impl ServerState {
         if epoch != self.epoch {
             return NextEvent::End;
         }
+        // A watch from before the compaction can't be continued: the client has to list again (410 Gone).
         if after < self.compacted {
             let gone = json!({ "type": "ERROR", "object": error_status(StatusCode::GONE) });
             return NextEvent::Event(u64::MAX, gone);
