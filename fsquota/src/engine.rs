@@ -42,7 +42,7 @@ pub(crate) enum NonEmptyPolicy {
     Accept,
 }
 
-/// The project of a directory, and what proves that it is its own.
+/// The project of a directory, and the proof that it is its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProjectClaim {
     /// The directory has no project.

@@ -59,8 +59,8 @@ pub trait QuotaSetter: Send + Sync + Debug {
     /// project. Repeat the call to resume.
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error>;
 
-    /// As [`set_limits`](Self::set_limits), for a directory that may have entries: they count from then on. What
-    /// could not be changed is in the summary. Repeat the call if it was killed.
+    /// As [`set_limits`](Self::set_limits), for a directory that may have entries: they count from then on. The
+    /// summary counts those that could not be changed. Repeat the call if it was killed.
     ///
     /// The default is [`set_limits`](Self::set_limits), which suits implementations that count all entries
     /// in a directory.
@@ -102,8 +102,8 @@ pub trait QuotaSetter: Send + Sync + Debug {
         Ok(Vec::new())
     }
 
-    /// Audits the tree of a directory, and changes nothing: what escaped from limits, and what counts for a directory
-    /// elsewhere. It blocks, and ends early once `is_canceled` returns true.
+    /// Audits the tree of a directory, and changes nothing: entries that escaped from limits, or that count for
+    /// a directory elsewhere. It blocks, and ends early once `is_canceled` returns true.
     ///
     /// `None`, the default: limits of this implementation can't be escaped from, or it can't tell.
     ///

@@ -122,7 +122,7 @@ pub fn fuzz_quantity(text: &[u8]) {
     }
 }
 
-/// Any value of the owner's attribute is a mark or damaged. A mark parses back from what is written of it.
+/// Any value of the owner's attribute is a mark or damaged. A mark parses back from its text.
 pub fn fuzz_owner_mark(value: &[u8]) {
     if let Some(record) = OwnerRecord::parse(value) {
         assert_eq!(OwnerRecord::parse(record.to_string().as_bytes()), Some(record));

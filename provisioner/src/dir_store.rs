@@ -154,8 +154,8 @@ impl Drop for CancelOnDrop {
 }
 
 impl DirStore {
-    /// Opens a store in this directory with the default options. Blocks while it counts the volumes. What a crash left
-    /// behind stays until [`start_serving`](VolumeStore::start_serving).
+    /// Opens a store in this directory with the default options. Blocks while it counts the volumes. Remains of a
+    /// crash stay until [`start_serving`](VolumeStore::start_serving).
     ///
     /// # Errors
     /// [`DirStoreError`]: the directory cannot be used; the message names the change that it needs.
@@ -225,7 +225,7 @@ impl DirStore {
         // that.
         let store = self.slot.store()?;
         let work = move || {
-            // On the blocking thread, too: the check reads the disk, and may hang if that fails.
+            // On the blocking thread, too: the check reads the disk, and hangs if the disk does.
             store.location.check()?;
             work(&store)
         };
@@ -240,8 +240,7 @@ impl DirStore {
     ) -> Result<T, DirStoreError> {
         let (store, id) = (self.slot.store()?, id.clone());
         let work = move || {
-            // The lock comes before the check: a call that has waited for long acts on the store as it is
-            // now.
+            // The lock comes before the check: the store may have been lost while the call waited.
             let _held = store.parts.locks.lock(id.as_str());
             store.location.check()?;
             work(&store, &id)

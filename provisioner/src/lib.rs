@@ -1,9 +1,9 @@
 //! A Kubernetes volume provisioner that runs on each node: it creates a directory with a project quota and a
 //! PersistentVolume for each claim scheduled to the node, and deletes both after the claim is deleted.
 //!
-//! Each node serves the claims scheduled to it, without a central controller. What no node can do for itself,
-//! such as to give up a claim whose node is gone, an optional agent does. It never creates an empty volume for a
-//! restore, nor a block volume from a file system, or the other way round.
+//! Each node serves the claims scheduled to it, without a central controller. An optional agent does the work that no
+//! node can do for itself, such as to give up a claim whose node is gone. The provisioner never creates an
+//! empty volume for a restore, nor a block volume from a file system, or the other way round.
 //!
 //! ```text
 //!  claims ─┐                      ┌─ VolumeStore: a directory, created with its limits
@@ -85,7 +85,7 @@
 //!   event and is not retried until the object changes.
 //! - A volume mounted on this node is not deleted, even if the API has neither its pod nor its claim.
 //! - An existing directory becomes the volume of a claim by [`import_directory`], also while a provisioner runs.
-//! - Limits are promised up to a ceiling ([`CapacityPolicy`]). What is left is published as CSIStorageCapacity objects, which
+//! - Limits are promised up to a ceiling ([`CapacityPolicy`]). The rest is published as CSIStorageCapacity objects, which
 //!   belong to the Node; where a volume does not fit, they are written before the node is deselected.
 //! - The process can be killed at any point. Volumes whose claim was deleted before they were published are
 //!   swept, if the store finds them empty.

@@ -79,8 +79,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     }
 
     /// Sets the limits of a volume, raising or lowering each; its data stay even if they exceed the new
-    /// limits. Those of a block or strict volume are its size, which can't be lowered, and no inode limit; what uses it
-    /// sees the new size at once.
+    /// limits. Those of a block or strict volume are its size, which can't be lowered, and no inode limit; its device
+    /// and its file system have the new size at once.
     ///
     /// # Errors
     /// [`VolumeStoreError::NotFound`], [`VolumeStoreError::Exhausted`] or [`VolumeStoreError::Resize`].
@@ -137,8 +137,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
         std::future::pending().await
     }
 
-    /// Audits all volumes, and changes nothing: what left the limits of its volume, and what counts for another one.
-    /// `None`, the default: limits of this store can't be left.
+    /// Audits all volumes, and changes nothing: files that left the limits of their volume, or that count for
+    /// another one. `None`, the default: limits of this store can't be left.
     ///
     /// # Errors
     /// [`VolumeStoreError::Audit`]: a retry can help.

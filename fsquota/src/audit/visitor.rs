@@ -84,7 +84,7 @@ impl<'a> AuditVisitor<'a> {
         }
     }
 
-    /// The report, with the directories that the first pass could not read: what is in them may own a project.
+    /// The report, with the directories that the first pass could not read: they may hold owners of projects.
     pub(super) fn into_report(self, first_pass: UnreadEntries) -> AuditReport {
         let Self { mut report, unread, .. } = self;
         // Both passes meet mostly the same entries, so that the counts are not added.
@@ -99,7 +99,7 @@ impl<'a> AuditVisitor<'a> {
         judge_entry(facts, scope, self.projects)
     }
 
-    /// Adds an entry to the report; returns what repairs it, if it is to be.
+    /// Adds an entry to the report; returns the tag that repairs it, if that is asked for.
     fn record(
         &mut self,
         judged: Judgement,

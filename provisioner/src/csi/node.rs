@@ -173,7 +173,7 @@ impl NodeVolumes {
         }
     }
 
-    /// Releases what volumes hold that are published nowhere, which processes leave that are killed.
+    /// Releases the devices of volumes that are published nowhere: a killed process leaves them attached.
     pub(super) fn release_unused(&self, in_flight: &InFlightCalls) -> Result<(), TargetMountError> {
         for id in self.mounter.list_attached()? {
             // A call in flight does it itself, if it must.
@@ -185,8 +185,8 @@ impl NodeVolumes {
         Ok(())
     }
 
-    /// Returns whether the volume is mounted at the target, as far as the kernel tells of a disk that fails. What is
-    /// mounted can't be compared with a missing directory: then the kubelet's path names the volume.
+    /// Returns whether the volume is mounted at the target, as far as the kernel tells of a disk that fails. A
+    /// mount can't be compared with a missing directory: then the kubelet's path names the volume.
     fn is_occupied(&self, wanted: &StatsRequest, is_missing: bool) -> bool {
         let mut names = wanted.target.relative_path().iter();
         if is_missing && !names.any(|name| name == wanted.id.as_str()) {

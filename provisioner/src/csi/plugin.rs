@@ -191,8 +191,8 @@ impl NodePlugin {
         move |ctx: Context| serve_registration(ctx, Arc::clone(&deps), sockets.clone(), registered.clone())
     }
 
-    /// Releases what an earlier process left attached and not mounted. A disk that hangs delays it, and the start only
-    /// for a while: what it misses is released with the volume.
+    /// Releases devices that an earlier process left attached and not mounted. A disk that hangs delays it, and the
+    /// start only for a while: each device that is missed is released with its volume.
     fn release_unused(&self) -> BoxFuture<'static, ()> {
         let service =
             NodeService::new(Arc::clone(&self.deps), self.kubelet_dir.clone(), self.in_flight.clone());

@@ -168,8 +168,8 @@ impl CapacityLedger {
             .into_iter()
             .map(|id| self.parts.dirs.volumes.open_dir(id.as_str()));
         let trash = self.trash.list()?.into_iter().map(|entry| self.trash.open_content(&entry));
-        // One is open at a time: there may be more of them than files that the process may open. What can't be opened
-        // counts as nothing.
+        // One is open at a time: there may be more of them than files that the process may open. One that can't
+        // be opened counts as nothing.
         let used_bytes = |dir: &Dir| u128::from(self.parts.limits.status_or_nothing(dir).1.0);
         let of_volumes: u128 = volumes.chain(trash).map(|dir| dir.as_ref().map_or(0, used_bytes)).sum();
         let other = u128::from(used.0).saturating_sub(of_volumes);

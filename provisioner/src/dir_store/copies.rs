@@ -87,7 +87,7 @@ impl CopyStore {
         // Before anything is promised or made: on ext4, each snapshot fails here.
         self.check_cloner()?;
         let status = self.parts.limits.read_status(&source)?;
-        // Those of the volume, so that it can be restored with them, and never less than what it uses.
+        // The limits of the volume, so that it can be restored with them, and never less than its usage.
         let limits = QuotaLimits {
             bytes: larger_limit(status.limits.bytes, Some(status.usage.bytes)),
             inodes: larger_limit(status.limits.inodes, Some(status.usage.inodes)),
@@ -199,7 +199,7 @@ impl CopyStore {
         if let Some(size) = plan.size {
             self.images.extend(&dir, &open_image(&dir)?, size)?;
         }
-        // The margin has served its purpose: what is published has the limits that it was promised with.
+        // The margin has served its purpose: a published copy has the limits that were promised.
         self.parts.steps.run_step(VolumeStep::SetLimits, || self.parts.limits.set(&dir, plan.limits))
     }
 }

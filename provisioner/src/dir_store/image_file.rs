@@ -66,7 +66,7 @@ pub(super) fn visible_limits(
     }
 }
 
-/// Writes to the file what file systems and devices that use it still have in memory.
+/// Writes the caches of the file systems and devices that use the file into it.
 pub(super) fn sync_image(dir: &Dir) -> Result<(), DirStoreError> {
     let file = read_image(dir)?;
     try_image("sync", dir, || loops::sync_mounted(file.as_fd()))

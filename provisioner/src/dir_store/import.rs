@@ -90,7 +90,7 @@ pub enum ImportOutcome {
 }
 
 impl VolumeImporter {
-    /// Opens the store in this directory for imports, and removes what killed ones cannot resume.
+    /// Opens the store in this directory for imports, and removes remains of killed ones that can't be resumed.
     ///
     /// # Errors
     /// [`SourceError::Store`]: the directory is not a store, or can't be used. [`SourceError::Busy`].
@@ -189,7 +189,7 @@ impl VolumeImporter {
         self.imports.remove_file(journal_name(id)).map(drop).map_err(dir_error)
     }
 
-    /// Checks that a new volume may be promised. What is moved has counted as other data until now.
+    /// Checks that a new volume may be promised. A moved directory has counted as other data until now.
     fn check_ceiling(&self, source: &Path, limits: QuotaLimits, moved: Bytes) -> Result<(), SourceError> {
         let Some(ceiling) = self.ceiling else { return Ok(()) };
         let options = DirStoreOptions { capacity: ceiling, ..DirStoreOptions::default() };

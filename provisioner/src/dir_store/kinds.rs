@@ -13,8 +13,8 @@ use crate::image::{ImageFormat, VolumeKind};
 use crate::snapshot::StoredId;
 use crate::step::{StepRunner, VolumeStep};
 
-/// Directory of marks, by id: the word of the format, and a newline. What has no mark is a directory. It is created
-/// with the first mark.
+/// Directory of marks, by id: the word of the format, and a newline. A volume without a mark is a directory. `kinds` is
+/// created with the first mark.
 pub(super) const KINDS_DIR: &str = "kinds";
 
 /// Maximum length of a mark: more than a word and a newline.
@@ -72,7 +72,7 @@ impl KindMarks {
         self.steps.run_step(VolumeStep::MarkKind, write).map_err(DirStoreError::Directory)
     }
 
-    /// Removes the mark of what does not exist any more, or not yet.
+    /// Removes the mark of a volume or a snapshot that does not exist any more, or not yet.
     pub(super) fn remove(&self, id: &StoredId) -> Result<(), DirStoreError> {
         let Some(marks) = self.marks.get() else { return Ok(()) };
         let name = id.as_str();

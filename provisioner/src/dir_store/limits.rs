@@ -55,8 +55,8 @@ impl VolumeLimits {
         self.find_status(dir)?.ok_or_else(|| DirStoreError::NoLimits { path: dir.path().to_owned() })
     }
 
-    /// The limits and the used bytes of a directory. What can't be read counts as nothing: the volume is served
-    /// all the same.
+    /// The limits and the used bytes of a directory. If they can't be read, they count as nothing: the volume
+    /// is served all the same.
     pub(super) fn status_or_nothing(&self, dir: &Dir) -> (QuotaLimits, Bytes) {
         match self.quota.read_status(dir.as_fd()) {
             Ok(status) => status.map(|status| (status.limits, status.usage.bytes)).unwrap_or_default(),

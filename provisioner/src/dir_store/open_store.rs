@@ -160,11 +160,11 @@ impl OpenStore {
         Ok((store, closed))
     }
 
-    /// Completes what a killed process has left in progress. It can be called again.
+    /// Completes the actions that a killed process has left. It can be called again.
     pub(super) fn resume_interrupted(&self) -> Result<(), DirStoreError> {
         self.parts.dirs.base.remove_stale_files().map_err(DirStoreError::Directory)?;
         self.unpublished.remove_stale()?;
-        // Staging before the marks of kinds: what is discarded has none any more. Both before the trash is listed,
+        // Staging before the marks of kinds: a discarded volume needs none. Both before the trash is listed,
         // which large incomplete volumes are moved into.
         let has_moved = self.staging.sweep()?;
         self.parts.kinds.remove_stale()?;
@@ -181,7 +181,7 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Removes what opening a directory has created in it that is not a store, such as a mount point without its disk.
+    /// Removes the directories that opening has created where there is no store, as in a mount point without its disk.
     pub(super) fn remove_unused_dirs(&self) {
         if self.location.identity().is_some() {
             return;

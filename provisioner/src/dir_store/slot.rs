@@ -77,7 +77,7 @@ impl StoreSlot {
         store.ok_or_else(|| DirStoreError::Lost { path: self.path.clone() })
     }
 
-    /// Resumes what a killed process has left in progress, and erases removed volumes from now on.
+    /// Resumes the actions of a killed process, and erases removed volumes from now on.
     pub(super) async fn start_serving(&self) -> Result<(), DirStoreError> {
         // Not while the directory is opened again.
         let _closed = self.closed.lock().await;

@@ -158,8 +158,8 @@ impl Formatter {
         let failed = |source| FormatError::Start { program, source };
         for dir in self.directories.iter().map(PathBuf::as_path).chain(PROGRAM_DIRS.map(Path::new)) {
             let mut command = Command::new(dir.join(program));
-            // An error quotes the program, so that prints English. The image is its standard input: no path
-            // can lead it to another file.
+            // An error quotes the output of the program, which is English by `LC_ALL`. The image is its
+            // standard input: no path can lead it to another file.
             command.args(arguments).env("LC_ALL", "C").stdin(image.try_clone().map_err(failed)?);
             command.stdout(Stdio::null()).stderr(Stdio::piped());
             // The next start discards what this one has begun; it must not find the program still at work.

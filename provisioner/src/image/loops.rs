@@ -97,7 +97,7 @@ impl LoopDevice {
         };
         let stat = rustix::fs::fstat(&device)?;
         let numbers = DeviceNumbers::of_node(&stat);
-        // In a container, another file may have the name, whose ioctls mean something else.
+        // In a container, the name may be that of another file, for which the ioctls mean something else.
         if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers.major != LOOP_MAJOR {
             return Err(other_device(&path));
         }
@@ -198,7 +198,7 @@ impl LoopDevice {
         Ok(())
     }
 
-    /// Writes what is in its cache into the file, and makes the file durable.
+    /// Writes its cache into the file, and makes the file durable.
     fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.device)?)
     }
@@ -358,7 +358,7 @@ fn is_attached(number: u32) -> bool {
 }
 
 /// Gives each device of a file the size that the file has now, and the file system that is mounted from it, too. It can
-/// be repeated: what has the size stays as it is.
+/// be repeated: a device that has the size stays as it is.
 ///
 /// # Errors
 /// A device or a file system can't grow. A retry can help.
@@ -373,7 +373,7 @@ pub(crate) fn grow_attached(file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes what the caches of a file's devices, and of file systems that are mounted from them, hold.
+/// Writes the caches of a file's devices, and of file systems that are mounted from them, into the file.
 ///
 /// # Errors
 /// The kernel's error.

@@ -57,8 +57,8 @@ pub(crate) fn mount_device(device: &LoopDevice, format: ImageFormat) -> io::Resu
     match mount() {
         Ok(mount) => Ok(DetachedMount { mount, format }),
         Err(errno) => {
-            // The error number names hardly ever the cause. The kernel writes that into the log of the
-            // context: fsopen(2).
+            // The error number rarely names the cause. The kernel writes that into the log of the context:
+            // fsopen(2).
             let (error, log) = (io::Error::from(errno), read_log(&context));
             Err(io::Error::new(
                 error.kind(),
@@ -105,7 +105,7 @@ impl DetachedMount {
         }
     }
 
-    /// Writes what the file system has in memory into its device.
+    /// Writes the cache of the file system into its device.
     ///
     /// # Errors
     /// The kernel's error.

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Shares the blocks where the file system can, and copies the data elsewhere, without those of holes. What it
-/// copies is durable once the file system is synced.
+/// Shares the blocks where the file system can, and copies the data elsewhere, without those of holes. The
+/// copy is durable once the file system is synced.
 #[derive(Debug)]
 pub(super) struct Copier;
 
@@ -20,7 +20,7 @@ impl FileCloner for Copier {
     fn clone_file(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
         match Reflink.clone_file(from, to) {
             Ok(()) => Ok(()),
-            // Another file system, or one that can't share: what is wrong otherwise fails here, too.
+            // Another file system, or one that can't share blocks. Any other cause fails the copy, too.
             Err(_) => {
                 copy_data(&File::from(from.try_clone_to_owned()?), &File::from(to.try_clone_to_owned()?))
             }
