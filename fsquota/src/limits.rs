@@ -168,6 +168,7 @@ impl TryFrom<QuotaChange> for KernelLimitChange {
 
     fn try_from(change: QuotaChange) -> Result<Self, LimitError> {
         let kib = match change.bytes {
+            // Rounded up, so that a directory never gets less than it was promised.
             LimitChange::Set(Bytes(bytes)) => Some(check_limit(bytes, LARGEST_BYTES)?.div_ceil(KIB)),
             LimitChange::Unlimited => Some(0),
             LimitChange::Keep => None,

@@ -50,6 +50,7 @@ pub(crate) fn parse_quantity(text: &str) -> Result<u64, QuantityError> {
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
     let (whole, fraction) = split_digits(&rest[..end])?;
     let scale = parse_suffix(&rest[end..])?;
+    // `-0` is zero, and valid.
     if negative && is_nonzero(&whole, &fraction) {
         return Err(QuantityError::Negative);
     }
@@ -124,8 +125,10 @@ fn shift_decimal(mut whole: Vec<u8>, fraction: Vec<u8>, power: i64) -> Result<u1
     if !is_nonzero(&whole, &[]) {
         return Ok(0);
     }
+    // Less than one and not zero, so it is rounded up.
     let Ok(point) = usize::try_from(point) else { return Ok(1) };
     let leading = whole.iter().take_while(|&&digit| digit == 0).count();
+    // Before the digits are added up: an exponent can stand for billions of zeros.
     if point.saturating_sub(leading) > MAX_WHOLE_DIGITS {
         return Err(QuantityError::TooLarge);
     }

@@ -82,6 +82,7 @@ impl QuotaKernel for MemoryKernel {
 
     fn set_project_tag(&self, file: BorrowedFd<'_>, tag: ProjectTag) -> io::Result<()> {
         let mut state = self.start_call(KernelOperation::WriteProject)?;
+        // The descriptor is read for the usage. While it is open, no other inode gets the number.
         let descriptor = rustix::fs::openat(file, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         state.tagged.insert(inode_identity(&rustix::fs::fstat(file)?), (descriptor, tag));
         Ok(())
