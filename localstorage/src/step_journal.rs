@@ -94,12 +94,14 @@ impl StepJournal {
         let path = dir.path().join(&names.slots[0]);
         let open_error = |source: io::Error| JournalError::Open { path: path.clone(), source };
         let dir = dir.open_dir("").map_err(|error| open_error(io::Error::other(error)))?;
+        // Before anything is read: this process would not see what another one commits after its read.
         let Some(file) = lock_first_slot(&dir, &names)? else {
             return Err(JournalError::InUse { path });
         };
         let [first, second] = names.slots;
         let first = JournalSlot { name: first, file: Some(file) };
         let second = JournalSlot { file: open_slot(&dir, &second).map_err(open_error)?, name: second };
+        // Under the lock: the process that creates a journal holds it until it has removed the marker.
         let is_being_created = open_slot(&dir, &names.marker).map_err(open_error)?.is_some();
         let slots = [first, second];
         let contents = [slots[0].read(), slots[1].read()];
@@ -109,8 +111,11 @@ impl StepJournal {
         journal.sync_newest_record().map_err(open_error)?;
         if is_being_created {
             for slot in &mut journal.slots {
+                // Later commits neither change the sizes of the files nor fail on a full disk.
                 slot.allocate(&journal.dir, SLOT_BYTES).map_err(open_error)?;
             }
+            // A complete record is durable by now, if only one without content: files without any are damaged
+            // from here on.
             journal.unlink_file(&names.marker).map_err(open_error)?;
         }
         Ok(journal)
@@ -138,6 +143,7 @@ impl StepJournal {
             .ok_or_else(|| JournalError::RecordTooLong { path: self.path(), length: content.len() })?;
         self.write_record(record.generation, &bytes)
             .map_err(|source| JournalError::Commit { path: self.path(), source })?;
+        // Only now that the record is durable: after an error, the next commit writes the same file again.
         self.generation = record.generation;
         self.content = content.to_vec();
         Ok(())
@@ -161,6 +167,7 @@ impl StepJournal {
 
     fn unlink_file(&self, name: &OsStr) -> io::Result<()> {
         match syscalls::unlink(&self.dir, name) {
+            // Also if it is missing: a killed call may have removed it without a sync.
             Ok(()) | Err(Errno::NOENT) => Ok(syscalls::sync(&self.dir)?),
             Err(source) => Err(source.into()),
         }
@@ -184,6 +191,7 @@ impl StepJournal {
     }
 
     fn write_record(&mut self, generation: u64, bytes: &[u8]) -> io::Result<()> {
+        // A torn write hits the file of the older record, and never the newest complete one.
         self.slots[usize::from(generation % 2 == 1)].write(&self.dir, bytes)
     }
 }
@@ -224,9 +232,11 @@ fn newest_record(
             {
                 newest = Some((generation, content.to_vec()));
             }
+            // Even if the other record can be read: it is older, and a commit would overwrite the newer state.
             Err(RecordFormatError::NewerVersion { version }) => {
                 return Err(JournalError::NewerFormat { path: path.to_owned(), version });
             }
+            // A record that is older, torn, or in the wrong file.
             Ok(_) | Err(_) => {}
         }
     }
@@ -266,11 +276,13 @@ fn lock_first_slot(dir: &Dir, names: &JournalNames) -> Result<Option<OwnedFd>, J
             Some(file) => file,
             None => {
                 match open_slot(dir, second).map_err(open_error)? {
+                    // Neither file exists: this is a new journal.
                     None => create_marker(dir, &names.marker).map_err(open_error)?,
                     // The first file was lost.
                     Some(file) => drop(newest_record([Ok(Vec::new()), read_slot(&file)], false, &path)?),
                 }
                 match syscalls::create_new_file(dir, first) {
+                    // Another process has created it in between: its file is opened and its lock is tried.
                     Err(Errno::EXIST) => continue,
                     created => created.map_err(|source| open_error(source.into()))?,
                 }

@@ -62,6 +62,7 @@ impl<'a> JournalRecord<'a> {
             .filter(|&length| length <= MAX_CONTENT_BYTES)
             .ok_or(RecordFormatError::OutOfRange)?;
         let content = rest.get(..length).ok_or(RecordFormatError::Truncated)?;
+        // Before the version: damaged bytes must not be reported as the record of a newer release.
         if u32_at(header, CHECKSUM_RANGE.start) != checksum(header, content) {
             return Err(RecordFormatError::ChecksumMismatch);
         }
@@ -94,6 +95,7 @@ impl<'a> JournalRecord<'a> {
 /// The length of the record that begins with these bytes; that of its header if they are not a header.
 pub(super) fn record_bytes(start: &[u8]) -> usize {
     let is_header = start.len() >= HEADER_BYTES && start.starts_with(MAGIC);
+    // A torn header may hold any length: the reader must not allocate memory for it.
     let content = is_header.then(|| u32_at(start, 12) as usize).filter(|&length| length <= MAX_CONTENT_BYTES);
     HEADER_BYTES + content.unwrap_or_default()
 }

@@ -73,6 +73,7 @@ impl Drop for JournalSlot {
 
 /// Opens a file of a journal; `None` if it does not exist.
 pub(super) fn open_slot(dir: &Dir, name: &OsString) -> io::Result<Option<OwnedFd>> {
+    // A pipe must not block the caller, nor a terminal become its controlling terminal.
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY;
     match syscalls::open_beneath(dir, Path::new(name), flags) {
         Ok(file) if Metadata::from_stat(&syscalls::stat(&file)?).kind == FileKind::File => Ok(Some(file)),
@@ -85,6 +86,7 @@ pub(super) fn open_slot(dir: &Dir, name: &OsString) -> io::Result<Option<OwnedFd
 /// Reads the record. What follows does not belong to it, and on vfat may not even be readable.
 pub(super) fn read_slot(file: &OwnedFd) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    // First the header, which holds the length of the content, and then the content.
     for length in [|_: &[u8]| record::HEADER_BYTES, record::record_bytes] {
         let length = length(&bytes);
         while bytes.len() < length {

@@ -92,6 +92,7 @@ impl StepList {
     /// [`InvalidStepList`].
     pub fn try_new<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Result<Self, InvalidStepList> {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        // A record holds the count in two bytes and each length in one: these limits fit into both.
         if !(1..=1000).contains(&names.len()) {
             return Err(InvalidStepList::Count(names.len()));
         }
@@ -150,6 +151,7 @@ impl StepList {
         if is_resumed {
             run.report_next_step();
         } else {
+            // Recorded before the first step: a run that is killed in it resumes with this state.
             run.commit_progress(0, state.to_vec())?;
         }
         Ok(run)
@@ -228,6 +230,7 @@ impl StepRun {
         let content = StepProgress::encode(&progress.names, next, &state);
         hook(StepEvent::Committing(progress.names.get(next).map(String::as_str)));
         self.journal.commit(&content).map_err(StepListError::Journal)?;
+        // Only after the commit: after an error the step counts as incomplete, and is repeated.
         (progress.next, progress.state) = (next, state);
         hook(StepEvent::Committed(progress.names.get(next).map(String::as_str)));
         self.report_next_step();
@@ -284,6 +287,7 @@ impl StepProgress {
             names.push(String::from_utf8(name.to_vec()).ok()?);
             rest = after;
         }
+        // Names that no list accepts were not written by this crate.
         let steps = StepList::try_new(names).ok()?;
         (next <= steps.step_names.len()).then(|| Self { names: steps.step_names, next, state: rest.to_vec() })
     }
@@ -295,6 +299,7 @@ impl StepProgress {
         if let Some(unknown) = names.iter().find(|name| !list.step_names.contains(name)) {
             return Err(unknown.clone());
         }
+        // Completed steps keep their recorded order; the others follow in the order of the list.
         names.truncate(next);
         let remaining: Vec<_> =
             list.step_names.iter().filter(|name| !names.contains(name)).cloned().collect();
