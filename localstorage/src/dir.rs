@@ -165,6 +165,7 @@ impl Dir {
         let (fd, metadata) = self.open_regular_file(path, OFlags::RDONLY, FileOperation::Read)?;
         let to_error = |source: io::Error| Error::new(FileOperation::Read, self.full_path(path), source);
         let mut content = Vec::new();
+        // A file that is too large by its size is rejected before memory is reserved for it.
         if metadata.size <= limit {
             // One byte more than the size, so that the end is detected without growing the buffer.
             content =
@@ -191,6 +192,8 @@ impl Dir {
         // terminal.
         let fd = self.open_beneath(path, access | OFlags::NONBLOCK | OFlags::NOCTTY, operation)?;
         let to_error = |source: io::Error| Error::new(operation, self.full_path(path), source);
+        // The kind is checked on the descriptor: a check by name could see another file than the one that was
+        // opened.
         let metadata = Metadata::from_stat(&syscalls::stat(&fd).map_err(|source| to_error(source.into()))?);
         if metadata.kind != FileKind::File {
             return Err(to_error(RejectReason::NotAFile.into()));
@@ -214,9 +217,11 @@ impl Dir {
     fn open_beneath(&self, path: &Path, flags: OFlags, operation: FileOperation) -> Result<OwnedFd, Error> {
         let to_error = |source: io::Error| Error::new(operation, self.full_path(path), source);
         if path.as_os_str().is_empty() && flags.intersects(OFlags::DIRECTORY | OFlags::PATH) {
+            // openat2(2) fails with ENOENT for the empty path, so "." stands for the directory itself.
             return syscalls::open_beneath(self, Path::new("."), flags)
                 .map_err(|source| to_error(resolve_error(source)));
         }
+        // RESOLVE_BENEATH alone would permit a `..` that stays beneath the directory.
         file_name::split_last(path).map_err(|invalid| to_error(invalid.into()))?;
         syscalls::open_beneath(self, path, flags).map_err(|source| to_error(resolve_error(source)))
     }
@@ -231,6 +236,8 @@ impl Dir {
         if parent.as_os_str().is_empty() {
             return Ok((ParentDir::Same(self.as_fd()), name));
         }
+        // The calls on the name use this descriptor, so a parent that is renamed in between stays the same
+        // directory.
         let fd = syscalls::open_beneath(self, parent, OPEN_DIR_FLAGS)
             .map_err(|source| to_error(resolve_error(source)))?;
         Ok((ParentDir::Below(fd), name))

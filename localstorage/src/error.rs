@@ -250,6 +250,7 @@ impl Error {
 /// Translates the kernel's error number for a path that was resolved beneath a directory.
 pub(crate) fn resolve_error(errno: Errno) -> io::Error {
     match errno {
+        // RESOLVE_NO_SYMLINKS fails with ELOOP at the first link. *Source:* openat2(2).
         Errno::LOOP => RejectReason::Symlink.into(),
         Errno::NOSYS => RejectReason::NoOpenat2.into(),
         errno => errno.into(),

@@ -134,6 +134,7 @@ pub(crate) fn split_last(path: &Path) -> Result<(&Path, &OsStr), InvalidName> {
     let bytes = path.as_os_str().as_bytes();
     for component in bytes.split(|&byte| byte == b'/') {
         check_name(component)?;
+        // A file that a caller wrote under such a name would be removed as stale.
         if is_temp_file_name(component) {
             return Err(InvalidName::Reserved);
         }

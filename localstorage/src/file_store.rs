@@ -81,6 +81,7 @@ pub trait FileStore: Debug + Send + Sync {
     /// Those of [`read`](Self::read) and [`write`](Self::write), except for a missing file.
     fn set_mode(&self, path: &Path, mode: FileMode) -> Result<bool, Error> {
         match self.read(path) {
+            // The trait has no other call that changes a mode: the file is replaced by itself.
             Ok(content) => self.write(path, &content, mode).map(|()| true),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
@@ -151,6 +152,7 @@ impl FileStore for OsFileStore {
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
             Ok(metadata) => match metadata.kind {
+                // For a link, this call returns the error that names it as one.
                 FileKind::File | FileKind::Symlink => self.dir.set_mode(path, mode).map(|()| true),
                 _ => Err(Error::new(FileOperation::SetMode, self.full_path(path), RejectReason::NotAFile)),
             },

@@ -143,6 +143,7 @@ impl MemState {
             self.fault = None;
         }
         match fault {
+            // A host that is down fails each operation in the same way, also one with a fault of its own.
             _ if self.is_down => return Err(io::Error::other("the host is down")),
             Some(InjectedFault::NoSpace) => return Err(io::ErrorKind::StorageFull.into()),
             Some(InjectedFault::IoError) => return Err(io::Error::other("the device has failed")),
@@ -152,6 +153,7 @@ impl MemState {
         if fault == Some(InjectedFault::CrashBefore) {
             return Err(io::Error::other("the host stops"));
         }
+        // For a crash after the operation, the change is made, and only its answer is lost.
         let result = work(self)?;
         if fault == Some(InjectedFault::CrashAfter) {
             Err(io::Error::other("the host stops"))
@@ -209,6 +211,7 @@ impl FileStore for MemFileStore {
     fn write(&self, path: &Path, content: &[u8], mode: FileMode) -> Result<(), Error> {
         self.run_operation((FileOperation::Write, path), |state| {
             let (parent, name) = file_name::split_last(path)?;
+            // As on a disk, a write replaces the file and so gives it a new inode.
             let inode = state.allocate_inode();
             let folder = state.root.find_dir_mut(parent)?;
             if matches!(folder.entries.get(name), Some(MemNode { content: MemContent::Dir(_), .. })) {
@@ -222,6 +225,7 @@ impl FileStore for MemFileStore {
 
     fn create_dir(&self, path: &Path, mode: FileMode) -> Result<(), Error> {
         self.run_operation((FileOperation::CreateDir, path), |state| {
+            // A copy, since `folder` borrows the state mutably until the last directory exists.
             let mut inode = state.next_inode;
             let mut folder = &mut state.root;
             for name in split_components(path)? {
@@ -229,11 +233,13 @@ impl FileStore for MemFileStore {
                     inode += 1;
                     MemNode { inode, content: MemContent::Dir(MemDir { entries: BTreeMap::new(), mode }) }
                 });
+                // Nothing was created before such a failure: a file is only in a directory that existed.
                 let MemContent::Dir(below) = &mut node.content else {
                     return Err(io::ErrorKind::NotADirectory.into());
                 };
                 folder = below;
             }
+            // The parents keep their modes, if they existed.
             folder.mode = mode;
             state.next_inode = inode;
             Ok(())

@@ -49,6 +49,7 @@ pub(crate) fn resize_partition(disk: impl AsFd, number: u32, (start, size): (u64
         start: to_signed(start)?,
         length: to_signed(size)?,
         number: number.try_into().map_err(|_| io::Errno::INVAL)?,
+        // The kernel ignores both names. *Source:* Linux `block/ioctl.c`, `blkpg_do_ioctl`.
         names: [0; 128],
     };
     let request = PartitionRequest {

@@ -95,6 +95,7 @@ pub(crate) fn stat_at(dir: impl AsFd, name: &OsStr) -> Result<Stat> {
 
 /// Opens a file that is open with `O_PATH` only.
 pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+    // The name may be that of another file by now; the magic link leads to the inode that is open.
     open(&proc_path(file), flags)
 }
 
@@ -111,6 +112,7 @@ pub(crate) fn read_link(dir: impl AsFd, name: &OsStr) -> Result<CString> {
 /// Changes the mode of a file that is open with `O_PATH` only.
 pub(crate) fn set_mode_by_proc_path(file: impl AsFd, mode: Mode) -> Result<()> {
     failpoints::check_failpoint("chmod")?;
+    // fchmod(2) fails with EBADF on an O_PATH descriptor; the magic link leads to the same inode.
     fs::chmod(proc_path(file), mode)
 }
 
@@ -154,6 +156,7 @@ pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], offset: u64) -> Result<()>
         let length = failpoints::check_write_failpoint(bytes.len() - written)?;
         let part = &bytes[written..written + length];
         match retry_on_intr(|| io::pwrite(file, part, offset + written as u64))? {
+            // Without progress and without an error, the loop would never end.
             0 => return Err(io::Errno::IO),
             n => written += n,
         }

@@ -73,6 +73,7 @@ impl Dir {
     /// [`FileOperation::Clone`]; [`is_clone_unsupported`](Error::is_clone_unsupported) if the file system can't.
     pub fn check_cloner(&self, cloner: &dyn FileCloner) -> Result<(), Error> {
         let check = || {
+            // Files without a name vanish with their descriptors, also if the process is killed here.
             let [from, to] = [calls::create_unnamed_file(self)?, calls::create_unnamed_file(self)?];
             cloner.clone_file(from.as_fd(), to.as_fd())
         };
@@ -128,6 +129,7 @@ impl Dir {
             attributes: AttributeCopier::new(),
             summary: CloneSummary::default(),
         };
+        // XFS makes its log durable up to the last change of the top, which comes after those of all entries.
         match tree.run().and_then(|()| Ok(syscalls::sync(to)?)) {
             Ok(()) => Ok(tree.summary),
             Err(source) => {
@@ -169,6 +171,7 @@ impl TreeClone<'_> {
                     self.clone_dir(&name)?;
                 }
                 WalkEvent::Leave { dir, .. } => self.leave_dir(dir.as_fd())?,
+                // Its clone is incomplete, and the walk may already have passed the place to which it was moved.
                 WalkEvent::Moved { .. } => return Err(RejectReason::Moved.into()),
             }
             self.entry = None;
@@ -189,6 +192,7 @@ impl TreeClone<'_> {
             FileType::Directory => return Ok(()),
             FileType::RegularFile => self.clone_file(name),
             FileType::Symlink => clone_symlink(from, to, &stat),
+            // The character device 0:0 is a whiteout of overlayfs, and is cloned below.
             FileType::CharacterDevice | FileType::BlockDevice if stat.st_rdev != 0 => {
                 self.summary.devices += 1;
                 return Ok(());
@@ -197,6 +201,7 @@ impl TreeClone<'_> {
         };
         match cloned {
             Ok(()) => self.summary.entries += 1,
+            // Other processes may remove or replace entries at any time: the clone goes on without this one.
             Err(error) if is_vanished(&error) => {}
             Err(error) => return Err(error),
         }
@@ -210,10 +215,12 @@ impl TreeClone<'_> {
         if metadata.kind != FileKind::File {
             return Err(Errno::NOENT.into());
         }
+        // Only a file with several names has to be recognized, so a tree without hard links needs no table.
         let identity = if metadata.links > 1 { Some(calls::inode_and_birth(&found)?) } else { None };
         if let Some(identity) = identity
             && let Some(path) = self.links.find(identity)
         {
+            // The table keeps paths: a descriptor of each such file would exceed the limit of open files.
             calls::link(self.top, path, entry_at(self.target.as_fd(), name))?;
             self.links.count_link(identity);
             return Ok(());
@@ -225,9 +232,11 @@ impl TreeClone<'_> {
             Errno::NOENT => RejectReason::NoProc.into(),
             errno => io::Error::from(errno),
         })?;
+        // Fails with EEXIST for an entry that was renamed and so listed twice: it is cloned once.
         let to = syscalls::create_new_file(&self.target, name)?;
         self.cloner.clone_file(from.as_fd(), to.as_fd())?;
         self.attributes.copy_attributes(from.as_fd(), to.as_fd())?;
+        // Recorded only now that the copy is complete: the other names become links to it.
         if let Some(identity) = identity
             && !self.links.insert(identity, self.walk.path(Some(name)), metadata.links)
         {
@@ -242,6 +251,7 @@ impl TreeClone<'_> {
             Err(error) if is_vanished(&error) => return Ok(()),
             dir => dir?,
         };
+        // The final mode may forbid its owner to write: it is set when the walk leaves the directory.
         match syscalls::make_dir(&self.target, name, RawMode::RWXU) {
             Err(Errno::EXIST) => return Ok(()),
             made => made?,
@@ -283,6 +293,7 @@ fn clone_symlink(from: BorrowedFd<'_>, to: EntryAt<'_>, stat: &Stat) -> io::Resu
 fn clone_node(to: EntryAt<'_>, kind: FileType, stat: &Stat) -> io::Result<()> {
     calls::create_node(to, kind, stat.st_rdev)?;
     calls::set_owner_at(to, owner_of(stat))?;
+    // mknod(2) applies the umask. The mode is set by a descriptor that does not open the device or pipe.
     let node = syscalls::open_beneath(to.dir, Path::new(to.name), OFlags::PATH)?;
     syscalls::set_mode_by_proc_path(&node, RawMode::from_raw_mode(stat.st_mode))?;
     Ok(calls::set_times_at(to, &calls::times_of(stat))?)

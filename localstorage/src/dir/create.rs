@@ -33,6 +33,7 @@ impl Dir {
                 (opened, _) => break opened?,
             }
         };
+        // Links in the existing part are trusted. The missing part is created beneath it, through no link.
         match path.strip_prefix(existing) {
             Ok(missing) if !missing.as_os_str().is_empty() => dir.ensure_dir(missing, mode),
             _ => Ok(dir),
@@ -55,6 +56,7 @@ impl Dir {
             if found.kind != FileKind::File {
                 return Err(RejectReason::NotAFile.into());
             }
+            // The umask has reduced the mode of a new file, and an existing one may have any.
             if found.mode != mode {
                 syscalls::set_mode(&file, mode.to_rustix())?;
                 syscalls::sync(&file)?;
@@ -84,6 +86,7 @@ impl Dir {
         }
         file_name::split_last(path).map_err(|invalid| to_error(invalid.into()))?;
         let mut dir = Self { fd: self.fd.try_clone().map_err(to_error)?, path: self.path.clone() };
+        // One component at a time: each is durable in its parent before the next one is created in it.
         for name in path.as_os_str().as_bytes().split(|&byte| byte == b'/').map(OsStr::from_bytes) {
             dir = dir.ensure_child(name, mode).map_err(to_error)?;
         }
@@ -111,6 +114,7 @@ impl Dir {
         };
         let level = Self { fd: fd.map_err(resolve_error)?, path: self.path.join(name) };
         if created {
+            // mkdir(2) has applied the umask. A directory that existed keeps its mode.
             level.set_own_mode(mode)?;
         }
         // The process that created it may have been killed before this.

@@ -32,6 +32,7 @@ pub(super) fn entry_kind(
     listed: FileType,
 ) -> rustix::io::Result<Option<FileKind>> {
     match FileKind::from(listed) {
+        // The file system lists DT_UNKNOWN. *Source:* getdents(2).
         FileKind::Unknown => match syscalls::stat_at(dir, name) {
             Ok(stat) => Ok(Some(Metadata::from_stat(&stat).kind)),
             Err(Errno::NOENT) => Ok(None),
@@ -102,6 +103,8 @@ impl Dir {
             Err(error) if error.is_not_found() => return Ok(false),
             parent => parent?,
         };
+        // RESOLVE_NO_XDEV also fails at a bind mount of the same file system, whose device number does not
+        // differ.
         match syscalls::open_on_same_mount(&parent, name, OFlags::PATH | OFlags::NOFOLLOW) {
             Ok(_) | Err(Errno::NOENT | Errno::LOOP) => Ok(false),
             Err(Errno::XDEV) => Ok(true),

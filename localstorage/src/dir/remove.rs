@@ -58,6 +58,7 @@ impl Dir {
             parent => parent?,
         };
         let to_error = |source: io::Error| Error::new(FileOperation::Remove, self.full_path(path), source);
+        // The walk starts in the parent, so that the top of the tree is removed like every other directory.
         let walk = TreeWalk::open_entry(&parent, name).map_err(to_error)?;
         let (attempts, progress) = (Vec::new(), RemovalProgress::default());
         let mut removal = TreeRemoval { walk, attempts, failed: None, progress, hook };
@@ -66,6 +67,8 @@ impl Dir {
             let path = removal.walk.display_path((&self.full_path(path), 2), entry);
             Error::new(FileOperation::Remove, path, source)
         })?;
+        // One sync suffices: nothing below is left. It is made also if nothing existed, since a killed call may
+        // have removed the tree without it.
         syscalls::sync(&parent).map_err(|source| to_error(source.into()))?;
         Ok(existed)
     }
@@ -93,6 +96,7 @@ impl TreeRemoval<'_> {
                 // The parent of the tree.
                 WalkEvent::Leave { .. } if self.walk.depth() == 0 => {}
                 WalkEvent::Leave { name, .. } => self.remove_emptied(name)?,
+                // Another process has moved or removed these directories: their counts go with them.
                 WalkEvent::Moved { levels, .. } => {
                     self.attempts.truncate(self.attempts.len().saturating_sub(levels));
                 }
@@ -124,6 +128,7 @@ impl TreeRemoval<'_> {
         match remove_forced(holder, &name, || syscalls::remove_dir(holder.dir, &name)) {
             Ok(()) => self.count_removed(),
             Err(Errno::NOENT) => Ok(()),
+            // Another process has added entries since the directory was listed.
             Err(Errno::NOTEMPTY | Errno::EXIST) if attempts < MAX_ATTEMPTS => {
                 self.remove_or_enter(name, FileKind::Dir, attempts).map(drop)
             }
@@ -172,12 +177,15 @@ fn remove_or_open(holder: EntryParent<'_>, name: &OsStr, kind: FileKind) -> io::
         match remove_forced(holder, name, || syscalls::unlink(holder.dir, name)) {
             Ok(()) => return Ok(EntryOutcome::Removed),
             Err(Errno::NOENT) => return Ok(EntryOutcome::Absent),
+            // A directory has replaced the entry since it was listed. *Source:* unlink(2): Linux returns EISDIR,
+            // not EPERM.
             Err(Errno::ISDIR) => {}
             Err(source) => return Err(removal_error(source)),
         }
     }
     let open = || syscalls::open_on_same_mount(holder.dir, name, OPEN_DIR_FLAGS);
     let opened = match open() {
+        // Permissions of the tree must not prevent its removal. With CAP_DAC_OVERRIDE there is no such error.
         Err(Errno::ACCESS) => grant_entry_access(holder, name).and_then(|()| open()),
         opened => opened,
     };
@@ -208,6 +216,8 @@ fn remove_forced(
     name: &OsStr,
     remove: impl Fn() -> rustix::io::Result<()>,
 ) -> rustix::io::Result<()> {
+    // Flags and modes are looked at only after a failure: few entries have them, and each look costs system
+    // calls.
     let forbidden = match remove() {
         Err(forbidden @ (Errno::PERM | Errno::ACCESS)) => forbidden,
         result => return result,
@@ -254,6 +264,7 @@ fn grant_entry_access(holder: EntryParent<'_>, name: &OsStr) -> rustix::io::Resu
     if holder.is_inside {
         grant_owner_access(holder.dir);
     }
+    // O_PATH needs permission to search the parent, but none on the directory itself.
     let locked = syscalls::open_on_same_mount(holder.dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
     let mode = RawMode::from_raw_mode(syscalls::stat(&locked)?.st_mode);
     syscalls::set_mode_by_proc_path(&locked, mode | RawMode::RWXU)

@@ -123,9 +123,11 @@ fn remove_if_unlocked(dir: &Dir, name: &OsStr) -> io::Result<bool> {
         Err(Errno::NOENT | Errno::ACCESS | Errno::LOOP | Errno::NXIO) => return Ok(false),
         Err(source) => return Err(source.into()),
     };
+    // The writer is at work. The kernel releases its lock with its last descriptor, also when it is killed.
     if !syscalls::try_lock(&file)? {
         return Ok(false);
     }
+    // Removed under the lock: a writer that has not locked its new file yet sees afterwards that it has no link.
     match syscalls::unlink(dir, name) {
         Ok(()) => Ok(true),
         // Renamed to its final name before it was locked here, or not a file.
@@ -196,9 +198,11 @@ impl FileReplacement<'_> {
             return Err(RejectReason::Incomplete.into());
         }
         let dir = self.parent.as_fd();
+        // Before the rename: a power cut could otherwise leave an empty or partial file under the final name.
         syscalls::sync(&self.temp.file)?;
         let (from, to) = (EntryAt { dir, name: &self.temp.name }, EntryAt { dir, name: &self.name });
         syscalls::rename(from, to, RenameFlags::empty())?;
+        // From here on, dropping this must not unlink anything, also if a sync fails.
         self.state = WriteState::Renamed;
         // FAT keeps the size and the first cluster of a file in its directory entry, and writes them with the file.
         if syscalls::is_on_fat(&self.temp.file)? {
@@ -215,6 +219,7 @@ impl FileReplacement<'_> {
         };
         match written {
             Ok(()) => self.written = end,
+            // The temporary file may have a part of this piece: it must not replace the old content.
             Err(_) => self.state = WriteState::Failed,
         }
         written
@@ -253,6 +258,7 @@ impl TempFile {
                 Ok(file) => {
                     let temp = Self { file, name };
                     if temp.lock_unless_removed(parent)? {
+                        // Before the first byte: a secret is never in a file with a wider mode.
                         syscalls::set_mode(&temp.file, mode.to_rustix())
                             .inspect_err(|_| _ = syscalls::unlink(parent, &temp.name))?;
                         return Ok(temp);

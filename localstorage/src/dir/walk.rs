@@ -136,10 +136,12 @@ impl WalkLevel {
 
     /// The next entry that is not a directory; none while enough directories are known, and at the end.
     fn next_entry(&mut self, dir: &OwnedFd) -> io::Result<Option<WalkEvent>> {
+        // With so many names in memory, the listing pauses until their directories are visited.
         while self.pending.len() < MAX_PENDING
             && let Some(listing) = &mut self.listing
         {
             let Some(entry) = listing.next().transpose()? else {
+                // Closes its descriptor: only a paused listing keeps one on the way down.
                 self.listing = None;
                 break;
             };
@@ -148,6 +150,7 @@ impl WalkLevel {
             }
             let name = OsString::from_vec(entry.file_name().to_bytes().to_vec());
             match entry_kind(dir, &name, entry.file_type())? {
+                // The entry was removed after it was listed.
                 None => {}
                 Some(FileKind::Dir) => self.pending.push(name),
                 Some(kind) => return Ok(Some(WalkEvent::Entry { name, kind })),
@@ -163,6 +166,7 @@ impl WalkLevel {
             Err(Errno::NOENT | Errno::ACCESS) => return Ok(None),
             above => above?,
         };
+        // The kernel resolves `..` to the present parent, which is another one after a move.
         Ok(self.is_at(&above)?.then_some(above))
     }
 
@@ -185,6 +189,7 @@ impl TreeWalk {
     pub(super) fn open_entry(dir: impl AsFd, name: &OsStr) -> io::Result<Self> {
         let mut walk = Self::new(dir.as_fd().try_clone_to_owned()?)?;
         for level in &mut walk.levels {
+            // The parent is not listed: this entry is all that is visited in it.
             (level.listing, level.pending) = (None, vec![name.to_owned()]);
         }
         Ok(walk)
@@ -201,6 +206,7 @@ impl TreeWalk {
     /// The kernel's, of listing the directory in which the walk is, or of leaving one. After an error the walk can go
     /// on with what it has listed.
     pub fn next_event(&mut self) -> io::Result<Option<WalkEvent>> {
+        // The caller has received the event of leaving first, and so knows in which directory the walk is.
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
@@ -284,6 +290,8 @@ impl TreeWalk {
         };
         match above {
             Ok(Some(above)) => Ok(self.return_to(above, self.levels.len() - 1)),
+            // The directory was moved or removed: the walk returns to the deepest one above that is still in
+            // place.
             Ok(None) => self.descend_again(),
             Err(error) => {
                 self.failure = Some(error);
@@ -295,9 +303,11 @@ impl TreeWalk {
     /// Leaves the lowest directory, and those above it that are no longer where they were: descends from the top.
     fn descend_again(&mut self) -> io::Result<WalkEvent> {
         let above = self.levels.len().saturating_sub(1);
+        // Without a descriptor there is no directory in which the walk could go on: it ends.
         let at = self.top.try_clone().inspect_err(|_| self.levels.clear());
         let (mut at, mut depth) = (at?, above.min(1));
         for level in self.levels.iter().take(above).skip(1) {
+            // The inode is compared, too: another directory may have the name by now.
             match syscalls::open_on_same_mount(&at, &level.name, OPEN_DIR_FLAGS) {
                 Ok(below) if level.is_at(&below) == Ok(true) => at = below,
                 _ => break,
@@ -312,6 +322,7 @@ impl TreeWalk {
         let dir = std::mem::replace(&mut self.at, at);
         let levels = self.levels.len().saturating_sub(depth);
         let name = self.levels.drain(depth..).next().map(|level| level.name).unwrap_or_default();
+        // The lowest level was complete when it was left; those above it were not.
         if levels > 1 { WalkEvent::Moved { name, levels } } else { WalkEvent::Leave { name, dir } }
     }
 }

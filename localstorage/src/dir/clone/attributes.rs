@@ -43,6 +43,7 @@ impl AttributeCopier {
     fn copy_extended_attributes(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
         let [names, value] = &mut self.buffers;
         let length = match calls::list_attributes(from, names) {
+            // The file system has no extended attributes.
             Err(Errno::OPNOTSUPP) => 0,
             length => length?,
         };
