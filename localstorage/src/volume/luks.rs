@@ -235,6 +235,8 @@ impl LuksVolume {
             let opened = slots.open_slot(header, secret)?;
             slots.device.resize(header, &opened.passphrase, &self.settings.mapping_name)
         })?;
+        // Last: the file system can't grow beyond its mapping. A repetition completes a call that was killed in
+        // between.
         self.settings.mount.grow_file_system(&self.settings.mkfs)
     }
 
@@ -245,6 +247,8 @@ impl LuksVolume {
     /// Those of [`mount_existing_with`](EncryptedVolume::mount_existing_with), but for those of keys.
     pub fn mount_active(&self) -> Result<Option<Dir>, VolumeError> {
         let opening = self.opening();
+        // The identifier of a mapping contains the UUID of its volume: that of another volume is not taken for
+        // this one.
         if !opening.has_active_mapping()? {
             return Ok(None);
         }
@@ -278,6 +282,7 @@ impl LuksVolume {
     pub fn test_secret(&self, secret: &UnlockSecret) -> Result<Option<u32>, VolumeError> {
         self.with_header(|slots, header, _| match slots.open_slot(header, secret) {
             Ok(opened) => Ok(Some(opened.generation)),
+            // A wrong secret is the answer; any other error leaves the question open.
             Err(error) if error.is_wrong_secret() => Ok(None),
             Err(error) => Err(error),
         })
@@ -289,10 +294,13 @@ impl LuksVolume {
         work: impl FnOnce(&KeySlots<'_>, &CheckedHeader, &VolumeToken) -> Result<R, LuksError>,
     ) -> Result<R, VolumeError> {
         let device = &self.settings.config.device;
+        // The lock of the open disk serializes changes of its header. Read access suffices, since cryptsetup
+        // opens the disk itself; udev would probe a disk that this process had open to write.
         let disk = Disk::open(device, DiskAccess::Read)?;
         let slots = self.settings.slots_of(&disk);
         let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
         match &header.summary.volume {
+            // Until the volume is complete, only its creation changes its slots.
             Some(token) if token.state == VolumeProgress::Complete => {
                 let done = self.settings.check_keys(token).and_then(|()| work(&slots, &header, token));
                 done.map_err(|error| self.settings.error(error))
@@ -338,6 +346,7 @@ impl EncryptedVolume for LuksVolume {
         let top = self.lifecycle.mount(|| {
             let creation = LuksCreation { settings: &self.settings, opening: self.opening() };
             let (top, key) = creation.create_volume(&erase)?;
+            // The lifecycle returns only the directory, so the key leaves the closure by this variable.
             cluster_key = key;
             Ok(top)
         })?;

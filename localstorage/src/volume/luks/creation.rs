@@ -83,6 +83,7 @@ enum CreationStart {
 
 fn plan_creation(state: DiskState, found: &VolumeContents, erase: &ErasePolicy) -> CreationStart {
     match state {
+        // This needs no consent: only this creation has written to the disk.
         DiskState::Ours => CreationStart::Resume,
         DiskState::Blank => CreationStart::Fresh,
         DiskState::Occupied if *erase == ErasePolicy::Exactly(found.clone()) => CreationStart::Fresh,
@@ -102,6 +103,7 @@ impl LuksCreation<'_> {
         let disk = Disk::open(&self.settings.config.device, DiskAccess::Write)?;
         let slots = self.settings.slots_of(&disk);
         let found = disk.probe_contents()?;
+        // The disk is locked, so no other creation on it runs at this time.
         let recorded = self.recorded_run()?;
         let state = self.disk_state(&slots, &found, recorded.as_ref())?;
         let (record, run, erased) = match (plan_creation(state, &found, erase), recorded) {
@@ -113,6 +115,8 @@ impl LuksCreation<'_> {
             _ => return Err(VolumeError::Occupied { path: self.settings.config.device.clone(), found }),
         };
         let uuid = record.uuid;
+        // A killed call leaves the mapping open, or even mounted: cryptsetup and mkfs.xfs would find the disk in
+        // use.
         self.close_interrupted(uuid)?;
         let created = self.run_steps(&slots, uuid, run, &erased);
         if created.is_err() {
@@ -134,6 +138,7 @@ impl LuksCreation<'_> {
         }
         let disk = slots.device.disk;
         let Some((record, run)) = recorded.filter(|(record, _)| {
+            // The journal of another disk, or of another configuration, proves nothing about this one.
             record.disk_bytes == disk.size() && record.encryption == self.settings.config.encryption
         }) else {
             return Ok(DiskState::Occupied);
@@ -145,10 +150,14 @@ impl LuksCreation<'_> {
                 let token = read_volume_token(&header.json);
                 header.uuid == uuid && token.is_none_or(|token| token.state == VolumeProgress::Unfinished)
             }
+            // luksFormat was cut off: a part of a header must be ours, and other data only where a format writes
+            // them.
             Err(HeaderError::Absent | HeaderError::Damaged) if run.current_step() == Some(FORMAT) => {
                 !slots.device.has_foreign_header(uuid).map_err(|error| self.settings.error(error))?
                     && disk.has_only_claimed_data(record.claim, self.formatted_bytes())?
             }
+            // Once the format is recorded, the volume may be complete: a damaged header is no permission to
+            // erase it.
             Err(_) => false,
         };
         Ok(if is_ours { DiskState::Ours } else { DiskState::Occupied })
@@ -174,6 +183,7 @@ impl LuksCreation<'_> {
             // Before its format is recorded, no volume is complete: nothing needs its key any more.
             let is_key_unused = matches!(run.current_step(), Some(SEAL | FORMAT));
             run.remove_journal().map_err(|error| self.settings.error(LuksError::Journal(error)))?;
+            // After the journal: a kill in between leaves an unused key, and no run that needs a removed one.
             if is_key_unused {
                 let id = SealId { volume: earlier.uuid, generation: FIRST_GENERATION };
                 self.settings
@@ -183,6 +193,8 @@ impl LuksCreation<'_> {
                     .map_err(|error| self.settings.error(LuksError::Seal(error)))?;
             }
         }
+        // The claim is durable before the journal records it. A kill in between leaves a disk that is only
+        // claimed, on which the next call starts over.
         let record = CreationRecord {
             uuid: self.new_uuid()?,
             claim: disk.claim(&self.settings.label, found)?,
@@ -202,6 +214,7 @@ impl LuksCreation<'_> {
     /// The run that the journal has recorded.
     fn recorded_run(&self) -> Result<Option<(CreationRecord, StepRun)>, VolumeError> {
         let journal = self.open_journal()?;
+        // Starting a run would commit its first record, before the disk is claimed.
         if journal.committed_state().is_none() {
             return Ok(None);
         }
@@ -225,6 +238,7 @@ impl LuksCreation<'_> {
         let name = &self.settings.mapping_name;
         let active = self.settings.config.cryptsetup.find_mapping(name);
         let active = active.map_err(|error| self.settings.error(LuksError::FindMapping(error)))?;
+        // Another volume may use the name. Its mapping stays, and opening this volume fails.
         let Some(active) = active.filter(|active| active.identifier == mapping_identifier(uuid, name)) else {
             return Ok(());
         };
@@ -233,6 +247,7 @@ impl LuksCreation<'_> {
             path: active.device_path.clone(),
             source,
         })?;
+        // Only what is mounted from this mapping: the target may have another file system.
         if self.settings.mount.is_mounted_from(device_numbers(&metadata))? {
             self.settings.mount.unmount()?;
         }
@@ -254,9 +269,12 @@ impl LuksCreation<'_> {
                 Some(FILE_SYSTEM) => self.format_mapping(slots)?,
                 _ => break,
             }
+            // The recorded UUIDs stay the same in all steps.
             let state = run.recorded_state().to_vec();
             run.complete_step(state).map_err(|error| self.settings.error(LuksError::Journal(error)))?;
         }
+        // The journal never records this step: the token in the header does. Until then a killed call must
+        // repeat it, since the cluster unlock key that it returns is lost.
         let created = self.complete(slots, id)?;
         // The token records that the volume is complete: if the journal stays after a kill, it changes nothing.
         run.remove_journal().map_err(|error| self.settings.error(LuksError::Journal(error)))?;
@@ -265,6 +283,7 @@ impl LuksCreation<'_> {
 
     fn format(&self, slots: &KeySlots<'_>, id: SealId, erased: &VolumeContents) -> Result<(), VolumeError> {
         let device = &slots.device;
+        // A resumed creation has not claimed the disk again: another program may use it by now.
         device.disk.check_unused()?;
         let to_error = |error| self.settings.error(error);
         let node_key = slots.node_key(id).map_err(to_error)?;
@@ -272,16 +291,21 @@ impl LuksCreation<'_> {
         let formatted =
             device.format(id.volume, &passphrase, self.settings.wipe, self.settings.progress.as_deref());
         if let Err(error) = formatted {
+            // A format that wrote nothing leaves no claim, which would cover data that another program writes
+            // later.
             device.disk.release_unused_claim(erased);
             return Err(self.settings.error(error));
         }
         let check = node_key.check_value(id.volume);
         let slot_token = SlotToken::new(FIRST_SLOT, SlotKind::Local, id.generation, Some(check));
         device.write_slot_token(FIRST_SLOT, &slot_token).map_err(to_error)?;
+        // After the token of the slot: a header with the token of the volume always has a slot that can be
+        // opened.
         device.write_volume_token(&self.token_of(VolumeProgress::Unfinished)).map_err(to_error)?;
         // A header that does not meet the policy, or does not open, must fail here and not at the next start.
         let header = device.check_header().map_err(to_error)?;
         slots.open_slot(&header, &UnlockSecret::Node).map_err(to_error)?;
+        // The token records from here on that the volume is unfinished, so the claim is no longer needed.
         device.disk.release_claim()
     }
 
@@ -308,6 +332,7 @@ impl LuksCreation<'_> {
         self.opening.open_mapping(slots, &header, &opened)?;
         let top = self.opening.mount_mapping(|top| {
             match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
+                // A killed call has written the marker, but not the token of the header.
                 VolumeMarker::Complete => Ok(()),
                 VolumeMarker::Unfinished => VolumeMarker::write_complete(top).map_err(VolumeError::Finish),
                 VolumeMarker::Erasing | VolumeMarker::Foreign { .. } => {
@@ -329,6 +354,7 @@ impl LuksCreation<'_> {
         opened: &OpenedSlot,
         id: SealId,
     ) -> Result<Option<UnlockKey>, LuksError> {
+        // A killed call may have added the slot of a cluster unlock key that it never returned.
         for slot in header.summary.slots.iter().filter(|slot| **slot != opened.slot) {
             slots.device.remove_slot(*slot)?;
         }
@@ -341,6 +367,7 @@ impl LuksCreation<'_> {
                 Some(key)
             }
         };
+        // Last of all: from here on no creation resumes on this disk, and the volume may have data.
         slots.device.write_volume_token(&self.token_of(VolumeProgress::Complete))?;
         slots.device.check_header()?;
         Ok(cluster_key)

@@ -156,6 +156,7 @@ impl Default for CryptsetupProgram {
 impl Cryptsetup for CryptsetupProgram {
     fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
         let mut command = Command::new(&self.program);
+        // Its error output becomes part of an error here, and must not depend on the locale of the host.
         command.args(call.action.split(' ')).args(&call.arguments).env("LC_ALL", "C");
         if !Path::new(UDEV_SOCKET).exists() {
             // Otherwise libdevmapper waits forever for an answer of udev.
@@ -169,6 +170,7 @@ impl Cryptsetup for CryptsetupProgram {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|source| self.start_error(source))?;
+        // A wipe takes as long as the disk needs; its progress shows that it goes on.
         let limit = if call.action == UNLIMITED_ACTION { Duration::MAX } else { self.limit };
         let ended = talk_to(&mut child, call, limit).map_err(|source| self.start_error(source))?;
         let (status, stderr) = ended.ok_or(CryptsetupError::TimedOut { action: call.action })?;
@@ -191,10 +193,12 @@ fn talk_to(
     limit: Duration,
 ) -> io::Result<Option<(ExitStatus, String)>> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    // Closed behind the input: with `--key-file -`, cryptsetup reads up to the end of the pipe.
     if let Some(mut stdin) = stdin {
         // A program that fails early closes it; its error output has the reason.
         let _ = stdin.write_all(&call.input);
     }
+    // Both outputs are read at the same time: a program that has filled one pipe stops until that is read.
     let (errors, is_late) = thread::scope(|scope| {
         // Disconnected when both outputs have ended.
         let (reading_stderr, is_read) = mpsc::channel::<()>();
@@ -215,10 +219,12 @@ fn talk_to(
         });
         let is_late = is_read.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
         if is_late {
+            // Both threads end with the child, since the kernel closes its ends of the pipes.
             let _ = child.kill();
         }
         (errors.join().unwrap_or_else(|_| Ok(Vec::new())), is_late)
     });
+    // Also after a kill: a child that is not waited for stays a zombie.
     let status = child.wait()?;
     let text = String::from_utf8_lossy(&errors?).into_owned();
     Ok((!is_late).then_some((status, text)))

@@ -81,6 +81,7 @@ impl LuksDevice<'_> {
     ) -> Result<(), LuksError> {
         // dm-crypt can't address the rest of a disk that has no whole number of sectors.
         let sector_bytes = if self.disk.size().is_multiple_of(4096) { 4096 } else { 512 };
+        // Everything that the policy checks is set here: the defaults of cryptsetup differ between its builds.
         let mut arguments = words(&["--type", "luks2", "--cipher", CIPHER, "--key-size", "512"]);
         arguments.extend(words(&["--offset", &(HEADER_AREA_BYTES / 512).to_string()]));
         arguments.extend(words(&["--sector-size", &sector_bytes.to_string(), "--uuid", &uuid.to_string()]));
@@ -116,6 +117,8 @@ impl LuksDevice<'_> {
         let input = Zeroizing::new([&existing[..], &new[..]].concat());
         self.run("luksAddKey", arguments, input, None)?;
         self.write_slot_token(slot, &token(slot))?;
+        // The caller may remove the old slot next, so the new one is tried by the header that is on the disk
+        // now.
         if self.opens(&self.check_header()?, slot, new)? {
             Ok(())
         } else {
@@ -140,9 +143,11 @@ impl LuksDevice<'_> {
     /// Removes a key slot, and then its token.
     pub(super) fn remove_slot(&self, slot: u32) -> Result<(), LuksError> {
         let summary = self.check_header()?.summary;
+        // Nothing would open the volume any more, and in batch mode cryptsetup does not ask.
         if summary.slots == [slot] {
             return Err(LuksError::LastSlot { slot });
         }
+        // The slot first: a token without a slot opens nothing, and the next rotation removes it.
         if summary.slots.contains(&slot) {
             let arguments = self.device_arguments(&[&slot.to_string()]);
             self.call("luksKillSlot", arguments, Passphrase::default(), None)?;
@@ -161,6 +166,7 @@ impl LuksDevice<'_> {
         slot: u32,
         passphrase: &Passphrase,
     ) -> Result<bool, LuksError> {
+        // The handlers of external tokens are libraries, which the header could make cryptsetup load.
         let arguments = words(&["--test-passphrase", "--type", "luks2", "--disable-external-tokens"]);
         match self.open_by_copy(header, slot, passphrase, arguments, &[]) {
             Ok(()) => Ok(true),
@@ -188,6 +194,7 @@ impl LuksDevice<'_> {
         let mut arguments = words(&["--type", "luks2", "--disable-external-tokens"]);
         arguments.extend(allow_discards.then(|| "--allow-discards".into()));
         self.open_by_copy(header, slot, passphrase, arguments, &[name])?;
+        // Read back: without udev, only the kernel knows the device node of the mapping.
         self.find_mapping(name)?.ok_or_else(|| LuksError::MappingInUse { name: name.to_owned() })
     }
 
@@ -224,6 +231,7 @@ impl LuksDevice<'_> {
         arguments.push(self.runtime.path().join(&file).into());
         arguments.extend(self.device_arguments(behind));
         let done = self.call("open", arguments, passphrase.clone(), None);
+        // Removed also after a failure: the next call writes the header that it has checked itself.
         self.remove_copy(&file)?;
         done
     }
@@ -258,6 +266,7 @@ impl LuksDevice<'_> {
         input: Passphrase,
         progress: ProgressHook<'_>,
     ) -> Result<(), LuksError> {
+        // cryptsetup would otherwise ask for confirmations.
         arguments.insert(0, "--batch-mode".into());
         let call = CryptsetupCall { action, arguments, input, progress };
         self.tool.run(&call).map_err(LuksError::Command)

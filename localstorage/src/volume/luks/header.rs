@@ -65,11 +65,14 @@ impl LuksHeader {
         let copies = [0, 1].map(|index| parse_copy(index, bytes_of(index)));
         let has_magic =
             [0, 1].map(|index| bytes_of(index).is_some_and(|bytes| bytes.starts_with(MAGICS[index])));
+        // cryptsetup writes one copy after the other, with the same number: a kill in between leaves an older
+        // one.
         let newest = copies.iter().flatten().max_by_key(|copy| copy.sequence);
         let Some(newest) = newest.cloned() else {
             return Err(if has_magic == [false; 2] { HeaderError::Absent } else { HeaderError::Damaged });
         };
         let is_newest = |copy: &&LuksHeader| copy.sequence == newest.sequence;
+        // Of two headers with the same number, cryptsetup could choose the one that was not checked.
         if copies.iter().flatten().filter(is_newest).any(|copy| *copy != newest) {
             return Err(HeaderError::Contradiction);
         }
@@ -110,6 +113,7 @@ fn parse_copy(index: usize, bytes: Option<&[u8]>) -> Option<LuksHeader> {
     if !is_version_2 || !is_expected_size || text_at(bytes, 72, 32) != Some("sha256") {
         return None;
     }
+    // The field has 64 bytes, of which SHA-256 uses 32.
     let (stored, rest) = bytes[CHECKSUM_AT..CHECKSUM_AT + CHECKSUM_BYTES].split_at(32);
     if stored != &checksum(bytes)[..] || rest.iter().any(|byte| *byte != 0) {
         return None;

@@ -57,6 +57,7 @@ impl UnlockKey {
     /// A number that distinguishes this node unlock key from others, for errors that name the wrong half. It is 32
     /// bits of a one-way function of 256 random bits: it tells nothing else about the key.
     pub(super) fn check_value(&self, volume: Uuid) -> String {
+        // A context of its own keeps this value independent of the passphrases, which come from the same key.
         let hkdf = Hkdf::<Sha256>::new(Some(&volume.0), &self.0[..]);
         let mut check = [0; 4];
         expand(&hkdf, b"nodekeel localstorage: check value of a node unlock key", &mut check);
@@ -86,6 +87,7 @@ pub(super) fn derive_passphrase(
     node_key: &UnlockKey,
     cluster_key: Option<&UnlockKey>,
 ) -> Zeroizing<Vec<u8>> {
+    // An array and no vector: one that grows would leave copies of the keys in memory.
     let mut halves = Zeroizing::new([0; 2 * KEY_BYTES]);
     halves[..KEY_BYTES].copy_from_slice(&node_key.0[..]);
     let length = match cluster_key {

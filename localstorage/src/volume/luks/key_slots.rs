@@ -184,6 +184,7 @@ impl KeySlots<'_> {
     ) -> Result<OpenedSlot, LuksError> {
         let kind = secret.slot_kind();
         let mut first_error = None;
+        // The newest first: until a rotation is confirmed, older slots of the kind remain.
         for (slot, token) in slots_of(&header.summary, kind) {
             let tried = self.passphrase_of(header.uuid, secret, token).and_then(|passphrase| {
                 if self.device.opens(header, slot, &passphrase)? {
@@ -196,6 +197,7 @@ impl KeySlots<'_> {
                 Ok(passphrase) => {
                     return Ok(OpenedSlot { slot, kind, generation: token.generation, passphrase });
                 }
+                // The caller learns why the newest slot stays closed; older ones may have other keys.
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
@@ -215,6 +217,7 @@ impl KeySlots<'_> {
         };
         let id = SealId { volume, generation: token.generation };
         let node_key = self.node_key(id)?;
+        // Compared before cryptsetup runs, so that the error can name the wrong half of the two keys.
         if token.node_check.as_ref() != Some(&node_key.check_value(volume)) {
             return Err(LuksError::WrongNodeKey { volume: volume.to_string() });
         }
@@ -231,6 +234,7 @@ impl KeySlots<'_> {
     pub(super) fn seal_new_key(&self, id: SealId) -> Result<UnlockKey, LuksError> {
         let key = UnlockKey::generate().map_err(LuksError::Random)?;
         self.seal.seal_key(id, &key).map_err(LuksError::Seal)?;
+        // A key that can't be unsealed must be noticed now, and not at the next start, when the volume needs it.
         let sealed = self.node_key(id)?;
         if sealed.expose_bytes() != key.expose_bytes() {
             return Err(LuksError::WrongNodeKey { volume: id.volume.to_string() });
@@ -248,15 +252,18 @@ impl KeySlots<'_> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
         let confirmed = confirmed_generation(&header.summary, &opened);
+        // Void slots go first: rotations that are repeated must not fill the header.
         self.remove_slots(&header, &opened, &KEY_KINDS, |token| token.generation > confirmed)?;
         let generation = next_generation(&header.summary, &KEY_KINDS);
         let id = SealId { volume: header.uuid, generation };
+        // Sealed before its slot exists: a kill in between leaves an unused key, and no slot whose key is lost.
         let node_key = self.seal_new_key(id)?;
         let cluster_key = match volume.keys {
             KeyPolicy::Local => None,
             KeyPolicy::Split => Some(UnlockKey::generate().map_err(LuksError::Random)?),
         };
         self.add_key_slot(&opened.passphrase, id, &node_key, cluster_key.as_ref())?;
+        // The node has sealed the only key: no answer can be lost, so the old slot goes at once.
         if cluster_key.is_none() {
             self.confirm(&UnlockSecret::Node, volume)?;
         }
@@ -298,13 +305,16 @@ impl KeySlots<'_> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
         let generation = opened.generation;
+        // An older secret does not prove that the newest key is kept: no slot may go.
         if newest_generation(&header.summary, opened.kind) != Some(generation) {
             return Err(LuksError::NotNewest { kind: opened.kind });
         }
+        // Before the older slots go: at no point does the node lose the way to start without its cluster.
         if opened.kind == SlotKind::Split && needs_local_slot(&header.summary, volume, generation) {
             let id = SealId { volume: header.uuid, generation };
             self.add_key_slot(&opened.passphrase, id, &self.node_key(id)?, None)?;
         }
+        // Before the older slots go, too: after a kill, the next confirmation removes those that are left.
         if let Some(token) = slot_token(&header.summary, opened.slot).filter(|token| token.unconfirmed) {
             self.device.write_slot_token(opened.slot, &token.to_confirmed())?;
         }
@@ -322,6 +332,7 @@ impl KeySlots<'_> {
             let mut slots = KEY_KINDS.iter().flat_map(|kind| slots_of(&after, *kind));
             slots.any(|(_, token)| token.generation == generation)
         };
+        // The header before the removals has all generations that may have a sealed key.
         let next = next_generation(before, &KEY_KINDS);
         let generations = next.saturating_sub(KEPT_GENERATIONS).max(1)..next;
         for generation in generations.filter(|generation| !is_needed(*generation)) {

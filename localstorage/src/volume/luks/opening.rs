@@ -29,6 +29,7 @@ impl LuksOpening<'_> {
     pub(super) fn open_volume(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError> {
         self.settings.check_discards()?;
         let disk = Disk::open(&self.settings.config.device, DiskAccess::Read)?;
+        // Before any key: no key is unsealed for a disk without a complete volume.
         self.check_complete(&disk)?;
         let slots = self.settings.slots_of(&disk);
         let (header, opened) = slots
@@ -74,6 +75,7 @@ impl LuksOpening<'_> {
             .map_err(|error| self.settings.error(error))?
         {
             Ok(header) => header,
+            // The other contents of the disk decide which error helps.
             Err(HeaderError::Absent) => {
                 return Err(match disk.probe_contents()? {
                     VolumeContents::Blank => VolumeError::Absent { path: path() },
@@ -86,6 +88,7 @@ impl LuksOpening<'_> {
         match read_volume_token(&header.json).map(|token| token.state) {
             Some(VolumeProgress::Complete) => Ok(()),
             Some(VolumeProgress::Unfinished) => Err(VolumeError::Unfinished { path: path() }),
+            // Another program has written the header, or a format was cut off before its token.
             None => Err(VolumeError::ForeignData { path: path(), found: disk.probe_contents()? }),
         }
     }
@@ -116,6 +119,7 @@ impl LuksOpening<'_> {
         check: impl FnOnce(&Dir) -> Result<(), VolumeError>,
     ) -> Result<Dir, VolumeError> {
         let name = &self.settings.mapping_name;
+        // By its name: a process that was killed may have opened the mapping.
         let mapping = match self.settings.config.cryptsetup.find_mapping(name) {
             Ok(Some(mapping)) => mapping,
             Ok(None) => return Err(self.settings.error(LuksError::MappingInUse { name: name.clone() })),
@@ -123,6 +127,7 @@ impl LuksOpening<'_> {
         };
         let mounted = self.settings.mount.mount_and_check(&mapping.device_path, check);
         mounted.map_err(|error| {
+            // The first error is the useful one. The next call finds a mapping that stays open.
             let _ = self.close_unmounted();
             let is_authenticated =
                 self.settings.config.encryption == VolumeEncryption::EncryptedAndAuthenticated;

@@ -121,8 +121,10 @@ pub(super) fn check_header(
 ) -> Result<HeaderSummary, PolicyViolation> {
     let metadata: Metadata =
         serde_json::from_slice(json).map_err(|error| PolicyViolation::Metadata(error.to_string()))?;
+    // Requirements first: under one that this release does not know, other fields may mean something else.
     metadata.config.check()?;
     check_segments(&metadata.segments, encryption)?;
+    // The volume key of an authenticated volume has a second part, for the HMAC. Each slot holds both.
     let key_bytes = match encryption {
         VolumeEncryption::Encrypted => XTS_KEY_BYTES,
         VolumeEncryption::EncryptedAndAuthenticated => XTS_KEY_BYTES + HMAC_KEY_BYTES,
@@ -148,6 +150,7 @@ impl Metadata {
     fn check_digest(&self) -> Result<(), PolicyViolation> {
         let invalid = |why: String| Err(PolicyViolation::Digest(why));
         let mut digests = self.digests.values();
+        // A second digest verifies a second volume key, as during a reencryption.
         let (Some(digest), None) = (digests.next(), digests.next()) else {
             return invalid(format!("there are {} digests", self.digests.len()));
         };
@@ -160,6 +163,7 @@ impl Metadata {
         if digest.segments != ["0"] {
             return invalid(format!("it is that of the segments {:?}", digest.segments));
         }
+        // A slot outside of the digest holds another volume key, or one that nothing verifies.
         let covers = |slot: &u32| digest.keyslots.contains(&slot.to_string());
         match self.keyslots.keys().find(|slot| !covers(slot)) {
             Some(slot) => invalid(format!("key slot {slot} has another volume key")),
@@ -203,6 +207,7 @@ impl Keyslot {
     fn check(&self, slot: &u32, key_bytes: u32) -> Result<(), PolicyViolation> {
         let weak = |found: String| Err(PolicyViolation::WeakKeySlot { slot: slot.to_string(), found });
         let part = format!("key slot {slot}");
+        // The area holds the volume key: a null cipher would leave it in plain text.
         check_cipher(part.clone(), &self.area.encryption, self.area.key_size)?;
         if self.key_size != key_bytes {
             return Err(PolicyViolation::Cipher {
@@ -215,6 +220,7 @@ impl Keyslot {
         if !is_known {
             return weak(format!("its type {:?}, area or splitter is unknown", self.keyslot_type));
         }
+        // Outside, a change of the slot would overwrite data of the volume.
         if !self.area.is_within_header() {
             return weak("its area is outside the header".into());
         }
@@ -315,6 +321,8 @@ fn check_segments(
     segments: &BTreeMap<u32, Segment>,
     encryption: VolumeEncryption,
 ) -> Result<(), PolicyViolation> {
+    // Several segments are a reencryption in progress. A forged one makes the next start decrypt the data.
+    // *Source:* CVE-2021-4122.
     let (Some(segment), 1) = (segments.get(&0), segments.len()) else {
         return Err(PolicyViolation::Segments(format!("{} segments", segments.len())));
     };
@@ -330,6 +338,7 @@ fn check_segments(
         )));
     }
     check_cipher("the data".into(), &segment.encryption, XTS_KEY_BYTES)?;
+    // Without this field, the kernel would not check the blocks: a header without it is not ours.
     let is_authenticated = segment.integrity.as_ref().map(|integrity| {
         integrity.integrity_type == "hmac(sha256)"
             && integrity.journal_encryption == "none"
@@ -386,6 +395,7 @@ impl Config {
         if let Some(requirements) = &self.requirements {
             return Err(PolicyViolation::Requirements(requirements.to_string()));
         }
+        // The metadata repeat the sizes of the binary header, and must agree with it.
         let areas = HEADER_AREA_BYTES - COPIES_BYTES as u64;
         if self.json_size != JSON_BYTES.to_string() || self.keyslots_size != areas.to_string() {
             let sizes = format!("areas of {} and {} bytes", self.json_size, self.keyslots_size);

@@ -68,6 +68,7 @@ impl RecoveryPassphrase {
             if !is_known {
                 return Err(InvalidRecoveryPassphrase::Symbol(position + 1));
             }
+            // Never beyond the capacity: a vector that grows would leave copies of the passphrase behind.
             if position < SYMBOLS {
                 symbols.push(symbol as u8);
             } else {

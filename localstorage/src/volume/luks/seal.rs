@@ -162,6 +162,7 @@ fn file_name(id: SealId) -> String {
 }
 
 fn encode_key(id: SealId, key: &UnlockKey) -> String {
+    // Full capacity from the start: a string that grows would leave copies of the key behind.
     let mut text = String::with_capacity(256);
     text.extend([FILE_HEADER, "\n"]);
     for byte in key.expose_bytes() {
@@ -186,6 +187,7 @@ fn decode_key(id: SealId, content: &[u8]) -> Option<UnlockKey> {
 }
 
 fn checksum(id: SealId, key: &UnlockKey) -> String {
+    // With the identifier: the file of another key under this name is damage, too.
     let sum = crc32c::crc32c_append(crc32c::crc32c(id.to_string().as_bytes()), key.expose_bytes());
     format!("{sum:08x}")
 }

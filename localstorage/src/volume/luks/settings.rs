@@ -92,6 +92,7 @@ impl LuksSettings {
 
     /// Rejects a volume whose header records weaker keys than these settings.
     pub(super) fn check_keys(&self, token: &VolumeToken) -> Result<(), LuksError> {
+        // No keys are weaker than those of a local volume.
         if self.config.keys != KeyPolicy::Split {
             return Ok(());
         }

@@ -122,6 +122,7 @@ impl VolumeToken {
             state: VolumeProgress::Unfinished,
             encryption,
             keys,
+            // A local volume always opens without its cluster: a cold start would mean nothing.
             cold_start: (keys == KeyPolicy::Split).then_some(cold_start),
             node: None,
         }

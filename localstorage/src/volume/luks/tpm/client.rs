@@ -39,6 +39,7 @@ impl TpmClient {
         data: &[u8],
         pcrs: PcrSelection,
     ) -> Result<TpmKeyFile, TpmError> {
+        // The policy of the sealed object is a digest of the present values.
         let pcrs = self.read_pcrs(pcrs)?;
         self.with_storage_key(|client, storage_key, parent| {
             let command = wire::create_sealed(storage_key, data, &pcrs.policy_digest());
@@ -53,15 +54,18 @@ impl TpmClient {
     /// Unseals what [`seal`](Self::seal) has sealed.
     pub(super) fn unseal(&mut self, file: &TpmKeyFile) -> Result<Zeroizing<Vec<u8>>, TpmError> {
         self.with_storage_key(|client, storage_key, parent| {
+            // Another TPM derives another storage key. TPM2_Load would fail as well, but without this reason.
             if parent != file.parent {
                 return Err(TpmError::OtherTpm);
             }
+            // The TPM would refuse as well, but without the numbers of the PCRs that have changed.
             let changed = file.pcrs.changes_to(&client.read_pcrs(file.pcrs.selection())?);
             if !changed.is_empty() {
                 return Err(TpmError::PcrsChanged { changed });
             }
             let (object, _) = client.run(&wire::load(storage_key, &file.private, &file.public))?;
             let unsealed = client.unseal_loaded(object, &file.pcrs);
+            // Also after an error: a TPM has room for a few objects only.
             client.flush(object);
             unsealed
         })
@@ -111,6 +115,7 @@ impl TpmClient {
             let (_, response) = self.run(&wire::read_pcrs(&missing.to_wire()))?;
             let read = parse_pcr_values(&response);
             let read = read.ok_or(TpmError::InvalidResponse { command: "TPM2_PCR_Read" })?;
+            // An answer without a missing value would repeat this loop for ever.
             if read.selection().without(missing) != PcrSelection::default() || read.0.is_empty() {
                 return Err(TpmError::NoPcrs { missing });
             }
@@ -139,6 +144,7 @@ impl TpmClient {
                 count => read += count,
             }
             let length = wire::response_length(&buffer[..read]).unwrap_or(HEADER_BYTES);
+            // The device names this length: it must neither end the read early nor exceed the buffer.
             wanted = length.clamp(HEADER_BYTES, RESPONSE_BYTES);
         }
         buffer.truncate(read);

@@ -50,6 +50,7 @@ impl TpmKeyFile {
             match (words.next()?, words.next(), words.next()) {
                 ("storage-key", Some(hex), None) => file.parent = from_hex(hex)?,
                 ("pcr", Some(number), Some(hex)) => {
+                    // A selection has 24 bits: a larger number would not be part of it.
                     let number = number.parse().ok().filter(|number| *number < 24)?;
                     let value: [u8; DIGEST_BYTES] = from_hex(hex)?.try_into().ok()?;
                     file.pcrs.0.insert(number, value);

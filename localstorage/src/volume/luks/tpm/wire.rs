@@ -149,6 +149,7 @@ pub(super) fn parse_response(code: u32, bytes: &[u8]) -> Result<(u32, ResponseRe
     let invalid = || TpmError::InvalidResponse { command };
     let mut reader = ResponseReader(bytes);
     let tag = reader.u16().ok_or_else(invalid)?;
+    // A response that was cut off, or that has more behind it, is not used.
     if reader.u32().ok_or_else(invalid)? as usize != bytes.len() {
         return Err(invalid());
     }
@@ -158,6 +159,7 @@ pub(super) fn parse_response(code: u32, bytes: &[u8]) -> Result<(u32, ResponseRe
     }
     let makes_handle = matches!(code, CC_CREATE_PRIMARY | CC_LOAD | CC_START_AUTH_SESSION);
     let handle = if makes_handle { reader.u32().ok_or_else(invalid)? } else { 0 };
+    // With a session, a length precedes the parameters, and the session's area follows them.
     if tag == TAG_SESSIONS {
         let length = reader.u32().ok_or_else(invalid)?;
         reader = ResponseReader(reader.bytes(length as usize).ok_or_else(invalid)?);
