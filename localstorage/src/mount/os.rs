@@ -52,6 +52,7 @@ impl Mounter for OsMounter {
     }
 
     fn unmount(&self, target: &Path) -> Result<(), MountError> {
+        // umount2(2) fails with EINVAL if nothing is mounted, but for other reasons as well.
         if self.mount_info(target)?.is_none() {
             return Ok(());
         }
@@ -117,6 +118,7 @@ impl<'a> FsContext<'a> {
     }
 
     fn configure(&self, source: Option<&Path>) -> rustix::io::Result<()> {
+        // The mount table shows a source also for a file system without a device: by custom, its type.
         let source = source.map_or(OsStr::new(self.spec.fstype), Path::as_os_str);
         fsconfig_set_string(self.context.as_fd(), "source", source)?;
         // These two flags belong to the file system; the others to the mount.

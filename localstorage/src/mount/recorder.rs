@@ -59,6 +59,7 @@ impl Mounter for RecordingMounter {
     fn mount(&self, spec: &MountSpec, source: Option<&Path>, target: &Path) -> Result<(), MountError> {
         let mut recorded = self.lock_state();
         if let Some((from, existing)) = recorded.stacks.get(target).and_then(|stack| stack.last()) {
+            // Sources have no device numbers here, so their paths are compared.
             return match existing.matches_spec(spec, None) && from.as_deref() == source {
                 true => Ok(()),
                 false => Err(MountError::Conflict {

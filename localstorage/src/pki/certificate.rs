@@ -40,6 +40,7 @@ impl Certificate {
             return Err(PkiEncodingError::NotEd25519);
         }
         let name = parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+        // A date before 1970 is as expired as 1970.
         let not_after = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         Ok(Certificate {
             public_key: PublicKey::try_new(&parsed.public_key().subject_public_key.data)?,

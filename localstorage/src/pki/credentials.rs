@@ -150,6 +150,7 @@ impl PkiDir {
             let none = || PkiError::Incomplete { directory: self.path().to_owned(), presence };
             return self.load_credentials()?.ok_or_else(none);
         }
+        // The key is durable before it is certified: a crash in between keeps the identity.
         let key = self.ensure_key()?;
         let certificate = template.self_sign(&key)?;
         let credentials = Credentials { key, ca: certificate.clone(), certificate };
@@ -205,6 +206,7 @@ impl PkiDir {
 
     fn read_each_file(&self) -> Result<CredentialFiles, PkiError> {
         let read = |file: &LayoutFile| {
+            // A commit that is not replayed yet counts as done: the next creation of the directory completes it.
             let content = match committed_content(self, file) {
                 Ok(None) => file.read_if_present().map(|content| content.map(Zeroizing::new)),
                 committed => committed,

@@ -53,6 +53,7 @@ impl PrivateKey {
     pub fn generate() -> Result<PrivateKey, PkiError> {
         let mut pair = KeyPair::generate_for(&PKCS_ED25519).map_err(PkiError::generate)?;
         let der = to_version_1(pair.serialized_der());
+        // Dropping the pair would not erase its copy of the key.
         pair.zeroize();
         PrivateKey::from_pkcs8(&der).map_err(PkiError::generate)
     }
@@ -108,6 +109,7 @@ fn to_version_1(der: &[u8]) -> Zeroizing<Vec<u8>> {
     let mut version_1 = Zeroizing::new(Vec::with_capacity(SEED.end));
     version_1.extend_from_slice(der.get(..SEED.end).unwrap_or(der));
     if let [_, length, _, _, version, ..] = version_1.as_mut_slice() {
+        // Without the public key, the outer sequence has 46 bytes.
         (*length, *version) = (0x2e, 0);
     }
     version_1

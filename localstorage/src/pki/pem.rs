@@ -27,6 +27,7 @@ pub(super) fn decode_block(text: &[u8], label: &'static str) -> Result<Zeroizing
     let mut digits = Zeroizing::new(Vec::with_capacity(text.len()));
     loop {
         let line = lines.next().ok_or(PkiEncodingError::Truncated)?;
+        // No digit of base64 is a dash: this line ends the block, or is wrong.
         if line.starts_with(b"-") {
             check_label(parse_boundary(line, "END").ok_or(PkiEncodingError::Truncated)?)?;
             break;

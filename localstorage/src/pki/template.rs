@@ -61,6 +61,7 @@ impl CertificateTemplate {
         let mut signer = key.to_key_pair()?;
         let signed = params.self_signed(&signer).map_err(PkiError::generate);
         signer.zeroize();
+        // Only now, so that the signer is erased after an error, too.
         let signed = signed?;
         Certificate::from_der(signed.der()).map_err(PkiError::generate)
     }

@@ -44,6 +44,7 @@ pub(super) fn commit_files(directory: &LayoutDir, contents: &[(&LayoutFile, &[u8
         let path = directory.path().join(COMMIT_RECORD);
         return Err(Error::new(FileOperation::Write, path, RejectReason::TooLarge { limit: READ_LIMIT }));
     }
+    // This write is the commit: from here on, a crash leads to the new contents.
     location.store.write(&location.store_path.join(COMMIT_RECORD), &record, RECORD_MODE)?;
     replay_changes(directory, &changes)
 }
@@ -94,6 +95,7 @@ fn replay_changes(directory: &LayoutDir, changes: &[FileChange<'_>]) -> Result<(
     for FileChange { name, mode, content } in changes {
         location.store.write(&location.store_path.join(name), content, *mode)?;
     }
+    // All files are durable by now. A crash before this repeats their writes, which changes nothing.
     remove_record(directory)
 }
 

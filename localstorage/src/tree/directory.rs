@@ -31,6 +31,7 @@ impl LayoutDir {
             .create_dir(&location.store_path, location.mode)
             .map_err(|source| LayoutError::Directory { path: location.path.clone(), source })?;
         let directory = LayoutDir { location, shape };
+        // Before the handles of its files exist: no reader sees half of an interrupted commit.
         commit::complete_commit(&directory)
             .map_err(|source| LayoutError::Commit { path: directory.path().to_owned(), source })?;
         Ok(directory)
@@ -80,6 +81,7 @@ impl LayoutDir {
         let expand_names = |shape: EntryShape| {
             shape.child_entries().iter().map(|one| names.expand(one.name)).collect::<Vec<_>>()
         };
+        // Compared after the expansion: two different declarations may yield one name.
         let existing = expand_names(self.shape);
         if let Some(Ok(duplicate)) = expand_names(T::SHAPE).into_iter().find(|name| existing.contains(name)) {
             return Err(LayoutError::InvalidLayout(LayoutProblem::Duplicate.at_entry(&duplicate)));

@@ -59,6 +59,7 @@ impl EntryShape {
             if let Err(why) = FileName::try_new(name.as_str()) {
                 return Err(LayoutProblem::InvalidName(why).at_entry(&name));
             }
+            // The next creation would replay such a file as a commit, or remove it as stale.
             if name == COMMIT_RECORD || is_temp_file_name(name.as_bytes()) {
                 return Err(LayoutProblem::InvalidName(InvalidName::Reserved).at_entry(&name));
             }
@@ -187,6 +188,7 @@ impl std::error::Error for InvalidLayout {}
 pub const fn assert_valid_layout(shape: EntryShape) {
     let children = shape.child_entries();
     let mut at = 0;
+    // A `const fn` can't use iterators, and so no `for` loop.
     while at < children.len() {
         let DeclaredEntry { name, mode, shape } = children[at];
         assert_valid_name(name.as_bytes());

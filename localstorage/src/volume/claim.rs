@@ -37,6 +37,7 @@ pub(crate) fn encode_claim(uuid: Uuid, label: &str, erased: &VolumeContents) -> 
     let created = DiskSignature { name: "xfs", offset: 0, fingerprint, sector: fingerprint };
     let erased = erased.signatures().iter().map(erased_line);
     for line in iter::once(claim_line(&created)).chain(erased) {
+        // One byte is left for the newline.
         if text.len() + line.len() < SECTOR_BYTES {
             text.extend([&line, "\n"]);
         }

@@ -37,12 +37,15 @@ impl DirectoryVolume {
     fn create_volume(&self, erase: &ErasePolicy) -> Result<Dir, VolumeError> {
         match VolumeMarker::read_from(&self.dir).map_err(VolumeError::Finish)? {
             VolumeMarker::Unfinished => {}
+            // The caller of the interrupted call has agreed to this.
             VolumeMarker::Erasing => self.remove_entries()?,
             VolumeMarker::Complete | VolumeMarker::Foreign { .. } => {
                 let found = self.read_contents()?;
                 if *erase != ErasePolicy::Exactly(found.clone()) {
                     return Err(VolumeError::Occupied { path: self.dir.path().to_owned(), found });
                 }
+                // Durable before the first removal: a directory that is half erased must not look like one with
+                // data.
                 VolumeMarker::write_erasing(&self.dir).map_err(VolumeError::Finish)?;
                 self.remove_entries()?;
             }

@@ -61,6 +61,7 @@ impl Disk {
             return Err(to_error(io::Error::new(io::ErrorKind::InvalidInput, "not a block device")));
         }
         lock(&file).map_err(|source| ("lock", source))?;
+        // The metadata of a block device have size 0: its end is found by a seek.
         let size = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(to_error)?;
         Ok(Disk { path: path.to_owned(), file, size })
     }
@@ -120,6 +121,7 @@ impl Disk {
     /// names the contents to erase.
     pub(super) fn claim(&self, label: &str, erased: &VolumeContents) -> Result<Uuid, VolumeError> {
         self.check_unused()?;
+        // The claim of an interrupted format stays: a new one would no longer name the contents to erase.
         let interrupted = if *erased == VolumeContents::Interrupted { self.claimed_uuid()? } else { None };
         let uuid = match interrupted {
             Some(uuid) => uuid,
@@ -144,6 +146,7 @@ impl Disk {
     /// Releases the claim if nothing was formatted. The error that led here is the useful one.
     pub(super) fn release_unused_claim(&self, erased: &VolumeContents) {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);
+        // A disk that can't be read keeps its claim: it may have half a file system.
         if is_unchanged_but_for_claim(&mut &self.file, erased, readahead).unwrap_or(false) {
             let _ = self.release_claim();
         }

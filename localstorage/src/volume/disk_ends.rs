@@ -56,6 +56,7 @@ impl DiskEnds {
     /// The first data that the format of the claim has not written.
     pub(super) fn find_unexplained(&self, claim: DiskClaim<'_>) -> Option<DiskSignature> {
         let unexplained = |(offset, block): (u64, &[u8])| {
+            // The claim is the first sector of its block, and is no data.
             let claim_bytes = if offset == claim_offset(self.size) { SECTOR_BYTES } else { 0 };
             let first = block[claim_bytes..].iter().position(|byte| *byte != 0)?;
             (!claim.explains_block(block)).then_some(offset + (claim_bytes + first) as u64)
@@ -89,6 +90,7 @@ impl DiskEnds {
 
     fn new_signature(&self, name: &'static str, offset: u64) -> DiskSignature {
         let [fingerprint, sector] = match (name, offset) {
+            // Each mount changes the superblock: its UUID and its label stay.
             ("xfs", 0) => [xfs_fingerprint(&self.head[32..48], &self.head[108..120]); 2],
             _ => [FINGERPRINT_BLOCK_BYTES, SECTOR_BYTES as u64]
                 .map(|unit| crc32c::crc32c(&self.unit_at(offset, unit))),
@@ -102,6 +104,7 @@ impl DiskEnds {
         let is_remainder = || {
             let block = self.unit_at(signature.offset, FINGERPRINT_BLOCK_BYTES);
             let written = block.chunks(SECTOR_BYTES).filter(|sector| sector.iter().any(|byte| *byte != 0));
+            // Its own sector is all that is left of the old block, or mkfs.xfs has written the others.
             written.count() == 1 || claim.explains_block(&block)
         };
         signature.is_data() || claim.names(signature) || claim.names_sector(signature) && is_remainder()

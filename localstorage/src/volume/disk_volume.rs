@@ -102,6 +102,7 @@ impl DiskVolume {
         match Disk::open(&self.device_path, DiskAccess::Read)?.probe_contents()? {
             VolumeContents::Blank => return Err(VolumeError::Absent { path: path() }),
             VolumeContents::Interrupted => return Err(VolumeError::Unfinished { path: path() }),
+            // Nothing else is mounted: a mount replays the log, and so writes to the disk.
             VolumeContents::Xfs { label, .. } if label == self.label => {}
             found => return Err(VolumeError::ForeignData { path: path(), found }),
         }
@@ -147,8 +148,10 @@ fn plan_creation(found: &VolumeContents, erase: &ErasePolicy, label: &str, is_mo
         VolumeContents::Xfs { label: found, .. } if found == label && is_mounted => CreationStep::Finish,
         _ if is_mounted => CreationStep::Reject,
         VolumeContents::Blank => CreationStep::Format { force: false },
+        // mkfs.xfs would refuse a disk with half a file system.
         VolumeContents::Interrupted => CreationStep::Format { force: true },
         found if *erase == ErasePolicy::Exactly(found.clone()) => CreationStep::Format { force: true },
+        // A killed call may have formatted the disk. The marker inside shows whether the volume has data.
         VolumeContents::Xfs { label: found, .. } if found == label => CreationStep::Finish,
         _ => CreationStep::Reject,
     }

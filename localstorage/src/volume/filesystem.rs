@@ -94,6 +94,7 @@ impl VolumeMount {
         device: &Path,
         check: impl FnOnce(&Dir) -> Result<(), VolumeError>,
     ) -> Result<Dir, VolumeError> {
+        // A failed check does not undo a mount that another call has made.
         let was_mounted = self.info()?.is_some();
         self.mounter.mount(&MountSpec::DATA, Some(device), &self.target).map_err(VolumeError::Mount)?;
         let checked = Dir::open(&self.target).map_err(VolumeError::Finish).and_then(|top| {

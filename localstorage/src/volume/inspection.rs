@@ -75,6 +75,7 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
     let volume = match &contents {
         VolumeContents::Blank => DiskFinding::Blank,
         VolumeContents::Interrupted => DiskFinding::Unfinished,
+        // No configuration is known here, and so no other label: such a volume counts as foreign.
         VolumeContents::Xfs { label, .. } if label == DEFAULT_LABEL => DiskFinding::Plain,
         #[cfg(feature = "luks")]
         VolumeContents::Occupied { .. } => match read_volume_token_of(&disk)? {

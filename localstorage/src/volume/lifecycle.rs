@@ -45,6 +45,8 @@ impl MountLifecycle {
 
     /// Mounts by `work`, which undoes its changes on failure.
     pub(super) fn mount(&self, work: impl FnOnce() -> Result<Dir, VolumeError>) -> Result<Dir, VolumeError> {
+        // The lock is released during the work: other calls find `Mounting` and fail, instead of waiting for
+        // minutes.
         let transition = self.start_transition(MountState::Unmounted, MountState::Unmounted)?;
         let dir = work()?;
         transition.end(MountState::Mounted);
@@ -76,6 +78,7 @@ impl MountLifecycle {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, MountState> {
+        // A panic leaves one valid value, which the transition resets when it is dropped.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -40,6 +40,7 @@ impl VolumeMarker {
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
+        // Without a marker the entries decide. A marker with another content is one of them.
         let mut entries = 0;
         for entry in top.list()? {
             entries += usize::from(!is_without_data(top, &entry)?);

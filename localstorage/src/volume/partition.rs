@@ -168,10 +168,13 @@ impl BlockDevices {
         let disk = self.open_disk(path, DiskAccess::Write)?;
         let (plan, known) = self.plan_growth(&disk, partition)?;
         write_in_order(&disk, &plan.writes).map_err(device_error("write the partition table of", path))?;
+        // Compared with the kernel, and not with the table: a killed call may have written the table alone.
         if known.size_bytes >= plan.size_bytes {
             return Ok(PartitionGrowth::Unchanged);
         }
         if !disk.is_image() {
+            // Rereading the table fails with EBUSY while a partition is in use; this call resizes a mounted one,
+            // too.
             let range = (known.start_bytes, plan.size_bytes);
             sys::resize_partition(disk.file(), partition.number, range)
                 .map_err(|errno| device_error("resize a partition in the kernel on", path)(errno.into()))?;
@@ -275,6 +278,7 @@ impl BlockDevices {
         let number = device_number(&real).map_err(device_error("inspect", path))?;
         let is_it = |disk: &KernelDisk| match number {
             Some(number) => disk.number == number,
+            // An image has no device number.
             None => fs::canonicalize(disk.name.device_path(&self.dev)).is_ok_and(|device| device == real),
         };
         self.read_disks()?.into_iter().find(is_it).ok_or_else(unknown)

@@ -46,6 +46,7 @@ pub(super) fn find_hidden_data(
     is_explained: impl Fn(u64, &[u8]) -> bool,
     readahead: impl Fn(&[u64]),
 ) -> io::Result<Option<DiskSignature>> {
+    // Copies of headers first: they show to which file system the data belongs.
     for offsets in [copy_offsets(size), sample_offsets(size)] {
         readahead(&offsets);
         let mut data = None;
@@ -63,6 +64,7 @@ pub(super) fn find_hidden_data(
             if found.name != DiskSignature::DATA {
                 return Ok(Some(found));
             }
+            // Unknown data is the answer only if no header follows.
             data = data.or(Some(found));
         }
         if data.is_some() {

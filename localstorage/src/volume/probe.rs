@@ -121,6 +121,7 @@ pub(crate) fn probe_with_readahead(
         let Some(foreign) = find_foreign_data(disk, &ends, claim, readahead)? else {
             return Ok(VolumeContents::Interrupted);
         };
+        // This was written after the claim, so the disk may not be formatted again without consent.
         found.retain(|signature| !signature.is_data());
         found.push(foreign);
         return Ok(VolumeContents::Occupied { found });
@@ -170,6 +171,7 @@ pub(crate) fn has_only_claimed_data(
         return Ok(false);
     };
     let is_ours = |found: &DiskSignature| {
+        // The two places of a LUKS2 header whose copies have the size that this crate chooses.
         let is_header = found.name == "luks" && matches!(found.offset, 0 | 0x4000);
         is_header || ends.is_claimed(claim, found)
     };
@@ -191,6 +193,7 @@ pub(crate) fn is_unchanged_but_for_claim(
 ) -> io::Result<bool> {
     let ends = DiskEnds::read(disk)?;
     let mut found = ends.find_signatures();
+    // As when the disk was probed: only one with blank ends is searched further.
     if found.is_empty() {
         found.extend(places::find_hidden_data(disk, ends.size, |_, _| false, readahead)?);
     }

@@ -14,6 +14,7 @@ impl Uuid {
     pub(crate) fn new_v4() -> rustix::io::Result<Uuid> {
         let mut bytes = [0; 16];
         getrandom(&mut bytes, GetRandomFlags::empty())?;
+        // Version 4, and the variant of the RFC.
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         Ok(Uuid(bytes))
@@ -36,6 +37,7 @@ impl FromStr for Uuid {
     fn from_str(text: &str) -> Result<Uuid, ()> {
         let number = u128::from_str_radix(&text.replace('-', ""), 16).map_err(|_| ())?;
         let uuid = Uuid(number.to_be_bytes());
+        // Each UUID has one text: capitals, and dashes in other places, are rejected.
         if uuid.to_string() == text { Ok(uuid) } else { Err(()) }
     }
 }

@@ -105,6 +105,7 @@ impl PartitionTable {
         if let Ok(table) = &mut judged
             && let Some(outdated) = &table.outdated
         {
+            // A resumed growth erases the old backup copy only if it is still there.
             let old = TableCopy::read(geometry, outdated.alternate, read)?;
             table.has_old_backup = old.correct_header().is_some_and(|header| header.disk == outdated.disk);
         }
@@ -129,6 +130,7 @@ fn judge_copies(
     let (copies, copy) = match (fault, backup.fault) {
         (None, None) => {
             if let Some(what) = primary.difference(&backup) {
+                // Both copies are valid: no rule tells which one is right.
                 return Err(TableError::Disagreement { what });
             }
             (TableCopies::Both, primary)
@@ -166,6 +168,7 @@ struct TableCopy {
 impl TableCopy {
     fn read(geometry: DiskGeometry, at: u64, read: ReadDisk<'_>) -> io::Result<TableCopy> {
         let unusable = |fault| TableCopy { header: None, entries: Vec::new(), fault: Some(fault) };
+        // The primary copy names this place, which may be any number.
         if at >= geometry.blocks {
             return Ok(unusable(CopyFault::Field("place beyond the end of the disk")));
         }
@@ -223,6 +226,7 @@ impl TableHeader {
         if !(MIN_HEADER_BYTES..=block.len()).contains(&length) {
             return Err(CopyFault::Field("header size"));
         }
+        // Before the other fields: those of a damaged header mean nothing.
         if header_checksum(&block, length) != short(16) {
             return Err(CopyFault::HeaderChecksum);
         }
@@ -237,6 +241,7 @@ impl TableHeader {
             block: Vec::new(),
         };
         let entries_end = header.entries_block.checked_add(geometry.entry_blocks(header.entry_count));
+        // As the kernel: the partitions of a table that it rejects have no devices.
         let checks = [
             (short(8) == REVISION_1, "revision"),
             (long(24) == at, "place"),
@@ -263,6 +268,7 @@ impl TableHeader {
         block[48..56].copy_from_slice(&change.last_usable.to_le_bytes());
         block[72..80].copy_from_slice(&change.entries_block.to_le_bytes());
         block[88..92].copy_from_slice(&crc32fast::hash(entries).to_le_bytes());
+        // Last, since this checksum covers all other fields, also the checksum of the entries.
         let length = u32::from_le_bytes(array_at(&block, 12)) as usize;
         let checksum = header_checksum(&block, length);
         block[16..20].copy_from_slice(&checksum.to_le_bytes());

@@ -68,6 +68,7 @@ pub(super) fn plan_growth(
     let size_of = |first: u64, last: u64| (last - first + 1) * geometry.block_bytes;
     let grown = check_layout(table, number)?;
     let size_bytes = size_of(grown.first_block, grown.last_block);
+    // The new backup copy is complete, so the size is decided: only the last writes are missing.
     if table.outdated.is_some() {
         return Ok(GrowthPlan { writes: plan_resumption(table), size_bytes });
     }
@@ -86,9 +87,11 @@ pub(super) fn plan_growth(
     if last_block <= grown.last_block {
         return Ok(unchanged);
     }
+    // A hybrid MBR lists partitions itself, and would contradict the grown GPT.
     if !is_protective_mbr(&surroundings.first_sector) {
         return Err(GrowthRefusal::HybridMbr);
     }
+    // Another table has a copy at the place of the new backup copy.
     if surroundings.table_at_end.is_some_and(|disk| disk != table.header.disk) {
         return Err(GrowthRefusal::ForeignBackup);
     }
@@ -114,6 +117,8 @@ fn find_data_at_end(
     for write in backup {
         let place = &mut tail[(write.offset - start) as usize..][..write.bytes.len()];
         for (byte, written) in place.iter_mut().zip(&write.bytes) {
+            // A killed call has written its copy here: completely if the header is ours, or else a part of these
+            // bytes.
             if is_ours || *byte == *written {
                 *byte = 0;
             }
@@ -173,6 +178,7 @@ fn table_writes(table: &PartitionTable, grown: &TableEntry, end: NewEnd) -> Vec<
         last_usable: end.last_usable,
         entries_block: header.entries_block,
     };
+    // One block alone is written, and so completely or not at all.
     let entry_block = entry / geometry.block_bytes as usize;
     let changed =
         array[entry_block * geometry.block_bytes as usize..][..geometry.block_bytes as usize].to_vec();

@@ -22,6 +22,7 @@ impl TableImage {
     pub(super) fn new(geometry: DiskGeometry, entries: &[[u8; ENTRY_BYTES]]) -> TableImage {
         let bytes = vec![0; (geometry.blocks * geometry.block_bytes) as usize];
         let mut image = TableImage { geometry, bytes };
+        // A protective MBR: one partition of type 0xEE, and the boot signature.
         image.bytes[446 + 4] = 0xee;
         image.bytes[510..512].copy_from_slice(b"\x55\xaa");
         let mut array = entries.concat();

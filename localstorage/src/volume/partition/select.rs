@@ -55,6 +55,7 @@ pub(super) fn select_partition(
 ) -> Result<Partition, PartitionError> {
     let matches: Vec<(&ScannedDisk, &PartitionTable, TableEntry)> =
         disks.iter().flat_map(|scanned| find_entries(scanned, wanted)).collect();
+    // The order of disks may differ at each boot: the first match would be a guess.
     if matches.len() > 1 {
         let partitions = matches.iter().map(|(scanned, _, entry)| partition_path(scanned, entry, dev));
         return Err(PartitionError::Ambiguous {
@@ -67,6 +68,7 @@ pub(super) fn select_partition(
         None => None,
     };
     let seen = found.is_none().then(|| list_seen(&disks, dev));
+    // A single match is certain only if no other disk may have the partition as well.
     for ScannedDisk { disk, table } in disks {
         let path = disk.name.device_path(dev);
         match table {

@@ -168,6 +168,7 @@ impl DeviceAttributes {
 /// A number in its line.
 fn parse_number(text: Option<&[u8]>) -> Option<u64> {
     let text = text?.strip_suffix(b"\n").or(text)?;
+    // `parse` would accept a plus sign, which the kernel never writes.
     let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     if is_number { std::str::from_utf8(text).ok()?.parse().ok() } else { None }
 }
