@@ -116,7 +116,6 @@ pub enum InvalidName {
     Reserved,
 }
 
-/// Checks the bytes of a name.
 fn check_name(name: &[u8]) -> Result<(), InvalidName> {
     match name {
         b"" => Err(InvalidName::Empty),
@@ -155,7 +154,7 @@ pub(crate) fn temp_file_name(random: u64) -> OsString {
     format!(".nodekeel-{random:016x}.new").into()
 }
 
-/// Whether [`temp_file_name`] creates names of this form.
+/// Returns whether [`temp_file_name`] creates names of this form.
 pub(crate) fn is_temp_file_name(name: &[u8]) -> bool {
     let hex = name.strip_prefix(TEMP_FILE_PREFIX).and_then(|rest| rest.strip_suffix(TEMP_FILE_SUFFIX));
     hex.is_some_and(|hex| hex.len() == 16 && hex.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))

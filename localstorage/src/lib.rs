@@ -32,7 +32,7 @@
 //!     // A reader sees the old content or the new one, also after a power cut.
 //!     node.write("key.pem", b"secret", FileMode::PRIVATE_FILE)?;
 //!     assert_eq!(data.read("node/credentials/key.pem")?, b"secret");
-//!     // No path leads outside, whatever it contains, and whichever links are on the way.
+//!     // No path leads outside, neither by its names nor by links on the way.
 //!     assert!(data.read("../../etc/shadow").unwrap_err().is_invalid_path());
 //!
 //!     // After a crash the same lines resume at the first step that was not recorded.

@@ -167,7 +167,7 @@ impl Metadata {
         FileOwner { uid: self.uid, gid: self.gid }
     }
 
-    /// Whether both describe the same file.
+    /// Returns whether both describe the same file.
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }

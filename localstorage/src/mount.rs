@@ -54,7 +54,7 @@ impl MountFlags {
         MountFlags(self.0 | other.0)
     }
 
-    /// Whether these contain all flags of `other`.
+    /// Returns whether these contain all flags of `other`.
     pub const fn contains(self, other: MountFlags) -> bool {
         self.0 & other.0 == other.0
     }
@@ -152,7 +152,7 @@ pub struct MountInfo {
 }
 
 impl MountInfo {
-    /// Whether this is the result of mounting `source` by `spec`: the same type and flags, each requested
+    /// Returns whether this is the result of mounting `source` by `spec`: the same type and flags, each requested
     /// option, and the same device if the source is one.
     pub fn matches_spec(&self, spec: &MountSpec, source: Option<(u32, u32)>) -> bool {
         let has = |option: &str| self.options.iter().any(|known| is_same_option(known, option));
@@ -164,7 +164,7 @@ impl MountInfo {
     }
 }
 
-/// Whether both options are the same. XFS reports options under their oldest name.
+/// Returns whether both options are the same. XFS reports options under their oldest name.
 fn is_same_option(option: &str, other: &str) -> bool {
     let plain = |option| if option == "pquota" { "prjquota" } else { option };
     plain(option) == plain(other)
@@ -191,7 +191,7 @@ pub enum MountError {
     OpenTarget {
         /// The directory.
         target: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -204,7 +204,7 @@ pub enum MountError {
         fstype: &'static str,
         /// The log of the kernel about the mount; may be empty.
         kernel: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -213,7 +213,7 @@ pub enum MountError {
     Unmount {
         /// The directory.
         target: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -222,7 +222,7 @@ pub enum MountError {
     ReadTable {
         /// The requested directory.
         target: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -67,7 +67,7 @@ pub enum PkiError {
     Read {
         /// The directory.
         directory: PathBuf,
-        /// Why; it names the file.
+        /// The cause, which names the file.
         #[source]
         source: Error,
     },
@@ -79,7 +79,7 @@ pub enum PkiError {
     Incomplete {
         /// The directory.
         directory: PathBuf,
-        /// Which files are present.
+        /// The files that are present.
         presence: CredentialPresence,
     },
     /// The content of a file is invalid. The file stays unchanged.
@@ -87,7 +87,7 @@ pub enum PkiError {
     Malformed {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: PkiEncodingError,
     },
@@ -121,7 +121,7 @@ pub enum PkiError {
     Write {
         /// The directory.
         directory: PathBuf,
-        /// Why; it names the file.
+        /// The cause, which names the file.
         #[source]
         source: Error,
     },

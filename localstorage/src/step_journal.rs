@@ -248,7 +248,6 @@ fn newest_record(
     }
 }
 
-/// The names of a journal's files.
 #[derive(Debug)]
 struct JournalNames {
     slots: [OsString; 2],

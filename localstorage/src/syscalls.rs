@@ -178,7 +178,7 @@ pub(crate) fn sync(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| fs::fsync(file.as_fd()))
 }
 
-/// Whether the file is on a FAT file system.
+/// Returns whether the file is on a FAT file system.
 ///
 /// *Source:* Linux `include/uapi/linux/magic.h`, `MSDOS_SUPER_MAGIC`.
 pub(crate) fn is_on_fat(file: impl AsFd) -> Result<bool> {

@@ -299,7 +299,7 @@ fn clone_node(to: EntryAt<'_>, kind: FileType, stat: &Stat) -> io::Result<()> {
     Ok(calls::set_times_at(to, &calls::times_of(stat))?)
 }
 
-/// Whether an entry was removed or replaced after it was listed, or was cloned before.
+/// Returns whether an entry was removed or replaced after it was listed, or was cloned before.
 fn is_vanished(error: &io::Error) -> bool {
     [Errno::NOENT, Errno::EXIST].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

@@ -79,7 +79,7 @@ impl Dir {
         Ok(Metadata::from_stat(&stat))
     }
 
-    /// Whether an entry exists below this directory; a symbolic link exists wherever it points.
+    /// Returns whether an entry exists below this directory; a symbolic link exists wherever it points.
     ///
     /// # Errors
     /// [`FileOperation::Inspect`] if that cannot be determined.
@@ -91,8 +91,8 @@ impl Dir {
         }
     }
 
-    /// Whether a file system is mounted on an entry below this directory, also one that is mounted elsewhere too (a
-    /// bind mount). An entry that does not exist is not a mount point.
+    /// Returns whether a file system is mounted on an entry below this directory, also one that is mounted
+    /// elsewhere too (a bind mount). An entry that does not exist is not a mount point.
     ///
     /// # Errors
     /// [`FileOperation::Inspect`] if that cannot be determined.
@@ -239,7 +239,7 @@ impl Dir {
         change_and_sync().map_err(|source| Error::new(operation, self.full_path(path), source))
     }
 
-    /// Whether the directory has no entries at all, not even files being written.
+    /// Returns whether the directory has no entries at all, not even files being written.
     ///
     /// # Errors
     /// [`FileOperation::List`].

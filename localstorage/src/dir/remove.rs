@@ -153,15 +153,13 @@ impl TreeRemoval<'_> {
     }
 }
 
-/// The directory that contains an entry.
 #[derive(Clone, Copy, Debug)]
 struct EntryParent<'a> {
     dir: BorrowedFd<'a>,
-    /// Whether it belongs to the tree. The parent of the tree keeps its flags and permissions.
+    /// True if it belongs to the tree. The parent of the tree keeps its flags and permissions.
     is_inside: bool,
 }
 
-/// The result of handling an entry.
 #[derive(Debug)]
 enum EntryOutcome {
     /// Another process has removed it.
@@ -200,7 +198,6 @@ fn remove_or_open(holder: EntryParent<'_>, name: &OsStr, kind: FileKind) -> io::
     }
 }
 
-/// Translates the error number of a removal.
 fn removal_error(errno: Errno) -> io::Error {
     match errno {
         Errno::XDEV | Errno::BUSY => RejectReason::MountPoint.into(),

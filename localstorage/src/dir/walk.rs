@@ -282,7 +282,6 @@ impl TreeWalk {
         path
     }
 
-    /// Leaves the lowest directory.
     fn leave(&mut self) -> io::Result<WalkEvent> {
         let above = match self.levels.as_slice() {
             [.., above, _] => above.open_from(&self.at),

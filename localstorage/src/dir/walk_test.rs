@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{SyscallAction, with_failpoint_hook};
 
-/// What a walk that enters everything has met.
+/// The events of a walk that enters everything.
 #[derive(Debug, Default)]
 struct WalkRecord {
-    /// How often, by path.
+    /// The number of events of each path.
     entries: BTreeMap<PathBuf, u32>,
     entered: BTreeMap<PathBuf, u32>,
     left: BTreeMap<PathBuf, u32>,
@@ -67,7 +67,7 @@ fn trees() -> impl Strategy<Value = RandomTree> {
     prop::collection::vec((any::<prop::sample::Index>(), entry), 0..40)
 }
 
-/// A directory `root` with the tree, beside `outside`.
+/// A directory `root` with the tree, next to `outside`.
 fn create_tree(tree: &RandomTree) -> tempfile::TempDir {
     let scratch = tempfile::tempdir().unwrap();
     fs::create_dir_all(scratch.path().join("outside/secret")).unwrap();
@@ -112,7 +112,7 @@ fn once(paths: &BTreeSet<PathBuf>) -> BTreeMap<PathBuf, u32> {
     paths.iter().map(|path| (path.clone(), 1)).collect()
 }
 
-/// What happens to a directory or another entry while a walk is under way.
+/// A change of a directory or another entry while a walk is under way.
 #[derive(Clone, Debug)]
 enum Change {
     Remove,
@@ -165,7 +165,7 @@ proptest! {
         prop_assert!(record.moved.is_empty());
     }
 
-    /// Whatever others do, the walk ends, follows no link, and meets and leaves all that stays where it is.
+    /// The walk ends, follows no link, and meets and leaves all that stays where it is, also while others change the tree.
     #[test]
     fn a_walk_goes_on_while_others_change_the_tree(tree in trees(), changes in changes()) {
         let scratch = create_tree(&tree);

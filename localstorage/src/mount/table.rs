@@ -29,7 +29,7 @@ pub struct MountEntry {
     pub own_flags: MountFlags,
     /// The flags of the file system, the same for all its mounts.
     pub file_system_flags: MountFlags,
-    /// Whether mounts below it propagate to other mount namespaces.
+    /// True if mounts below it propagate to other mount namespaces.
     pub is_shared: bool,
     /// The mounted file system.
     pub info: MountInfo,

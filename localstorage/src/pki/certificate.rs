@@ -77,7 +77,7 @@ impl Certificate {
         &self.serial_number
     }
 
-    /// Whether it is marked as a CA certificate.
+    /// Returns whether it is marked as a CA certificate.
     pub fn is_ca(&self) -> bool {
         self.is_ca
     }
@@ -88,7 +88,7 @@ impl Certificate {
         self.not_after
     }
 
-    /// Whether `issuer` has signed it and is permitted to: it is a CA, or this same certificate.
+    /// Returns whether `issuer` has signed it and is permitted to: it is a CA, or this same certificate.
     pub fn is_signed_by(&self, issuer: &Certificate) -> bool {
         let (Ok(parsed), Ok(by)) = (parse_certificate(&self.der_bytes), parse_certificate(&issuer.der_bytes))
         else {
@@ -105,7 +105,7 @@ impl Certificate {
     }
 }
 
-/// Whether this is the only encoding of the signed content with its Ed25519 signature. The bytes around the
+/// Returns whether this is the only encoding of the signed content with its Ed25519 signature. The bytes around the
 /// two are not signed, and a parser may accept several encodings of them: then two files would be one
 /// certificate.
 fn is_canonical_encoding(der: &[u8], signed: &[u8], signature: &[u8]) -> bool {
@@ -173,8 +173,8 @@ impl RevocationList {
         &self.der_bytes
     }
 
-    /// Whether the list contains this certificate. The issuer is not compared: pass only certificates of the
-    /// same CA.
+    /// Returns whether the list contains this certificate. The issuer is not compared: pass only certificates of
+    /// the same CA.
     pub fn is_revoked(&self, certificate: &Certificate) -> bool {
         self.revoked.contains(&certificate.serial_number)
     }

@@ -24,7 +24,7 @@ pub struct Credentials {
 /// The number of times that changing files are read again. The last read is checked in any case.
 const MAX_READS: usize = 8;
 
-/// Which of the three files are present.
+/// The presence of each of the three files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CredentialPresence {
@@ -37,12 +37,12 @@ pub struct CredentialPresence {
 }
 
 impl CredentialPresence {
-    /// Whether all files are present.
+    /// Returns whether all files are present.
     pub fn is_complete(self) -> bool {
         self.ca && self.certificate && self.key
     }
 
-    /// Whether all files are absent.
+    /// Returns whether all files are absent.
     pub fn is_absent(self) -> bool {
         !self.ca && !self.certificate && !self.key
     }
@@ -76,7 +76,7 @@ impl CredentialFiles {
 /// A change is one [commit](crate::tree::LayoutDir::commit_files): after a crash all three files are old or
 /// all are new.
 impl PkiDir {
-    /// Which of the files are present.
+    /// Reports which of the files are present.
     ///
     /// # Errors
     /// [`PkiError::Read`]: an unreadable file is never reported as absent.

@@ -18,11 +18,11 @@ pub struct CertificateTemplate {
     pub common_name: CommonName,
     /// Host names and addresses of a server.
     pub hosts: Vec<String>,
-    /// Whether it is valid for server authentication.
+    /// True if it is valid for server authentication.
     pub server_auth: bool,
-    /// Whether it is valid for client authentication.
+    /// True if it is valid for client authentication.
     pub client_auth: bool,
-    /// Whether it is a CA certificate.
+    /// True if it is a CA certificate.
     pub is_ca: bool,
 }
 

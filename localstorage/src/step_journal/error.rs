@@ -25,7 +25,7 @@ pub enum JournalError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Another process, or another part of this one, has it open.
@@ -61,7 +61,7 @@ pub enum JournalError {
     Commit {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A record is longer than [`MAX_CONTENT_BYTES`].
@@ -81,7 +81,7 @@ pub enum JournalError {
     Remove {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -82,7 +82,6 @@ pub enum StepEvent<'a> {
     Committed(Option<&'a str>),
 }
 
-/// Receives each [`StepEvent`].
 type StepHook = Box<dyn FnMut(StepEvent<'_>) + Send>;
 
 impl StepList {
@@ -186,7 +185,7 @@ impl StepRun {
         &self.progress.state
     }
 
-    /// Whether the journal had recorded progress at the start.
+    /// Returns whether the journal had recorded progress at the start.
     pub fn is_resumed(&self) -> bool {
         self.is_resumed
     }

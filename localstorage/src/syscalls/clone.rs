@@ -73,7 +73,6 @@ pub(crate) fn times_of(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Changes the times of an open file.
 pub(crate) fn set_times(file: impl AsFd, times: &Timestamps) -> Result<()> {
     failpoints::check_failpoint("utimensat")?;
     fs::futimens(file, times)
@@ -102,7 +101,6 @@ pub(crate) fn write_attribute(file: BorrowedFd<'_>, name: &CStr, value: &[u8]) -
     fs::fsetxattr(file, name, value, XattrFlags::empty())
 }
 
-/// An entry of a directory.
 pub(crate) fn entry_at<'a>(dir: BorrowedFd<'a>, name: &'a OsStr) -> EntryAt<'a> {
     EntryAt { dir, name }
 }

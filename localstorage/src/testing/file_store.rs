@@ -6,7 +6,6 @@ use crate::error::Error;
 use crate::file_store::FileStore;
 use crate::metadata::{FileKind, FileMode};
 
-/// The directory in which the checks work.
 const TOP_DIR: &str = "conformance";
 
 /// Checks that a file store keeps the contract of [`FileStore`]. It works below the directory `conformance`,

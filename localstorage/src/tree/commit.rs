@@ -22,7 +22,6 @@ pub(super) const COMMIT_RECORD: &str = ".commit";
 /// Private, since the record may contain a key.
 const RECORD_MODE: FileMode = FileMode::PRIVATE_FILE;
 
-/// One file of a record.
 #[derive(Debug, PartialEq, Eq)]
 struct FileChange<'a> {
     name: &'a str,

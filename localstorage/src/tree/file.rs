@@ -55,7 +55,7 @@ impl LayoutFile {
         self.location.store.write(&self.location.store_path, content, self.location.mode)
     }
 
-    /// Whether an entry of its name exists, of any kind, also a dangling link.
+    /// Returns whether an entry of its name exists, of any kind, also a dangling link.
     ///
     /// # Errors
     /// Those of [`FileStore::file_kind`](crate::FileStore::file_kind): an inaccessible entry is never
@@ -179,7 +179,7 @@ pub enum LoadError {
     Unavailable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxedSource,
     },
@@ -188,7 +188,7 @@ pub enum LoadError {
     Corrupted {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: BoxedSource,
     },
@@ -197,7 +197,7 @@ pub enum LoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Error,
     },
@@ -241,7 +241,7 @@ macro_rules! special {
                 &self.location.path
             }
 
-            /// Whether it exists.
+            /// Returns whether it exists.
             ///
             /// # Errors
             /// Those of [`FileStore::file_kind`](crate::FileStore::file_kind).

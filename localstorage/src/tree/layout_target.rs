@@ -119,7 +119,7 @@ pub enum LayoutError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Error,
     },
@@ -128,7 +128,7 @@ pub enum LayoutError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Error,
     },
@@ -139,7 +139,7 @@ pub enum LayoutError {
     Commit {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Error,
     },

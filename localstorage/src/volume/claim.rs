@@ -63,27 +63,27 @@ impl<'a> DiskClaim<'a> {
         self.0.lines().nth(1)?.strip_prefix(CLAIM_UUID_PREFIX)?.parse().ok()
     }
 
-    /// Whether it names the signature: one to be erased, or that of the file system to be created.
+    /// Returns whether it names the signature: one to be erased, or that of the file system to be created.
     pub(crate) fn names(self, signature: &DiskSignature) -> bool {
         let (line, erased) = (claim_line(signature), erased_line(signature));
         self.0.lines().any(|named| named == line || named == erased)
     }
 
-    /// Whether it names a signature to be erased by its own sector, even if the sectors around it have changed. The
-    /// claims of earlier builds don't.
+    /// Returns whether it names a signature to be erased by its own sector, even if the sectors around it have
+    /// changed. The claims of earlier builds don't.
     pub(crate) fn names_sector(self, signature: &DiskSignature) -> bool {
         let (start, end) = (format!("{signature}, "), sector_suffix(signature));
         self.0.lines().any(|named| named.starts_with(&start) && named.ends_with(&end))
     }
 
-    /// Whether the disk was blank when it was claimed.
+    /// Returns whether the disk was blank when it was claimed.
     pub(crate) fn erases_nothing(self) -> bool {
         self.0.lines().count() == BLANK_CLAIM_LINES
     }
 
-    /// Whether the format of this claim has written a block of 4 KiB. Every block that mkfs.xfs writes has the
-    /// UUID of the file system, except for the end of a log record on disks with a stripe size: sectors that have
-    /// only the number of its first cycle, of which the first may record the unmount.
+    /// Returns whether the format of this claim has written a block of 4 KiB. Every block that mkfs.xfs writes has
+    /// the UUID of the file system, except for the end of a log record on disks with a stripe size: sectors that
+    /// have only the number of its first cycle, of which the first may record the unmount.
     ///
     /// *Source:* Linux `xfs_format.h`, the UUID of each header; xfsprogs `libxfs_log_header`.
     pub(crate) fn explains_block(self, block: &[u8]) -> bool {

@@ -66,7 +66,6 @@ impl Disk {
         Ok(Disk { path: path.to_owned(), file, size })
     }
 
-    /// The open device.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
@@ -152,7 +151,8 @@ impl Disk {
         }
     }
 
-    /// Whether the disk holds only the remains of an interrupted LUKS format with this claim, which wrote before `end`.
+    /// Returns whether the disk holds only the remains of an interrupted LUKS format with this claim, which wrote
+    /// before `end`.
     #[cfg(feature = "luks")]
     pub(super) fn has_only_claimed_data(&self, uuid: Uuid, end: u64) -> Result<bool, VolumeError> {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);
@@ -173,12 +173,11 @@ impl Disk {
         self.size
     }
 
-    /// Whether it is a file, not a block device.
+    /// Returns whether it is a file, not a block device.
     pub(super) fn is_image(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.is_file())
     }
 
-    /// The path.
     #[cfg(feature = "luks")]
     pub(super) fn path(&self) -> &Path {
         &self.path

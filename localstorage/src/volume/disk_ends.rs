@@ -67,7 +67,7 @@ impl DiskEnds {
         Some(self.new_signature(DiskSignature::DATA, offset))
     }
 
-    /// Whether the tail has nothing but a claim in the blocks from this offset on.
+    /// Returns whether the tail has nothing but a claim in the blocks from this offset on.
     #[cfg(feature = "luks")]
     pub(super) fn is_tail_blank_from(&self, end: u64) -> bool {
         let is_blank = |(offset, block): (u64, &[u8])| {
@@ -98,8 +98,9 @@ impl DiskEnds {
         DiskSignature { name, offset, fingerprint, sector }
     }
 
-    /// Whether a claim covers a signature: unknown data, or what the claim names. Around a signature to be erased, the
-    /// interrupted format may have written or cleared the other sectors of the block: its own is as it was.
+    /// Returns whether a claim covers a signature: unknown data, or what the claim names. Around a signature to be
+    /// erased, the interrupted format may have written or cleared the other sectors of the block: its own is as it
+    /// was.
     pub(super) fn is_claimed(&self, claim: DiskClaim, signature: &DiskSignature) -> bool {
         let is_remainder = || {
             let block = self.unit_at(signature.offset, FINGERPRINT_BLOCK_BYTES);

@@ -128,14 +128,13 @@ impl DiskVolume {
     }
 }
 
-/// The first step of creating a volume.
 #[derive(Debug, PartialEq, Eq)]
 enum CreationStep {
     /// The file system is ours: complete it.
     Finish,
     /// The disk is blank, or its contents may be erased.
     Format {
-        /// Whether mkfs.xfs overwrites contents that it recognizes.
+        /// True if mkfs.xfs overwrites contents that it recognizes.
         force: bool,
     },
     /// The disk has other contents.

@@ -68,7 +68,7 @@ pub enum VolumeError {
         step: &'static str,
         /// The device.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -79,7 +79,7 @@ pub enum VolumeError {
         path: PathBuf,
         /// The error output, if it was started.
         stderr: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -90,7 +90,7 @@ pub enum VolumeError {
         path: PathBuf,
         /// The error output, if it was started.
         stderr: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -100,7 +100,7 @@ pub enum VolumeError {
     Encryption {
         /// The device.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The cause, and what to do.
         #[source]
         source: Box<LuksError>,
     },

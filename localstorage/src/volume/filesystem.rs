@@ -30,7 +30,7 @@ pub(super) fn clean_label(label: &str) -> Option<String> {
 pub(super) struct XfsFormat<'a> {
     pub(super) mkfs: &'a Path,
     pub(super) label: &'a str,
-    /// Whether mkfs.xfs may overwrite contents that it recognizes.
+    /// True if mkfs.xfs may overwrite contents that it recognizes.
     pub(super) force: bool,
 }
 
@@ -116,7 +116,7 @@ impl VolumeMount {
         self.mounter.mount_info(&self.target).map_err(VolumeError::Mount)
     }
 
-    /// Whether this device is mounted there as a volume.
+    /// Returns whether this device is mounted there as a volume.
     pub(super) fn is_mounted_from(&self, device: Option<(u32, u32)>) -> Result<bool, VolumeError> {
         Ok(self.info()?.is_some_and(|info| info.matches_spec(&MountSpec::DATA, device)))
     }

@@ -74,8 +74,8 @@ impl VolumeMarker {
     }
 }
 
-/// Whether an entry of an unmarked directory holds no data of it: a mount point, which an operator creates before the
-/// volume, or the empty `lost+found` of a new ext4.
+/// Returns whether an entry of an unmarked directory holds no data of it: a mount point, which an operator creates
+/// before the volume, or the empty `lost+found` of a new ext4.
 fn is_without_data(top: &Dir, entry: &DirEntry) -> Result<bool, Error> {
     if entry.kind != FileKind::Dir {
         return Ok(false);

@@ -41,7 +41,7 @@ pub use sysfs::fuzz_sysfs_attributes;
 
 const FIRST_SECTOR_BYTES: usize = 512;
 
-/// Which partition is wanted.
+/// The wanted partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the caller fills all fields: a new one is a decision")]
 pub struct PartitionQuery {
@@ -69,12 +69,12 @@ pub struct Partition {
     pub label: String,
     /// The size that the kernel knows, in bytes.
     pub size_bytes: u64,
-    /// Which copies of the partition table are correct. Report it unless it is [`TableCopies::Both`].
+    /// The copies of the partition table that are correct. Report it unless it is [`TableCopies::Both`].
     pub table_copies: TableCopies,
 }
 
 impl Partition {
-    /// Whether an entry of a table is the one of this partition.
+    /// Returns whether an entry of a table is the one of this partition.
     fn is_at(&self, entry: &TableEntry) -> bool {
         let (number, label) = (self.number, self.label.as_str());
         (entry.number, entry.partition_type, entry.label.as_str()) == (number, self.partition_type, label)
@@ -130,8 +130,8 @@ impl BlockDevices {
         BlockDevices { sys, dev: dev.into() }
     }
 
-    /// Finds the one partition that the query means. Its disk is the one that the kernel reports, whatever their names
-    /// are; its type and label are those of both copies of the partition table. It writes nothing.
+    /// Finds the one partition that the query means. The kernel reports which disk it is on, so the names of devices
+    /// may change; its type and label are those of both copies of the partition table. It writes nothing.
     ///
     /// # Errors
     /// [`PartitionError`]: also if several partitions are meant, or a disk on which the partition may be as well has a

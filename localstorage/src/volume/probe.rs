@@ -33,7 +33,6 @@ impl DiskSignature {
         self.name == "xfs" && self.offset == 0
     }
 
-    /// Whether it is unknown data.
     pub(super) fn is_data(&self) -> bool {
         self.name == Self::DATA
     }
@@ -156,9 +155,9 @@ fn find_foreign_data(
     }
 }
 
-/// Whether the disk holds only the remains of an interrupted LUKS format with this claim: a LUKS header, data before
-/// `end`, and the contents that the claim names. The caller checks whose header it is. As with a file system, the claim
-/// of contents to be erased also covers data without a signature.
+/// Returns whether the disk holds only the remains of an interrupted LUKS format with this claim: a LUKS header,
+/// data before `end`, and the contents that the claim names. The caller checks whose header it is. As with a file
+/// system, the claim of contents to be erased also covers data without a signature.
 #[cfg(feature = "luks")]
 pub(crate) fn has_only_claimed_data(
     disk: &mut (impl Read + Seek),
@@ -185,7 +184,7 @@ pub(crate) fn has_only_claimed_data(
     Ok(hidden.is_none() && ends.is_tail_blank_from(end))
 }
 
-/// Whether a disk has the contents that it had before it was claimed, apart from the claim.
+/// Returns whether a disk has the contents that it had before it was claimed, apart from the claim.
 pub(crate) fn is_unchanged_but_for_claim(
     disk: &mut (impl Read + Seek),
     before: &VolumeContents,

@@ -1,6 +1,6 @@
 //! The signatures of file systems, partition tables and encrypted devices.
 
-/// Whether a signature counts from the start of the disk or from its end.
+/// The end of the disk from which the offset of a signature counts.
 pub(super) enum OffsetBase {
     Start,
     End,

@@ -23,7 +23,6 @@ use super::token::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
 use crate::dir::Dir;
 use crate::step_journal::{StepJournal, StepList, StepListError, StepRun};
 
-/// The name of the journal.
 const JOURNAL_NAME: &str = "data-volume";
 
 /// Generates and seals the node unlock key.
@@ -35,7 +34,6 @@ const FILE_SYSTEM: &str = "file-system";
 /// Mounts it, adds the cluster's slot, and records that the volume is complete.
 const COMPLETE: &str = "complete";
 
-/// The generation of the first keys.
 const FIRST_GENERATION: u32 = 1;
 
 /// The bytes that dm-integrity writes behind the header when it is formatted: its superblock, and a journal of up to
@@ -70,7 +68,6 @@ enum DiskState {
     Occupied,
 }
 
-/// The decision about a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CreationStart {
     /// Start over, with a new UUID.
@@ -211,7 +208,6 @@ impl LuksCreation<'_> {
         Uuid::new_v4().map_err(|errno| self.settings.error(LuksError::Random(errno.into())))
     }
 
-    /// The run that the journal has recorded.
     fn recorded_run(&self) -> Result<Option<(CreationRecord, StepRun)>, VolumeError> {
         let journal = self.open_journal()?;
         // Starting a run would commit its first record, before the disk is claimed.
@@ -385,7 +381,6 @@ impl LuksCreation<'_> {
     }
 }
 
-/// A UUID as its text.
 mod uuid_text {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serializer};

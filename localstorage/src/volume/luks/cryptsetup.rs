@@ -98,7 +98,7 @@ pub enum CryptsetupError {
     Start {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -21,10 +21,8 @@ pub(super) const FIRST_SLOT: u32 = 0;
 /// The number of key slots for which a token has an identifier. LUKS2 has 32 tokens.
 const SLOT_COUNT: u32 = 31;
 
-/// A passphrase of a key slot.
 pub(super) type Passphrase = Zeroizing<Vec<u8>>;
 
-/// Receives the progress of a wipe.
 pub(super) type ProgressHook<'a> = Option<&'a (dyn Fn(WipeProgress) + Send + Sync)>;
 
 /// A header that meets the policy.
@@ -32,7 +30,7 @@ pub(super) type ProgressHook<'a> = Option<&'a (dyn Fn(WipeProgress) + Send + Syn
 pub(super) struct CheckedHeader {
     pub(super) uuid: Uuid,
     pub(super) summary: HeaderSummary,
-    /// Whether both copies on the disk are correct.
+    /// True if both copies on the disk are correct.
     pub(super) has_both_copies: bool,
     /// The header area, with nothing but what was checked.
     area: Vec<u8>,
@@ -55,7 +53,7 @@ impl LuksDevice<'_> {
         Ok(LuksHeader::parse(&start))
     }
 
-    /// Whether the disk has a header that a format with this UUID has not written, not even half.
+    /// Returns whether the disk has a header that a format with this UUID has not written, not even half.
     pub(super) fn has_foreign_header(&self, uuid: Uuid) -> Result<bool, LuksError> {
         let start = self.disk.read_start(COPIES_BYTES as u64).map_err(LuksError::device)?;
         Ok(has_foreign_magic(&start, uuid))
@@ -159,7 +157,7 @@ impl LuksDevice<'_> {
         Ok(())
     }
 
-    /// Whether a passphrase opens this slot of the header that was checked.
+    /// Returns whether a passphrase opens this slot of the header that was checked.
     pub(super) fn opens(
         &self,
         header: &CheckedHeader,

@@ -136,7 +136,7 @@ pub enum LuksError {
 }
 
 impl LuksError {
-    /// Whether the secret was tried, and opens no slot of its kind.
+    /// Returns whether the secret was tried, and opens no slot of its kind.
     pub(super) fn is_wrong_secret(&self) -> bool {
         matches!(
             self,

@@ -17,13 +17,11 @@ use super::super::uuid::Uuid;
 /// The bytes before the data: both copies, and the areas of the key slots.
 pub(super) const HEADER_AREA_BYTES: u64 = 16 << 20;
 
-/// The bytes of one copy.
 const COPY_BYTES: usize = 16 << 10;
 /// The bytes of a copy before its JSON.
 const BINARY_BYTES: usize = 4 << 10;
 /// The bytes of the JSON area of a copy, as the metadata repeat them.
 pub(super) const JSON_BYTES: usize = COPY_BYTES - BINARY_BYTES;
-/// The bytes of both copies.
 pub(super) const COPIES_BYTES: usize = 2 * COPY_BYTES;
 
 const MAGICS: [&[u8; 6]; 2] = [b"LUKS\xba\xbe", b"SKUL\xba\xbe"];
@@ -52,9 +50,8 @@ pub(super) struct LuksHeader {
     pub(super) uuid: Uuid,
     /// Grows with each change.
     pub(super) sequence: u64,
-    /// The metadata.
     pub(super) json: Vec<u8>,
-    /// Which of the two copies are correct and have this sequence number.
+    /// True for each copy that is correct and has this sequence number.
     pub(super) current_copies: [bool; 2],
 }
 
@@ -91,8 +88,8 @@ impl LuksHeader {
     }
 }
 
-/// Whether the start of a disk has a header, complete or damaged, that a format with this UUID has not written, not
-/// even in part: cryptsetup writes version and UUID in the sector of the magic bytes.
+/// Returns whether the start of a disk has a header, complete or damaged, that a format with this UUID has not
+/// written, not even in part: cryptsetup writes version and UUID in the sector of the magic bytes.
 ///
 /// *Source:* cryptsetup `luks2_disk_metadata.c`, `hdr_write_disk`.
 pub(super) fn has_foreign_magic(start: &[u8], uuid: Uuid) -> bool {

@@ -62,7 +62,6 @@ impl UnlockSecret {
     }
 }
 
-/// A slot that a secret has opened.
 #[derive(Clone)]
 pub(super) struct OpenedSlot {
     pub(super) slot: u32,
@@ -81,7 +80,6 @@ impl fmt::Debug for OpenedSlot {
     }
 }
 
-/// Describes all slots of a header.
 pub(super) fn describe_slots(
     summary: &HeaderSummary,
     volume: &VolumeToken,
@@ -120,7 +118,6 @@ fn newest_generation(summary: &HeaderSummary, kind: SlotKind) -> Option<u32> {
     slots_of(summary, kind).first().map(|(_, token)| token.generation)
 }
 
-/// The generation of the next keys.
 fn next_generation(summary: &HeaderSummary, kinds: &[SlotKind]) -> u32 {
     kinds.iter().filter_map(|kind| newest_generation(summary, *kind)).max().unwrap_or(0).saturating_add(1)
 }
@@ -144,7 +141,7 @@ fn superseded_slots(
     summary.slots.iter().copied().filter(is_superseded).collect()
 }
 
-/// Whether a confirmation of the newest cluster unlock key has something to do.
+/// Returns whether a confirmation of the newest cluster unlock key has something to do.
 pub(super) fn needs_confirmation(summary: &HeaderSummary, volume: &VolumeToken) -> bool {
     newest_generation(summary, SlotKind::Split).is_some_and(|newest| {
         needs_local_slot(summary, volume, newest)
@@ -152,7 +149,7 @@ pub(super) fn needs_confirmation(summary: &HeaderSummary, volume: &VolumeToken) 
     })
 }
 
-/// Whether a confirmed split slot still needs the slot of a local cold start.
+/// Returns whether a confirmed split slot still needs the slot of a local cold start.
 fn needs_local_slot(summary: &HeaderSummary, volume: &VolumeToken, generation: u32) -> bool {
     volume.keeps_local_slot() && newest_generation(summary, SlotKind::Local) != Some(generation)
 }

@@ -45,7 +45,7 @@ impl LuksOpening<'_> {
         self.mount_complete()
     }
 
-    /// Whether an earlier process has left the mapping of this volume open.
+    /// Returns whether an earlier process has left the mapping of this volume open.
     pub(super) fn has_active_mapping(&self) -> Result<bool, VolumeError> {
         let disk = Disk::open(&self.settings.config.device, DiskAccess::Read)?;
         self.check_complete(&disk)?;
@@ -149,7 +149,7 @@ impl LuksOpening<'_> {
     }
 }
 
-/// Whether the kernel reported a block whose HMAC is wrong, in the mount or the first reads.
+/// Returns whether the kernel reported a block whose HMAC is wrong, in the mount or the first reads.
 fn is_wrong_block(error: &VolumeError) -> bool {
     /// EIO, and EILSEQ: `BLK_STS_PROTECTION` of dm-crypt. *Source:* Linux `blk_errors`.
     const WRONG_BLOCK: [i32; 2] = [5, 84];

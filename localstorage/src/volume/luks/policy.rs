@@ -114,7 +114,6 @@ pub(super) fn read_volume_token(json: &[u8]) -> Option<VolumeToken> {
     }
 }
 
-/// Checks the metadata of a header.
 pub(super) fn check_header(
     json: &[u8],
     encryption: VolumeEncryption,

@@ -11,7 +11,7 @@ use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::FileMode;
 
-/// Which node unlock key: that of a volume, and of one generation. Each rotation makes a new generation.
+/// The name of a node unlock key: its volume and its generation. Each rotation makes a new generation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SealId {
     pub(super) volume: Uuid,
@@ -89,7 +89,7 @@ pub enum SealError {
     Tpm {
         /// The identifier.
         id: SealId,
-        /// Why, and what to do.
+        /// The cause, and what to do.
         #[source]
         source: TpmError,
     },
@@ -98,7 +98,7 @@ pub enum SealError {
     Store {
         /// The identifier.
         id: SealId,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

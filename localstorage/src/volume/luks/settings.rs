@@ -55,7 +55,7 @@ pub(super) struct LuksSettings {
     /// The node that creates the volume, recorded for people.
     pub(super) node: Option<String>,
     pub(super) cold_start: ColdStart,
-    /// Whether an authenticated volume is wiped when it is created.
+    /// True if an authenticated volume is wiped when it is created.
     pub(super) wipe: bool,
     pub(super) allow_discards: bool,
     pub(super) progress: Option<WipeHook>,

@@ -39,17 +39,16 @@ pub struct KeySlotStatus {
     /// The kind of secret that opens it, and its generation; none if the header does not name it: a rotation was
     /// interrupted, or an operator has added it.
     pub name: Option<(SlotKind, u32)>,
-    /// Whether the volume was opened with it, by this process.
+    /// True if the volume was opened with it, by this process.
     pub is_opened: bool,
-    /// Whether it holds an [unconfirmed](super::LuksVolume::confirm_secret) recovery passphrase, which the operator may
-    /// not have saved.
+    /// True if it holds an [unconfirmed](super::LuksVolume::confirm_secret) recovery passphrase, which the operator
+    /// may not have saved.
     pub is_unconfirmed: bool,
-    /// Whether the next confirmation of the newest key removes it: it is of an older generation, unnamed, or the
+    /// True if the next confirmation of the newest key removes it: it is of an older generation, unnamed, or the
     /// temporary slot of the node unlock key alone.
     pub is_stale: bool,
 }
 
-/// The token that names a key slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SlotToken {
@@ -63,8 +62,8 @@ pub(super) struct SlotToken {
     /// The check value of the node unlock key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) node_check: Option<String>,
-    /// Whether the slot is of a recovery passphrase that was not typed yet. Those of a release before this field count
-    /// as typed.
+    /// True if the slot is of a recovery passphrase that was not typed yet. Those of a release before this field
+    /// count as typed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) unconfirmed: bool,
 }
@@ -91,7 +90,7 @@ impl SlotToken {
         self.keyslots.len() <= 1
     }
 
-    /// Whether a token with this identifier may name its slot.
+    /// Returns whether a token with this identifier may name its slot.
     pub(super) fn is_identified_by(&self, identifier: u32) -> bool {
         self.slot().is_none_or(|slot| slot.checked_add(1) == Some(identifier))
     }

@@ -17,10 +17,11 @@ pub struct EncryptionStatus {
     pub cold_start: Option<ColdStart>,
     /// The node that created it.
     pub node: Option<String>,
-    /// Whether both copies of the header are correct. The next change of a key slot repairs one.
+    /// True if both copies of the header are correct. The next change of a key slot repairs one.
     pub has_both_headers: bool,
     /// All key slots, by their numbers.
     pub slots: Vec<KeySlotStatus>,
-    /// Whether the newest cluster unlock key of a split volume is still to be [confirmed](super::LuksVolume::confirm_secret).
+    /// True if the newest cluster unlock key of a split volume is still to be
+    /// [confirmed](super::LuksVolume::confirm_secret).
     pub needs_confirmation: bool,
 }

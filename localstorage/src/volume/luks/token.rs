@@ -92,7 +92,6 @@ pub(crate) enum VolumeProgress {
     Complete,
 }
 
-/// The token that describes the volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VolumeToken {
@@ -128,7 +127,7 @@ impl VolumeToken {
         }
     }
 
-    /// Whether the node unlock key alone opens the volume for ever.
+    /// Returns whether the node unlock key alone opens the volume for ever.
     pub(super) fn keeps_local_slot(&self) -> bool {
         self.keys == KeyPolicy::Local || self.cold_start == Some(ColdStart::Local)
     }

@@ -64,7 +64,7 @@ pub enum PartitionError {
         disk: PathBuf,
         /// The number of the partition.
         number: u32,
-        /// Which copies of the table are correct.
+        /// The copies of the table that are correct.
         copies: TableCopies,
     },
     /// The named device is not a disk of this host. Name a whole disk.
@@ -80,7 +80,7 @@ pub enum PartitionError {
         disk: PathBuf,
         /// The number of the partition.
         number: u32,
-        /// Why.
+        /// The cause.
         #[source]
         source: GrowthRefusal,
     },
@@ -91,7 +91,7 @@ pub enum PartitionError {
         step: &'static str,
         /// The disk.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -63,7 +63,7 @@ pub(super) struct TableEntry {
 /// A header whose own fields are correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableHeader {
-    /// The block.
+    /// The whole block, which a growth writes again with other values.
     pub(super) block: Vec<u8>,
     pub(super) alternate: u64,
     pub(super) first_usable: u64,
@@ -74,7 +74,6 @@ pub(super) struct TableHeader {
     entries_checksum: u32,
 }
 
-/// A partition table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartitionTable {
     pub(super) geometry: DiskGeometry,
@@ -85,7 +84,7 @@ pub(super) struct PartitionTable {
     pub(super) entries: Vec<u8>,
     /// The primary header of before an interrupted growth, whose other writes are complete.
     pub(super) outdated: Option<TableHeader>,
-    /// Whether the backup copy is there to which that header refers.
+    /// True if the backup copy to which that header refers is still there.
     pub(super) has_old_backup: bool,
 }
 
@@ -188,7 +187,6 @@ impl TableCopy {
         self.header.as_ref().filter(|_| self.fault.is_none())
     }
 
-    /// The difference of the copies.
     fn difference(&self, other: &TableCopy) -> Option<&'static str> {
         let (Some(header), Some(other_header)) = (&self.header, &other.header) else { return None };
         let usable = |header: &TableHeader| (header.first_usable, header.last_usable);
@@ -314,8 +312,8 @@ fn array_at<const LENGTH: usize>(bytes: &[u8], offset: usize) -> [u8; LENGTH] {
     array
 }
 
-/// Checks that no table makes a parser panic, and that a disk that has grown keeps all partitions but the last one,
-/// whatever they are: with arbitrary bytes as a disk, and as the entries of a correct table.
+/// Checks that no table makes a parser panic, and that a disk that has grown keeps all partitions but the last one:
+/// with arbitrary bytes as a disk, and as the entries of a correct table.
 ///
 /// # Panics
 /// If the check fails.

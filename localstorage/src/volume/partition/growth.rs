@@ -38,7 +38,6 @@ pub(super) struct TableWrite {
     pub(super) bytes: Vec<u8>,
 }
 
-/// The growth of a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GrowthPlan {
     /// The writes, in their order; none if the table has the partition's final size.
@@ -50,7 +49,6 @@ pub(super) struct GrowthPlan {
 /// The surroundings of the table on the disk.
 #[derive(Clone, Debug)]
 pub(super) struct DiskSurroundings {
-    /// The first sector of the disk.
     pub(super) first_sector: Vec<u8>,
     /// The GUID of the table that has a copy in the last block of the disk.
     pub(super) table_at_end: Option<Uuid>,
@@ -224,7 +222,7 @@ fn check_layout(table: &PartitionTable, number: u32) -> Result<TableEntry, Growt
     }
 }
 
-/// Whether a sector has one partition of type 0xEE, and no other. *Source:* UEFI specification 2.10, 5.2.3.
+/// Returns whether a sector has one partition of type 0xEE, and no other. *Source:* UEFI specification 2.10, 5.2.3.
 fn is_protective_mbr(sector: &[u8]) -> bool {
     const TABLE_AT: usize = 446;
     const RECORD_BYTES: usize = 16;

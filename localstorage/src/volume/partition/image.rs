@@ -10,7 +10,6 @@ use super::partition_type::PartitionType;
 const ENTRY_COUNT: u32 = 128;
 const DISK_GUID: [u8; 16] = *b"a disk's GUID   ";
 
-/// The bytes of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableImage {
     pub(super) geometry: DiskGeometry,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-/// Which copies of a partition table are correct, and agree.
+/// The copies of a partition table that are correct, and agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TableCopies {

@@ -39,7 +39,7 @@ impl PartitionType {
         guid_from_gpt_bytes(self.0.0).0
     }
 
-    /// Whether it marks a free entry of the table.
+    /// Returns whether it marks a free entry of the table.
     pub(super) fn is_unused(self) -> bool {
         self.0.0 == [0; 16]
     }

@@ -11,7 +11,6 @@ use super::{Partition, PartitionType};
 /// The number of disks and partitions that an error lists.
 const MAX_LISTED: usize = 32;
 
-/// A disk with its partition table.
 #[derive(Debug)]
 pub(super) struct ScannedDisk {
     pub(super) disk: KernelDisk,
@@ -144,7 +143,7 @@ fn partition_path(scanned: &ScannedDisk, entry: &TableEntry, dev: &Path) -> Path
     }
 }
 
-/// The tables of the disks instead.
+/// Describes the tables that were found, for the error that the wanted partition is not among them.
 fn list_seen(disks: &[ScannedDisk], dev: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for scanned in disks {

@@ -24,7 +24,6 @@ pub(super) struct DeviceNumber {
     pub(super) minor: u32,
 }
 
-/// A whole disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KernelDisk {
     pub(super) name: DeviceName,
@@ -36,7 +35,6 @@ pub(super) struct KernelDisk {
     pub(super) partitions: Vec<KernelPartition>,
 }
 
-/// A partition of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KernelPartition {
     pub(super) name: DeviceName,

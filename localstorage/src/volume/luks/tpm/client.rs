@@ -24,7 +24,6 @@ pub trait TpmConnection: Read + Write {}
 
 impl<T: Read + Write> TpmConnection for T {}
 
-/// A TPM over one connection.
 pub(super) struct TpmClient(Box<dyn TpmConnection>);
 
 impl TpmClient {

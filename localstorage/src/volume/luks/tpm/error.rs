@@ -55,7 +55,7 @@ pub enum TpmError {
 }
 
 impl TpmError {
-    /// Whether the first parameter or session failed in this way.
+    /// Returns whether the first parameter or session failed in this way.
     ///
     /// *Source:* TPM 2.0 Library, part 2, 6.6.2: bits 0 to 5 and 7 of a format-one code give the reason; the others, the place.
     pub(super) fn is_format_one(&self, reason: u32) -> bool {

@@ -39,7 +39,7 @@ impl PcrSelection {
         numbers.into_iter().try_fold(PcrSelection::default(), add)
     }
 
-    /// Whether it selects none.
+    /// Returns whether it selects none.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -49,7 +49,6 @@ impl PcrSelection {
         (0..PCR_COUNT).filter(move |number| self.0 >> number & 1 == 1)
     }
 
-    /// Without those of the other one.
     pub(super) fn without(self, other: PcrSelection) -> PcrSelection {
         PcrSelection(self.0 & !other.0)
     }
@@ -79,7 +78,6 @@ impl fmt::Display for PcrSelection {
     }
 }
 
-/// The values of some PCRs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PcrValues(pub(super) BTreeMap<u32, [u8; DIGEST_BYTES]>);
 
