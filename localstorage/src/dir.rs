@@ -138,8 +138,8 @@ impl Dir {
         self.open_regular_file(path.as_ref(), OFlags::RDONLY, FileOperation::Open).map(|(fd, _)| fd.into())
     }
 
-    /// Opens an existing regular file below this directory to read and write. What the caller writes is not durable
-    /// until it is synced. To create a missing file, use [`open_or_create_file`](Self::open_or_create_file).
+    /// Opens an existing regular file below this directory to read and write. The caller's writes are not durable
+    /// until they are synced. To create a missing file, use [`open_or_create_file`](Self::open_or_create_file).
     ///
     /// # Errors
     /// Those of [`open_file`](Self::open_file).
@@ -188,12 +188,10 @@ impl Dir {
         access: OFlags,
         operation: FileOperation,
     ) -> Result<(OwnedFd, Metadata), Error> {
-        // A pipe without a writer must not block the caller, and a terminal must not become its controlling
-        // terminal.
+        // A pipe without a writer must not block the caller, and a terminal must not become its controlling terminal.
         let fd = self.open_beneath(path, access | OFlags::NONBLOCK | OFlags::NOCTTY, operation)?;
         let to_error = |source: io::Error| Error::new(operation, self.full_path(path), source);
-        // The kind is checked on the descriptor: a check by name could see another file than the one that was
-        // opened.
+        // The kind is checked on the descriptor: a check by name could see another file than the one that was opened.
         let metadata = Metadata::from_stat(&syscalls::stat(&fd).map_err(|source| to_error(source.into()))?);
         if metadata.kind != FileKind::File {
             return Err(to_error(RejectReason::NotAFile.into()));
@@ -236,8 +234,7 @@ impl Dir {
         if parent.as_os_str().is_empty() {
             return Ok((ParentDir::Same(self.as_fd()), name));
         }
-        // The calls on the name use this descriptor, so a parent that is renamed in between stays the same
-        // directory.
+        // The calls on the name use this descriptor, so a parent that is renamed in between stays the same directory.
         let fd = syscalls::open_beneath(self, parent, OPEN_DIR_FLAGS)
             .map_err(|source| to_error(resolve_error(source)))?;
         Ok((ParentDir::Below(fd), name))

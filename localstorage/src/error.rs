@@ -213,6 +213,7 @@ impl Error {
 
     /// The path is not a regular file.
     pub fn is_not_a_file(&self) -> bool {
+        // rename(2) onto a directory fails with EISDIR before this crate has looked at its kind.
         self.reject_reason() == Some(RejectReason::NotAFile) || self.io_kind() == io::ErrorKind::IsADirectory
     }
 

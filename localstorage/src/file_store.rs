@@ -130,8 +130,7 @@ impl FileStore for OsFileStore {
     }
 
     fn create_dir(&self, path: &Path, mode: FileMode) -> Result<(), Error> {
-        // A restart creates its directories first: this removes what the last incarnation was killed while
-        // writing.
+        // A restart creates its directories first: this removes what the last incarnation was killed while writing.
         match self.keeps_root_mode && path.as_os_str().is_empty() {
             true => self.dir.remove_stale_files()?,
             false => self.dir.ensure_dir(path, mode)?.remove_stale_files()?,

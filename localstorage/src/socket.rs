@@ -41,8 +41,7 @@ impl Dir {
             Err(error) if error.is_not_found() => return Ok(SocketState::Absent),
             Err(error) => return Err(error),
         }
-        // The kernel refuses a connection to a socket on which no process listens. *Source:* unix(7),
-        // ECONNREFUSED.
+        // The kernel refuses a connection to a socket on which no process listens. *Source:* unix(7), ECONNREFUSED.
         match self.connect_socket(path) {
             Err(Errno::CONNREFUSED) => Ok(SocketState::Stale),
             // Another process has removed it.

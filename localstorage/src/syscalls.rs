@@ -48,6 +48,7 @@ pub(crate) fn open_on_same_mount(dir: impl AsFd, name: &OsStr, flags: OFlags) ->
 pub(crate) fn open_parent(dir: impl AsFd) -> Result<OwnedFd> {
     failpoints::check_failpoint("openat")?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // Not openat2(2): RESOLVE_BENEATH refuses a `..` that leaves the directory.
     retry_on_intr(|| fs::openat(dir.as_fd(), "..", flags, Mode::empty()))
 }
 

@@ -53,6 +53,7 @@ impl FileCloner for DataCloner {
             }
             io::copy(&mut (&from).take(hole - data), &mut to)?;
         }
+        // A hole at the end has no data after it, so no write has reached the size.
         to.set_len(from.metadata()?.len())
     }
 }

@@ -56,7 +56,7 @@ impl Dir {
             if found.kind != FileKind::File {
                 return Err(RejectReason::NotAFile.into());
             }
-            // The umask has reduced the mode of a new file, and an existing one may have any.
+            // A new file has at most mode 0600, and an existing one may have any.
             if found.mode != mode {
                 syscalls::set_mode(&file, mode.to_rustix())?;
                 syscalls::sync(&file)?;

@@ -103,8 +103,7 @@ impl Dir {
             Err(error) if error.is_not_found() => return Ok(false),
             parent => parent?,
         };
-        // RESOLVE_NO_XDEV also fails at a bind mount of the same file system, whose device number does not
-        // differ.
+        // RESOLVE_NO_XDEV also fails at a bind mount of the same file system, whose device number does not differ.
         match syscalls::open_on_same_mount(&parent, name, OFlags::PATH | OFlags::NOFOLLOW) {
             Ok(_) | Err(Errno::NOENT | Errno::LOOP) => Ok(false),
             Err(Errno::XDEV) => Ok(true),

@@ -175,8 +175,8 @@ fn remove_or_open(holder: EntryParent<'_>, name: &OsStr, kind: FileKind) -> io::
         match remove_forced(holder, name, || syscalls::unlink(holder.dir, name)) {
             Ok(()) => return Ok(EntryOutcome::Removed),
             Err(Errno::NOENT) => return Ok(EntryOutcome::Absent),
-            // A directory has replaced the entry since it was listed. *Source:* unlink(2): Linux returns EISDIR,
-            // not EPERM.
+            // A directory has replaced the entry since it was listed.
+            // *Source:* unlink(2): Linux returns EISDIR, not EPERM.
             Err(Errno::ISDIR) => {}
             Err(source) => return Err(removal_error(source)),
         }
@@ -213,8 +213,7 @@ fn remove_forced(
     name: &OsStr,
     remove: impl Fn() -> rustix::io::Result<()>,
 ) -> rustix::io::Result<()> {
-    // Flags and modes are looked at only after a failure: few entries have them, and each look costs system
-    // calls.
+    // Flags and modes are looked at only after a failure: few entries have them, and each look costs system calls.
     let forbidden = match remove() {
         Err(forbidden @ (Errno::PERM | Errno::ACCESS)) => forbidden,
         result => return result,
@@ -223,8 +222,7 @@ fn remove_forced(
         clear_inode_flags(holder.dir);
         grant_owner_access(holder.dir);
     }
-    // Only files and directories, which can be opened without side effects: devices and pipes have no such
-    // flags.
+    // Only files and directories, which can be opened without side effects: devices and pipes have no such flags.
     let kind = syscalls::stat_at(holder.dir, name).map(|stat| FileType::from_raw_mode(stat.st_mode));
     if forbidden == Errno::PERM && matches!(kind, Ok(FileType::RegularFile | FileType::Directory)) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;

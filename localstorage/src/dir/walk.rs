@@ -289,8 +289,7 @@ impl TreeWalk {
         };
         match above {
             Ok(Some(above)) => Ok(self.return_to(above, self.levels.len() - 1)),
-            // The directory was moved or removed: the walk returns to the deepest one above that is still in
-            // place.
+            // The directory was moved or removed: the walk returns to the deepest one above that is still in place.
             Ok(None) => self.descend_again(),
             Err(error) => {
                 self.failure = Some(error);

@@ -55,6 +55,7 @@ pub(super) fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    // The field in between is the ID of the parent mount.
     let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let device = (major.parse().ok()?, minor.parse().ok()?);
     let [root, target] = [fields.next()?, fields.next()?].map(|field| PathBuf::from(unescape_name(field)));

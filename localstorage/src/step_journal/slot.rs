@@ -83,7 +83,7 @@ pub(super) fn open_slot(dir: &Dir, name: &OsString) -> io::Result<Option<OwnedFd
     }
 }
 
-/// Reads the record. What follows does not belong to it, and on vfat may not even be readable.
+/// Reads the record. The bytes after it do not belong to it, and on vfat may not even be readable.
 pub(super) fn read_slot(file: &OwnedFd) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // First the header, which holds the length of the content, and then the content.

@@ -264,6 +264,7 @@ pub(crate) struct StepProgress {
 impl StepProgress {
     fn encode(names: &[String], next: usize, state: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
+        // `try_new` bounds counts and lengths, so that no conversion here saturates.
         for number in [names.len(), next] {
             bytes.extend_from_slice(&u16::try_from(number).unwrap_or(u16::MAX).to_le_bytes());
         }

@@ -112,6 +112,7 @@ impl FromStr for BrandNames {
     fn from_str(brand: &str) -> Result<BrandNames, BrandNameError> {
         Ok(BrandNames {
             brand_name: check_name(brand)?,
+            // The derived names are longer, and may exceed the limit although the brand does not.
             driver_name: check_name(&format!("{brand}.vfs"))?,
             device_prefix: check_name(&format!("{brand}.devices"))?,
         })

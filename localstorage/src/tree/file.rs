@@ -101,6 +101,7 @@ impl LayoutFile {
         decode: impl FnOnce(&[u8]) -> Result<T, DecodeError>,
     ) -> Result<T, LoadError> {
         let path = || self.path().to_owned();
+        // An unreadable file is never reported as absent: the caller would take the node for a new one.
         let content = match self.read_if_present() {
             Ok(content) => content.ok_or_else(|| LoadError::Absent { path: path() })?,
             Err(source) => return Err(LoadError::Read { path: path(), source }),

@@ -54,6 +54,7 @@ impl LayoutTarget {
     /// # Errors
     /// [`LayoutError::InvalidLayout`] before any change; otherwise the failed step, which a retry repeats.
     pub fn create_layout<T: LayoutEntry>(&self) -> Result<T, LayoutError> {
+        // Before the first directory is created: an invalid layout leaves nothing behind.
         T::SHAPE.validate_at(&self.brand_names, &self.root).map_err(LayoutError::InvalidLayout)?;
         T::create_at(EntryLocation {
             store: self.store.clone(),

@@ -43,7 +43,7 @@ pub trait DataVolume: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`VolumeError::Mount`], with the volume still mounted; [`VolumeError::InvalidState`]; any other error of a step
-    /// behind that, with the volume [`Unmounted`](MountState::Unmounted), as when a mapping is in use.
+    /// after that, with the volume [`Unmounted`](MountState::Unmounted), as when a mapping is in use.
     fn unmount(&self) -> Result<(), VolumeError>;
 
     /// The current state.

@@ -44,8 +44,7 @@ impl DirectoryVolume {
                 if *erase != ErasePolicy::Exactly(found.clone()) {
                     return Err(VolumeError::Occupied { path: self.dir.path().to_owned(), found });
                 }
-                // Durable before the first removal: a directory that is half erased must not look like one with
-                // data.
+                // Durable before the first removal: a directory that is half erased must not look like one with data.
                 VolumeMarker::write_erasing(&self.dir).map_err(VolumeError::Finish)?;
                 self.remove_entries()?;
             }

@@ -223,8 +223,8 @@ impl Disk {
         Ok(sector)
     }
 
-    /// The sector of the claim as it is on the disk. What device-mapper has written since is not in the page cache of
-    /// the disk, which still has the claim.
+    /// The sector of the claim as it is on the disk. The page cache of the disk still has the claim after
+    /// device-mapper has written over it.
     fn read_claim_past_cache(&self) -> Result<[u8; SECTOR_BYTES], VolumeError> {
         if !self.file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
             return self.read_claim_sector();

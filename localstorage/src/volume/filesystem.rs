@@ -71,7 +71,7 @@ fn run_xfs_program(
     ))
 }
 
-/// The first line of an error output. The usage text that mkfs.xfs prints behind some errors explains nothing.
+/// The first line of an error output. The usage text that mkfs.xfs prints after some errors explains nothing.
 fn first_meaningful_line(stderr: &str) -> &str {
     stderr
         .lines()

@@ -45,8 +45,7 @@ impl MountLifecycle {
 
     /// Mounts by `work`, which undoes its changes on failure.
     pub(super) fn mount(&self, work: impl FnOnce() -> Result<Dir, VolumeError>) -> Result<Dir, VolumeError> {
-        // The lock is released during the work: other calls find `Mounting` and fail, instead of waiting for
-        // minutes.
+        // The lock is released during the work: other calls find `Mounting` and fail, instead of waiting for minutes.
         let transition = self.start_transition(MountState::Unmounted, MountState::Unmounted)?;
         let dir = work()?;
         transition.end(MountState::Mounted);

@@ -235,8 +235,8 @@ impl LuksVolume {
             let opened = slots.open_slot(header, secret)?;
             slots.device.resize(header, &opened.passphrase, &self.settings.mapping_name)
         })?;
-        // Last: the file system can't grow beyond its mapping. A repetition completes a call that was killed in
-        // between.
+        // Last: the file system can't grow beyond its mapping.
+        // A repetition completes a call that was killed in between.
         self.settings.mount.grow_file_system(&self.settings.mkfs)
     }
 
@@ -247,8 +247,7 @@ impl LuksVolume {
     /// Those of [`mount_existing_with`](EncryptedVolume::mount_existing_with), but for those of keys.
     pub fn mount_active(&self) -> Result<Option<Dir>, VolumeError> {
         let opening = self.opening();
-        // The identifier of a mapping contains the UUID of its volume: that of another volume is not taken for
-        // this one.
+        // The identifier of a mapping contains the UUID, so the mapping of another volume is not taken for this one.
         if !opening.has_active_mapping()? {
             return Ok(None);
         }

@@ -154,7 +154,7 @@ impl BlockDevices {
     }
 
     /// Grows the last partition of a disk to the end of the disk, in the table and in the kernel, also while it is in
-    /// use. What it contains stays as it is: a volume on it is grown after this. It may be killed at any point, and
+    /// use. Its contents stay as they are: a volume on it is grown after this. It may be killed at any point, and
     /// repeated.
     ///
     /// A blank partition is grown before a volume is created on it, and one with a volume after that was opened: an
@@ -173,8 +173,7 @@ impl BlockDevices {
             return Ok(PartitionGrowth::Unchanged);
         }
         if !disk.is_image() {
-            // Rereading the table fails with EBUSY while a partition is in use; this call resizes a mounted one,
-            // too.
+            // Rereading the table fails with EBUSY while a partition is in use; this call resizes a mounted one, too.
             let range = (known.start_bytes, plan.size_bytes);
             sys::resize_partition(disk.file(), partition.number, range)
                 .map_err(|errno| device_error("resize a partition in the kernel on", path)(errno.into()))?;
@@ -240,7 +239,7 @@ impl BlockDevices {
             let Ok(table) = self.read_table(&scanned.disk) else { continue };
             write_in_order(&disk, &plan_resumption(&table))
                 .map_err(device_error("write the partition table of", &path))?;
-            // A kernel that was started behind the growth has not accepted the table.
+            // A kernel that was started after the growth has not accepted the table.
             if !disk.is_image() && scanned.disk.partitions.is_empty() {
                 sys::reread_partitions(disk.file())
                     .map_err(|errno| device_error("reread the partition table of", &path)(errno.into()))?;
@@ -318,6 +317,7 @@ fn read_surroundings(disk: &Disk, geometry: DiskGeometry) -> io::Result<DiskSurr
     let mut tail = vec![0; tail_bytes as usize];
     disk.file().read_exact_at(&mut tail, end - tail_bytes)?;
     let last_block = tail[tail.len() - geometry.block_bytes as usize..].to_vec();
+    // The primary copy need not refer to this one: a killed growth may have written it.
     let header = TableHeader::parse(last_block, geometry.last_block(), geometry);
     Ok(DiskSurroundings { first_sector, table_at_end: header.ok().map(|header| header.disk), tail })
 }

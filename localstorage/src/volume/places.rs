@@ -92,7 +92,7 @@ fn copy_offsets(size: u64) -> Vec<u64> {
     // LUKS2: the second header has the size of the first, 16 KiB to 4 MiB; those of XFS with allocation groups
     // of such a size, and of ocfs2 (1 GiB, times four each).
     offsets.extend((0..u64::BITS).map(|shift| 1 << shift));
-    // btrfs: 64 MiB and 256 GiB, powers of two. bcachefs: behind the first superblock, of 1 MiB.
+    // btrfs: 64 MiB and 256 GiB, powers of two. bcachefs: after the first superblock, of 1 MiB.
     offsets.push(MIB + 4 * KIB);
     // Ceph's BlueStore.
     offsets.extend([10 * GIB, 100 * GIB, 1000 * GIB]);

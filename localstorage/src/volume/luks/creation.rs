@@ -36,7 +36,7 @@ const COMPLETE: &str = "complete";
 
 const FIRST_GENERATION: u32 = 1;
 
-/// The bytes that dm-integrity writes behind the header when it is formatted: its superblock, and a journal of up to
+/// The bytes that dm-integrity writes after the header when it is formatted: its superblock, and a journal of up to
 /// 64 MiB.
 ///
 /// *Source:* Linux `dm-integrity.c`, `DEFAULT_MAX_JOURNAL_SECTORS`.
@@ -112,8 +112,7 @@ impl LuksCreation<'_> {
             _ => return Err(VolumeError::Occupied { path: self.settings.config.device.clone(), found }),
         };
         let uuid = record.uuid;
-        // A killed call leaves the mapping open, or even mounted: cryptsetup and mkfs.xfs would find the disk in
-        // use.
+        // A killed call leaves the mapping open, or even mounted: cryptsetup and mkfs.xfs would find the disk in use.
         self.close_interrupted(uuid)?;
         let created = self.run_steps(&slots, uuid, run, &erased);
         if created.is_err() {
@@ -147,14 +146,12 @@ impl LuksCreation<'_> {
                 let token = read_volume_token(&header.json);
                 header.uuid == uuid && token.is_none_or(|token| token.state == VolumeProgress::Unfinished)
             }
-            // luksFormat was cut off: a part of a header must be ours, and other data only where a format writes
-            // them.
+            // luksFormat was cut off: a part of a header must be ours, and other data may only be where it writes.
             Err(HeaderError::Absent | HeaderError::Damaged) if run.current_step() == Some(FORMAT) => {
                 !slots.device.has_foreign_header(uuid).map_err(|error| self.settings.error(error))?
                     && disk.has_only_claimed_data(record.claim, self.formatted_bytes())?
             }
-            // Once the format is recorded, the volume may be complete: a damaged header is no permission to
-            // erase it.
+            // Once the format is recorded, the volume may be complete: a damaged header is no permission to erase it.
             Err(_) => false,
         };
         Ok(if is_ours { DiskState::Ours } else { DiskState::Occupied })
@@ -287,16 +284,14 @@ impl LuksCreation<'_> {
         let formatted =
             device.format(id.volume, &passphrase, self.settings.wipe, self.settings.progress.as_deref());
         if let Err(error) = formatted {
-            // A format that wrote nothing leaves no claim, which would cover data that another program writes
-            // later.
+            // A format that wrote nothing leaves no claim, which would cover data that another program writes later.
             device.disk.release_unused_claim(erased);
             return Err(self.settings.error(error));
         }
         let check = node_key.check_value(id.volume);
         let slot_token = SlotToken::new(FIRST_SLOT, SlotKind::Local, id.generation, Some(check));
         device.write_slot_token(FIRST_SLOT, &slot_token).map_err(to_error)?;
-        // After the token of the slot: a header with the token of the volume always has a slot that can be
-        // opened.
+        // After the token of the slot: a header with the token of the volume always has a slot that can be opened.
         device.write_volume_token(&self.token_of(VolumeProgress::Unfinished)).map_err(to_error)?;
         // A header that does not meet the policy, or does not open, must fail here and not at the next start.
         let header = device.check_header().map_err(to_error)?;

@@ -53,7 +53,7 @@ pub trait Cryptsetup: Send + Sync + fmt::Debug {
 pub struct CryptsetupCall<'a> {
     /// The action, such as `luksFormat`: the first argument.
     pub action: &'static str,
-    /// The arguments behind it. They contain no secret.
+    /// The arguments after it. They contain no secret.
     pub arguments: Vec<OsString>,
     /// The standard input: secrets, or the JSON of a token.
     pub input: Zeroizing<Vec<u8>>,
@@ -193,7 +193,7 @@ fn talk_to(
     limit: Duration,
 ) -> io::Result<Option<(ExitStatus, String)>> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    // Closed behind the input: with `--key-file -`, cryptsetup reads up to the end of the pipe.
+    // Closed after the input: with `--key-file -`, cryptsetup reads up to the end of the pipe.
     if let Some(mut stdin) = stdin {
         // A program that fails early closes it; its error output has the reason.
         let _ = stdin.write_all(&call.input);

@@ -115,8 +115,7 @@ impl LuksDevice<'_> {
         let input = Zeroizing::new([&existing[..], &new[..]].concat());
         self.run("luksAddKey", arguments, input, None)?;
         self.write_slot_token(slot, &token(slot))?;
-        // The caller may remove the old slot next, so the new one is tried by the header that is on the disk
-        // now.
+        // The caller may remove the old slot next, so the new one is tried by the header that is on the disk now.
         if self.opens(&self.check_header()?, slot, new)? {
             Ok(())
         } else {

@@ -62,8 +62,7 @@ impl LuksHeader {
         let copies = [0, 1].map(|index| parse_copy(index, bytes_of(index)));
         let has_magic =
             [0, 1].map(|index| bytes_of(index).is_some_and(|bytes| bytes.starts_with(MAGICS[index])));
-        // cryptsetup writes one copy after the other, with the same number: a kill in between leaves an older
-        // one.
+        // cryptsetup writes one copy after the other, with the same number: a kill in between leaves an older one.
         let newest = copies.iter().flatten().max_by_key(|copy| copy.sequence);
         let Some(newest) = newest.cloned() else {
             return Err(if has_magic == [false; 2] { HeaderError::Absent } else { HeaderError::Damaged });
@@ -202,7 +201,7 @@ mod tests {
         };
         assert!(!has_foreign_magic(&[0; COPIES_BYTES], UUID) && !has_foreign_magic(&ours, UUID));
         assert!(has_foreign_magic(&ours, Uuid([8; 16])));
-        // Cut off behind the first sector, or before its text.
+        // Cut off after the first sector, or before its text.
         assert!(!changed(512, &[0; 512]) && !changed(UUID_AT, &[0; 40]));
         for (at, bytes) in
             [(6, &[0, 1][..]), (UUID_AT, b"x"), (COPY_BYTES + 6, &[0, 3]), (COPY_BYTES + UUID_AT, b"x")]

@@ -337,7 +337,7 @@ fn check_segments(
         )));
     }
     check_cipher("the data".into(), &segment.encryption, XTS_KEY_BYTES)?;
-    // Without this field, the kernel would not check the blocks: a header without it is not ours.
+    // A thief could remove this field, and the kernel would no longer check the blocks.
     let is_authenticated = segment.integrity.as_ref().map(|integrity| {
         integrity.integrity_type == "hmac(sha256)"
             && integrity.journal_encryption == "none"

@@ -92,6 +92,7 @@ impl RecoveryPassphrase {
 
     fn from_random(random: &[u8; RANDOM_BYTES]) -> RecoveryPassphrase {
         let mut symbols = Zeroizing::new(Vec::with_capacity(SYMBOLS));
+        // Five bytes are eight symbols of five bits.
         for five in random.chunks(5) {
             let bits = five.iter().fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
             symbols.extend((0..8).rev().map(|at| ALPHABET[(bits >> (5 * at)) as usize & 31]));

@@ -54,7 +54,7 @@ pub enum KeyPolicy {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum ColdStart {
-    /// The node unlock key alone opens the volume for ever: its slot stays. A thief of the whole node opens it, too.
+    /// The node unlock key alone opens the volume forever: its slot stays. A thief of the whole node opens it, too.
     Local,
     /// An operator types the recovery passphrase.
     #[default]
@@ -127,7 +127,7 @@ impl VolumeToken {
         }
     }
 
-    /// Returns whether the node unlock key alone opens the volume for ever.
+    /// Returns whether the node unlock key alone opens the volume forever.
     pub(super) fn keeps_local_slot(&self) -> bool {
         self.keys == KeyPolicy::Local || self.cold_start == Some(ColdStart::Local)
     }

@@ -83,6 +83,7 @@ impl TpmSeal {
 
     fn connect(&self) -> Result<TpmClient, TpmError> {
         (self.connect)().map(TpmClient::new).map_err(|error| match error.kind() {
+            // The kernel creates the device of a resource manager only for a TPM 2.0 that it has found.
             io::ErrorKind::NotFound => TpmError::Absent(error),
             _ => TpmError::Connection(error),
         })

@@ -1,7 +1,7 @@
 //! The growth of the last partition with its disk: which blocks of the partition table are written, in which order.
 //!
 //! ```text
-//!  write                            a power cut behind it leaves
+//!  write                            a power cut after it leaves
 //!  1 entries of the new backup      the old table, both copies: the new backup is not referred to yet
 //!  2 header of the new backup       the same
 //!  3 the block of the grown entry   a primary copy with a wrong checksum, known as an interrupted growth
@@ -42,7 +42,7 @@ pub(super) struct TableWrite {
 pub(super) struct GrowthPlan {
     /// The writes, in their order; none if the table has the partition's final size.
     pub(super) writes: Vec<TableWrite>,
-    /// The size of the partition in the table behind them, in bytes.
+    /// The size of the partition in the table after them, in bytes.
     pub(super) size_bytes: u64,
 }
 
@@ -101,7 +101,7 @@ pub(super) fn plan_growth(
     }
 }
 
-/// The first byte behind the old backup copy, in the last MiB, that is neither zero nor one that an interrupted growth
+/// The first byte after the old backup copy, in the last MiB, that is neither zero nor one that an interrupted growth
 /// has written. Arrays of disks keep their metadata there, and a member of one looks like a disk that has grown.
 fn find_data_at_end(
     table: &PartitionTable,
@@ -115,8 +115,7 @@ fn find_data_at_end(
     for write in backup {
         let place = &mut tail[(write.offset - start) as usize..][..write.bytes.len()];
         for (byte, written) in place.iter_mut().zip(&write.bytes) {
-            // A killed call has written its copy here: completely if the header is ours, or else a part of these
-            // bytes.
+            // A killed call has written its copy here: completely if the header is ours, or else a part of these bytes.
             if is_ours || *byte == *written {
                 *byte = 0;
             }

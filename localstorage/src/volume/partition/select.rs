@@ -107,6 +107,7 @@ fn check_kernel_view(
     let known = kernel_partition(&scanned.disk, entry.number);
     let is_same = |known: &&KernelPartition| {
         let block_bytes = table.geometry.block_bytes;
+        // A correct checksum does not make the numbers of an entry plausible: they may overflow.
         let blocks = entry.last_block.checked_sub(entry.first_block).and_then(|blocks| blocks.checked_add(1));
         Some(known.start_bytes) == entry.first_block.checked_mul(block_bytes)
             && blocks

@@ -78,6 +78,8 @@ fn is_removed(error: &Error) -> bool {
 /// None for a drive without a medium, and for a path of a multipath device, which has a disk.
 fn read_disk(sys: &Dir, block: &Dir, name: &OsStr) -> Result<Option<KernelDisk>, Error> {
     let to_error = |source: io::Error| Error::new(FileOperation::Read, block.path().join(name), source);
+    // `Dir` follows no link, and all entries of `block` are links: the target is opened beneath the root of
+    // sysfs.
     let link = syscalls::read_link(block, name).map_err(|errno| to_error(errno.into()))?;
     let Some(device) = device_directory(link.as_bytes()) else {
         return Err(to_error(io::Error::new(

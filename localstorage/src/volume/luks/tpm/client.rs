@@ -114,7 +114,7 @@ impl TpmClient {
             let (_, response) = self.run(&wire::read_pcrs(&missing.to_wire()))?;
             let read = parse_pcr_values(&response);
             let read = read.ok_or(TpmError::InvalidResponse { command: "TPM2_PCR_Read" })?;
-            // An answer without a missing value would repeat this loop for ever.
+            // An answer without a missing value would repeat this loop forever.
             if read.selection().without(missing) != PcrSelection::default() || read.0.is_empty() {
                 return Err(TpmError::NoPcrs { missing });
             }

@@ -27,6 +27,7 @@ impl TpmKeyFile {
     pub(super) fn to_text(&self) -> String {
         let mut text = format!("{FILE_HEADER}\nstorage-key {}\n", to_hex(&self.parent));
         for (number, value) in &self.pcrs.0 {
+            // Writing to a string never fails.
             let _ = writeln!(text, "pcr {number} {}", to_hex(value));
         }
         let _ = writeln!(text, "public {}\nprivate {}", to_hex(&self.public), to_hex(&self.private));

@@ -56,6 +56,7 @@ impl PcrSelection {
     /// As `TPML_PCR_SELECTION`.
     pub(super) fn to_wire(self) -> Vec<u8> {
         let mut bytes = CommandBytes::default();
+        // One bank, with a bitmap of three bytes for 24 PCRs.
         bytes.u32(1).u16(ALG_SHA256).bytes(&[3]).bytes(&self.0.to_le_bytes()[..3]);
         bytes.into_vec()
     }

@@ -54,7 +54,7 @@ impl CommandBytes {
         self
     }
 
-    /// A buffer behind its length.
+    /// A buffer after its length.
     pub(super) fn sized(&mut self, bytes: &[u8]) -> &mut CommandBytes {
         let length = u16::try_from(bytes.len()).expect("a buffer of a command is short");
         self.u16(length).bytes(bytes)
@@ -149,7 +149,7 @@ pub(super) fn parse_response(code: u32, bytes: &[u8]) -> Result<(u32, ResponseRe
     let invalid = || TpmError::InvalidResponse { command };
     let mut reader = ResponseReader(bytes);
     let tag = reader.u16().ok_or_else(invalid)?;
-    // A response that was cut off, or that has more behind it, is not used.
+    // A response that was cut off, or that has more bytes after it, is not used.
     if reader.u32().ok_or_else(invalid)? as usize != bytes.len() {
         return Err(invalid());
     }
@@ -212,6 +212,7 @@ pub(super) fn load(parent: u32, private: &[u8], public: &[u8]) -> TpmCommand {
 }
 
 pub(super) fn start_policy_session(nonce: &[u8; 16]) -> TpmCommand {
+    // Neither salted nor bound: the session only carries the policy, and encrypts nothing.
     let mut command = TpmCommand::new(CC_START_AUTH_SESSION, &[HIERARCHY_NULL, HIERARCHY_NULL], None);
     command.parameters.sized(nonce).sized(&[]).bytes(&[SESSION_POLICY]).u16(ALG_NULL).u16(ALG_SHA256);
     command
