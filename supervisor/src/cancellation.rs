@@ -27,6 +27,8 @@ pub(crate) struct RunCancellation {
 
 impl RunCancellation {
     pub(crate) fn send(&self, signal: RunSignal) {
+        // The maximum: a late cancellation must not take back an abort. Before the notification: the woken tasks
+        // read the level.
         self.level.fetch_max(signal as u8, Ordering::AcqRel);
         self.waiters.notify_waiters();
         if let Some(token) = &*self.library_token.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -133,6 +133,7 @@ impl Context {
     pub fn signal_not_ready(&self, reason: impl Into<Arc<str>>) -> Result<(), LifecycleSignalError> {
         let reason = reason.into();
         self.apply_signal(|fsm, now| fsm.signal_not_ready(now, self.0.key, reason))?;
+        // A reason before the first ready signal, or a repeated one, has no event that would announce it.
         self.0.driver.announce_status_change();
         Ok(())
     }
@@ -228,6 +229,7 @@ impl Context {
         if helpers.closed {
             return Err(StaleContextError);
         }
+        // The lock is held until the task is tracked: `join_helpers` takes the tasks under the same lock.
         let context = self.clone();
         let contained = async move {
             let mut part = pin!(Some(task::part_of_run(&context, await_contained(helper))));
@@ -355,6 +357,7 @@ impl Context {
         };
         let Some(tasks) = tasks else { return };
         tasks.close();
+        // Without helpers, the exit itself follows at once.
         if !tasks.is_empty() {
             self.0.driver.apply(|fsm, now| fsm.handle_return(now, self.0.key, outcome.clone()));
             tasks.wait().await;

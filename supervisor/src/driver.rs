@@ -80,8 +80,8 @@ struct PreparedRun {
     context: Context,
 }
 
-/// Spawns the first runs of added children when it is dropped: by its task at once, or with the runtime. They are
-/// spawned in any case, because each has to report its exit.
+/// Spawns the first runs of added children when it is dropped. Its task drops it at once. A runtime that stops drops
+/// it, too, so that each run reports its exit.
 ///
 /// A parent usually adds all its children before it first waits, and only then does its thread come to this task.
 /// Until then, each child would wake another thread, which would take the lock from the parent.
@@ -150,7 +150,10 @@ impl TreeDriver {
         let driver = Arc::new(Self {
             state: Mutex::new(state),
             defaults,
+            // Runs are spawned here, also when a thread without a runtime adds a child.
             runtime: Handle::current(),
+            // Read together: each wall-clock time is computed from the monotonic clock, so a change of the host's clock
+            // does not reorder events.
             started_at: Instant::now(),
             started_wall: SystemTime::now(),
             deadline_changed: Notify::new(),
@@ -167,6 +170,7 @@ impl TreeDriver {
         {
             tracing::warn!(dn = "supervisor", %error, "can't prepare to run child processes");
         }
+        // The state machine has queued the start of the root; an empty call performs it.
         driver.apply(|_, _| ());
         driver.runtime.spawn(run_timers(Arc::clone(&driver)));
         driver
@@ -182,6 +186,7 @@ impl TreeDriver {
         mut state: MutexGuard<'_, DriverState>,
         call: impl FnOnce(&mut TreeFsm, TreeTime) -> R,
     ) -> R {
+        // The time is read under the lock, so for the state machine it never goes back.
         let now = self.now();
         let result = call(&mut state.fsm, now);
         let outcome = self.perform_actions(&mut state, now);
@@ -200,6 +205,7 @@ impl TreeDriver {
         let idle: Vec<u32> = state.fsm.idle_slots().collect();
         let released: Vec<_> = idle.into_iter().map(|slot| state.take_runnable(slot)).collect();
         drop(state);
+        // Without the lock: these drops are code of other crates.
         drop(released);
         self.apply(TreeFsm::stop_all);
     }
@@ -214,6 +220,7 @@ impl TreeDriver {
             drop(released);
             state = self.lock();
         }
+        // Another call may have come in between; `handle_exit` resolves the key again.
         self.apply_locked(state, |fsm, now| fsm.handle_exit(now, key, outcome));
     }
 
@@ -239,6 +246,7 @@ impl TreeDriver {
         children: Vec<ChildSpec>,
         call: impl FnOnce(&mut TreeFsm, TreeTime, &[NewChild<'_>]) -> Result<Vec<u32>, E>,
     ) -> Result<(), E> {
+        // Before the lock: the settings ask the runnable for its stop timeout, which is code of another crate.
         let named: Vec<_> = children
             .iter()
             .map(|child| NewChild { name: &child.name, settings: child.settings(&self.defaults) })
@@ -246,6 +254,7 @@ impl TreeDriver {
         let mut state = self.lock();
         let now = self.now();
         let slots = call(&mut state.fsm, now, &named)?;
+        // Before the actions, which start the runs of these slots.
         for (slot, child) in slots.into_iter().zip(children) {
             let slot = slot as usize;
             if state.runs.len() <= slot {
@@ -293,6 +302,7 @@ impl TreeDriver {
     fn perform_actions(self: &Arc<Self>, state: &mut DriverState, now: TreeTime) -> DeferredEffects {
         let mut outcome = DeferredEffects::default();
         let mut actions = std::mem::take(&mut state.actions);
+        // The state machine goes on with the empty vector, so a call rarely allocates.
         state.fsm.swap_actions(&mut actions);
         for action in actions.drain(..) {
             match action {
@@ -318,11 +328,14 @@ impl TreeDriver {
                     outcome.events.push(state.publish_event(at, dn, generation, change));
                 }
                 TreeAction::ShutdownComplete => {
+                    // No event follows: the task of the hook ends after those that are queued.
                     if let Some(events) = &state.events {
                         events.close();
                     }
+                    // Dropping their senders fails those who still wait.
                     state.waiters.clear();
                     outcome.dropped_runs.extend(state.runs.drain(..).flatten());
+                    // Without a receiver, `send` would not store the value.
                     self.finished.send_replace(true);
                 }
             }
@@ -338,6 +351,7 @@ impl TreeDriver {
         let next = state.fsm.next_deadline();
         if next != state.armed_deadline {
             state.armed_deadline = next;
+            // It keeps a permit, so a change while the timer task is not waiting is not lost.
             self.deadline_changed.notify_one();
         }
         outcome
@@ -350,10 +364,13 @@ impl TreeDriver {
     pub(crate) fn wait_ready(&self, dn: &str) -> oneshot::Receiver<()> {
         let mut state = self.lock();
         let (ready, waiting) = oneshot::channel();
+        // The check and the registration share one lock: no ready signal comes in between.
         match state.fsm.readiness_of(dn) {
             Some(true) => _ = ready.send(()),
+            // The sender is dropped, which fails the wait.
             _ if state.fsm.is_shutting_down() => {}
             _ => {
+                // A caller that gives up leaves its sender here: repeated waits with a timeout must not pile up.
                 state.waiters.retain(|waiter| !waiter.ready.is_closed());
                 state.waiters.push(ReadyWaiter { dn: dn.into(), ready });
             }
@@ -418,10 +435,12 @@ impl TreeDriver {
         if let Some(host) = &*processes {
             return Ok(Arc::clone(host));
         }
+        // Under the lock, so that two first callers do not create two hosts.
         let (host, leftovers) = ProcessHost::new(&self.host_settings)?;
         for leftover in leftovers {
             let change = RunnableChange::LeftoverEnded { pid: leftover.pid, name: leftover.name.into() };
             let at = self.wall_time(self.now());
+            // Not for the log: each kill is in it already.
             self.lock().publish_event(at, "supervisor".into(), 0, change);
         }
         Ok(Arc::clone(processes.insert(Arc::new(host))))
@@ -503,6 +522,7 @@ fn random_seed() -> u64 {
 /// Calls the state machine at each deadline, and without one sleeps until a change.
 async fn run_timers(driver: Arc<TreeDriver>) {
     let mut finished = driver.finished.subscribe();
+    // The value counts as seen, so `changed` below resolves only after another one.
     while !*finished.borrow_and_update() {
         let next = driver.read(TreeFsm::next_deadline);
         let due = async {

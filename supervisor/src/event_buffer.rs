@@ -55,11 +55,13 @@ impl<E: NumberedEvent> FairEventBuffer<E> {
     pub fn push(&mut self, event: E) -> Option<E> {
         let seqs = self.seqs_by_dn.entry(Arc::clone(event.dn())).or_default();
         if let Some(oldest) = seqs.front() {
+            // The key contains the count, so the entry is removed and inserted again.
             self.busiest.remove(&(seqs.len(), Reverse(*oldest)));
         }
         seqs.push_back(event.seq());
         self.busiest.insert((seqs.len(), Reverse(seqs[0])));
         self.events.insert(event.seq(), event);
+        // Of several names with the most events, the one with the oldest event loses it.
         let (_, Reverse(oldest)) = *self.busiest.last().filter(|_| self.events.len() > self.capacity)?;
         self.remove_oldest(oldest)
     }
@@ -146,6 +148,7 @@ impl EventQueue {
                     return None;
                 }
             }
+            // `notify_one` keeps a permit: an event that was pushed after the lock was released is not missed.
             self.changed.notified().await;
         }
     }

@@ -38,6 +38,7 @@ fn next_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + '
 
 /// The text of an error. If its `Display` fails, its `Debug` form with a note.
 fn error_text(error: &(dyn Error + 'static)) -> String {
+    // This text is computed while an exit is being reported, which a panic must not prevent.
     catch_panic(|| error.to_string()).unwrap_or_else(|panic| {
         let debug = catch_panic(|| format!("{error:?}"));
         let debug = debug.unwrap_or_else(|_| "an error whose Debug panicked as well".to_owned());

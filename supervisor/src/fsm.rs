@@ -157,6 +157,7 @@ impl TreeFsm {
         while let Some(&(at, slot)) = self.timers.first()
             && at <= now
         {
+            // An aborted run keeps no timer: `begin_shutdown` recognizes it by that.
             self.disarm_timer(slot);
             // The timer of a running entry is its stop timeout, that of a waiting one its backoff.
             if self.entry(slot).state.is_running() {
@@ -235,6 +236,7 @@ impl TreeFsm {
         let mut z = self.random_state;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        // 53 bits: as many as an f64 represents exactly.
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }

@@ -80,6 +80,7 @@ where
     }
 
     fn stop_timeout(&self) -> Option<Duration> {
+        // After the grace period it only closes connections, which takes far less than a second.
         Some(self.grace_period.saturating_add(Duration::from_secs(1)))
     }
 }
@@ -106,11 +107,13 @@ where
     });
     let serving =
         router.serve_with_incoming_shutdown(connections, ctx.cancellation_token().cancelled_owned());
+    // The listener is bound: the kernel queues connections until the server accepts them.
     ctx.signal_ready().map_err(ServeError::Signal)?;
     let mut serving = std::pin::pin!(serving);
     let served = tokio::select! {
         served = &mut serving => served,
         canceled = ctx.canceled() => {
+            // Its result no longer matters: the guard closes the connections that are left.
             let _ = tokio::time::timeout(grace, serving).await;
             return Err(ServeError::Canceled(canceled));
         }
@@ -130,6 +133,7 @@ struct AbortableConnection<I> {
 impl<I> AbortableConnection<I> {
     /// Fails if the connection is aborted; otherwise registers the task to be woken when that happens.
     fn check_open(&mut self, cx: &mut TaskContext<'_>) -> io::Result<()> {
+        // A future must not be polled again after it has resolved.
         self.is_aborted = self.is_aborted || self.abort.as_mut().poll(cx).is_ready();
         if self.is_aborted {
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server has stopped"));

@@ -40,9 +40,10 @@ pub struct RestartLimit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum RestartLimitAction {
-    /// The parent fails with [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its group
-    /// shares its fate, it restarts by its policy, and its limit counts that restart. A restarted parent adds its children
-    /// with new counts. A root that exceeds its limit stays dead, and the tree [has ended](crate::Supervisor::ended).
+    /// The parent fails with [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its
+    /// group shares its fate, it restarts by its policy, and its limit counts that restart. A restarted parent adds
+    /// its children with new counts. A root that exceeds its limit stays dead, and the tree
+    /// [has ended](crate::Supervisor::ended).
     #[default]
     FailParent,
     /// The runnable stays dead, and everything else runs on, until an operator starts it, with a new count, or its
@@ -131,6 +132,7 @@ impl Backoff {
         if seconds.is_nan() {
             return Duration::ZERO;
         }
+        // After many failures the product is infinite, which is not below the maximum either.
         if seconds < self.max.as_secs_f64() { Duration::from_secs_f64(seconds) } else { self.max }
     }
 

@@ -175,6 +175,7 @@ impl fmt::Display for ProcessExit {
             (None, None) => f.write_str("exited with an unknown status: it was adopted")?,
         }
         match &self.oom_kill {
+            // The kernel sends SIGKILL when memory runs out. After any other end, it has killed only descendants.
             Some(oom) if self.signal == Some(Signal::KILL) => write!(f, ": {oom}"),
             Some(oom) => write!(f, ", after the kernel had killed {} of its processes: {oom}", oom.killed),
             None => Ok(()),

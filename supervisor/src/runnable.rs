@@ -119,6 +119,7 @@ impl ChildSpec {
             stop_timeout: stop_timeout.unwrap_or(defaults.stop_timeout),
             stop_before: self.stop_before.clone(),
         };
+        // Most children have the defaults: a large tree keeps them once.
         if settings == **defaults { Arc::clone(defaults) } else { Arc::new(settings) }
     }
 }
@@ -144,6 +145,8 @@ impl Runnable for DependentRunnable {
             (DropContained::new(Arc::clone(&self.runnable)), Arc::clone(&self.depends_on));
         Box::pin(async move {
             if ctx.has_kept_process() {
+                // A kept process is running already and is adopted at once. The dependencies count only if it must be
+                // started.
                 ctx.defer_dependencies(depends_on);
             } else {
                 for dn in depends_on.iter() {

@@ -23,6 +23,7 @@ tokio::task_local! {
 
 /// Returns whether this task is known to belong to another run than `key`.
 pub(crate) fn is_other_run(key: RunKey) -> bool {
+    // Outside of a run's tasks, such as in a thread, the sender is unknown: its signal is accepted.
     CURRENT_RUN.try_with(|current| *current != key.incarnation).unwrap_or(false)
 }
 
@@ -43,6 +44,7 @@ pub(crate) fn poll_part<T>(
     mut part: Pin<&mut Option<impl Future<Output = Result<T, String>>>>,
 ) -> Poll<Option<Result<T, String>>> {
     let ended = match part.as_mut().as_pin_mut() {
+        // The abort first: a part that is always ready must not hold it up.
         Some(part) if aborted.poll(cx).is_pending() => Some(ready!(part.poll(cx))),
         _ => None,
     };
@@ -63,6 +65,7 @@ pub(crate) fn run_incarnation(
         // Boxed, and from a separate block: the task has room for it from the start, and what the block needs shares
         // its room with what comes after.
         let outcome = async {
+            // `run` is called within the future, so that a panic in it is caught as well.
             let run = async {
                 await_contained(runnable.run(report.context.clone())).await.map_err(DropContained::new)
             };
@@ -72,6 +75,8 @@ pub(crate) fn run_incarnation(
             Box::new(outcome_of(ended))
         }
         .await;
+        // This reference goes before the report: in a shutdown, the driver then drops the last one before it
+        // cancels others.
         drop(runnable);
         report.context.join_helpers(&outcome).await;
         report.report_exit(*outcome);

@@ -168,9 +168,11 @@ impl Supervisor {
     /// # Cancel safety
     /// The removal continues when this future is dropped.
     pub async fn remove_runnable(&self, dn: &str, removal: Removal) -> Result<(), ControlError> {
+        // Subscribed before the request: the removal may happen within it.
         let mut changes = self.driver.version();
         let key = self.driver.apply(|fsm, now| fsm.remove_runnable(now, dn, removal))?;
         loop {
+            // Before the tree is read: a change after that ends the wait.
             changes.mark_unchanged();
             match self.driver.read(|fsm| (fsm.is_removed(key), fsm.is_shutting_down())) {
                 (true, _) => return Ok(()),
@@ -193,6 +195,7 @@ impl Supervisor {
     pub async fn shutdown(&self) -> ShutdownReport {
         self.driver.shut_down();
         self.driver.finished().await;
+        // The queue is closed now, so the delivery ends after the last event.
         let mut hook = self.hook.lock().await;
         if let Some(delivery) = hook.as_mut() {
             // The task catches the hook's panics, and nothing aborts it.
@@ -214,6 +217,8 @@ impl Supervisor {
             exit: past.exit.clone(),
         };
         let clear_in = status.failures_clear_at.map(|at| at.saturating_sub(self.driver.now()));
+        // The state machine clears failures at the next signal or exit; the status shows them as cleared from this
+        // time on.
         let is_stable = clear_in == Some(Duration::ZERO);
         RunnableStatus {
             dn: Arc::clone(status.dn),
@@ -323,6 +328,7 @@ async fn deliver_events(events: Arc<EventQueue>, hook: DropContained<Box<dyn Eve
     while let Some((event, dropped)) = events.next().await {
         if dropped >= next_report {
             tracing::warn!(dn = "supervisor", "the event hook is too slow: {dropped} events dropped so far");
+            // The threshold doubles, so a slow hook does not fill the log.
             next_report = dropped * 2;
         }
         if let Err(panic) = catch_panic(|| hook.on_event(&event)) {

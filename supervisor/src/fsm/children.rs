@@ -71,12 +71,15 @@ impl TreeFsm {
             RunnableState::New if entry.canceled || self.is_shutting_down() => {
                 return Err(AddChildError::Canceled(CanceledError));
             }
+            // A not-ready signal makes the state New again, but not `was_ready` false.
             RunnableState::New if !entry.was_ready => {}
             RunnableState::New | RunnableState::Ready => {
                 return Err(AddChildError::AlreadyReady { dn: entry.dn.to_string() });
             }
+            // The run has exited. Its key stays valid until the next run.
             _ => return Err(AddChildError::Name(NameError::StaleContext)),
         }
+        // All names are checked before the first change: a rejected group leaves nothing behind.
         let dns = self.child_dns(slot, children).map_err(AddChildError::Name)?;
         let groups = &mut self.entry_mut(slot).groups;
         groups.push(ChildGroup { policy, members: Vec::new(), ending: None });
@@ -190,11 +193,14 @@ impl TreeFsm {
         }
         let entry = self.entry_mut(slot);
         entry.removal_requested = true;
+        // After a removal for good, a later child of this name starts, although this one was stopped.
         entry.held_by_operator &= removal == Removal::ForReplacement;
         let key = RunKey { slot, incarnation: entry.incarnation };
         match entry.state {
+            // No task of it exists, so no exit would remove it later.
             RunnableState::Stopped | RunnableState::Waiting => self.remove_child(slot),
             _ => {
+                // `restart_if_settled` removes it, in this call or after the exit of its last task.
                 self.cancel_subtree(slot, &CancelCause::Operator, now);
                 self.restart_if_settled(slot, now);
             }
@@ -209,6 +215,7 @@ impl TreeFsm {
 
     /// Removes an entry whose subtree has ended. If members of its group waited for that, they restart.
     pub(super) fn remove_settled(&mut self, slot: u32, now: TreeTime) {
+        // Before the removal: the members are found by the entry's place in its group.
         let mut released = Vec::new();
         if !self.waits_for_group(slot) {
             released = self.release_ended_members(slot).unwrap_or_default();
@@ -225,12 +232,14 @@ impl TreeFsm {
         let history = self.remove_entry(slot);
         let entry = self.entry_mut(parent);
         entry.names.remove(&*name);
+        // Names that never come back would take more and more memory. Only an operator's stop must not be lost.
         if entry.former_children.len() >= MAX_CHILD_HISTORIES {
             entry.former_children.retain(|_, history| history.held_by_operator);
         }
         entry.former_children.insert(name, history);
         let group = &mut entry.groups[group as usize];
         group.members.remove(rank as usize);
+        // All ranks after the removed one move down, and with them the first one that is ending.
         if let Some(ending) = group.ending.as_mut().filter(|ending| rank < ending.first_rank) {
             ending.first_rank -= 1;
         }
@@ -267,6 +276,7 @@ impl TreeFsm {
     fn remove_entry(&mut self, slot: u32) -> RunnableHistory {
         self.disarm_timer(slot);
         let children = self.remove_children(slot);
+        // After the children: in the events, too, no child outlives its parent.
         self.report_change(slot, RunnableChange::Removed);
         self.actions.push(TreeAction::DropRunnable { slot });
         self.free_slots.push(slot);

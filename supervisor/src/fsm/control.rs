@@ -45,9 +45,11 @@ impl TreeFsm {
         }
         let entry = self.entry_mut(slot);
         entry.held_by_operator = true;
+        // The stop replaces a restart that was requested before and is still stopping the old run.
         entry.restart_requested = false;
         match entry.state {
             RunnableState::Stopped => {}
+            // No task exists whose exit could stop it later.
             RunnableState::Waiting => self.mark_stopped(slot, now),
             _ => {
                 self.cancel_subtree(slot, &CancelCause::Operator, now);
@@ -63,6 +65,7 @@ impl TreeFsm {
         let entry = self.entry_mut(slot);
         let was_held = std::mem::take(&mut entry.held_by_operator);
         match entry.state {
+            // It is still stopping, as an operator requested before: it starts again after its exit.
             RunnableState::New | RunnableState::Ready if was_held => entry.restart_requested = true,
             RunnableState::New | RunnableState::Ready => {}
             // Its work is done and its children are running: nothing to start.

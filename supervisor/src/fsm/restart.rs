@@ -78,6 +78,7 @@ impl TreeFsm {
                     RestartLimitAction::StayDead => {
                         let entry = self.entry_mut(slot);
                         entry.stays_dead = true;
+                        // The next start is an operator's or a restarted parent's, and counts anew.
                         entry.restarts.clear();
                         self.report_change(slot, RunnableChange::LimitExceeded { limit });
                     }
@@ -152,6 +153,7 @@ impl TreeFsm {
         entry.process_exit = None;
         entry.forced_kill = None;
         entry.dependency = None;
+        // The generation, the failures, the restarts and the exits remain: they count across runs.
         entry.groups.clear();
         self.entry_mut(slot).former_children = self.remove_children(slot);
     }
@@ -202,6 +204,7 @@ impl TreeFsm {
     fn wants_restart(&self, slot: u32) -> bool {
         let entry = self.entry(slot);
         let cut_short =
+            // Also one that is done and was canceled later: its children have ended, and only a new run adds them.
             matches!(entry.state, RunnableState::Dead | RunnableState::Canceled) || entry.canceled;
         cut_short && entry.settings.policy.restart != RestartPolicy::Never && !entry.stays_dead
     }

@@ -32,6 +32,7 @@ impl TreeFsm {
         for slot in 0..u32::try_from(self.slots.len()).expect("a tree has less than 2^32 entries") {
             let Some(entry) = &self.slots[slot as usize] else { continue };
             let overdue = entry.state.is_running() && entry.canceled && entry.timer.is_none();
+            // Nothing runs in an entry that waits, so its exit is reported now.
             if entry.state == RunnableState::Waiting {
                 self.cancel_subtree(slot, &CancelCause::Shutdown, now);
             } else if overdue {
@@ -141,6 +142,7 @@ impl TreeFsm {
     /// Stops a runnable that is to stop, once nothing is running below it.
     fn stop_without_children(&mut self, slot: u32, now: TreeTime) {
         let entry = self.entry(slot);
+        // The one live task is its own: all descendants have exited.
         if entry.stop_requested && entry.state.is_running() && entry.live_tasks == 1 {
             self.cancel_subtree(slot, &CancelCause::Shutdown, now);
         }

@@ -69,8 +69,10 @@ impl TreeFsm {
         if entry.signaled_done {
             return Ok(());
         }
+        // Before the first ready signal, only the status shows the reason: the state does not change.
         entry.not_ready_reason = Some(Arc::clone(&reason));
         if entry.state == RunnableState::Ready {
+            // The time until now counts as ready, although the run may fail before it is ready again.
             entry.clear_failures_if_stable(entry.ending_since.unwrap_or(now));
             entry.enter_state(RunnableState::New, now);
             self.report_change(slot, RunnableChange::NotReady { reason });

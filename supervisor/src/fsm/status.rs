@@ -40,6 +40,7 @@ impl TreeFsm {
                 exits: &entry.exits,
                 waiting_for: self.wait_reason(slot),
             });
+            // In reverse, because `open` is a stack: the first child is next.
             open.extend(entry.child_slots().rev());
         }
         statuses
@@ -60,6 +61,7 @@ impl TreeFsm {
         match entry.state {
             RunnableState::Waiting => match entry.timer {
                 Some(until) => WaitReason::Backoff(until),
+                // `start_after_group` has taken its timer.
                 None => WaitReason::GroupMembers(self.running_members(slot)),
             },
             RunnableState::Stopped => WaitReason::OperatorStart,
@@ -70,6 +72,7 @@ impl TreeFsm {
                 (None, None) => WaitReason::ReadySignal,
             },
             RunnableState::Ready => WaitReason::Nothing,
+            // It is done: a dead or canceled one has a canceled context.
             _ if !entry.canceled => WaitReason::Nothing,
             _ if entry.live_tasks > 0 => WaitReason::Descendants(self.running_descendants(slot)),
             _ if entry.parent.is_some_and(|parent| self.entry(parent).canceled) => WaitReason::ParentRestart,
