@@ -95,6 +95,7 @@ impl HostCgroup {
         let Some(lock) = try_lock_dir(&dir)? else { return Ok(None) };
         let parent = dir.parent().unwrap_or(&dir).to_owned();
         let host_cgroup = Self { next: Mutex::default(), count: AtomicU64::new(0), dir, parent, _lock: lock };
+        // A kernel before 5.14 lacks the file: then the marks alone identify descendants.
         fs::metadata(host_cgroup.dir.join("cgroup.kill"))?;
         Ok(Some(host_cgroup))
     }
@@ -210,6 +211,7 @@ impl RunCgroup {
     pub(super) fn is_populated(&self) -> io::Result<bool> {
         let mut text = [0; 256];
         let length = rustix::io::pread(&*self.events, &mut text, 0)?;
+        // Any other text counts as populated: to wait too long is better than to leave a process behind.
         Ok(!text[..length].split(|&byte| byte == b'\n').any(|line| line == b"populated 0"))
     }
 
@@ -219,6 +221,7 @@ impl RunCgroup {
         let read = |file| fs::read_to_string(self.dir.join(file)).ok();
         let events = read("memory.events")?;
         let killed = events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())?;
+        // Without a limit the file contains "max", which is no number.
         let memory_max = read("memory.max").and_then(|text| text.trim().parse().ok());
         (killed > 0).then_some(OomKill { killed, memory_max })
     }
@@ -300,6 +303,7 @@ fn try_lock_dir(dir: &Path) -> io::Result<Option<File>> {
     let locked = || {
         let file = File::open(dir)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        // Its owner may have removed it before this lock, and another host may have made one of the same name.
         let is_there = fs::metadata(dir)?.ino() == file.metadata()?.ino();
         Ok(is_there.then_some(file))
     };

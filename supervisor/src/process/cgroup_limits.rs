@@ -163,6 +163,7 @@ pub(super) fn enable_controllers(dirs: &[&Path], settings: &[CgroupSetting]) -> 
             }
             let enable = || fs::write(&file, format!("+{controller}"));
             let enabled = match enable() {
+                // A cgroup that contains processes passes no controllers on: this program moves below it first.
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {
                     move_own_processes(dir)?;
                     enable()

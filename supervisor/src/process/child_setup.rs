@@ -45,6 +45,7 @@ fn start_hint(process: &Process, step: StartStep, error: &io::Error) -> String {
         (StartStep::Fork, Some(libc::EAGAIN)) => {
             "can't create more processes: raise `ulimit -u` or the cgroup's pids.max".into()
         }
+        // The mark is a soft limit, which can't exceed the hard one.
         (StartStep::Setup, Some(libc::EINVAL)) => {
             "the hard limit of file locks is too low: set `ulimit -Hx unlimited`".into()
         }
@@ -83,6 +84,7 @@ fn start_hint(process: &Process, step: StartStep, error: &io::Error) -> String {
         (StartStep::Exec, Some(libc::ENOENT)) if !is_path => {
             "not found in its PATH: install it or configure its full path".into()
         }
+        // execve(2) fails with ENOENT also for a missing interpreter.
         (StartStep::Exec, Some(libc::ENOENT)) if program.exists() => {
             "its interpreter or loader is missing: check its #! line, or run `ldd`".into()
         }
@@ -95,6 +97,7 @@ fn start_hint(process: &Process, step: StartStep, error: &io::Error) -> String {
         (StartStep::Exec, Some(libc::ENOEXEC)) => {
             "not a program for this host, nor a script with a #! line".into()
         }
+        // Since Linux 3.1, a change of the user checks the number of processes only at the exec: see execve(2).
         (StartStep::Exec, Some(libc::EAGAIN)) => {
             "its user runs more processes than its resource limit nproc permits: raise the limit".into()
         }

@@ -184,6 +184,8 @@ impl DescendantSet {
                 }
                 Err(error) => return tracing::error!(%error, "can't scan /proc for descendants"),
             };
+            // There may be new processes. They are killed before this waits for an exit: a process that keeps
+            // forking would win.
             if kill && pass.changed {
                 tokio::task::yield_now().await;
                 continue;

@@ -96,6 +96,7 @@ impl ProcessHandle {
     /// # Cancel safety
     /// A command that is running is killed when this is dropped.
     pub async fn reload(&self) -> Result<(), ProcessHandleError> {
+        // Copied, because the lock must not be held while the command runs.
         let AttachedProcess { target, run_command } = self.attached()?;
         match &target.reload {
             None => Err(ProcessHandleError::NoReload),

@@ -98,12 +98,16 @@ impl ProcessHost {
         procfs::check_procfs()?;
         let program = ProgramId::current()?;
         let subreaper = SubreaperGuard::new()?;
+        // Before there is a child, so that no exit is missed.
         let child_exited = tokio::signal::unix::signal(SignalKind::child())?;
         let initial_children = if is_init() { mark_own_children(program)? } else { HashSet::new() };
         let spawner = ProcessSpawner::start()?;
+        // A mark contains the id of a thread that lives as long as the host.
         let marks = MarkAllocator::new(program, spawner.first_thread());
         let (records, leftovers) = open_records(settings.records.as_ref(), marks.host_id());
         let LeftoverReport { ended, rejected: record_problems } = leftovers;
+        // After the records, which report each leftover by its name; the cleanup of cgroups kills the others without
+        // one.
         let cgroup = create_host_cgroup(&settings.cgroups, marks.host_id());
         let shared = HostState::new(program, marks, own_lock_limit(), initial_children);
         let shared = Arc::new(shared);
@@ -145,9 +149,11 @@ impl ProcessHost {
     /// Resolves when every killed process has exited, or after a timeout: a process that takes longer waits
     /// for a device, and the next host with the same records checks again.
     pub(crate) async fn wait_reaped(&self) {
+        // Otherwise the wait would not end: a tracker waits for its close, too.
         self.reap_tasks.close();
         let reaped = timeout(REAP_TIMEOUT, self.reap_tasks.wait()).await;
         if let Some(records) = &self.records {
+            // No run can adopt these any more, and this is not a kill: they end as all others do.
             records.end_unclaimed();
             if reaped.is_ok() {
                 records.remove_host();

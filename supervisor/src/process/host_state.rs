@@ -76,11 +76,13 @@ impl HostState {
         registry.starting.remove(&mark);
         registry.main_processes.extend(main.map(|pid| (pid, mark)));
         drop(registry);
+        // Only now can the reaper tell the main process from an orphan.
         self.reap_again.notify_one();
     }
 
     /// No run waits for it any more.
     pub(super) fn forget_main(&self, main: i32) {
+        // The reaper may have stopped at this process, which hid exited orphans behind it.
         self.lock().main_processes.remove(&main);
         self.reap_again.notify_one();
     }

@@ -78,6 +78,7 @@ impl KeptProcess {
     }
 
     pub(super) fn record_start(&self, pid: i32) -> io::Result<()> {
+        // The pid may be another process' by the time the next program reads it; with the start time it is unique.
         let start = procfs::read_stat(pid)?.start;
         self.lock().process = Some(ProcessId { pid, start });
         self.write()

@@ -86,6 +86,7 @@ impl Liveness {
     async fn repeat_probe(&self, probe: &dyn ProcessProbe) -> LivenessFailure {
         let mut failures = 0;
         loop {
+            // Before the first probe, too: the process has just become ready.
             sleep(self.period).await;
             match probe_once(probe, self.timeout).await {
                 Ok(()) => failures = 0,

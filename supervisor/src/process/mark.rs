@@ -39,6 +39,7 @@ pub(super) struct ProgramId(u16);
 impl ProgramId {
     pub(super) fn current() -> io::Result<Self> {
         let mut hasher = DefaultHasher::new();
+        // The namespace, because pids repeat in other containers, and the start time, because they repeat over time.
         fs::read_link("/proc/self/ns/pid")?.hash(&mut hasher);
         std::process::id().hash(&mut hasher);
         procfs::read_stat(procfs::own_pid())?.start.hash(&mut hasher);

@@ -120,6 +120,7 @@ impl NotifySocket {
 fn open_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    // With it, the kernel attaches the pid and uid of the sender to each message: see unix(7), SO_PASSCRED.
     set_socket_passcred(&fd, true)?;
     Ok(fd)
 }
@@ -203,6 +204,7 @@ impl NotifyState {
             if triggered {
                 return true;
             }
+            // The first interval begins when the process is ready: its reports during the start do not count.
             let deadline = last.map_or(ready_at, |last| last.max(ready_at)) + interval;
             match timeout_at(deadline, notify.changed()).await {
                 Err(_) => return false,

@@ -83,6 +83,8 @@ impl StreamReader {
                     tokio::task::yield_now().await;
                 }
                 () = ended.cancelled() => {
+                    // All that the process has written is in the pipe. A survivor that keeps writing must not hold up
+                    // the exit.
                     self.read(MAX_FINAL_BYTES / READ_SIZE);
                     return;
                 }
@@ -145,6 +147,7 @@ impl OutputTail {
                 }
             }
         }
+        // Its line is complete now, or is older than the lines that the tail keeps.
         self.partial[stream].clear();
         for line in found.into_iter().rev() {
             self.push_line(line[..line.len().min(MAX_TAIL_LINE_BYTES)].to_vec());

@@ -24,6 +24,7 @@ pub(super) fn command_runner(host: &Arc<ProcessHost>) -> CommandRunner {
     Arc::new(move |command| {
         let host = Arc::clone(&host);
         Box::pin(async move {
+            // Dropping this future cancels the token, and the task then kills the command.
             let given_up = CancellationToken::new();
             let _guard = given_up.clone().drop_guard();
             host.reap_tasks.spawn(run_command(Arc::clone(&host), command, given_up)).await?
@@ -46,6 +47,7 @@ async fn run_command(
         ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
         () = given_up.cancelled() => {}
     }
+    // The descendants end with it, also after its own exit.
     running
         .stop(Signal::KILL, StopDeadline::new(Duration::ZERO, Duration::ZERO), |_, _| ())
         .await

@@ -53,6 +53,7 @@ pub(super) fn list_pids() -> io::Result<Vec<i32>> {
 
 /// The last pid that the kernel has assigned.
 pub(super) fn newest_pid() -> io::Result<i32> {
+    // The last field of the file, see proc_loadavg(5).
     let parse = |text: &[u8]| parse_number(text.trim_ascii_end().rsplit(|&byte| byte == b' ').next()?);
     read_proc_file("/proc/loadavg", parse)
 }
@@ -180,6 +181,7 @@ fn parse_locks_limit(text: &[u8]) -> Option<u64> {
 fn parse_stat(text: &[u8]) -> Option<ProcessStat> {
     let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
     let mut fields = text[after_name..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+    // The parent is field 4 and the start time field 22, see proc_pid_stat(5); the first one here is field 3.
     let parent = parse_number(fields.nth(1)?)?;
     let start = parse_number(fields.nth(17)?)?;
     Some(ProcessStat { parent, start })

@@ -105,6 +105,7 @@ impl Readiness {
         if self.on_notify
             && let Some(mut report) = start.last_report()
         {
+            // An adopted process may have been ready before, which its record remembers.
             while !report.ready {
                 report = match start.next_report().await {
                     Some(next) => next,

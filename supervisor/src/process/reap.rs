@@ -21,6 +21,7 @@ const MAX_REAPS_IN_A_ROW: usize = 64;
 /// Reaps until the future is dropped.
 pub(super) async fn run_reaper(shared: Arc<HostState>, mut child_exited: tokio::signal::unix::Signal) {
     loop {
+        // One SIGCHLD can stand for several exits: standard signals do not queue, see signal(7).
         reap_orphans(&shared);
         tokio::task::yield_now().await;
         tokio::select! {
@@ -79,10 +80,12 @@ fn is_orphan(shared: &HostState, pid: i32) -> io::Result<bool> {
         return Ok(false);
     }
     let limit = procfs::locks_limit(pid)?;
+    // It has inherited this program's own limit, so std, tokio or another library has started it.
     if limit == shared.own_lock_limit {
         return Ok(false);
     }
     Ok(match ProcessMark::from_limit(limit) {
+        // While a start is in progress, its mark does not tell the main process from its descendants.
         Some(mark) if shared.marks.has_allocated(mark) => !shared.is_starting(mark),
         // Of a nested supervisor, unless it belongs to another host of this program.
         Some(mark) => mark.program_id() != shared.program,

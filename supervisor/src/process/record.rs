@@ -91,6 +91,7 @@ impl Record {
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, ParseRecordError> {
         let text = std::str::from_utf8(bytes).map_err(|_| ParseRecordError::NotRecord)?;
         let version = text.strip_prefix("nodekeel-record ").and_then(|rest| rest.split(' ').next());
+        // Before the sum, which a newer release may compute in another way.
         if version.is_some_and(|version| version.parse().is_ok_and(|number: u32| number > 1)) {
             return Err(ParseRecordError::Newer);
         }
@@ -101,6 +102,7 @@ impl Record {
             return Err(ParseRecordError::Sum);
         }
         let record = parse_lines(lines)?;
+        // Only the exact form that `Display` writes is valid, which rejects unknown, repeated and reordered lines.
         let written = record.to_string();
         if written == text {
             return Ok(record);
@@ -113,6 +115,7 @@ impl Record {
 fn parse_lines(text: &str) -> Result<Record, ParseRecordError> {
     let mut lines = text.lines();
     let kind = lines.next();
+    // Of repeated lines the last counts here; `Record::parse` rejects the record afterwards.
     let fields: BTreeMap<&str, &str> = lines.filter_map(|line| line.split_once(' ')).collect();
     let field = |name| fields.get(name).copied().ok_or(bad_line(name));
     let hex = |name| u64::from_str_radix(field(name)?, 16).map_err(|_| bad_line(name));

@@ -104,6 +104,7 @@ impl HostRecords {
     /// The directory can't be used; the text names the reason.
     pub(super) fn open(wanted: &ProcessRecords, host_id: HostId) -> io::Result<(Self, LeftoverReport)> {
         let lock = File::open(&wanted.dir)?;
+        // The kernel releases the lock when this program ends, also by a kill.
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
             rustix::io::Errno::WOULDBLOCK => io::Error::other("another supervisor uses it"),
             errno => errno.into(),
@@ -116,6 +117,7 @@ impl HostRecords {
             _lock: lock,
         };
         let leftovers = leftovers::end_recorded(&records, wanted)?;
+        // Before anything is started: a kill from here on leaves a record of this host.
         let start = procfs::read_stat(procfs::own_pid())?.start;
         let host = HostRecord { boot: records.boot.clone(), host_id, start };
         records.write(&records.host_file, &Record::Host(host))?;
@@ -167,6 +169,7 @@ impl HostRecords {
                 found.push((name.clone(), read_record(&self.dir.join(name))?));
             }
         }
+        // readdir(3) has no order: of two records of one DN, the same one must count each time.
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(found)
     }
@@ -180,6 +183,7 @@ impl HostRecords {
         if Record::parse(text.as_bytes()).as_ref() != Ok(record) {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a name or path has a line break"));
         }
+        // Without fsync: a loss of power ends the processes as well, and a record is of no use after another boot.
         let new = self.dir.join(format!("{name}{NEW_SUFFIX}"));
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.write_all(text.as_bytes())?;
@@ -198,6 +202,7 @@ impl HostRecords {
     /// Removes the files of a kept process that has ended, the record last.
     pub(super) fn remove_kept(&self, mark: ProcessMark) {
         let name = kept_file(mark);
+        // A kill in between leaves the record, by which the next program removes the rest.
         OUTPUT_SUFFIXES.iter().for_each(|suffix| self.remove(&format!("{name}{suffix}")));
         self.remove(&name);
     }
@@ -235,6 +240,7 @@ fn current_boot() -> io::Result<BootId> {
 
 fn read_record(path: &Path) -> io::Result<Result<Record, ParseRecordError>> {
     let mut bytes = Vec::new();
+    // A longer file is no record: it is cut here, and its sum does not match.
     File::open(path)?.take(MAX_RECORD_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(Record::parse(&bytes))
 }

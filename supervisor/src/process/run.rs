@@ -78,6 +78,7 @@ impl Process {
                 let turn = tokio::select! {
                     biased;
                     canceled = ctx.canceled() => return Err(ProcessError::Canceled(canceled)),
+                    // A canceled start leaves the queue, so that nothing is started only to be killed.
                     turn = host.spawner.wait_turn() => turn,
                 };
                 let keep_for = self.keep.then(|| ctx.dn());
@@ -94,6 +95,7 @@ impl Process {
         let exit = running.into_exit().await;
         ctx.record_process_exit(exit.clone());
         match reason {
+            // The cancellation came while it was stopping by itself: its exit code no longer matters.
             StopReason::Stopping if ctx.is_canceled() => Err(ProcessError::Canceled(CanceledError)),
             StopReason::Exited | StopReason::Stopping if !exit.is_success() => {
                 Err(ProcessError::Exited(exit))
@@ -121,6 +123,7 @@ impl Process {
     /// Adopts the process of this DN that an earlier program has kept. Ends it if its definition was another.
     async fn adopt_or_end_kept(&self, ctx: &Context, host: &Arc<ProcessHost>) -> Option<RunningProcess> {
         let records = host.records.as_ref()?;
+        // Only the first run of this DN finds it: a restart starts a new process.
         let record = records.claim(ctx.dn())?;
         // Its record stays until it has ended: this program may be killed before.
         let kept = Arc::new(KeptProcess::adopt(records, record.clone()));
@@ -195,6 +198,7 @@ impl Process {
         run_command: &CommandRunner,
     ) -> StopReason {
         let notify = running.listener.as_ref().map(|listener| listener.state.clone());
+        // In this order: a cancellation explains an exit at the same time, and an exit explains a failed probe.
         let ready = tokio::select! {
             biased;
             canceled = ctx.canceled() => return StopReason::Canceled(canceled),

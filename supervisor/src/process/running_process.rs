@@ -130,11 +130,14 @@ impl RunningProcess {
             socket.as_ref().map(|socket| socket.environment(process.watchdog)).unwrap_or_default();
         let mut image = spawn::build_image(process, mark, &notify_env, writers).map_err(prepare)?;
         image.cgroup = kill_scope.open_cgroup_dir().map_err(prepare)?;
+        // A kept process must outlive the thread that creates it.
         image.dies_with_parent = kept.is_none();
         let start = PreparedStart { image, mark, kill_scope };
         let started = host.spawner.spawn(turn, start, &host.shared).await;
         let main = started.map_err(|error| child_setup::start_error(process, error))?;
         if let Some(kept) = &kept {
+            // A program that is killed before this leaves a record without a pid. The next one ends the process by
+            // its mark.
             kept.record_start(main.pid).map_err(ProcessError::Keep)?;
         }
         let running = Self::watch(host, process, main, kept, Channels { readers, sinks, socket });
@@ -231,6 +234,7 @@ impl RunningProcess {
             let mut readable = ended.wait_readable().await?;
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             self.status = match rustix::process::waitid(WaitId::PidFd(ended.fd()), options) {
+                // waitid(2) waits only for children. The pidfd of an adopted process shows its exit, not its status.
                 Err(Errno::CHILD) if self.is_adopted => has_exited(ended.fd()).then_some(ExitStatus::Unknown),
                 status => status?.map(ExitStatus::Known),
             };

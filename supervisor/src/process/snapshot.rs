@@ -22,8 +22,10 @@ pub(super) struct ProcessSnapshot {
 
 impl ProcessSnapshot {
     fn read_processes(own: HostId) -> io::Result<Self> {
+        // Before the list: a process that is born while the list is read has a later pid.
         let newest = procfs::newest_pid()?;
         let pids = procfs::list_pids()?;
+        // A process that has exited by now, or that this program may not signal, is left out.
         let limit = |&pid: &i32| Some((pid, procfs::locks_limit_if_signalable(pid).ok()?));
         let limits = pids.iter().filter_map(limit).collect();
         Ok(Self { own_host: own, limits, newest_pid: newest, parents: OnceLock::new() })
@@ -86,6 +88,7 @@ impl SnapshotCache {
     fn take_since(&self, requested: Instant) -> io::Result<Arc<ProcessSnapshot>> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((started, snapshot)) = &*latest
+            // An earlier one may lack a process that existed at the request.
             && *started >= requested
         {
             return Ok(Arc::clone(snapshot));

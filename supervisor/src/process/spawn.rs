@@ -71,6 +71,7 @@ impl ProcessSpawner {
     pub(super) fn start() -> io::Result<Self> {
         let (jobs, waiting) = mpsc::channel();
         let waiting = Arc::new(Mutex::new(waiting));
+        // The id of this thread is a part of every mark of the host, so it is needed before the first start.
         let thread = add_spawner_thread(&waiting)?.recv().map_err(io::Error::other)?;
         let turns = Arc::new(Semaphore::new(MAX_QUEUED_STARTS));
         Ok(Self { turns, jobs, waiting, first_thread: thread.as_raw_nonzero().get() })
@@ -149,7 +150,9 @@ impl SpawnJob {
             reply,
         } = self;
         is_started.store(true, Ordering::Relaxed);
+        // The next start may be prepared while the kernel performs this one.
         drop(turn);
+        // Before the child exists: until its pid is registered, the reaper leaves processes with this mark alone.
         shared.begin_start(mark);
         let mut result = sys::spawn_image(&image, slots);
         if let Err(StartError { step: StartStep::Cgroup, source: error }) = &result
@@ -190,6 +193,7 @@ impl KillScope {
             (None, KillMode::Process, _) => return Ok(Self::MainOnly),
             (None, _, None) => return Ok(Self::MarkedDescendants),
             (Some(setting), KillMode::Process, _) => {
+                // The kernel kills a cgroup with all its processes, among them those that must survive.
                 return Err(CgroupLimitError::KillMode { setting: setting.file });
             }
             (Some(setting), _, None) => {
@@ -209,6 +213,7 @@ impl KillScope {
                 Ok(Self::MarkedDescendants)
             }
             (Err(error), Some(setting)) => {
+                // Without its cgroup it would run without its limits.
                 Err(CgroupLimitError::NoCgroup { setting: setting.file, source: Some(error) })
             }
         }
@@ -384,6 +389,7 @@ fn candidate_paths(process: &Process) -> io::Result<Vec<CString>> {
         return Ok(vec![c_string(program)?]);
     }
     let path = process.env.get(OsStr::new("PATH")).map_or(DEFAULT_PATH, |path| path.as_bytes());
+    // As in execvp(3), an empty part of the path is the working directory.
     path.split(|&byte| byte == b':')
         .map(|dir| c_string(Path::new(OsStr::from_bytes(dir)).join(program).as_os_str()))
         .collect()

@@ -26,6 +26,7 @@ impl StdioSlots {
     /// # Errors
     /// No descriptors are available, or a child could not leave the shared table.
     pub(crate) fn open() -> io::Result<Self> {
+        // A child that shares the table needs this call to leave it, so its absence must show before the first start.
         probe_close_range()?;
         let placeholder = eventfd(0, EventfdFlags::CLOEXEC)?;
         let slot = || fcntl_dupfd_cloexec(&placeholder, 3);
