@@ -118,6 +118,7 @@ impl RingCursor {
     /// Reads a name from now on.
     pub(crate) fn from_end(log: Arc<NameLog>) -> RingCursor {
         let ring = log.lock_ring();
+        // Under one lock: the position and the counts belong together.
         let (end, appended) = (ring.end(), ring.appended);
         drop(ring);
         RingCursor::new(log, CursorState::New, end, appended)
@@ -147,6 +148,7 @@ impl RingCursor {
     ) -> NextItem {
         self.position.forget_copies();
         loop {
+            // The lock is taken anew for each segment, so that writers get in between.
             let mut ring = self.log.lock_ring();
             self.position.catch_up(&ring, mask);
             let missed = (self.position.missed.count > 0).then_some(self.position.missed.seq);
@@ -155,16 +157,19 @@ impl RingCursor {
                     Some(seq) => NextItem::Item(seq),
                     None if ring.directory_entry.is_forgotten => NextItem::Never,
                     None => {
+                        // Under the lock of the search: the next record comes after this, and notifies the reader.
                         follower.into_iter().for_each(|follower| ring.add_waiting(follower));
                         NextItem::Nothing
                     }
                 };
             };
             drop(ring);
+            // The lock is free: `records` keeps this memory, also if the ring evicts the segment.
             if let Some(seq) = self.position.pass_unwanted(&records, mask) {
                 if limit > 0 {
                     records.copy_records(self.position.at, limit, &mut self.position.records);
                 }
+                // The report of missed entries comes first, because they are older.
                 return NextItem::Item(missed.unwrap_or(seq));
             }
         }
@@ -186,6 +191,7 @@ impl RingCursor {
         }
         let ring = self.log.lock_ring();
         let evicted = mask.sum_over(|class| ring.evicted[class]) - ring.evicted_after(mask, seq).count;
+        // The position has also passed the missed records, which the reader has not seen.
         let read = mask.sum_over(|class| self.position.passed[class]) - self.position.missed.count;
         evicted.saturating_sub(read)
     }
@@ -237,6 +243,7 @@ impl RingPosition {
     /// The next records, after segments without wanted ones, which it skips; `None` at the end.
     fn next_records(&mut self, ring: &LogRing, mask: ClassMask) -> Option<SegmentView> {
         for (skipped, segment) in ring.segments_from(self.at).enumerate() {
+            // The counts of a segment include what was read of it, so only a whole segment can be skipped by them.
             let is_partly_read = self.at > segment.start.max(ring.start);
             if is_partly_read || segment.has_class(mask) || skipped >= MAX_SKIPS_PER_LOCK {
                 return Some(segment.view(self.at..segment.end()));
@@ -271,10 +278,12 @@ impl RingPosition {
             if is_partly_read || segment.has_class(mask) || skipped >= MAX_SKIPS_PER_LOCK {
                 return PreviousItem::Records(segment.view(start..self.at));
             }
+            // The counts are of exactly the records from here to the position: evicted ones are taken off.
             self.at = start;
             (0..7).for_each(|class| self.passed[class] -= segment.counts[class]);
         }
         match ring.evicted_seq(mask) {
+            // After `step_back` has counted the evicted records as missed, nothing comes before them.
             seq if seq > 0 && self.missed.count == 0 => PreviousItem::Evicted(seq),
             _ => PreviousItem::Nothing,
         }
@@ -301,6 +310,7 @@ impl RingPosition {
             if is_wanted && head.seq < step.live_from {
                 let matches = step.content.is_none_or(|query| {
                     copy.clear();
+                    // A limit of 0 copies exactly one record.
                     records.copy_records(at, 0, &mut copy);
                     query.matches_record(&copy)
                 });
@@ -317,6 +327,7 @@ impl RingPosition {
 
     /// Drops the copies: they are still in the store, or will be counted as missed.
     pub(crate) fn forget_copies(&mut self) {
+        // Not `clear`: the names of a reader share the memory for copies.
         self.records = Vec::new();
         self.read_bytes = 0;
     }

@@ -13,7 +13,9 @@ pub(crate) fn decode_record(dn: Dn, record: &[u8]) -> LogEntry {
     let body = match Level::ALL.get(usize::from(class)) {
         Some(&level) => EntryBody::Leveled(decode_leveled(level, fields)),
         None => {
+            // The only class that is no level is that of raw lines.
             let origin = fields.take_origin();
+            // Before the text, which has no length in the record and takes the rest.
             let original_bytes =
                 (flags & CUT_FLAG != 0).then(|| u64::from_le_bytes(fields.take_last_array()));
             EntryBody::Raw(RawLine {

@@ -76,6 +76,7 @@ impl Directory {
 
     /// The names that exist of a query.
     pub(crate) fn names_of(&self, query: &LogQuery) -> Vec<Arc<NameLog>> {
+        // The names within a name follow it directly in their order.
         let from_dn = self.names.range(query.dn.clone()..);
         from_dn.take_while(|(dn, _)| query.matches_dn(dn)).map(|(_, log)| Arc::clone(log)).collect()
     }
@@ -104,6 +105,7 @@ impl Directory {
     fn create_name(&mut self, dn: Dn) -> Arc<NameLog> {
         let mut ring = LogRing::new(self.next_id);
         let followers: Vec<_> = self.followers.iter().filter(|follower| follower.matches_dn(&dn)).collect();
+        // Before a writer can find the name, so that its first record notifies them.
         followers.iter().for_each(|follower| ring.add_waiting(follower));
         let log = Arc::new(NameLog::new(self.store_id, self.next_id, dn.clone(), ring));
         log.min_level.set(self.levels.find(&dn).map(|(_, level)| level));
@@ -183,6 +185,7 @@ impl Directory {
     }
 
     fn is_over_budget(&self, more: usize) -> bool {
+        // Writers of lines take at most half of the budget from the names.
         let total = self.limits.total_bytes;
         self.memory.saturating_add(more) > total.saturating_sub(self.writers.used_bytes()).max(total / 2)
     }
@@ -209,6 +212,7 @@ impl Directory {
     fn take_segment(&mut self, keep: &Arc<NameLog>, above: usize) -> bool {
         let mut others = self.by_memory.iter().rev().filter(|(_, log)| log.id != keep.id);
         let Some((&(memory, _), largest)) = others.next() else { return false };
+        // Only the largest name gives memory: a quiet one keeps its entries.
         if memory <= above || !largest.lock_ring().is_divisible() {
             return false;
         }
@@ -219,6 +223,8 @@ impl Directory {
 
     /// Takes memory from any name but `keep`.
     fn take_memory(&mut self, keep: &Arc<NameLog>) -> bool {
+        // The smallest loss first: old entries of a large name, then the counts of cleared names if these are many,
+        // then all entries of an idle name.
         self.take_segment(keep, 0)
             || (self.cleared.len() > self.by_idleness.len() && self.forget_idlest_cleared())
             || self.clear_idlest(keep)
@@ -264,7 +270,9 @@ impl Directory {
     fn forget_idlest_cleared(&mut self) -> bool {
         let Some((_, log)) = self.cleared.pop_first() else { return false };
         let mut ring = log.lock_ring();
+        // Under the ring's lock: a writer that still knows the name sees it, and looks the name up again.
         ring.directory_entry.is_forgotten = true;
+        // A writer that reads only the level comes to `suppress_entry`, and sees it there.
         log.min_level.exclude_all();
         let suppressed = ring.suppressed;
         let memory = ring.directory_entry.memory;
@@ -277,6 +285,7 @@ impl Directory {
         self.names.remove(&log.dn);
         self.by_memory.remove(&(memory, log.id));
         self.memory -= NAME_BYTES + log.dn.as_str().len() + memory;
+        // The ring is unlocked: two locked rings could deadlock.
         let heir = std::iter::successors(log.dn.parent(), Dn::parent)
             .find_map(|above| self.names.get(&above))
             .expect("the root is never forgotten");

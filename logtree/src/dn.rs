@@ -125,6 +125,7 @@ impl FromStr for Dn {
         if text.len() > Dn::MAX_BYTES {
             return Err(DnError::TooLong { bytes: text.len() });
         }
+        // The empty text is the root, which has no parts.
         if !text.is_empty() && text.split('.').any(str::is_empty) {
             return Err(DnError::EmptyPart { dn: text.to_owned() });
         }
@@ -145,6 +146,7 @@ impl TryFrom<&str> for Dn {
 
 impl Ord for Dn {
     fn cmp(&self, other: &Dn) -> Ordering {
+        // Not as text, in which `a-b` would come between `a` and `a.b`.
         self.parts().cmp(other.parts())
     }
 }

@@ -47,6 +47,7 @@ impl EvictionHistory {
         let mut next_max = 0;
         let mut spaced = Vec::with_capacity(MAX_POINTS / 2);
         for (at, point) in self.0.iter().enumerate().rev() {
+            // A point is needed if the next older one would be too far away.
             let older = at.checked_sub(1).map_or(newest, |at| since(&self.0[at]));
             if older > next_max {
                 spaced.push(*point);

@@ -54,6 +54,7 @@ impl Follower {
     /// Removes a name that is forgotten; all of its records have been evicted, `missed` in number.
     pub(crate) fn forget_name(&self, id: u64, missed: MissedEntries) {
         let mut inbox = self.lock_inbox();
+        // The reader has no cursor for a name that it has not taken over, so the count is for the inbox.
         if inbox.created.remove(&id).is_some() {
             inbox.ready.retain(|&ready| ready != id);
             inbox.forgotten.add(missed);
@@ -83,6 +84,7 @@ impl Follower {
     /// something has already happened.
     pub(crate) fn set_waker(&self, waker: Waker) -> Result<Option<Waker>, Waker> {
         let mut inbox = self.lock_inbox();
+        // A created name has nothing to read until its first record makes it ready.
         let is_idle = inbox.ready.is_empty() && inbox.forgotten.count == 0;
         if is_idle { Ok(inbox.waker.replace(waker)) } else { Err(waker) }
     }

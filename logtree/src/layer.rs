@@ -81,6 +81,7 @@ impl LogStoreLayer {
 
     fn store_event(&self, event: &Event<'_>, to: &RingAddress, level: Level, spans: &[Arc<Vec<LogField>>]) {
         // A level that is set for the name replaces that of the layer.
+        // Without any level, no event pays for the lookup.
         let keeps_level = match self.has_levels().then(|| self.shared.level(&to.dn)).flatten() {
             Some(_) => self.shared.keeps_level(to, level),
             None => level >= self.min_level,
@@ -106,6 +107,7 @@ impl LogStoreLayer {
         }
         record.finish_leveled(None);
         self.shared.append_record(to, &mut record);
+        // If the thread is ending, the buffer is gone, and this one is dropped.
         let _ = RECORD.try_with(|kept| kept.set(record));
     }
 
@@ -129,12 +131,14 @@ impl LogStoreLayer {
             return;
         }
         let Some(span) = context.span(id) else { return };
+        // Locked only now: recording runs the `Debug` of values, which may log within the same span.
         let mut extensions = span.extensions_mut();
         if let Some(dn) = dn {
             extensions.replace(SpanDn(Arc::new(RingAddress::new(dn))));
         }
         if !recorder.fields.is_empty() {
             let mut kept = extensions.remove::<SpanFields>().unwrap_or_default();
+            // An event on another thread may still use the former fields.
             let fields = Arc::make_mut(&mut kept.0);
             fields.retain(|old| recorder.fields.iter().all(|new| new.name != old.name));
             fields.append(&mut recorder.fields);
@@ -156,6 +160,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogStoreLayer {
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let level = Level::from(*event.metadata().level());
+        // Only the level of a name can keep an event that is below the layer's.
         if level < self.min_level && !self.has_levels() {
             return;
         }
@@ -192,6 +197,7 @@ impl Visit for DnFinder {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == DN_FIELD {
+            // A field written as `dn = %name` comes as a `Debug` value, too.
             self.0 = format!("{value:?}").parse().ok();
         }
     }

@@ -47,6 +47,7 @@ impl Default for LogLimits {
 impl LogLimits {
     /// The limits, clamped to the documented ranges, so that a record always fits its ring.
     pub(crate) fn clamped(self) -> LogLimits {
+        // At most 1 GiB: a record takes at most half of it, and stores its length in 32 bits.
         let bytes_per_dn = self.bytes_per_dn.clamp(4 << 10, 1 << 30);
         LogLimits {
             bytes_per_dn,

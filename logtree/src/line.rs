@@ -43,6 +43,7 @@ impl LineSplitter {
         while let Some(at) = memchr(b'\n', bytes) {
             let line = &bytes[..at];
             bytes = &bytes[at + 1..];
+            // Most lines are within one write, and are passed on without a copy.
             if self.length == 0 {
                 let line = line.strip_suffix(b"\r").unwrap_or(line);
                 each(OutputLine { bytes: &line[..line.len().min(self.limit)], length: line.len() as u64 });

@@ -126,6 +126,7 @@ impl LineSink {
     /// The message of a line, or of its part of the message before it.
     fn parse_line(&mut self, parse: LineParser, text: &str, now: i64) -> Option<LogMessage> {
         let Some(message) = parse(text, time_from_nanos(now)) else {
+            // Without a message that it could continue, the line stays raw.
             return self.continued.clone().map(|continued| LogMessage { text: text.to_owned(), ..continued });
         };
         if self.options.format.has_continuation_lines() {

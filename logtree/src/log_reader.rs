@@ -62,6 +62,7 @@ impl LogReader {
         while self.in_backlog && self.decoded.len() < max {
             self.fetch_entries(max - self.decoded.len());
         }
+        // Only live entries are left, which are not a part of the backlog.
         if !self.in_backlog && self.decoded.front().is_some_and(|entry| entry.seq >= self.live_from) {
             return Vec::new();
         }

@@ -48,6 +48,7 @@ impl LogStore {
 
     /// Stores a message, unless it is below the [level](LogStore::set_level) of its name.
     pub fn append_message(&self, dn: &Dn, message: LogMessage) {
+        // For this message alone: the second use needs no lookup of the name.
         let address = RingAddress::new(dn.clone());
         if !self.shared.keeps_level(&address, message.level) {
             return;
@@ -60,6 +61,7 @@ impl LogStore {
     /// Creates a writer that stores output line by line.
     pub fn line_writer(&self, dn: &Dn, options: WriterOptions) -> LineWriter {
         let writer = LineWriter::new(self.shared.clone(), dn.clone(), options);
+        // The writer exists by now, and its memory counts against that of the names.
         self.shared.write_directory().make_room_for_writers();
         writer
     }
@@ -121,6 +123,7 @@ impl LogStore {
 
     /// Statistics of each name, in the order of names. The root is always included.
     pub fn dn_stats(&self) -> Vec<DnStats> {
+        // Without the directory's lock for the rest: writers of new names need not wait for all rings.
         let logs: Vec<_> = self.shared.read_directory().names().cloned().collect();
         let stats = |log: &Arc<NameLog>| {
             let ring = log.lock_ring();

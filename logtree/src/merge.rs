@@ -125,10 +125,12 @@ impl RingMerge {
             new.map(|(&id, _)| id).collect::<Vec<_>>().into_iter().for_each(|id| self.queue_name(id));
         }
         let Some(inbox) = self.follower.as_ref().and_then(|follower| follower.take_inbox()) else { return };
+        // First, because the ids of new names may be among those that are ready.
         let created = inbox.created.into_iter().map(|(id, log)| (id, RingCursor::of_created(log)));
         self.cursors.extend(created);
         self.report_forgotten(inbox.forgotten);
         for id in inbox.ready {
+            // An id may be there twice; the second time the name is in the queue.
             if self.cursors.get(&id).is_some_and(|cursor| cursor.state == CursorState::Waiting) {
                 self.queue_name(id);
             }
@@ -157,6 +159,7 @@ impl RingMerge {
     pub(crate) fn pull_entries(&mut self, until: u64, max: usize, to: &mut VecDeque<LogEntry>) -> Remaining {
         let mut copied = Vec::new();
         let result = self.pull_items(until, to.len() + max, to, &mut copied);
+        // The memory for copies is for one call: a reader may wait long before the next.
         for id in copied {
             self.cursors.get_mut(&id).into_iter().for_each(|cursor| cursor.position.forget_copies());
         }
@@ -175,6 +178,7 @@ impl RingMerge {
         for _ in 0..MAX_ITEMS_PER_CALL {
             let Some(mut top) = self.queue.peek_mut() else { return Remaining::Done };
             let Reverse((seq, id)) = *top;
+            // From `until` on, a record with a lower number may still be on its way.
             if seq >= until {
                 return Remaining::Done;
             }

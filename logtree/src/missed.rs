@@ -67,6 +67,7 @@ impl InheritedCounts {
         let all = mask.sum_over(|class| self.counts[class]);
         let is_exact = after < self.first_seq && mask.max_over(|class| self.newest_seq[class]) < before;
         let oldest = self.first_seq.max(after.saturating_add(1));
+        // Their numbers are not known: there are at most as many as numbers between the two.
         let count = if is_exact { all } else { all.min((newest + 1).saturating_sub(oldest)) };
         MissedEntries { count, seq: if count > 0 { newest } else { 0 }, is_upper_bound: !is_exact }
     }

@@ -45,6 +45,7 @@ const NONE_KEPT: u8 = 7;
 
 impl AtomicLevel {
     pub(crate) fn set(&self, level: Option<Level>) {
+        // Relaxed: the level guards no other data.
         self.0.store(level.map_or(NO_LEVEL, |level| level as u8 + 1), Ordering::Relaxed);
     }
 

@@ -63,6 +63,7 @@ impl PartialLine {
             // Like a vector, to copy each byte only a few times.
             let capacity = length.next_power_of_two().min(limit);
             let more = capacity.saturating_sub(self.capacity());
+            // If the budget is used up, the line is cut at the memory that it has.
             if self.budget.take(more) {
                 self.taken += more;
             }
@@ -77,6 +78,7 @@ impl PartialLine {
 
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
+        // Only memory of the budget is freed: the next line reuses that of a short one.
         if self.taken > 0 {
             self.bytes = Vec::new();
             self.budget.give_back(std::mem::take(&mut self.taken));

@@ -97,6 +97,7 @@ impl FromStr for LogCursor {
             let (seq, missed) = seq.split_once('+').unwrap_or((seq, "0"));
             Some(LogCursor { store_id, seq: seq.parse().ok()?, missed: missed.parse().ok()? })
         };
+        // Only the printed form is valid, without the signs and leading zeros that the parsers of numbers accept.
         let cursor = text.split_once('-').and_then(parse).filter(|cursor| cursor.to_string() == text);
         cursor.ok_or_else(|| ParseCursorError(text.to_owned()))
     }
@@ -232,11 +233,13 @@ impl LogQuery {
 
     /// Returns whether a record passes the filters by content.
     pub(crate) fn matches_record(&self, record: &[u8]) -> bool {
+        // With any name, because these filters do not look at it.
         self.matches_content(&decode_record(Dn::root(), record))
     }
 
     /// Reports missed entries.
     pub(crate) fn missed_entry(&self, dn: Dn, missed: MissedEntries) -> LogEntry {
+        // Dropped entries have no content any more that the filters could look at.
         let dropped =
             DroppedEntries { count: missed.count, exact: !missed.is_upper_bound && !self.filters_content() };
         LogEntry { seq: missed.seq, dn, time: SystemTime::now(), body: EntryBody::Dropped(dropped) }

@@ -81,6 +81,7 @@ pub(crate) struct RecordBuffer {
 impl RecordBuffer {
     fn start_record(&mut self, class: u8, time: i64) {
         self.buf.clear();
+        // The length follows in `finish_record`, and the number when the ring appends the record.
         self.buf.extend_from_slice(&[0, 0, 0, 0, class, 0, 0, 0]);
         self.buf.extend_from_slice(&[0; 8]);
         self.buf.extend_from_slice(&time.to_le_bytes());
@@ -102,6 +103,7 @@ impl RecordBuffer {
     pub(crate) fn free_memory(&mut self) {
         if self.buf.capacity() > KEPT_CAPACITY {
             self.buf.truncate(self.prefix);
+            // `shrink_to` keeps all content, which was therefore cut to the prefix.
             self.buf.shrink_to(KEPT_CAPACITY);
         }
     }
@@ -223,6 +225,7 @@ impl RecordBuffer {
     fn push_field_name(&mut self, tag: u8, name: &str, value: usize) -> bool {
         self.given_bytes += name.len() as u64;
         if self.lost_bytes > 0 || self.buf.len() + 2 + name.len().min(MAX_NAME_BYTES) + value > self.limit {
+            // At least 1, because 0 would mean that nothing is lost.
             self.lost_bytes += name.len().max(1) as u64;
             return false;
         }
@@ -248,6 +251,7 @@ impl RecordBuffer {
 
     pub(crate) fn push_text(&mut self, text: &str) {
         self.given_bytes += text.len() as u64;
+        // After the first loss nothing is stored: the entry ends early and has no holes.
         let room = if self.lost_bytes > 0 { 0 } else { self.limit.saturating_sub(self.buf.len()) };
         let kept = floor_char_boundary(text, room);
         self.buf.extend_from_slice(&text.as_bytes()[..kept]);

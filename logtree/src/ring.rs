@@ -250,9 +250,11 @@ impl LogRing {
         }
         // Before the record has its number: a reader that knows a later number then knows of this one.
         self.waiting.notify(record.class(), self.id, wake);
+        // Under the lock of the ring: its records are in the order of their numbers.
         let seq = next_seq.fetch_add(1, Ordering::AcqRel);
         record.set_seq(seq);
         self.push(record.bytes(), record.class(), seq);
+        // Without an eviction the record went into a segment that the directory has counted.
         if evicts && self.memory_bytes() != self.directory_entry.memory {
             return AppendResult::MemoryChanged;
         }
@@ -298,11 +300,13 @@ impl LogRing {
             return MissedEntries::default();
         }
         let evicted = mask.sum_over(|class| self.evicted[class]);
+        // The reader has seen no record of this name, so it has missed all that are evicted.
         if after < self.first_seq {
             return MissedEntries { count: evicted, seq, is_upper_bound: false };
         }
         let (known, is_exact) = self.eviction_history.evicted_up_to(after);
         let count = evicted - mask.sum_over(|class| known[class]);
+        // Between the two numbers there are no more records than that.
         MissedEntries { count: count.min(seq - after), seq, is_upper_bound: !is_exact }
     }
 

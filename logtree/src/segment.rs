@@ -30,6 +30,7 @@ impl Segment {
 
     /// An empty segment in the same memory; in as much other memory, if a reader is reading this.
     pub(crate) fn renew(mut self, start: u64) -> Segment {
+        // A view of a reader keeps the old records as they are.
         if Arc::get_mut(&mut self.words.0).is_none() {
             return Segment::new(start, self.capacity());
         }
@@ -142,6 +143,7 @@ impl SegmentWords {
 
     /// The length of the record that ends at an offset: the last four bytes of a record, too.
     fn length_of_last(&self, end: u64) -> u64 {
+        // A word is little-endian, so its last four bytes are the upper half.
         self.load(end as usize / WORD_BYTES - 1) >> 32
     }
 
@@ -150,6 +152,7 @@ impl SegmentWords {
         let before = to.len();
         to.resize(before + words.len() * WORD_BYTES, 0);
         let (copies, _) = to[before..].as_chunks_mut::<WORD_BYTES>();
+        // Word by word, because a writer may be storing into other words of this memory.
         for (copy, word) in copies.iter_mut().zip(words) {
             *copy = word.load(Ordering::Relaxed).to_le_bytes();
         }

@@ -42,6 +42,7 @@ impl fmt::Debug for SharedLogStore {
 impl SharedLogStore {
     pub(crate) fn new(limits: LogLimits) -> SharedLogStore {
         let partial_lines = Arc::new(PartialLineBudget::new(limits.total_bytes / 4));
+        // Random, so that a cursor of an earlier run of the program does not fit.
         let store_id = RandomState::new().hash_one(now_nanos());
         SharedLogStore {
             limits,
@@ -90,6 +91,7 @@ impl SharedLogStore {
                 return false;
             }
             let appended = ring.append(record, &self.limits, &self.next_seq.0, wake);
+            // Before the directory is locked: it locks rings, so the other order could deadlock.
             drop(ring);
             match appended {
                 AppendResult::Appended => return true,
@@ -152,6 +154,7 @@ impl SharedLogStore {
         let Some(follower) = follower else { return };
         self.write_directory().remove_follower(follower);
         let created = follower.take_inbox().into_iter().flat_map(|inbox| inbox.created.into_values());
+        // The reader waits there as well, although it has not seen these names yet.
         created.for_each(|log| log.lock_ring().remove_waiting(follower));
         waiting.for_each(|log| log.lock_ring().remove_waiting(follower));
         drop(follower.take_waker());
@@ -165,6 +168,7 @@ impl SharedLogStore {
     pub(crate) fn change_level(&self, dn: &Dn, level: Option<Level>) {
         let mut directory = self.write_directory();
         let is_changed = directory.set_level(dn, level);
+        // Under the lock: of two changes, the later one is the last to store its result.
         self.lowest_level.set(directory.levels.lowest());
         drop(directory);
         if is_changed {

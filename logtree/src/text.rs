@@ -35,6 +35,7 @@ pub(crate) fn sanitize_text(bytes: &[u8], cut: bool) -> SanitizedText<'_> {
         Err(error) => error,
     };
     if cut && error.error_len().is_none() {
+        // No error length means that the text ends within a character.
         let whole = &bytes[..error.valid_up_to()];
         return SanitizedText { text: String::from_utf8_lossy(whole), lossy: false };
     }

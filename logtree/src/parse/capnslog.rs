@@ -38,6 +38,7 @@ pub fn capnslog_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
             let level = match level {
                 "T" => Level::Trace,
                 "D" => Level::Debug,
+                // N is notice, and C below is critical.
                 "I" | "N" => Level::Info,
                 "W" => Level::Warn,
                 "E" => Level::Error,

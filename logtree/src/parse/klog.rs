@@ -54,6 +54,7 @@ pub fn klog_line(line: &str, now: SystemTime) -> Option<LogMessage> {
     let (month, rest) = take_digits::<2>(&line[1..])?;
     let (day, rest) = take_digits::<2>(rest)?;
     let (clock, rest) = take_clock_time(take_spaces(rest)?)?;
+    // klog pads the process id with spaces to seven columns.
     let rest = take_spaces(rest)?;
     let (pid, rest) = rest.split_once(' ')?;
     if pid.is_empty() || !pid.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -99,6 +100,7 @@ fn take_value(text: &str) -> Option<(String, &str)> {
     let length = if text.starts_with(['{', '[']) {
         let mut values = serde_json::Deserializer::from_str(text).into_iter::<Json>();
         values.next()?.ok()?;
+        // JSON may contain spaces: it ends where its parser has stopped.
         values.byte_offset()
     } else {
         text.find(' ').unwrap_or(text.len())
@@ -120,5 +122,6 @@ fn resolve_year(month: i16, day: i16, clock: Time, now: SystemTime) -> Option<Sy
         utc_system_time(DateTime::from_parts(date, clock)).filter(|&time| time <= now + HOUR)
     };
     let recent = |time: &SystemTime| now.duration_since(*time).is_ok_and(|age| age <= 48 * HOUR);
+    // The next year is possible in the last hour of this one, if the clock of the writer is ahead.
     in_year(this_year + 1).or_else(|| in_year(this_year)).or_else(|| in_year(this_year - 1).filter(recent))
 }

@@ -69,6 +69,7 @@ fn unescape_bytes(text: &str) -> String {
                 bytes.push(byte);
                 bytes.extend_from_slice(rest.as_bytes());
             }
+            // Not from the kernel, which escapes every backslash: it stays as it is.
             _ => bytes.extend_from_slice(format!("\\x{piece}").as_bytes()),
         }
     }

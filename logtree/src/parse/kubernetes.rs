@@ -23,6 +23,7 @@ fn kubernetes_line(line: &str) -> Option<LogMessage> {
         return None;
     }
     let mut object: Map<String, Json> = serde_json::from_str(line).ok()?;
+    // It is zap's, and `zap_line` has rejected it.
     if object.contains_key("level") {
         return None;
     }

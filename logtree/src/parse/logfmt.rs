@@ -17,6 +17,7 @@ pub fn logfmt_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
         let (name, value, after) = take_pair(rest)?;
         rest = after.trim_start_matches(' ');
         match name {
+            // Of repeated keys the first counts, and the others become fields: nothing is lost.
             "level" if level.is_none() => level = Some(self::parse_level(&value)?),
             "time" if time.is_none() => time = Some(parse_zoned_time(&value)?),
             "msg" if text.is_none() => text = Some(value),
@@ -98,6 +99,7 @@ fn take_code_point<'a>(kind: char, text: &'a str, value: &mut Vec<u8>) -> Option
     let (digits, rest) = text.split_at_checked(length)?;
     let number = u32::from_str_radix(digits, 16).ok()?;
     match u8::try_from(number) {
+        // `\x` is a byte of the text, `\u` and `\U` are characters.
         Ok(byte) if kind == 'x' => value.push(byte),
         _ => value.extend_from_slice(char::from_u32(number)?.encode_utf8(&mut [0; 4]).as_bytes()),
     }

@@ -33,6 +33,7 @@ pub(super) fn take_clock_time(text: &str) -> Option<(jiff::civil::Time, &str)> {
         Some(fraction) => {
             let length = fraction.bytes().take_while(u8::is_ascii_digit).count();
             let (digits, rest) = fraction.split_at(length);
+            // Filled up or cut to nine digits.
             let nanos = format!("{:0<9.9}", digits).parse().ok().filter(|_| length > 0)?;
             (nanos, rest)
         }

@@ -45,6 +45,7 @@ fn parse_level(name: &str) -> Level {
     match name.to_ascii_lowercase().as_str() {
         "debug" => Level::Debug,
         "warn" => Level::Warn,
+        // At `dpanic`, zap panics only in development.
         "error" | "dpanic" => Level::Error,
         "panic" | "fatal" => Level::Fatal,
         _ => Level::Info,

@@ -60,6 +60,7 @@ fn dropped_text(dropped: &DroppedEntries) -> String {
 fn push_quoted(text: &mut String, value: &FieldValue) {
     let value = value.to_string();
     if value.is_empty() || value.contains(|c: char| c.is_whitespace() || c == '"' || c == '=') {
+        // The quotes escape newlines again, so their first escape is taken back.
         let _ = write!(text, "{:?}", escape_unprintable(&value).replace("\\n", "\n"));
     } else {
         text.push_str(&escape_unprintable(&value));

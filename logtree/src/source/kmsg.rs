@@ -139,10 +139,12 @@ fn convert_record(
         return vec![LogMessage { time: Some(now), ..LogMessage::without_position(Level::Warn, text) }];
     };
     let expected = position.next_seq();
+    // The device begins with its oldest record at each open: this one was stored before.
     if seq < expected {
         return Vec::new();
     }
     position.set_next_seq(seq.saturating_add(1));
+    // The record has the time since boot, which `now` and `since_boot` relate to the wall clock.
     message.time = (now + at).checked_sub(since_boot);
     let lost = if expected > 0 { seq - expected } else { 0 };
     let report = (lost > 0).then(|| {
