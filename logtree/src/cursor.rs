@@ -23,12 +23,12 @@ pub(crate) struct RingCursor {
     pub(crate) position: RingPosition,
 }
 
-/// Where the next record comes from.
+/// The source of the next record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CursorState {
     /// Not known yet.
     New,
-    /// It has items to read, and stands in the reader's queue.
+    /// Items are left to read, and the name is in the reader's queue.
     Queued,
     /// All was read: the ring notifies the reader of the next record.
     Waiting,
@@ -224,8 +224,7 @@ impl RingCursor {
 }
 
 impl RingPosition {
-    /// If records were evicted before the reader reached them, counts them as missed and moves to the oldest
-    /// record.
+    /// Counts records that were evicted before the reader reached them as missed, and moves to the oldest record.
     fn catch_up(&mut self, ring: &LogRing, mask: ClassMask) {
         if self.at < ring.start {
             let count = mask.sum_over(|class| ring.evicted[class] - self.passed[class]);
@@ -289,8 +288,8 @@ impl RingPosition {
         }
     }
 
-    /// Moves back over these records as far as a step goes, and counts those that it wants. Returns the sequence number of
-    /// the item before the position, or an upper bound; `None` at the start of these records.
+    /// Moves back over these records as far as a step goes, and counts those that it wants. Returns the sequence
+    /// number of the item before the position, or an upper bound; `None` at the start of these records.
     fn pass_back(
         &mut self,
         records: &SegmentView,
@@ -345,7 +344,6 @@ impl RingPosition {
         None
     }
 
-    /// Reads the next of the copies.
     pub(crate) fn take_copy(&mut self) -> &[u8] {
         let begin = self.read_bytes;
         let head = RecordHead::from_bytes(&self.records[begin..]);

@@ -74,7 +74,7 @@ impl Directory {
         self.names.values()
     }
 
-    /// The names that exist of a query.
+    /// The names of a query that exist.
     pub(crate) fn names_of(&self, query: &LogQuery) -> Vec<Arc<NameLog>> {
         // The names within a name follow it directly in their order.
         let from_dn = self.names.range(query.dn.clone()..);

@@ -89,7 +89,8 @@ impl LogStoreLayer {
         if !keeps_level {
             return;
         }
-        // The buffer of this thread; a new one for an event that is recorded while another one is, or at the thread's end.
+        // The buffer of this thread; a new one for an event that is recorded while another one is, or at the thread's
+        // end.
         let mut record = RECORD.try_with(Cell::take).unwrap_or_default();
         let metadata = event.metadata();
         let file = short_source_path(metadata.file().unwrap_or_default());

@@ -57,9 +57,9 @@
 //! append behind what it reads. Should the ring evict the block in between, it stays until the reader has copied
 //! its part: a call of a reader has one such block at a time, of at most 64 KiB or one record.
 //!
-//! The minimum level of a name is an atomic number next to its ring: a writer reads it before it encodes an entry, and takes
-//! a lock only to count one that is not kept. While any level is set, the layer looks up whether one holds for the name of
-//! an event.
+//! The minimum level of a name is an atomic number next to its ring: a writer reads it before it encodes an entry, and
+//! takes a lock only to count one that is not kept. While any level is set, the layer looks up whether one holds for
+//! the name of an event.
 //!
 //! A directory of the names, with a lock for new names and for memory, gives the rings their blocks, and
 //! takes them from the names that have most.

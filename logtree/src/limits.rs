@@ -10,13 +10,13 @@ pub struct LogLimits {
     /// Maximum number of entries of one name, in addition. Default none.
     pub entries_per_dn: Option<usize>,
     /// Memory for everything, at least `bytes_per_dn`: entries, the names themselves (about 1 KiB each), and
-    /// [`LineWriter`](crate::LineWriter)s (2 KiB each, and up to a quarter of it for lines whose end has not been written, which
-    /// are cut beyond that). Writers take up to half of it from the names. When it is used up, names that need
-    /// more get it from the names that use most: a flooding name cannot evict a quiet one. Only when there is
-    /// no such name, the name that is idle for longest loses its entries. Default 64 MiB.
+    /// [`LineWriter`](crate::LineWriter)s (2 KiB each, and up to a quarter of it for lines whose end has not been
+    /// written, which are cut beyond that). Writers take up to half of it from the names. When it is used up, names
+    /// that need more get it from the names that use most: a flooding name cannot evict a quiet one. Only when there
+    /// is no such name, the name that is idle for longest loses its entries. Default 64 MiB.
     ///
-    /// Readers take memory in addition: some 200 bytes for each name they read, and 64 KiB or an entry during a call, for
-    /// entries that may be dropped while they are copied.
+    /// Readers take memory in addition: some 200 bytes for each name they read, and 64 KiB or an entry during a call,
+    /// for entries that may be dropped while they are copied.
     pub total_bytes: usize,
     /// Maximum number of names with entries, at least 2. Beyond it, the name that is idle for longest loses
     /// its entries, and its readers find their number. It is forgotten when there are five times as many

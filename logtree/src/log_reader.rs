@@ -88,9 +88,9 @@ impl LogReader {
         self.take_decoded()
     }
 
-    /// The position of the last entry read: pass it to [`LogQuery::after`](crate::LogQuery::after) to resume
-    /// after it. Entries from before it that were dropped, and not yet reported to this reader, are reported to the next
-    /// one as an upper bound.
+    /// The position of the last entry read: pass it to [`LogQuery::after`](crate::LogQuery::after) to resume after it.
+    /// Entries from before it that were dropped, and not yet reported to this reader, are reported to the next one as
+    /// an upper bound.
     pub fn cursor(&self) -> LogCursor {
         LogCursor { store_id: self.shared.store_id, seq: self.last_seq, missed: self.unreported_entries() }
     }

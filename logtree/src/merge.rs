@@ -95,7 +95,8 @@ impl RingMerge {
         if self.older_forgotten.count > 0 {
             newest.push((self.older_forgotten.seq, FORGOTTEN_ID));
         }
-        // Back through the entries of all names, newest first. `newest` has the next one of each name, or a bound of it.
+        // Back through the entries of all names, newest first. `newest` has the next one of each name, or a bound of
+        // it.
         while let Some((seq, id)) = newest.pop() {
             // Also without a backlog, the entries since the reader was opened are read: they are live.
             if seq <= after || (n == 0 && seq < live_from) {

@@ -52,7 +52,7 @@ impl NameLog {
     }
 }
 
-/// Where an entry was counted that is below its level.
+/// The place at which an entry below its level was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SuppressResult {
     Counted,

@@ -1,4 +1,4 @@
-//! Queries: which entries a reader returns.
+//! Queries: the entries that a reader returns.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use crate::decode::decode_record;
 use crate::missed::MissedEntries;
 use crate::{Dn, DroppedEntries, EntryBody, Level, LogEntry};
 
-/// Which entries a reader returns. Start with [`LogQuery::of_dn`]; the filters apply to backlog and live stream
+/// The entries that a reader returns. Start with [`LogQuery::of_dn`]; the filters apply to backlog and live stream
 /// alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -49,7 +49,7 @@ pub enum BacklogLimit {
     Last(usize),
 }
 
-/// Which kinds of entries to read.
+/// The kinds of entries to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum KindFilter {
@@ -80,8 +80,8 @@ pub struct LogCursor {
 pub struct ParseCursorError(pub String);
 
 impl fmt::Display for LogCursor {
-    /// The store's number in 16 hexadecimal digits, a dash, and the sequence number; a plus sign and the number of missed
-    /// entries, if it is not 0.
+    /// The store's number in 16 hexadecimal digits, a dash, and the sequence number; a plus sign and the number of
+    /// missed entries, if it is not 0.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}-{}", self.store_id, self.seq)?;
         if self.missed > 0 { write!(f, "+{}", self.missed) } else { Ok(()) }
@@ -237,7 +237,7 @@ impl LogQuery {
         self.matches_content(&decode_record(Dn::root(), record))
     }
 
-    /// Reports missed entries.
+    /// The entry that takes the place of missed ones.
     pub(crate) fn missed_entry(&self, dn: Dn, missed: MissedEntries) -> LogEntry {
         // Dropped entries have no content any more that the filters could look at.
         let dropped =

@@ -50,9 +50,9 @@ pub(crate) fn unix_nanos(time: SystemTime) -> i64 {
 
 /// The current time, in the unit of [`unix_nanos`].
 pub(crate) fn now_nanos() -> i64 {
-    // Without `SystemTime`, whose arithmetic costs half as much as reading the clock. The clock is a third of an append,
-    // and CLOCK_REALTIME_COARSE would be a few nanoseconds; but its tick is 4 ms (CONFIG_HZ=250): a line would seem to be
-    // older than what caused it under another name.
+    // Without `SystemTime`, whose arithmetic costs half as much as reading the clock. The clock is a third of an
+    // append, and CLOCK_REALTIME_COARSE would be a few nanoseconds; but its tick is 4 ms (CONFIG_HZ=250): a line would
+    // seem to be older than what caused it under another name.
     match clock_gettime(ClockId::CLOCK_REALTIME) {
         Ok(now) => now.tv_sec().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec()),
         Err(_) => unix_nanos(SystemTime::now()),

@@ -120,9 +120,9 @@ impl SegmentView {
     }
 }
 
-/// The memory of records, in words, of which each record has whole ones. They are atomic so that a reader may read some
-/// while a writer stores others. A reader finds what is complete under the lock of the ring, which orders these accesses;
-/// the words need no order themselves.
+/// The memory of records, in words, of which each record has whole ones. They are atomic so that a reader may read
+/// some while a writer stores others. A reader finds what is complete under the lock of the ring, which orders these
+/// accesses; the words need no order themselves.
 #[derive(Clone, Debug)]
 struct SegmentWords(Arc<[AtomicU64]>);
 

@@ -153,7 +153,7 @@ impl Context {
         &self.0.dn
     }
 
-    /// Which incarnation of this DN this is, counted from 1.
+    /// The number of this incarnation of its DN, counted from 1.
     pub fn generation(&self) -> u64 {
         self.0.generation
     }

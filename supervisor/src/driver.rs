@@ -61,7 +61,7 @@ struct DriverState {
     next_seq: u64,
     armed_deadline: Option<TreeTime>,
     has_ended: bool,
-    /// The tree has changed when no one watched it.
+    /// The tree has changed while it had no watcher.
     has_uncounted_change: bool,
     /// The first runs of added children, until [`AddedRuns`] spawns them.
     added_runs: Vec<PreparedRun>,

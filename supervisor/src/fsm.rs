@@ -88,15 +88,15 @@ pub(crate) struct RunKey {
 pub(crate) enum TreeAction {
     /// Start the slot's runnable with a new context that has this key.
     StartRun { key: RunKey, dn: Arc<str>, generation: u64 },
-    /// Cancel the context.
+    /// Resolve the waits of the run for its cancellation, and cancel its tokens.
     CancelRun(RunKey),
     /// Drop the task at its next await: it ignored its cancellation.
     AbortRun(RunKey),
     /// The slot is free: drop its runnable.
     DropRunnable { slot: u32 },
-    /// Publish an event.
+    /// Number this change, and pass it to the hook and the log.
     EmitEvent { dn: Arc<str>, generation: u64, change: RunnableChange },
-    /// The shutdown is complete.
+    /// Nothing runs any more: drop all runnables, and end the events.
     ShutdownComplete,
 }
 
@@ -173,7 +173,6 @@ impl TreeFsm {
         self.entry(ROOT_SLOT).live_tasks == 0 && self.timers.is_empty()
     }
 
-    /// The last exit of the root.
     pub(crate) fn root_exit(&self) -> Option<&PastExit> {
         self.entry(ROOT_SLOT).exits.last()
     }

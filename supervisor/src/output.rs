@@ -41,7 +41,7 @@ pub struct OutputOrigin<'a> {
     pub dn: &'a str,
     /// The output.
     pub stream: OutputStream,
-    /// Which incarnation of this DN, counted from 1.
+    /// The number of this incarnation of its DN, counted from 1.
     pub generation: u64,
 }
 

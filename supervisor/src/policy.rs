@@ -8,7 +8,7 @@ use std::time::Duration;
 /// count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChildPolicy {
-    /// Which exits are followed by a restart.
+    /// The exits that a restart follows.
     pub restart: RestartPolicy,
     /// The delay before a restart that follows a failure.
     pub backoff: Backoff,
@@ -51,7 +51,7 @@ pub enum RestartLimitAction {
     StayDead,
 }
 
-/// Which members of a group end and restart together when one of them fails.
+/// The members of a group that end and restart together when one of them fails.
 ///
 /// Members that end together start only after all of them have ended: then the canceled ones at once, and each
 /// failed one after its backoff. The policy concerns failures only, and neither the order of a
@@ -79,7 +79,7 @@ impl Default for ChildPolicy {
     }
 }
 
-/// Which exits of a runnable are followed by a restart.
+/// The exits of a runnable that a restart follows.
 ///
 /// This holds only while the parent runs: a restarted parent adds its children again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -68,8 +68,8 @@ impl ChildSpec {
         Self { name: name.into(), runnable, policy: None, stop_timeout: None, stop_before: Vec::new() }
     }
 
-    /// It needs the runnables with these DNs: each of its runs starts when they are ready or done, in this order;
-    /// one that is stopping is not ready. A shutdown stops it [before them](Self::stop_before). A DN may be of a
+    /// Makes it depend on the runnables with these DNs: each of its runs starts when they are ready or done, in this
+    /// order; one that is stopping is not ready. A shutdown stops it [before them](Self::stop_before). A DN may be of a
     /// runnable that is added later, or below another one. A run that waits is new, and its status names what it
     /// waits for; so does the status of each runnable of a cycle, which never starts.
     ///

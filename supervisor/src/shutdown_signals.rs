@@ -37,8 +37,8 @@ impl StopSignals {
         Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::listen_without_hangup()? })
     }
 
-    /// Listens like [`listen`](Self::listen), to SIGTERM and SIGINT alone. The program handles SIGHUP: one that does not
-    /// is killed by it.
+    /// Listens like [`listen`](Self::listen), to SIGTERM and SIGINT alone. The program handles SIGHUP: one that does
+    /// not is killed by it.
     ///
     /// # Errors
     /// The kernel's error when a handler can't be installed.

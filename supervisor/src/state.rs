@@ -79,7 +79,7 @@ pub enum ExitReason {
         /// The exit of its child process, if it had one.
         process: Option<Arc<ProcessExit>>,
     },
-    /// It, or one of its helpers, panicked.
+    /// The runnable, or one of its helpers, panicked.
     Panicked {
         /// The message of the panic, cut at [`MAX_ERROR_BYTES`].
         message: String,
@@ -161,7 +161,7 @@ impl fmt::Display for ExitReason {
 pub struct ExitRecord {
     /// When it exited.
     pub at: SystemTime,
-    /// Which incarnation of this DN it was, counted from 1.
+    /// The number of this incarnation of its DN, counted from 1.
     pub generation: u64,
     /// The state after it: [`Done`](RunnableState::Done), [`Dead`](RunnableState::Dead) or
     /// [`Canceled`](RunnableState::Canceled).
@@ -240,7 +240,7 @@ pub struct RunnableStatus {
     pub dn: Arc<str>,
     /// The state.
     pub state: RunnableState,
-    /// Since when it is in this state.
+    /// The time since which it is in this state.
     pub since: SystemTime,
     /// The number of starts of this DN, also before the last restart of its parent.
     pub generation: u64,

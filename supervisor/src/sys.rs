@@ -105,7 +105,6 @@ pub(crate) fn session_id(pid: i32) -> io::Result<i32> {
     check_result(session).map(|()| session)
 }
 
-/// The sender of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DatagramSender {
     /// 0 if it is in a PID namespace that this program can't see, which rustix can't represent.

@@ -151,7 +151,8 @@ impl Supervisor {
     }
 
     /// Adds a child below a running runnable, also one that is ready, and starts it, in a separate group. A child that
-    /// left the tree before has left its [history](crate::RunnableStatus) to one of its name: its generation and its exits. The parent's next run has to add it by itself.
+    /// left the tree before has left its [history](crate::RunnableStatus) to one of its name: its generation and its
+    /// exits. The parent's next run has to add it by itself.
     ///
     /// # Errors
     /// See [`ControlError`]; nothing was added.
@@ -283,8 +284,8 @@ impl SupervisorBuilder {
         self
     }
 
-    /// Where the supervisor records the child processes that it starts, so that the next one with these records ends
-    /// what a killed program has left behind, and adopts what it has kept. Default: nowhere.
+    /// The directory in which the supervisor records the child processes that it starts. The next supervisor with these
+    /// records ends those that a killed program has left behind, and adopts those that it has kept. Default: none.
     #[must_use]
     pub fn process_records(mut self, records: ProcessRecords) -> Self {
         self.host_settings.records = Some(records);

@@ -93,7 +93,6 @@ impl TreeFsm {
         }
     }
 
-    /// The slot of the entry with this DN.
     pub(super) fn find_slot(&self, dn: &str) -> Option<u32> {
         let mut names = dn.split('.');
         let root = names.next().filter(|name| *name == ROOT).map(|_| ROOT_SLOT)?;

@@ -117,8 +117,8 @@ pub(super) struct EndingMembers {
     pub(super) live: u32,
 }
 
-/// The entry of one runnable in the tree. Most runnables have no children and have never exited: what is about those
-/// takes little memory while it is empty.
+/// The entry of one runnable in the tree. Most runnables have no children and have never exited: the fields for
+/// children and exits take little memory while they are empty.
 #[derive(Debug, Clone)]
 pub(super) struct TreeEntry {
     pub(super) dn: Arc<str>,
@@ -134,7 +134,7 @@ pub(super) struct TreeEntry {
     pub(super) generation: u64,
     pub(super) state: RunnableState,
     pub(super) since: TreeTime,
-    /// Since when it no longer works: it was canceled, or has started to end by itself.
+    /// The time at which it was canceled, or started to end by itself: since then it no longer counts as working.
     pub(super) ending_since: Option<TreeTime>,
     /// The context is canceled, and so are its descendants'.
     pub(super) canceled: bool,

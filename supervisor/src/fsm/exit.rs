@@ -16,7 +16,6 @@ pub(crate) enum RunOutcome {
     Ok,
     /// The runnable returned an error that contains a `CanceledError`.
     Canceled,
-    /// The runnable failed.
     Failed(ExitReason),
 }
 

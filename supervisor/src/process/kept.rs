@@ -113,7 +113,6 @@ impl KeptProcess {
         Ok(OutputEnds { readers, writers: [stdout?.into(), stderr?.into()] })
     }
 
-    /// Opens the FIFOs for this program.
     pub(super) fn open_fifos(&self) -> io::Result<[OwnedFd; 2]> {
         let open = |path| {
             let fifo = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;

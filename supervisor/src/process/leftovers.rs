@@ -254,7 +254,8 @@ impl LeftoverSet {
                     }
                 }
             }
-            // Not before: what it kills exits at once, and is not named then. Those that are left are found by their mark.
+            // The cgroups come last: a process that they kill exits at once, and could no longer be named. The others
+            // are found by their mark.
             cgroups.iter().for_each(|cgroup| _ = cgroup.kill_all());
             if running.is_empty() && !changed {
                 return Ok((ended, complete));

@@ -109,8 +109,8 @@ fn any_limit() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    /// Whatever runs: exactly those end that carry the mark of the recorded host, which is 5, and are not older than
-    /// it, and what descends from them, except what survives.
+    /// Of any processes, exactly those end that carry the mark of the recorded host, which is 5, and are not older than
+    /// it, with their descendants, except those that survive.
     #[test]
     fn only_marked_processes_and_their_descendants_end(
         drawn in proptest::collection::vec((any_limit(), 0..20_u64, 0..30_usize), 1..30),

@@ -33,7 +33,7 @@ pub struct ProcessLimits {
     pub io_weight: Option<u16>,
     /// Limits of each process by itself.
     pub rlimits: Vec<Rlimit>,
-    /// Which process the kernel kills first when memory runs out, `[-1000, 1000]`: 1000 first, -1000 never. A value
+    /// The order in which the kernel kills when memory runs out, `[-1000, 1000]`: 1000 first, -1000 never. A value
     /// below this program's needs root.
     pub oom_score_adj: Option<i16>,
 }

@@ -23,7 +23,7 @@
 //!
 //! # How descendants are identified
 //! Where possible, each start gets a dedicated cgroup ([`CgroupParent`]). The kernel kills all its processes
-//! at once, however fast they fork and whatever user they run as.
+//! at once, however fast they fork, and under any user.
 //!
 //! In addition, each start carries a mark that all its descendants inherit: the soft limit of file locks
 //! (`RLIMIT_LOCKS`), which Linux passes on but has not enforced for twenty years. `ulimit -x` shows it. Where
@@ -47,8 +47,8 @@
 //!
 //! # Kept processes
 //! A process with [`Process::keep`] survives. The next supervisor with the same [`ProcessRecords`], which must
-//! [expect](ProcessRecords::expect_kept) its DN, adopts it there in place of a start, at once, whatever the runnable
-//! depends on: it never runs twice. This is reported as [`RunnableChange::Adopted`](crate::RunnableChange::Adopted).
+//! [expect](ProcessRecords::expect_kept) its DN, adopts it there at once, in place of a start and without waiting for
+//! dependencies: it never runs twice. This is reported as [`RunnableChange::Adopted`](crate::RunnableChange::Adopted).
 //! - It is ended and started anew if it was started with another program, arguments, environment, directory,
 //!   standard input, user, privileges, limits or watchdog.
 //! - Its output goes through FIFOs that it holds open itself, so no write fails while no supervisor runs. They take

@@ -132,7 +132,7 @@ pub(super) struct NotifyListener {
     _task: AbortOnDropHandle<()>,
 }
 
-/// Which senders may report for a process.
+/// The senders that may report for a process.
 #[derive(Debug)]
 pub(super) struct SenderFilter {
     pub(super) mark: ProcessMark,

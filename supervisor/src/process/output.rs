@@ -37,7 +37,6 @@ pub(super) struct OutputReaders {
 }
 
 impl OutputReaders {
-    /// Starts to read.
     pub(super) fn start(readers: [OwnedFd; 2], sinks: [StreamSink; 2]) -> io::Result<Self> {
         let (tail, ended) = (Arc::<Mutex<OutputTail>>::default(), CancellationToken::new());
         let mut tasks = Vec::with_capacity(readers.len());

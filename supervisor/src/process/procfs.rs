@@ -74,7 +74,7 @@ fn pid_max() -> io::Result<i32> {
 /// If the process does not exist, or is hidden.
 pub(super) fn locks_limit(pid: i32) -> io::Result<u64> {
     match sys::locks_limit(pid) {
-        // Of another user: everybody may read only the file, which is twenty times slower.
+        // It runs as another user: only the file is readable for all, which takes twenty times as long.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
             read_proc_file(&format!("/proc/{pid}/limits"), parse_locks_limit)
         }
@@ -107,7 +107,7 @@ pub(super) fn parent_pid(pid: i32) -> io::Result<i32> {
     }
 }
 
-/// Where cgroup v2 is mounted: alone, or next to cgroup v1.
+/// The mounts of cgroup v2: alone, or next to cgroup v1.
 ///
 /// *Source:* systemd, `src/basic/cgroup-util.c`; runc, `libcontainer/cgroups`.
 const CGROUP_MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];

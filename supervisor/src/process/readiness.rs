@@ -162,7 +162,6 @@ impl StartTimeout {
         Self { started, within, deadline: started.checked_add(within), reports }
     }
 
-    /// The reports so far.
     fn last_report(&mut self) -> Option<NotifyState> {
         let report = self.reports.as_mut()?.borrow_and_update().clone();
         self.extend(&report);

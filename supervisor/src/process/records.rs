@@ -98,7 +98,8 @@ pub(super) struct HostRecords {
 }
 
 impl HostRecords {
-    /// Locks the directory, ends the leftovers that it records, and records this host. Returns what became of them, too.
+    /// Locks the directory, ends the leftovers that it records, and records this host. Returns a report of the
+    /// leftovers, too.
     ///
     /// # Errors
     /// The directory can't be used; the text names the reason.
@@ -152,7 +153,6 @@ impl HostRecords {
         self.remove(&self.host_file);
     }
 
-    /// The path of a file in the directory.
     pub(super) fn path_of(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }

@@ -21,8 +21,9 @@ const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60)
 /// [`Runnable`](crate::Runnable).
 ///
 /// An exit without a stop is a failure of the runnable. With a code other than 0, or by a signal, it is
-/// [`ProcessError::Exited`](super::ProcessError::Exited). With code 0 the result is `Ok`, which is also a failure, unless
-/// the readiness is [`Readiness::on_exit`] or the policy treats `Ok` as success. Each failure is reported with the exit.
+/// [`ProcessError::Exited`](super::ProcessError::Exited). With code 0 the result is `Ok`, which is also a failure,
+/// unless the readiness is [`Readiness::on_exit`] or the policy treats `Ok` as success. Each failure is reported with
+/// the exit.
 #[derive(Clone)]
 pub struct Process {
     pub(super) program_path: PathBuf,
@@ -210,7 +211,7 @@ impl Process {
         self
     }
 
-    /// Which processes stop with it. Default: [`KillMode::Descendants`].
+    /// The processes that stop with it. Default: [`KillMode::Descendants`].
     #[must_use]
     pub fn kill_mode(mut self, mode: KillMode) -> Self {
         self.kill_mode = mode;
@@ -258,7 +259,7 @@ impl fmt::Debug for Process {
     }
 }
 
-/// Which processes stop together.
+/// The processes that stop together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KillMode {

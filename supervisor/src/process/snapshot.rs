@@ -58,9 +58,8 @@ impl ProcessSnapshot {
 
 /// Hands out snapshots. Callers that wait while one is being taken share the next one.
 ///
-/// No orphan is reaped while a snapshot is being taken. Whatever the orphans of one start do, the snapshot
-/// therefore contains at least one of them, alive or a zombie, and a process that forks and exits is never
-/// taken for gone.
+/// No orphan is reaped while a snapshot is being taken. The snapshot therefore contains at least one of the orphans of
+/// a start, alive or a zombie, and a process that forks and exits is never taken for gone.
 #[derive(Debug)]
 pub(super) struct SnapshotCache {
     own_host: HostId,

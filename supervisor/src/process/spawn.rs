@@ -171,10 +171,10 @@ impl SpawnJob {
     }
 }
 
-/// Which processes are killed with a main process, and how they are identified.
+/// The processes that are killed with a main process, and the way in which they are identified.
 #[derive(Debug)]
 pub(super) enum KillScope {
-    /// None.
+    /// No others.
     MainOnly,
     /// The descendants, by their mark.
     MarkedDescendants,
@@ -296,7 +296,7 @@ impl MainProcess {
         self.kill_scope.oom_kill()
     }
 
-    /// The descendants in its kill scope.
+    /// The descendants in its kill scope; `None` if only the process itself is in it.
     pub(super) fn descendants(&self) -> Option<DescendantSet> {
         let cgroup = match &self.kill_scope {
             KillScope::MainOnly => return None,

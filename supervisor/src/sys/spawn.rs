@@ -42,11 +42,9 @@ pub(crate) enum StartStep {
     Fork,
     /// The process group, mark, death signal and descriptors.
     Setup,
-    /// The cgroup.
     Cgroup,
     /// The preference for the kernel's out-of-memory killer.
     OomScoreAdj,
-    /// The mount namespace.
     MountNamespace,
     /// This one of its read-only paths.
     ReadOnlyPath(usize),
@@ -56,7 +54,6 @@ pub(crate) enum StartStep {
     Groups,
     /// The user and group.
     Identity,
-    /// The capabilities.
     Capabilities,
     /// The renunciation of new privileges.
     NoNewPrivs,

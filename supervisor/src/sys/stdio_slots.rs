@@ -10,9 +10,9 @@ use super::check_result;
 
 /// Three descriptors with low numbers, which stand for a child's standard input, output and error while it is created.
 ///
-/// A child can share this program's table of descriptors until it has a copy of those below a number. With the slots, these
-/// are few. A copy of all takes milliseconds in a program with thousands, as one with a thousand child processes is, and
-/// closing them in the child again as long.
+/// A child can share this program's table of descriptors until it has a copy of those below a number. With the slots,
+/// these are few. A copy of all takes milliseconds in a program with thousands, as one with a thousand child processes
+/// is, and closing them in the child again as long.
 #[derive(Debug)]
 pub(crate) struct StdioSlots {
     slots: [OwnedFd; 3],

@@ -45,7 +45,7 @@ pub(super) struct ExpectedEntry {
     pub(super) signaled_done: bool,
     pub(super) ended_ok: bool,
     pub(super) ready_since: TreeTime,
-    /// Since when it has been ending.
+    /// The time since which it has been ending.
     pub(super) ending_since: Option<TreeTime>,
     pub(super) last_exit: Option<RunnableState>,
     /// The processes did not stop in time.
