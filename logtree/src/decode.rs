@@ -47,6 +47,7 @@ fn decode_leveled(level: Level, mut from: RecordBytes<'_>) -> LeveledEntry {
             tag::MESSAGE => leveled.message = from.take_text(),
             tag::CUT => leveled.original_bytes = Some(u64::from_le_bytes(from.take_array())),
             tag::ORIGIN => leveled.origin = Some(from.take_origin()),
+            // The others are tags of fields, each with its name.
             tag => {
                 let name = from.take_name();
                 let value = match tag {

@@ -89,8 +89,7 @@ impl LogStoreLayer {
         if !keeps_level {
             return;
         }
-        // The buffer of this thread; a new one for an event that is recorded while another one is, or at the thread's
-        // end.
+        // The buffer of this thread; a new one while another event is being recorded, or at the thread's end.
         let mut record = RECORD.try_with(Cell::take).unwrap_or_default();
         let metadata = event.metadata();
         let file = short_source_path(metadata.file().unwrap_or_default());

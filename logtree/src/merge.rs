@@ -95,8 +95,7 @@ impl RingMerge {
         if self.older_forgotten.count > 0 {
             newest.push((self.older_forgotten.seq, FORGOTTEN_ID));
         }
-        // Back through the entries of all names, newest first. `newest` has the next one of each name, or a bound of
-        // it.
+        // Back through the entries of all names, newest first: `newest` has the next of each name, or a bound of it.
         while let Some((seq, id)) = newest.pop() {
             // Also without a backlog, the entries since the reader was opened are read: they are live.
             if seq <= after || (n == 0 && seq < live_from) {
@@ -131,7 +130,7 @@ impl RingMerge {
         self.cursors.extend(created);
         self.report_forgotten(inbox.forgotten);
         for id in inbox.ready {
-            // An id may be there twice; the second time the name is in the queue.
+            // An id may be there twice, and the first time has queued the name.
             if self.cursors.get(&id).is_some_and(|cursor| cursor.state == CursorState::Waiting) {
                 self.queue_name(id);
             }

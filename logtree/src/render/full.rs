@@ -18,6 +18,7 @@ pub fn full_text(entry: &LogEntry) -> String {
     let mut text = String::new();
     for (index, line) in entry_text(entry).split('\n').enumerate() {
         let newline = if index > 0 { "\n" } else { "" };
+        // Writing into a `String` can't fail.
         let _ = write!(text, "{newline}{:<32} {prefix}{line}", entry.dn);
     }
     text

@@ -62,6 +62,7 @@ struct JsonObject(String);
 impl JsonObject {
     fn put_value(&mut self, name: &str, value: impl std::fmt::Display) {
         let before = if self.0.is_empty() { '{' } else { ',' };
+        // Writing into a `String` can't fail.
         let _ = write!(self.0, "{before}{}:{value}", json_string(name));
     }
 
@@ -108,6 +109,7 @@ pub fn printable_json(json: String) -> String {
 fn json_value(value: &FieldValue) -> String {
     match value {
         FieldValue::Text(text) => json_string(text),
+        // JSON has neither infinity nor NaN.
         FieldValue::Float(float) if !float.is_finite() => json_string(&float.to_string()),
         other => other.to_string(),
     }
