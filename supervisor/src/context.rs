@@ -192,6 +192,7 @@ impl Context {
     /// A span with the field `dn`, by which a subscriber finds the runnable's log. The runnable itself
     /// already runs in it.
     pub fn span(&self) -> tracing::Span {
+        // Without a parent: the caller may be in the span of another runnable.
         tracing::info_span!(parent: None, "runnable", dn = %self.0.dn)
     }
 
@@ -226,10 +227,10 @@ impl Context {
         helper: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), StaleContextError> {
         let mut helpers = self.0.helpers.lock().unwrap_or_else(PoisonError::into_inner);
+        // The lock is held until the task is tracked: `join_helpers` takes the tasks under the same lock.
         if helpers.closed {
             return Err(StaleContextError);
         }
-        // The lock is held until the task is tracked: `join_helpers` takes the tasks under the same lock.
         let context = self.clone();
         let contained = async move {
             let mut part = pin!(Some(task::part_of_run(&context, await_contained(helper))));

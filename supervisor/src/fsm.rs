@@ -88,7 +88,7 @@ pub(crate) struct RunKey {
 pub(crate) enum TreeAction {
     /// Start the slot's runnable with a new context that has this key.
     StartRun { key: RunKey, dn: Arc<str>, generation: u64 },
-    /// Resolve the waits of the run for its cancellation, and cancel its tokens.
+    /// Resolve `canceled` of the run's context, and cancel its tokens.
     CancelRun(RunKey),
     /// Drop the task at its next await: it ignored its cancellation.
     AbortRun(RunKey),
@@ -96,7 +96,7 @@ pub(crate) enum TreeAction {
     DropRunnable { slot: u32 },
     /// Number this change, and pass it to the hook and the log.
     EmitEvent { dn: Arc<str>, generation: u64, change: RunnableChange },
-    /// Nothing runs any more: drop all runnables, and end the events.
+    /// Nothing is left to wait for: drop all runnables, and end the events.
     ShutdownComplete,
 }
 

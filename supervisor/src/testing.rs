@@ -87,6 +87,7 @@ impl EventRecorder {
     pub async fn wait_for_state(&self, dn: &str, state: RunnableState) -> Event {
         loop {
             let mut more = std::pin::pin!(self.0.more.notified());
+            // Before the search: an event in between wakes this wait.
             more.as_mut().enable();
             if let Some(event) = self.find(dn, state) {
                 return event;
@@ -168,6 +169,7 @@ impl Runnable for RemoteRunnable {
     fn run(&self, ctx: Context) -> RunFuture {
         let waiting = Arc::clone(&self.waiting);
         Box::pin(async move {
+            // Runs take turns: a command that no run has received is for the next one.
             let mut waiting = waiting.lock().await;
             loop {
                 let command = tokio::select! {
@@ -176,6 +178,7 @@ impl Runnable for RemoteRunnable {
                 };
                 match command {
                     Some(RemoteCommand::Ready(done)) => {
+                        // The tree fails the run after an invalid signal, which the test sees in the events.
                         let _ = ctx.signal_ready();
                         let _ = done.send(());
                     }

@@ -248,7 +248,7 @@ impl TreeEntry {
     pub(super) fn exit_after_return(&self) -> ExitReason {
         match &self.process_exit {
             Some(exit) => {
-                // A process that exited with code 0, although its policy makes it keep running.
+                // The process has exited with code 0 although it should have kept running.
                 ExitReason::Failed { error: format!("{exit} by itself"), process: Some(exit.clone()) }
             }
             None => ExitReason::ReturnedWithoutDone,

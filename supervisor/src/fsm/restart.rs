@@ -78,7 +78,7 @@ impl TreeFsm {
                     RestartLimitAction::StayDead => {
                         let entry = self.entry_mut(slot);
                         entry.stays_dead = true;
-                        // The next start is an operator's or a restarted parent's, and counts anew.
+                        // The next start is an operator's, and counts anew.
                         entry.restarts.clear();
                         self.report_change(slot, RunnableChange::LimitExceeded { limit });
                     }

@@ -152,6 +152,7 @@ pub(super) struct AttachGuard {
 
 impl Drop for AttachGuard {
     fn drop(&mut self) {
+        // Another runnable with this handle may have attached its process since.
         let mut attached = self.handle.lock();
         if attached.as_ref().is_some_and(|attached| attached.target.pid == self.pid) {
             *attached = None;

@@ -68,6 +68,7 @@ struct LeftoverSet {
 impl LeftoverSet {
     /// The leftovers among these processes: those with a mark of the set, and all that descend from one.
     fn find(&mut self, observed: &[ObservedProcess]) -> Vec<ObservedProcess> {
+        // Neither init nor this program is a leftover, although both may carry a mark.
         let own = procfs::own_pid();
         let others = observed.iter().copied().filter(|process| process.id.pid > 1 && process.id.pid != own);
         let mut children = HashMap::<i32, Vec<ObservedProcess>>::new();
@@ -80,6 +81,7 @@ impl LeftoverSet {
             children.entry(process.parent).or_default().push(process);
         }
         let mut next = 0;
+        // `found` grows while it is read: the children of each process in it are added.
         while let Some(parent) = found.get(next) {
             let born_below = children.get(&parent.id.pid).into_iter().flatten();
             let is_new = |child: &&ObservedProcess| !survives(child.limit) && self.known.insert(child.id);

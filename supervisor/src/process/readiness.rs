@@ -124,6 +124,7 @@ impl Readiness {
             while let Err(reason) = probe_once(&**probe, self.probe_timeout.unwrap_or(PROBE_TIMEOUT)).await {
                 last_failure = reason;
                 sleep(pause).await;
+                // Most programs are ready soon; one that is not should not be kept busy by its probes.
                 pause = (pause * 2).min(MAX_PROBE_PAUSE);
             }
         };

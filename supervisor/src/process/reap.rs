@@ -80,7 +80,7 @@ fn is_orphan(shared: &HostState, pid: i32) -> io::Result<bool> {
         return Ok(false);
     }
     let limit = procfs::locks_limit(pid)?;
-    // It has inherited this program's own limit, so std, tokio or another library has started it.
+    // It has inherited this program's own limit, so no host has started it: other code may wait for it.
     if limit == shared.own_lock_limit {
         return Ok(false);
     }

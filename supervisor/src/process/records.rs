@@ -98,7 +98,7 @@ pub(super) struct HostRecords {
 }
 
 impl HostRecords {
-    /// Locks the directory, ends the leftovers that it records, and records this host. Returns a report of the
+    /// Locks the directory, ends the leftovers that it records, and records this host. Returns a report of these
     /// leftovers, too.
     ///
     /// # Errors
