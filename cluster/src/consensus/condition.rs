@@ -18,7 +18,7 @@ pub enum MemberCondition {
     Alarms(Vec<StoreAlarm>),
 }
 
-/// Which voters answer.
+/// The voters of a cluster, and those of them that do not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VoterReach {

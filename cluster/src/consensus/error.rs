@@ -178,7 +178,7 @@ pub enum MembershipError {
     UnhealthyCluster {
         /// The operation.
         operation: &'static str,
-        /// Which members do not answer, and what to do.
+        /// The members that do not answer, and the remedy.
         condition: String,
     },
     /// The cluster did not answer. Whether the call took effect is unknown; it can be repeated.

@@ -85,6 +85,7 @@ pub(super) fn check_join(members: &[Member], this: &Peer) -> Result<MemberId, Jo
 /// The member that the cluster lists at this one's URL: this one, started or not.
 #[cfg(any(feature = "etcd", feature = "memory"))]
 pub(super) fn find_listed<'a>(members: &'a [Member], this: &Peer) -> Result<&'a Member, JoinRefusal> {
+    // By its URL: a member that has not started has no name yet.
     let listed = members.iter().find(|member| member.has_peer_url(&this.url));
     let Some(member) = listed else { return Err(JoinRefusal::NotListed { url: this.url.clone() }) };
     match &member.name {

@@ -88,6 +88,7 @@ impl PeerUrl {
     /// The host: an address (IPv6 without brackets), or a name.
     pub fn host(&self) -> &str {
         let authority = self.0.trim_start_matches("https://");
+        // The port follows the last colon: an IPv6 address has colons itself.
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         host.trim_start_matches('[').trim_end_matches(']')
     }
@@ -106,6 +107,7 @@ impl FromStr for PeerUrl {
         let is_authority = |authority: &str| {
             let Some((host, port)) = authority.rsplit_once(':') else { return false };
             let is_name = |host: &str| host.len() <= 253 && host.split('.').all(is_dns_label);
+            // Rust parses a leading plus sign, which URLs do not have.
             let is_port = port.parse::<u16>().is_ok_and(|port| port > 0) && !port.starts_with('+');
             is_port && (authority.parse::<SocketAddr>().is_ok() || is_name(host))
         };

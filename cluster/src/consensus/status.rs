@@ -16,25 +16,25 @@ pub enum MemberStatus {
     /// The tree has not run it yet.
     #[default]
     NotStarted,
-    /// It is starting: it has not connected to the others yet, or is a learner.
+    /// Starting: it has not connected to the others yet, or is a learner.
     Starting,
-    /// It can't start yet, and tries again.
+    /// Not able to start yet; it tries again.
     Waiting {
         /// The condition that it waits for.
         reason: Arc<str>,
     },
-    /// Its cluster does not admit it, and it has exited: nothing was started. The tree may run it again.
+    /// Not admitted by its cluster, and exited: nothing was started. The tree may run it again.
     Refused(JoinRefusal),
-    /// It takes part.
+    /// Taking part.
     Running(ClusterAccess),
-    /// It has taken part, and can't at present: calls may fail. It goes on by itself once the reason is gone.
+    /// Not able to take part at present, although it has before: calls may fail. It goes on by itself once the reason is gone.
     Impaired {
         /// The access that it has given out, which works again later.
         access: ClusterAccess,
         /// The condition that keeps it from taking part, and the remedy.
         reason: Arc<str>,
     },
-    /// It has exited. The tree may restart it.
+    /// Exited. The tree may restart it.
     Exited {
         /// The cause, with all causes of it; `None` if it was stopped.
         failure: Option<Arc<str>>,

@@ -43,10 +43,12 @@ impl<'a> StatusReporter<'a> {
 
     /// Reports the exit, and returns the result unchanged.
     pub(crate) fn report_exit(self, result: Result<(), Failure>) -> Result<(), Failure> {
+        // First: handles stop working before any watcher can learn of the exit.
         self.stop_token.cancel();
         let failure = result.as_ref().err().filter(|failure| !failure.is_canceled());
         let failure = failure.map(|failure| failure.to_string().into());
         self.sender.send_if_modified(|status| {
+            // A refusal stays the status: it tells an operator more than the exit that follows.
             let is_refused = matches!(status, MemberStatus::Refused(_));
             if !is_refused {
                 *status = MemberStatus::Exited { failure };
@@ -89,6 +91,7 @@ impl StatusReporter<'_> {
     pub(crate) fn report_condition(&self, condition: Option<&MemberCondition>) {
         let reason: Option<Arc<str>> = condition.map(|condition| condition.to_string().into());
         self.sender.send_if_modified(|status| {
+            // Watchers wake up, and log, only for another condition.
             if status.obstacle() == reason {
                 return false;
             }
@@ -124,6 +127,7 @@ impl Drop for StatusReporter<'_> {
     fn drop(&mut self) {
         self.stop_token.cancel();
         self.sender.send_if_modified(|status| {
+            // A run that has reported its end itself has the better reason.
             let is_reported = matches!(status, MemberStatus::Exited { .. } | MemberStatus::Refused(_));
             if !is_reported {
                 *status = MemberStatus::Exited { failure: None };

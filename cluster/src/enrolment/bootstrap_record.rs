@@ -88,6 +88,7 @@ impl SharedState {
     pub(super) fn bootstrap_permission(&self) -> Result<BootstrapPermission, StepError> {
         let record = self.bootstrap_record();
         Ok(match record.load()? {
+            // The record wins over the configuration and over an operator's request.
             Some(_) => BootstrapPermission::UsedUp(record.path().to_owned()),
             None if self.settings.bootstrap || *self.bootstrap_request.borrow() => {
                 BootstrapPermission::Granted
@@ -101,6 +102,7 @@ impl SharedState {
     /// running without. It blocks.
     pub(super) fn record_enrolment(&self, progress: &EnrolmentProgress) -> Result<(), StepError> {
         let is_bootstrap = progress.enrolment_kind() == EnrolmentKind::Bootstrap;
+        // The record takes away a permission, so a node that joins without ever having had it needs none.
         let is_needed = self.settings.bootstrap || (is_bootstrap && !progress.is_enrolled());
         if !is_needed {
             return Ok(());
@@ -110,6 +112,8 @@ impl SharedState {
         let stored = match record.load() {
             Ok(None) => record.store(progress.enrolment_id()),
             Ok(Some(content))
+                // A bootstrap that is resumed finds its own record. Another one's means that two nodes share
+                // the file.
                 if is_bootstrap
                     && !is_in_cluster
                     && content != BootstrapRecord::content(progress.enrolment_id()) =>
@@ -119,6 +123,7 @@ impl SharedState {
             loaded => loaded.map(drop),
         };
         match stored {
+            // The record matters only once the data is lost: without it, the node still returns to its cluster.
             Err(error) if is_in_cluster => {
                 tracing::warn!("the bootstrap is not recorded: {}", Failure::new(error));
                 Ok(())

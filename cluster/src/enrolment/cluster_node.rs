@@ -217,6 +217,7 @@ impl ClusterNode {
     /// # Errors
     /// [`BootstrapRefusal`].
     pub fn request_bootstrap(&self) -> Result<(), BootstrapRefusal> {
+        // The borrow keeps the state from changing until the request is set.
         let published = self.0.published.borrow();
         match &published.state {
             EnrolmentState::Waiting(WaitCause::NoInstruction) => {}
@@ -292,6 +293,8 @@ impl ClusterNode {
     /// # Errors
     /// [`NodeUnavailable`].
     pub fn cluster_access(&self) -> Result<consensus::ClusterAccess, NodeUnavailable> {
+        // The member may serve before the enrolment is complete: only a node that is Running gives access to
+        // it.
         self.cluster_identity()?;
         let member = self.0.published.borrow().member.clone();
         member
@@ -354,13 +357,16 @@ impl SharedState {
     /// until the node finds a ticket or is in a cluster.
     pub(super) fn publish(&self, mut published: PublishedState) {
         self.published.send_modify(|before| {
+            // Within the change of the state, which `request_bootstrap` excludes while it sets the request.
             if published.state.ends_bootstrap_request() {
                 self.bootstrap_request.send_replace(false);
             }
             published.last_failure = match &published.state {
                 EnrolmentState::Running(_) => None,
+                // A run that was stopped has not failed: the next one resumes it.
                 EnrolmentState::Failed(FailureReason::Stopped { .. } | FailureReason::RunEnded) => None,
                 EnrolmentState::Failed(reason) => Some(Failure::new(reason.clone()).to_string().into()),
+                // A new run keeps the failure of the one before until it is in its cluster.
                 _ => before.last_failure.take(),
             };
             *before = published;

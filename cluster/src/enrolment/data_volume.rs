@@ -25,6 +25,7 @@ impl MountedVolume {
 
     /// Closes the root directory, and unmounts the volume.
     pub(super) fn release(&self, volume: &dyn DataVolume) -> Result<(), VolumeError> {
+        // First: an open directory keeps its file system busy. *Source:* umount(2), `EBUSY`.
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
         volume.unmount()
     }
@@ -37,7 +38,10 @@ impl MountedVolume {
         enrolment: EnrolmentId,
         erase: &ErasePolicy,
     ) -> Result<(), StepError> {
+        // Held until the root is stored, so that two callers never mount the volume twice.
         let mut open_root = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Open since an earlier run of this process. The journal may have been reset since then, so the mark is
+        // compared again.
         if let Some(root) = open_root.as_ref() {
             return if read_mark(root)?.as_deref() == Some(&*mark_content(enrolment)) {
                 Ok(())
@@ -61,6 +65,7 @@ fn open_existing(volume: &dyn DataVolume, enrolment: EnrolmentId) -> Result<Dir,
         return Ok(root);
     }
     let foreign = foreign_volume(&root);
+    // An open directory keeps its file system busy.
     drop(root);
     volume.unmount().map_err(StepError::Volume)?;
     Err(foreign)
@@ -73,18 +78,22 @@ fn create_volume(
     enrolment: EnrolmentId,
     erase: &ErasePolicy,
 ) -> Result<Dir, StepError> {
+    // A killed run of this enrolment may have created it already.
     match volume.mount_existing() {
         Ok(root) => {
+            // Data of another enrolment is unmounted again; only `erase` permits `mount_new` to replace it.
             if let Some(root) = adopt_unfinished(root, enrolment)? {
                 return Ok(root);
             }
             volume.unmount().map_err(StepError::Volume)?;
         }
         Err(
+            // Nothing that can be opened: `mount_new` decides what may be created here.
             VolumeError::Absent { .. } | VolumeError::Unfinished { .. } | VolumeError::ForeignData { .. },
         ) => {}
         Err(error) => return Err(StepError::Volume(error)),
     }
+    // A run that is killed before the mark leaves an unused volume, which the next run adopts.
     let root = volume.mount_new(erase.clone()).map_err(StepError::Volume)?;
     write_mark(&root, enrolment)?;
     Ok(root)
@@ -94,6 +103,7 @@ fn create_volume(
 fn adopt_unfinished(root: Dir, enrolment: EnrolmentId) -> Result<Option<Dir>, StepError> {
     match read_mark(&root)? {
         Some(mark) if mark == *mark_content(enrolment) => Ok(Some(root)),
+        // Created by a run that was killed before it wrote the mark.
         None if is_unused(&root)? => {
             write_mark(&root, enrolment)?;
             Ok(Some(root))

@@ -56,14 +56,18 @@ pub(super) async fn run_enrolment(shared: Arc<SharedState>, ctx: Context) -> Res
         run_state: Mutex::new(RunState::default()),
         threads: TaskTracker::new(),
     };
+    // From here on, handles show this run's state, not the end of the run before.
     driver.publish();
     let end = FailOnDrop(&driver);
     driver.run_to_completion().await;
+    // A rejected input ends the loop in a state that is not final: the guard then fails the run, so that
+    // waiters return.
     drop(end);
     match driver.current_state() {
         EnrolmentState::Running(_) => {
             let _ended = ReportEndOnDrop(&driver);
             tokio::select! {
+                // A run that is being stopped ends as canceled, even if its address has changed too.
                 biased;
                 canceled = driver.ctx.canceled() => Err(canceled.into()),
                 changed = driver.wait_address_change() => Err(changed.into()),
@@ -104,6 +108,7 @@ struct ReportEndOnDrop<'a>(&'a EnrolmentDriver);
 impl Drop for ReportEndOnDrop<'_> {
     fn drop(&mut self) {
         let mut history = self.0.fsm().phase_history().to_vec();
+        // The state machine ends in Running: only the published history shows that the run is over.
         history.push(EnrolmentPhase::Failed);
         self.0.shared.publish(PublishedState {
             state: EnrolmentState::Failed(FailureReason::RunEnded),
@@ -132,6 +137,7 @@ impl EnrolmentDriver {
     /// Sets what currently holds up the run; `None` when nothing is known.
     pub(super) fn set_condition(&self, condition: Option<String>) {
         let mut run_state = self.run_state();
+        // A condition is logged and published once, however often a step reports it.
         if run_state.condition.as_deref() == condition.as_deref() {
             return;
         }
@@ -139,6 +145,7 @@ impl EnrolmentDriver {
             tracing::warn!("the node can't take part in its cluster: {condition}");
         }
         run_state.condition = condition.map(Into::into);
+        // `publish` takes this lock itself.
         drop(run_state);
         self.publish();
     }
@@ -161,6 +168,7 @@ impl EnrolmentDriver {
     }
 
     fn publish(&self) {
+        // Neither lock is held while the other is taken, so that their order needs no rule.
         let fsm = self.fsm();
         let (state, history) = (fsm.current_state().clone(), fsm.phase_history().to_vec());
         drop(fsm);
@@ -171,6 +179,7 @@ impl EnrolmentDriver {
         let condition = match &state {
             // With a ticket it may wait for its address.
             EnrolmentState::Waiting(cause) => condition.or_else(|| Some(cause.to_string().into())),
+            // The failure is published with the state; a condition of a run that has ended is out of date.
             EnrolmentState::Failed(_) => None,
             _ => condition,
         };
@@ -179,6 +188,7 @@ impl EnrolmentDriver {
             phase_history: history,
             member,
             condition: condition.clone(),
+            // `SharedState::publish` derives it from the state.
             last_failure: None,
         });
         if let Some(condition) = condition {
@@ -190,6 +200,8 @@ impl EnrolmentDriver {
     /// Keeps the node's condition and readiness equal to the status of its member, until it is dropped.
     async fn follow_member(&self) -> Result<Infallible, LifecycleSignalError> {
         let Some(mut watch) = self.run_state().member.clone() else { return std::future::pending().await };
+        // `set_condition` signals that the node is not ready; the way back is signaled here, once for each
+        // change.
         let (mut status, mut is_ready) = (watch.current_status(), false);
         loop {
             let present = self.run_state().condition.clone();
@@ -212,8 +224,10 @@ impl EnrolmentDriver {
         let before = fsm.current_state().phase();
         let action = fsm.apply_input(input);
         let after = fsm.current_state().clone();
+        // `publish` takes this lock again below.
         drop(fsm);
         match &after {
+            // A step within a phase is not logged as a change.
             now if now.phase() == before => {}
             EnrolmentState::Failed(reason) => {
                 tracing::error!(from = %before, "enrolment failed: {}", Failure::new(reason.clone()));
@@ -237,14 +251,18 @@ impl EnrolmentDriver {
 
     /// Performs actions until the state machine returns none.
     async fn run_to_completion(&self) {
+        // One deadline spans all steps, not each of them.
         let mut deadline = Instant::now().checked_add(self.shared.settings.deadline);
         let mut next = self.apply_input(EnrolmentInput::Start);
         while let Some(action) = next {
+            // The wait for a ticket has no deadline: an operator may bring it at any time.
             let is_waiting = matches!(action, EnrolmentAction::AwaitInstruction(_));
             if is_waiting {
                 deadline = None;
             }
             let input = tokio::select! {
+                // A completed action is applied even if the run is being stopped: its effect is on the disk
+                // already.
                 biased;
                 input = self.perform_action(action) => input,
                 CanceledError = self.ctx.canceled() => EnrolmentInput::Stop,
@@ -252,6 +270,7 @@ impl EnrolmentDriver {
                     EnrolmentInput::DeadlineExceeded(self.run_state().condition.clone())
                 }
             };
+            // The time without an instruction does not count.
             if is_waiting {
                 deadline = Instant::now().checked_add(self.shared.settings.deadline);
             }
@@ -279,8 +298,10 @@ impl EnrolmentDriver {
                 Err(error) => EnrolmentInput::ActionFailed(action_id, Arc::new(error)),
             },
             EnrolmentAction::RunStep(action_id, step, mode) => {
+                // The hook is the place at which the tests kill a node, before and after each effect.
                 (self.shared.test_hook)(&format!("start {step}"));
                 let outcome = StepRunner(self).run(step, mode).await;
+                // The condition of one step does not hold for the next one.
                 self.set_condition(None);
                 (self.shared.test_hook)(&format!("end {step}"));
                 match outcome {
@@ -294,6 +315,7 @@ impl EnrolmentDriver {
     async fn inspect_disk(&self) -> Result<InspectionResult, StepError> {
         let (mut journal, mut found) = self.open_journal().await?;
         if let InspectionResult::Fresh { ticket: Some(_), .. } = found {
+            // An open journal is locked against a reset, and the wait for an address may be long.
             drop(journal);
             let address = self.wait_address().await?;
             self.set_condition(None);
@@ -301,6 +323,7 @@ impl EnrolmentDriver {
             if self.shared.bootstrap_request.send_replace(false) {
                 tracing::warn!("the request to bootstrap a cluster ends: a ticket was found");
             }
+            // The ticket may have been replaced or removed during the wait: the present one decides.
             (journal, found) = self.open_journal().await?;
             self.check_ticket_host(&found, address)?;
         }
@@ -329,13 +352,16 @@ impl EnrolmentDriver {
     async fn await_instruction(&self) -> Result<InspectionResult, StepError> {
         let mut request = self.shared.bootstrap_request.subscribe();
         loop {
+            // A request only ends the pause early: either way, the disk is looked at.
             let _ = tokio::time::timeout(TICKET_PAUSE, request.changed()).await;
             let shared = Arc::clone(&self.shared);
             let is_instructed = self.run_blocking(move || {
+                // An unreadable ticket ends the wait too: the inspection then fails with the reason.
                 let has_ticket = !matches!(shared.deps.enrolment.load_ticket(), Ok(None));
                 Ok(has_ticket || shared.bootstrap_permission()? == BootstrapPermission::Granted)
             });
             if is_instructed.await? {
+                // `inspect_disk` opens the journal again, which is locked while this run has it open.
                 self.run_state().journal = None;
                 return self.inspect_disk().await;
             }
@@ -343,6 +369,7 @@ impl EnrolmentDriver {
     }
 
     async fn record_progress(&self, progress: EnrolmentProgress) -> Result<(), StepError> {
+        // Taken out: a failed write fails the run, and the next one reads the result from the disk.
         let Some(journal) = self.run_state().journal.take() else { return Ok(()) };
         let shared = Arc::clone(&self.shared);
         let journal =
@@ -356,6 +383,7 @@ impl EnrolmentDriver {
         let network = &self.shared.deps.network;
         let mut watch = network.watch_address();
         loop {
+            // Marked as seen before the reason is read, so that a later change ends the wait below.
             if let Some(address) = *watch.borrow_and_update() {
                 return Ok(address.ip_addr());
             }
@@ -379,6 +407,7 @@ impl EnrolmentDriver {
                 }
                 (Some(address), _) => tracing::debug!(%address, "the node has its address"),
             }
+            // A closed watch is no reason to stop a member that other nodes reach.
             if watch.changed().await.is_err() {
                 tracing::warn!("the address watch closed");
                 return std::future::pending().await;

@@ -126,6 +126,7 @@ impl EnrolmentFsm {
         if state.is_final() {
             return Err(RejectedInput::Final { state });
         }
+        // Without a plan only an inspection can be pending; with one, only a step or a record.
         let has_plan = self.current_state.active_run().is_some();
         match input {
             EnrolmentInput::Start if state == EnrolmentPhase::New && self.pending_action.is_none() => {
@@ -151,6 +152,8 @@ impl EnrolmentFsm {
                 self.check_pending(action_id)?;
                 self.fail(FailureReason::ActionFailed { during: self.current_activity(), source })
             }
+            // These two are not results of an action: they end the run, and the result of the pending action no longer
+            // counts.
             EnrolmentInput::DeadlineExceeded(condition) => {
                 self.fail(FailureReason::DeadlineExceeded { during: self.current_activity(), condition })
             }
@@ -206,6 +209,7 @@ impl EnrolmentFsm {
         let Some(run) = self.current_state.active_run_mut() else {
             return Err(RejectedInput::Unexpected { state });
         };
+        // An output of another kind than the step's would be a bug in the step: it changes nothing.
         let step = match run.activity {
             CurrentActivity::RunningStep(step) if output.fits(step) => step,
             _ => return Err(RejectedInput::Unexpected { state }),
@@ -214,9 +218,12 @@ impl EnrolmentFsm {
         if let Err(reason) = run.apply_output(output) {
             return self.fail(reason);
         }
+        // The step leaves nothing durable, or the journal has it already.
         if !step.is_recorded() || run.progress.step_mode(step) == StepMode::Rerun {
             return self.continue_after(Some(step));
         }
+        // The names are recorded together with the step that determines them, so that the journal never has one
+        // without the other.
         let (node_id, cluster_id) = (run.node_id.clone(), run.cluster_id);
         let progress = EnrolmentProgress { node_id, cluster_id, ..run.progress.with_step_done(step) };
         run.activity = CurrentActivity::Recording(step, progress.clone());
@@ -231,6 +238,7 @@ impl EnrolmentFsm {
         match run.activity.clone() {
             CurrentActivity::RecordingDecision => self.continue_after(None),
             CurrentActivity::Recording(step, progress) => {
+                // A step counts as done only now that this is durable.
                 run.progress = progress;
                 self.continue_after(Some(step))
             }
@@ -249,6 +257,7 @@ impl EnrolmentFsm {
             let progress = run.progress.clone();
             return Ok(Some(self.run_step(step, &progress)));
         }
+        // All steps are done: the membership consists of what this run itself has found.
         let EnrolmentProgress { enrolment_kind, enrolment_id, .. } = run.progress;
         match (run.node_id.clone(), run.cluster_id) {
             (Some(node_id), Some(cluster_id)) => {

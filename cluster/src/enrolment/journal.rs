@@ -41,9 +41,12 @@ impl EnrolmentJournal {
         hook: &TestHook,
     ) -> Result<(Self, InspectionResult), StepError> {
         let journal = StepJournal::open(dir, JOURNAL_NAME).map_err(StepError::Journal)?;
+        // Nothing is decided yet.
         if journal.committed_state().is_none() {
             let ticket = enrolment.load_ticket().map_err(StepError::EnrolmentConfig)?;
             let bootstrap = match &ticket {
+                // A ticket takes precedence, so the record of a bootstrap, whose disk may not be mounted, is
+                // not needed.
                 Some(_) => BootstrapPermission::NotGranted,
                 None => bootstrap()?,
             };
@@ -53,13 +56,16 @@ impl EnrolmentJournal {
             ));
         }
         let path = journal.path();
+        // The run keeps the state that is recorded: the empty one given here is only for a new journal.
         let run = recorded_steps()?
             .start_run_with_hook(journal, b"", step_listener(hook))
             .map_err(StepError::Steps)?;
         let completed = run.completed_steps().iter();
+        // `StepList` has rejected names that this release does not know, so that none is dropped here.
         let completed = completed.filter_map(|name| EnrolmentStep::from_recorded_name(name)).collect();
         let progress = EnrolmentProgress::from_journal(run.recorded_state(), completed)
             .map_err(|source| StepError::Progress { path, source })?;
+        // A node that was in its cluster needs no ticket, and an unreadable one must not stop it.
         let found = if progress.is_enrolled() {
             InspectionResult::Complete { progress }
         } else {
@@ -79,6 +85,7 @@ impl EnrolmentJournal {
     ) -> Result<Self, StepError> {
         let state = progress.to_bytes();
         match self {
+            // The decision starts the journal; each later record completes a step.
             Self::Empty(journal) => {
                 let run = recorded_steps()?
                     .start_run_with_hook(journal, &state, step_listener(hook))
@@ -111,9 +118,10 @@ fn step_listener(hook: &TestHook) -> impl FnMut(StepEvent<'_>) + Send + use<> {
 }
 
 /// Resets the enrolment of a node: forgets an attempt in progress, or the membership in a cluster, and removes a
-/// [`BootstrapRecord`] in this directory; one elsewhere stays. Returns whether anything was recorded. The next run decides anew; it still destroys nothing, and rejects a data
-/// volume that holds anything unless [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase) permits
-/// its erasure.
+/// [`BootstrapRecord`] in this directory; one elsewhere stays. Returns whether anything was recorded.
+///
+/// The next run decides anew. It still destroys nothing, and rejects a data volume that holds anything unless
+/// [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase) permits its erasure.
 ///
 /// Only an operator should call this: the node's member remains in the cluster, and does not answer, until it
 /// is removed there. It blocks.
@@ -123,6 +131,8 @@ fn step_listener(hook: &TestHook) -> impl FnMut(StepEvent<'_>) + Send + use<> {
 pub fn reset_enrolment(dir: &Dir) -> Result<bool, StepListError> {
     let journal = StepJournal::open(dir, JOURNAL_NAME).map_err(StepListError::Journal)?;
     let was = journal.committed_state().is_some();
+    // The journal first: a reset that is killed in between leaves the record, which permits no bootstrap, and
+    // the next reset removes it.
     journal.remove_files().map_err(StepListError::Journal)?;
     let path = dir.path().join(bootstrap_record::DEFAULT_NAME);
     BootstrapRecord::new(&path)

@@ -32,7 +32,7 @@ pub(super) enum InspectionResult {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum BootstrapPermission {
     NotGranted,
-    /// It is permitted, and has not been in a cluster yet.
+    /// The node may bootstrap, and has not been in a cluster yet.
     Granted,
     /// This host has been in a cluster before, as the file at this path records.
     UsedUp(PathBuf),
@@ -74,8 +74,10 @@ pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, Fail
                 is_recorded: false,
             },
             BootstrapPermission::NotGranted => EnrolmentPlan::Wait(WaitCause::NoInstruction),
+            // A second cluster would hide that the data of the first one is lost.
             BootstrapPermission::UsedUp(record) => EnrolmentPlan::Wait(WaitCause::DataLost { record }),
         }),
+        // A ticket takes precedence over the permission to bootstrap.
         InspectionResult::Fresh { ticket: Some(ticket), enrolment_id, bootstrap: _ } => {
             let progress = EnrolmentProgress::new(enrolment_id, EnrolmentKind::Join(ticket.digest()));
             Ok(EnrolmentPlan::Join { ticket: Some(ticket), progress, is_recorded: false })
@@ -90,6 +92,8 @@ pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, Fail
             (EnrolmentKind::Join(started_with), Some(ticket)) => {
                 Err(FailureReason::TicketChanged { started_with, found: ticket.digest() })
             }
+            // Until the member has started, its credentials and its peers are in the ticket alone; then they
+            // are in its own files.
             (EnrolmentKind::Join(started_with), None) => match progress.step_mode(EnrolmentStep::Consensus) {
                 StepMode::FirstRun => Err(FailureReason::TicketMissing { started_with }),
                 StepMode::Rerun => Ok(EnrolmentPlan::Join { ticket: None, progress, is_recorded: true }),

@@ -128,6 +128,7 @@ impl EnrolmentProgress {
 
     /// The cluster that the node bootstraps: the attempt determines its id.
     pub(super) fn founded_cluster(&self) -> Option<ClusterId> {
+        // Derived, not random: a killed run that resumes finds the id that it has written as its own.
         let is_bootstrap = self.enrolment_kind == EnrolmentKind::Bootstrap;
         is_bootstrap.then(|| ClusterId::from_bytes(self.enrolment_id.0))
     }
@@ -177,11 +178,14 @@ impl EnrolmentProgress {
         let wire = ProgressMessage::decode(state).map_err(|_| InvalidProgress::Malformed)?;
         match wire.format {
             FORMAT_VERSION => {}
+            // protobuf omits a zero, so that content without the field, which no release writes, has format 0.
             0 => return Err(InvalidProgress::Malformed),
             newer => return Err(InvalidProgress::NewerFormat(newer)),
         }
         let length = InvalidProgress::Length;
         let enrolment = wire.enrolment.try_into().map_err(|_| length("enrolment"))?;
+        // protobuf does not distinguish an empty field from a missing one: emptiness stands for "none" in all
+        // three.
         let enrolment_kind = match wire.ticket.as_slice() {
             [] => EnrolmentKind::Bootstrap,
             digest => {
@@ -215,6 +219,7 @@ impl EnrolmentProgress {
         if self.cluster_id.is_some() != is_done(EnrolmentStep::Consensus) {
             return Err(InvalidProgress::Inconsistent("cluster"));
         }
+        // The attempt determines the id of its cluster: another id would be another attempt's.
         if self.cluster_id.is_some() && self.founded_cluster().is_some_and(|id| self.cluster_id != Some(id)) {
             return Err(InvalidProgress::Inconsistent("cluster"));
         }

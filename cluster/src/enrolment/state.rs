@@ -39,9 +39,9 @@ pub enum EnrolmentState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitCause {
-    /// It has no ticket, and neither its configuration nor an operator asks it to bootstrap a cluster.
+    /// The node has no ticket, and neither its configuration nor an operator asks it to bootstrap a cluster.
     NoInstruction,
-    /// It has no ticket and no data, although this host has been in a cluster before. It bootstraps no second
+    /// The node has no ticket and no data, although this host has been in a cluster before. It bootstraps no second
     /// cluster.
     DataLost {
         /// The file that records it.
@@ -114,12 +114,14 @@ impl EnrolmentRun {
         match output {
             StepOutput::Done => {}
             StepOutput::Node(found) => {
+                // The journal and the volume belong to different nodes.
                 if let Some(recorded) = self.progress.node_id.clone().filter(|node_id| *node_id != found) {
                     return Err(FailureReason::NodeMismatch { recorded, found });
                 }
                 self.node_id = Some(found);
             }
             StepOutput::Cluster(found) => {
+                // Compared also at the first start of a bootstrap, whose attempt determines the id.
                 let expected = self.progress.expected_cluster();
                 if let Some(expected) = expected.filter(|cluster_id| *cluster_id != found) {
                     return Err(FailureReason::ClusterMismatch { expected, found });
@@ -179,6 +181,8 @@ impl EnrolmentPhase {
     /// Returns whether that state may follow this one. This is the whole table: every other transition is rejected.
     pub(super) const fn can_lead_to(self, to: Self) -> bool {
         match self {
+            // A run always goes through a state with steps: also the member of a known cluster has to be
+            // started.
             Self::New => !matches!(to, Self::New | Self::Running),
             Self::Waiting => !matches!(to, Self::New | Self::Waiting | Self::Running),
             Self::CreatingCluster | Self::Joining | Self::Restarting => {

@@ -37,6 +37,7 @@ pub(super) struct StepRunner<'a>(pub(super) &'a EnrolmentDriver);
 
 impl StepRunner<'_> {
     pub(super) async fn run(&self, step: EnrolmentStep, mode: StepMode) -> Result<StepOutput, StepError> {
+        // A copy suffices: the state does not change until this step returns.
         let input = StepInput::from_state(self.0.current_state())?;
         match step {
             EnrolmentStep::Network => drop(self.0.wait_address().await?),
@@ -67,6 +68,8 @@ impl StepRunner<'_> {
         let shared = Arc::clone(&self.0.shared);
         self.0
             .run_blocking(move || {
+                // Before the volume: once a cluster may exist on it, the loss of the volume must not permit
+                // another bootstrap.
                 shared.record_enrolment(&input.progress)?;
                 let SharedState { deps, settings, volume, .. } = &*shared;
                 volume.open_or_create(&*deps.volume, mode, input.progress.enrolment_id(), &settings.erase)
@@ -82,8 +85,10 @@ impl StepRunner<'_> {
             .run_blocking(move || {
                 let pki = place_credentials(&shared.volume_root()?)?;
                 match (mode, ticket) {
+                    // The key is the node's identity: a missing one is an error, and is never replaced.
                     (StepMode::Rerun, _) => load_credentials(&pki)?
                         .ok_or_else(|| StepError::CredentialsMissing { path: pki.path().to_owned() }),
+                    // A killed run may have made the key already: `ensure_self_signed` keeps it.
                     (StepMode::FirstRun, None) => {
                         let mut template = CertificateTemplate::default();
                         template.common_name = CommonName::WithKeyId(shared.settings.node_prefix.clone());
@@ -95,6 +100,8 @@ impl StepRunner<'_> {
             .await?;
         let key = credentials.key.public_key();
         self.0.run_state().certificate = Some(credentials.certificate);
+        // A known name stays, even if another prefix is configured now. A name of another key gives way to that
+        // of the key on the disk: the state machine compares it with the record, and fails the run.
         let known = input.progress.node_id().or(input.ticket.as_deref().map(GoldenTicket::node_id));
         match known.filter(|node| node.matches_key(&key)) {
             Some(node) => Ok(node.clone()),
@@ -108,9 +115,11 @@ impl StepRunner<'_> {
         // Published with the record and the local names, even if the network reports another one by then.
         self.0.run_state().member_address = Some(address);
         let start = match (mode, input.progress.enrolment_kind(), input.ticket) {
+            // From now on the member's own files decide, and the ticket is not read.
             (StepMode::Rerun, _, _) => StartOptions::restart_member(name, address),
             (StepMode::FirstRun, EnrolmentKind::Bootstrap, _) => StartOptions::new_cluster(name, address),
             (StepMode::FirstRun, EnrolmentKind::Join(_), Some(ticket)) => {
+                // Checked again: the node may have got another address since it accepted the ticket.
                 let port = self.0.shared.deps.consensus.peer_port;
                 ticket.check_address(address, port).map_err(StepError::Ticket)?;
                 let (peers, revoked) = (ticket.peers().to_vec(), ticket.revocation_list().clone());
@@ -126,8 +135,11 @@ impl StepRunner<'_> {
             shared.deps.consensus.open(&shared.volume_root()?).map_err(StepError::Consensus)
         });
         let PreparedMember { service, status } = opened.await?.prepare_member(start);
+        // A child of this run: the supervisor stops it when the run ends, and the next run starts another.
         self.0.ctx.run_child("consensus", service).map_err(StepError::Tree)?;
         self.0.run_state().member = Some(status);
+        // Only the first start writes the cluster's id. Later ones read it, and the state machine compares it
+        // with the record.
         let founded = input.progress.founded_cluster().filter(|_| mode == StepMode::FirstRun);
         self.call_cluster(|nodes| async move {
             match founded {
@@ -141,6 +153,7 @@ impl StepRunner<'_> {
     async fn put_record(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {
         let (node, name) = (input.node_id()?, input.member_name()?);
         let address = self.member_address().await?;
+        // The identity step of this run has loaded it.
         let Some(certificate) = self.0.run_state().certificate.clone() else {
             return Err(StepError::CredentialsMissing {
                 path: self.0.shared.volume_root()?.path().to_owned(),
@@ -157,6 +170,8 @@ impl StepRunner<'_> {
         self.call_cluster(|nodes| {
             let (node, record) = this.clone();
             async move {
+                // Only once: a node whose record an operator has removed must not readmit itself at its next
+                // start.
                 if mode == StepMode::FirstRun {
                     nodes.create_record(&node, &record).await?;
                 }
@@ -165,6 +180,7 @@ impl StepRunner<'_> {
             }
         })
         .await?;
+        // After the record, by which the issuer knows that the ticket's node has joined.
         self.delete_used_ticket().await;
         Ok(())
     }
@@ -207,6 +223,7 @@ impl StepRunner<'_> {
             return Err(StepError::Consensus("the member was not started".into()));
         };
         loop {
+            // Asked anew for each attempt: a handle of an earlier run of the member stays unusable.
             let running = self.wait_serving(&mut status).await?;
             let (module, namespace) = NODES_NAMESPACE;
             let kv = running
@@ -216,6 +233,7 @@ impl StepRunner<'_> {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_retryable() => {
                     self.0.set_condition(Some(nodekeel_supervisor::Failure::new(error).to_string()));
+                    // Only a pause: the loop reads the present status in any case.
                     let _ = tokio::time::timeout(RETRY_PAUSE, status.next_status()).await;
                 }
                 Err(error) => return Err(StepError::Record(error)),
@@ -228,9 +246,11 @@ impl StepRunner<'_> {
         let mut now = status.current_status();
         loop {
             match now {
+                // An impaired member may answer again by the time of the call, which is retried if not.
                 MemberStatus::Running(access) | MemberStatus::Impaired { access, .. } => return Ok(access),
                 MemberStatus::Refused(refusal) => return Err(StepError::JoinRefused(refusal)),
                 MemberStatus::Waiting { reason } => self.0.set_condition(Some(reason.to_string())),
+                // Not a failure of this step: the supervisor restarts the member.
                 MemberStatus::Exited { failure: Some(failure) } => {
                     self.0.set_condition(Some(format!("the member failed: {failure}")));
                 }
@@ -309,6 +329,7 @@ fn install_ticket_credentials(pki: &PkiDir, ticket: &GoldenTicket) -> Result<Cre
     let malformed =
         |source| StepError::Ticket(crate::node::TicketError::Field { field: "node's key", source });
     match load_credentials(pki)? {
+        // A killed run has stored them.
         Some(existing) if existing.key.public_key() == ticket.joining_node_key() => Ok(existing),
         Some(_) => Err(StepError::CredentialsMismatch { path: pki.path().to_owned() }),
         None => {

@@ -86,6 +86,7 @@ impl Runnable for InterfaceService {
                 CanceledError = ctx.canceled() => return Err(CanceledError.into()),
                 failed = shared.watch_interface(&ctx) => failed,
             };
+            // The last address may have changed unnoticed, so it is withdrawn.
             shared.publish(None, Some(format!("the address watch of {} has ended", shared.interface)));
             failed
         })
@@ -94,6 +95,7 @@ impl Runnable for InterfaceService {
 
 impl InterfaceState {
     async fn watch_interface(&self, ctx: &Context) -> Result<(), Failure> {
+        // Subscribed before the first query: no change between the two is missed.
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let (connection, handle, messages) =
             new_multicast_connection(&groups).map_err(InterfaceError::OpenSocket)?;
@@ -136,6 +138,7 @@ impl InterfaceState {
         let link = match handle.link().get().match_name(interface.clone()).execute().try_next().await {
             Ok(Some(link)) => link,
             Ok(None) => return Ok((None, Some(format!("interface {interface} does not exist")))),
+            // The kernel answers a query for a name that no interface has with `ENODEV`.
             Err(error) if is_device_missing(&error) => {
                 return Ok((None, Some(format!("interface {interface} does not exist"))));
             }
@@ -146,12 +149,15 @@ impl InterfaceState {
         }
         let all = handle.address().get().set_link_index_filter(link.header.index).execute();
         let all: Vec<AddressMessage> = all.try_collect().await.map_err(ask)?;
+        // `min_by_key` returns the first of several: IPv4 before IPv6, and else the kernel's order.
         let best = all.iter().filter_map(usable_address).min_by_key(|address| address.ip_addr().is_ipv6());
         let reason = || format!("interface {interface} is up, but has no global address");
         Ok((best, best.is_none().then(reason)))
     }
 
     fn publish(&self, address: Option<NodeAddress>, reason: Option<String>) {
+        // The reason is stored before the address is sent: a watcher that wakes up finds the reason that
+        // belongs to it.
         let before = {
             let mut last = self.no_address_reason.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *last, reason.clone())

@@ -90,6 +90,7 @@ impl EnrolmentSources {
     /// [`EnrolmentConfigError`], of the first source that is not simply absent.
     pub fn load_ticket(&self) -> Result<Option<Arc<GoldenTicket>>, EnrolmentConfigError> {
         for source in &self.sources {
+            // An unreadable source is an error: the next one must not be used in its place.
             if let Some(ticket) = source.load_ticket()? {
                 return Ok(Some(Arc::new(ticket)));
             }
@@ -113,6 +114,7 @@ impl EnrolmentSource {
 }
 
 fn load_esp_file(file: &LayoutFile) -> Result<Option<GoldenTicket>, EnrolmentConfigError> {
+    // `load_decoded` returns an error of its own type, so the defect of the ticket is kept here.
     let mut ticket_error = None;
     let loaded = file.load_decoded(|content| {
         if content.len() as u64 > MAX_CONFIG_SIZE {
@@ -145,6 +147,7 @@ fn read_limited(path: &Path) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
+    // One byte more than is allowed, so that a larger file is noticed without reading all of it.
     let mut content = Zeroizing::new(Vec::new());
     file.take(MAX_CONFIG_SIZE + 1).read_to_end(&mut content)?;
     if content.len() as u64 > MAX_CONFIG_SIZE {

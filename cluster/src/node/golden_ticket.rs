@@ -161,6 +161,7 @@ impl GoldenTicket {
     /// [`TicketError`] if the parts are inconsistent.
     pub fn from_parts(parts: TicketParts) -> Result<Self, TicketError> {
         Self {
+            // Replaced below: the digest is computed from the other fields.
             digest: TicketId([0; 32]),
             node_id: parts.new_member.name.as_str().parse().map_err(TicketError::NodeName)?,
             node_key: parts.node_key,
@@ -217,8 +218,10 @@ impl GoldenTicket {
     fn with_checked_digest(mut self) -> Result<Self, TicketError> {
         self.check_consistency()?;
         let mut wire = self.to_message();
+        // A reissued ticket differs in these two; the rest identifies the node.
         wire.peers.clear();
         wire.etcd_crl.clear();
+        // The message includes private keys, so its copy is wiped.
         let bytes = Zeroizing::new(wire.encode_to_vec());
         self.digest = TicketId(Sha256::digest(&*bytes).into());
         Ok(self)
@@ -239,6 +242,7 @@ impl GoldenTicket {
         if self.node_certificate.public_key() != self.node_key.public_key() {
             return mismatch("node's certificate", "node's key");
         }
+        // No CA issues a node's certificate: it is signed with the node's own key.
         if !self.node_certificate.is_signed_by(&self.node_certificate) {
             return mismatch("node's certificate", "node's key");
         }
@@ -353,6 +357,7 @@ fn parse_peer(wire: &wire::EtcdPeer) -> Result<Peer, TicketError> {
 }
 
 fn peer_message(peer: &Peer) -> wire::EtcdPeer {
+    // The default port is left out, as programs of 2020 expect a plain address.
     let authority = peer.url.as_str().trim_start_matches("https://");
     let address = match authority.parse::<SocketAddr>() {
         Ok(socket) if socket.port() == DEFAULT_PEER_PORT => socket.ip().to_string(),

@@ -30,7 +30,7 @@ pub struct LocalNames {
     pub set_hostname: bool,
 }
 
-/// Which local name could not be set.
+/// A failure to set a local name.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LocalNamesError {

@@ -54,7 +54,7 @@ impl NodeId {
         &self.0[self.0.len() - DIGITS..]
     }
 
-    /// Returns whether the name belongs to this key, whatever the prefix.
+    /// Returns whether the name belongs to this key, with any prefix.
     pub fn matches_key(&self, key: &PublicKey) -> bool {
         self.hex_digits() == key.short_id()
     }
@@ -65,6 +65,7 @@ impl FromStr for NodeId {
 
     fn from_str(name: &str) -> Result<Self, InvalidNodeId> {
         let invalid = || InvalidNodeId { name: name.to_owned() };
+        // The text may come from a file: a position within a character must not panic.
         let split = name.len().checked_sub(DIGITS).and_then(|at| name.split_at_checked(at));
         let (prefix, digits) = split.ok_or_else(invalid)?;
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);

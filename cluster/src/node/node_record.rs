@@ -144,6 +144,7 @@ impl NodeRecord {
             "" => None,
             text => Some(text.parse().map_err(|_| InvalidRecord::Address { address: text.to_owned() })?),
         };
+        // Moved, not copied: the message wipes only what it still has when it is dropped.
         let unlock_key = std::mem::take(&mut wire.cluster_unlock_key);
         let roles = wire.roles.take().unwrap_or_default();
         let member = roles.consensus_member.map(|member| member.etcd_member_name.parse());

@@ -94,6 +94,7 @@ impl NodeStoreError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Kv { source, .. } | Self::ClusterId(source) => {
+                // The next run of the member has other handles, with which the call may succeed.
                 source.is_retryable() || matches!(source, KvError::Stopped)
             }
             Self::Contended { .. } => true,
@@ -115,6 +116,7 @@ impl NodeStore {
     /// # Errors
     /// [`NodeStoreError::ClusterId`].
     pub async fn init_cluster_id(&self, cluster: ClusterId) -> Result<ClusterId, NodeStoreError> {
+        // The first writer wins, and a repeated call, after a lost answer, finds its own id.
         let found = Txn::new()
             .when(Compare::key_absent(CLUSTER_ID_KEY))
             .then(TxnOp::put(CLUSTER_ID_KEY, cluster.as_bytes()))
@@ -145,6 +147,7 @@ impl NodeStore {
         if !id.matches_key(&record.certificate.public_key()) {
             return Err(NodeStoreError::Invalid { key, source: InvalidRecord::NodeMismatch });
         }
+        // Both branches read the record: the answer has the one that exists afterwards.
         let create = Txn::new()
             .when(Compare::key_absent(key.as_str()))
             .then(TxnOp::put(key.as_str(), record.to_bytes()))
@@ -155,6 +158,7 @@ impl NodeStore {
             return Err(NodeStoreError::NotFound { id: id.clone() });
         };
         let current = parse_stored(kv)?;
+        // A repeated call, after a lost answer, finds its own record.
         if current.record.certificate == record.certificate {
             Ok(current)
         } else {
@@ -187,12 +191,15 @@ impl NodeStore {
             let before = current.ok_or_else(|| NodeStoreError::NotFound { id: id.clone() })?;
             let mut record = before.record.clone();
             change(&mut record);
+            // Nothing to write: no revision is spent, and no watcher is woken.
             if record == before.record {
                 return Ok(before);
             }
             if !id.matches_key(&record.certificate.public_key()) {
                 return Err(NodeStoreError::Invalid { key, source: InvalidRecord::NodeMismatch });
             }
+            // A concurrent change makes this fail, and the answer then has the newer record for the next
+            // attempt.
             let update = Txn::new()
                 .when(Compare::key_unchanged(&before.kv))
                 .then(TxnOp::put(key.as_str(), record.to_bytes()))

@@ -118,6 +118,7 @@ impl GoldenTicketIssuer {
         if list_members(&*members).await?.iter().any(is_taken) {
             return Err(TicketIssueError::MemberExists { url: url.clone() });
         }
+        // Stored before its learner is added: a kill in between leaves a ticket that the next call finds.
         let ticket = match self.load_stored(url).await? {
             Some(ticket) => ticket,
             None => self.create_ticket(url, address).await?,
@@ -149,10 +150,12 @@ impl GoldenTicketIssuer {
         if at_url.iter().any(|member| !member.is_learner) {
             return Err(TicketIssueError::MemberExists { url: url.clone() });
         }
+        // The learner first: without it, a host with this ticket is not admitted any more.
         let has_learner = !at_url.is_empty();
         for learner in at_url {
             members.remove_member(learner.id).await.map_err(TicketIssueError::Membership)?;
         }
+        // The ticket goes last: it names the certificate that a repeated call has to revoke.
         let stored = self.load_stored(url).await;
         // A damaged ticket does not name its certificate.
         let is_damaged = matches!(stored, Err(TicketIssueError::StoredTicket { .. }));
@@ -178,6 +181,7 @@ impl GoldenTicketIssuer {
         let stored = self.tickets.get(ticket_key(url).as_bytes()).await.map_err(TicketIssueError::Kv)?;
         let Some(stored) = stored else { return Ok(None) };
         let ticket = parse_stored(url, &stored.value)?;
+        // A record shows that the node has joined, and was killed before it could delete its ticket.
         match self.nodes.load_record(ticket.node_id()).await.map_err(TicketIssueError::Record)? {
             None => Ok(Some(ticket)),
             Some(_) => {
@@ -211,6 +215,8 @@ impl GoldenTicketIssuer {
             new_member: this,
         };
         let ticket = GoldenTicket::from_parts(parts).map_err(TicketIssueError::NewTicket)?;
+        // The first call wins. The other's ticket is never handed out, so its certificate stays without a
+        // holder.
         let keep = Txn::new()
             .when(Compare::key_absent(ticket_key(url)))
             .then(TxnOp::put(ticket_key(url), ticket.to_config().to_vec()))

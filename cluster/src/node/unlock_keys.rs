@@ -57,6 +57,7 @@ impl NodeStore {
         node: &NodeId,
         volume: &str,
     ) -> Result<StoredUnlockKeys, NodeStoreError> {
+        // One transaction: a key that moves from the record to its own place is read in one of the two.
         let read = Txn::new().then(TxnOp::get(keys_key(node))).then(TxnOp::get(record_key(node)));
         let done = self.kv.txn(read).await.map_err(|source| kv_error(node, source))?;
         parse_keys(node, volume, done.kvs)
@@ -74,11 +75,13 @@ impl NodeStore {
         keys: &[SecretBytes],
     ) -> Result<StoredUnlockKeys, NodeStoreError> {
         let (node, name) = (&read.node, read.key_name());
+        // Only from the version that was read: a concurrent rotation must not lose a key that opens the volume.
         let unchanged = match &read.kv {
             Some(kv) => Compare::key_unchanged(kv),
             None => Compare::key_absent(name.as_str()),
         };
         let mut replace = Txn::new().when(unchanged).then(TxnOp::put(name.as_str(), encode_keys(read, keys)));
+        // A key in the record moves in the same transaction, so that it is never in neither place.
         replace = match &read.record {
             Some(record) => {
                 let mut moved = parse_stored(record.clone())?.record;
@@ -86,6 +89,7 @@ impl NodeStore {
                 let moved = TxnOp::put(&*record.key, moved.to_bytes());
                 replace.when(Compare::key_unchanged(record)).then(moved)
             }
+            // A node that was removed from the cluster gets no keys.
             None => replace.when(Compare::key_present(record_key(node))),
         };
         let replace = replace
@@ -140,6 +144,7 @@ fn parse_keys(node: &NodeId, volume: &str, found: Vec<KeyValue>) -> Result<Store
             }
             read.kv = Some(kv);
         } else if let Some(key) = parse_stored(kv.clone())?.record.former_unlock_key {
+            // The key in the record is older than any in a place of its own.
             read.keys.insert(0, key);
             read.record = Some(kv);
         }

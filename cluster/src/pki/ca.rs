@@ -24,6 +24,7 @@ impl ClusterCa {
     /// [`CaError::NotFound`] if none was ever saved; an error that names the invalid key; or
     /// [`CaError::Store`].
     pub async fn load_ca(root: Arc<dyn KvStore>) -> Result<ClusterCa, CaError> {
+        // One transaction: key, certificate and list are those of one moment.
         let read = Txn::new()
             .then(TxnOp::get(CA_CERT_PATH))
             .then(TxnOp::get(CA_KEY_PATH))
@@ -64,6 +65,7 @@ impl ClusterCa {
         public: PublicKey,
         spec: &CertificateSpec,
     ) -> Result<Certificate, CaError> {
+        // A certificate that is not recorded could never be revoked, so it is recorded before the caller gets it.
         let certificate = self.signer.sign_certificate(public, spec)?;
         self.record_issued(&certificate).await?;
         Ok(certificate)

@@ -60,6 +60,7 @@ impl CertificateSpec {
         params.serial_number = Some(random_serial()?);
         // The last second of 9999: RFC 5280, section 4.1.2.5, "no well-defined expiration date".
         params.not_after = date_time_ymd(9999, 12, 31) + std::time::Duration::from_secs(24 * 3600 - 1);
+        // An Ed25519 key only signs. *Source:* RFC 8410, section 5.
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
         let (server, client) = (ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth);
@@ -67,6 +68,7 @@ impl CertificateSpec {
             CertificateUsage::Member => vec![client, server],
             CertificateUsage::Client => vec![client],
         };
+        // A client's certificate names no host: see `for_client`.
         if self.usage != CertificateUsage::Client {
             let name = Ia5String::try_from(self.name.as_str());
             let name = name.map_err(|error| CaError::create_error("a certificate")(error.into()))?;
@@ -83,6 +85,7 @@ fn random_serial() -> Result<SerialNumber, CaError> {
     // Up to 256 bytes come at once or not at all. *Source:* getrandom(2).
     getrandom(&mut serial, GetRandomFlags::empty())
         .map_err(|error| CaError::create_error("a serial number")(error.into()))?;
+    // A serial number is a positive integer of at most 20 bytes. *Source:* RFC 5280, section 4.1.2.2.
     serial[0] &= 0x7f;
     Ok(SerialNumber::from_slice(&serial))
 }

@@ -36,6 +36,7 @@ pub async fn sync_revocation_list(
         };
         let update = update.map_err(CaError::store_error("watch the list of revoked certificates"))?;
         let der = newest_list(update).ok_or(CaError::Incomplete { missing: CRL_PATH })?;
+        // Outside of the select: a write on a thread could not be canceled.
         store_if_changed(parse_revocation_list(&der, &ca)?, ca.clone(), files.clone()).await?;
         if !is_ready {
             ctx.signal_ready()?;
@@ -47,6 +48,7 @@ pub async fn sync_revocation_list(
 /// The list after an update; `None` if it was removed or does not exist.
 fn newest_list(update: ListWatchUpdate) -> Option<Vec<u8>> {
     match update {
+        // A single key is watched, and changes are in order: the last one is the newest.
         ListWatchUpdate::Snapshot(kvs) => kvs.into_iter().next_back().map(|kv| kv.value),
         ListWatchUpdate::Events(changes) => match changes.into_iter().next_back()? {
             KeyEvent::Put(kv) => Some(kv.value),

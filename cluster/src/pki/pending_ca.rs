@@ -105,6 +105,7 @@ impl PendingCa {
             key_to_raw(self.signer.private_key())?,
             self.empty_revocation_list()?,
         );
+        // All in one transaction: no reader ever finds a part of a CA.
         let mut txn = Txn::new()
             .when(Compare::key_absent(CA_KEY_PATH))
             .when(Compare::key_absent(CA_CERT_PATH))
@@ -114,11 +115,13 @@ impl PendingCa {
         for certificate in &self.issued {
             txn = txn.then(TxnOp::put(issued_path(certificate), certificate.der_bytes()));
         }
+        // If a CA exists, the same transaction reads it, to find out whether it is this one.
         for key in [CA_CERT_PATH, CA_KEY_PATH, CRL_PATH] {
             txn = txn.or_else(TxnOp::get(key));
         }
         let done = root.txn(txn).await.map_err(CaError::store_error("save the CA"))?;
         if done.succeeded {
+            // Read back and checked, as every later start does.
             return ClusterCa::load_ca(root).await;
         }
         let (found, _) = StoredValues::from_key_values(done.kvs).into_signer()?;
@@ -127,6 +130,7 @@ impl PendingCa {
         }
         let cluster_ca = ClusterCa::from_signer(root, found);
         for certificate in &self.issued {
+            // A killed run may have saved the CA, and this run has issued another certificate since.
             cluster_ca.record_issued(certificate).await?;
         }
         Ok(cluster_ca)

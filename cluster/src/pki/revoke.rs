@@ -21,6 +21,7 @@ impl ClusterCa {
     /// [`CaError::UnknownName`]; [`CaError::Contended`]; an error that names an invalid stored value;
     /// [`CaError::Store`], after which the call can be repeated.
     pub async fn revoke_name(&self, name: &str) -> Result<Vec<Certificate>, CaError> {
+        // Each attempt starts from the newest list, so that no concurrent revocation is lost.
         for _ in 0..MAX_ATTEMPTS {
             let (list, stored, certificates) = self.read_revocation_state(name).await?;
             if certificates.is_empty() {
@@ -68,6 +69,7 @@ impl ClusterCa {
         revoked.extend(
             new.iter().map(|certificate| RevokedEntry { serial: certificate.serial_number().to_vec(), at }),
         );
+        // The number of each list is higher than that of the one before. *Source:* RFC 5280, section 5.2.3.
         let longer = self.signer.sign_revocation_list(number.saturating_add(1), &revoked)?;
         let txn =
             Txn::new().when(Compare::key_unchanged(stored)).then(TxnOp::put(CRL_PATH, longer.der_bytes()));

@@ -63,7 +63,7 @@ impl CaSigner {
         })?;
         let certificate = Certificate::from_der(&der)
             .map_err(|error| CaError::create_error("a certificate")(error.into()))?;
-        // Whatever the library did with the CA's name: a returned certificate is known to verify.
+        // The library may encode the CA's name in another way: a certificate is returned only if it verifies.
         if certificate.is_signed_by(&self.certificate) {
             Ok(certificate)
         } else {
@@ -107,6 +107,7 @@ impl CaSigner {
         let mut pair = KeyPair::try_from(self.private_key.expose_pkcs8()).map_err(failed)?;
         let signed = Issuer::from_ca_cert_der(&self.certificate.der_bytes().into(), &pair)
             .and_then(|issuer| sign(&issuer));
+        // Also after a failure: rcgen's pair has a copy of the private key.
         pair.zeroize();
         signed.map_err(failed)
     }

@@ -65,6 +65,7 @@ impl StoredValues {
 /// The key under which a certificate is stored.
 pub(super) fn issued_path(certificate: &Certificate) -> String {
     let serial = certificate.serial_number();
+    // DER may prefix a zero byte, to keep a number positive: the key in the store has the digits alone.
     let significant = serial.iter().position(|byte| *byte != 0).unwrap_or(serial.len());
     let digits = serial[significant..].iter().map(|byte| format!("{byte:02x}"));
     digits.fold(ISSUED_PREFIX.to_owned(), |key, digits| key + &digits)
@@ -104,6 +105,7 @@ fn parse_entries(der: &[u8]) -> Option<(u64, Vec<RevokedEntry>)> {
 /// The private key as it is stored: the seed, and the public half. *Source:* Go's `ed25519.PrivateKey`.
 pub(super) fn key_to_raw(key: &PrivateKey) -> Result<Zeroizing<Vec<u8>>, CaError> {
     let pkcs8 = key.expose_pkcs8();
+    // The first five bytes differ between the two versions of PKCS #8, the others do not.
     let seed = pkcs8.get(PKCS8.len()..PKCS8.len() + 32).filter(|_| pkcs8[5..16] == PKCS8[5..16]);
     let seed = seed.ok_or_else(|| {
         CaError::create_error("the stored form of a key")("unexpected PKCS #8 layout".into())
@@ -124,6 +126,7 @@ pub(super) fn key_from_raw(raw: &[u8]) -> Result<PrivateKey, CaError> {
     pkcs8.extend_from_slice(&PKCS8);
     pkcs8.extend_from_slice(seed);
     let key = PrivateKey::from_pkcs8(&pkcs8).map_err(|_| malformed())?;
+    // The seed alone would do; a public half that does not belong to it shows damage.
     if key.public_key().as_bytes() == public { Ok(key) } else { Err(malformed()) }
 }
 

@@ -9,7 +9,7 @@ use crate::pki::ClusterCa;
 /// It adds a learner and removes it again, and writes in a dedicated namespace.
 ///
 /// # Panics
-/// If the contract is broken; the text says how.
+/// If the contract is broken; the text names the broken rule.
 pub async fn consensus_conformance(running: &ClusterAccess) {
     check_single_member(running).await;
     check_namespaces(running).await;

@@ -160,6 +160,7 @@ impl Conformance {
         };
         let created = create("first").await;
         assert!(created.succeeded && created.kvs.is_empty());
+        // The second call must find the key of the first, and read it in the same transaction.
         let refused = create("second").await;
         assert!(!refused.succeeded, "a key is created once");
         assert_eq!(
@@ -236,6 +237,7 @@ impl Conformance {
         self.put("b", "4").await;
         self.delete(one("a")).await;
         self.delete(one("b")).await;
+        // The watch from the next revision gets only these; the one from the first gets the history as well.
         let later = ["a=3", "b=4", "a", "b"];
         assert_eq!(collect_events(&mut now, 4).await, later, "each change once and in order");
         let all = ["a=1", "a=2", "a=3", "b=4", "a", "b"];

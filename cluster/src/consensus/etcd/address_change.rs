@@ -20,6 +20,7 @@ pub(super) async fn ensure_certificates(
     prepared: PreparedFiles,
 ) -> Result<(), ConsensusError> {
     let LocalMember { files, name, address, .. } = member;
+    // First: with them, the member can connect from its next address before its own certificate names that.
     if prepared.client_credentials.is_none() {
         let spec = CertificateSpec::for_client(name.clone());
         let client = cluster_ca.issue_credentials(&spec).await.map_err(ConsensusError::Ca)?;
@@ -61,6 +62,7 @@ pub(super) async fn check_moved(
     let Some(credentials) = &prepared.client_credentials else { return Ok(()) };
     let peers =
         PeerClient::new(credentials).map_err(ConsensusError::backend("use the member's credentials"))?;
+    // The certificate names the addresses at which the member was last certified to run.
     for former in prepared.certified_addresses() {
         let url = PeerUrl::new(former, member.config.peer_port);
         if peers.is_answering(member.name.as_str(), &url).await {
@@ -76,6 +78,7 @@ pub(super) async fn ensure_listed(members: &EtcdMembers, url: PeerUrl) -> Result
     if this.peer_urls == [url.as_str()] {
         return Ok(this);
     }
+    // A repeated call sets the same URL, so that a lost answer does no harm.
     members.update_peer_url(this.id, &url).await.map_err(ConsensusError::Membership)?;
     tracing::info!(%url, "the member is listed at its new address");
     self::this_member(members).await

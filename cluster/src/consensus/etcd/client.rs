@@ -47,6 +47,7 @@ pub(super) async fn connect_from(
     credentials: &Credentials,
     without_leader: WithoutLeader,
 ) -> Result<api::Client, BoxError> {
+    // etcd-client's own options bind no local address, so the channel is built here.
     let endpoint = Endpoint::from_shared(url.to_owned())?
         .tls_config(tls_options(name, credentials))?
         .connect_timeout(CONNECT_TIMEOUT)

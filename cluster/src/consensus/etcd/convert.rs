@@ -22,6 +22,7 @@ pub(super) fn range_bounds(keys: KeyRange) -> (Vec<u8>, Option<Vec<u8>>) {
         KeyRange::Key(key) => (key, None),
         KeyRange::Prefix(prefix) => {
             let end = Some(prefix_end(&prefix));
+            // etcd rejects an empty key; one zero byte is the first key that can exist.
             (if prefix.is_empty() { vec![0] } else { prefix }, end)
         }
     }
@@ -29,6 +30,7 @@ pub(super) fn range_bounds(keys: KeyRange) -> (Vec<u8>, Option<Vec<u8>>) {
 
 /// The first key after all keys with this prefix.
 fn prefix_end(prefix: &[u8]) -> Vec<u8> {
+    // No key follows those that begin with 0xff alone: the range goes to the end.
     let Some(at) = prefix.iter().rposition(|byte| *byte != 0xff) else { return vec![0] };
     let mut end = prefix[..=at].to_vec();
     end[at] += 1;
@@ -50,6 +52,7 @@ pub(super) fn txn_request(txn: Txn) -> api::Txn {
 
 fn compare_request(compare: Compare) -> api::Compare {
     match compare.condition {
+        // etcd can't compare existence; a key that does not exist has the create revision 0.
         KeyCondition::Absent => api::Compare::create_revision(compare.key, api::CompareOp::Equal, 0),
         KeyCondition::Present => api::Compare::create_revision(compare.key, api::CompareOp::NotEqual, 0),
         KeyCondition::WrittenBy(revision) => {
@@ -87,6 +90,7 @@ pub(super) fn txn_response(answer: &api::TxnResponse) -> TxnResponse {
         match response {
             api::TxnOpResponse::Get(answer) => done.kvs.extend(answer.kvs().iter().map(key_value)),
             api::TxnOpResponse::Delete(answer) => done.deleted += answer.deleted().unsigned_abs(),
+            // A put has no result of its own.
             _ => {}
         }
     }
@@ -157,6 +161,7 @@ pub(super) fn error_message(error: &api::Error) -> &str {
 /// Returns whether etcd answered, and rejected the call. Any other failure may disappear with a retry.
 fn is_rejection(error: &api::Error) -> bool {
     let api::Error::GRpcStatus(status) = error else {
+        // The client itself has rejected these, before it sent anything.
         return matches!(error, api::Error::InvalidArgs(_) | api::Error::InvalidUri(_));
     };
     matches!(

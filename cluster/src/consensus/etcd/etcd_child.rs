@@ -40,6 +40,8 @@ impl ExitRecord {
 
     /// The last exit of the process, if it is broken: it has never worked, or no longer does.
     fn broken_reason(&self) -> Option<&Arc<str>> {
+        // A process that has never worked is reported at its first exit; one that has may just have been
+        // killed.
         let enough = if self.was_ready { MAX_EARLY_EXITS } else { 1 };
         self.last_exit.as_ref().filter(|_| self.early_exits >= enough || self.clean_exits >= MAX_CLEAN_EXITS)
     }
@@ -84,6 +86,7 @@ impl Runnable for EtcdChild {
                 if ctx.wait_ready(ctx.dn()).await.is_ok() {
                     record.send_modify(|record| (record.was_ready, record.early_exits) = (true, 0));
                 }
+                // Only the exit of the process ends this run.
                 std::future::pending().await
             };
             let result: Result<(), Failure> = tokio::select! {
@@ -91,6 +94,7 @@ impl Runnable for EtcdChild {
                 result = running => result,
                 () = ready => Ok(()),
             };
+            // An exit that was requested is not counted.
             if !ctx.is_canceled() {
                 record.send_modify(|record| record.record_exit(&result));
             }

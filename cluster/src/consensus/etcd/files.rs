@@ -28,11 +28,11 @@ nodekeel_localstorage::layout! {
 /// The cluster in which etcd starts.
 #[derive(Debug)]
 pub(super) enum InitialCluster {
-    /// It creates a cluster; the token distinguishes it from all others.
+    /// Creates a cluster; the token distinguishes it from all others.
     New { token: String },
-    /// It joins a cluster with these members.
+    /// Joins a cluster with these members.
     Existing { peers: Vec<Peer> },
-    /// Its data lists the members.
+    /// Starts from its data, which lists the members.
     FromData,
 }
 
@@ -101,6 +101,7 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
         StartMode::NewCluster => prepare_new_cluster(files, &dirs, start, existing, new, has_data)?,
         StartMode::ExistingCluster { peers, credentials, revoked } => {
             let credentials = store_join_credentials(files, start, existing, credentials)?;
+            // A list on the disk is the ticket's, or a newer one of the cluster.
             if files.load_revocation_list(&credentials.ca).map_err(ConsensusError::Credentials)?.is_none() {
                 files.store_revocation_list(revoked).map_err(ConsensusError::Credentials)?;
             }
@@ -113,6 +114,7 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
     let list = files.peer_crl.read_if_present().map_err(|source| {
         ConsensusError::Credentials(PkiError::Read { directory: files.path().to_owned(), source })
     })?;
+    // A member without a log gets its list above; one with a log has it in its data, and only there.
     let lacks_crl = has_log && list.is_none();
     let prepared = PreparedFiles { client_credentials: client, lacks_crl, ..prepared };
     // With client credentials it can have its key certified again.
@@ -131,9 +133,11 @@ fn decide_join_question(
     prepared: &PreparedFiles,
     has_log: bool,
 ) -> Result<Option<JoinQuestion>, ConsensusError> {
+    // Only a member that was started to join asks: any other has created its cluster, or has been in it.
     if !matches!(prepared.initial_cluster, InitialCluster::Existing { .. }) {
         return Ok(None);
     }
+    // etcd would start with an empty log: that is allowed once in a member's life.
     if !has_log {
         return JoinClaim::load_or_create(&dirs.join_claim).map(|claim| Some(JoinQuestion::MayStart(claim)));
     }
@@ -222,6 +226,7 @@ fn remove_file(file: &LayoutFile) -> Result<(), ConsensusError> {
 /// The CA that is not known to be saved.
 fn load_pending_ca(dirs: &PkiDirs) -> Result<Option<PendingCa>, ConsensusError> {
     let presence = dirs.pending_ca.credential_presence().map_err(ConsensusError::Credentials)?;
+    // Without its key the CA can't be used: a removal was interrupted, and is completed now.
     if !presence.key {
         for file in [&dirs.pending_ca.certificate, &dirs.pending_ca.ca] {
             remove_file(file)?;
@@ -256,6 +261,7 @@ fn prepare_new_cluster(
     new: Option<PendingCa>,
     has_data: bool,
 ) -> Result<PreparedFiles, ConsensusError> {
+    // No CA is pending, so this member is past its bootstrap, or never was in one.
     if existing.is_some() && new.is_none() {
         // It has created its cluster, or has joined another and not started yet: then it has no data.
         return if has_data {
@@ -268,11 +274,14 @@ fn prepare_new_cluster(
         Some(new) => new,
         None => {
             let new = PendingCa::generate().map_err(ConsensusError::Ca)?;
+            // On the disk before it signs anything: a kill must not leave credentials of a CA that no longer
+            // exists.
             let kept = new.to_credentials().map_err(ConsensusError::Ca)?;
             dirs.pending_ca.store_credentials(&kept).map_err(ConsensusError::Credentials)?;
             new
         }
     };
+    // etcd rejects every connection without this file.
     let none = new.empty_revocation_list().map_err(ConsensusError::Ca)?;
     if files.load_revocation_list(new.ca_certificate()).map_err(ConsensusError::Credentials)?.is_none() {
         files.store_revocation_list(&none).map_err(ConsensusError::Credentials)?;
@@ -287,6 +296,7 @@ fn prepare_new_cluster(
         let prepared = PreparedFiles::new(InitialCluster::New { token }, issued);
         return Ok(PreparedFiles { pending_ca: Some(new), ..prepared });
     }
+    // The credentials of an earlier run stay, and etcd starts anew with them: its data is discarded.
     resume_member(files, existing, Some(new), InitialCluster::FromData).map(|prepared| {
         let token = cluster_token(&prepared.credentials);
         PreparedFiles { initial_cluster: InitialCluster::New { token }, ..prepared }
@@ -332,6 +342,7 @@ fn store_join_credentials(
             check_address(files, start, given)?;
             check_member_certificate(files, start, given)?;
             files.peer_pki.store_credentials(given).map_err(ConsensusError::Credentials)?;
+            // Read back, as every later start reads them.
             let stored = files.peer_pki.load_credentials().map_err(ConsensusError::Credentials)?;
             stored.ok_or_else(|| ConsensusError::CredentialsMissing { data: files.data.path().to_owned() })
         }
@@ -394,6 +405,7 @@ fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
 /// *Source:* `Exist` in etcd's `wal/util.go`.
 fn has_log(files: &EtcdDir) -> Result<bool, ConsensusError> {
     let failed = |error| ConsensusError::backend("look for etcd's log")(error);
+    // Not in the layout: the directory is etcd's own, and may not exist yet.
     let log = Dir::open(files.data.path()).and_then(|data| data.open_dir("member/wal"));
     match log.and_then(|log| log.list()) {
         Ok(entries) => {

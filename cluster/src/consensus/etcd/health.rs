@@ -62,8 +62,8 @@ impl KnownVoters {
         self.count == 1
     }
 
-    /// Returns whether a member that is well, with this index, need not list them again: an idle member would list its only voter
-    /// for ever, over a new connection each time.
+    /// Returns whether a member that is well, with this index, need not list them again. Without this check, an idle
+    /// member would list its only voter for ever, over a new connection each time.
     fn are_current(self, applied_index: u64) -> bool {
         self.count > 1 || self.applied_index == applied_index
     }
@@ -111,6 +111,7 @@ impl HealthWatch {
     }
 
     async fn check(&self) -> HealthCheck {
+        // First the member itself: if it is well, no other member is asked.
         let status = timeout(STATUS_TIMEOUT, self.read_status()).await.ok().flatten();
         if let Some(status) = &status
             && status.has_leader
@@ -120,6 +121,8 @@ impl HealthWatch {
             return HealthCheck { status: Some(status.clone()), voters: Vec::new() };
         }
         let voters = self.list_voters(status.as_ref().map_or(0, |status| status.applied_index)).await;
+        // With a leader a majority answers: the list is only needed to name the members in alarms, and to count
+        // the voters.
         let voters = match &status {
             Some(status) if status.has_leader => voters.into_iter().map(|voter| (voter, true)).collect(),
             _ => self.ask_voters(voters).await,
@@ -139,7 +142,9 @@ impl HealthWatch {
 
     /// The voters that this member knows, which had this index before, or its ticket.
     async fn list_voters(&self, applied_index: u64) -> Vec<Member> {
+        // The peer port answers from the start on, also without a majority.
         let Ok(members) = self.peers.list_members(self.this.name.as_str(), &self.this.url).await else {
+            // It does not answer there either. A joining member has its ticket's list; any other has none.
             return self.known_peers.iter().map(member_of_peer).collect();
         };
         let voters: Vec<_> = members.into_iter().filter(|member| !member.is_learner).collect();
@@ -172,6 +177,7 @@ fn member_of_peer(peer: &Peer) -> Member {
 fn assess(check: &HealthCheck, has_served: bool) -> Option<MemberCondition> {
     let HealthCheck { status, voters } = check;
     if let Some(status) = status.as_ref().filter(|status| status.has_leader) {
+        // An alarm goes before the wait for a vote: it stops the writes of the whole cluster.
         if !status.alarms.is_empty() {
             let alarm = |(id, kind): &(MemberId, String)| StoreAlarm::new(name_member(*id, voters), kind);
             return Some(MemberCondition::Alarms(status.alarms.iter().map(alarm).collect()));
@@ -184,9 +190,11 @@ fn assess(check: &HealthCheck, has_served: bool) -> Option<MemberCondition> {
     silent.sort();
     let reach = VoterReach::new(voters.len(), silent);
     match status {
+        // Nothing is known of the others. A member that has neither served nor answered may just be starting.
         _ if voters.is_empty() => (has_served || status.is_some()).then_some(MemberCondition::Silent),
         _ if !reach.is_majority() => Some(MemberCondition::NoMajority(reach)),
         Some(_) => Some(MemberCondition::NoLeader(reach)),
+        // The others form a majority: it is this member that does not answer.
         None => has_served.then_some(MemberCondition::Silent),
     }
 }

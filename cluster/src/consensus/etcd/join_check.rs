@@ -78,6 +78,7 @@ impl JoinCheck<'_> {
                 Err(reason) => reasons.push(reason),
             }
         }
+        // In a fixed order: answers that arrive in another order are not another status.
         reasons.sort();
         Err(reasons.join("; "))
     }
@@ -89,14 +90,17 @@ impl JoinCheck<'_> {
     ) -> Result<Result<Vec<Member>, JoinRefusal>, BoxError> {
         let known = client.list_entries(peer.name.as_str(), &peer.url).await.map_err(explain_rejection)?;
         let members: Vec<_> = known.iter().map(ListedMember::to_member).collect();
+        // Any list proves a start, however old it is, so that a refusal needs no majority.
         if let (JoinQuestion::MayStart(_), Some(refusal)) =
             (self.question, find_started(&members, &self.this))
         {
             return Ok(Err(refusal));
         }
+        // The ticket has only the peer URLs; the entry of this peer has the URL for clients.
         let is_peer = |entry: &&ListedMember| entry.peer_urls.iter().any(|url| url == peer.url.as_str());
         let url = known.iter().find(is_peer).and_then(|entry| entry.client_urls.first());
         let url = url.ok_or("it has no URL for clients yet")?;
+        // Read from this peer's own data: the majority may be waiting for this member's vote.
         if let (JoinQuestion::MayResume(_), Some(voter)) = (self.question, find_voter(&members, &self.this)) {
             let client =
                 connect_from(self.address, url, &peer.name, self.credentials, WithoutLeader::IsAnswered)
@@ -104,11 +108,13 @@ impl JoinCheck<'_> {
             let recorded = read_claim_at(&client, voter.id).await?;
             return Ok(check_claim(recorded.as_deref(), None, voter.id, &self.this.name).map(|()| members));
         }
+        // Everything from here on needs the answer of a majority.
         let keys =
             connect_from(self.address, url, &peer.name, self.credentials, WithoutLeader::Fails).await?;
         let cluster = EtcdMembers::new(EtcdKv::new(keys, CancellationToken::new()));
         match self.claim_member(&cluster.kv, &cluster).await? {
             Ok((id, listed)) => {
+                // Before its etcd starts: the promoter then tries until the learner is in sync.
                 cluster.announce_learner(id, &self.this.url).await?;
                 Ok(Ok(listed))
             }

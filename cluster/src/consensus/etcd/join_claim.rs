@@ -74,6 +74,7 @@ impl JoinClaim {
         getrandom(&mut bytes, GetRandomFlags::empty())
             .map_err(ConsensusError::backend("generate the join claim"))?;
         let claim = JoinClaim(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
+        // On the disk before it is recorded: a host that forgets a recorded claim is refused.
         file.write(format!("{}\n", claim.0).as_bytes())
             .map_err(ConsensusError::backend("write the join claim"))?;
         Ok(claim)
@@ -103,6 +104,7 @@ pub(super) async fn record_claim(
         .when(Compare::key_absent(key.clone()))
         .then(TxnOp::put(key.clone(), claim.as_bytes()))
         .or_else(TxnOp::get(key));
+    // A repeated call, after a lost answer, finds this host's own claim.
     let first = kv.txn(keep_first).await?.into_first();
     Ok(Some(first.map_or_else(|| claim.as_bytes().to_vec(), |kv| kv.value)))
 }

@@ -36,6 +36,7 @@ impl EtcdKv {
     pub(super) async fn member_id(&self) -> Result<MemberId, KvError> {
         const OPERATION: &str = "read the member's id";
         let mut client = self.client.kv_client();
+        // Every answer has the header; this key is one that each cluster has.
         let answer = self.call(OPERATION, client.get(crate::pki::CA_CERT_PATH, None)).await?;
         let headless =
             || KvError::Rejected { operation: OPERATION, source: "the response has no header".into() };
@@ -139,6 +140,7 @@ impl WatchCursor {
 
     /// The events in a response, if any.
     fn process_response(&mut self, response: &api::WatchResponse) -> Result<Option<Vec<KeyEvent>>, KvError> {
+        // History before this revision is gone: the caller has to read the present keys.
         if response.compact_revision() > 0 {
             return Err(KvError::Compacted);
         }
@@ -150,10 +152,14 @@ impl WatchCursor {
         if response.created() {
             return Ok(None);
         }
+        // The connection works: the next loss is a new one.
         self.pause = FIRST_PAUSE;
         let events = response.events().iter().filter_map(convert::key_event);
+        // No event is delivered twice, even if etcd sends more than was asked for.
         let events: Vec<_> = events.filter(|event| event.mod_revision() >= self.next_revision).collect();
+        // A response without events, such as a progress notification, moves nothing.
         let Some(last) = events.last() else { return Ok(None) };
+        // All events of a revision come in one response, since the watch asks for no fragments.
         self.next_revision = last.mod_revision().next();
         Ok(Some(events))
     }
@@ -166,6 +172,7 @@ impl WatchCursor {
             () = sleep(self.pause) => {}
         }
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        // After a failed attempt there is no connection, and `next_events` tries again, with a longer pause.
         self.connect().await.or_else(only_retryable)
     }
 
@@ -177,6 +184,7 @@ impl WatchCursor {
             options = options.with_range(end);
         }
         let mut client = self.kv.client.watch_client();
+        // etcd confirms a watch by its first response: until then, a change could be missed.
         let opening = async {
             let (sender, mut responses) = client.watch(key, Some(options)).await?.split();
             let first = responses.message().await?;

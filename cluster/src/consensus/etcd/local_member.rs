@@ -113,6 +113,7 @@ fn initial_cluster_args(name: &MemberName, peer: &PeerUrl, initial: &InitialClus
             let others = peers.iter().map(|peer| format!("{}={}", peer.name, peer.url));
             ("existing", others.chain([this]).collect::<Vec<_>>().join(","), "")
         }
+        // etcd takes the members from its data, and ignores these.
         InitialCluster::FromData => ("existing", this, ""),
     };
     let mut args = vec![format!("--initial-cluster={members}"), format!("--initial-cluster-state={state}")];
@@ -126,6 +127,7 @@ fn initial_cluster_args(name: &MemberName, peer: &PeerUrl, initial: &InitialClus
 /// of them if its version is unknown.
 async fn skip_san_variables(binary: &Path) -> &'static [&'static str] {
     let mut command = Command::new(binary);
+    // etcd reads flags from `ETCD_` variables, too: those of this process must not reach it.
     command.arg("--version").env_clear().stdin(Stdio::null()).stderr(Stdio::null());
     let printed = timeout(VERSION_TIMEOUT, spawn_blocking(move || command.output())).await;
     let printed = printed.ok().and_then(Result::ok).and_then(Result::ok).map(|output| output.stdout);

@@ -60,6 +60,7 @@ impl EtcdMembers {
     /// queried member knows.
     async fn catch_up(&self) -> Result<(), MembershipError> {
         let operation = "list the members";
+        // A linearizable read of any key waits until the member has applied all that was committed before.
         match self.kv.range(KeyRange::single_key(LEARNERS)).await {
             Ok(_) => Ok(()),
             Err(KvError::Stopped) => Err(MembershipError::Stopped),
@@ -118,11 +119,12 @@ impl EtcdMembers {
         }
     }
 
-    /// Which members do not answer, and what to do.
+    /// The members that do not answer, and the remedy.
     async fn describe_unhealthy(&self) -> String {
         let (Some(client), Ok(members)) = (&self.peer_client, self.list_members().await) else {
             return "not all voting members are connected to each other: start those that are down, then try again".to_owned();
         };
+        // A learner has no vote, and does not make the cluster unhealthy.
         let asking = members.iter().filter(|member| !member.is_learner).map(|member| async move {
             let (name, url) = (member.name.as_deref()?, member.peer_urls.first()?);
             let is_answering = client.is_answering(name, &url.parse().ok()?).await;
@@ -152,6 +154,7 @@ impl ClusterMembers for EtcdMembers {
     async fn add_learner(&self, new: &NewMember) -> Result<Member, MembershipError> {
         const OPERATION: &str = "add a learner";
         let url = new.peer_url.to_string();
+        // A repeated call, also after a lost answer, adds no second member.
         let existing = self.list_members().await?.into_iter().find(|member| member.peer_urls.contains(&url));
         match existing {
             Some(existing) => Ok(existing),
@@ -179,6 +182,7 @@ impl ClusterMembers for EtcdMembers {
         if text.contains("in sync with leader") {
             Err(MembershipError::LearnerNotReady { id })
         } else if text.contains("can only promote a learner") {
+            // A voter already, for example by an earlier call whose answer was lost.
             Ok(())
         } else if text.contains("member not found") {
             Err(MembershipError::MemberNotFound { id })
@@ -196,6 +200,7 @@ impl ClusterMembers for EtcdMembers {
         }
         let remove = |mut client: api::ClusterClient| async move { client.member_remove(id.0).await };
         match self.change(OPERATION, remove).await? {
+            // Another call may have removed it since the list was read: that is a success.
             Err(error) if !convert::error_message(&error).contains("member not found") => {
                 Err(membership_error(OPERATION, error))
             }

@@ -96,6 +96,7 @@ impl Consensus for EtcdConsensus {
     fn prepare_member(&self, start: StartOptions) -> PreparedMember {
         let (sender, receiver) = channel(MemberStatus::NotStarted);
         let (sender, member) = (Arc::new(sender), self.clone());
+        // The supervisor calls this for each run, so each gets its own copy of the options.
         let run = move |ctx: Context| {
             let (sender, member, start) = (Arc::clone(&sender), member.clone(), start.clone());
             async move {
@@ -131,18 +132,21 @@ impl MemberRun<'_> {
         // Two hosts must not run as one member. A member that has moved asks at its former address, one that joins
         // asks its cluster.
         address_change::check_moved(&prepared, self.member).await?;
+        // Without a majority this wait has no end, so that a stop must be able to interrupt it.
         tokio::select! {
             biased;
             canceled = self.ctx.canceled() => return Err(canceled.into()),
             admitted = self.wait_admitted(&mut prepared) => admitted?,
         }
         let mut exits = self.run_etcd(self.member.member_process(&prepared.initial_cluster).await)?;
+        // Until the member has a list of its own, the ticket's tells the health check whom to ask.
         let known_peers = match &prepared.initial_cluster {
             InitialCluster::Existing { peers } => peers.clone(),
             InitialCluster::New { .. } | InitialCluster::FromData => Vec::new(),
         };
         // Before etcd is ready: without a majority it never is.
         let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
+        // All of these last as long as the run: the first one to end ends it.
         tokio::select! {
             biased;
             canceled = self.ctx.canceled() => Err(canceled.into()),
@@ -193,11 +197,13 @@ impl MemberRun<'_> {
         let files = self.member.files.clone();
         let stored = spawn_blocking(move || files.store_revocation_list(&list)).await;
         stored.map_err(ConsensusError::backend("write the list of revoked certificates"))??;
+        // The running etcd trusts a single certificate: only the next run starts it with the list.
         Err(ConsensusError::RevocationListRestored.into())
     }
 
     /// Asks the cluster whether a member that joins may start, and updates its list of the others.
     async fn wait_admitted(&self, prepared: &mut PreparedFiles) -> Result<(), ConsensusError> {
+        // Only a member that joins asks, and only until it has been admitted.
         let (InitialCluster::Existing { peers }, Some(question)) =
             (&mut prepared.initial_cluster, &prepared.join_question)
         else {
@@ -215,12 +221,15 @@ impl MemberRun<'_> {
         let LocalMember { name, .. } = self.member;
         self.ctx.wait_ready(&format!("{}.etcd", self.ctx.dn())).await?;
         let (socket, credentials) = (self.member.client_socket(), prepared.own_client());
+        // Requests without a leader fail, instead of waiting for one: the caller retries.
         let client = client::connect(name, socket, credentials, WithoutLeader::Fails).await?;
         let kv = EtcdKv::new(client, self.reporter.stop_token());
+        // A learner is ready for etcd, but serves no linearizable reads until it is promoted.
         wait_serving(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv.clone());
         let peer_client = PeerClient::new(&prepared.credentials)
             .map_err(ConsensusError::backend("use the member's credentials"))?;
+        // Before anything else is written: a cluster whose CA is not saved is discarded at the next start.
         let pending_ca = prepared.pending_ca.take();
         let cluster_ca = self.load_or_save_ca(&root, pending_ca, &prepared.credentials).await?;
         // The others check the certificate when they connect, so it must precede the list that leads them
@@ -245,6 +254,7 @@ impl MemberRun<'_> {
     ) -> Result<ClusterCa, ConsensusError> {
         let Some(new) = new else {
             let cluster_ca = ClusterCa::load_ca(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
+            // Data and credentials are of different clusters: one of the two was restored to the wrong node.
             if cluster_ca.ca_certificate() != &credentials.ca {
                 return Err(ConsensusError::Ca(CaError::AnotherCa));
             }
@@ -252,6 +262,7 @@ impl MemberRun<'_> {
         };
         let cluster_ca = new.save_to(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
         let files = self.member.files.clone();
+        // Only after it is saved: a kill in between leaves it on the disk, and saving it again finds it saved.
         let removed = spawn_blocking(move || files::remove_pending_ca(&files)).await;
         removed.map_err(ConsensusError::backend("remove the saved CA from the disk"))??;
         Ok(cluster_ca)

@@ -94,6 +94,7 @@ impl PeerClient {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let socket = match url.host().parse::<IpAddr>() {
             Ok(address) => TcpStream::connect(SocketAddr::new(address, url.port())).await?,
+            // A peer URL may have a host name in place of an address.
             Err(_) => TcpStream::connect((url.host(), url.port())).await?,
         };
         let mut stream = self.0.connect(server, socket).await?;
@@ -128,6 +129,7 @@ fn parse_certificate(pem: &str) -> io::Result<CertificateDer<'static>> {
 fn is_complete(answer: &[u8]) -> bool {
     let Some((head, body)) = split_answer(answer) else { return false };
     let head = String::from_utf8_lossy(head).to_ascii_lowercase();
+    // Names of header fields are case-insensitive, hence the lower case. *Source:* RFC 9110, section 5.1.
     let length = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
     length.is_some_and(|length: usize| body.len() >= length)
 }
@@ -143,6 +145,7 @@ fn split_answer(answer: &[u8]) -> Option<(&[u8], &[u8])> {
 fn parse_answer(answer: Vec<u8>) -> io::Result<Vec<u8>> {
     let status = answer.split(|byte| *byte == b' ').nth(1);
     match (split_answer(&answer), status) {
+        // An error status has a body, too, which is not an answer.
         (Some((_, body)), Some(b"200")) if answer.starts_with(b"HTTP/1.") => Ok(body.to_vec()),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer of etcd")),
     }

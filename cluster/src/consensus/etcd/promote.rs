@@ -102,11 +102,13 @@ struct Promoter<Group> {
 
 impl<Group: PromotionGroup> Promoter<Group> {
     async fn run(mut self, mut follow: ListWatcher) -> Result<(), Failure> {
+        // No attempt before the first announcements are read: without any, there is nothing to promote.
         let (mut next, mut pause) = (None, FIRST_PAUSE);
         loop {
             tokio::select! {
                 biased;
                 update = follow.next_update() => {
+                    // A new learner is usually in sync soon, so the pauses start over.
                     self.announced.apply(update?);
                     pause = FIRST_PAUSE;
                 }
@@ -126,6 +128,7 @@ impl<Group: PromotionGroup> Promoter<Group> {
     }
 
     async fn promote_started(&self) -> Result<(), MembershipError> {
+        // Without an announcement etcd is not asked at all: the runnable causes no load while it sleeps.
         if self.announced.keys.is_empty() || !self.group.is_leader().await? {
             return Ok(());
         }
@@ -135,6 +138,7 @@ impl<Group: PromotionGroup> Promoter<Group> {
                 waiting.insert(announcement_key(learner.id));
             }
         }
+        // After the promotion: a kill in between leaves a key, which the next attempt of any leader deletes.
         for key in self.announced.keys.difference(&waiting) {
             let deleted = self.root.delete(KeyRange::single_key(key.clone())).await;
             deleted.map_err(|error| MembershipError::Unavailable {

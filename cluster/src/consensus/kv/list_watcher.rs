@@ -44,6 +44,7 @@ impl ListWatcher {
         loop {
             let Some(watch) = &mut self.watch else {
                 let read = self.store.range(self.keys.clone()).await?;
+                // From the revision after the read: no change is missed, and none is in the snapshot already.
                 match self.store.watch(self.keys.clone(), read.revision.next()).await {
                     Ok(watch) => self.watch = Some(watch),
                     // Compacted since the read: it is repeated.
@@ -54,6 +55,7 @@ impl ListWatcher {
             };
             match watch.next_events().await {
                 Some(Ok(events)) => return Ok(ListWatchUpdate::Events(events)),
+                // Changes are lost: the loop reads the present keys, and continues from there.
                 Some(Err(KvError::Compacted)) => self.watch = None,
                 Some(Err(error)) => {
                     self.watch = None;

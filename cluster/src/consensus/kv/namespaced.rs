@@ -40,6 +40,7 @@ impl NamespacedKv {
     fn full_range(&self, keys: KeyRange) -> Result<KeyRange, KvError> {
         Ok(match keys {
             KeyRange::Key(key) => KeyRange::Key(self.full_key(&key)?),
+            // With the slash: the bare prefix would match namespaces whose names begin with this one's.
             KeyRange::Prefix(prefix) if prefix.is_empty() => KeyRange::Prefix(self.full_key(b"/")?),
             KeyRange::Prefix(prefix) => KeyRange::Prefix(self.full_key(&prefix)?),
         })
@@ -82,6 +83,7 @@ impl KvStore for NamespacedKv {
 
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<WatchStream, KvError> {
         let watch = self.store.watch(self.full_range(keys)?, from).await?;
+        // The stream outlives this handle, so it owns a copy.
         let prefix = self.key_prefix.clone();
         Ok(watch.map_keys(move |key| strip_prefix(&prefix, key)))
     }

@@ -19,9 +19,9 @@ pub struct Compare {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store has to handle every condition")]
 pub enum KeyCondition {
-    /// It does not exist.
+    /// The key does not exist.
     Absent,
-    /// It exists.
+    /// The key exists.
     Present,
     /// This revision was the last to write it. A key that was deleted and created again was written.
     WrittenBy(Revision),
@@ -170,6 +170,7 @@ fn check_ops(ops: &[TxnOp]) -> Result<(), KvError> {
         match op {
             TxnOp::Put { key, .. } => {
                 check_key(key)?;
+                // etcd rejects a put and a delete of one key in any order, so the whole list is searched.
                 let is_deleted = |op: &TxnOp| matches!(op, TxnOp::Delete(keys) if keys.contains(key));
                 if written.contains(&key.as_slice()) || ops.iter().any(is_deleted) {
                     return Err(KvError::DuplicateKey);

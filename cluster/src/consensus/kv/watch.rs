@@ -11,9 +11,9 @@ use super::{KeyValue, KvError, Revision};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store has to handle every kind")]
 pub enum KeyEvent {
-    /// It was written.
+    /// The key was written.
     Put(KeyValue),
-    /// It was deleted.
+    /// The key was deleted.
     Delete {
         /// The key.
         key: Vec<u8>,

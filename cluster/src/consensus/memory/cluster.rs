@@ -145,6 +145,7 @@ impl ClusterMembers for MemoryMembers {
         if let Some(existing) = entries.iter().find(|entry| entry.has_peer_url(new.peer_url.as_str())) {
             return Ok(existing.member.clone());
         }
+        // One learner at a time, as etcd.
         if entries.iter().any(|entry| entry.member.is_learner) {
             return Err(MembershipError::TooManyLearners);
         }
@@ -170,6 +171,7 @@ impl ClusterMembers for MemoryMembers {
         let mut entries = self.entries()?;
         let Some(at) = entries.iter().position(|entry| entry.member.id == id) else { return Ok(()) };
         let voters = entries.iter().filter(|entry| !entry.member.is_learner).count();
+        // A cluster without a voter could never decide anything again.
         if !entries[at].member.is_learner && voters == 1 {
             return Err(MembershipError::QuorumLoss);
         }

@@ -46,6 +46,7 @@ struct Keys {
 
 impl Default for Keys {
     fn default() -> Keys {
+        // An empty etcd is at revision 1, and its first change has 2.
         Keys { present: BTreeMap::new(), newest: Revision(1), changes: VecDeque::new() }
     }
 }
@@ -82,12 +83,14 @@ impl KvStore for MemoryKv {
         let mut stored = self.lock_keys()?;
         let done = stored.apply(txn);
         let newest = stored.newest;
+        // While the keys are still locked: the published revision never goes back.
         self.shared.newest.send_if_modified(|known| std::mem::replace(known, newest) != newest);
         Ok(done)
     }
 
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<WatchStream, KvError> {
         keys.check_keys()?;
+        // Only to fail if the store is stopped.
         self.lock_keys().map(drop)?;
         let newest = self.shared.newest.subscribe();
         let cursor = WatchCursor { kv: self.clone(), newest, keys, next: from };
@@ -100,6 +103,7 @@ impl KvStore for MemoryKv {
 
 impl Keys {
     fn range<'a>(&'a self, keys: &'a KeyRange) -> impl Iterator<Item = &'a KeyValue> {
+        // A key sorts directly before all keys that it is a prefix of, so one scan serves both kinds.
         let (KeyRange::Key(start) | KeyRange::Prefix(start)) = keys;
         let from = (Bound::Included(start.as_slice()), Bound::Unbounded);
         self.present.range::<[u8], _>(from).map(|(_, kv)| kv).take_while(|kv| keys.contains(&kv.key))
@@ -108,6 +112,7 @@ impl Keys {
     fn apply(&mut self, txn: Txn) -> TxnResponse {
         let holds = txn.when.iter().all(|compare| compare.is_satisfied_by(self.present.get(&compare.key)));
         let mut done = TxnResponse { succeeded: holds, ..TxnResponse::default() };
+        // One revision for all operations; it is used only if one of them changes anything.
         let (revision, mut events) = (self.newest.next(), Vec::new());
         for op in if holds { txn.then } else { txn.or_else } {
             match op {
@@ -163,6 +168,7 @@ impl WatchCursor {
             // Marked as seen before the read: a later change wakes this task again.
             self.newest.borrow_and_update();
             {
+                // The block ends before the wait: a guard must not be held across an await.
                 let stored = self.kv.lock_keys()?;
                 for events in stored.changes_from(self.next)? {
                     self.next = self.next.next();
@@ -174,6 +180,7 @@ impl WatchCursor {
                 }
             }
             tokio::select! {
+                // The next look at the keys returns the error.
                 () = self.kv.stop_token.cancelled() => {}
                 _ = self.newest.changed() => {}
             }

@@ -94,6 +94,7 @@ async fn start_member(
     network: &MemoryNetwork,
     disk: &Mutex<Option<MemberDisk>>,
 ) -> Result<(ClusterAccess, CancellationToken), ConsensusError> {
+    // The state of an earlier run decides, and not the mode, as the files of a real member do.
     let found = lock_disk(disk).clone();
     let member = match (found, &start.mode) {
         (Some(member), _) => member,
@@ -108,6 +109,7 @@ async fn start_member(
         (None, StartMode::ExistingCluster { .. }) => join_cluster(start, network).await?,
         (None, StartMode::Restart) => return Err(ConsensusError::NoMember { data: memory_path() }),
     };
+    // Kept before it serves: a run that is dropped from here on is resumed by the next.
     *lock_disk(disk) = Some(member.clone());
     let root: Arc<dyn KvStore> = Arc::new(member.cluster.kv.with_stop_token(reporter.stop_token()));
     if let Some(new) = &member.pending_ca {
@@ -139,6 +141,7 @@ async fn join_cluster(start: &StartOptions, network: &MemoryNetwork) -> Result<M
     {
         return Err(ConsensusError::Ca(CaError::AnotherCa));
     }
+    // The list of the ticket may be older than that of the cluster, so both count.
     let now_revoked = cluster_ca.revocation_list().await.map_err(ConsensusError::Ca)?;
     if now_revoked.is_revoked(&credentials.certificate) || revoked.is_revoked(&credentials.certificate) {
         return Err(ConsensusError::CertificateRevoked { certificate: memory_path() });
