@@ -55,7 +55,7 @@ pub struct CriSettings {
     pub runsc: Option<RunscSettings>,
     /// Cgroup driver of pods; the kubelet must use the same. Default: cgroupfs.
     pub cgroups: CgroupDriver,
-    /// Whether containers may have a lower OOM score than containerd itself. Default: if this process has the
+    /// The permission of containers to have a lower OOM score than containerd itself. Default: if this process has the
     /// capability.
     pub oom_score: OomScorePolicy,
     /// Image of the pod sandbox (pause) container. Default: containerd's default, pulled from a registry.
@@ -130,6 +130,8 @@ impl ContainerdSettings {
             toml_table([("path", path_value(layout.data().opt.path()))]),
         )]);
         match &self.cri {
+            // 2.x has split the plugin of the CRI into three. A release ignores names of plugins that it does
+            // not have.
             None => disabled.extend([CRI_PLUGIN, CRI_IMAGES_PLUGIN, CRI_RUNTIME_PLUGIN]),
             Some(cri) => plugins.extend(cri.plugin_tables(self.version, layout)),
         }
@@ -166,6 +168,7 @@ fn toml_table<const N: usize>(entries: [(&str, Value); N]) -> Value {
 
 impl CriSettings {
     fn plugin_tables(&self, version: ConfigVersion, layout: &DirectoryLayout) -> Vec<(String, Value)> {
+        // Only the kubelet connects to these streams (exec, attach, port-forward), and it is on this host.
         let streams = [
             ("disable_tcp_service", Value::from(true)),
             ("stream_server_address", Value::from("127.0.0.1")),
@@ -181,6 +184,7 @@ impl CriSettings {
         let runtime = [("restrict_oom_score_adj", restricted), ("cni", cni)];
         match version {
             ConfigVersion::V2 => {
+                // Version 2 has all settings of the CRI in one table.
                 containerd.insert("snapshotter".into(), Value::from("overlayfs"));
                 let sandbox =
                     self.sandbox_image.iter().map(|image| ("sandbox_image", Value::from(image.clone())));
@@ -192,6 +196,7 @@ impl CriSettings {
                 )]
             }
             ConfigVersion::V3 => {
+                // Version 3 divides them among three plugins: the streams, images and runtimes.
                 let [oom, cni] = runtime;
                 let mut images = Table::from_iter([("snapshotter".to_owned(), Value::from("overlayfs"))]);
                 if let Some(image) = &self.sandbox_image {
@@ -221,6 +226,7 @@ impl CriSettings {
         let mut runtimes = Table::from_iter([(RuntimeHandler::Runc.as_str().to_owned(), runc)]);
         if self.runsc.is_some() {
             let options = toml_table([
+                // The shim reads its configuration file only if its options have this type.
                 ("TypeUrl", Value::from("io.containerd.runsc.v1.options")),
                 ("ConfigPath", path_value(&layout.runsc_config_path())),
             ]);

@@ -98,6 +98,7 @@ impl ContainerdImages {
         let Some((root, reserve)) = &self.disk else { return Ok(None) };
         let failed = |error: rustix::io::Errno| ImageStoreError::ReadDiskSpace(error.into());
         let device = |path: &Path| rustix::fs::stat(path).map(|found| found.st_dev).ok();
+        // On the same file system, but outside of the project limit: its numbers are those of the whole disk.
         let parent = root.parent().filter(|parent| device(parent) == device(root));
         let [disk, limited] = [parent.unwrap_or(root), root].map(rustix::fs::statvfs);
         let (disk, limited) = (disk.map_err(failed)?, limited.map_err(failed)?);
@@ -244,11 +245,14 @@ impl ImageStore for ContainerdImages {
             let mut parts = answer.map_err(|status| to_error(status.into()))?.into_inner();
             while let Some(part) = parts.message().await.map_err(|status| to_error(status.into()))? {
                 bytes.extend_from_slice(&part.data);
+                // The reported size was within the limit; the stream has to be, too.
                 if bytes.len() as u64 > limit {
                     return Err(to_error("more bytes than its reported size".into()));
                 }
             }
         }
+        // containerd verifies content when it is written, but not when it is read: the disk may have damaged
+        // it.
         match Digest::of_content(&bytes) == *digest {
             true => Ok(Some(bytes)),
             false => Err(to_error("the bytes on disk do not match the digest".into())),

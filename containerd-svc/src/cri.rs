@@ -75,6 +75,7 @@ pub(crate) async fn list_cri_images(socket: &Path) -> Result<BTreeSet<String>, C
 async fn call<A: Message + Default + 'static>(socket: &Path, method: &str) -> Result<A, CriError> {
     let failed = |source: ErrorSource| CriError { socket: socket.to_owned(), source };
     let channel = containerd_client::connect(socket).await.map_err(|error| failed(error.into()))?;
+    // tonic's limit of 4 MiB may be too small for the list of a node with many images.
     let mut client = Grpc::new(channel).max_decoding_message_size(usize::MAX);
     client.ready().await.map_err(|error| failed(error.into()))?;
     let path =

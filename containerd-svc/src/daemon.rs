@@ -57,7 +57,7 @@ pub struct Containerd {
     pub binary: PathBuf,
     /// The directories.
     pub layout: DirectoryLayout,
-    /// Its `PATH`.
+    /// The `PATH` of the daemon.
     pub search_path: OsString,
     /// The configuration. Default: a containerd without the CRI.
     pub config: ContainerdConfig,
@@ -88,7 +88,7 @@ pub enum ContainerdConfig {
     Verbatim {
         /// The TOML.
         text: String,
-        /// Whether gVisor logs into the layout's FIFO.
+        /// True if gVisor logs into the layout's FIFO.
         runsc: bool,
     },
 }
@@ -168,6 +168,7 @@ impl Containerd {
             let (socket, answered) = (socket.clone(), Arc::clone(&answered));
             async move {
                 probe_daemon(&socket, has_cri).await?;
+                // It leaves a permit, so that the liveness probe starts even if it waits only later.
                 answered.notify_one();
                 Ok::<(), Failure>(())
             }
@@ -187,11 +188,13 @@ impl Containerd {
             .envs(self.env.clone())
             .ready_when(Readiness::on_probe(probe))
             .grace_period(self.grace_period)
+            // The shims, and so the containers, outlive the daemon, and its next run finds them.
             .kill_mode(KillMode::Process)
     }
 
     async fn run_once(self, ctx: Context) -> Result<(), Failure> {
         self.prepare_files().await?;
+        // After the files are written: containerd itself is asked for what they result in.
         let has_cri = tokio::select! {
             biased;
             canceled = ctx.canceled() => return Err(canceled.into()),
@@ -203,6 +206,7 @@ impl Containerd {
             runsc::open_fifo(&fifo)?;
             ctx.run_child("runsc", runsc::runsc_log_reader(self.journal.clone(), fifo))?;
         }
+        // Started before the daemon, for whose readiness it waits.
         if let Some(preseed) = &self.preseed {
             ctx.run_child(
                 "preseed",
@@ -212,6 +216,7 @@ impl Containerd {
         let answered = Arc::new(Notify::new());
         let process = self.build_process(Arc::clone(&answered), has_cri);
         tokio::select! {
+            // An exit is a better reason than the failed probe that it causes.
             biased;
             ended = process.run(ctx.clone()) => ended,
             hung = self.watch_liveness(&answered, has_cri) => Err(hung.into()),
@@ -229,6 +234,7 @@ impl Containerd {
         // `interval_at` panics for a zero interval.
         let period = period.max(Duration::from_millis(1));
         let mut due = interval_at(Instant::now() + period, period);
+        // After a slow answer, the next probe comes a whole period later, and not at once.
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while failures <= tolerated_failures {
             due.tick().await;

@@ -38,6 +38,7 @@ impl DiskReserve {
     /// The reserve of a disk of this size, in bytes.
     pub fn bytes_on(self, disk_bytes: u64) -> u64 {
         const GIBIBYTE: u64 = 1 << 30;
+        // On a small disk, 1 GiB could be most of it: hence the upper bound.
         self.0.unwrap_or_else(|| (disk_bytes / 20).max(GIBIBYTE).min(disk_bytes / 5))
     }
 }

@@ -146,7 +146,7 @@ pub enum ImportError {
 }
 
 impl ImportError {
-    /// Whether a retry may import the same file: the store or the disk failed, the file is not invalid.
+    /// Returns whether a retry may import the same file: the store or the disk failed, the file is not invalid.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Open { .. } | Self::Store { .. } => true,

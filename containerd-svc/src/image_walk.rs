@@ -55,7 +55,7 @@ pub(crate) struct ImageWalk<'a> {
     pub(crate) runnable_images: Vec<RunnableImage>,
 }
 
-/// Whether a target has an image for this platform.
+/// The platforms for which a target has images.
 #[derive(Debug, Default)]
 pub(crate) struct PlatformMatch {
     pub(crate) runs: bool,
@@ -74,6 +74,7 @@ impl<'a> ImageWalk<'a> {
         let mut fit = PlatformMatch::default();
         let mut pending = vec![(target.clone(), 0)];
         while let Some((descriptor, depth)) = pending.pop() {
+            // Indexes may refer to each other in any way: the count and the depth bound the walk.
             self.count_descriptors(1)?;
             match descriptor.target_kind() {
                 TargetKind::Index if depth > self.scope.limits.nesting => {
@@ -112,6 +113,7 @@ impl<'a> ImageWalk<'a> {
         let mut labels = Labels::new();
         for (position, child) in index.manifests.iter().enumerate() {
             let is_present = self.is_present(child).await?;
+            // Children for other platforms, too, as far as they exist: the label keeps them.
             if is_present {
                 labels.insert(format!("containerd.io/gc.ref.content.m.{position}"), child.digest.to_string());
             }
@@ -119,6 +121,7 @@ impl<'a> ImageWalk<'a> {
                 Some(platform) if !self.scope.platform.can_run(platform) => fit.others.push(platform.clone()),
                 // Its platform is in its configuration, which does not exist.
                 None if !is_present => {}
+                // If it is missing, reading it fails: the node needs it.
                 _ => children.push(child.to_descriptor()),
             }
         }
@@ -141,6 +144,7 @@ impl<'a> ImageWalk<'a> {
         let by = descriptor.digest.to_string();
         let config: ImageConfig = self.read_needed_document(&manifest.config.to_descriptor(), &by).await?;
         let platform = config.platform;
+        // An image that states no platform is accepted on every one.
         let is_stated = !(platform.os.is_empty() && platform.architecture.is_empty());
         if is_stated && !self.scope.platform.can_run(&platform) {
             fit.others.push(platform);
@@ -193,6 +197,7 @@ impl<'a> ImageWalk<'a> {
 
     async fn is_present(&self, listed: &JsonDescriptor) -> Result<bool, BundleError> {
         let size = self.scope.store.content_size(self.scope.namespace, &listed.digest).await?;
+        // Content of another size is not what the descriptor means.
         Ok(size == Some(listed.size))
     }
 }
@@ -203,11 +208,12 @@ fn missing_content(digest: &Digest, by: &str) -> BundleError {
     ArchivedImageError::MissingContent { what: digest.to_string(), by: by.to_owned() }.into()
 }
 
-/// Whether all content that this node needs of an image exists.
+/// Returns whether all content that this node needs of an image exists.
 pub(crate) async fn is_complete(scope: ImageScope<'_>, target: &Descriptor) -> Result<bool, BundleError> {
     match ImageWalk::new(scope).follow_target(target).await {
         Ok(fit) => Ok(fit.runs),
         Err(BundleError::Store(error)) => Err(error.into()),
+        // Missing or invalid content is no failure here: the bundle is imported again.
         Err(_) => Ok(false),
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct ImportJob<'a> {
     pub(crate) scope: ImageScope<'a>,
     /// The repository of images with only a tag.
     pub(crate) repository: &'a str,
-    /// Whether layers are unpacked during the import.
+    /// True if layers are unpacked during the import.
     pub(crate) unpack: bool,
     /// The sizes of the archive's files, once it had to be measured.
     pub(crate) measured: &'a MeasuredFiles,
@@ -40,6 +40,7 @@ pub(crate) async fn import_bundle(
 ) -> Result<Vec<Image>, BundleError> {
     let import = job.scope.store.begin_import(job.scope.namespace).await?;
     let (mut import, read) = match space::check_archive_fits(job, &file, &*import).await {
+        // The session moves to the thread that reads the archive, and comes back with the result.
         Ok(()) => bridge::read_archive(file, job.scope.limits.clone(), import).await,
         Err(error) => (Some(import), Err(error)),
     };
@@ -75,6 +76,7 @@ async fn finish_import(
     let candidates = names::find_candidates(job, contents, import).await?;
     let mut walk = ImageWalk::new(job.scope);
     let targets = choose_images(&mut walk, job, candidates).await?;
+    // Another image may have brought it, and may be removed before this one is listed.
     keep_existing_content(&walk, contents, import).await?;
     let mut labels = std::mem::take(&mut walk.labels);
     if job.unpack {
@@ -83,9 +85,11 @@ async fn finish_import(
             labels.entry(runnable.config).or_default().extend(unpacked);
         }
     }
+    // Labels before images: from the moment in which an image is listed, it keeps all of its content.
     for (digest, labels) in labels.iter().filter(|(_, labels)| !labels.is_empty()) {
         import.label_content(digest, labels).await?;
     }
+    // Last: until here, no image of the bundle is listed.
     let images = listing(&targets);
     for image in &images {
         import.put_image(image).await?;

@@ -133,6 +133,7 @@ fn complete_name(text: &str) -> Option<String> {
         return None;
     }
     let (registry, repository) = match path.split_once('/') {
+        // A registry has a dot or a port in its name, unless it is localhost: so Docker tells it from a path.
         Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest.to_owned()),
         Some(_) => (DEFAULT_REGISTRY, path.to_owned()),
         None => (DEFAULT_REGISTRY, format!("library/{path}")),
@@ -140,8 +141,10 @@ fn complete_name(text: &str) -> Option<String> {
     if !is_registry(registry) || !repository.split('/').all(is_component) {
         return None;
     }
+    // The former name of Docker's registry, which old references have.
     let registry = if registry == "index.docker.io" { DEFAULT_REGISTRY } else { registry };
     let end = match (digest, tag) {
+        // A digest replaces the tag, as in the names that containerd lists.
         (Some(digest), _) => format!("@{digest}"),
         (None, tag) => format!(":{}", tag.unwrap_or("latest")),
     };

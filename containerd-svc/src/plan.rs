@@ -169,7 +169,7 @@ impl FromStr for BundleMark {
 }
 
 impl BundleMark {
-    /// Whether an image with this name has the mark only because it is a copy.
+    /// Returns whether an image with this name has the mark only because it is a copy.
     fn is_copied_to(&self, name: &str) -> bool {
         self.image.as_deref().is_some_and(|image| image != name)
     }
@@ -216,6 +216,7 @@ pub fn plan_preseed(
     let mut plan = PreseedPlan::default();
     let unlisted = wanted.bundles.iter().map(|bundle| (&bundle.namespace, &[][..]));
     let listed = listed.iter().map(|(namespace, images)| (namespace, &images[..]));
+    // Where a namespace has both, the listed images replace the empty list: the last entry wins.
     let namespaces: BTreeMap<&Namespace, &[Image]> = unlisted.chain(listed).collect();
     for (namespace, images) in namespaces {
         let files = BundleFiles::new(wanted, namespace, images, unpack);
@@ -256,7 +257,7 @@ enum BundleFileState {
     /// All of its images are listed, with marks of this file.
     Imported {
         fingerprint: BundleFingerprint,
-        /// Whether the marks have names.
+        /// True if the marks have names.
         has_names: bool,
     },
 }
@@ -267,7 +268,7 @@ struct PlannedImage {
     change: Option<(ImageUpdateKind, Image)>,
     /// The file that owns the name, with the target that it has for it.
     owner: Option<(String, Digest)>,
-    /// Whether the store has that target.
+    /// True if the store has that target.
     is_present: bool,
 }
 
@@ -291,13 +292,16 @@ impl<'a> BundleFiles<'a> {
                 return None;
             }
             match (self.files.get(file), mark) {
+                // It keeps what it brought earlier, until its import has succeeded.
                 (Some(BundleFileState::Pending(_)), _) => Some((file, None)),
                 (Some(BundleFileState::Imported { fingerprint, has_names }), Some(mark))
                     if mark.fingerprint == *fingerprint && mark.image.is_some() == *has_names =>
                 {
                     Some((file, Some(mark.target)))
                 }
+                // Nothing is known of the namespace, so none of its marks is dropped.
                 (None, _) if self.is_unreadable => Some((file, None)),
+                // The mark is of a file that is gone, or of an earlier content of it.
                 _ => None,
             }
         });
@@ -312,17 +316,20 @@ impl<'a> BundleFiles<'a> {
         };
         let dead: Vec<&String> = image.labels.keys().filter(is_dead).collect();
         let mut changed = image.clone();
+        // An empty value: `put_image` removes such a label, and keeps those of other clients.
         changed.labels.extend(dead.iter().map(|key| ((*key).clone(), String::new())));
         let mut kind = (!dead.is_empty()).then_some(ImageUpdateKind::Unmark);
         if live.is_empty() && kind.is_some() {
             kind = Some(ImageUpdateKind::Unpin);
             changed.labels.entry(PINNED_LABEL.0.to_owned()).and_modify(String::clear);
         }
+        // A pending file has no known target yet, so that its names are not repointed.
         let owner = live.first().and_then(|(file, target)| Some(((*file).to_owned(), (*target)?)));
         let mut is_present = true;
         if let Some((_, target)) = &owner
             && *target != image.target.digest
         {
+            // Another image has the same target, so its content exists; otherwise the bundle has to be read.
             match images.iter().find(|other| other.target.digest == *target) {
                 Some(other) => {
                     changed.target = Descriptor::clone(&other.target);
@@ -364,6 +371,7 @@ impl BundleFileState {
                 false => ImportReason::Changed,
             }
         } else if marks.iter().any(|mark| mark.count != marks.len()) {
+            // Each mark has the number of images of the bundle: fewer marks mean that one was removed.
             ImportReason::Incomplete
         } else if unpack && marks.iter().any(|mark| !mark.unpacked) {
             ImportReason::NotUnpacked

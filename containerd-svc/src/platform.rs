@@ -33,7 +33,7 @@ impl Platform {
         Self { os: "linux".into(), architecture: architecture.into(), variant: variant.map(String::from) }
     }
 
-    /// Whether this platform runs images for `other`. A platform without a variant runs the baseline variant:
+    /// Returns whether this platform runs images for `other`. A platform without a variant runs the baseline variant:
     /// `v8` of `arm64`, `v1` of `amd64`.
     pub fn can_run(&self, other: &Self) -> bool {
         let same = self.os == other.os && self.architecture == other.architecture;
@@ -42,6 +42,7 @@ impl Platform {
             (_, Some(variant)) => variant.to_owned(),
         };
         let (native, wanted) = (variant(self), variant(other));
+        // A newer variant of 32-bit ARM runs images for an older one: v7 those for v6.
         same && (wanted.is_empty() || native == wanted || self.architecture == "arm" && wanted < native)
     }
 }

@@ -43,6 +43,7 @@ pub fn prepare_layout(
     if let Some(runsc) = runsc {
         write_config(&layout.runsc_config_path(), runsc)?;
     }
+    // A socket's file outlives its process, and bind(2) fails as long as it exists.
     for socket in [layout.socket_path(), layout.ttrpc_path()] {
         remove_stale_socket(&socket)?;
     }

@@ -60,7 +60,7 @@ pub struct BundleCounts {
 /// The reason why a bundle cannot be imported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BundleFault {
-    /// Whether the bundle lacks content that another bundle may bring; otherwise it is invalid by itself.
+    /// True if the bundle lacks content that another bundle may bring; otherwise it is invalid by itself.
     lacks_content: bool,
     reason: String,
 }
@@ -178,7 +178,7 @@ impl Preseed {
         self
     }
 
-    /// Whether layers are unpacked during the import, so that the first container starts without that delay.
+    /// Sets whether layers are unpacked during the import, so that the first container starts without that delay.
     /// Default: no. If it is enabled later, packed bundles are imported again; unpacked layers stay unpacked.
     #[must_use]
     pub fn with_unpacking(mut self, unpack: bool) -> Self {
@@ -186,7 +186,7 @@ impl Preseed {
         self
     }
 
-    /// Whether images are pinned: the kubelet then keeps them even if the disk is full. Default: yes.
+    /// Sets whether images are pinned: the kubelet then keeps them even if the disk is full. Default: yes.
     ///
     /// *Source:* the label `io.cri-containerd.pinned`, containerd 1.7 and later; older releases ignore it.
     #[must_use]
@@ -228,12 +228,14 @@ impl Preseed {
         let (processed, changes) = PreseedPass::new(self, store, wanted).run().await?;
         outcomes.extend(processed);
         let report = PreseedReport { outcomes, skipped, changes, is_empty: false };
+        // Only after a complete pass, so that the counts are always those of all bundles.
         self.lock_memory().counts = Some(report.bundle_counts());
         Ok(report)
     }
 
     async fn scan_bundles(&self) -> Result<Option<ScanResult>, PreseedError> {
         let directory = self.bundle_dir.clone();
+        // The scan reads parts of every bundle, and all headers of uncompressed ones.
         let scanned = spawn_blocking(move || scan::scan_bundles(&directory)).await;
         scanned
             .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))

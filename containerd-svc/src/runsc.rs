@@ -62,6 +62,7 @@ async fn drain_removed_fifo(ctx: Context, fifo: FifoSource, mut lines: LineWrite
 /// *Source:* gVisor's pkg/log/glog.go.
 fn parse_line(line: &str, now: SystemTime) -> Option<LogMessage> {
     let debug = || {
+        // klog has no debug lines, so it is parsed as an informational one, and gets its level back.
         let mut message = parse::klog_line(&format!("I{}", line.strip_prefix('D')?), now)?;
         message.level = Level::Debug;
         Some(message)

@@ -41,8 +41,8 @@ pub(crate) struct ScanResult {
     pub(crate) failed: Vec<ImportError>,
 }
 
-/// Scans the directory; `None` if it is empty, like the mount point of a disk that is not mounted: that says
-/// nothing about bundles. Links to files are followed, links to directories are not.
+/// Scans the directory; `None` if it is empty, like the mount point of a disk that is not mounted, which does not
+/// mean that there are no bundles. Links to files are followed, links to directories are not.
 pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error> {
     let mut found = ScanResult::default();
     let top = Dir::open(directory)?;
@@ -136,6 +136,7 @@ fn open_linked_file(directory: &Dir, file: &str) -> Result<File, Error> {
             opened => return opened,
         }
         let linked =
+            // `Dir` follows no links itself, so each one is read and followed here.
             std::fs::read_link(&path).map_err(|error| Error::new(FileOperation::Open, &path, error))?;
         let parent = path.parent().unwrap_or(Path::new("/")).to_owned();
         path = parent.join(linked);
@@ -168,6 +169,7 @@ fn compute_fingerprint(file: &File) -> std::io::Result<BundleFingerprint> {
     for number in [size.cast_signed(), metadata.mtime(), metadata.mtime_nsec()] {
         hasher.update(&number.to_le_bytes());
     }
+    // The second part begins where the first one ends, or later: no byte counts twice.
     for at in [0, size.saturating_sub(FINGERPRINT_PART_BYTES).max(FINGERPRINT_PART_BYTES.min(size))] {
         let mut part =
             vec![0; usize::try_from(size.saturating_sub(at).min(FINGERPRINT_PART_BYTES)).unwrap_or_default()];

@@ -46,6 +46,7 @@ impl Compression {
     pub(crate) fn detect(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
+            // The second is a skippable frame, which may precede the data. *Source:* RFC 8878, 3.1.2.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Unsupported("xz"),
             [b'B', b'Z', b'h', b'1'..=b'9', b'1', b'A', ..] => Self::Unsupported("bzip2"),
@@ -62,13 +63,17 @@ impl<R: Read> DecompressedStream<R> {
         let mut head = Vec::with_capacity(MAGIC_BYTES);
         file.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut head).map_err(ArchiveError::Io)?;
         let compression = Compression::detect(&head);
+        // The decompressor reads the magic bytes again, which need not be possible in the file itself.
         let buffered = BufReader::with_capacity(READ_BUFFER_BYTES, Cursor::new(head).chain(file));
         Ok(match compression {
             Compression::None => Self::Raw(buffered),
+            // A gzip file may have several members, one after the other. *Source:* RFC 1952, section 2.2.
             Compression::Gzip => Self::Gzip(Box::new(MultiGzDecoder::new(buffered))),
             Compression::Zstd => {
                 let mut decoder =
                     zstd::stream::read::Decoder::with_buffer(buffered).map_err(ArchiveError::Io)?;
+                // The frame states its own window: without this limit, it would decide how much memory the
+                // import takes.
                 decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(ArchiveError::Io)?;
                 Self::Zstd(Box::new(decoder))
             }
@@ -76,13 +81,14 @@ impl<R: Read> DecompressedStream<R> {
         })
     }
 
-    /// Whether a checksum follows the end of the tar.
+    /// Returns whether a checksum follows the end of the tar.
     pub(super) fn ends_with_checksum(&self) -> bool {
         !matches!(self, Self::Raw(_))
     }
 
     /// Classifies a read error at this position.
     pub(super) fn read_error(&self, source: io::Error, at: u64) -> ArchiveError {
+        // A decompressor passes on errors of the file, which have a number of the kernel, unlike its own.
         let is_of_file = matches!(self, Self::Raw(_)) || source.raw_os_error().is_some();
         match source.kind() {
             io::ErrorKind::UnexpectedEof => ArchiveError::Truncated { at },

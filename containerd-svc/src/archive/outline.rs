@@ -29,6 +29,7 @@ pub(crate) fn read_outline(
     read_at: impl Fn(&mut [u8], u64) -> io::Result<()>,
     start: u64,
 ) -> io::Result<Option<ArchiveOutline>> {
+    // A file that ends early is not a complete tar; that is no failure of the disk.
     let read_all = |buffer: &mut [u8], at| match read_at(buffer, at) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
         read => read.map(Some),
@@ -47,11 +48,13 @@ pub(crate) fn read_outline(
         hasher.update(&block);
         let is_extension = matches!(header.kind, b'x' | b'g' | b'L' | b'K');
         let size = match &pax {
+            // A pax header is about the next file, and not about another extension before it.
             _ if is_extension => header.size,
             _ if is_link_kind(header.kind) => 0,
             PaxHeader { size, .. } => size.unwrap_or(header.size),
         };
         let mut content = Vec::new();
+        // A large file is skipped: one of the documents, which are small, has its digest.
         if size <= SMALL_FILE_BYTES {
             content.resize(usize::try_from(size).unwrap_or_default(), 0);
             if read_all(&mut content, at + BLOCK_BYTES as u64)?.is_none() {
@@ -62,6 +65,7 @@ pub(crate) fn read_outline(
         match header.kind {
             b'x' => pax = PaxHeader::parse(&content).unwrap_or_default(),
             b'L' => long_name = Some(content),
+            // Targets of links are not listed, and the import ignores global headers as well.
             b'g' | b'K' => {}
             kind => {
                 let long_name = long_name.take();
@@ -75,6 +79,7 @@ pub(crate) fn read_outline(
             }
         }
         let blocks = size.checked_next_multiple_of(BLOCK_BYTES as u64);
+        // The size comes from an untrusted header, so that the sum may overflow.
         match blocks.and_then(|bytes| at.checked_add(BLOCK_BYTES as u64)?.checked_add(bytes)) {
             Some(next) => at = next,
             None => return Ok(None),

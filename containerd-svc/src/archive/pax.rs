@@ -17,6 +17,7 @@ impl PaxHeader {
     pub(super) fn parse(mut records: &[u8]) -> Option<Self> {
         let mut pax = Self::default();
         while !records.is_empty() {
+            // The longest number that fits has 20 digits: garbage is not searched any further.
             let space = records.iter().take(20).position(|byte| *byte == b' ')?;
             let length: usize = std::str::from_utf8(&records[..space]).ok()?.parse().ok()?;
             let record = records.get(space + 1..length)?.strip_suffix(b"\n")?;
@@ -27,6 +28,7 @@ impl PaxHeader {
                 b"linkpath" => pax.link = Some(value.to_vec()),
                 b"size" => pax.size = Some(std::str::from_utf8(value).ok()?.parse().ok()?),
                 key if key.starts_with(b"GNU.sparse.") => pax.is_sparse = true,
+                // Times and owners are of no use here: a blob has only a name and a size.
                 _ => {}
             }
             records = &records[length..];

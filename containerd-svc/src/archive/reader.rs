@@ -73,6 +73,7 @@ impl ArchiveContents {
     /// The file with this name, following links within the archive.
     pub(crate) fn find_file(&self, name: &str) -> Option<&StoredBlob> {
         let mut name = resolve_name("", name)?;
+        // A bounded number: an archive may have links in a circle.
         for _ in 0..MAX_LINKS {
             if let Some(stored) = self.files.get(&name) {
                 return Some(stored);
@@ -118,6 +119,7 @@ pub(crate) fn read_archive<R: Read, S: BlobSink>(
         match &entry.kind {
             EntryKind::File => read_file(&mut tar, entry, limits, &mut contents, sink)?,
             EntryKind::Symlink(to) => {
+                // Relative to the link's own directory. A target outside of the archive is dropped.
                 let directory = entry.name.rsplit_once('/').map_or("", |(directory, _)| directory);
                 contents.links.extend(resolve_name(directory, to).map(|to| (entry.name.clone(), to)));
             }
@@ -127,6 +129,7 @@ pub(crate) fn read_archive<R: Read, S: BlobSink>(
             EntryKind::Other => {}
         }
     }
+    // The checksum at the end covers everything before it, so it is read before anything is listed.
     tar.read_trailer()?;
     Ok(contents)
 }
@@ -156,6 +159,7 @@ fn read_file<R: Read, S: BlobSink>(
     match entry.name.as_str() {
         "index.json" => contents.index = Some(read_document(tar, &entry, limits)?),
         "manifest.json" => contents.manifest = Some(read_document(tar, &entry, limits)?),
+        // Only a version, on which nothing here depends.
         "oci-layout" => {}
         name if is_legacy_metadata(name) => {}
         _ => {
@@ -191,10 +195,12 @@ fn read_blob<R: Read, S: BlobSink>(
 ) -> Result<StoredBlob, ReadError<S::Error>> {
     let expected = digest_from_name(&entry.name);
     let incoming = IncomingBlob { digest: expected, size: entry.size, file: entry.name.clone() };
+    // The store has verified content that it already has, so its copy in the archive is skipped.
     let is_wanted = sink.begin(incoming).map_err(ReadError::Sink)?;
     let (mut hasher, mut compression) = (DigestHasher::default(), None);
     loop {
         let chunk = read_chunk(tar, entry.size)?;
+        // From the first chunk: a docker-archive does not state the compression of its layers.
         compression.get_or_insert_with(|| Compression::detect(&chunk));
         if chunk.is_empty() {
             break;
@@ -212,6 +218,7 @@ fn read_blob<R: Read, S: BlobSink>(
         Some(expected) if !is_wanted => expected,
         expected => {
             let found = hasher.finish();
+            // Before the commit: content with a wrong digest never becomes visible.
             if expected.is_some_and(|expected| expected != found) {
                 return Err(ReadError::Digest { name: entry.name.clone(), found });
             }
@@ -228,6 +235,7 @@ fn read_blob<R: Read, S: BlobSink>(
 fn read_chunk<R: Read>(tar: &mut TarReader<R>, size: u64) -> Result<Bytes, ArchiveError> {
     let mut bytes = vec![0; usize::try_from(size).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES)];
     let mut filled = 0;
+    // Decompressors return small parts; full chunks keep the number of requests to the store low.
     while filled < bytes.len() {
         match tar.read_content(&mut bytes[filled..])? {
             0 => break,

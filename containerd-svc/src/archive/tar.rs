@@ -70,12 +70,14 @@ impl<R: Read> TarReader<R> {
 
     /// Skips the rest of the current entry and reads the next one; `None` at the end.
     pub(super) fn next_entry(&mut self) -> Result<Option<TarEntry>, ArchiveError> {
+        // Extensions precede the entry that they describe, and apply to that one alone.
         let (mut long_name, mut long_link, mut pax) = (None, None, PaxHeader::default());
         loop {
             self.skip_content()?;
             let Some(header) = self.read_header()? else {
                 return Ok(None);
             };
+            // Extensions count too: an archive that consists of them must end as well.
             self.entries += 1;
             if self.entries > self.limits.entries {
                 return Err(ArchiveError::Limit {
@@ -94,6 +96,7 @@ impl<R: Read> TarReader<R> {
                 _ => {
                     let name = pax.path.or(long_name).unwrap_or(header.name);
                     let link = pax.link.or(long_link).unwrap_or(header.link);
+                    // The data of a sparse file leave out its holes, so that its digest would be wrong.
                     if header.kind == b'S' || pax.is_sparse {
                         return Err(self.format_error("a sparse file"));
                     }
@@ -112,11 +115,13 @@ impl<R: Read> TarReader<R> {
         link: &[u8],
         size: u64,
     ) -> Result<TarEntry, ArchiveError> {
+        // All names stay in memory until the end of the archive, hence the limit on their sum.
         self.names += (name.len() + link.len()) as u64;
         if self.names > MAX_NAMES_BYTES {
             return Err(ArchiveError::Limit { limit: MAX_NAMES_BYTES, of: ArchiveLimitKind::Names });
         }
         let text = |bytes: &[u8]| String::from_utf8_lossy(until_nul(bytes)).into_owned();
+        // Some tars state the size of a hard link's target, although no content follows.
         let size = if is_link_kind(kind) { 0 } else { size };
         let kind = match kind {
             // The oldest tars mark directories only by a trailing slash.
@@ -148,11 +153,13 @@ impl<R: Read> TarReader<R> {
     /// Reads what follows the end, if a checksum is part of it.
     pub(super) fn read_trailer(&mut self) -> Result<(), ArchiveError> {
         let mut buffer = [0; 16 << 10];
+        // A decompressor compares its checksum when it reaches the end of the file.
         while self.stream.ends_with_checksum() && self.read_stream(&mut buffer)? > 0 {}
         Ok(())
     }
 
     fn expect_content(&mut self, size: u64) -> Result<(), ArchiveError> {
+        // The header alone shows that the limit is exceeded: nothing is read or allocated for it.
         if size > self.limits.archive_bytes.saturating_sub(self.position) {
             return Err(self.size_error());
         }
@@ -163,6 +170,7 @@ impl<R: Read> TarReader<R> {
 
     fn skip_content(&mut self) -> Result<(), ArchiveError> {
         let mut buffer = [0; 16 << 10];
+        // Padding is skipped like content, and only once.
         self.remaining += std::mem::take(&mut self.padding);
         while self.read_content(&mut buffer)? > 0 {}
         Ok(())
@@ -197,6 +205,7 @@ impl<R: Read> TarReader<R> {
                 read => filled += read,
             }
         }
+        // POSIX ends an archive by two blocks of zeros; one suffices, as for GNU tar.
         if block.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
@@ -215,6 +224,7 @@ impl<R: Read> TarReader<R> {
                     }
                     return Ok(read);
                 }
+                // A signal came before the first byte. *Source:* read(2), `EINTR`.
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.stream.read_error(error, self.position)),
             }
@@ -230,12 +240,12 @@ impl<R: Read> TarReader<R> {
     }
 }
 
-/// Whether a header is of a regular file.
+/// Returns whether a header is of a regular file.
 pub(super) fn is_file_kind(kind: u8) -> bool {
     matches!(kind, b'0' | 0 | b'7')
 }
 
-/// Whether a header is of a link, which has no content, even if its size is not 0.
+/// Returns whether a header is of a link, which has no content, even if its size is not 0.
 pub(super) fn is_link_kind(kind: u8) -> bool {
     matches!(kind, b'1' | b'2')
 }
@@ -275,6 +285,7 @@ impl TarHeader {
     pub(super) fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Self, &'static str> {
         let expected = parse_number(&block[148..156]).ok_or("a header without a checksum")?;
         let sum = |value: fn(u8) -> i64| -> i64 {
+            // The checksum counts its own eight bytes as spaces.
             let of_field = 8 * i64::from(b' ');
             let rest = block[..148].iter().chain(&block[156..]);
             rest.map(|byte| value(*byte)).sum::<i64>() + of_field
@@ -285,6 +296,7 @@ impl TarHeader {
             return Err("a header with a wrong checksum");
         }
         let size = parse_number(&block[124..136]).ok_or("a header without a size")?;
+        // GNU's header has a space after the name of the format, and other fields in place of the prefix.
         let prefix = if block[257..263] == *b"ustar\0" { until_nul(&block[345..500]) } else { &[] };
         let name = until_nul(&block[..100]);
         let name = if prefix.is_empty() { name.to_vec() } else { [prefix, b"/", name].concat() };
@@ -302,9 +314,11 @@ fn parse_number(field: &[u8]) -> Option<u64> {
             .try_fold(first, |number, byte| number.checked_mul(256).map(|number| number | u64::from(*byte)));
     }
     let text = std::str::from_utf8(field).ok()?.trim_matches([' ', '\0']);
+    // Some tars leave a field empty that they do not use.
     if text.is_empty() {
         return Some(0);
     }
+    // Rust accepts a leading plus sign, which no tar writes.
     u64::from_str_radix(text, 8).ok().filter(|_| !text.starts_with('+'))
 }
 

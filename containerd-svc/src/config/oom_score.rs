@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// Whether containers may have a lower OOM score than containerd.
+/// The permission of containers to have a lower OOM score than containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -21,6 +21,8 @@ impl OomScorePolicy {
             Self::Restricted => true,
             Self::Free => false,
             Self::Detect => {
+                // Without this capability a score can't go below the last one that a process with it has set.
+                // *Source:* Linux's `Documentation/filesystems/proc.rst`, section 3.1.
                 let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
                 !has_sys_resource(&status)
             }
@@ -28,7 +30,7 @@ impl OomScorePolicy {
     }
 }
 
-/// Whether the process of this `/proc/PID/status` has `CAP_SYS_RESOURCE`; true if the field is missing.
+/// Returns whether the process of this `/proc/PID/status` has `CAP_SYS_RESOURCE`; true if the field is missing.
 ///
 /// *Source:* proc_pid_status(5); `linux/capability.h`.
 fn has_sys_resource(status: &str) -> bool {

@@ -12,7 +12,7 @@ use crate::layout::DirectoryLayout;
 pub struct RunscSettings {
     /// The way in which gVisor intercepts system calls. Default: `systrap`, which needs no virtualization.
     pub platform: String,
-    /// Whether gVisor logs debug output, several hundred lines for a container and more while it runs.
+    /// True if gVisor logs debug output, several hundred lines for a container and more while it runs.
     /// Default: no. While this program does not run, nothing reads the FIFO: a container blocks once its
     /// FIFO, which holds 64 KiB, is full.
     pub debug: bool,

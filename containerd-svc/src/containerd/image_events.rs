@@ -39,7 +39,7 @@ pub(crate) struct ImageEvent {
     pub(crate) namespace: String,
     /// The name.
     pub(crate) name: String,
-    /// Whether the image was deleted; otherwise it existed.
+    /// True if the image was deleted; otherwise it existed.
     pub(crate) is_deletion: bool,
 }
 
@@ -69,6 +69,8 @@ impl ImageEvents {
         let mut client = EventsClient::new(channel.clone());
         let subscribed = client.subscribe(SubscribeRequest { filters });
         tokio::pin!(subscribed);
+        // A marker that is published before the subscription exists is lost, so it is published again and
+        // again.
         let mut due = interval(MARKER_INTERVAL);
         let events = loop {
             tokio::select! {
@@ -93,6 +95,7 @@ impl ImageEvents {
                 CREATION_TOPIC => ImageCreate::decode(&payload[..]).map(|created| created.name),
                 UPDATE_TOPIC => ImageUpdate::decode(&payload[..]).map(|updated| updated.name),
                 DELETION_TOPIC => ImageDelete::decode(&payload[..]).map(|deleted| deleted.name),
+                // A marker: several may have been published before the first one arrived.
                 _ => continue,
             };
             let name = name.map_err(|error| failed(error.into()))?;

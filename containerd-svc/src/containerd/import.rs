@@ -34,10 +34,11 @@ fn lock_open_leases() -> MutexGuard<'static, BTreeSet<String>> {
     OPEN_LEASES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a lease is that of an import that no session of this process belongs to.
+/// Returns whether a lease is that of an import that no session of this process belongs to.
 fn is_abandoned(id: &str) -> bool {
     let Some(rest) = id.strip_prefix(LEASE_PREFIX) else { return false };
     let parts: Vec<_> = rest.split('-').map(str::parse::<u128>).collect();
+    // Exactly the form that `begin` gives it: an operator's lease may have the same prefix.
     parts.len() == 3 && parts.iter().all(Result::is_ok) && !lock_open_leases().contains(id)
 }
 
@@ -114,10 +115,13 @@ impl ContainerdImport {
         let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let number = images.import_count.fetch_add(1, Ordering::Relaxed);
         let id = format!("{LEASE_PREFIX}{}-{nanoseconds}-{number}", std::process::id());
+        // If this node never imports again, containerd's garbage collector removes the lease by itself.
         let expires = Timestamp::from(now + LEASE_TTL).to_string();
         let labels = [("containerd.io/gc.expire".to_owned(), expires)].into();
         let request = namespaced_request(CreateRequest { id: id.clone(), labels }, &namespace, None);
+        // Before the lease exists: a concurrent discard must not take it for an abandoned one.
         lock_open_leases().insert(id.clone());
+        // Made before the call: if that fails, the drop removes the id from the open ones.
         let lease = ImportLease { images, namespace, id, key_count: AtomicU64::new(0) };
         let created = LeasesClient::new(lease.images.channel.clone()).create(request).await;
         created.map_err(|status| store_error(status, "a lease", ImageStoreError::BeginImport))?;
@@ -127,6 +131,7 @@ impl ContainerdImport {
     async fn create_or_update_image(&self, image: wire::Image) -> Result<(), Status> {
         let mut images = ImagesClient::new(self.lease.images.channel.clone());
         let create = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
+        // containerd has no call that does either.
         match images.create(self.lease.leased_request(create)).await {
             Err(status) if has_code(&status, Code::AlreadyExists) => {}
             done => return done.map(drop),
@@ -192,6 +197,7 @@ impl Drop for ContainerdImport {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            // A drop can't wait. If the deletion is lost, the next start makes up for it, or the lease expires.
             let lease = Arc::clone(&self.lease);
             runtime.spawn(async move { lease.delete_lease().await });
         }

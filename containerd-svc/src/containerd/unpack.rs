@@ -32,6 +32,7 @@ pub(super) async fn unpack_layers(
         done.map_err(|status| store_error(status, &layer.blob.digest.to_string(), to_error))?;
         chain = Some(next);
     }
+    // The garbage collector follows this label from content to a snapshot, and from there to its parents.
     let key = format!("containerd.io/gc.ref.snapshot.{}", lease.images.snapshotter_name);
     Ok(chain.map(|chain| (key, chain.to_string())).into_iter().collect())
 }
@@ -57,9 +58,12 @@ async fn unpack_layer(
     let stat = StatSnapshotRequest { snapshotter: snapshotter.clone(), key: name.to_string() };
     match snapshots.stat(lease.leased_request(stat)).await {
         Err(status) if has_code(&status, Code::NotFound) => {}
+        // Unpacked before, for this image or for another with the same layers up to here.
         found => return found.map(drop),
     }
+    // As the status that `store_error` recognizes as a full disk.
     check_disk_space(lease, layer).map_err(|error| Status::resource_exhausted(error_chain(&error)))?;
+    // A new key: an active snapshot of a killed import may still exist.
     let key = lease.unique_key("unpack");
     let prepare = PrepareSnapshotRequest {
         snapshotter: snapshotter.clone(),
@@ -115,6 +119,7 @@ async fn apply_layer(
         sync_fs: true,
     };
     let applied = differ.apply(lease.leased_request(request)).await?.into_inner().applied.unwrap_or_default();
+    // The blob's digest covers its compressed bytes; the configuration has the digest of the tar in it.
     match applied.digest == layer.diff_id.to_string() {
         true => Ok(()),
         false => {

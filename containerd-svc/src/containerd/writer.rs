@@ -54,6 +54,7 @@ impl ContentWriter {
     async fn open_stream(lease: &Arc<ImportLease>, incoming: &IncomingBlob) -> Result<Option<Self>, Status> {
         let reference = lease.unique_key("content");
         let (to, requests) = mpsc::channel(MAX_UNANSWERED);
+        // Sent before the call: containerd answers the stream only once it has received a request.
         let first = content_request(WriteAction::Stat, &reference, incoming);
         to.try_send(first).expect("the channel is empty");
         let stream = lease.leased_request(ReceiverStream::new(requests));
@@ -100,6 +101,7 @@ impl ContentWriter {
         last.expected = digest.to_string();
         last.offset = self.offset.cast_signed();
         self.send_request(last).await?;
+        // Answers to earlier chunks come first.
         while self.receive_response().await?.action() != WriteAction::Commit {}
         Ok(())
     }
@@ -132,6 +134,7 @@ impl BlobWriter for ContentWriter {
 
     async fn commit(mut self: Box<Self>, digest: &Digest) -> Result<(), ImageStoreError> {
         match self.commit_content(digest).await {
+            // Another client may have committed the same content, which is a success.
             Err(status) if !has_code(&status, Code::AlreadyExists) => Err(write_error(&self.blob, status)),
             _ => Ok(()),
         }

@@ -14,7 +14,7 @@ use crate::config::{CRI_IMAGES_PLUGIN, CRI_PLUGIN, CRI_RUNTIME_PLUGIN};
 /// Maximum time for containerd to print its configuration, which takes it less than a second.
 const DUMP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Whether the containerd will have a CRI. It asks containerd itself, since a file that its configuration
+/// Returns whether the containerd will have a CRI. It asks containerd itself, since a file that its configuration
 /// imports can disable the CRI: also one of `/etc/containerd/conf.d`, which 2.2 and later import unasked.
 ///
 /// # Errors
@@ -30,13 +30,14 @@ pub(super) async fn has_effective_cri(containerd: &Containerd) -> Result<bool, F
     match dump_config(containerd).await {
         Ok(dumped) => judge_effective_config(&dumped, is_required),
         Err(reason) => {
+            // Not a failure: if the configuration is invalid, the daemon itself reports that when it starts.
             tracing::warn!("containerd does not print its configuration, a CRI is expected: {reason}");
             Ok(true)
         }
     }
 }
 
-/// Whether a printed configuration has a CRI.
+/// Returns whether a printed configuration has a CRI.
 fn judge_effective_config(dumped: &str, is_required: bool) -> Result<bool, Failure> {
     let Some(plugin) = disabled_cri_plugin(dumped) else { return Ok(true) };
     let imports = imported_files(dumped).join(", ");
@@ -56,6 +57,7 @@ async fn dump_config(containerd: &Containerd) -> Result<String, String> {
     command.arg("--config").arg(containerd.layout.data().config.path());
     // They may name another configuration.
     command.args(&containerd.extra_args).args(["config", "dump"]);
+    // The same variables as the daemon's, which may change what it reads.
     command.env_clear().env("PATH", &containerd.search_path).envs(&containerd.env);
     command.stdin(Stdio::null()).kill_on_drop(true);
     let ended = timeout(DUMP_TIMEOUT, command.output()).await;
@@ -66,7 +68,7 @@ async fn dump_config(containerd: &Containerd) -> Result<String, String> {
     String::from_utf8(output.stdout).map_err(|error| error.to_string())
 }
 
-/// Whether a configuration of an operator has a CRI, which is enabled by default. A text that is not TOML has
+/// Returns whether a configuration of an operator has a CRI, which is enabled by default. A text that is not TOML has
 /// none: containerd rejects it itself.
 ///
 /// *Source:* containerd-config.toml(5), `disabled_plugins`; version 1 has short names.

@@ -55,6 +55,8 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
                 cancelled = ctx.canceled() => return Err(cancelled.into()),
                 failed = task.keep_images(&ctx) => match failed { Err(failure) => failure },
             };
+            // The daemon may be about to exit. Its own runnable then fails and cancels this one, which is not
+            // to blame.
             if daemon_version(&task.socket).await.is_err()
                 && let Ok(cancelled) = timeout(EXIT_TIMEOUT, ctx.canceled()).await
             {
@@ -82,11 +84,14 @@ impl PreseedTask {
         let store = ContainerdImages::connect(&self.socket).await?;
         let store = store.with_disk(&self.root, self.disk_reserve);
         let namespace = CRI_NAMESPACE.parse()?;
+        // Before the first import: no deletion that follows it is missed.
         let mut events = ImageEvents::subscribe(&self.socket, &namespace).await?;
         let mut limit = ReimportLimit::default();
+        // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
         loop {
             let report = self.import_bundles(&store).await?;
+            // Ready first: other runnables start with the images that there are. The failure then names the rest.
             ctx.signal_ready()?;
             describe_failures(&report)?;
             self.check_not_empty(&report)?;
@@ -120,9 +125,11 @@ impl PreseedTask {
     /// Runs one pass, and waits until the CRI lists the images; an error if the store failed.
     async fn import_bundles(&self, store: &ContainerdImages) -> Result<PreseedReport, Failure> {
         let report = self.preseed.run(store).await?;
+        // A full disk is reported with its numbers, and like a defect of the bundles: the others may fit.
         if report.outcomes.iter().any(is_out_of_space) {
             tracing::error!("{}", describe_free_space(&self.root));
         }
+        // Before the signal of readiness: while the store itself fails, no image can be relied on.
         if report.outcomes.iter().any(|outcome| is_store_failure(outcome) && !is_out_of_space(outcome)) {
             describe_failures(&report)?;
         }
@@ -156,7 +163,7 @@ fn imported_images(report: &PreseedReport) -> impl Iterator<Item = (&Namespace, 
     })
 }
 
-/// Whether an event concerns an image that a bundle brings.
+/// Returns whether an event concerns an image that a bundle brings.
 fn is_brought(report: &PreseedReport, event: &ImageEvent) -> bool {
     imported_images(report)
         .any(|(namespace, name)| namespace.as_str() == event.namespace && *name == event.name)
@@ -184,6 +191,7 @@ async fn wait_missing(
     loop {
         let event = events.next().await?;
         if event.is_deletion && is_brought(report, &event) {
+            // The event may be old: the image may exist again by now, and others may be gone, too.
             let missing = list_missing(store, report).await?;
             if !missing.is_empty() {
                 return Ok(missing);
@@ -240,8 +248,8 @@ fn describe_missing(missing: &[String], waits: bool) -> String {
     text
 }
 
-/// Waits until the CRI lists all of these names, but for those that the store lists no more: they were deleted
-/// meanwhile, which is an event.
+/// Waits until the CRI lists all of these names. Names that the store no longer lists don't count: they were deleted
+/// during the wait, which is an event.
 async fn wait_listed(
     socket: &Path,
     store: &ContainerdImages,

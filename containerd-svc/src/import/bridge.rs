@@ -21,6 +21,7 @@ pub(super) async fn read_archive(
     limits: ImportLimits,
     import: Box<dyn ImportSession>,
 ) -> (Option<Box<dyn ImportSession>>, Result<ArchiveContents, BundleError>) {
+    // Dropped with this future, which ends the thread's next wait for the store.
     let (_keep_reading, stopped) = oneshot::channel::<Infallible>();
     let runtime = Handle::current();
     let reading = spawn_blocking(move || {
@@ -56,6 +57,7 @@ fn wait_for_store<T>(
     stopped: &mut oneshot::Receiver<Infallible>,
     work: impl Future<Output = Result<T, ImageStoreError>>,
 ) -> Result<T, ImageStoreError> {
+    // On a thread for blocking work, which may wait for asynchronous calls.
     runtime.block_on(async {
         tokio::select! {
             biased;

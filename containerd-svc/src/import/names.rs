@@ -23,6 +23,7 @@ pub(super) async fn find_candidates(
 ) -> Result<ImageCandidates, BundleError> {
     let mut candidates = ImageCandidates::new();
     match (&contents.index, &contents.manifest) {
+        // Newer releases of `docker save` write both; the index has the digests of everything.
         (Some(index), _) => add_layout_images(job, index, &mut candidates)?,
         (None, Some(manifest)) => {
             for saved in parse_document::<Vec<DockerManifestEntry>>("manifest.json", manifest)? {
@@ -66,6 +67,7 @@ fn add_layout_images(
 ) -> Result<(), ArchivedImageError> {
     for listed in parse_document::<ImageIndex>("index.json", index)?.manifests {
         let target = listed.to_descriptor();
+        // A signature or a chart may have a name, but is not an image.
         let Some(reference) = listed.reference_name().filter(|_| target.target_kind() != TargetKind::Other)
         else {
             continue;
@@ -123,6 +125,7 @@ async fn create_manifest(
     let bytes = manifest.to_string().into_bytes();
     let (digest, size) = (Digest::of_content(&bytes), bytes.len() as u64);
     let incoming = IncomingBlob { digest: Some(digest), size, file: "manifest.json".into() };
+    // Its bytes depend on the archive alone, so an earlier import may have created the same manifest.
     if let Some(mut writer) = import.open_writer(&incoming).await? {
         writer.write(bytes.into()).await?;
         writer.commit(&digest).await?;
@@ -149,6 +152,7 @@ async fn check_layers(
     names: &[String],
     layers: &[&StoredBlob],
 ) -> Result<(), BundleError> {
+    // A missing configuration is reported when the image is followed.
     let Some(config) = job.scope.read_document::<ImageConfig>(&config.digest).await? else { return Ok(()) };
     let layers = names.iter().zip(layers).zip(config.rootfs.diff_ids);
     for ((name, stored), diff_id) in layers {

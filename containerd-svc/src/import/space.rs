@@ -47,6 +47,7 @@ pub(super) async fn check_archive_fits(
     let files = job.measured.get().map_or(&[][..], Vec::as_slice);
     let on_disk = |size: u64| size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
     let mut needed = files.iter().fold(0_u64, |sum, (_, size)| sum.saturating_add(on_disk(*size)));
+    // Only now is the store asked for each blob, as most archives fit in any case.
     if needed > space.available {
         for (digest, size) in files {
             let Some(digest) = digest else { continue };
@@ -75,6 +76,7 @@ fn measure_files(
         return Ok(None);
     }
     let files = measure_archive(&file, limits)?;
+    // A duplicated descriptor shares its position with the original, which is read next. *Source:* dup(2).
     file.seek(SeekFrom::Start(start)).map_err(ArchiveError::Io)?;
     Ok(Some(files))
 }

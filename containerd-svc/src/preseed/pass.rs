@@ -37,11 +37,13 @@ impl<'a> PreseedPass<'a> {
     /// bring content that another bundle lacks, and a changed bundle may give a name to another one.
     pub(super) async fn run(mut self) -> Result<(Vec<BundleOutcome>, Vec<ImageUpdate>), PreseedError> {
         loop {
+            // Each import changes the marks, so every plan starts from the images that are listed now.
             self.listed = list_images(self.store, &self.wanted).await.map_err(PreseedError::ListImages)?;
             let plan = plan_preseed(&self.wanted, &self.listed, self.preseed.unpacks_layers);
             if self.process_bundles(plan.bundles).await {
                 continue;
             }
+            // Only now is it known that no other bundle brings what these lack.
             let lacking = self.outcomes.iter().filter(|(bundle, _)| self.lacks_content(bundle));
             lacking.for_each(|(_, outcome)| self.preseed.log_outcome(outcome));
             let changes = apply_changes(self.store, plan.images).await.map_err(PreseedError::UpdateImages)?;
@@ -55,7 +57,9 @@ impl<'a> PreseedPass<'a> {
         for (bundle, action) in planned {
             let is_due = match self.outcomes.get(&bundle) {
                 None => true,
+                // Others have been imported since: it may have lost a name, or got one back.
                 Some(BundleOutcome::Unchanged { .. }) => matches!(action, BundleAction::Import(_)),
+                // A bundle is imported once in a pass, and fails once.
                 Some(_) => false,
             };
             if is_due {
@@ -68,6 +72,7 @@ impl<'a> PreseedPass<'a> {
             }
         }
         if is_any_imported {
+            // The imports may have brought what these lack, so they are due again.
             let lacking: Vec<_> =
                 self.outcomes.keys().filter(|bundle| self.lacks_content(bundle)).cloned().collect();
             for bundle in lacking {
@@ -78,12 +83,13 @@ impl<'a> PreseedPass<'a> {
         is_any_imported
     }
 
-    /// Whether the bundle lacks content that another one may bring.
+    /// Returns whether the bundle lacks content that another one may bring.
     fn lacks_content(&self, bundle: &Bundle) -> bool {
         self.preseed.find_fault(bundle).is_some_and(|fault| fault.lacks_content)
     }
 
     async fn process_bundle(&mut self, bundle: &Bundle, action: BundleAction) -> BundleOutcome {
+        // The key includes the fingerprint: a bundle that has changed is read again.
         if let Some(BundleFault { reason, .. }) = self.preseed.find_fault(bundle) {
             return BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason };
         }
@@ -120,11 +126,13 @@ impl<'a> PreseedPass<'a> {
         {
             return Ok((images.into_iter().map(|image| image.name).collect(), false));
         }
+        // Either the bundle is due, or content of its images was lost.
         let (directory, opened) = (bundle_dir.clone(), bundle.clone());
         let file = spawn_blocking(move || scan::open_bundle(&directory, &opened)).await;
         let file = file.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
         let file = file.map_err(|source| ImportError::Open { path: path.clone(), source })?;
         let repository = repository_name(&bundle.file).unwrap_or_default();
+        // Taken out, and put back below if the bundle still does not fit.
         let measured = self.preseed.lock_memory().measured.remove(bundle).unwrap_or_default();
         let job = ImportJob { scope, repository, unpack: *unpacks_layers, measured: &measured };
         let start = Instant::now();
@@ -212,6 +220,7 @@ async fn apply_changes(
     changes: Vec<ImageUpdate>,
 ) -> Result<Vec<ImageUpdate>, ImageStoreError> {
     let mut applied = Vec::new();
+    // A session is for one namespace, and the plan has the changes of each next to each other.
     for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
         let mut session = store.begin_import(&changes[0].namespace).await?;
         for change in changes {
@@ -245,6 +254,7 @@ fn log_change(ImageUpdate { namespace, kind, image: Image { name, target, .. } }
 async fn are_complete(scope: ImageScope<'_>, images: &[Image]) -> Result<bool, BundleError> {
     let mut seen: BTreeSet<Digest> = BTreeSet::new();
     for image in images {
+        // Several names often have the same target.
         if seen.insert(image.target.digest) && !is_complete(scope, &image.target).await? {
             return Ok(false);
         }

@@ -186,6 +186,7 @@ fn write_tar(files: &[(String, Vec<u8>)]) -> Vec<u8> {
         put(100, "0000644\0".into());
         put(124, format!("{:011o}\0", content.len()));
         put(136, "00000000000\0".into());
+        // The checksum counts its own field as spaces.
         put(148, " ".repeat(8));
         put(156, "0".into());
         put(257, "ustar\x0000".into());

@@ -64,6 +64,7 @@ impl NamespaceContent {
         let mut pending: Vec<Digest> = roots.chain(self.leased.iter().copied()).collect();
         let mut reached = BTreeSet::new();
         while let Some(digest) = pending.pop() {
+            // Labels may lead in a circle, and to content that does not exist.
             if let Some((_, labels)) = self.content.get(&digest)
                 && reached.insert(digest)
             {
@@ -291,6 +292,7 @@ impl Drop for MemImport {
         let mut inner = self.store.lock_state();
         let space = inner.namespace_mut(&self.namespace);
         for digest in leased {
+            // Once only: another session may hold the same content.
             if let Some(position) = space.leased.iter().position(|other| *other == digest) {
                 space.leased.swap_remove(position);
             }
