@@ -125,6 +125,7 @@ async fn choose_images(
 ) -> Result<Vec<(ImageName, Descriptor)>, BundleError> {
     let mut chosen = Vec::new();
     for (name, targets) in candidates {
+        // A name may have several targets, such as one for each platform: exactly one has to be for this node.
         let (mut fitting, mut available) = (Vec::new(), Vec::new());
         for target in targets {
             let fit = walk.follow_target(&target).await?;

@@ -19,6 +19,7 @@ pub fn runsc_log_reader(journal: LogStore, fifo: PathBuf) -> impl Runnable {
         let (journal, path) = (journal.clone(), fifo.clone());
         async move {
             let dn: Dn = ctx.dn().parse()?;
+            // A writer for each FIFO: lines of an old one and of its successor must not mix.
             let writer = || {
                 journal.line_writer(
                     &dn,
@@ -39,6 +40,7 @@ pub fn runsc_log_reader(journal: LogStore, fifo: PathBuf) -> impl Runnable {
                     removed = removed => removed?,
                 }
                 tracing::warn!("fifo {} was removed; creating it again", path.display());
+                // The new FIFO first: writers that open the path from now on find it.
                 let old = std::mem::replace(&mut fifo, open_fifo(&path)?);
                 ctx.spawn_joined(drain_removed_fifo(ctx.clone(), old, lines))?;
             }

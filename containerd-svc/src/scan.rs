@@ -88,6 +88,8 @@ fn scan_namespace(directory: &Dir, namespace: &Namespace, found: &mut ScanResult
             continue;
         };
         let why = match entry.kind {
+            // Hidden files are no bundles: rsync, for one, writes a file under such a name until it is
+            // complete.
             _ if file.starts_with('.') => continue,
             FileKind::Dir => Some("a directory within a namespace"),
             FileKind::File | FileKind::Symlink if repository_name(file).is_some() => None,
@@ -108,6 +110,7 @@ fn scan_namespace(directory: &Dir, namespace: &Namespace, found: &mut ScanResult
             Ok(fingerprint) => found.wanted.bundles.push(Bundle { namespace, file, fingerprint }),
             Err(source) => {
                 found.failed.push(ImportError::Open { path, source });
+                // The images that it brought earlier keep their marks.
                 found.wanted.unreadable.insert((namespace, Some(file)));
             }
         }

@@ -188,6 +188,7 @@ impl GoldenTicket {
         let revocation_list =
             parse_field("list of revoked certificates", || RevocationList::from_der(&wire.etcd_crl, &ca))?;
         let new_member = parse_peer(&wire.this.take().ok_or(TicketError::MissingField("new member"))?)?;
+        // The new member's name is also the node's, so that a ticket may leave this one out.
         if !wire.node_id.is_empty() && wire.node_id != new_member.name.as_str() {
             return Err(TicketError::NodeMismatch {
                 named: wire.node_id.parse().map_err(TicketError::NodeName)?,

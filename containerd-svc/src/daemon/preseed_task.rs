@@ -262,6 +262,7 @@ async fn wait_listed(
         if names.is_subset(&listed) {
             return Ok(());
         }
+        // The CRI may lag behind the store, so that only names that the store has are waited for.
         let stored: BTreeSet<_> =
             store.list_images(&namespace).await?.into_iter().map(|image| image.name).collect();
         let missing: Vec<_> = names.difference(&listed).filter(|name| stored.contains(*name)).collect();

@@ -172,6 +172,8 @@ impl<'a> PreseedPass<'a> {
                         "{} has another image for {name} than an earlier bundle, which keeps the name",
                         bundle.file
                     );
+                    // The mark has this bundle's target: the name goes over to it once the earlier bundle is
+                    // gone.
                     owner.target.clone()
                 }
                 _ => {

@@ -129,6 +129,7 @@ impl WatchCursor {
                         return Ok(events);
                     }
                 }
+                // The member has closed the stream: another connection continues where this one ended.
                 Ok(None) => self.connection = None,
                 Err(error) => {
                     self.connection = None;

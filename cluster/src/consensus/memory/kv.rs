@@ -135,6 +135,8 @@ impl Keys {
         }
         if !events.is_empty() {
             self.newest = revision;
+            // Only the newest changes are kept: a watch that starts further back fails as after a compaction of
+            // etcd.
             self.changes.push_back(events);
             if self.changes.len() > KEPT_CHANGES {
                 self.changes.pop_front();
