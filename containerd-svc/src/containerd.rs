@@ -81,8 +81,8 @@ impl ContainerdImages {
         self
     }
 
-    /// Discards what imports have written that were killed with their process or containerd, in all namespaces;
-    /// it would stay for a day. No other process may import into this containerd.
+    /// Discards the content of imports that were killed with their process or containerd, in all namespaces.
+    /// Otherwise it would stay for a day. No other process may import into this containerd.
     ///
     /// # Errors
     /// [`ImageStoreError`]; a retry can help.

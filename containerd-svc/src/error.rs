@@ -90,7 +90,6 @@ pub enum ArchivedImageError {
     },
 }
 
-/// Formats platforms as a list.
 struct PlatformList<'a>(&'a [Platform]);
 
 impl fmt::Display for PlatformList<'_> {

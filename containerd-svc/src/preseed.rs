@@ -34,16 +34,16 @@ pub struct Preseed {
     memory: Arc<Mutex<PassMemory>>,
 }
 
-/// The memory of earlier passes.
+/// The results of earlier passes, which the clones of a [`Preseed`] share.
 #[derive(Debug, Default)]
 struct PassMemory {
     /// Invalid bundles, which are skipped until they change.
     invalid: BTreeMap<Bundle, BundleFault>,
-    /// Bundles that did not fit.
+    /// The sizes of the files of bundles that did not fit, which need not be measured again.
     measured: BTreeMap<Bundle, Arc<MeasuredFiles>>,
     /// Unchanged bundles that the log has already.
     logged: BTreeSet<Bundle>,
-    /// Of the last pass.
+    /// The counts of the last complete pass over a directory with bundles.
     counts: Option<BundleCounts>,
 }
 

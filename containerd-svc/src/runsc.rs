@@ -48,7 +48,7 @@ pub fn runsc_log_reader(journal: LogStore, fifo: PathBuf) -> impl Runnable {
     }
 }
 
-/// Reads what writers still write into a removed FIFO.
+/// Reads the lines that writers still write into a removed FIFO.
 async fn drain_removed_fifo(ctx: Context, fifo: FifoSource, mut lines: LineWriter) {
     tokio::select! {
         biased;

@@ -31,7 +31,7 @@ pub(super) struct EnrolmentDriver {
     pub(super) ctx: Context,
     fsm: Mutex<EnrolmentFsm>,
     run_state: Mutex<RunState>,
-    /// Blocking work on separate threads.
+    /// Blocking work of this run, which has to end before the next run starts.
     threads: TaskTracker,
 }
 
@@ -378,7 +378,7 @@ impl EnrolmentDriver {
         Ok(())
     }
 
-    /// Waits for an address.
+    /// Waits for an address, and publishes the reason while there is none.
     pub(super) async fn wait_address(&self) -> Result<IpAddr, StepError> {
         let network = &self.shared.deps.network;
         let mut watch = network.watch_address();

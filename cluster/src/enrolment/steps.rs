@@ -32,7 +32,7 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// Runs the steps, with what the driver has.
+/// Runs the steps within the run of this driver.
 pub(super) struct StepRunner<'a>(pub(super) &'a EnrolmentDriver);
 
 impl StepRunner<'_> {
@@ -241,7 +241,7 @@ impl StepRunner<'_> {
         }
     }
 
-    /// Waits until the member serves.
+    /// Waits until the member serves, and publishes the condition that it waits for.
     async fn wait_serving(&self, status: &mut StatusWatch) -> Result<consensus::ClusterAccess, StepError> {
         let mut now = status.current_status();
         loop {
@@ -274,7 +274,7 @@ impl SharedState {
     }
 }
 
-/// The input of a step.
+/// The input of a step, copied from the state machine.
 struct StepInput {
     progress: EnrolmentProgress,
     node_id: Option<NodeId>,

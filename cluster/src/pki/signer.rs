@@ -20,7 +20,7 @@ const LAST_SECOND: u64 = 253_402_300_799;
 pub(super) struct RevokedEntry {
     /// The serial number, as in the certificate.
     pub(super) serial: Vec<u8>,
-    /// When it was revoked, in seconds since 1970 by the clock of the revoking node.
+    /// The time of the revocation, in seconds since 1970 by the clock of the revoking node.
     pub(super) at: u64,
 }
 

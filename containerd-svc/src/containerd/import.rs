@@ -42,7 +42,7 @@ fn is_abandoned(id: &str) -> bool {
     parts.len() == 3 && parts.iter().all(Result::is_ok) && !lock_open_leases().contains(id)
 }
 
-/// Deletes the leases of killed imports, and so what these have written.
+/// Deletes the leases of killed imports, and with them the content that these have written.
 pub(super) async fn discard_abandoned_imports(
     images: &ContainerdImages,
     namespace: &Namespace,
@@ -131,7 +131,7 @@ impl ContainerdImport {
     async fn create_or_update_image(&self, image: wire::Image) -> Result<(), Status> {
         let mut images = ImagesClient::new(self.lease.images.channel.clone());
         let create = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
-        // containerd has no call that does either.
+        // containerd has no single call that creates an image or updates it.
         match images.create(self.lease.leased_request(create)).await {
             Err(status) if has_code(&status, Code::AlreadyExists) => {}
             done => return done.map(drop),

@@ -51,7 +51,7 @@ fn judge_effective_config(dumped: &str, is_required: bool) -> Result<bool, Failu
     Ok(false)
 }
 
-/// The output of `containerd config dump`.
+/// The configuration as containerd itself prints it, with all that it imports.
 async fn dump_config(containerd: &Containerd) -> Result<String, String> {
     let mut command = Command::new(&containerd.binary);
     command.arg("--config").arg(containerd.layout.data().config.path());

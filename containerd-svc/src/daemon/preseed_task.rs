@@ -125,7 +125,7 @@ impl PreseedTask {
     /// Runs one pass, and waits until the CRI lists the images; an error if the store failed.
     async fn import_bundles(&self, store: &ContainerdImages) -> Result<PreseedReport, Failure> {
         let report = self.preseed.run(store).await?;
-        // A full disk is reported with its numbers, and like a defect of the bundles: the others may fit.
+        // A full disk is a failure of the bundles that do not fit, and not of the store: others may fit.
         if report.outcomes.iter().any(is_out_of_space) {
             tracing::error!("{}", describe_free_space(&self.root));
         }
@@ -200,7 +200,7 @@ async fn wait_missing(
     }
 }
 
-/// Waits until an operator has imported what is missing.
+/// Waits until an operator has imported the missing images.
 async fn wait_restored(
     store: &ContainerdImages,
     events: &mut ImageEvents,
@@ -222,7 +222,7 @@ struct ReimportLimit {
 }
 
 impl ReimportLimit {
-    /// When the images that are missing now are imported.
+    /// The time at which images that are missing now are imported.
     fn next_import(&self, now: Instant) -> Instant {
         self.last.map_or(now, |last| now.max(last + REIMPORT_INTERVAL))
     }

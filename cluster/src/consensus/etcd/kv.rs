@@ -94,7 +94,7 @@ impl fmt::Debug for EtcdKv {
     }
 }
 
-/// The position of a watch.
+/// The position of a watch, which outlives its connections.
 struct WatchCursor {
     kv: EtcdKv,
     keys: KeyRange,

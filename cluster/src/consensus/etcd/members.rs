@@ -27,7 +27,7 @@ const HEALTH_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Clone)]
 pub(super) struct EtcdMembers {
     pub(super) kv: EtcdKv,
-    /// Finds out who does not answer.
+    /// Finds the members that do not answer. Without it, an error names none.
     peer_client: Option<PeerClient>,
 }
 

@@ -115,7 +115,7 @@ impl Consensus for EtcdConsensus {
     }
 }
 
-/// One run of the member.
+/// One run of the member, from the preparation of its files until its first part ends.
 struct MemberRun<'a> {
     ctx: &'a Context,
     reporter: &'a StatusReporter<'a>,

@@ -87,7 +87,7 @@ impl Announced {
         self.last = Some(Instant::now());
     }
 
-    /// When to try again after an attempt at this time; `None` if no learner waits.
+    /// The time of the next attempt, after one at this time; `None` if no learner waits.
     fn next_attempt(&self, now: Instant, pause: Duration) -> Option<Instant> {
         let last = self.last.filter(|_| !self.keys.is_empty())?;
         Some(now + if now < last + SLOW_AFTER { pause } else { SLOW_PAUSE })
