@@ -122,7 +122,7 @@ pub struct PreseedReport {
     pub skipped: Vec<SkippedEntry>,
     /// The listed images that were changed, because of what bundles no longer bring.
     pub changes: Vec<ImageUpdate>,
-    /// Whether the directory is empty, like the mount point of a disk that is not mounted: images stay as they
+    /// True if the directory is empty, like the mount point of a disk that is not mounted: images stay as they
     /// are. A directory of no bundles has an empty directory of a namespace.
     pub is_empty: bool,
 }
