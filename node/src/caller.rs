@@ -7,11 +7,11 @@ use crate::v1;
 /// The process behind a call, as the kernel reports it for the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// Its effective user when it connected.
+    /// The effective user of the process when it connected.
     pub(crate) uid: u32,
     /// The name of that user, if it is known.
     pub(crate) user: Option<String>,
-    /// Its process id when it connected, as noded sees it; `None` for a process of another PID namespace.
+    /// The process id when it connected, as noded sees it; `None` for a process of another PID namespace.
     pub(crate) pid: Option<u32>,
     /// The name of the program with that id when it called, which the process can change; `None` if it is not readable.
     pub(crate) program: Option<String>,

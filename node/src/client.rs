@@ -66,6 +66,7 @@ pub async fn connect(path: &Path) -> Result<NodeClient, ConnectError> {
     // failed transport.
     let mut first = Some(UnixStream::connect(path).await.map_err(|source| connect_error(path, source))?);
     let path = path.to_owned();
+    // tonic calls the connector again when the connection breaks, for example after a restart of the node.
     let connector = tower::service_fn(move |_| {
         let (first, path) = (first.take(), path.clone());
         async move {
@@ -77,11 +78,14 @@ pub async fn connect(path: &Path) -> Result<NodeClient, ConnectError> {
         }
     });
     // The address only fills the request's `:authority`.
+    // Lazy: the client has a connection already, and awaits nothing here that could fail a second time.
     let channel = Endpoint::from_static("http://node").connect_with_connector_lazy(connector);
     Ok(NodeClient::new(channel))
 }
 
 fn connect_error(path: &Path, source: io::Error) -> ConnectError {
+    // The kinds are those of connect(2) on a unix socket: ENOENT without a file, and ECONNREFUSED for a file on
+    // which no process listens any more.
     let path = path.to_owned();
     match source.kind() {
         io::ErrorKind::NotFound => ConnectError::NoSocket { path },

@@ -127,23 +127,29 @@ impl NodedConfig {
         check: impl FnOnce(&Self) -> Result<(), ConfigViolation>,
     ) -> Result<Self, ConfigError> {
         let error_at = |span, field, message| {
+            // Each error names line and column, so that an operator finds the key in a file of any length.
             let at = locate::line_and_column(text, span);
             ConfigError { file: file.to_owned(), at, field, message }
         };
         let document = TomlDocument::parse(text)
             .map_err(|error| error_at(error.span(), String::new(), locate::one_line_message(text, &error)))?;
-        // Tables that are written as something else, before serde takes them for what they are not.
+        // Misshapen tables are found first: serde would take a list for the values of a table's keys.
         let tables = schema.sections().flat_map(ConfigSection::tables);
+        // A section of a removed part is reported here, because serde would only report an unknown field.
         let misplaced = document.find_misshapen_table(tables).or_else(|| schema.find_removed(&document));
         if let Some((span, field, message)) = misplaced {
             return Err(error_at(Some(span), field, message));
         }
         let config = Self::parse_document(schema, text).map_err(|error| {
             let field = error.span().map(|span| document.field_path_at(span)).unwrap_or_default();
+            // Only an unknown table of the top level is missing the names of the parts: serde knows the fields of
+            // this type alone.
             let message = locate::one_line_message(text, &error);
             let message = if field.contains('.') { message } else { schema.add_names(message) };
             error_at(error.span(), field, message)
         })?;
+        // The rules between keys need all values. Their errors name a field, whose place in the text is looked up
+        // again.
         match check(&config) {
             Ok(()) => Ok(config),
             Err(violation) => {
@@ -154,10 +160,13 @@ impl NodedConfig {
     }
 
     fn parse_document(schema: &ConfigSchema<'_>, text: &str) -> Result<Self, toml::de::Error> {
+        // The text is parsed a second time, since the sections are moved out of the document and the first one is
+        // still needed for the places of errors.
         let mut document = DeTable::parse(text)?;
         let (mut depends_on, mut sections) = (BTreeMap::new(), PartSections::default());
         for tables in &schema.parts {
             for (index, section) in tables.sections.iter().enumerate() {
+                // Only the first section of a part has the part's `depends_on`.
                 if index == 0
                     && let Some(names) = section::take_dependencies(section, document.get_mut())?
                     && !names.is_empty()
@@ -167,6 +176,7 @@ impl NodedConfig {
                 sections.take(section, document.get_mut())?;
             }
         }
+        // The rest must consist of the fields of this type, and serde rejects any other key.
         let config = Self::deserialize(toml::Deserializer::from(document))?;
         Ok(Self { depends_on, sections, source: SourceTables(text.parse()?), ..config })
     }
@@ -203,6 +213,7 @@ impl ConfigSchema<'_> {
 
     /// Finds a section of a part that the program has removed: its span, its name, and what to do.
     fn find_removed(&self, document: &TomlDocument<'_>) -> Option<(Range<usize>, String, String)> {
+        // A section that another part has taken over is not removed: the operator may keep it.
         let is_removed =
             |shipped: &&ConfigSection| self.sections().all(|section| section.path() != shipped.path());
         self.shipped.iter().filter(is_removed).find_map(|removed| {
@@ -227,6 +238,8 @@ pub(crate) fn read_text(file: &Path) -> Result<String, ConfigError> {
     let bytes = std::fs::read(file).map_err(|error| {
         error_at(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
     })?;
+    // The error points at the first byte that is not UTF-8: an editor with another encoding shows the character
+    // there.
     String::from_utf8(bytes).map_err(|error| {
         let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
         let at = locate::line_and_column(&valid, Some(valid.len()..valid.len()));

@@ -40,10 +40,12 @@ impl ControlServices {
             + 'static,
         S::Future: Send + 'static,
     {
+        // The router panics when a route is added twice. The control API's own service is added later.
         if S::NAME == SERVICE_NAME || self.names.contains(&S::NAME) {
             return Err(format!("duplicate gRPC service {}: only one part can add it", S::NAME).into());
         }
         self.names.push(S::NAME);
+        // `Routes` is built by value, so it is moved out and back.
         self.routes = std::mem::take(&mut self.routes).add_service(require_admission(service));
         Ok(())
     }
@@ -56,6 +58,7 @@ pub(crate) fn stopping_status() -> Status {
 
 /// A service whose calls are admitted by [`authorize_peer`].
 pub(crate) fn require_admission<S>(service: S) -> InterceptedService<S, impl Interceptor + Clone> {
+    // The user of noded does not change while it runs: it is read once.
     let noded_uid = nix::unistd::geteuid().as_raw();
     InterceptedService::new(service, move |request| authorize_peer(noded_uid, request))
 }
@@ -65,11 +68,13 @@ pub(crate) fn require_admission<S>(service: S) -> InterceptedService<S, impl Int
 fn authorize_peer(noded_uid: u32, request: Request<()>) -> Result<Request<()>, Status> {
     let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|peer| peer.peer_cred);
     match credentials {
+        // The kernel reports the credentials of connect(2), which the caller can't choose.
         Some(peer) if peer.uid() == noded_uid || peer.uid() == 0 => Ok(request),
         Some(peer) => Err(Status::permission_denied(format!(
             "permission denied for uid {}: only uid {noded_uid}, which runs noded, and root may use this socket",
             peer.uid()
         ))),
+        // A connection that is not a unix socket has no credentials: it is refused.
         None => Err(Status::permission_denied("unknown uid of the caller")),
     }
 }

@@ -33,8 +33,10 @@ const READ_ONLY: &str = "mounted read-only";
 /// # Errors
 /// See [`DataError`].
 pub(crate) fn check_data_dir(data: &Path, below: &[String], needed: u64) -> Result<(), DataError> {
+    // The nearest existing ancestor decides whether the rest can be created.
     let existing = data.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     let dir = open_directory(existing)?;
+    // The lock comes first: while another noded runs, the other answers do not matter.
     if existing == data {
         check_lock(&dir)?;
     }
@@ -44,6 +46,7 @@ pub(crate) fn check_data_dir(data: &Path, below: &[String], needed: u64) -> Resu
     }
     // A file system may be mounted on the directory of the volume.
     let disk = dir.open_dir(layout::VOLUME_DIR).ok().filter(|_| existing == data).unwrap_or(dir);
+    // A file system that does not report its size is not refused for it.
     if let Ok(space) = fstatvfs(&disk) {
         let free = space.blocks_available().saturating_mul(space.fragment_size());
         if free < needed {
@@ -83,6 +86,7 @@ fn check_lock(data: &Dir) -> Result<(), DataError> {
                 path: data.path().join(LOCK_FILE),
                 source: errno.into(),
             })?;
+            // The kernel returns the conflicting lock, or sets the type to F_UNLCK if there is none.
             match i32::from(found.l_type) {
                 libc::F_UNLCK => Ok(()),
                 _ => Err(DataError::InUse { path: data.path().to_owned(), holder: lock_holder(&mut lock) }),
@@ -103,6 +107,7 @@ pub(crate) fn check_writable(dir: &Dir) -> Result<(), DataError> {
     }
     match faccessat(dir, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::empty()) {
         Ok(()) => Ok(()),
+        // EROFS comes before the permission: root gets it too, and another user would not help.
         Err(Errno::EROFS) => Err(DataError::Unusable { path, why: READ_ONLY }),
         Err(_) => Err(DataError::Permission { path }),
     }
@@ -122,14 +127,17 @@ impl DataDir {
     /// # Errors
     /// See [`DataError`].
     pub(crate) fn acquire(path: &Path) -> Result<Self, DataError> {
+        // Before the lock is held, only missing directories and the lock file are created.
         let dir = create_directory(path)?;
         let lock = acquire_lock(&dir)?;
+        // The layout is placed under the lock: two instances would else create the same files.
         let root = layout::place_layout(dir).map_err(|error| placement_error(path, error))?;
         Ok(Self { root, lock })
     }
 
     /// Releases the lock.
     pub(crate) fn unlock(&self) {
+        // This fails only for a closed descriptor, and the lock ends with the process anyway.
         let _ = fcntl(&self.lock, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_UNLCK)));
     }
 
@@ -150,6 +158,7 @@ impl Drop for DataDir {
 /// The error of a part of the layout that can't be placed.
 pub(crate) fn placement_error(data: &Path, error: LayoutError) -> DataError {
     match error {
+        // These have a hint of their own for the file or directory in their way.
         LayoutError::Directory { source, .. }
         | LayoutError::File { source, .. }
         | LayoutError::Commit { source, .. } => source.into(),
@@ -162,6 +171,8 @@ fn create_directory(path: &Path) -> Result<Dir, DataError> {
     let existing = path.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     let dir = open_directory(existing)?;
     match path.strip_prefix(existing) {
+        // The new directories are synced, so that a crash does not take the data directory away from a node that
+        // has started.
         Ok(missing) if !missing.as_os_str().is_empty() => Ok(dir.ensure_dir(missing, DATA_DIR_MODE)?),
         _ => Ok(dir),
     }
@@ -175,11 +186,13 @@ fn acquire_lock(dir: &Dir) -> Result<File, DataError> {
     // Not the lock of the directory: a check finds out the holder of this one without locking.
     match fcntl(&lock, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_WRLCK))) {
         Ok(_) => {}
+        // fcntl_locking(2) allows either error for a conflicting lock.
         Err(Errno::EAGAIN | Errno::EACCES) => {
             return Err(DataError::InUse { path: dir.path().to_owned(), holder: lock_holder(&mut lock) });
         }
         Err(errno) => return Err(failed(errno.into())),
     }
+    // The pid is only for messages. The former one may be longer than the new one, so the file is cut first.
     lock.set_len(0).map_err(failed)?;
     writeln!(lock, "{}", std::process::id()).map_err(failed)?;
     Ok(lock)
@@ -202,6 +215,7 @@ fn whole_file_lock(kind: libc::c_int) -> libc::flock {
 fn lock_holder(lock: &mut File) -> String {
     let mut text = String::new();
     let pid = lock.read_to_string(&mut text).ok().and_then(|_| text.trim().parse::<u32>().ok());
+    // The file keeps the pid of the last noded. It is not named if no such process runs.
     match pid.filter(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
         Some(pid) => format!("another noded (pid {pid})"),
         None => "another program".into(),

@@ -72,9 +72,12 @@ struct DependencyVisit<F> {
 
 impl<F: Fn(usize) -> Vec<usize>> DependencyVisit<F> {
     fn visit_entry(&mut self, entry: usize) -> Result<(), Vec<usize>> {
+        // An entry that is ordered has all its dependencies before it. This also ends the visits of shared
+        // dependencies.
         if self.ordered.contains(&entry) {
             return Ok(());
         }
+        // An entry that is still on the path depends on itself: the cycle starts at its first visit.
         if let Some(start) = self.path.iter().position(|visited| *visited == entry) {
             let mut cycle = self.path.split_off(start);
             cycle.push(entry);
@@ -92,12 +95,14 @@ impl<F: Fn(usize) -> Vec<usize>> DependencyVisit<F> {
 
 /// Checks the dependencies between parts and services.
 pub(crate) fn check_dependencies(entries: &[DependencyEntry]) -> Result<(), ConfigViolation> {
+    // A service of the configuration comes after the parts, so that the error names the service and not the part.
     for (index, entry) in entries.iter().enumerate() {
         if entries[..index].iter().any(|other| other.name == entry.name) {
             let message = format!("{:?} is a built-in service; use another name", entry.name);
             return reject(field_of(entry, "name"), message);
         }
     }
+    // Unknown names are reported first: a cycle can only be found among known ones.
     entries.iter().try_for_each(|entry| check_entry(entries, entry))?;
     check_cycles(entries)
 }
@@ -128,6 +133,7 @@ fn check_entry(entries: &[DependencyEntry], entry: &DependencyEntry) -> Result<(
             let message = format!("unknown service {dependency:?} in {list}; known: {}", names.join(", "));
             return reject(field, message);
         };
+        // Waiting for it would never end, and so it is an error of the configuration.
         if let Some(unavailable) = &known.unavailable {
             return reject(field, format!("{} depends on {dependency}, {unavailable}", entry.name));
         }
@@ -150,6 +156,8 @@ fn check_cycles(entries: &[DependencyEntry]) -> Result<(), ConfigViolation> {
             let names: Vec<_> = cycle.iter().map(|index| entries[*index].name.as_str()).collect();
             let section =
                 cycle.iter().map(|index| &entries[*index].section).find(|section| !section.is_empty());
+            // The cycle may start at a part without a section. The error is at the first entry whose section an
+            // operator can edit.
             let field = section.map(|section| format!("{section}.depends_on")).unwrap_or_default();
             reject(field, format!("dependency cycle: {}", names.join(" -> ")))
         }

@@ -26,6 +26,8 @@ impl TryFrom<v1::LogEntry> for LogEntry {
         Ok(Self {
             seq: entry.seq,
             dn: entry.dn.parse::<Dn>().map_err(|_| missing("valid dn"))?,
+            // A newer node may send bodies or levels that this client does not know: prost then leaves the field
+            // unset.
             time: entry.time.and_then(|time| SystemTime::try_from(time).ok()).ok_or(missing("valid time"))?,
             body: match entry.body.ok_or(missing("known body"))? {
                 v1::log_entry::Body::Leveled(body) => {
@@ -47,6 +49,7 @@ fn leveled_from_wire(level: Level, body: v1::Leveled) -> LeveledEntry {
         file: body.file,
         line: body.line,
         message: body.message,
+        // A field of an unknown kind is left out. The entry is still worth showing without it.
         fields: body.fields.into_iter().filter_map(field_from_wire).collect(),
         origin: body.origin.map(origin_from_wire),
         original_bytes: body.original_bytes,

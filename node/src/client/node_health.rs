@@ -3,13 +3,14 @@
 use crate::v1::{Node, State};
 
 impl Node {
-    /// Returns whether it should run, but has failed, and has not been ready since for the time that clears its failures: it
-    /// may be ready between two of them.
+    /// Returns whether the runnable should run, but has failed, and has not been ready since for the time that
+    /// clears its failures: it may be ready between two of them.
     pub fn is_crash_looping(&self) -> bool {
+        // A runnable that was stopped, or that is dead for good, does not loop: its state is a problem of its own.
         self.failures > 0 && matches!(self.state(), State::New | State::Ready | State::Waiting)
     }
 
-    /// Returns whether it is ready or done and not in a crash loop, or not part of this run.
+    /// Returns whether the runnable is ready or done and not in a crash loop, or not part of this run.
     pub fn is_healthy(&self) -> bool {
         matches!(self.state(), State::Ready | State::Done | State::Skipped) && !self.is_crash_looping()
     }

@@ -33,6 +33,7 @@ impl<'a> TomlDocument<'a> {
                 let message = format!("must be a table, written [{path}]{hint}");
                 return Some((span, path.to_owned(), message));
             }
+        // `[[service]]` is the only array of tables, and so has a check of its own.
         }
         let (services, span) = self.value_at("service")?;
         let refuse = |span, path: String, message: &str| Some((span, path, message.to_owned()));
@@ -42,6 +43,7 @@ impl<'a> TomlDocument<'a> {
             return refuse(span, "service".to_owned(), message);
         };
         for (index, service) in tables.iter().enumerate() {
+            // serde would read a backoff that is a list as the values of its keys in their order.
             let mut fields = service.get_ref().as_table()?.iter();
             if let Some((_, backoff)) = fields.find(|(key, _)| key.get_ref() == "backoff")
                 && !backoff.get_ref().is_table()
@@ -62,6 +64,7 @@ impl<'a> TomlDocument<'a> {
     fn value_at(&self, path: &str) -> Option<(&DeValue<'a>, Range<usize>)> {
         let mut fields = Some(self.0.get_ref());
         let mut found = None;
+        // Only tables have keys: a path that leads through another value leads nowhere.
         for step in path.split('.') {
             let (_, value) = fields?.iter().find(|(key, _)| key.get_ref() == step)?;
             fields = value.get_ref().as_table();
@@ -75,11 +78,13 @@ impl<'a> TomlDocument<'a> {
         let mut path = String::new();
         let mut table = Some(self.0.get_ref());
         while let Some(fields) = table.take() {
+            // The key counts too: the parser's error about an unknown key has the span of the key alone.
             let found = fields
                 .iter()
                 .find(|(key, value)| encloses_span(&key.span(), &span) || contains_span(value, &span));
             let Some((key, value)) = found else { break };
             push_key(&mut path, key.get_ref());
+            // The innermost table wins, so that the path becomes as long as the document allows.
             table = enter_table(value.get_ref(), &span, &mut path);
         }
         path
@@ -90,6 +95,7 @@ impl<'a> TomlDocument<'a> {
     pub(super) fn span_of_field(&self, path: &str) -> Option<Range<usize>> {
         let mut fields = Some(self.0.get_ref());
         let mut span = None;
+        // A missing field has no span of its own: the error is then at the table that should have it.
         for step in path.split('.') {
             let (key, index) = match step.split_once('[') {
                 Some((key, index)) => (key, index.trim_end_matches(']').parse::<usize>().ok()),
@@ -103,6 +109,7 @@ impl<'a> TomlDocument<'a> {
                     Some(item) => (item.get_ref(), item.span()),
                     None => break,
                 },
+                // The span of a table may be only its header, and so the error points at the name.
                 (_, value @ DeValue::Table(_)) => (value, name.span()),
                 (_, inner) => (inner, value.span()),
             };
@@ -156,6 +163,7 @@ fn push_key(path: &mut String, key: &str) {
 
 /// Line and column of the start of a span, from 1, the column in characters.
 pub(super) fn line_and_column(text: &str, span: Option<Range<usize>>) -> Option<(usize, usize)> {
+    // A span that the text does not have gives no place.
     let before = text.get(..span?.start)?;
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
@@ -180,6 +188,7 @@ fn describe_type_error(message: &str) -> String {
     let Some((given, expected)) = mismatch.and_then(|mismatch| mismatch.split_once(", expected ")) else {
         return message.to_owned();
     };
+    // These texts are those of serde's implementations for the types of the configuration's fields.
     let expected = match expected {
         "a nonzero u16" => "a whole number from 1 to 65535, without quotes",
         "a nonzero usize" | "a nonzero u32" => "a whole number above 0, without quotes",
@@ -202,6 +211,7 @@ fn describe_type_error(message: &str) -> String {
         other => match other.split_once(' ') {
             Some(("string", text)) => text,
             Some(("integer" | "boolean" | "floating", text)) => {
+                // serde wraps the value in backticks, and writes "floating point" in two words.
                 text.trim_start_matches("point ").trim_matches('`')
             }
             _ => other,

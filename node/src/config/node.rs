@@ -101,6 +101,7 @@ const MAX_EVENTS: usize = 1_000_000;
 
 /// Checks the rules between fields that belong to no part.
 pub(crate) fn check_node(config: &NodedConfig) -> Result<(), ConfigViolation> {
+    // Clients print the name within a line.
     if config.node.name.is_empty() || config.node.name.chars().any(char::is_control) {
         return reject_field("node.name", "must not be empty or contain control characters");
     }
@@ -130,6 +131,7 @@ fn check_sizes(config: &NodedConfig) -> Result<(), ConfigViolation> {
             );
         }
     }
+    // One DN can't have more than all of them together.
     if log.bytes_per_dn > log.bytes {
         let message = format!("exceeds log.bytes, {}; lower it or raise log.bytes", log.bytes);
         return reject_field("log.bytes_per_dn", message);
@@ -149,6 +151,7 @@ fn check_health(health: &HealthConfig) -> Result<(), ConfigViolation> {
         ("health.min_free_percent", health.min_free_percent),
         ("health.warn_free_percent", health.warn_free_percent),
     ] {
+        // A percent above 100 would make every disk a problem.
         if percent > 100 {
             return reject_field(field, format!("{percent} is more than 100 percent"));
         }
@@ -174,6 +177,8 @@ impl<'de> Visitor<'de> for LevelsVisitor {
         let mut levels = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             let dn = name.parse::<Dn>().map_err(A::Error::custom)?;
+            // The level has a visitor of its own, so that the error explains the dot in an unquoted DN: TOML reads
+            // it as a table.
             let level = map.next_value::<LevelText>()?;
             levels.insert(dn, level.0);
         }

@@ -16,7 +16,7 @@ use super::locate::CORE_TABLES;
 #[derive(Clone)]
 pub struct ConfigSection {
     path: String,
-    /// The paths that must be written as tables: its own, and those of tables in it.
+    /// The paths that must be written as tables: the section's own, and those of tables in it.
     tables: Vec<String>,
     /// `None` for a field of [`NodedConfig`](super::NodedConfig).
     parse: Option<ParseSection>,
@@ -58,13 +58,14 @@ impl ConfigSection {
         &self.path
     }
 
-    /// Returns whether a part may have it: not if it is a table of the node itself, or a table in another one.
+    /// Returns whether a part may have the section: not if it is a table of the node itself, or a table in another one.
     pub(crate) fn is_valid(&self) -> bool {
+        // A dot would make the section a table of another part, which parses the whole of it.
         let is_plain = !self.path.is_empty() && !self.path.contains('.');
         self.parse.is_none() || is_plain && !CORE_TABLES.contains(&self.path.as_str())
     }
 
-    /// Returns whether it is not a field of [`NodedConfig`](super::NodedConfig).
+    /// Returns whether the section is not a field of [`NodedConfig`](super::NodedConfig).
     pub(crate) fn is_own(&self) -> bool {
         self.parse.is_some()
     }
@@ -121,6 +122,7 @@ impl PartSections {
 
     /// Returns whether a section has the same value, or is absent from both.
     pub(super) fn has_same(&self, other: &Self, name: &str) -> bool {
+        // A section of an unknown name is absent from both, and counts as the same.
         match (self.0.get(name), other.0.get(name)) {
             (Some(value), Some(other)) => value.is_equal(other.as_ref()),
             (None, None) => true,
@@ -135,6 +137,7 @@ impl PartSections {
         document: &mut DeTable<'_>,
     ) -> Result<(), toml::de::Error> {
         let Some(parse) = section.parse else { return Ok(()) };
+        // The section leaves the document, so that the rest can deny unknown fields.
         if let Some(value) = document.remove(section.path.as_str()) {
             self.0.insert(section.path.clone(), parse(value)?);
         }
@@ -149,10 +152,12 @@ pub(super) fn take_dependencies(
 ) -> Result<Option<Vec<String>>, toml::de::Error> {
     let mut table = document;
     for step in section.path.split('.') {
+        // An absent section, or one that is no table, has no dependencies: the parser reports its shape.
         match table.get_mut(step).map(Spanned::get_mut) {
             Some(DeValue::Table(below)) => table = below,
             _ => return Ok(None),
         }
     }
+    // Removed, since the part's own type may deny unknown fields and does not know this key.
     table.remove("depends_on").map(|value| Vec::deserialize(ValueDeserializer::from(value))).transpose()
 }

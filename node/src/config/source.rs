@@ -12,6 +12,7 @@ pub(crate) const LOG_LEVELS: &str = "log.levels";
 pub(super) struct SourceTables(pub(super) Table);
 
 impl PartialEq for SourceTables {
+    // Two texts with the same values are the same configuration. An edit of a comment changes nothing.
     fn eq(&self, _: &Self) -> bool {
         true
     }
@@ -26,7 +27,7 @@ impl NodedConfig {
         };
         let keys = changed_keys(table_of(self).as_ref(), table_of(new).as_ref());
         let mut keys: Vec<_> = keys.iter().map(|key| format!("{path}.{key}")).collect();
-        // These are compared for themselves.
+        // [log.levels] is a part of [log] in the file, but a reload applies it alone: it is compared for itself.
         keys.retain(|key| path == LOG_LEVELS || !key.starts_with(LOG_LEVELS));
         if keys.is_empty() { vec![path.to_owned()] } else { keys }
     }
@@ -46,6 +47,8 @@ impl NodedConfig {
     pub(crate) fn has_same_section(&self, new: &Self, path: &str) -> bool {
         match path {
             "node" => self.node == new.node,
+            // The levels are applied by a reload, and the rest of [log] is not: so they are set equal for this
+            // comparison.
             "log" => LogConfig { levels: new.log.levels.clone(), ..self.log.clone() } == new.log,
             LOG_LEVELS => self.log.levels == new.log.levels,
             "events" => self.events == new.events,
@@ -69,6 +72,7 @@ fn changed_keys(old: Option<&Table>, new: Option<&Table>) -> Vec<String> {
     let removed = old.iter().filter(|(key, _)| !new.contains_key(*key)).map(|(key, _)| key.clone());
     let changed = new.iter().flat_map(|(key, value)| match (old.get(key), value) {
         (Some(former), _) if former == value => Vec::new(),
+        // A table of both files is compared key by key, so that only the keys that differ are named.
         (Some(Value::Table(former)), Value::Table(table)) => changed_keys(Some(former), Some(table))
             .into_iter()
             .map(|below| format!("{key}.{below}"))

@@ -34,6 +34,7 @@ impl Visitor<'_> for DurationVisitor {
 
 /// Text in jiff's friendly format, without units longer than an hour.
 fn parse_duration(text: &str) -> Option<Duration> {
+    // jiff also reads negative durations, which `Duration` rejects.
     Duration::try_from(text.parse::<SignedDuration>().ok()?).ok()
 }
 

@@ -20,6 +20,7 @@ pub(crate) struct CallerNames(BTreeMap<u32, String>);
 impl CallerNames {
     /// Looks them up, once: a lookup may have to ask another machine.
     pub(crate) fn look_up() -> Self {
+        // A user without an entry is shown by its number: that is no reason to refuse the call.
         let name = |uid: Uid| Some((uid.as_raw(), User::from_uid(uid).ok()??.name));
         Self([Uid::from_raw(0), geteuid()].into_iter().filter_map(name).collect())
     }
@@ -27,6 +28,7 @@ impl CallerNames {
     /// The caller of an admitted request.
     pub(crate) fn caller_of<T>(&self, request: &Request<T>) -> Option<Caller> {
         let peer = request.extensions().get::<UdsConnectInfo>()?.peer_cred?;
+        // The kernel reports pid 0 for a process that is not visible in noded's PID namespace.
         let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         let user = self.0.get(&peer.uid()).cloned();
         Some(Caller { uid: peer.uid(), user, pid, program: pid.and_then(program_name) })
@@ -34,8 +36,10 @@ impl CallerNames {
 }
 
 fn program_name(pid: u32) -> Option<String> {
+    // The file is read only for display: the process may have ended, and its pid may be another one's by now.
     let comm = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
     let name = String::from_utf8_lossy(&comm[..comm.len().min(MAX_PROGRAM_BYTES)]);
+    // The process chooses its own name, and it reaches terminals and logs: control characters are replaced.
     let printable =
         |c: char| if nodekeel_logtree::is_unprintable(c) { char::REPLACEMENT_CHARACTER } else { c };
     Some(name.trim_end_matches('\n').chars().map(printable).collect())

@@ -83,11 +83,12 @@ pub(crate) enum BindError {
 /// Checks whether a node with this data directory could create the socket; changes nothing.
 pub(crate) fn check_socket(socket: &SocketPath, data: &Path) -> Result<(), BindError> {
     let parent = socket.parent();
+    // The directory is opened once, and both checks use its descriptor: its path may change between them.
     let opened = data::open_directory(parent).and_then(|dir| check_writable(&dir).map(|()| dir));
     let is_own = parent == data || parent == data.join("run");
     match opened {
         Ok(dir) => check_socket_file(&dir, socket),
-        // The data directory creates them.
+        // The data directory does not exist yet. Acquiring it creates these two.
         _ if is_own => Ok(()),
         Err(error) => Err(parent_error(socket, error)),
     }
@@ -97,6 +98,7 @@ pub(crate) fn check_socket(socket: &SocketPath, data: &Path) -> Result<(), BindE
 fn parent_error(socket: &SocketPath, error: DataError) -> BindError {
     let (socket, parent) = (socket.clone(), socket.parent());
     let reason = match error {
+        // A missing directory gets its own message. If a file stands above it, the reason is that file.
         _ if !parent.exists() && parent.parent().is_none_or(|above| !above.is_file()) => {
             return BindError::NoParent { socket };
         }
@@ -114,10 +116,12 @@ fn check_socket_file(dir: &Dir, socket: &SocketPath) -> Result<(), BindError> {
     let socket = socket.clone();
     let kind = match state {
         Ok(SocketState::NotASocket(kind)) => kind,
+        // A stale socket is one on which no process listens: the kernel left its file when noded was killed.
         Ok(SocketState::Absent | SocketState::Stale) => return Ok(()),
         Ok(_) => return Err(BindError::InUse { socket }),
         Err(source) => return Err(BindError::Inspect { socket, source }),
     };
+    // The name of the kind is for the operator, who decides what to do with the file.
     let what = match kind {
         FileKind::Dir => "a directory",
         FileKind::Symlink => "a symbolic link",
@@ -154,9 +158,13 @@ impl NodeSocket {
 
     /// Streams the connections; binds a new socket if the file of the old one was removed.
     pub(crate) fn listen(&self) -> Result<ConnectionStream, BindError> {
+        // The lock is held over the bind, so that two restarts of the server do not replace each other's file.
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        // An operator may have removed the file, or the directory with it: then no client would reach the old
+        // socket.
         let there = bound.take().filter(|bound| bound.is_at_path());
         let there = there.map_or_else(|| BoundSocket::new(&self.socket), Ok)?;
+        // The slot keeps one reference, so that the socket stays bound while its server restarts.
         *bound = Some(Arc::clone(&there));
         Ok(ConnectionStream { bound: there, pause: None })
     }
@@ -172,12 +180,14 @@ impl BoundSocket {
         let dir = data::open_directory(socket.parent()).map_err(|error| parent_error(socket, error))?;
         let listener = bind_socket(&dir, socket)?;
         let failed = || BindError::Bind { socket: socket.clone(), source: io::ErrorKind::NotFound.into() };
+        // Device and inode identify the file later: another instance may replace it at the same path.
         let file = file_identity(&dir, socket).ok_or_else(failed)?;
         Ok(Arc::new(Self { listener, dir, socket: socket.clone(), file_id: file }))
     }
 
     /// Returns whether its file is still at the socket's path.
     fn is_at_path(&self) -> bool {
+        // The directory is opened by its path again: the one that the socket holds may have been moved away.
         let dir = Dir::open(self.socket.parent());
         dir.is_ok_and(|dir| file_identity(&dir, &self.socket) == Some(self.file_id))
     }
@@ -190,6 +200,7 @@ fn file_identity(dir: &Dir, socket: &SocketPath) -> Option<(u64, u64)> {
 impl Drop for BoundSocket {
     fn drop(&mut self) {
         // If that fails, the file is a stale socket, which the next instance replaces.
+        // Only the own file is removed: another instance may have bound the path since.
         if file_identity(&self.dir, &self.socket) == Some(self.file_id) {
             let _ = self.dir.remove_file(self.socket.file_name());
         }
@@ -210,11 +221,14 @@ impl Stream for ConnectionStream {
     type Item = io::Result<Connection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // After a failed accept the stream waits first. Otherwise it would use a whole core until a descriptor is
+        // free.
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(cx));
             self.pause = None;
         }
         let accepted = ready!(self.bound.listener.poll_accept(cx));
+        // An error does not end the stream: a later accept can succeed.
         if accepted.is_err() {
             self.pause = Some(Box::pin(sleep(ACCEPT_BACKOFF)));
         }
@@ -227,12 +241,15 @@ impl Stream for ConnectionStream {
 /// Between the file's creation and its mode another user might connect: the servers check the credentials of each
 /// call or connection too.
 fn bind_socket(dir: &Dir, socket: &SocketPath) -> Result<UnixListener, BindError> {
+    // The check comes first: a file that is not a stale socket is not removed.
     check_socket_file(dir, socket)?;
     let failed = |source| BindError::Bind { socket: socket.clone(), source };
+    // bind(2) fails with EADDRINUSE while a file exists at the path, even if it is stale.
     dir.remove_file(socket.file_name())
         .map_err(|source| BindError::Inspect { socket: socket.clone(), source })?;
     // The kernel binds by path alone.
     let listener = UnixListener::bind(&socket.path).map_err(failed)?;
+    // bind(2) creates the file with the umask of the process. The mode is set at once afterwards.
     dir.set_mode(socket.file_name(), FileMode::PRIVATE_FILE).map_err(|error| failed(error.into_cause()))?;
     Ok(listener)
 }
