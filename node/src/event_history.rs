@@ -13,7 +13,7 @@ use crate::caller::Caller;
 /// An event of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeEvent {
-    /// Its sequence number, from 1. A gap means that events were dropped.
+    /// The sequence number, from 1. A gap means that events were dropped.
     pub(crate) seq: u64,
     /// When it happened.
     pub(crate) at: SystemTime,
@@ -96,6 +96,7 @@ impl EventHistory {
 
     /// Reads from the newest `backlog` events on; `None` reads from the oldest kept one.
     pub(crate) fn read_events(&self, backlog: Option<u64>) -> EventHistoryReader {
+        // Subscribed before the buffer is read: an event in between wakes the reader.
         let newest = self.0.newest.subscribe();
         let count = backlog.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
         let last_read = self.lock_events().buffer.seq_before_newest(count);
@@ -107,9 +108,10 @@ impl EventHistory {
         let event = event(&mut events);
         events.newest = event.seq;
         let evicted = events.buffer.push(event);
+        // Sent under the lock, so that readers see the numbers in order.
         self.0.newest.send_replace(events.newest);
         drop(events);
-        // Without the lock.
+        // Freed without the lock, which the supervisor's hook waits for.
         drop(evicted);
     }
 
@@ -122,6 +124,7 @@ impl EventHook for EventHistory {
     fn on_event(&self, event: &Event) {
         let Event { seq, at, dn, generation, change, .. } = event.clone();
         let kind = NodeEventKind::Change(change);
+        // The supervisor does not count the requests, each of which has taken a number since.
         self.push_event(|events| NodeEvent { seq: seq + events.requests, at, dn, generation, kind });
     }
 }

@@ -1,4 +1,4 @@
-//! Health: what is not well on the node, since when, waiting for whom, and what to type.
+//! Health: the problems of the node, since when they exist, what they wait for, and how to fix them.
 //!
 //! A part answers by a [`HealthSource`], which it adds to [`HealthSources`] while it is prepared. The tree itself, the
 //! disks and the clock answer without one. A condition carries its own texts, so that neither the node nor nodectl
@@ -51,12 +51,12 @@ pub(crate) const NODE_PART: &str = "node";
 /// The answer of a [`HealthSource`].
 pub type ConditionsFuture<'a> = Pin<Box<dyn Future<Output = Vec<HealthCondition>> + Send + 'a>>;
 
-/// Answers what is not well in one part. Every `Fn(&NodeSnapshot) -> Vec<HealthCondition>` is one.
+/// Reports the problems and warnings of one part. Every `Fn(&NodeSnapshot) -> Vec<HealthCondition>` is one.
 ///
 /// # Contract
 /// - It changes nothing, may be called at any time and concurrently, does not block its thread, and should answer at once:
 ///   after 4.5 s it counts as not answering, which is a condition too, as is a panic. Its future may be dropped at any time.
-/// - A condition about a DN replaces what the tree says of this DN, but a warning replaces no problem: start with
+/// - A condition about a DN replaces that of the tree about this DN, but a warning replaces no problem: start with
 ///   [`NodeSnapshot::condition_of`] to keep its text.
 pub trait HealthSource: Send + Sync + 'static {
     /// Everything that is not well now; empty if all is.
@@ -108,8 +108,8 @@ impl NodeSnapshot {
         runnable::runnable_condition(self.runnable(dn)?, self.now)
     }
 
-    /// What is not well with the certificate of this object now: see [`CertificateValidity::condition`]. The
-    /// configuration says how early there is a warning.
+    /// The condition of this object's certificate now: see [`CertificateValidity::condition`].
+    /// `health.warn_certificate_days` sets how early there is a warning.
     pub fn certificate_condition(
         &self,
         object: &str,
@@ -172,9 +172,11 @@ impl HealthSources {
         let disks = self.disk_watch(&node.config);
         let clock = |_: &NodeSnapshot| clock::clock_condition(clock::is_synchronized());
         let of_parts = self.sources.iter().map(|(name, source)| (part_of(name), source.as_ref()));
+        // A part that a reload has removed leaves its source in the list: it is not asked any more.
         let of_parts = of_parts.filter(|(part, _)| node.has_part(part));
         let of_node: [(&str, &dyn HealthSource); 2] = [(NODE_PART, &disks), (NODE_PART, &clock)];
         let asked = of_parts.chain(of_node).map(|(part, source)| ask_source(part, source, node));
+        // All sources are asked at the same time, so that the whole takes no longer than the slowest one.
         let answers = join_all(asked).await.into_iter().flatten().collect();
         merge_conditions(node.tree_conditions(), answers)
     }
@@ -207,21 +209,24 @@ async fn ask_source(part: &str, source: &dyn HealthSource, node: &NodeSnapshot) 
             vec![HealthCondition::problem(part, text).hint(hint)]
         }
     };
+    // A source does not name its part: the node does, so that no source reports for another part.
     conditions.iter_mut().for_each(|condition| condition.part = part.to_owned());
     conditions
 }
 
-/// What a part says of a DN replaces what the tree says of it; but a warning replaces no problem.
+/// Replaces the conditions of the tree by those of the parts about the same DN; but a warning replaces no problem.
 fn merge_conditions(
     of_tree: impl Iterator<Item = HealthCondition>,
     mut of_parts: Vec<HealthCondition>,
 ) -> Vec<HealthCondition> {
+    // A problem is less than a warning in the order of the severities.
     let replaces = |part: &HealthCondition, found: &HealthCondition| {
         part.object == found.object && part.severity <= found.severity
     };
     let of_tree: Vec<_> =
         of_tree.filter(|found| !of_parts.iter().any(|part| replaces(part, found))).collect();
     of_parts.extend(of_tree);
+    // The sort is stable: conditions of one severity stay in the order of their sources.
     of_parts.sort_by_key(|condition| condition.severity);
     of_parts
 }

@@ -21,6 +21,7 @@ impl ListenAddress {
     pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Tcp(one, port), Self::Tcp(other, other_port)) => {
+                // The order of the two addresses does not matter, while `covers` has a direction.
                 port == other_port && (covers(*one, *other) || covers(*other, *one))
             }
             _ => self == other,

@@ -33,6 +33,8 @@ impl LogStoreSink {
 impl OutputSink for LogStoreSink {
     fn open_writer(&self, origin: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
         let options = WriterOptions::new(origin.stream.as_str()).generation(origin.generation);
+        // A writer keeps the format that it was opened with: a reload that changes the format restarts the
+        // runnable.
         let options = match self.formats.read().unwrap_or_else(PoisonError::into_inner).get(origin.dn) {
             Some(format) => options.format(*format),
             None => options,

@@ -31,6 +31,7 @@ impl MetricsRegistries {
     pub(crate) fn encode(&self, figures: &NodeFigures) -> String {
         let mut text = String::new();
         let node = figures.to_registry();
+        // A part that a reload has removed leaves its registry here: it is not served any more.
         let is_in_tree =
             |name: &str| figures.nodes.iter().any(|node| node.dn.strip_prefix("root.") == Some(name));
         let of_parts = self.0.iter().filter(|(name, _)| is_in_tree(name));
@@ -39,6 +40,7 @@ impl MetricsRegistries {
             // Writing into a string can't fail; a part's own collector may, and then loses its metrics only.
             let _ = encode_registry(&mut text, registry);
         }
+        // OpenMetrics ends a text with one `# EOF`, after all registries.
         let _ = encode_eof(&mut text);
         text
     }

@@ -151,13 +151,16 @@ impl NodeHandle {
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn start(plan: NodePlan, deps: Deps) -> Result<Self, StartError> {
+        // A mistake of the program is reported before anything is created.
         check_runnable_names(&plan.source.parts, &deps.runnables)?;
         // From here on, no other instance can use the directory.
         let data = DataDir::acquire(&plan.config.node.data)?;
         let shared = NodeState::new(plan, data, deps.log_store);
         let plan = shared.plan();
+        // All runnables are prepared before one starts: an error leaves nothing running.
         let PreparedParts { runnables: mut prepared, additions } =
             prepare_services(&shared, &plan, plan.active_services())?;
+        // The control API, the health and the metrics find what the parts have added from the first call on.
         shared.running.replace_additions(additions);
         log_skipped(&shared.running.log_store, plan.skipped_services());
         // The runnables of the program come after the control API, and before the services.
@@ -166,12 +169,14 @@ impl NodeHandle {
             at..at,
             deps.runnables.into_iter().map(|extra| (format!("root.{}", extra.name), extra.runnable)),
         );
+        // The root adds the children that it finds here, and so the tree is filled before the supervisor starts.
         *shared.tree.lock() = prepared;
         // The first thing that the supervisor does is to end, or to adopt, what a killed noded has left behind.
         let builder = Supervisor::builder().output_sink(shared.log_sink.clone());
         let builder = builder.process_records(process_records(&shared, &plan)?);
         let supervisor =
             builder.event_hook(shared.running.history.clone()).start(shared.tree.root_runnable());
+        // From here on, calls of the control API reach the supervisor.
         shared.running.supervisor.replace(Some(Arc::new(supervisor)));
         Ok(Self { shared, socket: plan.socket.clone() })
     }
@@ -225,6 +230,8 @@ impl Drop for NodeHandle {
     fn drop(&mut self) {
         drop(self.shared.running.supervisor.replace(None));
         self.shared.tree.lock().clear();
+        // The additions of the parts still hold the socket. Its file goes when no stream of its connections is
+        // left.
         if let Some(socket) = self.extension::<Arc<NodeSocket>>() {
             socket.close();
         }
@@ -245,6 +252,7 @@ fn process_records(state: &NodeState, plan: &NodePlan) -> Result<ProcessRecords,
     let root = state.running.data();
     let records: ProcessesLayout =
         root.run.add_layout().map_err(|error| data::placement_error(root.path(), error))?;
+    // The next noded adopts only these. It ends all other processes that a killed noded has left.
     let kept = plan.active_services().filter(|planned| planned.keep);
     let dns = kept.map(|planned| planned.dn.as_str());
     Ok(ProcessRecords::new(records.processes.path()).expect_kept(dns))
@@ -274,6 +282,7 @@ fn prepare_services<'p>(
     plan: &NodePlan,
     services: impl Iterator<Item = &'p PlannedService>,
 ) -> Result<PreparedParts, PrepareError> {
+    // The runnables add to a copy: an error leaves the additions of the node as they are.
     let mut additions = state.running.additions();
     let mut node = NodePreparation {
         running: &state.running,

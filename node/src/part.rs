@@ -47,7 +47,7 @@ pub use prepared_runnable::{PrepareError, PreparedRunnable};
 /// - [`check`](Self::check) and [`dependencies`](Self::dependencies) depend on the configuration alone.
 /// - [`plan`](Self::plan) changes nothing on the machine: `noded check` calls it too.
 pub trait Part: Send + Sync + 'static {
-    /// Its name, unique in the node.
+    /// The name, unique in the node.
     fn name(&self) -> &str;
 
     /// The tables of the configuration that belong to it. In the first one, the operator can set `depends_on`.

@@ -74,6 +74,7 @@ impl PlanSource {
         running: Option<&NodePlan>,
     ) -> Result<NodePlan, SourceError> {
         let mut config = self.parts.parse_config(file, text)?;
+        // The program's own choice, as by `--data`, comes before the key of the file.
         config.node.data = self.data.clone().unwrap_or(config.node.data);
         Ok(self.plan(config, running)?)
     }
@@ -154,6 +155,8 @@ impl NodePlan {
         ) {
             Ok(()) => {}
             Err(error @ DataError::InUse { .. }) => {
+                // The other problems are most likely made by that instance, which uses the ports too. They are
+                // left out.
                 return Err(PlanError { lines: vec![error.to_string()], in_use: true, keys_conflict: false });
             }
             Err(error) => problems.push(error.to_string()),
@@ -204,6 +207,8 @@ fn find_invalid_dn(services: &[PlannedService]) -> Option<String> {
         if !is_valid {
             return Some(format!("invalid DN {dn:?} of a part: use root.NAME or root.PART.NAME"));
         }
+        // A DN below another runnable would never start: the tree adds children only below names that are no
+        // runnables.
         let conflict = |other: &&PlannedService| {
             other.dn == *dn || is_descendant(dn, &other.dn) || is_descendant(&other.dn, dn)
         };
@@ -214,6 +219,7 @@ fn find_invalid_dn(services: &[PlannedService]) -> Option<String> {
 
 /// Skips what depends on a skipped runnable.
 fn skip_dependents(services: &mut [PlannedService]) {
+    // A skipped dependent may have dependents of its own, until nothing changes any more.
     while let Some((index, missing)) = find_dependent_of_skipped(services) {
         services[index].skip_reason = Some(format!("depends on {missing}, which is skipped"));
     }
@@ -280,6 +286,7 @@ impl fmt::Display for NodePlan {
 
 /// The problem of a log that exceeds this machine's memory.
 fn check_log_size(log: Bytes) -> Option<String> {
+    // Without /proc, the size is not checked.
     let memory = Bytes(total_memory(&std::fs::read_to_string("/proc/meminfo").ok()?)?);
     (log > memory)
         .then(|| format!("log.bytes is {log}, but this machine has {memory} of memory: use a lower value"))

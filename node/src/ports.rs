@@ -50,22 +50,26 @@ impl PortHolder {
 /// The holder of a port at this address; `None` if the port is free.
 fn port_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
     match TcpListener::bind((address, port)) {
+        // The listener is closed at once. std sets SO_REUSEADDR, so that ended connections do not hold the port.
         Ok(_) => None,
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
             Some(PortHolder(find_listener(port).unwrap_or_else(|| UNKNOWN.into())))
         }
+        // As EADDRNOTAVAIL or EACCES: no process holds the port, and waiting would not help.
         Err(error) => Some(PortHolder(format!("the system ({error})"))),
     }
 }
 
 /// The name and pid of the process that listens on the port.
 fn find_listener(port: u16) -> Option<String> {
+    // A socket at `::`, which takes IPv4 connections too, is only in the second table.
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .find_map(|table| listening_inode(&fs::read_to_string(table).ok()?, port))?;
     let link = format!("socket:[{inode}]");
     let mut entries = fs::read_dir("/proc").ok()?.flatten();
     let (pid, process) = entries.find_map(|entry| {
+        // Entries that are no processes, and processes that end, are passed over.
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
         holds_descriptor(&entry.path(), &link).then(|| (pid, entry.path()))
     })?;

@@ -148,6 +148,7 @@ impl RunningNode {
 
     /// Everything that is not well on the node, problems before warnings.
     pub(crate) async fn assess_health(&self) -> Vec<HealthCondition> {
+        // Without a supervisor there is no tree to judge.
         let Some(record_problems) = self.supervisor.with(Supervisor::record_problems) else {
             let problem = HealthCondition::problem("root", "does not run: the node is starting or stopping");
             return vec![HealthCondition { part: NODE_PART.to_owned(), ..problem }];
@@ -174,6 +175,7 @@ impl RunningNode {
     fn health_sources(&self) -> HealthSources {
         let mut health = self.additions().health;
         health.add_disk(self.data().path());
+        // The mount point of a closed volume is on the disk of the data directory, which is watched already.
         self.volume.path().into_iter().for_each(|path| health.add_disk(path));
         health
     }
@@ -187,6 +189,7 @@ impl RunningNode {
             None => wire::node_to_wire(status),
         };
         let plan = self.plan();
+        // The supervisor does not know the skipped ones. Clients see them with the reason.
         let skipped = plan.skipped.iter().map(|skipped| v1::Node {
             dn: skipped.dn.clone(),
             state: v1::State::Skipped.into(),

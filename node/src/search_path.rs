@@ -61,6 +61,7 @@ impl SearchPath {
     /// The program does not exist, or this user can't execute it.
     pub fn find_program(&self, program: &Path) -> Result<PathBuf, ProgramNotFound> {
         let is_program = |path: &Path| path.is_file() && access(path, AccessFlags::X_OK).is_ok();
+        // As for execvp(3), a name with a slash is a path.
         if program.components().count() > 1 || program.is_absolute() {
             let missing = || ProgramNotFound { program: program.to_owned(), searched: Vec::new() };
             return is_program(program).then(|| program.to_owned()).ok_or_else(missing);

@@ -12,6 +12,7 @@ pub(crate) struct SupervisorSlot(Arc<RwLock<Option<Arc<Supervisor>>>>);
 impl SupervisorSlot {
     /// Calls the supervisor; `None` while the node is starting or stopping.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&Supervisor) -> T) -> Option<T> {
+        // The lock is held during the call, so that the call must be short.
         self.0.read().unwrap_or_else(PoisonError::into_inner).as_deref().map(call)
     }
 

@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 /// The kernel's status of its clock, `STA_UNSYNC` and others. *Source:* adjtimex(2).
 ///
 /// # Errors
-/// The kernel does not say: a sandbox may forbid the call.
+/// The kernel does not report it: a sandbox may forbid the call.
 pub(crate) fn read_clock_status() -> io::Result<i32> {
     // SAFETY: `timex` consists of integers, for which zeros are valid values.
     let mut timex: libc::timex = unsafe { std::mem::zeroed() };

@@ -103,6 +103,7 @@ impl NodeVolume {
 
     /// Lets runnables use the volume with this root directory.
     pub(crate) fn open(&self, dir: Dir) {
+        // Each opening has its own token and tracker: those of an earlier one stay canceled and closed.
         let (closing, users, dns) = Default::default();
         *self.lock() = Some(Arc::new(OpenVolume { dir, closing, users, dns }));
     }
@@ -112,6 +113,7 @@ impl NodeVolume {
         // The lock is held until the token is taken: a close waits for all users that it finds.
         let slot = self.lock();
         let open = slot.clone().ok_or(VolumeClosed)?;
+        // The DN is remembered beyond the runnable: what runs below it may stop later, and is waited for as well.
         open.dns.lock().unwrap_or_else(PoisonError::into_inner).insert(dn.to_owned());
         Ok(VolumeHandle { _user: open.users.token(), open })
     }
@@ -136,8 +138,10 @@ impl NodeVolume {
 
     /// Tells the users of the volume to stop. Nothing starts on it from then on.
     fn start_close(&self) -> Option<Arc<OpenVolume>> {
+        // The slot is emptied before the users stop: a runnable that starts now gets no handle.
         let open = self.lock().take()?;
         open.closing.cancel();
+        // A `TaskTracker` must be closed before a wait for it can end.
         open.users.close();
         Some(open)
     }
@@ -157,6 +161,7 @@ impl CloseOnDrop {
         open.users.wait().await;
         let dns = std::mem::take(&mut *open.dns.lock().unwrap_or_else(PoisonError::into_inner));
         // What a user runs below it may take longer to stop.
+        // The watch is taken before the snapshot: a change between the two ends the next wait at once.
         let watch = |supervisor: &Supervisor| (supervisor.watch_changes(), supervisor.snapshot());
         while let Some((mut changes, tree)) = self.0.supervisor.with(watch) {
             if !has_running_descendant(&tree, &dns) || changes.changed().await.is_err() {

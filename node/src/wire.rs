@@ -76,6 +76,7 @@ fn waiting_to_wire(reason: &WaitReason) -> (String, Vec<String>) {
             (reason.to_string(), dns.iter().map(ToString::to_string).collect())
         }
         WaitReason::Backoff(until) => {
+            // The text is for people. Programs use `backoff_until`.
             let left = until.duration_since(SystemTime::now()).unwrap_or_default();
             (format!("{reason}, {:.1} s more", left.as_secs_f64()), Vec::new())
         }

@@ -33,8 +33,8 @@ impl<'a> TomlDocument<'a> {
                 let message = format!("must be a table, written [{path}]{hint}");
                 return Some((span, path.to_owned(), message));
             }
-        // `[[service]]` is the only array of tables, and so has a check of its own.
         }
+        // `[[service]]` is the only array of tables, and so has a check of its own.
         let (services, span) = self.value_at("service")?;
         let refuse = |span, path: String, message: &str| Some((span, path, message.to_owned()));
         let tables = services.as_array().filter(|all| all.iter().all(|one| one.get_ref().is_table()));

@@ -7,7 +7,7 @@ use x509_parser::pem::Pem;
 
 use super::HealthCondition;
 
-/// When a certificate is valid.
+/// The time in which a certificate is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CertificateValidity {
@@ -36,6 +36,7 @@ impl CertificateValidity {
     /// [`InvalidCertificate`].
     pub fn from_pem(text: &[u8]) -> Result<Self, InvalidCertificate> {
         let mut blocks = Pem::iter_from_buffer(text).map_while(Result::ok);
+        // Other blocks, a key for example, may precede it. The certificates after the first one are its chain.
         let block = blocks.find(|block| block.label == "CERTIFICATE").ok_or(InvalidCertificate)?;
         let parsed = block.parse_x509().map_err(|_| InvalidCertificate)?;
         let validity = parsed.validity();
@@ -46,10 +47,11 @@ impl CertificateValidity {
         Ok(Self::new(time(validity.not_before.timestamp()), time(validity.not_after.timestamp())))
     }
 
-    /// What is not well with the certificate of this object at this time; a warning from `warn_before` before its
-    /// end on. Add a hint that says how to renew it.
+    /// The condition of this object's certificate at this time: a warning from `warn_before` before its end on. Add a
+    /// hint that tells how to renew it.
     pub fn condition(&self, object: &str, now: SystemTime, warn_before: Duration) -> Option<HealthCondition> {
         let Self { not_before, not_after } = *self;
+        // Both moments are part of the validity (RFC 5280, 4.1.2.5).
         if let Ok(left) = not_before.duration_since(now)
             && !left.is_zero()
         {

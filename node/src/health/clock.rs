@@ -1,9 +1,9 @@
-//! True if the clock is synchronized: certificates and tokens are only valid at the right time.
+//! The synchronization of the clock: certificates and tokens are only valid at the right time.
 
 use super::HealthCondition;
 use crate::sys;
 
-/// Returns whether the kernel's clock is synchronized; `None` if the kernel does not say.
+/// Returns whether the kernel's clock is synchronized; `None` if the kernel does not report it.
 pub(super) fn is_synchronized() -> Option<bool> {
     sys::read_clock_status().ok().map(|status| status & nix::libc::STA_UNSYNC == 0)
 }
@@ -16,6 +16,7 @@ pub(super) fn clock_condition(is_synchronized: Option<bool>) -> Vec<HealthCondit
                 "run chronyd or systemd-timesyncd; `timedatectl` or `chronyc tracking` shows its state",
             ),
         ],
+        // An unknown state is no warning: a sandbox may forbid the call.
         Some(true) | None => Vec::new(),
     }
 }

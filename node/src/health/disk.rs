@@ -56,6 +56,8 @@ impl DiskWatch {
         let guard = Arc::clone(&self.measuring.0).lock_owned().await;
         let paths = self.paths.clone();
         let measured = spawn_blocking(move || {
+            // The guard moves to the thread: a statvfs of a disk that hangs can't be canceled, and further calls
+            // wait here instead of occupying a thread each.
             let _held = guard;
             measure_disks(&paths)
         });
@@ -78,6 +80,7 @@ fn measure_disks(paths: &[PathBuf]) -> (Vec<DiskSpace>, Vec<HealthCondition>) {
     let (mut devices, mut disks, mut failed) = (BTreeSet::new(), Vec::new(), Vec::new());
     for path in paths {
         let measured = stat(path).and_then(|found| {
+            // Directories on one device are on one file system: the first one stands for it.
             if devices.insert(found.st_dev) { measure_disk(path).map(Some) } else { Ok(None) }
         });
         match measured {
@@ -94,9 +97,11 @@ fn measure_disks(paths: &[PathBuf]) -> (Vec<DiskSpace>, Vec<HealthCondition>) {
 
 fn measure_disk(path: &Path) -> nix::Result<DiskSpace> {
     let disk = statvfs(path)?;
+    // statvfs(3) counts blocks in units of the fragment size.
     let bytes = |blocks: u64| blocks.saturating_mul(disk.fragment_size());
     Ok(DiskSpace {
         path: path.to_owned(),
+        // Without the blocks that the file system reserves for root.
         free_bytes: bytes(disk.blocks_available()),
         total_bytes: bytes(disk.blocks()),
         free_inodes: disk.files_available(),
@@ -104,7 +109,7 @@ fn measure_disk(path: &Path) -> nix::Result<DiskSpace> {
     })
 }
 
-/// Bytes or inodes, of which there are too few.
+/// The conditions of a disk with too few free bytes or inodes.
 fn disk_conditions(disk: &DiskSpace, config: &HealthConfig) -> Vec<HealthCondition> {
     let path = disk.path.display().to_string();
     let condition = |severity, problem: String, hint: String| HealthCondition {
@@ -126,6 +131,7 @@ fn disk_conditions(disk: &DiskSpace, config: &HealthConfig) -> Vec<HealthConditi
 
 /// The severity of this little room; `None` if there is enough.
 pub(super) fn severity(free: u64, total: u64, config: &HealthConfig) -> Option<ConditionSeverity> {
+    // A total of 0, as btrfs reports for its inodes, is never below. The products may exceed an u64.
     let is_below = |percent: u8| u128::from(free) * 100 < u128::from(total) * u128::from(percent);
     if is_below(config.min_free_percent) {
         Some(ConditionSeverity::Problem)

@@ -11,7 +11,7 @@ use super::{ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A source that asks a daemon, when the health is asked for, whether it answers: a stopped process is still ready for
-/// the tree. While the tree says that it is not ready, it is not asked.
+/// the tree. A daemon that is not ready in the tree is not asked.
 #[derive(Debug, Clone)]
 pub struct HealthProbe<P> {
     dn: String,
@@ -34,6 +34,7 @@ where
     fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a> {
         Box::pin(async {
             let dn = &self.dn;
+            // The tree reports such a runnable already, and a probe would only repeat it.
             if !node.runnable(dn).is_some_and(|runnable| runnable.is_healthy()) {
                 return Vec::new();
             }

@@ -8,6 +8,7 @@ use super::{HealthCondition, NODE_PART};
 
 /// The conditions of records, while they are there: an operator removes the one whose processes have ended.
 pub(crate) fn record_conditions(problems: Vec<RecordProblem>) -> Vec<HealthCondition> {
+    // The warning ends when the operator has removed the record.
     let remaining = problems
         .into_iter()
         .filter(|problem| !matches!(problem, RecordProblem::Record { path, .. } if !path.exists()));

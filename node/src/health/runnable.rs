@@ -1,4 +1,4 @@
-//! What the tree itself knows: which runnables are not ready, in a crash loop, or fail now and then.
+//! The health that the tree itself knows: runnables that are not ready, in a crash loop, or fail now and then.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,7 +22,9 @@ pub(super) fn runnable_condition(node: &Node, now: SystemTime) -> Option<HealthC
 
 fn problem(node: &Node) -> HealthCondition {
     let (problem, hint) = describe(node);
+    // A crash loop exists since its first failure, and not since the current incarnation.
     let since = if node.is_crash_looping() { first_failure(node).or(node.since) } else { node.since };
+    // The text of the problem contains the condition already.
     let waiting_for = if node.condition.is_empty() { node.waiting_for.as_str() } else { "" };
     HealthCondition::problem(node.dn.as_str(), problem)
         .since(since.and_then(to_system_time))
@@ -36,6 +38,7 @@ fn describe(node: &Node) -> (String, String) {
     let status = format!("`nodectl status {dn}`");
     let reason = last_failure(node).map(|exit| format!(": {}", exit.reason)).unwrap_or_default();
     match node.state() {
+        // First, since a runnable in a crash loop is in one of the states below between two failures.
         _ if node.is_crash_looping() => {
             let count = match node.failures {
                 1 => "1 failure".to_owned(),
@@ -52,14 +55,16 @@ fn describe(node: &Node) -> (String, String) {
         }
         State::Canceled => ("was stopped together with its parent or group".to_owned(), status),
         State::Stopped => ("was stopped by an operator".to_owned(), format!("`nodectl start {dn}`")),
+        // Healthy runnables do not get here: this is a state that this version does not know.
         State::Ready | State::Done | State::Skipped | State::Unspecified => {
             ("is in an unknown state".to_owned(), status)
         }
     }
 }
 
-/// What it waits for knows more.
+/// Points at the awaited runnable, which knows more.
 fn not_ready_hint(node: &Node, status: String) -> String {
+    // A runnable that waits for itself waits for its own readiness.
     match node.waiting_on.first().filter(|awaited| **awaited != node.dn) {
         Some(awaited) => format!("`nodectl status {awaited}`"),
         None => status,
@@ -75,7 +80,7 @@ fn failure_hint(node: &Node, status: &str) -> String {
     }
 }
 
-/// A runnable that fails, and is ready for long enough in between to count as stable.
+/// The warning about a runnable that fails again and again, and is ready for long enough in between to count as stable.
 fn recent_failures(node: &Node, now: SystemTime) -> Option<HealthCondition> {
     let is_recent = |exit: &&Exit| {
         let at = exit.at.and_then(to_system_time);
@@ -83,6 +88,7 @@ fn recent_failures(node: &Node, now: SystemTime) -> Option<HealthCondition> {
     };
     let failures: Vec<_> = failures(node).filter(is_recent).collect();
     let last = failures.last()?;
+    // A single kill for memory is a warning, too: the limit is too low, and the next kill is likely.
     if failures.len() < RECENT_FAILURES && !last.out_of_memory {
         return None;
     }

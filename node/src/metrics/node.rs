@@ -12,8 +12,8 @@ use prometheus_client::registry::Registry;
 use crate::health::{ConditionSeverity, DiskSpace, HealthCondition, is_healthy};
 use crate::v1::{Node, State};
 
-/// How many DNs have restarts of their own; those of all others are summed up as the DN `other`. The configuration
-/// names its services, but a builder's runnable may create children without end.
+/// Maximum number of DNs with restarts of their own; those of all others are summed up as the DN `other`. The
+/// configuration names its services, but a builder's runnable may create children without end.
 const MAX_DNS: usize = 1000;
 
 /// The DN of the others.
@@ -57,6 +57,7 @@ impl NodeFigures {
     fn register_tree(&self, registry: &mut Registry) {
         let runnables =
             family::<Gauge>(registry, "nodekeel_runnables", "Runnables of the tree in each state");
+        // Each state has a value, also 0: a series that comes and goes is hard to alert on.
         for (state, name) in STATES {
             let count = self.nodes.iter().filter(|node| node.state() == state).count();
             runnables.get_or_create(&vec![("state", name.to_owned())]).set(to_i64(count));
@@ -129,6 +130,7 @@ where
     M: Default + Clone + TypedMetric + EncodeMetric + std::fmt::Debug + Send + Sync + 'static,
 {
     let family = Family::<Labels, M>::default();
+    // The clone shares its values with the registered one.
     registry.register(name, help, family.clone());
     family
 }

@@ -193,12 +193,14 @@ impl NodeBuilder {
     /// # Errors
     /// [`BuildError::Config`], [`BuildError::Plan`].
     pub fn plan(self) -> Result<NodePlan, BuildError> {
+        // The changes apply in the order of the calls: a program may replace a part that it has added.
         let parts = self.changes.into_iter().fold(shipped_parts(self.deps), |parts, change| match change {
             PartChange::Add(part) => parts.add(part),
             PartChange::Replace(part) => parts.replace(part),
             PartChange::Remove(name) => parts.without(&name),
         });
         let Self { file, text, search, dev, data, .. } = self;
+        // Only a file can be read again by a reload.
         let of_file = self.is_from_file.then(|| file.clone());
         let source = PlanSource { parts, search, dev, file: of_file, data };
         source.plan_text(&file, &text, None).map_err(|error| match error {
@@ -217,6 +219,7 @@ impl NodeBuilder {
     pub fn start(mut self) -> Result<NodeHandle, BuildError> {
         let log_store = self.log_store.take();
         let plan = self.plan()?;
+        // The default depends on `[log]`, which only the plan has parsed.
         let log_store = log_store.unwrap_or_else(|| new_log_store(&plan.config.log));
         Ok(NodeHandle::start(plan, Deps::new(log_store))?)
     }

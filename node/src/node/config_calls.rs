@@ -24,6 +24,7 @@ pub(super) fn answer_config(state: Option<Arc<NodeState>>, request: ConfigReques
 }
 
 fn reload_status(error: &ReloadError) -> Status {
+    // The code tells the client what to correct: the configuration, or the machine.
     match error {
         ReloadError::Stopping => stopping_status(),
         ReloadError::Config(error) => Status::invalid_argument(error.to_string()),

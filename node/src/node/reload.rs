@@ -95,10 +95,12 @@ impl NodeHandle {
 
 /// Reloads the configuration: see [`NodeHandle::reload`].
 pub(super) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
+    // A task of its own applies the whole file, even if the caller goes away.
     let reload = tokio::spawn(async move {
         let _one_at_a_time = state.reload.lock().await;
         let result = reload_file(&state).await;
         log_result(&state, &result);
+        // A success also clears the warning about an earlier refusal.
         state
             .running
             .set_refused_reload(result.as_ref().err().and_then(|error| refusal_condition(&state, error)));
@@ -127,6 +129,7 @@ async fn plan_again(
 ) -> Result<(Arc<NodePlan>, NodePlan), ReloadError> {
     let running = state.plan();
     blocking(move || {
+        // A check may bring its own text. A reload always reads the node's file.
         let (file, text) = match (text, &running.source.file) {
             (Some(given), _) => given,
             (None, Some(file)) => (file.clone(), read_text(file).map_err(ReloadError::Config)?),
@@ -187,7 +190,7 @@ async fn prepare_again(
     .await
 }
 
-/// From now on, the node is what the plan says: each parent adds these children when it starts the next time.
+/// Makes the plan the one that the node runs: each parent adds these children when it starts the next time.
 fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) {
     let PreparedParts { runnables: prepared, additions } = prepared;
     let running = state.plan();
@@ -199,9 +202,12 @@ fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) 
     });
     tree.extend(prepared);
     let order = |dn: &str| plan.services.iter().position(|planned| planned.dn == dn);
+    // The control API comes first. The program's runnables are not in the plan, and so sort before all that are.
     tree.sort_by_key(|(dn, _)| (dn != CONTROL_DN, order(dn)));
+    // The log has the reason of a service already if it was skipped before.
     let is_new = |planned: &&PlannedService| running.skipped_services().all(|known| known.dn != planned.dn);
     log_skipped(&state.running.log_store, plan.skipped_services().filter(is_new));
+    // These are set before the new runnables start, which use them from their first line on.
     state.log_sink.set_formats(plan.log_formats());
     set_configured_levels(&state.running.log_store, &running.config.log.levels, &plan.config.log.levels);
     state.running.replace_additions(additions);
@@ -223,6 +229,7 @@ impl TreeChange {
             effects.iter().flat_map(|effect| difference.dns_to(*effect)).collect()
         };
         let waves = stop_waves(running, of(&[ChangeEffect::Restart, ChangeEffect::Remove]));
+        // Parents that lose all children are removed after them, in a wave of their own.
         let (former, now) = (parent_dns(running), parent_dns(new));
         let parents: Vec<_> = former.iter().filter(|dn| !now.contains(dn)).cloned().collect();
         let removal = |dn: String| match new.active_service(&dn) {
@@ -257,6 +264,8 @@ async fn apply_change(
     change: &TreeChange,
 ) -> Result<(), ReloadError> {
     for wave in &change.remove {
+        // The runnables of a wave do not depend on each other and stop at the same time. The next wave waits for
+        // all of them.
         for result in
             join_all(wave.iter().map(|(dn, removal)| supervisor.remove_runnable(dn, *removal))).await
         {
@@ -264,6 +273,7 @@ async fn apply_change(
         }
     }
     for dn in &change.add {
+        // The tree is locked for this statement only: a parent that starts locks it to add its own children.
         let child = state.tree.child_spec(&state.tree.lock(), dn);
         let parent = dn.rsplit_once('.').map_or("root", |(parent, _)| parent);
         ignore_absent(supervisor.add_child(parent, child))?;
@@ -282,6 +292,7 @@ fn ignore_absent(result: Result<(), ControlError>) -> Result<(), ReloadError> {
 /// The node runs, but not by its file.
 fn refusal_condition(state: &NodeState, error: &ReloadError) -> Option<HealthCondition> {
     let plan = state.plan();
+    // A node that stops has not refused the file.
     let file = plan.source.file.as_ref().filter(|_| !matches!(error, ReloadError::Stopping))?;
     let problem = format!("is not what the node runs: {}", error.describe());
     let mut condition = HealthCondition::warning(file.display().to_string(), problem);

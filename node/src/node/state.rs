@@ -27,6 +27,7 @@ impl NodeState {
     pub(super) fn new(plan: NodePlan, data: DataDir, log_store: LogStore) -> Arc<Self> {
         let data = Arc::new(data);
         Arc::new_cyclic(|state: &Weak<Self>| {
+            // A strong reference would be a cycle, and would keep the data directory locked for ever.
             let state = Weak::clone(state);
             let answer: AnswerConfig = Box::new(move |request| answer_config(state.upgrade(), request));
             Self {

@@ -8,8 +8,8 @@ use crate::data::DataDir;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::part::PreparedRunnable;
 
-/// What the node runs, by DN: `root.a` is a child of the root, and `root.b.c` and `root.b.d` are the children of another
-/// one, `root.b`. Each incarnation of a parent adds the children that are here then.
+/// The runnables of the node, by DN: `root.a` is a child of the root, and `root.b.c` and `root.b.d` are the children of
+/// another one, `root.b`. Each incarnation of a parent adds the children that are here then.
 #[derive(Debug, Clone)]
 pub(super) struct NodeTree {
     prepared: Arc<Mutex<Vec<(String, PreparedRunnable)>>>,
@@ -67,8 +67,10 @@ impl NodeTree {
 
     /// A reload may have added one of them a moment ago.
     fn add_children(&self, ctx: &Context, parent: &str) -> Result<(), AddChildError> {
+        // The lock is held until all are added: a reload changes the list either before or after.
         let prepared = self.lock();
         let children = child_dns(prepared.iter().map(|(dn, _)| dn.as_str()), parent);
+        // Each child is a group of its own, so that a failure does not end its siblings.
         children.iter().try_for_each(|dn| match ctx.run_group([self.child_spec(&prepared, dn)]) {
             Err(AddChildError::Name(NameError::AlreadyInUse { .. })) => Ok(()),
             added => added,

@@ -87,12 +87,14 @@ impl Parts {
     /// # Errors
     /// As [`NodedConfig::parse_toml`], and the name of a part is invalid, or used twice.
     pub(crate) fn parse_config(&self, file: &Path, text: &str) -> Result<NodedConfig, ConfigError> {
+        // A mistake of the program comes first. The parser would report it as one of the operator.
         self.check_names().map_err(|violation| ConfigError::of_program(file, &violation))?;
         let tables = |part: &dyn Part| PartTables { part: part.name().to_owned(), sections: part.sections() };
         let schema = ConfigSchema { parts: self.iter().map(tables).collect(), shipped: &self.shipped };
         NodedConfig::parse(file, text, &schema, |config| {
             check_node(config)?;
             self.iter().try_for_each(|part| part.check(config))?;
+            // The dependencies come last: their names are those of parts and services that are valid.
             self.check_dependencies(config)
         })
     }
@@ -107,6 +109,7 @@ impl Parts {
     fn check_names(&self) -> Result<(), ConfigViolation> {
         let names: Vec<_> = self.iter().map(Part::name).collect();
         let refuse = |message: String| Err(ConfigViolation::new("", message));
+        // The calls of the builder can't fail, and so a wrong name is reported here.
         if let Some(name) = self.unknown.first() {
             return refuse(format!("unknown part {name:?}; known: {}", names.join(", ")));
         }

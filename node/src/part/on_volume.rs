@@ -64,6 +64,7 @@ impl Runnable for VolumeRunnable {
 }
 
 async fn run_on_volume(build: BuildOnVolume, of_node: NodeVolume, ctx: Context) -> Result<(), Failure> {
+    // From here on, root.storage waits for this incarnation before it closes the volume.
     let volume = of_node.handle(ctx.dn())?;
     let (on_thread, span) = (volume.clone(), tracing::Span::current());
     let runnable = spawn_blocking(move || span.in_scope(|| build(&on_thread))).await??;
@@ -76,6 +77,7 @@ async fn run_on_volume(build: BuildOnVolume, of_node: NodeVolume, ctx: Context) 
                 tracing::info!("stops until root.storage has opened the data volume again");
                 of_node.restart_user(ctx.dn());
             }
+            // The supervisor cancels the runnable for the restart. It stops by itself, within its own timeout.
             run.await
         }
     };

@@ -17,7 +17,7 @@ use crate::volume::VolumeHandle;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PlannedService {
-    /// Its DN: `root.<name>`, or `root.<part>.<name>`.
+    /// The DN: `root.<name>`, or `root.<part>.<name>`.
     pub dn: String,
     /// The plan of what it runs.
     pub runnable: Arc<dyn PlannedRunnable>,
@@ -25,9 +25,9 @@ pub struct PlannedService {
     pub skip_reason: Option<String>,
     /// DNs that must be ready before it starts; the planner adds the dependencies of its name.
     pub start_after: Vec<String>,
-    /// Its directories outside of the data volume, relative to the data directory, parents first.
+    /// The directories outside of the data volume, relative to the data directory, parents first.
     pub directories: Vec<String>,
-    /// Its directories on the data volume, parents first.
+    /// The directories on the data volume, parents first.
     pub volume_directories: Vec<String>,
     /// The bytes that must be free for it on the data volume.
     pub disk_bytes: u64,
@@ -118,8 +118,8 @@ impl PlannedService {
         Self { disk_bytes: bytes, ..self }
     }
 
-    /// Its process, which must be set to be [kept](nodekeel_supervisor::process::Process::keep), stays when noded is
-    /// killed, and the next noded adopts it. Without this, the next noded ends it.
+    /// Keeps its process, which must be set to be [kept](nodekeel_supervisor::process::Process::keep), when noded is
+    /// killed: the next noded adopts it. Without this, the next noded ends it.
     #[must_use]
     pub fn keep(self, keep: bool) -> Self {
         Self { keep, ..self }

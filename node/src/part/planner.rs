@@ -122,7 +122,7 @@ impl<'a> PartPlanner<'a> {
         self.planned.iter().find(|planned| planned.dn == dn)?.skip_reason.as_deref()
     }
 
-    /// Records what keeps the node from starting. The text says what to do.
+    /// Records a problem that keeps the node from starting. The text tells what to do.
     pub fn report(&mut self, problem: impl Into<String>) {
         self.problems.push(problem.into());
     }
@@ -159,6 +159,8 @@ impl<'a> PartPlanner<'a> {
     /// it.
     pub fn check_port(&mut self, address: IpAddr, port: u16, field: &str) {
         let is_free = self.claim_address(ListenAddress::Tcp(address, port), field);
+        // Two keys with one address conflict on every machine: the holder need not be found. At a reload, the node
+        // itself holds the ports of its runnables.
         if !is_free
             || self.input.running.is_some_and(|running| {
                 running.addresses.iter().any(|(known, _)| *known == ListenAddress::Tcp(address, port))
@@ -181,6 +183,7 @@ impl<'a> PartPlanner<'a> {
             self.problems
                 .push(format!("{address} is set by {other} and by {field}: set one of them to another"));
         }
+        // The address is claimed in a conflict, too, so that a third key is reported as well.
         self.addresses.push((address, field.to_owned()));
         conflict.is_none()
     }
@@ -192,6 +195,7 @@ impl<'a> PartPlanner<'a> {
         };
         let entries =
             self.input.dependencies.iter().filter(|entry| entry.dn == dn || is_descendant(dn, &entry.dn));
+        // A name that does not exist was refused when the dependencies were checked.
         entries.flat_map(|entry| entry.depends_on.iter().filter_map(dn_of)).collect()
     }
 
@@ -213,8 +217,10 @@ impl<'a> PartPlanner<'a> {
         let planned: Vec<_> = self.planned.iter().map(|planned| planned.dn.clone()).collect();
         for (index, own) in planned.iter().enumerate() {
             let mut resolved: Vec<String> = Vec::new();
+            // The list is taken out, since `skip_or_report` borrows the whole planner.
             for dn in std::mem::take(&mut self.planned[index].start_after) {
                 let mut found = find_dependency(&planned, own, &dn);
+                // A runnable that is skipped anyway keeps its first reason.
                 if found.is_empty() && self.planned[index].skip_reason.is_none() {
                     let reason = format!(
                         "depends on {dn}, which nothing runs: configure its part, or do not depend on it"
@@ -233,12 +239,14 @@ impl<'a> PartPlanner<'a> {
 /// one and what it runs below it, or, if only the name is shared, all that is planned below the name.
 fn find_dependency(planned: &[String], own: &str, dn: &str) -> Vec<String> {
     let others = || planned.iter().filter(|other| *other != own);
+    // The second case is a runnable that starts the other one itself, below its own DN.
     if planned.iter().any(|other| other == dn) || is_descendant(dn, own) {
         vec![dn.to_owned()]
     } else if let Some(above) = others().find(|other| is_descendant(dn, other)) {
         // What runs below it may be done, and then it no longer orders the stop.
         vec![above.clone(), dn.to_owned()]
     } else {
+        // Only the name is shared, as that of the services: the runnable waits for all of them.
         others().filter(|other| is_descendant(other, dn)).cloned().collect()
     }
 }

@@ -54,6 +54,8 @@ impl PreparedRunnable {
 
     /// The child of one incarnation of its parent.
     pub(crate) fn to_child(&self, name: &str) -> ChildSpec {
+        // The supervisor takes a `ChildSpec` by value, so that each incarnation gets a new one around the shared
+        // runnable.
         let child = ChildSpec::new(name, SharedRunnable(Arc::clone(&self.runnable)));
         let child =
             child.depends_on(self.start_after.iter().cloned()).stop_before(self.stop_before.iter().cloned());

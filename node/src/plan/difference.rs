@@ -15,7 +15,7 @@ const APPLIED_TABLES: [&str; 2] = ["health", LOG_LEVELS];
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PlanDifference {
-    /// Empty if the node runs what the configuration says.
+    /// Empty if the node runs by this configuration.
     pub changes: Vec<PlanChange>,
 }
 
@@ -94,6 +94,7 @@ pub(crate) fn compare_plans(running: &NodePlan, new: &NodePlan) -> PlanDifferenc
         APPLIED_TABLES.into_iter().filter(|table| !running.config.has_same_section(&new.config, table));
     let mut changes: Vec<_> =
         restarting.chain(applied.map(str::to_owned).map(change_of(ChangeEffect::Apply))).collect();
+    // Runnables that a reload can't replace are covered by their tables above.
     for planned in new.active_services().filter(|planned| is_replaceable(planned)) {
         match running.active_service(&planned.dn) {
             None => changes.push(PlanChange {
@@ -123,31 +124,37 @@ pub(crate) fn compare_plans(running: &NodePlan, new: &NodePlan) -> PlanDifferenc
 fn sections_of_node(running: &NodePlan, new: &NodePlan) -> Vec<String> {
     let differs = |section: &str| !running.config.has_same_section(&new.config, section);
     let of_node =
+        // `[services]` only contains the tables of parts, which are compared with their part.
         CORE_TABLES.into_iter().filter(|table| *table != "services" && !APPLIED_TABLES.contains(table));
     let mut sections: Vec<String> = of_node.filter(|table| differs(table)).map(str::to_owned).collect();
     for part in new.source.parts.iter() {
         let top = format!("root.{}", part.name());
         let is_of_part = |planned: &&PlannedService| planned.dn == top || is_descendant(&planned.dn, &top);
+        // Both plans count: a part may run nothing in one of them.
         let mut planned = running.services.iter().chain(&new.services).filter(is_of_part);
         if planned.any(|planned| !is_replaceable(planned)) {
             let changed = part.sections().into_iter().filter(|section| {
+                // `depends_on` is not in the parsed section, and so it is compared for itself.
                 differs(section.path())
                     || running.config.depends_on.get(part.name()) != new.config.depends_on.get(part.name())
             });
             sections.extend(changed.map(|section| section.path().to_owned()));
         }
     }
+    // Two parts may read the same table.
     let mut seen = BTreeSet::new();
     sections.retain(|section| seen.insert(section.clone()));
     sections
 }
 
 fn is_replaceable(planned: &PlannedService) -> bool {
+    // A plan that can't be compared answers `None`, even to itself.
     planned.runnable.is_same(&*planned.runnable).is_some()
 }
 
 fn runs_the_same(running: &PlannedService, new: &PlannedService) -> bool {
     running.runnable.is_same(&*new.runnable) == Some(true)
+        // A child gets its dependencies when it is added, and its writers their format when they are opened.
         && running.start_after == new.start_after
         && running.log_formats == new.log_formats
 }
@@ -173,8 +180,11 @@ pub(crate) fn merge_plans(running: &NodePlan, new: NodePlan) -> NodePlan {
     let mut services: Vec<PlannedService> = new
         .services
         .into_iter()
+        // The keys of these did not change, or the reload would be refused: the machine has changed, and what runs
+        // stays.
         .filter_map(|planned| if is_replaceable(&planned) { Some(planned) } else { kept(&planned.dn) })
         .collect();
+    // One that the new plan lacks still runs, too.
     for planned in running.services.iter().filter(|planned| !is_replaceable(planned)) {
         if services.iter().all(|known| known.dn != planned.dn) {
             services.push(planned.clone());
