@@ -1,4 +1,4 @@
-//! The shipped parts, each in a folder with all that is known of it: its tables of the configuration and their rules, its
+//! The shipped parts, each in a folder of its own: its tables of the configuration and their rules, its
 //! plan, its runnable, its health, its metrics and its calls of the control API.
 
 pub(crate) mod cluster;

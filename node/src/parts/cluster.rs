@@ -72,6 +72,7 @@ impl Part for ClusterPart {
         let Some(cluster) = &planner.config().cluster else { return };
         let etcd = &planner.config().services.etcd;
         let consensus = self.plan_consensus(planner, etcd);
+        // An address that the program provides is its own affair.
         let unreachable = check_reachable(cluster).filter(|_| self.deps.network.is_none());
         // The address of an interface is known when the node runs.
         if let (None, Some(address), ConsensusBackend::Etcd { .. }) =
@@ -94,6 +95,7 @@ impl Part for ClusterPart {
             let placed: ClusterLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
             (placed.cluster.path().to_owned(), bootstrap_record(cluster, root.path()))
         };
+        // The check of the configuration compares with `node.data`, which `--data` may have replaced since.
         if cluster.bootstrap_record.is_some() && bootstrap_record.starts_with(root.path()) {
             planner.report(format!(
                 "cluster.bootstrap_record: {} is in the data directory and would be lost with it: use a file outside",
@@ -112,6 +114,7 @@ impl Part for ClusterPart {
         let plan = ClusterPlan { consensus, directory, bootstrap_record, config, deps };
         let service = PlannedService::new(DN, plan).disk_bytes(bytes).skip(skipped);
         let service = service.log_format("root.cluster.consensus.etcd", LogFormat::Etcd);
+        // A cluster in memory needs no volume, and so does not wait for root.storage.
         planner.add(if is_in_memory {
             service.run_layout::<MemoryClusterLayout>()
         } else {
@@ -128,6 +131,7 @@ impl ClusterPart {
         let given = etcd.binary.as_deref().unwrap_or(Path::new("etcd"));
         let hint = "Debian: apt-get install etcd-server";
         match planner.find_program("cluster", Some(given), hint) {
+            // With --dev, a machine without etcd runs the cluster in memory instead of skipping it.
             (_, Some(reason)) => ConsensusBackend::Memory { reason },
             (binary, None) => ConsensusBackend::Etcd { binary, config: etcd.clone() },
         }
@@ -138,7 +142,7 @@ impl ClusterPart {
 #[derive(Debug)]
 struct ClusterPlan {
     consensus: ConsensusBackend,
-    /// Its directory.
+    /// The directory of the cluster.
     directory: PathBuf,
     /// The file that records that the node has been in a cluster. A cluster in memory has its own.
     bootstrap_record: PathBuf,
@@ -221,6 +225,7 @@ impl ClusterPlan {
         let cluster = self.new_cluster(node, &esp, names, Arc::clone(&volume) as _)?;
         // root.storage is prepared before.
         let keys = node.extensions().get::<Arc<VolumeKeys>>().cloned();
+        // The volume is attached at each start: the service outlives a closed volume, and its directory does not.
         Ok(node.on_volume(move |data| {
             data.create_layout::<ClusterLayout>()?;
             volume.attach(data.dir().open_dir(CLUSTER_DIR)?);
@@ -263,6 +268,7 @@ impl ClusterPlan {
         settings.bootstrap = self.config.bootstrap;
         settings.bootstrap_record = Some(BootstrapRecord::new(&self.bootstrap_record));
         let cluster = ClusterNode::new(deps, settings);
+        // The control API, and a program that embeds the node, find the cluster by its type.
         node.extensions().insert(cluster.clone());
         let ticket = state.path().join("enrolment.pb");
         node.health_sources().add("cluster", health::health_source(cluster.clone(), ticket));
@@ -282,11 +288,12 @@ impl ClusterPlan {
     }
 }
 
-/// Where the ticket may be. What is at its path but is not a file concerns only a node that reads it: one in its
-/// cluster does not.
+/// The places of the ticket. If a file that is no ticket is at its path, only a node that reads it is concerned:
+/// a node that is in its cluster does not read it.
 fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
     match state.add_layout::<EspEnrolment>() {
         Ok(placed) => EnrolmentSources::default_sources(placed.enrolment),
+        // This source opens the path only when the node needs a ticket, and then reports the error.
         Err(_) => EnrolmentSources::new([EnrolmentSource::FwCfg(state.path().join("enrolment.pb"))]),
     }
 }

@@ -51,6 +51,7 @@ impl Part for ContainerdPart {
     }
 
     /// The import of images is below containerd in the tree.
+    // The import has a name of its own in `depends_on`: a service may need the images and not only the daemon.
     fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
         let containerd = &config.services.containerd;
         let disabled =
@@ -87,6 +88,7 @@ impl Part for ContainerdPart {
             Err(_) if skipped.is_some() => return,
             Err(error) => return planner.report(format!("{error}; use a shorter --data")),
         };
+        // The limits of a volume that is not open yet are unknown: they are found when it opens.
         let reserve = if planner.is_volume_known() {
             let existing = directories.data_dir().ancestors().find(|path| path.is_dir());
             ReserveEnforcement::detect(existing.unwrap_or(Path::new("/")), disk_reserve(containerd))
@@ -104,7 +106,7 @@ impl Part for ContainerdPart {
 #[derive(Debug, Clone, PartialEq)]
 struct ContainerdPlan {
     binary: PathBuf,
-    /// Its directories and its socket, as planned.
+    /// The directories and the socket, as planned.
     directories: DirectoryLayout,
     config: ContainerdConfig,
     /// The configuration of the daemon.
@@ -141,6 +143,7 @@ impl PlannedRunnable for ContainerdPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let run = node.create_run_layout::<ContainerdRunLayout>()?.containerd.path().to_owned();
         let (path, log_store) = (node.search_path().as_path_variable(), node.log_store().clone());
+        // Created once, and shared by all incarnations: the control API and the health keep their references.
         let images = Arc::new(ImageAccess::new(self.directories.socket_path(), disk_reserve(&self.config)));
         node.extensions().insert(Arc::clone(&images));
         let socket = self.directories.socket_path();
@@ -150,6 +153,7 @@ impl PlannedRunnable for ContainerdPlan {
         };
         node.health_sources().add("containerd", HealthProbe::new(DN, probe));
         let has_etcd = node.config().services.etcd.enable || node.config().cluster.is_some();
+        // An etcd that has not started yet will allocate its space: the images must leave it free.
         let min_others = if has_etcd { MIN_ETCD_BYTES } else { 0 };
         let reserve = Arc::new(ImageReserve::new(Arc::clone(&images), min_others));
         node.health_sources().add("containerd.reserve", ReserveHealth(Arc::clone(&reserve)));
@@ -158,6 +162,7 @@ impl PlannedRunnable for ContainerdPlan {
         Ok(node.on_volume(move |volume| {
             let placed: ContainerdLayout = volume.create_layout()?;
             let directories = DirectoryLayout::new(placed.containerd.path(), &run)?;
+            // Each start applies the reserve again: the disk may have grown since.
             reserve.apply(&directories.root_dir());
             images.set_root_dir(directories.root_dir());
             let containerd = Containerd::new(&plan.binary, directories, path.clone(), log_store.clone());
@@ -195,6 +200,7 @@ fn read_daemon_config(containerd: &ContainerdConfig) -> Result<DaemonConfig, Str
     let hint = "correct it, or services.containerd.config";
     let invalid = |reason: String| format!("containerd's configuration {}: {reason}; {hint}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
+    // Tickets are only issued for IP addresses.
     let parsed = text.parse::<toml::Table>();
     parsed.map_err(|error| invalid(format!("invalid TOML: {}", error.message())))?;
     Ok(DaemonConfig::Verbatim { text, runsc: false })

@@ -13,6 +13,7 @@ use crate::parts::PartDeps;
 pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(), ConfigViolation> {
     let Some(cluster) = &config.cluster else { return check_no_split_keys(config) };
     check_duration("cluster.deadline", Some(cluster.deadline))?;
+    // A deadline of 0 would end each attempt before it starts.
     if cluster.deadline.is_zero() {
         return reject_field("cluster.deadline", "must be above 0; use \"2m\"");
     }
@@ -25,6 +26,7 @@ pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
             );
         }
     }
+    // The cluster runs its own etcd, unless the program brings another consensus.
     if !config.services.etcd.enable && deps.consensus.is_none() {
         return reject_field(
             "services.etcd.enable",

@@ -31,7 +31,7 @@ pub struct ClusterConfig {
     /// True if this node creates golden tickets.
     #[serde(default)]
     pub golden_tickets: bool,
-    /// Whether to set the kernel's hostname to the node's name.
+    /// True if the node sets the kernel's hostname to its name.
     #[serde(default)]
     pub hostname: bool,
 }

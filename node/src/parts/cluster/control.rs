@@ -51,6 +51,7 @@ pub(crate) fn cluster_status(cluster: &ClusterNode, config: &NodedConfig) -> v1:
         _ => (condition.clone().unwrap_or_default(), None, None),
     };
     v1::ClusterResponse {
+        // A member that can't take part is still `Running` for the library. Operators see it as unhealthy.
         state: match (&state, condition) {
             (EnrolmentState::Running(_), Some(_)) => UNHEALTHY.to_owned(),
             _ => state.phase().to_string(),
@@ -87,6 +88,7 @@ pub(crate) async fn list_members(cluster: &ClusterNode) -> Result<v1::MembersRes
     let member =
         cluster.cluster_access().map_err(|error| Status::failed_precondition(error_chain(&error)))?;
     let listed = member.cluster_members().list_members().await;
+    // The condition of the node often explains the error, for example a lost quorum.
     let listed = listed.map_err(|error| {
         let text = add_condition(error_chain(&error), cluster.condition().as_deref());
         Status::new(membership_error_code(&error), text)
@@ -112,6 +114,7 @@ pub(crate) async fn create_ticket(
     let ticket = match tickets.issue_ticket(&url).await {
         Ok(ticket) => ticket,
         Err(error) => {
+            // The hint asks the cluster, and so it is made only if the ticket was refused.
             let hint = ticket_hint(cluster, &error, &url).await;
             return Err(ticket_error_status(&error, hint, cluster.condition().as_deref()));
         }
@@ -184,6 +187,7 @@ async fn ticket_hint(cluster: &ClusterNode, error: &TicketIssueError, url: &Peer
         TicketIssueError::StoredTicket { .. } => revoke_command(url.as_str()),
         TicketIssueError::Membership(MembershipError::TooManyLearners) => {
             let members = cluster.cluster_members().ok()?.list_members().await.ok()?;
+            // By default, etcd accepts one learner at a time: the ticket of this learner is in the way.
             let learner = members.into_iter().find(|member| member.is_learner)?;
             let url = learner.peer_urls.into_iter().next()?;
             let revoke = revoke_command(&url).map(|command| format!(", or {command}")).unwrap_or_default();
@@ -195,6 +199,7 @@ async fn ticket_hint(cluster: &ClusterNode, error: &TicketIssueError, url: &Peer
 
 /// The command that revokes the ticket for this URL.
 fn revoke_command(url: &str) -> Option<String> {
+    // Tickets are only issued for IP addresses.
     let socket: SocketAddr = url.strip_prefix("https://")?.parse().ok()?;
     let (address, port) = (socket.ip(), socket.port());
     Some(format!("revoke its ticket with `nodectl cluster ticket revoke --address {address} --port {port}`"))

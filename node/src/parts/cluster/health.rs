@@ -18,8 +18,8 @@ pub(super) fn health_source(cluster: ClusterNode, ticket: PathBuf) -> impl Healt
     }
 }
 
-/// Adds to what the tree says of root.cluster what the cluster knows. `clause` is what it reports as its condition,
-/// empty if it reports none.
+/// Adds the cluster's knowledge to the tree's condition of root.cluster. `clause` is the condition that the
+/// cluster reports, empty if it reports none.
 fn describe_condition(
     found: HealthCondition,
     state: &EnrolmentState,
@@ -38,6 +38,7 @@ fn describe_condition(
             "its data, or a ticket".to_owned(),
             format!("restore the data and restart noded, or copy a ticket of a member to {ticket}"),
         ),
+        // Without a clause, the text of the tree is the best one.
         _ if clause.is_empty() => {
             let hint = "`nodectl cluster status`; `nodectl logs --children root.cluster`";
             return found.hint(hint);
@@ -47,6 +48,7 @@ fn describe_condition(
                 EnrolmentState::Running(_) => "can't take part in its cluster",
                 _ => "is not in its cluster yet",
             };
+            // The clauses of the cluster have the form "waits for WHAT; HINT", which fills both fields.
             match clause.strip_prefix("waits for ") {
                 Some(awaited) => {
                     let (awaited, hint) =

@@ -31,6 +31,7 @@ impl Collector for ClusterCollector {
         let help = "1 for the phase of the node's enrolment, as in nodectl cluster status";
         let mut phases =
             encoder.encode_descriptor("nodekeel_cluster_phase", help, None, MetricType::Gauge)?;
+        // Each phase has a value, so that a query for one phase always has a result.
         for phase in EnrolmentPhase::ALL {
             let labels = [("phase", phase.to_string())];
             ConstGauge::new(i64::from(phase == state.phase())).encode(phases.encode_family(&labels)?)?;

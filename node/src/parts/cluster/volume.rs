@@ -56,14 +56,18 @@ pub(super) struct ClusterOnVolume {
 
 impl Runnable for ClusterOnVolume {
     fn run(&self, ctx: Context) -> RunFuture {
+        // The guard is created before the future: a future that is dropped before its first poll releases the
+        // volume, too.
         let (cluster, release) =
             (self.cluster.clone(), ReleaseOnDrop(self.cluster.clone(), Arc::clone(&self.volume)));
         let keys = self.keys.clone().map(|keys| KeyService::new(keys, self.cluster.clone()));
         Box::pin(async move {
             if let Some(keys) = keys {
+                // A child of the cluster: the service stops with the cluster, in whose store it keeps the keys.
                 ctx.run_child("keys", keys)?;
             }
             let ended = cluster.run(ctx).await;
+            // This use moves the guard into the future, which also releases the volume when it is dropped early.
             drop(release);
             ended
         })
@@ -74,6 +78,7 @@ struct ReleaseOnDrop(ClusterNode, Arc<ClusterVolume>);
 
 impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
+        // The release unmounts through the slot, and so the slot is emptied afterwards.
         self.0.release_volume();
         *self.1.lock() = None;
     }
