@@ -28,7 +28,7 @@ impl Part for ControlPart {
         "control"
     }
 
-    /// It serves before anything else starts, so nothing needs to wait for it.
+    /// No dependencies: the control API serves before anything else starts, so that nothing needs to wait for it.
     fn dependencies(&self, _: &NodedConfig) -> Vec<DependencyEntry> {
         Vec::new()
     }
@@ -40,6 +40,7 @@ impl Part for ControlPart {
             planner.report(problem);
         }
         planner.claim_address(ListenAddress::Unix(socket.to_owned()), "control.socket");
+        // At a reload, the node itself serves this socket.
         if !planner.serves_socket(socket)
             && let Err(error) =
                 socket::check_socket(&SocketPath::control(socket), &planner.config().node.data)
@@ -64,7 +65,9 @@ impl fmt::Display for ControlPlan {
 
 impl PlannedRunnable for ControlPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        // Bound before the tree starts: a second noded, or a path that is too long, is an error of the start.
         let socket = Arc::new(NodeSocket::new(SocketPath::control(&self.socket))?);
+        // The drop of the node's handle finds the socket here, and closes it.
         node.extensions().insert(Arc::clone(&socket));
         Ok(PreparedRunnable::new(serve_control(Arc::clone(node.running()), socket)))
     }

@@ -58,6 +58,7 @@ impl Part for EtcdPart {
 
     fn plan(&self, planner: &mut PartPlanner<'_>) {
         let etcd = &planner.config().services.etcd;
+        // A cluster runs an etcd of its own.
         if !etcd.enable || planner.config().cluster.is_some() {
             return;
         }
@@ -80,9 +81,9 @@ impl Part for EtcdPart {
 struct EtcdPlan {
     /// The program.
     binary: PathBuf,
-    /// Its data directory, as planned.
+    /// The data directory, as planned.
     data: PathBuf,
-    /// Its settings.
+    /// The settings of the configuration.
     config: EtcdConfig,
 }
 
@@ -142,9 +143,11 @@ fn etcd_process(etcd: &EtcdPlan, data: &Path, grace: Duration) -> Process {
         .arg(data)
         .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
         .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        // etcd bootstraps only if this list contains its own peer URL.
         .args(["--initial-cluster", &format!("{MEMBER_NAME}={peer}")])
         // JSON lines, which keep levels and fields; etcd 3.4 writes another format by default.
         .args(["--logger", "zap"])
+        // The operator's arguments come last: of a repeated flag, Go uses the last value.
         .args(&etcd.config.extra_args)
         .ready_when(Readiness::on_notify().and_probe(move || probe_read(probed.clone())))
         .grace_period(grace)

@@ -17,7 +17,7 @@ use crate::part::{
     is_equal,
 };
 
-/// Its name, and that of its section.
+/// The name of the part, and of its section.
 const NAME: &str = "kernel";
 
 /// `[kernel]`
@@ -56,6 +56,8 @@ impl Part for KernelPart {
             return;
         }
         let reason = KmsgSource::check().err().map(|error| unreadable(&error));
+        // Unless the operator asks for it, a log that can't be read is no problem: the part is skipped, also
+        // without --dev.
         let skipped = match reason {
             Some(reason) if wanted == Some(true) => planner.skip_or_report(NAME, reason),
             reason => reason,
@@ -104,6 +106,7 @@ fn copy_kernel_log(log_store: LogStore, position: KmsgPosition) -> impl Runnable
             let dn: Dn = ctx.dn().parse().expect("every name in the tree is a DN");
             let mut kernel = KmsgSource::open(&position)?;
             ctx.signal_ready()?;
+            // Dropping the copy at a stop loses no record: the next one continues at the position.
             tokio::select! {
                 failed = kernel.copy_records(&log_store, &dn) => failed.map(|never: Infallible| match never {}).map_err(Failure::from),
                 stopped = ctx.until_canceled() => stopped,

@@ -55,7 +55,9 @@ impl FromStr for MetricsAddress {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse::<SocketAddr>() {
+            // A path is recognized by its slash, with which no address starts.
             _ if text.starts_with('/') && !text.contains('\0') => Ok(Self::Unix(text.into())),
+            // With port 0 the kernel would choose a port that no scraper knows.
             Ok(address) if address.port() != 0 => Ok(Self::Tcp(address)),
             _ => Err(
                 "must be an address with a port, like \"127.0.0.1:9464\", or the absolute path of a socket"
@@ -110,6 +112,7 @@ impl Part for MetricsPart {
                 let hint = "set metrics.address to a shorter path";
                 check_socket_path(path, hint).into_iter().for_each(|problem| planner.report(problem));
                 planner.claim_address(ListenAddress::Unix(path.clone()), ADDRESS_KEY);
+                // A server with the same address holds the socket itself.
                 if running != Some(&config)
                     && let Err(error) =
                         socket::check_socket(&SocketPath::metrics(path), &planner.config().node.data)

@@ -71,6 +71,7 @@ impl PlannedRunnable for NetworkPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let network = InterfaceNetwork::new(&self.interface);
         let service = network.watch_service();
+        // The cluster is prepared after this part, and finds the network by this type.
         node.extensions().insert::<Arc<dyn Network>>(Arc::new(network));
         Ok(PreparedRunnable::new(service))
     }
@@ -79,10 +80,12 @@ impl PlannedRunnable for NetworkPlan {
 /// The reason why other nodes could not reach this one with its configured address.
 pub(super) fn check_reachable(cluster: &ClusterConfig) -> Option<String> {
     if let Some(address) = cluster.address {
+        // A bind succeeds only at an address of this machine, and UDP port 0 conflicts with no program.
         return match UdpSocket::bind((address, 0)) {
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Some(format!(
                 "no interface of this machine has the address {address}: add it, or correct cluster.address"
             )),
+            // Any other error does not mean that the address is missing.
             _ => None,
         };
     }

@@ -139,9 +139,12 @@ impl PlannedRunnable for ProvisionerPlan {
         node.metrics().add("provisioner", registry);
         let (plan, reports) =
             (self.clone(), ServiceReports { log_store: node.log_store().clone(), metrics, current });
+        // A directory of the operator is not on the data volume: it does not wait for root.storage, and does not
+        // close with it.
         if !self.is_on_volume {
             let directory = self.directory.clone();
             node.health_sources().add_disk(&directory);
+            // The store opens the directory again when its disk was lost and is back.
             let base = move || data::open_directory(&directory);
             return Ok(PreparedRunnable::new(VolumeService::open(plan, reports, base)?));
         }
@@ -166,6 +169,7 @@ fn check_requirements(
 ) -> (Option<LimitEnforcement>, Option<String>) {
     let mut skipped = None;
     let is_volume_known = planner.is_volume_known();
+    // Each missing requirement is reported. The first one is the reason to skip the service.
     let mut report = |reason: Option<String>| {
         if let Some(reason) = reason {
             let reason = planner.skip_or_report("provisioner", reason);

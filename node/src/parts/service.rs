@@ -47,6 +47,7 @@ impl Part for ServicePart {
         let parent = DependencyEntry::of_part(self, config);
         let entry = |(index, service): (usize, &UserService)| {
             let mut entry = parent.child(&service.name);
+            // The service has the name that the operator gave it, without that of the part in front.
             entry.name.clone_from(&service.name);
             entry.depends_on.clone_from(&service.depends_on);
             entry.section = format!("service[{index}]");
@@ -64,6 +65,7 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
     let (name, program) = (&service.name, Path::new(&service.command[0]));
     let hint = "install it, or correct its key command";
     let (binary, mut skipped) = planner.find_program(name, Some(program), hint);
+    // The first missing requirement is the reason to skip the service, and so the rest is not looked for.
     let programs = match &skipped {
         None => HelperPrograms::find(planner, service).unwrap_or_else(|reason| {
             skipped = reason;
@@ -109,6 +111,7 @@ fn find_account(
 ) -> Result<Option<(u32, u32)>, Option<String>> {
     let noded_uid = nix::unistd::geteuid();
     let reason = match nix::unistd::User::from_name(name) {
+        // noded's own user needs no change of the uid, which only root may make.
         Ok(Some(user)) if user.uid == noded_uid => return Ok(None),
         Ok(Some(user)) if noded_uid.is_root() => return Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
         Ok(Some(_)) => format!("running as {name} needs root: run noded as root"),
@@ -134,13 +137,13 @@ fn own_oom_score() -> i16 {
 pub(crate) struct UserServicePlan {
     /// The program.
     pub(crate) binary: PathBuf,
-    /// Its settings.
+    /// The settings of the configuration.
     pub(crate) config: UserService,
     /// Programs that probe or reload it.
     pub(crate) programs: HelperPrograms,
     /// Uid and gid of its process; `None` is noded's.
     pub(crate) account: Option<(u32, u32)>,
-    /// Its supplementary groups; `None` are noded's, or none for another user.
+    /// The supplementary groups of its process; `None` are noded's, or none for another user.
     pub(crate) groups: Option<Vec<u32>>,
     /// Which process the kernel kills first when memory runs out; `None` is noded's.
     pub(crate) oom_score_adj: Option<i16>,
@@ -155,6 +158,7 @@ impl fmt::Display for UserServicePlan {
 
 impl PlannedRunnable for UserServicePlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        // All incarnations share the handle, so that clients reach the process that runs.
         let handle = ProcessHandle::default();
         let dn = format!("root.{NAME}.{}", self.config.name);
         node.add_process(dn, handle.clone());

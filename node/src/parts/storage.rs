@@ -65,6 +65,7 @@ impl StoragePart {
         match config.storage.device_config() {
             Ok(Some(device)) => VolumeSource::Device(plan_device(planner, device)),
             Ok(None) => VolumeSource::Directory(config.node.data.join(VOLUME_DIR)),
+            // Only a configuration that was parsed for other parts gets here.
             Err(violation) => {
                 planner.report(violation.to_string());
                 VolumeSource::Directory(config.node.data.join(VOLUME_DIR))
@@ -146,7 +147,7 @@ fn plan_device(planner: &mut PartPlanner<'_>, config: DeviceConfig) -> DevicePla
         None => PathBuf::new(),
     };
     let found = match planner.running_config() {
-        // The node has it open, or says itself why not.
+        // The running node has the device open, or reports why not.
         Some(_) => config.location.to_string(),
         None => describe_device(&config, &planner.config().node.data),
     };
@@ -279,9 +280,11 @@ impl DevicePlan {
         // Nothing is mounted through a link.
         let data = Dir::open(node.data().path().canonicalize()?)?;
         let runtime = node.create_run_layout::<StorageRunLayout>()?.storage.path().canonicalize()?;
+        // The header of an encrypted volume is copied while cryptsetup reads it.
         if self.config.encryption.is_some() {
             OsMounter.mount(&HEADER_COPIES, None, &runtime)?;
         }
+        // The node starts without its ESP: root.storage reports the error, and clients can read it.
         if let Err(error) = mount_esp(&data, &self.config) {
             return Ok(VolumeOpener::Device(Err(Arc::new(error))));
         }

@@ -12,7 +12,7 @@ use crate::config::check::{ConfigViolation, check_absolute_path, check_program, 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContainerdConfig {
-    /// Whether to run it.
+    /// True if the node runs it.
     pub enable: bool,
     /// The program; `None` searches for `containerd`.
     pub binary: Option<PathBuf>,
@@ -22,7 +22,7 @@ pub struct ContainerdConfig {
     /// elsewhere by a check before those images and `nodectl images --import` are written; `None` is 5 % of the disk or
     /// 1 GiB, whichever is larger, but at most 20 % of the disk. 0: without a reserve.
     pub reserve: Option<Bytes>,
-    /// Whether to unpack the layers of those images at import, so that the first container starts without
+    /// True if the layers of those images are unpacked at import, so that the first container starts without
     /// that delay.
     pub unpack: bool,
     /// The CRI, which a kubelet of this machine needs; `None` disables it.
@@ -62,9 +62,11 @@ pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), Conf
     ] {
         path.map_or(Ok(()), |path| check_absolute_path(&format!("{TABLE}.{field}"), path))?;
     }
+    // The key only concerns preseeded images.
     if containerd.unpack && containerd.preseed.is_none() {
         return reject_field(format!("{TABLE}.unpack"), format!("requires {TABLE}.preseed"));
     }
+    // A file of the operator replaces noded's settings, of which the CRI is one.
     if containerd.config.is_some() && cri.is_some() {
         return reject_field(
             format!("{TABLE}.config"),

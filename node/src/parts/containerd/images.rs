@@ -54,14 +54,17 @@ pub(crate) async fn import_images(
     images: Option<Arc<ImageAccess>>,
     request: &v1::ImportImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {
+    // The request is checked before the archive is opened and containerd is called.
     let namespace = parse_namespace(&request.namespace)?;
     let path = PathBuf::from(&request.path);
     let opened = path.clone();
+    // A file on a slow disk would block the thread of all calls.
     let file = spawn_blocking(move || open_archive(&opened)).await;
     let file = file.map_err(|error| Status::internal(error_chain(&error)))??;
     let store = connect_store(images).await?;
     let imported = nodekeel_containerd_svc::import_archive(&store, &namespace, &path, file).await;
     let images = imported.map_err(|error| {
+        // A retryable error is one of containerd. Any other is one of the archive, which the caller can correct.
         if error.is_retryable() {
             aborted_status(&error)
         } else {
@@ -79,6 +82,7 @@ fn parse_namespace(text: &str) -> Result<Namespace, Status> {
 /// Opens the archive without following a symbolic link at its name.
 fn open_archive(path: &Path) -> Result<File, Status> {
     let invalid = |reason: &str| Status::invalid_argument(format!("{}: {reason}", path.display()));
+    // A relative path would depend on noded's working directory, which a client does not know.
     let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute()) else {
         return Err(invalid("use the absolute path of a file"));
     };
@@ -93,6 +97,7 @@ async fn connect_store(images: Option<Arc<ImageAccess>>) -> Result<ContainerdIma
     };
     let store = ContainerdImages::connect(&images.socket).await;
     let store = store.map_err(|error| aborted_status(&error))?;
+    // The disk is known once containerd has started on the open volume. An import checks its free space first.
     match images.root_dir() {
         Some(root) => Ok(store.with_disk(root, images.reserve)),
         None => Err(Status::aborted("containerd has not started: see root.storage and root.containerd")),

@@ -14,15 +14,16 @@ use crate::config::ContainerdConfig;
 use crate::health::NodeSnapshot;
 use crate::part::{DependencyEntry, NodePreparation};
 
-/// Its DN.
+/// The DN of the import.
 const DN: &str = "root.containerd.preseed";
-/// Its name below `root`, in `depends_on`, health and metrics.
+/// The name of the import below `root`, in `depends_on`, health and metrics.
 const NAME: &str = "containerd.preseed";
 
 /// Names the import in the dependency graph: its dependents wait until the images are there.
 pub(super) fn dependency_entry(containerd: &DependencyEntry, config: &ContainerdConfig) -> DependencyEntry {
     let unset =
         config.preseed.is_none().then(|| "which is disabled; set services.containerd.preseed".to_owned());
+    // A disabled containerd disables the import as well, and is the better reason.
     let why = containerd.unavailable.clone().or(unset);
     containerd.child("preseed").unavailable(why)
 }
@@ -47,6 +48,7 @@ struct BundleCollector(Preseed);
 
 impl Collector for BundleCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        // Before the first import, the number of bundles is not known.
         let Some(counts) = self.0.bundle_counts() else { return Ok(()) };
         let help = "Bundles of images, by whether they are imported";
         let mut bundles =

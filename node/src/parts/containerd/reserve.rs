@@ -41,8 +41,8 @@ pub(super) enum ReserveEnforcement {
     Unknown,
 }
 
-/// Describes the machine, and nothing that is configured: it is found out again when the volume is open, so two plans do
-/// not differ by it.
+/// Always equal: the enforcement describes the machine. It is detected again when the volume opens, so that two
+/// plans do not differ by it.
 impl PartialEq for ReserveEnforcement {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -62,6 +62,7 @@ impl ReserveEnforcement {
     /// The quotas of a file system that binds containerd, or why imports alone are checked.
     fn of_file_system(existing: &Path) -> Result<ProjectQuota, Self> {
         let quota = ProjectQuota::open(existing).map_err(|error| Self::ImportCheck(error_chain(&error)))?;
+        // XFS applies project limits to root, too. The others exempt it, and containerd runs as root.
         match quota.file_system().kind {
             FileSystemKind::Xfs => Ok(quota),
             other => Err(Self::ImportCheck(format!("{other} does not limit root"))),
@@ -95,7 +96,7 @@ enum ReserveError {
     Limit { path: PathBuf, source: QuotaError },
 }
 
-/// Sets the limit, and says what has filled the disk.
+/// Sets the limit, and keeps the reason if that fails.
 #[derive(Debug)]
 pub(super) struct ImageReserve {
     reserve: DiskReserve,
@@ -123,6 +124,7 @@ impl ImageReserve {
                 tracing::info!("{name} may use {limit}: the reserve of the disk stays free");
             }
             Ok(None) => {}
+            // The node runs on: the check of imports still protects the disk.
             Err(error) => tracing::warn!("imports alone are checked: {}", error_chain(&error)),
         }
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
@@ -135,12 +137,14 @@ impl ImageReserve {
         let dir = Dir::open(root).map_err(|source| ReserveError::Open { path: path(), source })?;
         let failed = |source| ReserveError::Limit { path: path(), source };
         let known = quota.read_status(dir.as_fd()).map_err(failed)?;
+        // A limit that an earlier configuration has set would stay in force.
         if is_unused(self.reserve) {
             if known.is_some() {
                 quota.set_limits(dir.as_fd(), byte_limit(LimitChange::Unlimited)).map_err(failed)?;
             }
             return Ok(None);
         }
+        // The use of the images must be known before the limit can be computed from it.
         let counted = count_images(&quota, &dir).map_err(failed)?;
         let visible_at = disk_directory(root);
         if visible_at == root {
@@ -164,6 +168,8 @@ fn byte_limit(bytes: LimitChange<Bytes>) -> QuotaChange {
 
 /// Gives containerd's root a project, with everything in it, and keeps the limits that it has.
 fn count_images(quota: &ProjectQuota, dir: &Dir) -> Result<QuotaStatus, QuotaError> {
+    // A directory that is empty, or counted already, needs no walk. Files of a new one are only counted after a
+    // walk.
     match quota.set_limits(dir.as_fd(), byte_limit(LimitChange::Keep)) {
         Err(QuotaError::NotEmpty | QuotaError::SharedProject { .. }) => {
             Ok(quota.set_limits_recursive(dir.as_fd(), byte_limit(LimitChange::Keep))?.0)
@@ -183,6 +189,7 @@ struct DiskBytes {
 /// is a mount point.
 fn disk_directory(root: &Path) -> &Path {
     let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
+    // A different device means that the root is a mount point: its parent shows another disk.
     root.parent().filter(|parent| device(parent) == device(root)).unwrap_or(root)
 }
 
@@ -190,12 +197,14 @@ fn read_disk(path: &Path) -> Result<DiskBytes, ReserveError> {
     let disk = statvfs(path)
         .map_err(|errno| ReserveError::ReadSpace { path: path.to_owned(), source: errno.into() })?;
     let bytes = |blocks: u64| blocks.saturating_mul(disk.fragment_size());
+    // The free blocks include those that are reserved for root, since containerd runs as root.
     Ok(DiskBytes { all: bytes(disk.blocks()), free: bytes(disk.blocks_free()) })
 }
 
 /// The bytes that images may have: what they have now, and what is free above the reserve; or less, if others on the disk
 /// have less now than they will have at least.
 fn image_limit(disk: DiskBytes, images: u64, reserve: DiskReserve, min_others: u64) -> u64 {
+    // Others get at least their minimum: an etcd that has not allocated its files yet must not be crowded out.
     let others = disk.all.saturating_sub(disk.free).saturating_sub(images).max(min_others);
     disk.all.saturating_sub(reserve.bytes_on(disk.all)).saturating_sub(others).max(MIN_LIMIT)
 }
@@ -214,6 +223,7 @@ impl HealthSource for ReserveHealth {
             }
             let Some(root) = self.0.images.root_dir() else { return Vec::new() };
             let object = root.display().to_string();
+            // The quota is read on a thread: a disk that hangs would block the thread of all sources.
             let status = spawn_blocking(move || read_limit(&root)).await.ok().flatten();
             let Some((free, limit)) = status else { return Vec::new() };
             let found = node.space_severity(free, limit).map(|severity| {

@@ -43,6 +43,7 @@ const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The runnable that serves the control API.
 pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) -> impl Runnable {
+    // The listener is asked for again in each incarnation, while the socket itself stays bound.
     let listen = move || {
         let listening = socket.listen().map_err(std::io::Error::other);
         async move { listening }
@@ -52,6 +53,7 @@ pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) 
         let (callers, stop, generation) = (callers.clone(), ctx.cancellation_token(), ctx.generation());
         let api = ControlService { running: Arc::clone(&running), callers, stop, generation };
         let routes =
+            // The services of the parts are read in each incarnation: a reload may have added some.
             running.additions().services.routes.add_service(require_admission(ControlServer::new(api)));
         tonic::transport::Server::builder().add_routes(routes)
     };
@@ -71,8 +73,10 @@ impl ControlService {
     /// Adds the request for an action on a DN to the events, if the node knows the DN, and returns the request.
     fn record_action<T>(&self, request: Request<T>, describe: impl FnOnce(&T) -> (&str, String)) -> T {
         let (dn, action) = describe(request.get_ref());
+        // An unknown DN is no event of the node. A client could fill the history with invented names.
         if self.is_known_dn(dn) {
             let tree = self.running.supervisor.with(Supervisor::snapshot).unwrap_or_default();
+            // The event belongs to the incarnation that the client acts on, also if the action replaces it.
             let generation =
                 tree.iter().find(|status| *status.dn == *dn).map_or(0, |status| status.generation);
             let caller = self.callers.caller_of(&request);
@@ -88,6 +92,7 @@ impl ControlService {
         dn: &str,
         act: impl FnOnce(&Supervisor, &str) -> Result<(), ControlError>,
     ) -> Result<(), Status> {
+        // A skipped runnable is not in the tree. The reason is a better answer than an unknown DN.
         self.check_not_skipped(dn)?;
         self.running.supervisor.with(|supervisor| act(supervisor, dn)).ok_or_else(stopping_status)?.map_err(
             |error| match error {
@@ -108,6 +113,7 @@ impl ControlService {
 
     /// The status for an unknown DN: it suggests similar ones.
     fn unknown_dn(&self, dn: &str) -> Status {
+        // While the tree is starting or stopping, a missing runnable does not mean that its name is wrong.
         if self.running.supervisor.with(|_| ()).is_none() {
             return stopping_status();
         }
@@ -129,6 +135,7 @@ impl ControlService {
         let Ok(dn) = dn.parse::<Dn>() else { return false };
         dn.is_root()
             || self.running.tree_nodes().iter().any(|node| node.dn == dn.as_str())
+            // A DN above one with entries is known as well: `nodectl logs --children` asks for it.
             || self.running.log_store.dn_stats().iter().any(|stats| stats.dn.is_within(&dn))
     }
 
@@ -173,6 +180,7 @@ impl ControlService {
         match (&dn, level_from_wire(request.level())) {
             (Some(dn), Some(level)) => log_store.set_level(dn, level),
             (None, Some(_)) => return Err(Status::invalid_argument("a level needs a DN")),
+            // Without a level, the request is a reset of one name, or of all.
             (dn, None) => {
                 log_levels::reset_levels(log_store, &self.running.plan().config.log.levels, dn.as_ref())
             }
@@ -279,6 +287,7 @@ impl Control for ControlService {
     }
 
     async fn start(&self, request: Request<v1::StartRequest>) -> Result<Response<v1::StartResponse>, Status> {
+        // Recorded before the action, so that the events of its effects come after the request.
         let request = self.record_action(request, |request| (&request.dn, "start".into()));
         self.run_action(&request.dn, Supervisor::start_runnable)?;
         Ok(Response::new(v1::StartResponse {}))
@@ -327,6 +336,7 @@ impl Control for ControlService {
         request: Request<v1::CheckConfigRequest>,
     ) -> Result<Response<v1::ConfigDifference>, Status> {
         let v1::CheckConfigRequest { file, text } = request.into_inner();
+        // Without a text, the node compares with its own file.
         let request = ConfigRequest::Check(text.map(|text| (file.into(), text)));
         Ok(Response::new(self.running.answer_config(request).await?))
     }
@@ -335,6 +345,7 @@ impl Control for ControlService {
         &self,
         request: Request<v1::ReloadConfigRequest>,
     ) -> Result<Response<v1::ConfigDifference>, Status> {
+        // The configuration belongs to no single runnable, and so the request is an event of the root.
         self.record_action(request, |_| ("root", "reload of the configuration".into()));
         Ok(Response::new(self.running.answer_config(ConfigRequest::Reload).await?))
     }

@@ -19,13 +19,15 @@ pub(super) fn describe_request(request: &v1::SetLogLevelRequest) -> (&str, Strin
     (request.dn(), action)
 }
 
-/// Applies the levels of a configuration after another one. What a request has set stays.
+/// Applies the levels of a configuration after another one. A level that a request has set stays.
 pub(crate) fn set_configured_levels(
     log_store: &LogStore,
     before: &ConfiguredLevels,
     after: &ConfiguredLevels,
 ) {
+    // A level that differs from the former configuration was set by a request.
     let is_unchanged = |dn: &Dn| {
+        // `level` also finds the level of a name above, which is not that of this name.
         log_store.level(dn).filter(|(set_for, _)| set_for == dn).map(|(_, level)| level)
             == before.get(dn).copied()
     };

@@ -11,6 +11,7 @@ use crate::v1;
 
 #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
 pub(super) fn from_request(dn: Dn, request: &v1::LogsRequest) -> Result<LogQuery, Status> {
+    // The wire has no value for the whole log: a request without a backlog means it.
     let backlog = match request.backlog {
         None => BacklogLimit::All,
         Some(0) => BacklogLimit::None,

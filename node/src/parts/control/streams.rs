@@ -42,6 +42,7 @@ pub(super) fn until_stopped<T: Send + 'static>(
     Box::pin(stream::unfold(Some((Box::pin(items), stopped)), |state| async move {
         let (mut items, mut stopped) = state?;
         tokio::select! {
+            // The available items come before the end of the stream.
             biased;
             item = items.next() => Some((Ok(item?), Some((items, stopped)))),
             () = &mut stopped => Some((Err(stopping_status()), None)),
@@ -54,12 +55,14 @@ pub(super) fn tree_stream(
     running: Arc<RunningNode>,
     mut changes: watch::Receiver<u64>,
 ) -> impl Stream<Item = v1::TreeResponse> + Send {
+    // The receiver regards the present tree as a change, so that the first item is sent at once.
     changes.mark_changed();
     stream::unfold((running, changes), |(running, mut changes)| async move {
         tokio::select! {
             changed = changes.changed() => changed.ok()?,
             () = failures_cleared(&running) => {}
         }
+        // Without a supervisor the node is stopping, and the stream ends.
         running.supervisor.with(|_| ())?;
         Some((v1::TreeResponse { nodes: running.tree_nodes() }, (running, changes)))
     })
@@ -96,6 +99,7 @@ pub(super) fn health_stream(
 /// Streams log entries, as many in one message as are available and fit.
 pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsResponse> + Send {
     stream::unfold(reader, |mut reader| async move {
+        // The stream waits for the first entry only. The rest of the message is what is available then.
         let mut entries = vec![wire::entry_to_wire(reader.next().await?)];
         let mut bytes = entries[0].encoded_len();
         while entries.len() < MAX_ENTRIES
@@ -106,6 +110,7 @@ pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsRespon
             bytes += entry.encoded_len();
             entries.push(entry);
         }
+        // A client that resumes with this cursor continues after the last entry.
         let cursor = reader.cursor().to_string();
         Some((v1::LogsResponse { entries, cursor }, reader))
     })
@@ -139,6 +144,7 @@ pub(super) fn event_stream(
 
 fn stops_control_api(event: &NodeEvent, generation: u64) -> bool {
     let is_canceling = matches!(&event.kind, NodeEventKind::Change(RunnableChange::Canceling { .. }));
+    // A restart of the control API is in the backlog of later streams, which it must not end.
     is_canceling && *event.dn == *CONTROL_DN && event.generation == generation
 }
 

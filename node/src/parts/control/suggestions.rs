@@ -10,8 +10,10 @@ const MAX_SUGGESTIONS: usize = 3;
 
 /// The message for an unknown DN, with similar ones.
 pub(crate) fn unknown_dn_message(dn: &str, known: impl Iterator<Item = String>) -> String {
+    // The name of the log's root is empty, which is no suggestion.
     let known: BTreeSet<String> = known.filter(|name| !name.is_empty()).collect();
     let mut near: Vec<_> = known.iter().filter_map(|name| Some((similarity(dn, name)?, name))).collect();
+    // The nearest names come first, those of one distance by the alphabet.
     near.sort();
     let near: Vec<_> = near.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name.as_str()).collect();
     if near.is_empty() {
@@ -24,8 +26,10 @@ pub(crate) fn unknown_dn_message(dn: &str, known: impl Iterator<Item = String>) 
 fn similarity(given: &str, name: &str) -> Option<usize> {
     let last = |dn: &str| dn.rsplit('.').next().unwrap_or_default().to_owned();
     let full = edit_distance(given, name);
+    // The operator may have left out the names above.
     let tail = edit_distance(&last(given), &last(name));
     let nearest = full.min(tail);
+    // A short name is allowed one typo, too.
     let allowed = last(given).chars().count().div_ceil(CHARS_PER_TYPO).max(1);
     (nearest <= allowed).then_some(nearest)
 }
@@ -33,6 +37,7 @@ fn similarity(given: &str, name: &str) -> Option<usize> {
 /// Number of characters to add, remove or replace (Levenshtein).
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
+    // One row of the matrix is enough: a cell only depends on its neighbors to the left, above and between these.
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);

@@ -11,7 +11,7 @@ use crate::config::check::{ConfigViolation, check_program, reject_field};
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// Whether to run it.
+    /// True if the node runs it.
     pub enable: bool,
     /// The program; `None` searches for `etcd`.
     pub binary: Option<PathBuf>,

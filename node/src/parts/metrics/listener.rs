@@ -40,6 +40,7 @@ impl<L: Listener> Listener for BoundedListener<L> {
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, L::Addr) {
+        // The permit comes before the connection: further clients wait in the kernel's queue.
         let permit = Arc::clone(&self.permits).acquire_owned().await.expect("nothing closes the semaphore");
         let (connection, address) = self.listener.accept().await;
         (BoundedConnection { connection, idle: Box::pin(sleep(IDLE_TIMEOUT)), _permit: permit }, address)
@@ -61,6 +62,7 @@ impl<C> BoundedConnection<C> {
     /// The result of a read or write, or the timeout.
     fn or_timeout<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
+            // Each byte in either direction starts the time again.
             self.idle.as_mut().reset(Instant::now() + IDLE_TIMEOUT);
             return polled;
         }
@@ -118,8 +120,8 @@ impl Listener for SocketListener {
     }
 }
 
-/// Returns whether the client is of the node's user or root. The mode of the file says the same, but only from just after its
-/// creation on.
+/// Returns whether the client is of the node's user or root. The mode of the file ensures the same, but only from
+/// just after its creation on.
 fn is_admitted(connection: &UnixStream) -> bool {
     connection.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }

@@ -54,6 +54,8 @@ impl Runnable for MetricsServer {
                     serve(listener, router, ctx).await
                 }
                 MetricsAddress::Unix(path) => {
+                    // The socket of this incarnation closes with it. Unlike that of the control API, it need not
+                    // outlive a restart.
                     let socket = NodeSocket::new(SocketPath::metrics(path))?;
                     serve(SocketListener(socket.listen()?), router, ctx).await
                 }
@@ -67,6 +69,7 @@ where
     L: Listener,
     L::Addr: std::fmt::Debug,
 {
+    // The address is bound by now, and the kernel queues connections.
     ctx.signal_ready()?;
     tokio::select! {
         served = axum::serve(BoundedListener::new(listener), router).into_future() => Err(match served {

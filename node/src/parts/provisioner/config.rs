@@ -28,7 +28,7 @@ pub struct ProvisionerConfig {
     /// True if project quotas must enforce the size of volumes.
     #[serde(default)]
     pub quota: QuotaMode,
-    /// Whether to mount volumes into pods through the kubelet.
+    /// True if volumes are mounted into pods through the kubelet.
     #[serde(default = "default_csi")]
     pub csi: bool,
     /// The kubelet's directory.

@@ -46,8 +46,10 @@ pub(super) struct ApiHealth {
 impl HealthSource for ApiHealth {
     fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a> {
         Box::pin(async {
-            // Without one, the tree says what it waits for: its kubelet, or its store.
+            // Cloned, since the lock must not be held over an await.
             let current = self.current.lock().clone();
+            // Without a provisioner, the tree has the reason: root.provisioner waits for its kubelet, or for its
+            // store.
             let Some(provisioner) = current else { return Vec::new() };
             let since = node.condition_of(DN).and_then(|found| found.since);
             let mut conditions: Vec<_> = store_condition(&provisioner.store_status()).into_iter().collect();
@@ -84,7 +86,7 @@ impl HealthSource for CertificateHealth {
         Box::pin(async {
             let path = self.kubeconfig.clone();
             let read = spawn_blocking(move || client_certificate(&path)).await.ok().flatten();
-            // One that can't be read or parsed is an error of the provisioner, which says so.
+            // A certificate that can't be read or parsed is an error of the provisioner, which reports it.
             let Some(validity) = read.and_then(|pem| CertificateValidity::from_pem(&pem).ok()) else {
                 return Vec::new();
             };
@@ -104,6 +106,7 @@ fn client_certificate(kubeconfig: &Path) -> Option<Vec<u8>> {
     let user = context.user?;
     let auth = file.auth_infos.into_iter().find(|known| known.name == user)?.auth_info?;
     match auth {
+        // Data in the file take precedence over a path, as in client-go.
         AuthInfo { client_certificate_data: Some(data), .. } => STANDARD.decode(data.trim()).ok(),
         AuthInfo { client_certificate: Some(path), .. } => std::fs::read(path).ok(),
         _ => None,

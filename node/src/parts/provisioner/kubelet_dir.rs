@@ -37,6 +37,7 @@ struct WatchError {
 pub(crate) async fn wait_for_kubelet(kubelet: &Path, ctx: &Context) -> Result<(), Failure> {
     let mut has_waited = false;
     while let Some(missing) = missing_directory(kubelet) {
+        // The directory was removed after it was found: the next round finds one above it.
         let Some(change) = DirectoryWatch::new(nearest_directory(&missing))? else { continue };
         // What was created before the watch began is seen here, and everything else by the watch.
         if missing_directory(kubelet).as_ref() == Some(&missing) && nearest_directory(&missing) == change.path
@@ -80,6 +81,7 @@ impl DirectoryWatch {
     fn new(path: PathBuf) -> Result<Option<Self>, WatchError> {
         let watches = || {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+            // A directory is created in its place, or prepared elsewhere and moved there.
             let changes = AddWatchFlags::IN_CREATE
                 | AddWatchFlags::IN_MOVED_TO
                 | AddWatchFlags::IN_DELETE_SELF

@@ -39,6 +39,7 @@ impl QuotaSetter for NoQuota {
             LimitChange::Set(bytes) => format!("a limit of {bytes}"),
             _ => "a limit".to_owned(),
         };
+        // The path of the descriptor is only for the message: the setter does not know it otherwise.
         let place = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).unwrap_or_default();
         let text = format!(
             "{} is NOT limited: {request} was requested, but provisioner.quota is \"none\"",

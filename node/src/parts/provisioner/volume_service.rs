@@ -102,6 +102,7 @@ fn open_store(
         let base = open_base().map_err(VolumesError::Directory)?;
         Ok::<_, VolumesError>((base, open_quota(&plan, &log_store)?))
     };
+    // Opened once at the start, so that a missing disk or quota is an error of the start.
     let (base, quota) = open()?;
     options.opener = Some(Arc::new(move || Ok(open()?)));
     DirStore::with_options(base, quota, options).map_err(|source| match source {
@@ -128,8 +129,8 @@ fn open_quota(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<Arc<dyn Qu
     }
 }
 
-/// Each incarnation creates a new client, since the kubeconfig may have changed; the volumes stay locked
-/// meanwhile.
+/// Each incarnation creates a new client, since the kubeconfig may have changed; the volumes stay locked between
+/// incarnations.
 impl Runnable for VolumeService {
     fn run(&self, ctx: Context) -> RunFuture {
         let this = self.clone();
@@ -139,12 +140,14 @@ impl Runnable for VolumeService {
 
 async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Failure> {
     let plan = &volumes.plan;
+    // The client comes first: a kubeconfig that is invalid by now is reported without a wait for the kubelet.
     let client = new_client(&plan.kubeconfig).await?;
     if let Some(kubelet) = &plan.kubelet {
         // It may be a service of this node. What the plugin creates must be in the directory that the kubelet uses.
         wait_for_kubelet(kubelet, &ctx).await?;
     }
     let plugin = volumes.csi_plugin()?;
+    // Two instances with one driver name at this kubelet would both provision each claim.
     let _lock = plugin.as_ref().map(NodePlugin::lock_driver).transpose()?;
     let identity = ProvisionerIdentity {
         driver: plan.driver.clone(),
@@ -160,12 +163,14 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
         registered: plugin.as_ref().map(NodePlugin::registration_state),
         hook: None,
     };
+    // The plugin is a child, so that it ends with this incarnation and its lock of the driver.
     if let Some(plugin) = plugin {
         ctx.run_child("csi", plugin)?;
     }
     let mut config = ProvisionerConfig::new(identity);
     (config.audit_interval, config.audit_rate) = (plan.audit.interval, plan.audit.rate);
     let provisioner = Provisioner::new(config, deps);
+    // Published before the controller is ready: the health can tell why it does not become ready.
     let _published = volumes.reports.current.publish(provisioner.clone());
     ctx.run_child("controller", move |ctx: Context| run_controller(provisioner.clone(), ctx))?;
     ctx.wait_ready(&format!("{}.controller", ctx.dn())).await?;
@@ -184,6 +189,7 @@ async fn run_controller(provisioner: Provisioner, ctx: Context) -> Result<(), Fa
     };
     let stopped = async {
         let canceled = ctx.canceled().await;
+        // A provisioner that is ready ends by its token. Only one that still waits for the API server is dropped.
         if is_ready.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }

@@ -48,11 +48,13 @@ pub(super) fn check_service(
     {
         return reject_field(field("readiness"), format!("the probe of {name} has no command"));
     }
+    // A step that restarts after its exit would never be done.
     if service.readiness == ReadinessConfig::Exit && service.restart == Some(RestartPolicy::Always) {
         let message =
             format!("readiness \"exit\" of {name} conflicts with restart \"always\"; use \"on-failure\"");
         return reject_field(field("restart"), message);
     }
+    // An environment consists of strings `NAME=value` (environ(7)).
     if let Some(key) = service.environment.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
         return reject_field(field("environment"), format!("{key:?} is not a valid variable name"));
     }
@@ -82,6 +84,7 @@ fn check_strings(index: usize, service: &UserService) -> Result<(), ConfigViolat
 fn check_backoff(index: usize, service: &UserService) -> Result<(), ConfigViolation> {
     let field = |name: &str| format!("service[{index}].backoff.{name}");
     let backoff = &service.backoff;
+    // The negation also rejects NaN.
     if !(backoff.factor >= 1.0 && backoff.factor.is_finite()) {
         return reject_field(field("factor"), format!("{} is less than 1", backoff.factor));
     }
@@ -115,6 +118,7 @@ fn check_restart_limit(index: usize, service: &UserService) -> Result<(), Config
     }
     check_duration(&field(".period"), Some(period))?;
     let backoff = service.backoff.to_backoff();
+    // A chance of 0 gives the shortest delay that the jitter allows.
     let shortest = |failures| backoff.jittered_delay(failures, 0.0);
     let elapsed: Duration = (2..=restarts).map(shortest).sum();
     if elapsed >= period {
@@ -162,12 +166,15 @@ fn check_limits(field: &str, limits: &ServiceLimits) -> Result<(), ConfigViolati
     if limits.pids_max == Some(0) {
         return reject("pids_max", "must be at least 1: the service itself".to_owned());
     }
+    // The range of `io.weight`. *Source:* Documentation/admin-guide/cgroup-v2.rst.
     if let Some(weight) = limits.io_weight.filter(|weight| !(1..=10_000).contains(weight)) {
         return reject("io_weight", format!("{weight} is not between 1 and 10000"));
     }
+    // The range of proc_pid_oom_score_adj(5).
     if let Some(score) = limits.oom_score_adj.filter(|score| !(-1000..=1000).contains(score)) {
         return reject("oom_score_adj", format!("{score} is not between -1000 and 1000"));
     }
+    // `None` is unlimited.
     let is_inverted = |limit: &&Rlimit| match (limit.soft, limit.hard) {
         (_, None) => false,
         (None, Some(_)) => true,

@@ -20,17 +20,17 @@ use crate::config::value::{deserialize_duration, deserialize_optional_duration};
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserService {
-    /// Its name; its DN is `root.service.<name>`.
+    /// The name; the DN is `root.service.<name>`.
     pub name: String,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Its complete environment.
+    /// The complete environment.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// User that runs it; `None` is noded's. Another user needs root.
     #[serde(default)]
     pub user: Option<String>,
-    /// Its working directory.
+    /// The working directory.
     #[serde(default = "root_directory")]
     pub directory: PathBuf,
     /// Services that must be ready before it starts.
@@ -330,6 +330,7 @@ enum NumberOrText {
 }
 
 fn deserialize_umask<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    // Text, since TOML rejects a number with a leading zero, as modes are usually written.
     let text = String::deserialize(deserializer)?;
     match u32::from_str_radix(&text, 8) {
         Ok(mask) if mask <= 0o777 => Ok(Some(mask)),
@@ -367,6 +368,7 @@ fn parse_rlimit(text: &str) -> Option<(Option<u64>, Option<u64>)> {
         "unlimited" => Some(None),
         number => number.parse().ok().map(Some),
     };
+    // A single value is both limits.
     let (soft, hard) = text.split_once(':').unwrap_or((text, text));
     Some((parse(soft)?, parse(hard)?))
 }

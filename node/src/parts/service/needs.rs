@@ -72,15 +72,17 @@ pub(super) fn check_needs(service: &UserService) -> Option<String> {
 /// The supplementary groups of a service: those of its user, and those that it names. `None` are noded's.
 ///
 /// # Errors
-/// Why they can't be found, and what to do.
+/// The reason why they can't be found, and what to do.
 pub(super) fn find_groups(service: &UserService) -> Result<Option<Vec<u32>>, String> {
     let named = &service.privileges.groups;
+    // A name comes first: it may consist of digits.
     let find_group = |name: &String| match (Group::from_name(name), name.parse()) {
         (Ok(Some(group)), _) => Ok(group.gid.as_raw()),
         (_, Ok(gid)) => Ok(gid),
         _ => Err(format!("group {name} does not exist: create it, or correct its key privileges.groups")),
     };
     let mut groups = match &service.user {
+        // Root replaces all groups of the process, so that those of the user are given explicitly.
         Some(user) if nix::unistd::geteuid().is_root() => groups_of_user(user)?,
         _ if named.is_empty() => return Ok(None),
         _ => Vec::new(),
@@ -88,6 +90,7 @@ pub(super) fn find_groups(service: &UserService) -> Result<Option<Vec<u32>>, Str
     for name in named {
         groups.push(find_group(name)?);
     }
+    // Sorted, since two plans with the same groups must be equal.
     groups.sort_unstable();
     groups.dedup();
     Ok(Some(groups))

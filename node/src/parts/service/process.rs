@@ -114,6 +114,7 @@ fn service_policy(config: &UserService) -> ChildPolicy {
     use nodekeel_supervisor::RestartPolicy as Rule;
     let restart = match (config.restart, &config.readiness) {
         (Some(RestartPolicy::Always), _) => Rule::Always,
+        // By default, a step that has exited with 0 is done.
         (Some(RestartPolicy::OnFailure), _) | (None, ReadinessConfig::Exit) => Rule::OnFailure,
         (Some(RestartPolicy::Never), _) => Rule::Never,
         (None, _) => Rule::Always,

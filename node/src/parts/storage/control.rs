@@ -123,6 +123,7 @@ impl StorageControl {
     /// Erases what root.storage has found, by its next attempt.
     pub(crate) fn erase(&self, token: &str) -> Result<(), Status> {
         self.unlock.permit_erase(token).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        // The permit is set before the restart, which takes it.
         let restarted = self.supervisor.with(|supervisor| supervisor.restart_runnable(STORAGE_DN));
         restarted.ok_or_else(stopping_status)?.map_err(|error| Status::failed_precondition(error.to_string()))
     }
@@ -144,6 +145,7 @@ impl StorageControl {
             return Err(Status::failed_precondition(format!("can't trim the data volume: {why}")));
         }
         let not_open = || Status::failed_precondition("can't trim the data volume: it is not open");
+        // The handle keeps the volume open during the trim.
         let volume = self.volume.handle_of_call().ok_or_else(not_open)?;
         let trimmed = spawn_blocking(move || trim_volume(&volume));
         let trimmed = trimmed.await.map_err(|error| Status::internal(error_chain(&error)))?;
@@ -189,6 +191,7 @@ const TRIM_BYTES: u64 = 16 << 30;
 fn trim_volume(volume: &VolumeHandle) -> Result<u64, String> {
     let size = fstatvfs(volume.dir()).map_err(|errno| errno.to_string())?;
     trim_ranges(size.blocks().saturating_mul(size.fragment_size()), |range| {
+        // Checked between two ranges, so that a stop waits for one of them at most.
         if volume.is_closing() {
             Err("it is closing; try again when it is open".to_owned())
         } else {
@@ -228,6 +231,7 @@ fn parse_passphrase(passphrase: v1::RecoveryPassphrase) -> Result<RecoveryPassph
 fn error_code(error: &VolumeKeyError) -> Code {
     match error {
         VolumeKeyError::Volume(VolumeError::Encryption { source, .. }) => match **source {
+            // The given key or passphrase does not fit: the caller can give another one.
             LuksError::NoSlot { .. }
             | LuksError::SlotClosed { .. }
             | LuksError::WrongClusterKey { .. }

@@ -33,13 +33,16 @@ pub(super) enum DiskStep {
 /// Decides what to do with a disk. Only what was seen is ever erased, and only if its token was given.
 pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Result<DiskStep, StorageError> {
     let token = report.contents.erase_token();
+    // The operator's permit comes before all checks: it names exactly these contents.
     if token.is_some() && token.as_deref() == expected.erase_permit {
         return Ok(DiskStep::Erase);
     }
+    // The disk still has the contents that the operator gave up. A new erasure needs a new permit.
     if expected.record.is_some_and(|(record, _)| record.gives_up(report)) {
         let (device, found) = (expected.device.to_owned(), report.contents.clone());
         return Err(StorageError::Occupied { device, found });
     }
+    // The record of given up contents is not the record of a volume.
     let record = expected.record.filter(|(record, _)| record.given_up.is_none());
     let lost = |record: &Path| {
         let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
@@ -57,6 +60,7 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
             let configured = describe_mode(expected.encryption);
             Err(StorageError::OtherEncryption { device, report, configured })
         }
+        // The mark distinguishes the node's own disk from that of another node.
         Some((record, path)) if !record.is_of(report) => lost(path),
         _ => Ok(DiskStep::Open),
     }

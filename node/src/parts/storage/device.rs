@@ -81,27 +81,35 @@ impl DeviceOpener {
         if let Some(opened) = self.reopen_mounted()? {
             return Ok(opened);
         }
+        // Until a growth that was cut off is complete, the kernel does not show the partition.
         resume_growth(&self.config.location).map_err(StorageError::Find)?;
         let found = find_device(&self.config.location)?;
         self.check_mount_point()?;
+        // Decide before anything is written: by the disk, the configuration and the record.
         let record = VolumeRecord::read_from(&self.esp)?;
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
         let record_path = self.esp.path().join(RECORD_FILE);
         let expected = expect_device(&self.config, &found.path, record, &record_path);
         let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
         let volume = self.new_volume(&found.path)?;
+        // Remembered before it is opened: a failed attempt may leave it mounted.
         *lock(&self.last) = Some((volume.clone(), None));
+        // The partition grows first, so that the new volume takes all of it.
         if report.volume == DiskFinding::Blank {
             found.grow_partition();
         }
         let opened = self.open_by_step(&volume, step, &report, secret)?;
         *lock(&self.last) = Some((volume.clone(), opened.slot));
+        // Only after the volume has opened is the partition known to be the node's. Authenticated volumes can't
+        // grow.
         if step == DiskStep::Open && !self.is_authenticated() {
             found.grow_partition();
         }
         let room = if self.is_authenticated() { found.growable_bytes() } else { 0 };
+        // The size is read again: the partition may have grown.
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
         let known = record.filter(|_| step == DiskStep::Open).and_then(|record| record.disk_bytes);
+        // The record is written last: until then, each start tries to grow the volume again.
         if self.adapt_size(&volume, known, report.size_bytes, secret) {
             VolumeRecord::of_disk(&report).write_to(&self.esp)?;
         }
@@ -165,6 +173,8 @@ impl DeviceOpener {
             },
             DiskStep::Create => self.create(volume, ErasePolicy::Nothing),
             DiskStep::Erase => {
+                // The record comes before the erasure: after a kill, the blank disk does not count as a lost
+                // volume.
                 VolumeRecord::of_given_up(report).write_to(&self.esp)?;
                 self.create(volume, ErasePolicy::Exactly(report.contents.clone()))
             }
@@ -191,6 +201,7 @@ impl DeviceOpener {
         let created = match volume {
             DeviceVolume::Plain(volume) => volume.mount_new(erase).map(|dir| (dir, None)),
             DeviceVolume::Encrypted(volume) => volume.mount_new_with_key(erase).map(|(dir, cluster_key)| {
+                // Only this process has the cluster's half of the key, until the cluster stores it.
                 cluster_key.into_iter().for_each(|key| self.unlock.keep_cluster_key(key));
                 (dir, Some(SlotKind::Local))
             }),

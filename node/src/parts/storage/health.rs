@@ -14,6 +14,7 @@ pub(super) fn health_source(unlock: Arc<VolumeUnlock>, opener: VolumeOpener) -> 
             let problem = format!("is smaller than its disk: {problem}");
             HealthCondition::warning(DN, problem).hint("see docs/noded.md, \"Grow the disk\"")
         });
+        // A volume that does not open is a greater problem than its size.
         volume_condition(&unlock.status(), node).or(size).into_iter().collect()
     }
 }

@@ -1,4 +1,4 @@
-//! The unlock keys of an encrypted data volume: the cluster keeps its half, and nothing opens the volume but what is to.
+//! The unlock keys of an encrypted data volume: the cluster keeps its half, and no superseded key opens the volume.
 //!
 //! ```text
 //!  a new volume ─┐                         etcd: /unlock-keys/NODE            the header
@@ -111,6 +111,7 @@ impl VolumeKeys {
         cluster: Option<&ClusterNode>,
         passphrase: Option<RecoveryPassphrase>,
     ) -> Result<(), VolumeKeyError> {
+        // One change at a time: two would remove each other's slots.
         let _busy = self.busy.lock().await;
         let volume = self.require_volume()?;
         let secret = match passphrase {
@@ -129,12 +130,16 @@ impl VolumeKeys {
             _ => None,
         };
         let key = run_blocking(move || volume.rotate_keys(&secret)).await?;
+        // The node's new key opens the volume at a restart of root.storage, and a remembered passphrase is not
+        // needed.
         if facts.keys == KeyPolicy::Local {
             self.unlock.keep_secret(UnlockSecret::Node);
         }
         if let (Some(key), Some(cluster)) = (key, cluster) {
+            // The key is kept before the deposit, which may fail: nothing else has it.
             self.unlock.keep_cluster_key(key);
             let settled = self.settle_locked(cluster).await;
+            // The service repeats the deposit if it has failed.
             self.unsettled.notify_one();
             settled?;
         }
@@ -178,6 +183,7 @@ impl VolumeKeys {
     /// The key that the node has without an operator: its own, or the cluster's.
     async fn key_at_hand(&self, cluster: Option<&ClusterNode>) -> Result<UnlockSecret, VolumeKeyError> {
         let facts = self.slot_facts(&self.require_volume()?).await?;
+        // A key that was read back from the cluster is known to open the volume.
         if let (KeyPolicy::Split, Some(cluster)) = (facts.keys, cluster)
             && let KeyOutcome::Stored(key) = self.settle_locked(cluster).await?
         {
@@ -221,6 +227,7 @@ async fn run_blocking<T: Send + 'static>(
     match spawn_blocking(work).await {
         Ok(done) => done.map_err(VolumeKeyError::Volume),
         Err(error) => match error.try_into_panic() {
+            // A panic on the thread continues on this task.
             Ok(panic) => std::panic::resume_unwind(panic),
             // The runtime is shutting down, and this future with it.
             Err(_) => std::future::pending().await,

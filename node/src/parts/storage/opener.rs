@@ -32,6 +32,7 @@ impl VolumeOpener {
     /// The secrets that the node has itself, the best first: one that is not encrypted ignores it.
     pub(super) fn own_secrets(&self, remembered: Option<UnlockSecret>) -> Vec<UnlockSecret> {
         match self {
+            // The remembered secret has opened the volume in this process before.
             Self::Device(_) => remembered.into_iter().chain([UnlockSecret::Node]).collect(),
             _ => vec![UnlockSecret::Node],
         }
@@ -68,6 +69,7 @@ impl VolumeOpener {
 /// At each start: a file system may have been mounted there since.
 fn open_directory(path: &Path, mounted: &LayoutFile) -> Result<OpenedVolume, StorageError> {
     let data = Dir::open(path.parent().unwrap_or(path)).map_err(StorageError::Directory)?;
+    // A directory in place of the disk would hide that the disk is missing.
     if VolumeRecord::read_from(&data.open_dir(ESP_DIR).map_err(StorageError::Directory)?)?.is_some() {
         return Err(StorageError::OnDevice { record: data.path().join(ESP_DIR).join(RECORD_FILE) });
     }
@@ -82,6 +84,7 @@ fn open_directory(path: &Path, mounted: &LayoutFile) -> Result<OpenedVolume, Sto
         VolumeError::ForeignData { path, .. } => StorageError::Unmarked { path },
         error => StorageError::Open(error),
     })?;
+    // The record is written when the mounted file system is known to be a data volume.
     if is_mounted && !was_mounted {
         mounted.write(MOUNTED_RECORD).map_err(StorageError::Directory)?;
     }
@@ -103,6 +106,7 @@ fn open_provided(volume: &dyn DataVolume, mounted_at: Option<&Path>) -> Result<D
 /// Opens a volume, and creates it if it is blank.
 fn open_or_create(volume: &dyn DataVolume) -> Result<Dir, VolumeError> {
     match volume.mount_existing() {
+        // An unfinished volume was cut off before the last step of its creation, and has no data.
         Err(VolumeError::Absent { .. } | VolumeError::Unfinished { .. }) => {
             volume.mount_new(ErasePolicy::Nothing)
         }

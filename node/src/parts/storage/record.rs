@@ -5,7 +5,7 @@ use nodekeel_localstorage::{Dir, FileMode};
 
 use super::error::StorageError;
 
-/// Its name, in `esp/`.
+/// The name of the record, in `esp/`.
 pub(super) const RECORD_FILE: &str = "data-volume.record";
 
 const HEADER: &str = "nodekeel data volume on a device, format 1";
@@ -51,6 +51,7 @@ impl VolumeRecord {
     /// Reads the record of `esp/`; `None` if the node has had no volume.
     pub(super) fn read_from(esp: &Dir) -> Result<Option<Self>, StorageError> {
         match esp.read_at_most(RECORD_FILE, 4096) {
+            // A damaged record is still a record: the node has had a volume.
             Ok(text) => Ok(Some(Self::parse(&String::from_utf8_lossy(&text)))),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(StorageError::Record(error)),
@@ -67,6 +68,7 @@ impl VolumeRecord {
     }
 
     fn parse(text: &str) -> Self {
+        // A line without its end was cut off, and does not count.
         let mut lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         if lines.next() != Some(HEADER) {
             return Self::default();

@@ -63,11 +63,13 @@ impl StorageService {
             }
         };
         tracing::info!("opened the data volume in {}", dir.path().display());
+        // The volume is open before root.storage is ready: a runnable that waits for it finds the volume.
         self.volume.open(dir);
         let open = CloseOnDrop(self.volume.clone());
         unlock.set_status(UnlockStatus::Open { slot });
         ctx.signal_ready()?;
         let canceled = ctx.canceled().await;
+        // The users stop before the unmount, since an open file keeps the file system busy.
         open.close().await;
         if let Err(error) = unmount(volume).await? {
             // Containers outlive containerd. The next incarnation uses it as it is.
@@ -79,16 +81,19 @@ impl StorageService {
     /// Opens the volume with what the node has, or else waits for a key.
     async fn open_volume(&self, ctx: &Context) -> Result<Result<OpenedVolume, StorageError>, Failure> {
         let unlock = &self.unlock;
+        // A permit counts for one attempt.
         let erase_permit = unlock.take_erase_permit();
         let mut locked = None;
         for secret in self.opener.own_secrets(unlock.secret()) {
             match self.try_secret(ctx, secret, erase_permit.clone()).await? {
+                // Another secret helps only if this one does not fit.
                 Err(error) if error.needs_key() => locked = locked.or(Some(error)),
                 opened => return Ok(opened),
             }
         }
         match locked {
             Some(error) => self.wait_for_key(ctx, error).await,
+            // `own_secrets` is never empty.
             None => std::future::pending().await,
         }
     }
@@ -107,10 +112,12 @@ impl StorageService {
         let opened = tokio::select! {
             opened = &mut attempt => opened?,
             canceled = ctx.canceled() => match self.unlock.status() {
+                // The thread of a wipe is left behind: the next attempt starts the wipe over.
                 UnlockStatus::Opening { wipe: Some(_) } => return Err(canceled.into()),
                 _ => attempt.await?,
             },
         };
+        // Without a slot the secret was not used: the volume is not encrypted, or was open.
         if matches!(&opened, Ok(OpenedVolume { slot: Some(_), .. })) {
             self.unlock.keep_secret(kept);
         }
@@ -142,6 +149,7 @@ impl StorageService {
                         return Ok(opened);
                     }
                 },
+                // After an answer that does not help, root.storage ends, and its next incarnation asks again.
                 keys = &mut asked => return self.try_keys(ctx, keys?, error).await,
                 canceled = ctx.canceled() => return Err(canceled.into()),
             }
@@ -186,7 +194,7 @@ async fn unmount(volume: Arc<dyn DataVolume>) -> Result<Result<(), VolumeError>,
     }
 }
 
-/// Says that the volume is not open, and why, however root.storage ends.
+/// Sets the status to closed, with the reason, in whichever way root.storage ends.
 struct ClosedOnDrop<'a> {
     unlock: &'a VolumeUnlock,
     status: UnlockStatus,

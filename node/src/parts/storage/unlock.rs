@@ -134,6 +134,7 @@ impl VolumeUnlock {
     /// # Errors
     /// [`UnlockError::NotLocked`], [`UnlockError::Rejected`].
     pub(crate) async fn unlock(&self, secret: UnlockSecret) -> Result<(), UnlockError> {
+        // The sender is cloned, since the lock must not be held over the send.
         let offers = self.lock().offers.clone().ok_or(UnlockError::NotLocked)?;
         let (result, is_open) = oneshot::channel();
         offers.send(UnlockOffer { secret, result }).await.map_err(|_| UnlockError::NotLocked)?;
@@ -183,6 +184,7 @@ impl VolumeUnlock {
     /// Sets what root.storage does. Secrets are taken only while the volume is locked.
     pub(crate) fn set_status(&self, status: UnlockStatus) {
         let mut slots = self.lock();
+        // An offer that comes later finds no receiver.
         slots.offers = None;
         slots.status = status;
     }
@@ -197,6 +199,7 @@ impl VolumeUnlock {
 
     /// The volume is locked: takes secrets from now on.
     pub(crate) fn wait_for_secrets(&self, reason: String) -> UnlockOffers {
+        // One offer is tried at a time.
         let (sender, offers) = mpsc::channel(1);
         let mut slots = self.lock();
         slots.offers = Some(sender);

@@ -1,4 +1,4 @@
-//! A data volume on a disk or partition: the rules between the keys of `[storage]`, and what they say together.
+//! A data volume on a disk or partition: the rules between the keys of `[storage]`, and their meaning together.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -116,6 +116,7 @@ impl StorageConfig {
         let keys = self.keys.ok_or_else(|| {
             violation("keys", "is required by an encrypted volume; choose \"split\" or \"local\"")
         })?;
+        // The operator decides how the node opens its volume after a power cut. No default would be safe for all.
         let cold_start = match keys {
             KeyPolicy::Split => Some(self.cold_start.ok_or_else(|| {
                 violation(

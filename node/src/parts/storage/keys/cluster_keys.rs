@@ -52,6 +52,7 @@ impl ClusterKeyStore for NodeKeyStore {
 
     async fn replace_keys(&self, read: StoredUnlockKeys, keys: &[UnlockKey]) -> Result<(), VolumeKeyError> {
         let keys: Vec<_> = keys.iter().map(|key| SecretBytes::new(key.expose_bytes().to_vec())).collect();
+        // The cluster refuses the change if the keys have changed since they were read.
         self.nodes.replace_unlock_keys(&read, &keys).await.map(drop).map_err(VolumeKeyError::Store)
     }
 }

@@ -11,7 +11,7 @@ pub(crate) enum VolumeKeyError {
     /// The volume has no keys.
     #[error("the data volume is not encrypted: its storage.encryption was chosen when it was created")]
     NotEncrypted,
-    /// Its header can't be read or changed.
+    /// The header of the volume can't be read or changed.
     #[error("can't read or change the keys of the data volume")]
     Volume(#[source] VolumeError),
     /// The node is in no cluster, by its configuration.

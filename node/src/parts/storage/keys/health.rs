@@ -71,7 +71,9 @@ impl KeyReport {
         let stale = status.slots.iter().filter(|slot| {
             slot.is_stale
                 && match slot.name {
+                    // A replaced or unconfirmed passphrase has a condition of its own.
                     Some((SlotKind::Recovery, _)) => false,
+                    // So has a temporary slot, which is one that is not to stay.
                     Some((SlotKind::Local, _)) => keeps_local,
                     _ => true,
                 }
@@ -117,6 +119,7 @@ impl KeyReport {
                 .hint("`nodectl storage rotate --recovery`"),
             );
         }
+        // The cluster has its half. Only the missing passphrase keeps the temporary slot.
         let waits_for_passphrase =
             self.has_temporary_slot && self.lacks_passphrase && *cluster_key == ClusterKeyState::Stored;
         if waits_for_passphrase {
@@ -139,6 +142,7 @@ impl KeyReport {
                     .hint("`nodectl cluster status`; `nodectl logs root.cluster.keys`"),
             );
         } else if self.stale_slots > 0 && *cluster_key != ClusterKeyState::Lost {
+            // A lost key has its own condition, which explains the older slots.
             let hint =
                 if self.is_split { "`nodectl logs root.cluster.keys`" } else { "`nodectl storage rotate`" };
             found.push(warning("still opens by older keys: a change of its keys was interrupted").hint(hint));

@@ -91,6 +91,7 @@ pub(super) fn next_step(slots: &SlotFacts, stored: &[Option<u32>], held: Option<
     if slots.keys != KeyPolicy::Split {
         return KeyStep::NotSplit;
     }
+    // The cluster has the newest key: all that is left is to remove older ones.
     if let Some(current) = stored.iter().position(|opens| opens.is_some() && *opens == newest) {
         return match (slots.needs_confirmation && !slots.needs_temporary_slot(), stored.len()) {
             (true, _) => KeyStep::Confirm(current),
@@ -98,9 +99,11 @@ pub(super) fn next_step(slots: &SlotFacts, stored: &[Option<u32>], held: Option<
             (false, _) => KeyStep::Trim(current),
         };
     }
+    // The newest key is in this process alone.
     if held.is_some() && held == newest {
         return KeyStep::Deposit;
     }
+    // The newest key is lost. A key before it permits new ones.
     match stored.iter().position(Option::is_some) {
         Some(older) => KeyStep::RotateByCluster(older),
         None if slots.has_local => KeyStep::RotateByNode,

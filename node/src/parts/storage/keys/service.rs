@@ -26,6 +26,7 @@ impl Runnable for KeyService {
         let (keys, cluster) = (Arc::clone(&self.keys), self.cluster.clone());
         Box::pin(async move {
             tokio::select! {
+                // A stop comes first: no further step starts.
                 biased;
                 canceled = ctx.canceled() => Err(canceled.into()),
                 failed = keep_settled(&keys, &cluster, &ctx) => failed.map(|never| match never {}),

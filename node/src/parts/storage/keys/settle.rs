@@ -82,7 +82,9 @@ pub(super) async fn settle_keys<D: KeySlotDevice>(
     held: &impl HeldKey,
 ) -> Result<KeyOutcome, VolumeKeyError> {
     loop {
+        // Each step is decided from what is there now: the step before may have been made late, or not at all.
         let slots = on_thread(device, |device| device.slot_facts()).await?;
+        // The version makes the cluster refuse a change of this round if another one has come in between.
         let (mut keys, version) = store.load_keys(&slots.volume).await?;
         let mut opened = Vec::new();
         for key in &keys {
@@ -101,12 +103,14 @@ pub(super) async fn settle_keys<D: KeySlotDevice>(
                 return Ok(KeyOutcome::Stored(key));
             }
             (KeyStep::Deposit, Some(mine)) => {
+                // Keys that open no slot are dropped. The key before the new one stays until that is confirmed.
                 let useful = keys.into_iter().zip(opened).filter_map(|(key, opens)| opens.map(|_| key));
                 let keys: Vec<_> = useful.chain([mine]).collect();
                 store.replace_keys(version, &keys).await?;
                 tracing::info!("stored the cluster's half of the data volume's key in the cluster");
             }
             (KeyStep::Confirm(current), _) => {
+                // The key was read from the cluster in this round, and so older slots are not needed any more.
                 let secret = UnlockSecret::Cluster(keys.swap_remove(current));
                 on_thread(device, move |device| device.confirm_secret(&secret)).await?;
                 tracing::info!("the older keys of the data volume are void");
