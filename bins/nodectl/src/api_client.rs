@@ -46,6 +46,7 @@ impl ApiClient {
         call: impl AsyncFnOnce(&mut NodeClient) -> Result<Response<Streaming<T>>, Status>,
     ) -> Result<MessageStream<T>, CommandError> {
         let stream = self.call(call).await?;
+        // The timeout is that of each message: a long log may take longer as a whole.
         Ok(MessageStream { stream, limit: StreamLimit::Timeout(self.timeout) })
     }
 
@@ -55,6 +56,7 @@ impl ApiClient {
         call: impl AsyncFnOnce(&mut NodeClient) -> Result<Response<Streaming<T>>, Status>,
     ) -> Result<MessageStream<T>, CommandError> {
         let stream = self.call(call).await?;
+        // A wait has no timeout. Without the watch, nodectl would notice a closed pipe only at its next write.
         Ok(MessageStream { stream, limit: StreamLimit::ReaderHangup(ReaderHangup::new()) })
     }
 }

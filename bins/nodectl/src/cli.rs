@@ -52,6 +52,7 @@ pub(crate) enum NodectlCommand {
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.strip_suffix('s').unwrap_or(text).parse().ok();
+    // This also rejects negative numbers, NaN and the infinite.
     let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| !time.is_zero()).ok_or_else(|| "use a number of seconds above 0".to_owned())
 }

@@ -53,6 +53,7 @@ fn is_word(dn: &str) -> bool {
 /// The socket of an incomplete command line.
 fn find_socket(words: impl IntoIterator<Item = OsString>, variable: Option<OsString>) -> PathBuf {
     let mut words = words.into_iter();
+    // clap can't parse an incomplete command line, so that the option is searched in its words.
     while let Some(word) = words.next() {
         let value = word.to_str().and_then(|word| word.strip_prefix("--socket=")).map(OsString::from);
         let next = if word == "--socket" { words.next() } else { None };
@@ -65,6 +66,7 @@ fn find_socket(words: impl IntoIterator<Item = OsString>, variable: Option<OsStr
 
 /// The DNs of the node; none if it does not answer in time.
 fn read_dns(socket: &Path) -> Vec<String> {
+    // A failure completes nothing: a message would appear between the words that the operator types.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return Vec::new();
     };

@@ -45,6 +45,7 @@ impl From<Status> for CommandError {
         // operator.
         let broken =
             matches!(status.code(), Code::Unknown | Code::Unavailable | Code::Internal | Code::Cancelled);
+        // tonic keeps the error of the transport as the source. A status that the node has sent has no source.
         if broken && status.source().is_some() { Self::ConnectionLost } else { Self::Call(Box::new(status)) }
     }
 }
@@ -65,6 +66,7 @@ impl CommandError {
     pub(crate) fn is_connection_lost(&self) -> bool {
         match self {
             Self::ConnectionLost => true,
+            // The node answers so while it stops.
             Self::Call(status) => status.code() == Code::Unavailable,
             _ => false,
         }

@@ -23,6 +23,7 @@ use crate::error::CommandError;
 use crate::output::Printer;
 
 fn main() -> ExitCode {
+    // First, since a shell that asks for completions must get nothing else.
     if completion::answer_shell(NodectlCli::command) {
         return ExitCode::SUCCESS;
     }
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
             clap_mangen::generate_to(NodectlCli::command(), directory).map_err(CommandError::from)
         }
         NodectlCommand::Node(command) => {
+            // One connection needs no further threads.
             let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {
@@ -47,12 +49,14 @@ fn main() -> ExitCode {
         }
     };
     match result {
+        // The output has named the problems.
         Err(error @ CommandError::NotHealthy) => error.exit_code(),
         Err(error) if !error.is_broken_pipe() => {
             // stderr may be closed.
             let _ = writeln!(std::io::stderr(), "nodectl: {}", format_chain(&error));
             error.exit_code()
         }
+        // A reader that has closed the pipe, like `head`, has all that it wanted.
         _ => ExitCode::SUCCESS,
     }
 }

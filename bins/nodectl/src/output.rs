@@ -55,6 +55,7 @@ impl Printer {
         let color = match color {
             ColorMode::Always => true,
             ColorMode::Never => false,
+            // *Source:* no-color.org: every value but an empty one disables colors.
             ColorMode::Auto => {
                 is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             }
@@ -63,6 +64,7 @@ impl Printer {
             is_json: format == OutputFormat::Json,
             color,
             is_terminal,
+            // Locked once, since nothing else writes to the standard output.
             writer: Box::new(io::stdout().lock()),
         }
     }
@@ -125,6 +127,7 @@ impl Printer {
 
     /// Columns and rows of the terminal; `None` if it does not report them.
     pub(crate) fn terminal_size(&self) -> Option<(usize, usize)> {
+        // A terminal without a known size reports zeros.
         let size = tcgetwinsize(io::stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0)?;
         Some((size.ws_col.into(), size.ws_row.into()))
     }
@@ -182,6 +185,7 @@ impl ReaderHangup {
     pub(crate) async fn wait(&mut self) -> io::Error {
         match (&mut self.0).await {
             Ok(()) => io::ErrorKind::BrokenPipe.into(),
+            // The thread could not watch the output: there is nothing to wait for.
             Err(_) => std::future::pending().await,
         }
     }

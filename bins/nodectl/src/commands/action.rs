@@ -46,6 +46,7 @@ impl ActionArgs {
     ) -> Result<(), CommandError> {
         let Self { dn, wait } = self;
         let before = find_runnable(api, &dn).await?;
+        // The generation before the action distinguishes the new incarnation from the former one.
         let generation = before.as_ref().map_or(0, |node| node.generation);
         let was_ready = before.as_ref().is_some_and(|node| node.state == "ready");
         match request_action(api, action, &dn).await {
@@ -58,6 +59,7 @@ impl ActionArgs {
             return Ok(printer.print_line(&action_message(action, &dn, wait, was_ready))?);
         }
         let node = match node {
+            // A control API that restarts may not answer: the state before is all that is known.
             None if serves_the_api(&dn) => before,
             None => find_runnable(api, &dn).await?,
             found => found,
@@ -133,6 +135,7 @@ fn find_in_tree(nodes: Vec<Node>, dn: &str) -> Option<RunnableView> {
 /// True if the runnable has reached the state of the action; an error if it has failed.
 fn is_reached(action: Action, node: &RunnableView, old_generation: u64) -> Result<bool, CommandError> {
     let failed = || {
+        // A failure of an earlier incarnation is not one of this action.
         let last = node.exits.iter().rfind(|exit| exit.generation > old_generation && exit.state == "dead");
         last.map(|exit| CommandError::ActionFailed {
             dn: node.dn.clone(),
@@ -142,6 +145,7 @@ fn is_reached(action: Action, node: &RunnableView, old_generation: u64) -> Resul
     match action {
         Action::Stop => Ok(node.state == "stopped"),
         Action::Start if node.is_ready_or_done() => Ok(true),
+        // Only a new incarnation counts, since the tree may still show the former one as ready.
         Action::Restart if node.is_ready_or_done() && node.generation > old_generation => Ok(true),
         Action::Start | Action::Restart => failed().map_or(Ok(false), Err),
     }

@@ -147,6 +147,7 @@ struct RevokedTicketView {
 
 impl ClusterCommand {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+        // The status is known to the node itself. All other calls wait for the cluster.
         if !matches!(self, Self::Status) {
             api.raise_timeout(CLUSTER_TIMEOUT);
         }
@@ -229,6 +230,7 @@ async fn create_ticket(
         ticket.write_all(&enrolment).and_then(|()| ticket.sync_all())?;
         Ok(node)
     });
+    // A file without a ticket is removed: the next attempt needs its name.
     let node = written.inspect_err(|_| _ = std::fs::remove_file(&file))?;
     let file = file.display().to_string();
     if printer.is_json {
@@ -263,10 +265,12 @@ async fn request_ticket(
 ) -> Result<(String, Zeroizing<Vec<u8>>), CommandError> {
     let request = CreateGoldenTicketRequest { address: address.to_string(), port: port.into() };
     let response = api.call(async |client| client.create_golden_ticket(request).await).await?;
+    // The private keys are cleared from memory when the value is dropped.
     Ok((response.node, Zeroizing::new(response.enrolment)))
 }
 
 /// Creates a file that only its owner can read and write.
 fn create_private_file(path: &Path) -> std::io::Result<File> {
+    // `create_new` follows no symbolic link (open(2), O_EXCL), and the mode applies from the creation on.
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }

@@ -72,11 +72,13 @@ impl EventsArgs {
         let Self { follow, newest } = self;
         let request = EventsRequest { backlog: newest, follow };
         let call = async |client: &mut NodeClient| client.events(request).await;
+        // Without --follow, the node ends the stream after the kept events.
         let mut chunks = if follow { api.follow_stream(call).await? } else { api.open_stream(call).await? };
         let mut last = None;
         while let Some(chunk) = chunks.next_message().await? {
             for event in chunk.events {
                 let event = EventView::from(event);
+                // A gap in the numbers means that the node has dropped events. Programs see it in `seq`.
                 if let Some(missed) = last.replace(event.seq).and_then(|last| event.seq.checked_sub(last + 1))
                     && missed > 0
                     && !printer.is_json
@@ -87,6 +89,7 @@ impl EventsArgs {
                 }
                 print_event(&event, printer)?;
             }
+            // A follower sees each event at once, also through a pipe.
             printer.flush()?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! `health`: the problems of the node, since when, waiting for whom, and what to type.
+//! `health`: the problems of the node, since when they exist, what they wait for, and how to fix them.
 
 use std::time::{Duration, SystemTime};
 
@@ -68,6 +68,7 @@ impl From<HealthCondition> for ConditionView {
         Self {
             severity: match condition.severity() {
                 Severity::Warning => "warning",
+                // The severity of a newer node that this nodectl does not know counts as the worse one.
                 Severity::Problem | Severity::Unspecified => "problem",
             },
             part: condition.part,
@@ -158,7 +159,9 @@ async fn wait_until_healthy(
         None => follow_health(&mut stream, &mut last).await?,
         Some(limit) => match timeout(limit, follow_health(&mut stream, &mut last)).await {
             Ok(ended) => ended?,
+            // A node that has not answered at all can't be called unhealthy.
             Err(_) if last.is_none() => return Err(CommandError::Timeout { timeout: limit }),
+            // The last health before the time was up is the result.
             Err(_) => {}
         },
     }

@@ -45,6 +45,7 @@ impl ImagesArgs {
         let answer = match import {
             None => api.call(async |client| client.images(ImagesRequest { namespace }).await).await?,
             Some(file) => {
+                // noded opens the file, and has another working directory.
                 let path =
                     std::path::absolute(&file).map_err(|source| CommandError::File { path: file, source })?;
                 let request = ImportImagesRequest { namespace, path: path.display().to_string() };

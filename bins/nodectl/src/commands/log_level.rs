@@ -91,6 +91,7 @@ impl LogLevelArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         let Self { dn, level, reset } = self;
         let answer = if reset || level.is_some() {
+            // `Unspecified` asks for a reset.
             let level = level.map_or(v1::Level::Unspecified, level_to_wire).into();
             let request = SetLogLevelRequest { dn: dn.clone(), level };
             api.call(async |client| client.set_log_level(request).await).await?
@@ -100,6 +101,7 @@ impl LogLevelArgs {
         };
         let rows: Vec<_> = answer.levels.into_iter().map(LogLevelView::from).collect();
         match (&rows[..], dn) {
+            // A request for one DN is answered by one object or sentence, any other by a list.
             ([row], Some(_)) if printer.is_json => Ok(printer.print_json(row)?),
             ([row], Some(_)) => {
                 printer.print_line(&row.sentence())?;

@@ -92,6 +92,7 @@ impl LogsArgs {
                     print_entry(&entry, printer)?;
                 }
             }
+            // A later call with the last cursor continues where this output ends.
             cursor = chunk.cursor;
             printer.flush()?;
         }
@@ -139,6 +140,7 @@ pub(crate) fn print_entry(entry: &LogEntry, printer: &mut Printer) -> Result<(),
     let at = format_rfc3339(entry.time);
     for (index, text) in entry_texts(entry).enumerate() {
         let letter = match &entry.body {
+            // The further lines of an entry have no level of their own.
             _ if index > 0 => '|',
             EntryBody::Leveled(leveled) => leveled.level.letter(),
             EntryBody::Raw(_) => 'R',
@@ -152,10 +154,12 @@ pub(crate) fn print_entry(entry: &LogEntry, printer: &mut Printer) -> Result<(),
 
 /// The lines of an entry without their prefixes.
 pub(crate) fn entry_texts(entry: &LogEntry) -> impl Iterator<Item = String> {
+    // The rendered lines start with the DN, for which the caller has a column.
     let before = format!("{:<32} ", entry.dn);
     let is_leveled = matches!(entry.body, EntryBody::Leveled(_));
     let full = render::full_text(entry);
     let lines: Vec<_> = full.lines().map(|line| line.strip_prefix(&before).unwrap_or(line)).collect();
+    // The header of a leveled line ends with `] `. A raw line has a single letter in its place.
     let text = |line: &str| match line.split_once(if is_leveled { "] " } else { " " }) {
         Some((_, text)) => text.to_owned(),
         None => String::new(),

@@ -76,12 +76,14 @@ async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Com
         version.noded, version.pid, version.data
     ))?;
     let (summary, style) = health_summary(&nodes);
+    // Skipped services count as healthy. They are listed all the same, with the reason.
     let listed: Vec<_> = nodes.iter().filter(|node| !node.healthy || node.state == "skipped").collect();
     let colon = if listed.is_empty() { "" } else { ":" };
     printer.print_line(&format!("{}{colon}", printer.style_text(style, &summary)))?;
     for node in &listed {
         print_unhealthy(node, printer)?;
     }
+    // The conditions of the listed runnables are shown with them.
     let is_listed = |condition: &&ConditionView| listed.iter().any(|node| node.dn == condition.object);
     for condition in health.conditions.iter().filter(|condition| !is_listed(condition)) {
         printer.print_line(&format!("  {}", printer.style_text(condition.style(), &condition.text())))?;
@@ -105,13 +107,14 @@ fn print_unhealthy(node: &RunnableView, printer: &mut Printer) -> Result<(), Com
 /// The reason why it is not ready, as the end of a sentence about its state.
 fn unhealthy_reason(node: &RunnableView) -> String {
     match (node.state, node.waiting_for.as_deref(), node.condition.as_deref()) {
+        // These are clauses, which end the sentence by themselves.
         ("skipped", Some(clause), _) | (_, _, Some(clause)) => format!(": {clause}"),
         (_, Some(awaited), None) => format!(", waiting for {awaited}"),
         (_, None, None) => String::new(),
     }
 }
 
-/// The error, and with it the exit code, of what is not healthy.
+/// The error, and with it the exit code, of a runnable that is not healthy.
 fn health_result(healthy: bool) -> Result<(), CommandError> {
     if healthy { Ok(()) } else { Err(CommandError::NotHealthy) }
 }
@@ -122,6 +125,7 @@ async fn show_runnable(api: &mut ApiClient, dn: String, printer: &mut Printer) -
     let node = RunnableView::from(status.node.unwrap_or_default());
     let log: Vec<LogEntry> = status.log.into_iter().map(LogEntry::try_from).collect::<Result<_, _>>()?;
     if printer.is_json {
+        // An entry has the same JSON as in the output of `logs`.
         let log: Vec<serde_json::Value> = log
             .iter()
             .map(|entry| serde_json::from_str(&render::json_object(entry)))
@@ -199,6 +203,7 @@ fn print_exit(dn: &str, exit: &ExitView, printer: &mut Printer) -> Result<(), Co
 /// Parses the output of a daemon with a known log format, and prints it like its log.
 fn readable_output(dn: &str, lines: &[String]) -> Vec<String> {
     let Some(parser) = log_parser_for(dn) else { return lines.to_vec() };
+    // A log store of its own parses and renders the lines as that of noded does.
     let (log_store, root) = (LogStore::default(), Dn::root());
     let mut writer = log_store.line_writer(&root, WriterOptions::new("output").line_parser(parser));
     let written = lines.iter().try_for_each(|line| writeln!(writer, "{line}"));

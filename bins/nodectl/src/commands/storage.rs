@@ -115,6 +115,7 @@ fn describe_storage(storage: &StorageView) -> String {
     let at = storage.path.as_deref().map(|path| format!(" at {path}")).unwrap_or_default();
     let what = match &storage.encryption {
         Some(encryption) => format!(": {}", encryption.encryption),
+        // A volume without keys is known to be one only while it is open and its header could be read.
         None if storage.state == "open" && storage.encryption_error.is_none() => {
             ": not encrypted by noded".to_owned()
         }
@@ -221,6 +222,7 @@ async fn add_recovery(
         let done = StorageChangeView { done: "added", passphrase: Some(&passphrase), trimmed_bytes: None };
         return Ok(printer.print_json(&done)?);
     }
+    // On a line of its own, to be copied as a whole.
     printer.print_line(&escape_control(&passphrase))?;
     let hint = "keep it away from this node: it is not shown again. It counts when you have typed it: `nodectl storage recovery --confirm`";
     Ok(printer.print_line(hint)?)
@@ -261,6 +263,7 @@ fn print_change(printer: &mut Printer, done: &str, text: &str) -> Result<(), Com
 
 /// The passphrase that authorizes a change, if the operator asks to type it.
 fn read_permit(args: &PermitArgs) -> Result<Option<v1::RecoveryPassphrase>, CommandError> {
+    // A given file is a request to authorize by its passphrase, too.
     let is_given = args.recovery || args.passphrase.passphrase_file.is_some();
     is_given.then(|| read_passphrase(&args.passphrase)).transpose()
 }

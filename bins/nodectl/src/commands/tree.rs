@@ -40,19 +40,23 @@ async fn watch_tree(api: &mut ApiClient, printer: &mut Printer) -> Result<(), Co
     let mut resized = signal(SignalKind::window_change())?;
     let mut nodes = Vec::new();
     loop {
+        // Before the first tree there is nothing to draw again.
         let draws = printer.draws_on_terminal() && !nodes.is_empty();
         tokio::select! {
             tree = trees.next_message() => match tree? {
                 Some(tree) => nodes = tree_views(tree.nodes),
                 None => return Ok(()),
             },
+            // A new size of the terminal shows another part of the same tree.
             _ = resized.recv(), if draws => {}
+            // Ages and waits move on without a change of the tree.
             () = tokio::time::sleep(REDRAW_INTERVAL), if draws => {}
         }
         if printer.draws_on_terminal() {
             draw_screen(&nodes, printer)?;
         } else {
             print_tree(&nodes, printer, TableTime::UntilChange)?;
+            // An empty line separates the trees.
             if !printer.is_json {
                 printer.print_line("")?;
             }
@@ -80,6 +84,7 @@ fn print_tree(nodes: &[RunnableView], printer: &mut Printer, time: TableTime) ->
 fn draw_screen(nodes: &[RunnableView], printer: &mut Printer) -> Result<(), CommandError> {
     let size = printer
         .terminal_size()
+        // One line is left for the cursor: a newline in the last line would scroll the screen.
         .map_or(TableSize::UNLIMITED, |(columns, rows)| TableSize { columns, lines: rows.saturating_sub(1) });
     let style = |style, text: &str| printer.style_text(style, text);
     let lines = table_lines(nodes, size, TableTime::EverySecond, style);

@@ -39,22 +39,27 @@ pub(crate) fn read_passphrase(args: &PassphraseArgs) -> Result<RecoveryPassphras
 #[expect(clippy::unbuffered_bytes, reason = "nothing would clear the passphrase from a buffer")]
 fn read_line(input: impl Read) -> io::Result<Zeroizing<String>> {
     let mut line = Zeroizing::new(Vec::new());
+    // A longer input is cut: it is no passphrase in any case.
     for byte in input.take(MAX_BYTES).bytes() {
         match byte? {
             b'\n' => break,
             byte => line.push(byte),
         }
     }
+    // The bytes become the text without a copy, which nothing would clear.
     let text = String::from_utf8(std::mem::take(&mut *line)).map_err(|_| io::ErrorKind::InvalidData)?;
     Ok(Zeroizing::new(text))
 }
 
 fn prompt() -> io::Result<Zeroizing<String>> {
+    // The echo is off before the prompt appears: a fast typist is not shown.
     let _hidden = HiddenInput::start()?;
+    // On stderr, so that the prompt does not mix with the output.
     let mut terminal = io::stderr();
     terminal.write_all(b"Recovery passphrase: ")?;
     terminal.flush()?;
     let line = read_line(io::stdin().lock());
+    // The newline of the operator was not echoed.
     terminal.write_all(b"\n")?;
     line
 }
@@ -67,6 +72,7 @@ impl HiddenInput {
         let before = tcgetattr(io::stdin())?;
         let mut hidden = before.clone();
         hidden.local_modes.remove(LocalModes::ECHO);
+        // `Flush` discards input that was typed before, while it was still echoed.
         tcsetattr(io::stdin(), OptionalActions::Flush, &hidden)?;
         Ok(Self(before))
     }

@@ -53,6 +53,7 @@ pub(crate) fn table_lines(
     time: TableTime,
     style: impl Fn(TextStyle, &str) -> String,
 ) -> Vec<String> {
+    // The header and the summary take the other two lines.
     let shown = fitting_nodes(nodes, size.lines.saturating_sub(2));
     let hidden = nodes.len() - shown.len();
     let drawn = draw_tree(&shown);
@@ -70,6 +71,7 @@ pub(crate) fn table_lines(
     let header = row("NAME", &format!("{:8}", "STATE"), "SINCE", "RESTARTS", "WHY NOT READY");
     let mut lines = vec![style(TextStyle::Strong, &cut_text(&header, size.columns))];
     for (label, node) in &drawn {
+        // The state is padded before it is styled: escape sequences would count as characters.
         let state = style(state_style(node.state), &format!("{:8}", node.state));
         let reason = not_ready_reason(node, time);
         lines.push(row(label, &state, &since_text(node, time), &node.restarts.to_string(), &reason));
@@ -89,6 +91,7 @@ fn fitting_nodes(nodes: &[RunnableView], max: usize) -> Vec<&RunnableView> {
         nodes.iter().any(|other| !other.healthy && below(other))
     };
     let is_first: Vec<bool> = nodes.iter().map(leads_to_trouble).collect();
+    // The troubled runnables and their parents take their lines first. The others get those that are left.
     let mut others = max.saturating_sub(is_first.iter().filter(|is_first| **is_first).count());
     let mut fits = |is_first: bool| {
         let room = is_first || others > 0;
@@ -101,12 +104,14 @@ fn fitting_nodes(nodes: &[RunnableView], max: usize) -> Vec<&RunnableView> {
 
 fn column_widths(drawn: &[(String, &RunnableView)], columns: usize) -> ColumnWidths {
     const STATE: usize = 2 + 8;
+    // The column is at least as wide as its header, NAME.
     let longest = drawn.iter().map(|(label, _)| label.width()).max().unwrap_or(0).max(4);
     let name = longest.min(columns / 2).min(columns.saturating_sub(STATE));
     let mut widths = ColumnWidths { name, since: 2 + 9, restarts: 2 + 8, reason: 0 };
     let left = |widths: &ColumnWidths| {
         columns.saturating_sub(widths.name + STATE + widths.since + widths.restarts + 2)
     };
+    // The restarts are left out first, then the age: the reason helps most.
     if left(&widths) < MIN_REASON_WIDTH {
         widths.restarts = 0;
     }
@@ -122,6 +127,7 @@ fn cut_text(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
     }
+    // The ellipsis takes one column.
     let mut left = width.saturating_sub(1);
     let fits = |c: &char| {
         let columns = c.width().unwrap_or(0);
@@ -136,6 +142,7 @@ fn cut_text(text: &str, width: usize) -> String {
 
 fn since_text(node: &RunnableView, time: TableTime) -> String {
     match (time, node.since_time, &node.since) {
+        // The time of day in the text of RFC 3339.
         (TableTime::UntilChange, _, Some(since)) => since[11..19].to_owned(),
         (_, Some(since), _) => format_age(since),
         _ => String::new(),
@@ -172,6 +179,7 @@ fn draw_tree<'a>(nodes: &[&'a RunnableView]) -> Vec<(String, &'a RunnableView)> 
     let mut children: BTreeMap<&str, Vec<&RunnableView>> = BTreeMap::new();
     let mut tops = Vec::new();
     for &node in nodes {
+        // A runnable whose parent is not shown starts a tree of its own.
         match node.dn.rsplit_once('.').filter(|(parent, _)| nodes.iter().any(|other| other.dn == *parent)) {
             Some((parent, _)) => children.entry(parent).or_default().push(node),
             None => tops.push(node),
