@@ -84,11 +84,13 @@ pub(crate) struct NodeArgs {
 pub(crate) fn split_init_arguments(arguments: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
     let noded = NodedCli::command();
     let mut command = &noded;
+    // The first word is the name of the program, and is kept as if it were a value.
     let mut is_value = true;
     let is_own = |argument: &OsString| {
         let text = argument.to_string_lossy();
         let is_option = text.starts_with('-');
         let subcommand = command.find_subcommand(&*text).filter(|_| !is_value && !is_option);
+        // After a subcommand with positional arguments, every word may be one of them.
         let is_own = is_value || is_option || subcommand.is_some() || command.get_positionals().count() > 0;
         is_value = !is_value && takes_value(command, &text);
         command = subcommand.unwrap_or(command);

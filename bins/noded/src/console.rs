@@ -35,6 +35,7 @@ impl Console {
             .context("can't read the log")?;
         let (lines, waiting) = mpsc::channel(QUEUE_LINES);
         let runtime = tokio::runtime::Handle::current();
+        // A write may block for as long as the reader does not read, and so has a blocking thread of its own.
         let thread = tokio::task::spawn_blocking(move || runtime.block_on(print_all(log, waiting)));
         Ok(Self { lines, thread })
     }
@@ -46,6 +47,7 @@ impl Console {
 
     /// Prints the queued lines, if the reader reads them within the timeout.
     pub(crate) async fn finish(self) {
+        // The thread ends when it has printed what is queued.
         drop(self.lines);
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.thread).await;
     }
@@ -59,6 +61,7 @@ async fn print_all(mut log: Option<LogReader>, mut lines: mpsc::Receiver<String>
             Some(entry) = next_entry(&mut log) => if is_shown(&entry) { Some(render::full_text(&entry)) } else { continue },
         };
         let Some(line) = line else { break };
+        // stderr is closed, and nothing can be printed any more.
         if !write_line(&line) {
             return;
         }

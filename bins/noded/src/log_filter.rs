@@ -1,4 +1,4 @@
-//! Which tracing events reach the log.
+//! The tracing events that reach the log.
 
 use nodekeel_logtree::{Level, LogStore};
 use tracing::level_filters::LevelFilter;
@@ -11,6 +11,7 @@ use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
 /// a DN, those of libraries from `info` on. Below `info`, libraries would trace the delivery of log entries to their
 /// readers, in an endless loop.
 pub(crate) fn log_subscriber(log_store: &LogStore, console: Option<Level>) -> impl Subscriber {
+    // The log keeps `info` also if the console shows less.
     let level = console.unwrap_or(Level::Info).min(Level::Info);
     let filter = EventFilter { log_store: log_store.clone(), level };
     tracing_subscriber::registry().with(log_store.layer().min_level(level).with_filter(filter))

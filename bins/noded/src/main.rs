@@ -91,6 +91,7 @@ fn make_plan(args: NodeArgs) -> anyhow::Result<NodePlan> {
         Some(data) => builder.data(data),
         None => builder,
     };
+    // The cause is taken out of its variant: `exit_code` looks for its type.
     builder.plan().map_err(|error| match error {
         BuildError::Config(error) => error.into(),
         BuildError::Plan(error) => error.into(),

@@ -26,9 +26,11 @@ pub(crate) fn run_node(plan: NodePlan, ConsoleLevel(console): ConsoleLevel) -> a
     let code = runtime.block_on(async {
         let console = Console::start(&log_store, console)?;
         let code = run_until_signal(plan, log_store, &console).await;
+        // The last lines are printed before the runtime ends, and with it the thread that prints them.
         console.finish().await;
         code
     });
+    // A call that hangs in the kernel must not keep noded from exiting.
     runtime.shutdown_timeout(FLUSH_TIMEOUT);
     code
 }
@@ -38,10 +40,12 @@ async fn run_until_signal(
     log_store: LogStore,
     console: &Console,
 ) -> anyhow::Result<ExitCode> {
+    // Registered before the start, so that no signal is lost during it.
     let mut signals = StopSignals::listen_without_hangup().context("can't listen for SIGTERM and SIGINT")?;
     let mut hangups = signal(SignalKind::hangup()).context("can't listen for SIGHUP")?;
     let node = NodeHandle::start(plan, Deps::new(log_store))?;
     let run = async {
+        // The root is ready when the control API serves.
         node.wait_ready("root").await;
         console.print_line(&format!("control socket at {}", node.control_socket().display()));
         notify_manager("READY=1");
@@ -53,6 +57,7 @@ async fn run_until_signal(
         () = run => {}
         () = signals.wait_for_stop() => {}
     }
+    // In a task: the shutdown starts even if the service manager does not read its message.
     let shutdown = tokio::spawn(node.shutdown());
     notify_manager("STOPPING=1");
     console.print_line("stopping; a second signal forces the exit, from 1 s on");
@@ -79,6 +84,7 @@ async fn reload(node: &NodeHandle) {
         Ok(_) => String::new(),
         Err(error) => error.describe(),
     };
+    // READY=1 ends the reload for the service manager. The status has the error, or clears the one before.
     notify_manager(&format!("READY=1\nSTATUS={status}"));
 }
 

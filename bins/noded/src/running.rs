@@ -24,13 +24,14 @@ pub(crate) fn compare_with_running(args: &NodeArgs) -> anyhow::Result<String> {
             (config, CheckConfigRequest { file: file.display().to_string(), text: Some(text) })
         }
     };
+    // The directory decides where the socket of the node is.
     if let Some(data) = &args.data {
         config.node.data.clone_from(data);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let difference = runtime.context("can't start the async runtime")?.block_on(async {
         let mut node = client::connect(&config.control_socket()).await?;
-        // The message of the node says what to do.
+        // The message of the node tells what to do.
         node.check_config(request).await.map_err(|status| anyhow!("{}", status.message()))
     })?;
     Ok(describe(difference.get_ref()))
