@@ -77,6 +77,7 @@ pub(crate) struct AgentFlags {
 /// Parses a time such as 90s, 5m, 2h or 7d.
 fn parse_time(text: &str) -> Result<Duration, String> {
     let error = || format!("invalid time {text:?}: use a number and s, m, h or d, such as 5m");
+    // The unit is the last character, which may have several bytes.
     let unit = text.char_indices().next_back().map(|(at, _)| at).unwrap_or_default();
     let (number, unit) = text.split_at(unit);
     let seconds = match unit {
@@ -86,6 +87,7 @@ fn parse_time(text: &str) -> Result<Duration, String> {
         "d" => 24 * 60 * 60,
         _ => return Err(error()),
     };
+    // `parse` alone would accept a sign.
     let count = number.parse::<u32>().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()));
     count.map(|count| Duration::from_secs(u64::from(count) * seconds)).ok_or_else(error)
 }
@@ -137,8 +139,10 @@ async fn run_check(flags: &AgentFlags) -> ExitCode {
 }
 
 async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {
+    // Registered first, so that no signal is lost during the start.
     let mut signals = StopSignals::listen().context("can't listen for SIGTERM and SIGINT")?;
     let hook = run::kill_hook()?;
+    // An address in use is an error of the start, and not of a task later on.
     let listener = run::bind_listener(flags.listen)?;
     let client = api_server::api_client(flags.kubeconfig.as_deref()).await?;
     let mut registry = Registry::default();
@@ -158,6 +162,7 @@ async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {
         {
             tracing::error!("{}", format_chain(&*error));
         }
+        // The warning does not end the wait for a signal.
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -180,6 +185,7 @@ async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {
 }
 
 fn serve_http(listener: TcpListener, router: Router) -> Result<()> {
+    // tokio requires a non-blocking socket, as `bind_listener` creates it.
     let listener = tokio::net::TcpListener::from_std(listener).context("can't listen on the HTTP socket")?;
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
@@ -204,6 +210,7 @@ fn build_router(agent: Agent, registry: Registry) -> Router {
             (AgentState::Starting, None) => {
                 (StatusCode::SERVICE_UNAVAILABLE, "waiting for the Lease\n".to_owned())
             }
+            // A standby is ready: there is nothing else that it waits for.
             (AgentState::Standby, None) => (StatusCode::OK, "ready: another agent leads\n".to_owned()),
             (AgentState::Leading, None) => (StatusCode::OK, "ready: leading\n".to_owned()),
         }

@@ -46,6 +46,7 @@ pub(crate) async fn api_client(kubeconfig: Option<&Path>) -> Result<Client, ApiC
     };
     // A dead peer never answers; without this, a list would block forever.
     config.read_timeout = Some(READ_TIMEOUT);
+    // Each request starts the time again: a connection that was idle before is not a dead one.
     config.reset_reader_on_write = true;
     Client::try_from(config).map_err(ApiClientError::Create)
 }

@@ -59,6 +59,7 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
     let mut findings = vec![CheckFinding::from_result(
         config.node_name().map(|node| format!("this is node {node}")).map_err(Into::into),
     )];
+    // A running instance holds the directory and the address: then their use is no problem.
     let is_running = host::is_served_by_provisionerd(config.listen);
     findings.extend(host::check_directory(&config, is_running));
     if config.csi {

@@ -176,6 +176,7 @@ impl ConfigFlags {
         config.node = node.or(config.node);
         config.directory = directory.unwrap_or(config.directory);
         config.kubelet = kubelet.unwrap_or(config.kubelet);
+        // The flag can disable the plugin, but not enable one that the file disables.
         config.csi = config.csi && !no_csi;
         config.listen = listen.unwrap_or(config.listen);
         config.kubeconfig = kubeconfig.or(config.kubeconfig);
@@ -201,11 +202,12 @@ impl DaemonConfig {
                 return Err(ConfigError::RelativePath { key, path: path.clone() });
             }
         }
+        // Only checked here, so that an invalid ratio is an error of the configuration.
         self.capacity_policy()?;
         Ok(self)
     }
 
-    /// How much of the file system may be promised to volumes.
+    /// The share of the file system that may be promised to volumes.
     pub(crate) fn capacity_policy(&self) -> Result<CapacityPolicy, ConfigError> {
         self.capacity.policy().map_err(ConfigError::CapacityRatio)
     }
@@ -222,6 +224,7 @@ impl DaemonConfig {
             None => {
                 let uname = rustix::system::uname();
                 let host = uname.nodename().to_string_lossy();
+                // The kubelet, too, registers the hostname in lower case.
                 NodeName::try_new(host.to_lowercase()).map_err(ConfigError::InvalidNodeName)
             }
         }

@@ -48,6 +48,7 @@ fn kernel_error(source: io::Error) -> Error {
 }
 
 fn project_id(dir: BorrowedFd<'_>) -> Result<ProjectId, Error> {
+    // The inode of the directory stands for the project that the kernel would assign.
     let stat = rustix::fs::fstat(dir).map_err(|errno| kernel_error(errno.into()))?;
     let number = u32::try_from(stat.st_ino & 0x7fff_ffff).ok().and_then(ProjectId::new);
     number.ok_or_else(|| kernel_error(io::ErrorKind::InvalidData.into()))

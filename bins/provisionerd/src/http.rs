@@ -89,6 +89,7 @@ fn build_router(state: HttpState) -> Router {
 
 impl Runnable for HttpServer {
     fn run(&self, ctx: Context) -> RunFuture {
+        // A clone for each incarnation, so that the socket stays bound over restarts.
         let (listener, router) = (self.listener.try_clone(), build_router(self.state.clone()));
         Box::pin(async move {
             let listener = listener.map_err(HttpError::Listen)?;
@@ -97,6 +98,7 @@ impl Runnable for HttpServer {
             let token = ctx.cancellation_token();
             let served =
                 axum::serve(listener, router).with_graceful_shutdown(async move { token.cancelled().await });
+            // The connections end by the token, in tasks of their own that are not waited for.
             tokio::select! {
                 served = served => served.map_err(HttpError::Serve)?,
                 _ = ctx.canceled() => {}

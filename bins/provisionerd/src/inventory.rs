@@ -64,7 +64,7 @@ pub(crate) enum RowState {
     Orphan,
     /// The PersistentVolume is of another node.
     OtherNode,
-    /// Its directory is missing.
+    /// The directory of the volume is missing.
     Missing,
     /// The API server could not be asked.
     Unknown,
@@ -103,6 +103,7 @@ impl NodeInventory {
                 let known = read_known(&recovery, &ids).await;
                 (Some(recovery), known)
             }
+            // Without the API server, the directory is shown all the same.
             Err(error) => (None, Err(error)),
         };
         let (owners, ready) = match known {
@@ -171,6 +172,7 @@ impl NodeInventory {
     pub(crate) fn store_action(&self, owners: &VolumeOwners) -> StoreAction {
         let found = self.store.clone().map_or(StoreIdentity::Absent, StoreIdentity::Present);
         let present = self.stored.keys().cloned().collect();
+        // The decision is that of `run`.
         match plan_store(&self.identity, &found, &present, owners.volumes.values()) {
             StoreAction::CreateIdentity => {
                 let (present, ready) = &self.snapshots;

@@ -9,8 +9,7 @@ use nodekeel_provisioner::{StepHook, StepMoment, VolumeStep};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// The moments to kill at, separated by commas: each by its name, as in `Before RenameIntoPlace`, or by its
-/// number, counted from
-/// 1. Every step has two moments, before and after it. The first one reached kills.
+/// number, counted from 1. Every step has two moments, before and after it. The first one reached kills.
 const KILL_VARIABLE: &str = "PROVISIONERD_KILL_AT";
 
 /// The killing hook, if the environment configures it.
@@ -33,6 +32,7 @@ pub(crate) fn kill_hook() -> Result<Option<Arc<dyn StepHook>>> {
         if wanted.iter().any(is_now) {
             // Directly to stderr: the log would not be flushed.
             eprintln!("killed at {number}: {}", moment_name(moment, step));
+            // SIGKILL can't be blocked: the call does not return.
             let _ = kill_process(getpid(), Signal::KILL);
         }
     };

@@ -20,6 +20,7 @@ pub(crate) fn init_logging(log: &LogConfig) -> Result<()> {
     // kube logs every failed call, which this program reports once.
     let filter = EnvFilter::try_new(format!("kube_client::client::builder=off,{}", log.level))
         .with_context(|| format!("can't parse log level {:?}", log.level))?;
+    // Collectors of logs would store the color codes.
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     let layer = match log.format {
         LogFormat::Compact => lines.compact().boxed(),

@@ -45,6 +45,7 @@ use crate::run::StartError;
 use crate::volumes::VolumesError;
 
 fn main() -> ExitCode {
+    // First, since the allocator must be configured before a thread is started.
     sys::limit_free_memory();
     let cli = Cli::parse();
     if cli.print_config {

@@ -33,6 +33,7 @@ impl DaemonMetrics {
         let meter = PrometheusMetrics::register_in(&mut registry);
         let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("provisionerd_build", "Build information", version);
+        // A family can be cleared, and so be absent from the text. A gauge always has a value.
         let (volumes, store_served, erasing_bytes) = (Family::default(), Family::default(), Gauge::default());
         registry.register("provisionerd_volumes", "Volumes in the directory", Family::clone(&volumes));
         registry.register(

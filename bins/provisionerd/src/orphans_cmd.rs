@@ -102,6 +102,7 @@ async fn act_on_orphans(
     for id in ids {
         match act_on_orphan(config, &inventory, task, &id).await {
             Ok(done) => text += &format!("{done}\n"),
+            // A failure does not keep the other volumes from being handled.
             Err(error) => failed.push(format_chain(&*error)),
         }
     }
@@ -132,6 +133,7 @@ async fn act_on_orphan(
     let orphan = OrphanVolume { store, id: id.clone(), kind, usage };
     match task {
         OrphanTask::Remove => {
+            // The command only asks for it: the provisioner checks again whether the volume is needed.
             recovery.remove_volume(&orphan).await?;
             wait_removed(config, id).await?;
             Ok(format!("removed volume {id}"))
@@ -151,6 +153,7 @@ async fn wait_removed(config: &DaemonConfig, id: &VolumeId) -> Result<()> {
     let Some(volume) = volumes.get_opt(id.as_str()).await.context("can't read the PersistentVolume")? else {
         return Ok(());
     };
+    // An object of the same name that is created later has another UID.
     let uid = volume.metadata.uid.unwrap_or_default();
     let removed = await_condition(volumes, id.as_str(), conditions::is_deleted(&uid));
     match tokio::time::timeout(REMOVAL_TIMEOUT, removed).await {

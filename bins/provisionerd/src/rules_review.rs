@@ -15,6 +15,7 @@ pub(crate) async fn find_unlisted(client: &Client, needed: Vec<ScopedPermission>
         ..SelfSubjectRulesReview::default()
     };
     let reviewed = Api::all(client.clone()).create(&PostParams::default(), &review).await;
+    // Without an answer nothing is listed, and the caller asks for each permission.
     let status = reviewed.ok().and_then(|review: SelfSubjectRulesReview| review.status);
     let rules = status.map(|status| status.resource_rules).unwrap_or_default();
     needed.into_iter().filter(|needed| !is_listed(&rules, needed.permission)).collect()
@@ -27,6 +28,7 @@ fn is_listed(rules: &[ResourceRule], permission: ApiPermission) -> bool {
         has(rule.api_groups.as_deref().unwrap_or_default(), permission.group)
             && has(rule.resources.as_deref().unwrap_or_default(), permission.resource)
             && has(&rule.verbs, permission.verb)
+            // A rule for named objects does not grant the permission for all.
             && rule.resource_names.as_deref().unwrap_or_default().is_empty()
     })
 }

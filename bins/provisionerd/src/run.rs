@@ -66,9 +66,12 @@ fn raise_open_files() {
 }
 
 async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
+    // Registered first, so that no signal is lost during the start.
     let mut signals = StopSignals::listen().context("can't listen for SIGTERM and SIGINT")?;
+    // All that can fail is opened before the tree starts.
     let parts = DaemonParts::assemble(config).await?;
     let (not_ready_sender, not_ready) = watch::channel(vec!["the start".to_owned()]);
+    // In a task: an API server that does not answer must not delay the start.
     tokio::spawn(log_findings(config.clone(), parts.client.clone()));
     let supervisor = Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready)));
     let watching = tokio::spawn(track_readiness(Arc::clone(&supervisor), not_ready_sender));
@@ -76,6 +79,7 @@ async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
     signals.wait_for_stop().await;
     tracing::info!("shutting down; a second signal forces the exit");
     let code = shut_down(&supervisor, &mut signals).await;
+    // The task owns the supervisor, and would not end by itself.
     watching.abort();
     Ok(code)
 }
@@ -130,6 +134,7 @@ impl DaemonParts {
     async fn assemble(config: &DaemonConfig) -> Result<Self> {
         let node = config.node_name()?;
         let hook = kill_hook()?;
+        // A second instance on this address fails here, before it opens the store.
         let listener = bind_listener(config.listen)?;
         let identity = config.provisioner_identity(node.clone());
         let (store, client) = open_store(config, &identity, hook.clone()).await?;
@@ -184,6 +189,8 @@ async fn open_store(
     hook: Option<Arc<dyn StepHook>>,
 ) -> Result<(Arc<DirStore>, kube::Client)> {
     let options = volumes::store_options(config, hook)?;
+    // Both are opened before a decision: an absent disk is tolerated only if the API server knows volumes of this
+    // node.
     let (opened, client) = (
         volumes::open_store(config, options.clone()),
         api_server::api_client(config.kubeconfig.as_deref()).await,
@@ -260,6 +267,7 @@ async fn track_readiness(supervisor: Arc<Supervisor>, not_ready: watch::Sender<V
             *old = names;
             is_new
         });
+        // The watch was started before the snapshot, so that no change in between is missed.
         if changes.changed().await.is_err() {
             return;
         }
@@ -269,6 +277,7 @@ async fn track_readiness(supervisor: Arc<Supervisor>, not_ready: watch::Sender<V
 pub(crate) fn bind_listener(address: SocketAddr) -> Result<TcpListener, StartError> {
     let bind = || {
         let listener = TcpListener::bind(address)?;
+        // tokio requires it of a socket that it takes over.
         listener.set_nonblocking(true)?;
         Ok(listener)
     };

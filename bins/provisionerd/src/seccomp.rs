@@ -12,7 +12,7 @@ use crate::print_stdout;
 /// The profile, as containerd and runc read it.
 const PROFILE: &str = include_str!("../../../deploy/seccomp/nodekeel-limits.json");
 
-/// Its name in the kubelet's directory, which pods name in `localhostProfile`.
+/// The name of the profile in the kubelet's directory, which pods name in `localhostProfile`.
 const PROFILE_NAME: &str = "nodekeel-limits.json";
 
 /// The directory that the kubelet reads profiles from. *Source:* Kubernetes, "Restrict a Container's Syscalls

@@ -96,6 +96,7 @@ async fn replace_store(config: &DaemonConfig, lost: &StoreId) -> Result<ExitCode
     // A directory that can't be read is not the store.
     let found =
         Dir::open(&config.directory).ok().and_then(|dir| DirStore::read_identity(&dir).ok().flatten());
+    // The disk is here: the id is that of another store, or nothing is lost.
     if found.as_ref() == Some(lost) {
         bail!("can't declare store {lost} lost: it is in {}", config.directory.display());
     }

@@ -27,7 +27,7 @@ pub(crate) struct VolumesFlags {
 struct VolumeList<'a> {
     directory: &'a str,
     store: Option<&'a str>,
-    /// Why the API server could not be asked.
+    /// The reason why the API server could not be asked.
     api_error: Option<String>,
     volumes: &'a [VolumeRow],
 }
@@ -83,6 +83,7 @@ pub(crate) fn format_table(rows: &[VolumeRow]) -> String {
 fn row_cells(row: &VolumeRow) -> [String; 10] {
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let is_stored = row.state != RowState::Missing;
+    // The limit of a missing volume is unknown, and not "none".
     let limit = row.limit_bytes.map_or_else(|| if is_stored { "none" } else { "-" }.to_owned(), format_bytes);
     let mounts = match row.mounts.len() {
         0 => "-".to_owned(),

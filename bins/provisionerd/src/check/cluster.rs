@@ -31,11 +31,13 @@ pub(super) async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding>
             ))];
             findings.push(permissions::check_each_permission(&client).await);
             findings.extend(check_api_objects(config, &client).await);
+            // An invalid name of the node is a finding of its own.
             if let Ok(node) = config.node_name() {
                 findings.push(check_store(config, node, &client).await);
             }
             findings
         }
+        // Without an answer, all further checks would fail for the same reason.
         Err(error) => {
             let what = "can't call the API server: check that it is up, and that the kubeconfig (or the service account) is valid";
             vec![CheckFinding::Failure(anyhow!(error).context(what))]
@@ -101,6 +103,7 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
     let found = async {
         let base = Dir::open(&config.directory)?;
         let found = DirStore::read_identity(&base)?.map_or(StoreIdentity::Absent, StoreIdentity::Present);
+        // A new directory has no volumes yet.
         let volumes = base.open_dir("volumes").and_then(|volumes| volumes.list()).unwrap_or_default();
         let present: BTreeSet<VolumeId> =
             volumes.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect();
@@ -108,7 +111,9 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
         let identity = config.provisioner_identity(node);
         let required = objects.items.iter().filter_map(|object| required_volume(&identity, object));
         let missing = required.filter(|id| !present.contains(id)).count();
+        // The decision is that of `run`, from the same facts.
         let action = match plan_store(&identity, &found, &present, &objects.items) {
+            // Only a new store depends on snapshots, too.
             StoreAction::CreateIdentity => {
                 let present = DirStore::list_stored_snapshots(&base)?.into_iter().collect();
                 let recovery = VolumeRecovery::new(client.clone(), identity.clone(), None);

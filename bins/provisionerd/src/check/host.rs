@@ -66,6 +66,7 @@ fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = CheckFinding> {
 }
 
 fn check_writable(base: &Dir) -> CheckFinding {
+    // AT_EACCESS asks for the effective user, who would write.
     let write =
         rustix::fs::accessat(base.as_fd(), ".", rustix::fs::Access::WRITE_OK, rustix::fs::AtFlags::EACCESS);
     CheckFinding::from_result(
@@ -80,6 +81,7 @@ pub(super) fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
         .into_iter()
         .map(|below| check_kubelet_dir(&config.kubelet, below))
         .collect();
+    // Without the directories, the further checks would fail as well.
     if findings.iter().any(CheckFinding::is_failure) {
         return findings;
     }
@@ -100,6 +102,7 @@ pub(super) fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
 
 fn check_kubelet_dir(kubelet: &Path, below: &str) -> CheckFinding {
     let path = kubelet.join(below);
+    // A symbolic link is not followed, and so is no directory here.
     let found = fs::symlink_metadata(&path).with_context(|| {
         format!("can't find {}: start the kubelet, or set --kubelet to its --root-dir", path.display())
     });
@@ -184,6 +187,7 @@ pub(super) fn is_served_by_provisionerd(address: SocketAddr) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;
         stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
+        // One request needs no HTTP client.
         stream.write_all(
             format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
         )?;

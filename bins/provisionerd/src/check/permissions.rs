@@ -42,6 +42,7 @@ pub(crate) async fn check_scoped_permissions(
         match is_allowed(client, &right).await {
             Ok(true) => {}
             Ok(false) => missing.push(right.permission),
+            // If the API server does not answer for one, it hardly does for the others.
             Err(error) => {
                 return CheckFinding::Failure(error.context("can't query permissions at the API server"));
             }
@@ -55,6 +56,7 @@ pub(crate) async fn check_scoped_permissions(
 }
 
 fn missing_permissions(missing: &[ApiPermission], manifest: &str) -> anyhow::Error {
+    // Neighbors in the list that concern one resource are reported together.
     let of_a_kind = missing.chunk_by(|a, b| (a.group, a.resource) == (b.group, b.resource));
     let kinds = of_a_kind.map(|rights| {
         let verbs: Vec<_> = rights.iter().map(|right| right.verb).collect();
@@ -83,6 +85,7 @@ async fn is_allowed(client: &Client, right: &ScopedPermission) -> Result<bool> {
     let spec =
         SelfSubjectAccessReviewSpec { resource_attributes: Some(resource_attributes), ..Default::default() };
     let review = SelfSubjectAccessReview { spec, ..Default::default() };
+    // The API server answers a review at its creation, and does not store it.
     let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
     Ok(answer.status.is_some_and(|status| status.allowed))
 }
