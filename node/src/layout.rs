@@ -20,8 +20,8 @@
 //! ```
 //!
 //! This is the only layout of a node. A crate declares the directories in which it keeps files ([`EtcdLayout`],
-//! [`LocalNamesDir`], [`ContainerdDataDir`]), and this layout is composed of them. What is outside of the volume is
-//! placed before anything runs; what is on it, when root.storage has opened it. The plan places the same layouts in
+//! [`LocalNamesDir`], [`ContainerdDataDir`]), and this layout is composed of them. Entries outside of the volume are
+//! placed before anything runs; those on it, when root.storage has opened it. The plan places the same layouts in
 //! memory, and so knows their paths before anything is created.
 
 use std::path::Path;
@@ -96,7 +96,7 @@ nodekeel_localstorage::layout! {
     pub(crate) struct MemoryClusterDir {
         /// The enrolment: ticket and step journal.
         pub(crate) state: LayoutDir = "state", 0o700;
-        /// Its data volume.
+        /// The data volume of the cluster.
         pub(crate) volume: LayoutDir = "volume", 0o700;
         /// Names of this machine.
         pub(crate) names: LocalNamesDir = "names", 0o755;
@@ -121,7 +121,7 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// The name of the directory of what the node needs before its volume is open, as the layout declares it.
+/// The name of the directory with the files that the node needs before its volume is open, as the layout declares it.
 pub(crate) const ESP_DIR: &str = "esp";
 
 /// The name of the data volume's mount point, as the layout declares it.

@@ -218,7 +218,7 @@ impl NodeHandle {
     pub async fn shutdown(self) -> ShutdownReport {
         let supervisor = self.shared.running.supervisor.get().expect("only drop removes the supervisor");
         let report = supervisor.shutdown().await;
-        // Its last users may be dropped a moment later.
+        // The last users of the data directory may be dropped a moment later: the lock does not wait for them.
         self.shared.running.release_data();
         report
     }

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A runnable with data declares where they are: [`PlannedService::layout`] on the data volume of the node, which survives
-//! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. What is on the volume is built when the
-//! volume is open, at each start ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts after it.
+//! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. A runnable on the volume is built when
+//! the volume is open, at each start ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts after it.
 
 mod additions;
 mod list;
@@ -69,7 +69,7 @@ pub trait Part: Send + Sync + 'static {
         vec![DependencyEntry::of_part(self, config)]
     }
 
-    /// Adds to the plan what it runs, and reports what is missing or in use.
+    /// Adds the runnables of the part to the plan, and reports requirements that are missing or in use.
     fn plan(&self, planner: &mut PartPlanner<'_>);
 }
 

@@ -66,7 +66,7 @@ pub(crate) enum SourceError {
 }
 
 impl PlanSource {
-    /// Parses a configuration and plans the node. What the plan that `running` runs uses itself is free.
+    /// Parses a configuration and plans the node. Addresses that `running` uses itself are free.
     pub(crate) fn plan_text(
         self,
         file: &Path,

@@ -141,7 +141,7 @@ impl RunningNode {
         (self.answer_config)(request)
     }
 
-    /// Sets what is not well since the last reload, or that nothing is.
+    /// Sets the warning about the last reload, or clears it.
     pub(crate) fn set_refused_reload(&self, condition: Option<HealthCondition>) {
         *self.refused_reload.lock().unwrap_or_else(PoisonError::into_inner) = condition;
     }

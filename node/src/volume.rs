@@ -1,4 +1,4 @@
-//! The node's data volume: root.storage opens it, and what is on it runs while it is open.
+//! The node's data volume: root.storage opens it, and the runnables on it run while it is open.
 //!
 //! ```text
 //!  root.storage   open ──▶ ready ─────────────▶ canceled ──▶ closing ──▶ released ──▶ unmounted
@@ -127,7 +127,7 @@ impl NodeVolume {
 
     /// Restarts a user of the volume: it waits for root.storage then.
     pub(crate) fn restart_user(&self, dn: &str) {
-        // It fails only in a shutdown, which stops the user.
+        // The restart fails only in a shutdown, which stops the user.
         let _ = self.supervisor.with(|supervisor| supervisor.restart_runnable(dn));
     }
 
@@ -160,7 +160,7 @@ impl CloseOnDrop {
         let Some(open) = self.0.start_close() else { return };
         open.users.wait().await;
         let dns = std::mem::take(&mut *open.dns.lock().unwrap_or_else(PoisonError::into_inner));
-        // What a user runs below it may take longer to stop.
+        // Runnables below a user may take longer to stop.
         // The watch is taken before the snapshot: a change between the two ends the next wait at once.
         let watch = |supervisor: &Supervisor| (supervisor.watch_changes(), supervisor.snapshot());
         while let Some((mut changes, tree)) = self.0.supervisor.with(watch) {

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints what the command has printed before it failed, too.
+/// Runs the command. The output of a command that fails is printed, too.
 async fn call_node(
     command: NodeCommand,
     mut api: ApiClient,

@@ -109,7 +109,7 @@ impl DaemonMetrics {
         self.node_label.set(is_right.into());
     }
 
-    /// Sets whether the volumes are served, and their number; what is unknown is absent.
+    /// Sets whether the volumes are served, and their number; an unknown value is absent.
     pub(crate) fn set_volumes(&self, is_served: Option<bool>, count: Option<usize>) {
         self.store_served.clear();
         if let Some(is_served) = is_served {

@@ -17,7 +17,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::data::{self, DataError, check_writable};
 
-/// The path of a socket of the node, and what it is.
+/// The path of a socket of the node, and its purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SocketPath {
     path: PathBuf,

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature: the node is healthy, or it is not")]
 pub enum ConditionSeverity {
-    /// The node does not do now what it is configured to do: it is not healthy.
+    /// The node does not do all that it is configured to do: it is not healthy.
     Problem,
     /// The node will have a problem if nothing is done. It is healthy.
     Warning,

@@ -61,7 +61,7 @@ impl DiskWatch {
             let _held = guard;
             measure_disks(&paths)
         });
-        // It fails only while the runtime shuts down.
+        // The thread fails only while the runtime shuts down.
         measured.await.unwrap_or_default()
     }
 }

@@ -79,9 +79,9 @@ impl From<SourceError> for ReloadError {
 }
 
 impl NodeHandle {
-    /// Reads the file of the configuration again, and applies what differs: starts what is new, restarts what has
-    /// changed, stops what is gone, dependents first, and leaves the rest as it is. Returns what it has changed, when all of
-    /// it has stopped and is about to start. It applies the whole file, or nothing. The log has the result.
+    /// Reads the file of the configuration again, and applies the differences: starts new runnables, restarts
+    /// changed ones, stops removed ones, dependents first, and leaves the rest as it is. Returns the changes when all
+    /// of them have stopped and are about to start. It applies the whole file, or nothing. The log has the result.
     ///
     /// # Errors
     /// See [`ReloadError`].
@@ -106,7 +106,7 @@ pub(super) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifferenc
             .set_refused_reload(result.as_ref().err().and_then(|error| refusal_condition(&state, error)));
         result
     });
-    // It ends early only with the runtime.
+    // The task ends early only with the runtime.
     reload.await.unwrap_or(Err(ReloadError::Stopping))
 }
 
@@ -195,7 +195,7 @@ fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) 
     let PreparedParts { runnables: prepared, additions } = prepared;
     let running = state.plan();
     let mut tree = state.tree.lock();
-    // What the program added besides the plan stays.
+    // The runnables that the program added besides the plan stay.
     tree.retain(|(dn, _)| {
         let was_planned = running.active_service(dn).is_some();
         !was_planned || plan.active_service(dn).is_some() && prepared.iter().all(|(changed, _)| changed != dn)

@@ -235,15 +235,15 @@ impl<'a> PartPlanner<'a> {
     }
 }
 
-/// The DNs to wait for, for what a runnable depends on, in the order in which they become ready: a planned runnable,
-/// one and what it runs below it, or, if only the name is shared, all that is planned below the name.
+/// The DNs to wait for instead of a dependency, in the order in which they become ready: a planned runnable, one and
+/// the runnable below it, or, if only the name is shared, all planned runnables below the name.
 fn find_dependency(planned: &[String], own: &str, dn: &str) -> Vec<String> {
     let others = || planned.iter().filter(|other| *other != own);
     // The second case is a runnable that starts the other one itself, below its own DN.
     if planned.iter().any(|other| other == dn) || is_descendant(dn, own) {
         vec![dn.to_owned()]
     } else if let Some(above) = others().find(|other| is_descendant(dn, other)) {
-        // What runs below it may be done, and then it no longer orders the stop.
+        // A runnable below another may be done, and then it no longer orders the stop: both are waited for.
         vec![above.clone(), dn.to_owned()]
     } else {
         // Only the name is shared, as that of the services: the runnable waits for all of them.

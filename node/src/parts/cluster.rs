@@ -55,7 +55,7 @@ impl Part for ClusterPart {
     }
 
     fn sections(&self) -> Vec<ConfigSection> {
-        // Its etcd has the ports of the part without a cluster, which a program may have removed.
+        // The cluster's etcd has the ports of the part without a cluster, which a program may have removed.
         vec![ConfigSection::field("cluster"), ConfigSection::field("services.etcd")]
     }
 
@@ -212,7 +212,7 @@ impl PlannedRunnable for ClusterPlan {
         } else {
             self.prepare_on_volume(node)?
         };
-        // It needs its address until it has stopped.
+        // The cluster needs its address until it has stopped.
         Ok(prepared.stop_before("root.network"))
     }
 }

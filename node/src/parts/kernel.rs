@@ -89,7 +89,7 @@ impl fmt::Display for KernelLogPlan {
 
 impl PlannedRunnable for KernelLogPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        // It outlives the runnable, so that no record is stored twice.
+        // The position outlives the runnable, so that no record is stored twice.
         let position = node.extensions().get_or_insert_default::<KmsgPosition>().clone();
         Ok(PreparedRunnable::new(copy_kernel_log(node.log_store().clone(), position)))
     }

@@ -104,7 +104,7 @@ fn dependents_stop_before_what_they_depend_on() {
 }
 
 proptest! {
-    /// Any two configurations: what the difference says leads from the one to the other, and back.
+    /// Any two configurations: their difference leads from the one to the other, and back.
     #[test]
     fn a_difference_leads_to_the_new_plan_and_back(old in configuration(), new in configuration()) {
         let (old, new) = (plan(&old), plan(&new));

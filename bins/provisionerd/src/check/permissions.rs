@@ -42,7 +42,7 @@ pub(crate) async fn check_scoped_permissions(
         match is_allowed(client, &right).await {
             Ok(true) => {}
             Ok(false) => missing.push(right.permission),
-            // If the API server does not answer for one, it hardly does for the others.
+            // An API server that does not answer for one permission hardly answers for the others.
             Err(error) => {
                 return CheckFinding::Failure(error.context("can't query permissions at the API server"));
             }

@@ -148,7 +148,7 @@ impl ImageReserve {
         let counted = count_images(&quota, &dir).map_err(failed)?;
         let visible_at = disk_directory(root);
         if visible_at == root {
-            // Its limit would hide the disk.
+            // On its own mount point, the limit of the root would hide the disk: it is lifted for the measurement.
             quota.set_limits(dir.as_fd(), byte_limit(LimitChange::Unlimited)).map_err(failed)?;
         }
         let disk = read_disk(visible_at)?;
@@ -201,8 +201,8 @@ fn read_disk(path: &Path) -> Result<DiskBytes, ReserveError> {
     Ok(DiskBytes { all: bytes(disk.blocks()), free: bytes(disk.blocks_free()) })
 }
 
-/// The bytes that images may have: what they have now, and what is free above the reserve; or less, if others on the disk
-/// have less now than they will have at least.
+/// The bytes that images may have: those that they have now, and the free ones above the reserve; or less, if others on
+/// the disk have less now than they will have at least.
 fn image_limit(disk: DiskBytes, images: u64, reserve: DiskReserve, min_others: u64) -> u64 {
     // Others get at least their minimum: an etcd that has not allocated its files yet must not be crowded out.
     let others = disk.all.saturating_sub(disk.free).saturating_sub(images).max(min_others);
@@ -269,7 +269,7 @@ mod tests {
         // etcd has not allocated its first segments yet.
         assert_eq!(limit(690, 0), 472);
         assert_eq!(limit(572, 0), 472);
-        // What images use is theirs; what others use is not.
+        // Images keep the bytes that they use, and do not get those of others.
         assert_eq!(limit(400, 172), 472);
         assert_eq!(limit(100, 472), 472);
         assert_eq!(limit(300, 100), 300);

@@ -39,7 +39,7 @@ pub(crate) async fn wait_for_kubelet(kubelet: &Path, ctx: &Context) -> Result<()
     while let Some(missing) = missing_directory(kubelet) {
         // The directory was removed after it was found: the next round finds one above it.
         let Some(change) = DirectoryWatch::new(nearest_directory(&missing))? else { continue };
-        // What was created before the watch began is seen here, and everything else by the watch.
+        // This look finds directories that were created before the watch began, and the watch reports later ones.
         if missing_directory(kubelet).as_ref() == Some(&missing) && nearest_directory(&missing) == change.path
         {
             ctx.signal_not_ready(format!(

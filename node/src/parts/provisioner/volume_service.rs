@@ -62,7 +62,7 @@ pub(super) struct ServiceReports {
 }
 
 impl VolumeService {
-    /// Opens the existing directory, and resumes what a killed instance has started.
+    /// Opens the existing directory, and resumes the work of a killed instance.
     pub(crate) fn open(
         plan: ProvisionerPlan,
         reports: ServiceReports,
@@ -143,7 +143,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     // The client comes first: a kubeconfig that is invalid by now is reported without a wait for the kubelet.
     let client = new_client(&plan.kubeconfig).await?;
     if let Some(kubelet) = &plan.kubelet {
-        // It may be a service of this node. What the plugin creates must be in the directory that the kubelet uses.
+        // The kubelet may be a service of this node. The plugin needs the directories that the kubelet creates.
         wait_for_kubelet(kubelet, &ctx).await?;
     }
     let plugin = volumes.csi_plugin()?;

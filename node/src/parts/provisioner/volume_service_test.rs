@@ -41,7 +41,7 @@ fn open_service(scratch: &Path) -> VolumeService {
     VolumeService::open(plan, reports, move || crate::data::open_directory(&directory)).expect("opened")
 }
 
-/// What the kubelet asks the plugin for, by the mounter and the store that noded gives to it.
+/// Publishes a block volume as the kubelet asks the plugin to, by noded's mounter and store.
 fn publish_block_volume(scratch: &Path) {
     let service = open_service(scratch);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

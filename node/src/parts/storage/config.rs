@@ -21,7 +21,7 @@ pub struct StorageConfig {
     pub partition_type: Option<String>,
     /// The GPT label of the partition. Default: any.
     pub partition_label: Option<String>,
-    /// The encryption of the disk's blocks. A volume keeps what it was created with.
+    /// The encryption of the disk's blocks. A volume keeps that of its creation.
     pub encryption: Option<EncryptionMode>,
     /// Which keys open it.
     pub keys: Option<KeyPolicy>,

@@ -1,4 +1,4 @@
-//! Decides what to do with a disk, by what it has and what this node has had.
+//! Decides the step with a disk by its contents, and by the volume that this node has had.
 
 use std::path::Path;
 
@@ -51,7 +51,7 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
     let is_expected = match &report.volume {
         DiskFinding::Plain => expected.encryption.is_none(),
         DiskFinding::Encrypted { encryption, .. } => expected.encryption == Some(*encryption),
-        // What an interrupted creation has left may have no name yet: the creation knows it, by its journal.
+        // The remains of an interrupted creation may have no name yet: the creation knows them by its journal.
         _ => return record.map_or(Ok(DiskStep::Create), |(_, record)| lost(record)),
     };
     match record {
@@ -169,7 +169,7 @@ mod tests {
         assert!(matches!(decide_step(&other, expected), Err(StorageError::Occupied { .. })));
         let again = Expectation { erase_permit: token.as_deref(), ..expected };
         assert!(matches!(decide_step(&other, again), Ok(DiskStep::Erase)));
-        // What the erasure has left resumes.
+        // A volume in the place of the erased contents opens, or its creation resumes.
         assert!(matches!(decide_step(&new, expected), Ok(DiskStep::Open)));
         assert!(matches!(decide_step(&report_of(b""), expected), Ok(DiskStep::Create)));
     }

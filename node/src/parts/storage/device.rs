@@ -167,7 +167,7 @@ impl DeviceOpener {
     ) -> Result<OpenedVolume, StorageError> {
         match step {
             DiskStep::Open => match self.mount_existing(volume, secret) {
-                // It was cut off before its last step, and has no data.
+                // The creation was cut off before its last step: the volume has no data.
                 Err(VolumeError::Unfinished { .. }) => self.create(volume, ErasePolicy::Nothing),
                 opened => opened.map_err(StorageError::Open),
             },
@@ -289,7 +289,7 @@ impl DeviceOpener {
             mounter: Arc::new(OsMounter),
             cryptsetup: Arc::new(CryptsetupProgram::new(&self.programs.cryptsetup)),
         });
-        // It has the volume, too: neither would ever be dropped, nor what they have open on the ESP.
+        // `VolumeUnlock` owns the volume, too: in a cycle neither would be dropped, nor their open files on the ESP.
         let unlock = Arc::downgrade(&self.unlock);
         let report = move |wipe| {
             if let Some(unlock) = unlock.upgrade() {

@@ -175,7 +175,7 @@ impl VolumeKeys {
         let _busy = self.busy.lock().await;
         let volume = self.require_volume()?;
         run_blocking(move || volume.confirm_secret(&UnlockSecret::Recovery(passphrase))).await?;
-        // It may be what the temporary slot has waited for.
+        // The temporary slot may have waited for this confirmation.
         self.unsettled.notify_one();
         Ok(())
     }

@@ -32,12 +32,12 @@ impl VolumeRecord {
         Self { disk_bytes, file_system, given_up: None }
     }
 
-    /// The record of a node whose operator gave up what a disk has.
+    /// The record of a node whose operator gave up the contents of a disk.
     pub(super) fn of_given_up(report: &DiskReport) -> Self {
         Self { given_up: contents_mark(report), ..Self::default() }
     }
 
-    /// Returns whether the disk has what the operator gave up: its erasure has failed before it wrote anything.
+    /// Returns whether the disk has the contents that the operator gave up: the erasure failed before it wrote.
     pub(super) fn gives_up(self, report: &DiskReport) -> bool {
         self.given_up.is_some() && self.given_up == contents_mark(report)
     }

@@ -1,4 +1,4 @@
-//! root.storage: opens the volume, waits for a key where it has to, and closes it when what is on it has stopped.
+//! root.storage: opens the volume, waits for a key where it has to, and closes it when its users have stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const BUSY_TIME: Duration = Duration::from_secs(1);
 /// the last file on it is closed: umount2(2) answers `EBUSY` until then, or detaches it from every later use.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Opens the volume, and closes it when what is on it has stopped.
+/// Opens the volume, and closes it when the runnables on it have stopped.
 #[derive(Clone)]
 pub(super) struct StorageService {
     pub(super) opener: VolumeOpener,
@@ -48,7 +48,7 @@ impl StorageService {
     async fn run_storage(self, ctx: Context) -> Result<(), Failure> {
         let unlock = &*self.unlock;
         let mut closed = ClosedOnDrop { unlock, status: UnlockStatus::default() };
-        // Why the attempt before has failed, and what erases the disk, is known until this one ends.
+        // The error of the attempt before, with its token to erase the disk, stays visible until this attempt ends.
         if !matches!(unlock.status(), UnlockStatus::Closed { error: Some(_), .. }) {
             unlock.set_status(UnlockStatus::Opening { wipe: None });
         }
@@ -78,7 +78,7 @@ impl StorageService {
         Err(canceled.into())
     }
 
-    /// Opens the volume with what the node has, or else waits for a key.
+    /// Opens the volume with the secrets that the node has, or else waits for a key.
     async fn open_volume(&self, ctx: &Context) -> Result<Result<OpenedVolume, StorageError>, Failure> {
         let unlock = &self.unlock;
         // A permit counts for one attempt.

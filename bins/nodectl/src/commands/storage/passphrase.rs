@@ -64,7 +64,7 @@ fn prompt() -> io::Result<Zeroizing<String>> {
     line
 }
 
-/// The terminal does not show what is typed, until this is dropped.
+/// Keeps the terminal from showing typed characters, until this is dropped.
 struct HiddenInput(Termios);
 
 impl HiddenInput {

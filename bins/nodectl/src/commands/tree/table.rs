@@ -29,7 +29,7 @@ impl TableSize {
 /// When the table is drawn, and whether it will be drawn again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TableTime {
-    /// Once: what it shows is of the moment in which the node reported it.
+    /// Once: the table is of the moment in which the node reported the tree.
     Once,
     /// Until the next change: an age would become wrong.
     UntilChange,

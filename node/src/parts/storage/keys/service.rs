@@ -8,8 +8,7 @@ use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 
 use super::VolumeKeys;
 
-/// Does what is left to do with the keys of the volume, once the node is in its cluster. What fails is repeated by the
-/// supervisor.
+/// Completes changes of the volume's keys once the node is in its cluster. The supervisor repeats a step that fails.
 pub(crate) struct KeyService {
     keys: Arc<VolumeKeys>,
     cluster: ClusterNode,
