@@ -21,7 +21,7 @@ use crate::v1::control_server::SERVICE_NAME;
 #[derive(Debug, Clone, Default)]
 pub struct ControlServices {
     pub(crate) routes: Routes,
-    /// The names of the services.
+    /// The names of the added services, to refuse a second one of a name.
     names: Vec<&'static str>,
 }
 

@@ -135,7 +135,7 @@ impl DataDir {
         Ok(Self { root, lock })
     }
 
-    /// Releases the lock.
+    /// Releases the lock, while other owners of this value may still exist.
     pub(crate) fn unlock(&self) {
         // This fails only for a closed descriptor, and the lock ends with the process anyway.
         let _ = fcntl(&self.lock, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_UNLCK)));

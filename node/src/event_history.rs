@@ -10,18 +10,15 @@ use tokio::sync::watch;
 
 use crate::caller::Caller;
 
-/// An event of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeEvent {
     /// The sequence number, from 1. A gap means that events were dropped.
     pub(crate) seq: u64,
-    /// When it happened.
     pub(crate) at: SystemTime,
     /// The DN that it concerns.
     pub(crate) dn: Arc<str>,
     /// The incarnation of this DN that it belongs to, counted from 1; 0 if there was none.
     pub(crate) generation: u64,
-    /// The kind of the event.
     pub(crate) kind: NodeEventKind,
 }
 

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! A runnable with data declares where they are: [`PlannedService::layout`] on the data volume of the node, which survives
-//! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. A runnable on the volume is built when
-//! the volume is open, at each start ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts after it.
+//! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. A runnable on the volume is built
+//! at each start, when the volume is open ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts
+//! after it.
 
 mod additions;
 mod list;

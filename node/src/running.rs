@@ -116,7 +116,7 @@ impl RunningNode {
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
     }
 
-    /// The additions of the parts.
+    /// A copy of the parts' additions, since a reload replaces the whole.
     pub(crate) fn additions(&self) -> PartAdditions {
         self.additions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

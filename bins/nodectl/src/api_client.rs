@@ -61,7 +61,6 @@ impl ApiClient {
     }
 }
 
-/// The messages of a stream.
 pub(crate) struct MessageStream<T> {
     stream: Streaming<T>,
     limit: StreamLimit,

@@ -21,7 +21,6 @@ use thiserror::Error;
 /// The commented default configuration.
 pub(crate) const DEFAULT_CONFIG: &str = include_str!("../../../deploy/provisionerd.toml");
 
-/// An invalid configuration.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     #[error("can't read configuration {}", path.display())]

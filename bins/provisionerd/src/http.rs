@@ -28,7 +28,6 @@ pub(crate) struct HttpState {
     pub(crate) not_ready: watch::Receiver<Vec<String>>,
 }
 
-/// Failure of the HTTP server.
 #[derive(Debug, Error)]
 pub(crate) enum HttpError {
     #[error("can't listen on the HTTP socket")]

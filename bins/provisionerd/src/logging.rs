@@ -15,7 +15,6 @@ use tracing_subscriber::{EnvFilter, Layer as _, fmt};
 
 use crate::config::{LogConfig, LogFormat};
 
-/// Starts logging.
 pub(crate) fn init_logging(log: &LogConfig) -> Result<()> {
     // kube logs every failed call, which this program reports once.
     let filter = EnvFilter::try_new(format!("kube_client::client::builder=off,{}", log.level))

@@ -41,7 +41,6 @@ pub(crate) struct OrphansFlags {
     config: ConfigFlags,
 }
 
-/// The task of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OrphanTask<'a> {
     List,

@@ -32,7 +32,6 @@ const BLOCKING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the API server when the directory can't be used: without an answer, the start fails.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Failure to start.
 #[derive(Debug, Error)]
 pub(crate) enum StartError {
     #[error("can't listen on {address}: set another address with --listen")]
@@ -120,7 +119,6 @@ async fn shut_down(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCo
     if report.stragglers.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(6) }
 }
 
-/// The parts of the daemon.
 struct DaemonParts {
     store: Arc<DirStore>,
     client: kube::Client,

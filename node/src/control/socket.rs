@@ -150,7 +150,7 @@ struct BoundSocket {
 }
 
 impl NodeSocket {
-    /// Binds it.
+    /// Binds the socket.
     pub(crate) fn new(socket: SocketPath) -> Result<Self, BindError> {
         let bound = Mutex::new(Some(BoundSocket::new(&socket)?));
         Ok(Self { socket, bound })

@@ -19,7 +19,6 @@ const MAX_DNS: usize = 1000;
 /// The DN of the others.
 const OTHER_DNS: &str = "other";
 
-/// The states, by name.
 const STATES: [(State, &str); 8] = [
     (State::New, "new"),
     (State::Ready, "ready"),

@@ -35,7 +35,6 @@ impl NodePreparation<'_> {
         self.running
     }
 
-    /// The data directory.
     pub(crate) fn data(&self) -> &DataLayout {
         self.running.data()
     }

@@ -79,11 +79,9 @@ impl Part for EtcdPart {
 /// An etcd of one member.
 #[derive(Debug, Clone, PartialEq)]
 struct EtcdPlan {
-    /// The program.
     binary: PathBuf,
     /// The data directory, as planned.
     data: PathBuf,
-    /// The settings of the configuration.
     config: EtcdConfig,
 }
 

@@ -125,7 +125,6 @@ impl Part for MetricsPart {
     }
 }
 
-/// The server of the metrics.
 #[derive(Debug, PartialEq)]
 struct MetricsPlan(MetricsAddress);
 

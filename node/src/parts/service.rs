@@ -135,9 +135,7 @@ fn own_oom_score() -> i16 {
 /// A program of the operator.
 #[derive(Debug, PartialEq)]
 pub(crate) struct UserServicePlan {
-    /// The program.
     pub(crate) binary: PathBuf,
-    /// The settings of the configuration.
     pub(crate) config: UserService,
     /// Programs that probe or reload it.
     pub(crate) programs: HelperPrograms,

@@ -19,7 +19,6 @@ pub(crate) struct ActionArgs {
     wait: bool,
 }
 
-/// An action on a runnable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Action {

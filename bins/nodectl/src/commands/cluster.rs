@@ -139,7 +139,6 @@ struct TicketView {
     file: String,
 }
 
-/// A revoked ticket.
 #[derive(Debug, Serialize)]
 struct RevokedTicketView {
     url: String,

@@ -34,7 +34,6 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     duration.ok_or_else(|| "use a duration like 30s or 5m".to_owned())
 }
 
-/// The health of the node.
 #[derive(Debug, Serialize)]
 pub(crate) struct HealthView {
     pub(crate) healthy: bool,

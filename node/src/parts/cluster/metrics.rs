@@ -9,7 +9,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-/// The metrics of the cluster.
 pub(super) fn cluster_registry(cluster: ClusterNode) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(ClusterCollector(cluster)));

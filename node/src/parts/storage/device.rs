@@ -43,7 +43,6 @@ impl DeviceVolume {
     }
 }
 
-/// The open volume.
 #[derive(Debug)]
 pub(super) struct OpenedVolume {
     pub(super) volume: Arc<dyn DataVolume>,

@@ -17,7 +17,6 @@ use crate::layout::{ESP_DIR, VOLUME_DIR, VOLUME_MODE};
 /// The content of the file that records that a file system was mounted on the directory of the volume.
 const MOUNTED_RECORD: &[u8] = b"nodekeel mounted data volume, format 1\n";
 
-/// Opens the data volume.
 #[derive(Debug, Clone)]
 pub(super) enum VolumeOpener {
     /// This directory, or what is mounted on it. The file exists once a file system was mounted there.

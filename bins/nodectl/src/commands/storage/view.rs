@@ -8,7 +8,6 @@ use serde::Serialize;
 use crate::time::format_rfc3339;
 use crate::wire::{non_empty, system_time};
 
-/// The data volume.
 #[derive(Debug, Serialize)]
 pub(super) struct StorageView {
     pub(super) state: String,
@@ -51,7 +50,6 @@ pub(super) struct SlotView {
     pub(super) unconfirmed: bool,
 }
 
-/// A change by a command.
 #[derive(Debug, Serialize)]
 pub(super) struct StorageChangeView<'a> {
     pub(super) done: &'a str,

@@ -19,7 +19,6 @@ pub(crate) struct DeviceConfig {
     pub(crate) esp: EspLocation,
 }
 
-/// The place of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeviceLocation {
     Disk(PathBuf),
