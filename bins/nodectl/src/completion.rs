@@ -39,6 +39,7 @@ pub(crate) fn print_script(shell: clap_complete::Shell) -> Result<(), CommandErr
 
 /// Completes the DNs of the node's tree.
 pub(crate) fn complete_dn() -> ArgValueCandidates {
+    // The node is only asked when a shell completes, and not when a command line is parsed.
     ArgValueCandidates::new(|| {
         let socket = find_socket(std::env::args_os(), std::env::var_os("NODEKEEL_SOCKET"));
         read_dns(&socket).into_iter().filter(|dn| is_word(dn)).map(CompletionCandidate::new).collect()

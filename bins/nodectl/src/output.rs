@@ -152,6 +152,7 @@ impl Printer {
 fn table_lines<const N: usize>(header: &[String; N], rows: &[&[String; N]]) -> Vec<String> {
     let all = || std::iter::once(header).chain(rows.iter().copied());
     let widths: [usize; N] = std::array::from_fn(|column| {
+        // The width is that on a terminal, where some characters take two columns.
         let longest = all().map(|row| row[column].width()).max();
         longest.unwrap_or_default().min(MAX_PADDED_WIDTH)
     });

@@ -69,6 +69,7 @@ impl RunnableView {
 /// A line about all runnables, and its style.
 pub(crate) fn health_summary(nodes: &[RunnableView]) -> (String, TextStyle) {
     let skipped = nodes.iter().filter(|node| node.state == "skipped").count();
+    // Skipped services are not part of this run, and are counted apart.
     let planned = nodes.len() - skipped;
     let (summary, style) = match nodes.iter().filter(|node| !node.healthy).count() {
         0 => (format!("all {planned} runnables are ready"), TextStyle::Good),
@@ -95,6 +96,7 @@ pub(crate) fn state_name(state: v1::State) -> Option<&'static str> {
 
 impl From<v1::Node> for RunnableView {
     fn from(node: v1::Node) -> Self {
+        // A newer node may have states that this nodectl does not know.
         let state = state_name(node.state()).unwrap_or("unknown");
         Self {
             state,

@@ -171,6 +171,7 @@ async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {
         () = signals.wait_for_stop() => {}
     }
     tracing::info!("shutting down; a second signal forces the exit");
+    // The agent releases its Lease, so that another agent leads without waiting for the expiry.
     token.cancel();
     tokio::select! {
         Err(_) = run => {

@@ -90,6 +90,7 @@ impl DaemonMetrics {
 
     /// Sets the capacity of the store; an unknown one is absent.
     pub(crate) fn set_capacity(&self, capacity: Option<StoreCapacity>) {
+        // Cleared first: an unknown capacity must not leave the values of the scrape before.
         self.store_bytes.clear();
         let Some(capacity) = capacity else { return };
         for (kind, bytes) in [

@@ -107,6 +107,7 @@ async fn log_findings(config: DaemonConfig, client: kube::Client) {
 async fn shut_down(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCode {
     let report = tokio::select! {
         report = supervisor.shutdown() => report,
+        // The next start resumes the work that this exit interrupts.
         () = signals.wait_for_forced_stop() => {
             tracing::warn!("a second signal forced the exit");
             return ExitCode::from(7);

@@ -51,6 +51,8 @@ pub(crate) enum VolumesError {
 impl VolumesError {
     /// True if the directory may be usable once a disk is mounted there.
     pub(crate) fn may_be_absent(&self) -> bool {
+        // The mount point of an absent disk is a directory of another file system, which may have no project
+        // quotas.
         matches!(self, Self::Directory { .. } | Self::Quota { .. })
     }
 }
@@ -102,6 +104,7 @@ pub(crate) fn open_for_reading(config: &DaemonConfig) -> Result<(Dir, Box<dyn Qu
     if let Some(quota) = crate::file_quota::FileQuota::from_env() {
         return Ok((base, Box::new(quota)));
     }
+    // For reading, so that the commands also work on a file system that was remounted read-only.
     let quota = ProjectQuota::open_for_reading(&config.directory);
     let quota = quota.map_err(|source| VolumesError::Quota { path: path(), source })?;
     Ok((base, Box::new(quota)))
@@ -133,6 +136,7 @@ pub(crate) fn open_store(
     let path = || config.directory.clone();
     let (base, quota) = open_with_warnings(config)?;
     let store = DirStore::with_options(base, quota, options).map_err(|source| match source {
+        // These have a hint of their own. Any other error is one of the interrupted work.
         DirStoreError::Directory(source) => VolumesError::Directory { path: path(), source },
         DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
         DirStoreError::Lock { source, .. } => VolumesError::Lock { path: path(), source },

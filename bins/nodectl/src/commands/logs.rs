@@ -105,6 +105,7 @@ impl LogsArgs {
 }
 
 fn logs_request(args: LogsArgs) -> v1::LogsRequest {
+    // clap lets at most one of the two through.
     let kind = match (args.raw, args.leveled) {
         (true, _) => v1::logs_request::Kind::Raw,
         (_, true) => v1::logs_request::Kind::Leveled,

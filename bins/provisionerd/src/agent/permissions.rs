@@ -43,6 +43,7 @@ pub(super) fn agent_permissions(namespace: &str, lease: &str, may_remove: bool) 
     let mut all: Vec<_> = everywhere.chain(own_lease).collect();
     all.push(on_leases("create", namespace, None));
     if may_remove {
+        // A Lease of the kubelet shows before a removal that the node still exists.
         all.push(on_leases("get", NODE_LEASES, None));
     }
     all

@@ -124,6 +124,7 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
         };
         match (action, found.id()) {
             (StoreAction::Reject(rejection), _) => Err(anyhow!(rejection)),
+            // A volume that is missing does not keep the others from being served.
             (_, Some(id)) if missing > 0 => Ok(CheckFinding::Warning(format!(
                 "{missing} volumes of this node are missing in store {id}: `provisionerd volumes` names them"
             ))),
@@ -143,6 +144,7 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
 
 fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> CheckFinding {
     match driver {
+        // The default is true, and without an external attacher no VolumeAttachment would ever be answered.
         Ok(Some(driver)) if driver.spec.attach_required == Some(false) => {
             match driver.spec.storage_capacity {
                 Some(true) => CheckFinding::Pass(format!("CSIDriver {name} exists")),

@@ -167,6 +167,7 @@ fn not_ready_reason(node: &RunnableView, time: TableTime) -> String {
 /// The start of a reason, which can be long.
 fn shorten_reason(reason: &str) -> String {
     const CHARS: usize = 60;
+    // The table has one line for each runnable.
     let line = escape_control(reason.lines().next().unwrap_or_default());
     match line.char_indices().nth(CHARS) {
         Some((end, _)) => format!("{}...", &line[..end]),
