@@ -142,9 +142,9 @@ impl NodedConfig {
         }
         let config = Self::parse_document(schema, text).map_err(|error| {
             let field = error.span().map(|span| document.field_path_at(span)).unwrap_or_default();
+            let message = locate::one_line_message(text, &error);
             // Only an unknown table of the top level is missing the names of the parts: serde knows the fields of
             // this type alone.
-            let message = locate::one_line_message(text, &error);
             let message = if field.contains('.') { message } else { schema.add_names(message) };
             error_at(error.span(), field, message)
         })?;

@@ -130,7 +130,7 @@ impl DataDir {
         // Before the lock is held, only missing directories and the lock file are created.
         let dir = create_directory(path)?;
         let lock = acquire_lock(&dir)?;
-        // The layout is placed under the lock: two instances would else create the same files.
+        // The layout is placed under the lock: otherwise two instances would create the same files.
         let root = layout::place_layout(dir).map_err(|error| placement_error(path, error))?;
         Ok(Self { root, lock })
     }

@@ -150,8 +150,8 @@ nodekeel_localstorage::layout! {
 
 /// Places the data volume in memory, to know the paths that it would have below this data directory.
 pub(crate) fn volume_in_memory(data: &Path, is_provided: bool) -> Result<VolumeLayout, LayoutError> {
-    // Nothing is created: the memory store only checks names and computes paths.
     let path = if is_provided { PROVIDED_VOLUME.into() } else { data.join(VOLUME_DIR) };
+    // Nothing is created: the memory store only checks names and computes paths.
     LayoutTarget::new(Arc::new(MemFileStore::new()), path).create_layout()
 }
 

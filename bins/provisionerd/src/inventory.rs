@@ -127,7 +127,7 @@ impl NodeInventory {
         let stored =
             self.stored.values().map(|volume| self.stored_row(volume, list_mounts(&mounter, volume)));
         let mut rows: Vec<_> = stored.collect();
-        // PersistentVolumes of this node whose volumes are not in the directory.
+        // A PersistentVolume of this node whose volume is not in the directory is shown as missing.
         if let Ok(owners) = &self.owners {
             let missing = owners.volumes.values().filter_map(|object| {
                 let id = required_volume(&self.identity, object)?;

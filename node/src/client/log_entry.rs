@@ -26,9 +26,9 @@ impl TryFrom<v1::LogEntry> for LogEntry {
         Ok(Self {
             seq: entry.seq,
             dn: entry.dn.parse::<Dn>().map_err(|_| missing("valid dn"))?,
+            time: entry.time.and_then(|time| SystemTime::try_from(time).ok()).ok_or(missing("valid time"))?,
             // A newer node may send bodies or levels that this client does not know: prost then leaves the field
             // unset.
-            time: entry.time.and_then(|time| SystemTime::try_from(time).ok()).ok_or(missing("valid time"))?,
             body: match entry.body.ok_or(missing("known body"))? {
                 v1::log_entry::Body::Leveled(body) => {
                     let level = level_from_wire(body.level()).ok_or(missing("level"))?;

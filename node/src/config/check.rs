@@ -53,7 +53,7 @@ pub(crate) fn check_program(
             "must name a program; remove this key to search for it",
         );
     }
-    // execve(2) takes NUL-terminated strings: no argument can contain a NUL, and the start would fail.
+    // execve(2) takes NUL-terminated strings: an argument with a NUL would let each start fail.
     check_no_nul(&format!("{table}.binary"), binary.and_then(Path::to_str))?;
     check_no_nul(&format!("{table}.extra_args"), extra_args)
 }

@@ -131,7 +131,7 @@ fn disk_conditions(disk: &DiskSpace, config: &HealthConfig) -> Vec<HealthConditi
 
 /// The severity of this little room; `None` if there is enough.
 pub(super) fn severity(free: u64, total: u64, config: &HealthConfig) -> Option<ConditionSeverity> {
-    // A total of 0, as btrfs reports for its inodes, is never below. The products may exceed an u64.
+    // A total of 0, as btrfs reports for its inodes, is never below. The products may exceed a u64.
     let is_below = |percent: u8| u128::from(free) * 100 < u128::from(total) * u128::from(percent);
     if is_below(config.min_free_percent) {
         Some(ConditionSeverity::Problem)

@@ -288,8 +288,8 @@ impl ClusterPlan {
     }
 }
 
-/// The places of the ticket. If a file that is no ticket is at its path, only a node that reads it is concerned:
-/// a node that is in its cluster does not read it.
+/// The places of the ticket. If a directory, for example, is at its path, only a node that reads the ticket is
+/// concerned: a node that is in its cluster does not.
 fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
     match state.add_layout::<EspEnrolment>() {
         Ok(placed) => EnrolmentSources::default_sources(placed.enrolment),

@@ -51,12 +51,12 @@ impl Part for ContainerdPart {
     }
 
     /// The import of images is below containerd in the tree.
-    // The import has a name of its own in `depends_on`: a service may need the images and not only the daemon.
     fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
         let containerd = &config.services.containerd;
         let disabled =
             (!containerd.enable).then_some("which is disabled; set services.containerd.enable = true");
         let entry = DependencyEntry::of_part(self, config).unavailable(disabled);
+        // The import has a name of its own in `depends_on`: a service may need the images and not only the daemon.
         let preseed = preseed::dependency_entry(&entry, containerd);
         vec![entry, preseed]
     }
@@ -200,7 +200,7 @@ fn read_daemon_config(containerd: &ContainerdConfig) -> Result<DaemonConfig, Str
     let hint = "correct it, or services.containerd.config";
     let invalid = |reason: String| format!("containerd's configuration {}: {reason}; {hint}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
-    // Tickets are only issued for IP addresses.
+    // The file is only checked: containerd gets the operator's text unchanged.
     let parsed = text.parse::<toml::Table>();
     parsed.map_err(|error| invalid(format!("invalid TOML: {}", error.message())))?;
     Ok(DaemonConfig::Verbatim { text, runsc: false })

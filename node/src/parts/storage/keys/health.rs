@@ -73,7 +73,7 @@ impl KeyReport {
                 && match slot.name {
                     // A replaced or unconfirmed passphrase has a condition of its own.
                     Some((SlotKind::Recovery, _)) => false,
-                    // So has a temporary slot, which is one that is not to stay.
+                    // So has a temporary slot: without `keeps_local`, each slot of the node alone is temporary.
                     Some((SlotKind::Local, _)) => keeps_local,
                     _ => true,
                 }
