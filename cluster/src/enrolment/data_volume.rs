@@ -6,7 +6,8 @@ use nodekeel_localstorage::volume::{DataVolume, ErasePolicy, VolumeError};
 use nodekeel_localstorage::{Dir, FileMode};
 
 use super::failure::StepError;
-use super::progress::{EnrolmentId, StepMode};
+use super::progress::EnrolmentId;
+use super::step::StepMode;
 
 /// File at the root of the volume: the enrolment's id and a newline. It is written before anything else.
 const MARK_FILE: &str = ".enrolment";

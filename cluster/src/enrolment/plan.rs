@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::failure::FailureReason;
-use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
+use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
 use super::state::WaitCause;
+use super::step::{EnrolmentStep, StepMode};
 use crate::node::GoldenTicket;
 
 /// The findings of a run at its start. If something could not be read, the inspection fails instead.

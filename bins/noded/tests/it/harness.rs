@@ -312,9 +312,15 @@ impl NodedProcess {
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Waits for the start of a runnable, which the operator asks for.
+    /// Waits for the start of a runnable, which the operator asks for. nodectl itself waits as long as the runnable does.
     pub(crate) fn wait_ready(&self, dn: &str) {
-        self.ask(&["--timeout=60", "start", "--wait", dn]);
+        let mut command = self.nodectl_command(&["start", "--wait", dn]);
+        let mut waits = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        if testbed::wait_exit(&mut waits, TEST_TIMEOUT).unwrap().is_none() {
+            waits.kill().unwrap();
+            panic!("{dn} is not ready: {}", self.status(dn));
+        }
+        Ended::from(waits.wait_with_output().unwrap()).output();
     }
 
     /// The status of a runnable.

@@ -1,8 +1,9 @@
 //! The invariants after each input.
 
 use super::super::fsm::{ActionId, EnrolmentAction, EnrolmentInput, RejectedInput};
-use super::super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep};
+use super::super::progress::{EnrolmentKind, EnrolmentProgress};
 use super::super::state::{EnrolmentPhase, EnrolmentState};
+use super::super::step::EnrolmentStep;
 use super::{OTHERS, SimConfig, SimWorld};
 use crate::node::ClusterId;
 
