@@ -57,7 +57,7 @@ pub enum ErasePolicy {
     /// Nothing.
     Nothing,
     /// These contents, as reported by [`VolumeError::Occupied`]. They are erased only if they are unchanged
-    /// and still on the same disk, even if another disk has its name now ([`DiskSignature::fingerprint`]):
+    /// and still on the same disk, even if another disk has its name now (`DiskSignature::fingerprint`):
     /// the caller has seen what is erased.
     Exactly(VolumeContents),
 }
