@@ -1,6 +1,9 @@
 //! Compiles the control API's proto with a compiler written in Rust, so that the client does not need protoc.
 
-#![allow(clippy::disallowed_methods, reason = "cargo passes the features of a build script in the environment")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "cargo passes the features of a build script in the environment"
+)]
 
 use std::error::Error;
 
