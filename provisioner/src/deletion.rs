@@ -4,6 +4,6 @@ pub(crate) mod apply;
 pub(crate) mod decide;
 #[cfg(test)]
 mod decide_test;
-pub(crate) mod guard;
 pub(crate) mod live_claims;
 pub(crate) mod reconcile;
+pub(crate) mod reservation;

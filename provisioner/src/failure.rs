@@ -11,7 +11,7 @@ use crate::api::event::{EventReason, EventRecorder};
 use crate::api::work_queue::NextRun;
 use crate::claim::attributes::AttributesRejection;
 use crate::claim::spec::ClaimRejection;
-use crate::deletion::guard::GuardError;
+use crate::deletion::reservation::GuardError;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::metrics::VolumeMetrics;

@@ -156,7 +156,7 @@ pub use claim::source::DataSource;
 pub use claim::spec::{ClaimRejection, ReclaimPolicy, SizeError, VolumeSpec};
 pub use deletion::decide::VolumeRejection;
 pub use deletion::decide::{VolumeAction, VolumeIgnoreReason, plan_volume};
-pub use deletion::guard::{GuardError, VolumeGuard, VolumeReservation};
+pub use deletion::reservation::{GuardError, VolumeGuard, VolumeReservation};
 pub use dir_store::{
     DirStore, DirStoreError, DirStoreOptions, DirectoryOpener, EraseBacklog, IMAGE_FILE, StoredVolume,
 };

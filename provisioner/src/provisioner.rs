@@ -16,7 +16,7 @@ use crate::api::health::ApiProbe;
 use crate::api::watch_errors::WatchErrors;
 use crate::api::writer::ApiWriter;
 use crate::controller;
-use crate::deletion::guard::VolumeGuard;
+use crate::deletion::reservation::VolumeGuard;
 use crate::failure::FailureReporter;
 use crate::identity::ProvisionerIdentity;
 use crate::loss::status::{ServedStore, StoreStatus};

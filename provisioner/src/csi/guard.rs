@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mounter::VolumeMounter;
-use crate::deletion::guard::{GuardError, VolumeGuard, VolumeReservation};
+use crate::deletion::reservation::{GuardError, VolumeGuard, VolumeReservation};
 use crate::id::VolumeId;
 use crate::store::{VolumeOpener, VolumeStoreError};
 

@@ -21,7 +21,7 @@ use super::proto::csi::node_server::NodeServer;
 use super::proto::registration::registration_server::RegistrationServer;
 use super::registration::RegistrationService;
 use super::socket::{self, SocketError};
-use crate::deletion::guard::VolumeGuard;
+use crate::deletion::reservation::VolumeGuard;
 use crate::error_chain::format_chain;
 use crate::name::{DriverName, NodeName};
 use crate::store::{VolumeOpener, VolumeStore};

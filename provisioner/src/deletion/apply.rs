@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use crate::api::call::{ApiCall, none_if_not_found};
 use crate::api::writer::ApiWriter;
 use crate::deletion::decide::{VolumeAction, plan_volume};
-use crate::deletion::guard::{GuardError, VolumeGuard, VolumeReservation};
+use crate::deletion::reservation::{GuardError, VolumeGuard, VolumeReservation};
 use crate::failure::ReconcileError;
 use crate::id::VolumeId;
 use crate::metrics::VolumeMetrics;

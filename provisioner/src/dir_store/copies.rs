@@ -169,7 +169,7 @@ impl CopyStore {
             if found.is_none_or(|dir| identity(&dir) != identity(plan.source)) {
                 return Err(DirStoreError::NoSource { source_id: plan.from.clone() });
             }
-            self.staging.publish(plan.to, plan.kind)
+            self.staging.commit(plan.to, plan.kind)
         });
         made.inspect_err(|_| self.staging.discard_failed(plan.to))
     }
@@ -199,7 +199,7 @@ impl CopyStore {
         if let Some(size) = plan.size {
             self.images.extend(&dir, &open_image(&dir)?, size)?;
         }
-        // The margin has served its purpose: a published copy has the limits that were promised.
+        // The margin has served its purpose: a committed copy has the limits that were promised.
         self.parts.steps.run_step(VolumeStep::SetLimits, || self.parts.limits.set(&dir, plan.limits))
     }
 }

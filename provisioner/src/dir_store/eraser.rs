@@ -78,7 +78,7 @@ impl EraseQueue {
             state.schedule.add_entry(entry);
             self.0.changed.notify_one();
         }
-        self.publish_backlog(&state);
+        self.report_backlog(&state);
     }
 
     pub(super) fn backlog(&self) -> EraseBacklog {
@@ -115,7 +115,7 @@ impl EraseQueue {
         let mut state = self.lock_state();
         state.queued.insert(entry.entry.clone(), bytes);
         state.schedule.yield_entry(entry);
-        self.publish_backlog(&state);
+        self.report_backlog(&state);
     }
 
     /// Queues an entry again that could not be erased.
@@ -126,10 +126,10 @@ impl EraseQueue {
     fn mark_erased(&self, entry: &TrashEntry) {
         let mut state = self.lock_state();
         state.queued.remove(entry);
-        self.publish_backlog(&state);
+        self.report_backlog(&state);
     }
 
-    fn publish_backlog(&self, state: &QueueState) {
+    fn report_backlog(&self, state: &QueueState) {
         let bytes = state.queued.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
         self.0.backlog.send_replace(EraseBacklog { entries: state.queued.len(), bytes });
     }

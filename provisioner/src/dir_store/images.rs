@@ -41,7 +41,7 @@ impl ImageVolumes {
         let spec = ImageSpec { size: file_size(spec.size), ..spec };
         self.ledger.with_promise(id.as_str(), Some(promised_bytes(spec.size)), || {
             let made = self.make(&to, spec, is_canceled);
-            let made = made.and_then(|()| self.staging.publish(&to, spec.format.into()));
+            let made = made.and_then(|()| self.staging.commit(&to, spec.format.into()));
             made.inspect_err(|_| self.staging.discard_failed(&to))
         })
     }

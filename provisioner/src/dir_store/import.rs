@@ -167,14 +167,14 @@ impl VolumeImporter {
                 match mode {
                     ImportMode::Move => {
                         self.steps.run_step(VolumeStep::MoveToImport, || self.take_directory(id, source))?;
-                        self.publish_moved(id, limits)
+                        self.commit_moved(id, limits)
                     }
                     ImportMode::Copy => {
-                        self.publish_copy(id, limits, source).inspect_err(|_| self.discard_copy(id))
+                        self.commit_copy(id, limits, source).inspect_err(|_| self.discard_copy(id))
                     }
                 }
             }
-            ImportStart::Publish => self.publish_moved(id, limits),
+            ImportStart::Commit => self.commit_moved(id, limits),
             // The rename of a killed call may not be durable yet.
             ImportStart::Done => self.volumes.sync().map(|()| ImportOutcome::AlreadyDone).map_err(dir_error),
             ImportStart::Reject(conflict) => Err(self.conflict_error(&conflict, id, source)),
@@ -248,19 +248,19 @@ impl VolumeImporter {
     }
 
     /// Limits a moved directory, and makes it the volume.
-    fn publish_moved(&self, id: &VolumeId, limits: QuotaLimits) -> Result<ImportOutcome, SourceError> {
+    fn commit_moved(&self, id: &VolumeId, limits: QuotaLimits) -> Result<ImportOutcome, SourceError> {
         let dir = self.imports.open_dir(id.as_str()).map_err(dir_error)?;
         // Again after a kill: the tree may have its project only in part.
         let limit = || self.quota.limit_tree(dir.as_fd(), limits.into());
         let limited = self.steps.run_step(VolumeStep::LimitTree, limit);
         let (_, tree) = limited.map_err(|source| quota_error(&dir, source))?;
-        self.publish(&dir, id.as_str(), id)?;
+        self.commit(&dir, id.as_str(), id)?;
         let TreeSummary { special, foreign, immutable, .. } = tree;
         Ok(ImportOutcome::Imported { uncounted: special + foreign + immutable, devices: 0 })
     }
 
     /// Copies a directory into a limited one, and makes that the volume.
-    fn publish_copy(
+    fn commit_copy(
         &self,
         id: &VolumeId,
         limits: QuotaLimits,
@@ -284,17 +284,17 @@ impl VolumeImporter {
             let path = source.display();
             tracing::warn!(separate_files = cloned.separate_files, "made files of some hard links of {path}");
         }
-        self.publish(&copy, &name, id)?;
+        self.commit(&copy, &name, id)?;
         Ok(ImportOutcome::Imported { uncounted: 0, devices: cloned.devices })
     }
 
     /// Renames a complete directory into the directory of volumes, with all that it needs on the disk.
-    fn publish(&self, dir: &Dir, name: &str, id: &VolumeId) -> Result<(), SourceError> {
+    fn commit(&self, dir: &Dir, name: &str, id: &VolumeId) -> Result<(), SourceError> {
         // The data first: after a power loss, a directory in the place of volumes would pass for a complete one.
         rustix::fs::syncfs(dir)
             .map_err(|errno| SourceError::Read { path: dir.path().to_owned(), source: errno.into() })?;
-        let publish = || self.imports.rename(name, &self.volumes, id.as_str(), RenameMode::NoReplace);
-        match self.steps.run_step(VolumeStep::RenameIntoPlace, publish) {
+        let rename = || self.imports.rename(name, &self.volumes, id.as_str(), RenameMode::NoReplace);
+        match self.steps.run_step(VolumeStep::RenameIntoPlace, rename) {
             Ok(()) => Ok(()),
             // A pod has used the claim since, so the provisioner created an empty volume.
             Err(error) if error.is_already_exists() => {
@@ -333,7 +333,7 @@ impl VolumeImporter {
         Ok(())
     }
 
-    /// Removes the records of imports that have not moved or published anything.
+    /// Removes the records of imports that have not moved or committed anything.
     fn remove_stale_journals(&self) -> Result<(), SourceError> {
         for entry in self.imports.list().map_err(dir_error)? {
             let id = entry.name.as_os_str().to_str().and_then(|name| name.strip_suffix(JOURNAL_SUFFIX));

@@ -11,7 +11,7 @@ const LOCK_COUNT: usize = 64;
 
 /// Two locks for each volume and snapshot: a short one for a change in its place, and one that is held for as long as a
 /// copy takes. A caller that needs both takes the long one first.
-pub(super) struct StoreLocks {
+pub(super) struct EntryLocks {
     short: [Mutex<()>; LOCK_COUNT],
     hasher: RandomState,
     /// The volumes and snapshots that are being copied, or made as an image.
@@ -21,11 +21,11 @@ pub(super) struct StoreLocks {
 
 /// Keeps other calls from the same snapshot, copy or image, for as long as it takes to make.
 pub(super) struct CopyLock<'a> {
-    locks: &'a StoreLocks,
+    locks: &'a EntryLocks,
     id: StoredId,
 }
 
-impl StoreLocks {
+impl EntryLocks {
     pub(super) fn new() -> Self {
         Self {
             short: [const { Mutex::new(()) }; LOCK_COUNT],

@@ -19,7 +19,7 @@ use crate::dir_store::import::journal::check_not_imported;
 use crate::dir_store::kinds::KindMarks;
 use crate::dir_store::limits::VolumeLimits;
 use crate::dir_store::location::{self, StoreLocation, try_lock};
-use crate::dir_store::locks::StoreLocks;
+use crate::dir_store::locks::EntryLocks;
 use crate::dir_store::options::DirStoreOptions;
 use crate::dir_store::parts::StoreParts;
 use crate::dir_store::staging::StagingArea;
@@ -112,7 +112,7 @@ impl OpenStore {
         let kinds = Arc::new(KindMarks::open(Arc::clone(&limits), steps.clone())?);
         let unpublished = Arc::new(UnpublishedMarks::open(Arc::clone(&dirs), steps.clone())?);
         let trash = Arc::new(Trash { dir: trash, steps: steps.clone() });
-        let parts = StoreParts { dirs, locks: Arc::new(StoreLocks::new()), limits, kinds, steps };
+        let parts = StoreParts { dirs, locks: Arc::new(EntryLocks::new()), limits, kinds, steps };
         let ledger = Arc::new(CapacityLedger::new(options.capacity, parts.clone(), Arc::clone(&trash)));
         ledger.count(&trash.list()?)?;
         let eraser = Arc::new(Eraser {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::dir_store::kinds::KindMarks;
 use crate::dir_store::limits::VolumeLimits;
-use crate::dir_store::locks::StoreLocks;
+use crate::dir_store::locks::EntryLocks;
 use crate::dir_store::stored_dirs::StoredDirs;
 use crate::step::StepRunner;
 
@@ -12,7 +12,7 @@ use crate::step::StepRunner;
 #[derive(Clone)]
 pub(super) struct StoreParts {
     pub(super) dirs: Arc<StoredDirs>,
-    pub(super) locks: Arc<StoreLocks>,
+    pub(super) locks: Arc<EntryLocks>,
     pub(super) limits: Arc<VolumeLimits>,
     pub(super) kinds: Arc<KindMarks>,
     pub(super) steps: StepRunner,

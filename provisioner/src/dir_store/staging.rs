@@ -43,7 +43,7 @@ impl StagingArea {
     }
 
     /// Renames a complete image or copy into place, under its marks.
-    pub(super) fn publish(&self, id: &StoredId, kind: VolumeKind) -> Result<(), DirStoreError> {
+    pub(super) fn commit(&self, id: &StoredId, kind: VolumeKind) -> Result<(), DirStoreError> {
         let (into, name) = (self.parts.dirs.ensure_parent(id)?, id.as_str());
         // The marks come before the rename: a volume in place without them would be one that a pod has written, or a
         // directory.

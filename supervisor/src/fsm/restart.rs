@@ -85,6 +85,8 @@ impl TreeFsm {
                 }
             }
         }
+        // Each with its own delay: a canceled member starts now, also when it depends on the failed one, which waits for
+        // its backoff. Readiness, not order, is what a dependent waits for.
         for &slot in slots {
             let entry = self.entry(slot);
             match entry.state {

@@ -5,7 +5,7 @@
 pub(super) enum ImportStart {
     Start,
     /// The directory was moved.
-    Publish,
+    Commit,
     Done,
     Reject(ImportConflict),
 }
@@ -39,7 +39,7 @@ pub(super) fn plan_start(places: ImportPlaces) -> ImportStart {
         ImportPlaces { source: true, staged: true, .. } => ImportStart::Reject(ImportConflict::Reappeared),
         ImportPlaces { source: false, staged: false, .. } => ImportStart::Reject(ImportConflict::Missing),
         // The directory is moved; its limits and its publication are left to do.
-        ImportPlaces { staged: true, .. } => ImportStart::Publish,
+        ImportPlaces { staged: true, .. } => ImportStart::Commit,
         ImportPlaces { .. } => ImportStart::Start,
     }
 }
@@ -55,7 +55,7 @@ mod tests {
         fn a_call_starts_over_only_where_nothing_was_done(source: bool, staged: bool, volume: bool, ours: bool) {
             let start = plan_start(ImportPlaces { source, staged, volume, is_volume_ours: ours });
             prop_assert_eq!(start == ImportStart::Start, source && !staged && !volume);
-            prop_assert_eq!(start == ImportStart::Publish, !source && staged && !volume);
+            prop_assert_eq!(start == ImportStart::Commit, !source && staged && !volume);
             prop_assert_eq!(start == ImportStart::Done, !staged && volume && ours);
         }
     }
