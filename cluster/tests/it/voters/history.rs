@@ -145,7 +145,7 @@ impl Nemesis {
 
     /// What was written and is there in the end, by key and value.
     async fn left_writes(&self) -> BTreeSet<(usize, u64)> {
-        let root = self.voters[0].node().root_kv().unwrap();
+        let root = self.voters[0].access().await.root_kv();
         // A busy machine may elect another leader at this moment.
         let read = retried(async || root.range(KeyRange::prefix("/history/")).await).await;
         let parse = |key: &[u8]| {

@@ -51,7 +51,7 @@ pub(super) async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowle
     // As the text says: its member is removed, the node is reset, and joins by another ticket.
     let JoinRefusal::AlreadyStarted { id, .. } = refusal else { panic!("{refusal}") };
     three.stop().await;
-    let members = one.node().cluster_members().unwrap();
+    let members = one.access().await.cluster_members();
     retried(async || members.remove_member(id).await).await;
     three.lose_disk();
     three.give_ticket(one).await;
@@ -96,7 +96,8 @@ async fn half_joined(binary: PathBuf) -> (Vec<Voter>, Voter) {
     for voter in &voters {
         put(voter, "/leader", "elected").await;
     }
-    let members = voters[1].node().cluster_members().unwrap().list_members().await.unwrap();
+    let members = voters[1].access().await.cluster_members();
+    let members = retried(async || members.list_members().await).await;
     let learner = members.iter().find(|member| member.is_learner).expect("a learner");
     assert_eq!(learner.name, None);
     (voters, joiner)
@@ -106,7 +107,8 @@ async fn half_joined(binary: PathBuf) -> (Vec<Voter>, Voter) {
 async fn forget_claim(cluster: &Voter, host: &Voter) {
     std::fs::remove_file(host.data("etcd/join_claim")).unwrap();
     let claims = KeyRange::prefix("/etcd-joins/");
-    cluster.node().root_kv().unwrap().delete(claims).await.unwrap();
+    let root = cluster.access().await.root_kv();
+    retried(async || root.delete(claims.clone()).await).await;
 }
 
 pub(super) async fn the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join(
@@ -211,9 +213,13 @@ pub(super) async fn a_voter_that_an_earlier_release_has_started_resumes_without_
 pub(super) async fn a_ticket_whose_member_was_removed_is_refused(binary: PathBuf) {
     let (mut voters, mut joiner) = cluster_and_spare(2, binary).await;
     joiner.give_ticket(&voters[0]).await;
-    let members = voters[0].node().cluster_members().unwrap();
-    let learner = members.list_members().await.unwrap().into_iter().find(|member| member.is_learner).unwrap();
-    members.remove_member(learner.id).await.unwrap();
+    let members = voters[0].access().await.cluster_members();
+    let learner = retried(async || members.list_members().await)
+        .await
+        .into_iter()
+        .find(|member| member.is_learner)
+        .unwrap();
+    retried(async || members.remove_member(learner.id).await).await;
     joiner.start();
     let refusal = wait_refused(&joiner).await;
     assert_eq!(refusal, JoinRefusal::NotListed { url: joiner.peer_url() });

@@ -35,7 +35,7 @@ pub(super) async fn five_voters_join_with_at_most_20_raft_entries_each(binary: P
     }
     println!("raft entries of four joins: {entries:?}");
     assert!(entries.iter().all(|count| *count <= MAX_ENTRIES), "{entries:?}");
-    let members = voters[0].node().cluster_members().unwrap().list_members().await.unwrap();
+    let members = voters[0].access().await.cluster_members().list_members().await.unwrap();
     assert!(members.len() == 5 && members.iter().all(|member| !member.is_learner), "{members:?}");
     stop_all(&mut voters).await;
 }

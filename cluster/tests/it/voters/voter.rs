@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
-use nodekeel_cluster::consensus::{DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT, PeerUrl};
+use nodekeel_cluster::consensus::{ClusterAccess, DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, EnrolmentSettings, FailureReason, NodeMembership,
 };
@@ -103,6 +103,11 @@ impl Voter {
         work: impl Future<Output = T> + Send + 'static,
     ) -> T {
         self.running.as_ref().expect("it runs").1.spawn(work).await.unwrap()
+    }
+
+    /// Access to its cluster, once it has it: after a start, the others may be in the cluster before this node is.
+    pub(crate) async fn access(&self) -> ClusterAccess {
+        retried(async || self.node().cluster_access()).await
     }
 
     /// Waits until the node is in its cluster.
@@ -255,7 +260,7 @@ impl Voter {
 
     /// A client of its etcd, from the test's own network.
     pub(crate) async fn client(&self) -> Client {
-        let cluster_ca = ClusterCa::load_ca(self.node().root_kv().unwrap()).await.unwrap();
+        let cluster_ca = retried(async || ClusterCa::load_ca(self.access().await.root_kv()).await).await;
         let name = "operator".parse().unwrap();
         let with = cluster_ca.issue_credentials(&CertificateSpec::for_client(name)).await.unwrap();
         let tls = TlsOptions::new()
