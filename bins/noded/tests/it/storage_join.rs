@@ -28,6 +28,8 @@ async fn a_second_node_joins_on_its_encrypted_volume_and_is_running_again_after_
     let mut second = member.start().await;
     let joined = wait_running(&mut second).await;
     assert_eq!((&joined.node, &joined.cluster), (&ticket.node, &bootstrapped.cluster));
+    // With the joiner's vote, the cluster may elect a leader.
+    wait_running(&mut first).await;
     let members = first.client.members(MembersRequest {}).await.unwrap().into_inner().members;
     assert!(members.len() == 2 && members.iter().all(|member| !member.is_learner), "{members:?}");
     second.stop().await;

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use testbed::ScratchDir;
 
-use super::{MemberFixture, assert_joins, cluster_identity, join_cluster, wait_failing};
+use super::{MemberFixture, assert_joins, cluster_identity, join_cluster, list_members, wait_failing};
 use crate::harness::NodedProcess;
 use crate::network_namespace::TestNetwork;
 
@@ -42,7 +42,7 @@ fn a_node_whose_interface_changes_its_address_stays_the_same_node() {
     let (bootstrapped, joined) = join_cluster(&first, &second, there);
     let (node, cluster) = cluster_identity(&joined);
     let is_listed_at = |address: &str| {
-        let members = bootstrapped.ask_json(&["cluster", "members"]);
+        let members = list_members(&bootstrapped);
         let listed = members.as_array().unwrap().iter().find(|member| member["name"] == node);
         let url = format!("https://{address}:{}", second.peer_port());
         assert_eq!(listed.expect("the member is listed")["peer_urls"], serde_json::json!([url]), "{members}");

@@ -76,10 +76,25 @@ impl MemberFixture {
     }
 }
 
+/// The ids of a node that is in its cluster and of the cluster, once the node takes part: a busy machine may elect
+/// another leader at any moment, and until then each member is `Unhealthy`.
 fn cluster_identity(noded: &NodedProcess) -> (Value, Value) {
-    let status = noded.ask_json(&["cluster", "status"]);
-    assert_eq!(status["state"], "Running", "{status}");
-    (status["node"].clone(), status["cluster"].clone())
+    wait("the node to take part in its cluster", || {
+        let status = noded.nodectl(&["-o", "json", "cluster", "status"]).json();
+        let state = &status["state"];
+        assert!(state == "Running" || state == "Unhealthy", "{status}");
+        anyhow::ensure!(state == "Running", "{status}");
+        Ok((status["node"].clone(), status["cluster"].clone()))
+    })
+}
+
+/// The members of the node's cluster, once it has a leader.
+fn list_members(noded: &NodedProcess) -> Value {
+    wait("the list of members", || {
+        let ended = noded.nodectl(&["-o", "json", "cluster", "members"]);
+        anyhow::ensure!(ended.code == Some(0), "{ended:#?}");
+        Ok(ended.json())
+    })
 }
 
 fn assert_joins(first: &MemberFixture, second: &MemberFixture, address: &str) {
@@ -144,7 +159,7 @@ fn join_cluster(
     let joined = second.start(scratch);
     let (node, cluster) = cluster_identity(&joined);
     assert_eq!((&node, &cluster), (&ticket["node"], &cluster_identity(&bootstrapped).1));
-    let members = bootstrapped.ask_json(&["cluster", "members"]);
+    let members = list_members(&bootstrapped);
     let votes: Vec<_> = members.as_array().unwrap().iter().map(|member| member["learner"].clone()).collect();
     assert_eq!(votes, [false, false], "{members}");
     create_spare(address).assert_fails(1, "a voting member is already at");
