@@ -5,24 +5,29 @@ use std::process::Command;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{BundleOutcome, Platform};
+use rstest::rstest;
 use testbed::{command_output, tools};
 
-use crate::harness::{Release, Setup, busybox_layer, noise_layer};
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{Setup, busybox_layer, noise_layer};
 
-crate::on_both!(
-    archives_of_every_tool_are_complete_and_run,
-    invalid_bundles_are_reported_and_affect_no_other
-);
-
-fn copy_with_skopeo(from: &str, to: &str) {
-    let mut command = Command::new(tools::find_tool(tools::SKOPEO).unwrap());
-    command.args(["copy", "--insecure-policy", "--quiet", from, to]);
-    command_output(&mut command).unwrap();
-}
-
-/// Creates an OCI layout with umoci, and its archive with tar.
-fn build_with_umoci(scratch: &Path, archive: &Path) {
-    let layout = scratch.join("layout");
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn archives_of_every_tool_are_complete_and_run(#[values(Debian, Newest)] release: Release) {
+    let daemon = Setup::new(release).start().await;
+    let layer = busybox_layer();
+    let hand = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/hand:1"], &layer);
+    daemon.put_bundle("hand.tar", &hand.to_tar());
+    let from = format!("oci-archive:{}", daemon.bundle_path("hand.tar").display());
+    for format in ["oci", "docker"] {
+        let to = daemon.bundle_path(&format!("skopeo-{format}.tar"));
+        let to = format!("{format}-archive:{}:localhost/skopeo-{format}:1", to.display());
+        let mut skopeo = Command::new(tools::find_tool(tools::SKOPEO).unwrap());
+        command_output(skopeo.args(["copy", "--insecure-policy", "--quiet", &from, &to])).unwrap();
+    }
+    // An OCI layout of umoci, and its archive of tar.
+    let layout = daemon.path("layout");
     let image = format!("{}:1", layout.display());
     let umoci = |arguments: &[&str]| {
         command_output(Command::new(tools::find_tool(tools::UMOCI).unwrap()).args(arguments)).unwrap();
@@ -32,20 +37,8 @@ fn build_with_umoci(scratch: &Path, archive: &Path) {
     let busybox = tools::find_tool(tools::BUSYBOX).unwrap();
     umoci(&["insert", "--image", &image, busybox.to_str().unwrap(), "/bin/busybox"]);
     let mut tar = Command::new("/bin/tar");
-    command_output(tar.arg("-C").arg(&layout).arg("-cf").arg(archive).arg(".")).unwrap();
-}
-
-async fn archives_of_every_tool_are_complete_and_run(release: Release) {
-    let daemon = Setup::new(release).start().await;
-    let layer = busybox_layer();
-    let hand = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/hand:1"], &layer);
-    daemon.put_bundle("hand.tar", &hand.to_tar());
-    let from = format!("oci-archive:{}", daemon.bundle_path("hand.tar").display());
-    for format in ["oci", "docker"] {
-        let to = daemon.bundle_path(&format!("skopeo-{format}.tar"));
-        copy_with_skopeo(&from, &format!("{format}-archive:{}:localhost/skopeo-{format}:1", to.display()));
-    }
-    build_with_umoci(daemon.scratch.path(), &daemon.bundle_path("umoci.tar"));
+    tar.arg("-C").arg(&layout).arg("-cf").arg(daemon.bundle_path("umoci.tar"));
+    command_output(tar.arg(".")).unwrap();
     for (shape, name) in
         [(BuiltArchiveFormat::OciLayoutIndexLast, "layout"), (BuiltArchiveFormat::DockerArchive, "docker")]
     {
@@ -72,7 +65,10 @@ async fn archives_of_every_tool_are_complete_and_run(release: Release) {
     daemon.stop().await;
 }
 
-async fn invalid_bundles_are_reported_and_affect_no_other(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn invalid_bundles_are_reported_and_affect_no_other(#[values(Debian, Newest)] release: Release) {
     let daemon = Setup::new(release).start().await;
     let layer = noise_layer(300_000);
     let archive =

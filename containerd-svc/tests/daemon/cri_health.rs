@@ -6,18 +6,12 @@ use std::time::Duration;
 
 use nodekeel_containerd_svc::{ContainerdConfig, ContainerdSettings, LivenessProbe};
 use nodekeel_supervisor::{RunnableState, RunnableStatus};
+use rstest::rstest;
 use testbed::wait_until;
 
-use crate::harness::{PRESEED, Release, Setup};
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{PRESEED, Setup};
 use crate::late_cri::{ListCount, start_proxy};
-
-crate::on_both!(
-    preseed_is_ready_only_when_the_cri_lists_its_images,
-    an_image_deleted_before_the_cri_lists_it_counts_as_a_deleted_one,
-    a_daemon_whose_cri_does_not_load_never_becomes_ready,
-    a_daemon_that_loses_its_cri_is_restarted,
-    a_cri_that_an_import_disables_is_not_waited_for,
-);
 
 /// The lists of the CRI that lack the image.
 const LATE_LISTS: usize = 3;
@@ -41,7 +35,10 @@ fn setup_behind_proxy(release: Release, image: &str, late_lists: usize) -> (Setu
 }
 
 /// Review D8: the CRI lists the image late, each time.
-async fn preseed_is_ready_only_when_the_cri_lists_its_images(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn preseed_is_ready_only_when_the_cri_lists_its_images(#[values(Debian, Newest)] release: Release) {
     let (setup, lists) = setup_behind_proxy(release, "localhost/a:1", LATE_LISTS);
     let daemon = setup.launch();
     daemon.wait_ready(PRESEED, 1).await;
@@ -51,7 +48,12 @@ async fn preseed_is_ready_only_when_the_cri_lists_its_images(release: Release) {
 }
 
 /// A kubelet that frees a full disk deletes many images, also while the first of them are imported again.
-async fn an_image_deleted_before_the_cri_lists_it_counts_as_a_deleted_one(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn an_image_deleted_before_the_cri_lists_it_counts_as_a_deleted_one(
+    #[values(Debian, Newest)] release: Release,
+) {
     const IMAGE: &str = "localhost/a:1";
     let (setup, lists) = setup_behind_proxy(release, IMAGE, usize::MAX);
     let daemon = setup.start().await;
@@ -75,7 +77,10 @@ async fn an_image_deleted_before_the_cri_lists_it_counts_as_a_deleted_one(releas
 }
 
 /// Review D7: containerd itself answers, and its CRI plugin did not load.
-async fn a_daemon_whose_cri_does_not_load_never_becomes_ready(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_daemon_whose_cri_does_not_load_never_becomes_ready(#[values(Debian, Newest)] release: Release) {
     let mut setup = Setup::new(release);
     let text = cri_settings(&setup).render_toml(&setup.layout).replace("\"overlayfs\"", "\"nowhere\"");
     setup.containerd.config = ContainerdConfig::Verbatim { text, runsc: false };
@@ -89,7 +94,10 @@ async fn a_daemon_whose_cri_does_not_load_never_becomes_ready(release: Release) 
 }
 
 /// Review D7: a script replaces the daemon by one that answers without a CRI.
-async fn a_daemon_that_loses_its_cri_is_restarted(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_daemon_that_loses_its_cri_is_restarted(#[values(Debian, Newest)] release: Release) {
     let mut setup = Setup::new(release);
     let (without, gate) = (setup.path("no-cri.toml"), setup.create_gate());
     fs::write(&without, ContainerdSettings::default().render_toml(&setup.layout)).unwrap();
@@ -113,7 +121,10 @@ async fn a_daemon_that_loses_its_cri_is_restarted(release: Release) {
 }
 
 /// The directory's pattern is imported by the file that containerd gets.
-async fn a_cri_that_an_import_disables_is_not_waited_for(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_cri_that_an_import_disables_is_not_waited_for(#[values(Debian, Newest)] release: Release) {
     let mut setup = Setup::new(release);
     let imported = setup.path("imported");
     fs::create_dir(&imported).unwrap();

@@ -3,20 +3,22 @@
 use std::time::Duration;
 
 use nodekeel_supervisor::RunnableState;
+use rstest::rstest;
 
-use crate::harness::{PRESEED, Release, Setup, noise_layer};
-
-crate::on_both!(
-    a_daemon_killed_while_importing_has_every_image_in_the_end,
-    what_a_killed_import_wrote_is_discarded_by_the_next_one,
-);
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{PRESEED, Setup, noise_layer};
 
 const BUNDLES: usize = 4;
 const KILLS: u64 = 20;
 
 /// Reference 13, `preseed: daemon dies mid-import`. The import resumes after each restart of the
 /// daemon, which is killed a little later each time.
-async fn a_daemon_killed_while_importing_has_every_image_in_the_end(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_daemon_killed_while_importing_has_every_image_in_the_end(
+    #[values(Debian, Newest)] release: Release,
+) {
     let mut setup = Setup::new(release);
     for number in 0..BUNDLES {
         let name = format!("localhost/killed-{number}:1");
@@ -48,7 +50,10 @@ async fn a_daemon_killed_while_importing_has_every_image_in_the_end(release: Rel
 }
 
 /// Otherwise a small disk has no space for the same bundle until the lease expires, after a day.
-async fn what_a_killed_import_wrote_is_discarded_by_the_next_one(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn what_a_killed_import_wrote_is_discarded_by_the_next_one(#[values(Debian, Newest)] release: Release) {
     let mut setup = Setup::new(release);
     setup.put_image("large.tar", "localhost/large:1", &noise_layer(100_000_000));
     setup.enable_preseed();

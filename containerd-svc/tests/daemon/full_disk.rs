@@ -4,14 +4,19 @@ use std::fs;
 use std::process::Command;
 
 use nodekeel_containerd_svc::{BundleOutcome, ImageStoreError, ImportError};
+use rstest::rstest;
 use testbed::{command_output, tools};
 
-use crate::harness::{PRESEED, Release, Setup, noise_layer};
-
-crate::on_both!(a_bundle_without_free_space_affects_no_other_and_is_imported_later);
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{PRESEED, Setup, noise_layer};
 
 /// Reference 13, `preseed: disk full on /data`.
-async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(
+    #[values(Debian, Newest)] release: Release,
+) {
     let setup = Setup::new(release);
     let data = setup.path("data");
     fs::create_dir(&data).unwrap();

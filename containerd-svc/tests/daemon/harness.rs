@@ -1,11 +1,11 @@
 //! A containerd under a supervisor, in a private directory.
 
 use std::fs;
-use std::future::Future;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{
@@ -19,17 +19,14 @@ use nodekeel_supervisor::{
 };
 use testbed::guest::disk;
 use testbed::{ScratchDir, gotool, tools, write_program};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 
 /// A release of containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Release {
     Debian,
     Newest,
-}
-
-pub(crate) fn run_async(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(test);
 }
 
 impl Release {
@@ -71,10 +68,23 @@ impl Setup {
     }
 
     pub(crate) fn in_directory(release: Release, scratch: Arc<ScratchDir>) -> Self {
+        Self::of_program(release.programs().join("containerd"), release.path(), release, scratch)
+    }
+
+    /// A script in the place of containerd.
+    pub(crate) fn fake(script: &str) -> Self {
+        let scratch = Arc::new(ScratchDir::new().unwrap());
+        let program = scratch.path().join("containerd");
+        write_program(&program, &format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mut setup = Self::of_program(program, "/usr/bin:/bin".into(), Release::Debian, scratch);
+        setup.containerd.grace_period = Duration::from_millis(200);
+        setup
+    }
+
+    fn of_program(program: PathBuf, path: String, release: Release, scratch: Arc<ScratchDir>) -> Self {
         let layout = DirectoryLayout::new(scratch.path().join("data"), scratch.path().join("run")).unwrap();
         let journal = LogStore::default();
-        let binary = release.programs().join("containerd");
-        let containerd = Containerd::new(binary, layout.clone(), release.path(), journal.clone());
+        let containerd = Containerd::new(program, layout.clone(), path, journal.clone());
         Self { release, containerd, layout, journal, scratch }
     }
 
@@ -200,7 +210,7 @@ impl TestDaemon {
     pub(crate) async fn wait_ready(&self, dn: &str, generation: u64) {
         let is_ready =
             |node: &RunnableStatus| node.generation >= generation && node.state == RunnableState::Ready;
-        if wait_node(&self.supervisor, dn, is_ready).await.is_err() {
+        if self.wait_node(dn, is_ready).await.is_err() {
             panic!("{dn} is not ready: {:#?}\n{}", self.supervisor.snapshot(), self.log("root"));
         }
     }
@@ -211,7 +221,14 @@ impl TestDaemon {
         dn: &str,
         condition: impl Fn(&RunnableStatus) -> bool,
     ) -> RunnableStatus {
-        wait_node(&self.supervisor, dn, condition).await.unwrap()
+        self.wait_node(dn, condition).await.unwrap()
+    }
+
+    /// Waits for three consecutive failures of the daemon; readiness would have reset the count.
+    pub(crate) async fn wait_failed(&self) -> RunnableStatus {
+        let node = self.wait_for("root.containerd", |node| node.failures >= 3).await;
+        assert!(node.exits.iter().all(|exit| exit.state == RunnableState::Dead), "{node:?}");
+        node
     }
 
     /// Waits until the preseed waits with a reason that names the image and its pause.
@@ -233,7 +250,7 @@ impl TestDaemon {
     pub(crate) async fn wait_imported(&self, preseed: &Preseed) {
         let is_complete =
             |_: &RunnableStatus| preseed.bundle_counts().is_some_and(|counts| counts.failed == 0);
-        if wait_node(&self.supervisor, PRESEED, is_complete).await.is_err() {
+        if self.wait_node(PRESEED, is_complete).await.is_err() {
             panic!("{:?}: {}", preseed.bundle_counts(), self.log("root"));
         }
     }
@@ -297,31 +314,29 @@ impl TestDaemon {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
 
+    async fn wait_node(
+        &self,
+        dn: &str,
+        is: impl Fn(&RunnableStatus) -> bool,
+    ) -> Result<RunnableStatus, Elapsed> {
+        let mut changes = self.supervisor.watch_changes();
+        let reached = async {
+            loop {
+                changes.borrow_and_update();
+                if let Some(node) = self.status(dn).filter(&is) {
+                    return node;
+                }
+                changes.changed().await.unwrap();
+            }
+        };
+        timeout(Duration::from_secs(120), reached).await
+    }
+
     pub(crate) async fn stop(self) -> Arc<ScratchDir> {
         let report = self.supervisor.shutdown().await;
         assert!(report.stragglers.is_empty(), "{report:?}");
         self.setup.scratch
     }
-}
-
-/// Waits until the status of a runnable meets a condition.
-pub(crate) async fn wait_node(
-    supervisor: &Supervisor,
-    dn: &str,
-    is: impl Fn(&RunnableStatus) -> bool,
-) -> Result<RunnableStatus, tokio::time::error::Elapsed> {
-    let mut changes = supervisor.watch_changes();
-    let reached = async {
-        loop {
-            changes.borrow_and_update();
-            let node = supervisor.snapshot().into_iter().find(|node| *node.dn == *dn);
-            if let Some(node) = node.filter(&is) {
-                return node;
-            }
-            changes.changed().await.unwrap();
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(120), reached).await
 }
 
 /// A unique container name: all containers of the machine share runc's directory.

@@ -5,19 +5,16 @@ use std::fs;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
 use nodekeel_containerd_svc::{BundleOutcome, ConfigVersion, ImageStore as _};
+use rstest::rstest;
 
 use crate::cri::{CriClient, POD_IMAGE};
-use crate::harness::{PRESEED, Release, Setup, busybox_layer, namespace, pod_image};
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{PRESEED, Setup, busybox_layer, namespace, pod_image};
 
-crate::on_both!(
-    containerd_images_meet_the_contract,
-    a_container_runs_from_a_preseeded_image,
-    an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored,
-    layers_are_unpacked_on_request,
-    a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_minutes,
-);
-
-async fn containerd_images_meet_the_contract(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn containerd_images_meet_the_contract(#[values(Debian, Newest)] release: Release) {
     let daemon = Setup::new(release).start().await;
     conformance(&daemon.images().await, &"conformance".parse().unwrap()).await;
     assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "no lease remains");
@@ -28,7 +25,10 @@ fn busybox_archive(shape: BuiltArchiveFormat) -> ArchiveBuilder {
     ArchiveBuilder::new(shape).with_image(&["localhost/busybox:1"], &busybox_layer())
 }
 
-async fn a_container_runs_from_a_preseeded_image(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_container_runs_from_a_preseeded_image(#[values(Debian, Newest)] release: Release) {
     for shape in [BuiltArchiveFormat::OciLayoutIndexLast, BuiltArchiveFormat::DockerArchive] {
         let daemon = Setup::new(release).start().await;
         daemon.put_bundle("busybox.tar.zst", &busybox_archive(shape).to_zstd());
@@ -39,7 +39,12 @@ async fn a_container_runs_from_a_preseeded_image(release: Release) {
     }
 }
 
-async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(
+    #[values(Debian, Newest)] release: Release,
+) {
     let daemon = Setup::new(release).start().await;
     daemon.put_bundle("busybox.tar", &busybox_archive(BuiltArchiveFormat::OciLayout).to_tar());
     let (preseed, images) = (daemon.preseed(), daemon.images().await);
@@ -63,7 +68,10 @@ async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(r
     daemon.stop().await;
 }
 
-async fn layers_are_unpacked_on_request(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn layers_are_unpacked_on_request(#[values(Debian, Newest)] release: Release) {
     let daemon = Setup::new(release).start().await;
     daemon.put_bundle("busybox.tar.gz", &busybox_archive(BuiltArchiveFormat::DockerArchive).to_gzip());
     let images = daemon.images().await;
@@ -85,7 +93,12 @@ async fn layers_are_unpacked_on_request(release: Release) {
 }
 
 /// An operator deletes images through the CRI, and through containerd's API.
-async fn a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_minutes(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_minutes(
+    #[values(Debian, Newest)] release: Release,
+) {
     let mut setup = Setup::new(release);
     setup.put_bundle("pod.tar", &pod_image().to_tar());
     setup.enable_cri(ConfigVersion::default(), setup.cri());

@@ -14,24 +14,3 @@ mod late_cri;
 mod pods;
 mod process;
 mod second_version;
-
-/// Runs tests on each release.
-macro_rules! on_both {
-    ($($name:ident),* $(,)?) => {
-        mod debian {
-            $(#[test]
-            #[ignore = "needs containerd, runc, skopeo, umoci, busybox and root"]
-            fn $name() {
-                $crate::harness::run_async(super::$name($crate::harness::Release::Debian));
-            })*
-        }
-        mod newest {
-            $(#[test]
-            #[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
-            fn $name() {
-                $crate::harness::run_async(super::$name($crate::harness::Release::Newest));
-            })*
-        }
-    };
-}
-pub(crate) use on_both;

@@ -11,28 +11,20 @@ use nodekeel_containerd_svc::{
     daemon_version,
 };
 use nodekeel_supervisor::{RunnableState, RunnableStatus};
+use rstest::rstest;
 
-use crate::harness::{PRESEED, Release, Setup, busybox_layer, unique_name};
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{PRESEED, Setup, busybox_layer, unique_name};
 
-crate::on_both!(
-    the_daemon_is_ready_when_it_answers_and_has_two_environment_variables,
-    a_stale_socket_does_not_prevent_a_start,
-    a_restart_leaves_containers_running,
-    images_are_listed_when_preseed_is_ready,
-    a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repaired,
-    a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_empty_one_is_named,
-    every_config_version_is_accepted,
-    an_unresponsive_daemon_is_killed_and_restarted,
-    runsc_lines_are_in_the_journal,
-    a_verbatim_configuration_is_used_unchanged,
-    a_rejected_configuration_never_becomes_ready,
-    the_daemon_is_not_ready_before_its_socket_exists,
-);
-
-async fn the_daemon_is_ready_when_it_answers_and_has_two_environment_variables(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn the_daemon_is_ready_when_it_answers_and_has_two_environment_variables(
+    #[values(Debian, Newest)] release: Release,
+) {
     let daemon = Setup::new(release).start().await;
     let answer = daemon_version(&daemon.layout.socket_path()).await.unwrap();
-    let expected = if release == Release::Debian { "1.6" } else { "v2.4" };
+    let expected = if release == Debian { "1.6" } else { "v2.4" };
     assert!(answer.starts_with(expected), "{answer}");
     let environment = fs::read(format!("/proc/{}/environ", daemon.pid())).unwrap();
     let variables: BTreeMap<_, _> = String::from_utf8(environment)
@@ -49,14 +41,20 @@ async fn the_daemon_is_ready_when_it_answers_and_has_two_environment_variables(r
 }
 
 /// Reference 13, `stale socket file`.
-async fn a_stale_socket_does_not_prevent_a_start(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_stale_socket_does_not_prevent_a_start(#[values(Debian, Newest)] release: Release) {
     let setup = Setup::new(release);
     fs::create_dir(setup.layout.run_dir()).unwrap();
     drop(UnixListener::bind(setup.layout.socket_path()).unwrap());
     setup.start().await.stop().await;
 }
 
-async fn a_restart_leaves_containers_running(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_restart_leaves_containers_running(#[values(Debian, Newest)] release: Release) {
     let daemon = Setup::new(release).start().await;
     daemon.put_image("busybox.tar", "localhost/busybox:1", &busybox_layer());
     daemon.import_bundles().await;
@@ -76,7 +74,10 @@ async fn a_restart_leaves_containers_running(release: Release) {
 }
 
 /// Reference 10: once more after the daemon's restart.
-async fn images_are_listed_when_preseed_is_ready(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn images_are_listed_when_preseed_is_ready(#[values(Debian, Newest)] release: Release) {
     let mut setup = Setup::new(release);
     let pause = ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive);
     setup.put_bundle("pause.tar.gz", &pause.with_image(&["registry.k8s.io/pause:3.10"], b"x").to_gzip());
@@ -91,7 +92,12 @@ async fn images_are_listed_when_preseed_is_ready(release: Release) {
 }
 
 /// Review D8.
-async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repaired(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repaired(
+    #[values(Debian, Newest)] release: Release,
+) {
     let mut setup = Setup::new(release);
     let pause = ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive).with_image(&["pause:3.10"], b"x");
     setup.put_bundle("pause.tar", &pause.to_tar());
@@ -112,8 +118,11 @@ async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repair
 }
 
 /// The directory of a disk that is not mounted.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
 async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_empty_one_is_named(
-    release: Release,
+    #[values(Debian, Newest)] release: Release,
 ) {
     let mut setup = Setup::new(release);
     let directory = setup.path("preseed");
@@ -139,10 +148,13 @@ async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_em
     daemon.stop().await;
 }
 
-async fn every_config_version_is_accepted(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn every_config_version_is_accepted(#[values(Debian, Newest)] release: Release) {
     let versions: &[ConfigVersion] = match release {
-        Release::Debian => &[ConfigVersion::V2],
-        Release::Newest => &[ConfigVersion::V2, ConfigVersion::V3],
+        Debian => &[ConfigVersion::V2],
+        Newest => &[ConfigVersion::V2, ConfigVersion::V3],
     };
     for version in versions {
         let mut setup = Setup::new(release);
@@ -158,7 +170,10 @@ async fn every_config_version_is_accepted(release: Release) {
 }
 
 /// Reference 13, `daemon hangs`.
-async fn an_unresponsive_daemon_is_killed_and_restarted(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn an_unresponsive_daemon_is_killed_and_restarted(#[values(Debian, Newest)] release: Release) {
     let liveness = LivenessProbe {
         period: Duration::from_millis(100),
         timeout: Duration::from_secs(2),
@@ -175,7 +190,10 @@ async fn an_unresponsive_daemon_is_killed_and_restarted(release: Release) {
     daemon.stop().await;
 }
 
-async fn runsc_lines_are_in_the_journal(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn runsc_lines_are_in_the_journal(#[values(Debian, Newest)] release: Release) {
     use std::io::Write as _;
     let mut setup = Setup::new(release);
     let cri = CriSettings { runsc: Some(RunscSettings::default()), ..setup.cri() };
@@ -193,7 +211,10 @@ async fn runsc_lines_are_in_the_journal(release: Release) {
     daemon.stop().await;
 }
 
-async fn a_verbatim_configuration_is_used_unchanged(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_verbatim_configuration_is_used_unchanged(#[values(Debian, Newest)] release: Release) {
     for runsc in [true, false] {
         let mut setup = Setup::new(release);
         let config_text =
@@ -214,19 +235,24 @@ async fn a_verbatim_configuration_is_used_unchanged(release: Release) {
 }
 
 /// Reference 13, `config rejected`: consecutive failures increase the backoff.
-async fn a_rejected_configuration_never_becomes_ready(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_rejected_configuration_never_becomes_ready(#[values(Debian, Newest)] release: Release) {
     let mut setup = Setup::new(release);
     setup.containerd.config = ContainerdConfig::Verbatim { text: "version = [".into(), runsc: false };
     let daemon = setup.launch();
-    let node = daemon.wait_for("root.containerd", |node| node.failures >= 3).await;
-    assert!(node.exits.iter().all(|exit| exit.state == RunnableState::Dead), "{node:?}");
+    daemon.wait_failed().await;
     let log = daemon.log("root.containerd");
     assert!(log.contains("toml"), "the log has the reason: {log}");
     daemon.stop().await;
 }
 
 /// Reference 10: the socket appears late.
-async fn the_daemon_is_not_ready_before_its_socket_exists(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn the_daemon_is_not_ready_before_its_socket_exists(#[values(Debian, Newest)] release: Release) {
     let mut setup = Setup::new(release);
     let gate = setup.create_gate();
     setup.replace_program(&format!("read go <{}\nexec $real \"$@\"", gate.display()));

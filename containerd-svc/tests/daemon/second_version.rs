@@ -3,13 +3,10 @@
 use std::fs;
 
 use nodekeel_containerd_svc::{BundleOutcome, Image};
+use rstest::rstest;
 
-use crate::harness::{Release, Setup, busybox_layer, noise_layer};
-
-crate::on_both!(
-    a_second_version_is_imported_once_and_the_first_is_unpinned,
-    a_name_goes_to_the_bundle_that_remains_and_a_container_runs_it,
-);
+use crate::harness::Release::{self, Debian, Newest};
+use crate::harness::{Setup, busybox_layer, noise_layer};
 
 fn is_pinned(images: &[Image], name: &str) -> bool {
     let image = images.iter().find(|image| image.name == name).expect("it stays listed");
@@ -20,7 +17,12 @@ fn is_pinned(images: &[Image], name: &str) -> bool {
 }
 
 /// Review D1.
-async fn a_second_version_is_imported_once_and_the_first_is_unpinned(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_second_version_is_imported_once_and_the_first_is_unpinned(
+    #[values(Debian, Newest)] release: Release,
+) {
     let daemon = Setup::new(release).start().await;
     let (preseed, store) = (daemon.preseed(), daemon.images().await);
     daemon.put_image("app.tar", "localhost/app:v1", &noise_layer(1000));
@@ -51,7 +53,12 @@ async fn a_second_version_is_imported_once_and_the_first_is_unpinned(release: Re
 }
 
 /// Review D2.
-async fn a_name_goes_to_the_bundle_that_remains_and_a_container_runs_it(release: Release) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_name_goes_to_the_bundle_that_remains_and_a_container_runs_it(
+    #[values(Debian, Newest)] release: Release,
+) {
     const NAME: &str = "localhost/same:1";
     let daemon = Setup::new(release).start().await;
     let (preseed, store) = (daemon.preseed(), daemon.images().await);
