@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::Notify;
 
 use crate::image::{Image, ImageLayer, Labels};
 use crate::store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};
@@ -47,6 +48,9 @@ struct StoreState {
     written: u64,
     /// The size of the disk; `None` for an unknown one.
     disk_bytes: Option<u64>,
+    /// Told by each write, if writes hang.
+    stalled: Option<Arc<Notify>>,
+    sessions: usize,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +103,17 @@ impl MemStore {
         let mut inner = self.lock_state();
         let previous = inner.calls.get(&call).copied().unwrap_or_default();
         inner.failures.insert((call, previous + number));
+    }
+
+    /// Makes every [`BlobWriter::write`] hang from now on, as one to a disk that does not answer. Each notifies the value
+    /// that is returned.
+    pub fn stall_writes(&self) -> Arc<Notify> {
+        Arc::clone(self.lock_state().stalled.get_or_insert_default())
+    }
+
+    /// The number of import sessions that are neither finished nor dropped.
+    pub fn session_count(&self) -> usize {
+        self.lock_state().sessions
     }
 
     /// The number of calls of this kind so far.
@@ -197,6 +212,7 @@ impl ImageStore for MemStore {
 
     async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {
         self.record_call(StoreCall::BeginImport).map_err(ImageStoreError::BeginImport)?;
+        self.lock_state().sessions += 1;
         Ok(Box::new(MemImport { store: self.clone(), namespace: namespace.clone(), leased: Arc::default() }))
     }
 }
@@ -290,6 +306,7 @@ impl Drop for MemImport {
     fn drop(&mut self) {
         let leased = std::mem::take(&mut *self.leased.lock().unwrap_or_else(PoisonError::into_inner));
         let mut inner = self.store.lock_state();
+        inner.sessions -= 1;
         let space = inner.namespace_mut(&self.namespace);
         for digest in leased {
             // Once only: another session may hold the same content.
@@ -306,6 +323,11 @@ impl BlobWriter for MemWriter {
     async fn write(&mut self, chunk: Bytes) -> Result<(), ImageStoreError> {
         let failed = |source| ImageStoreError::WriteContent { file: self.blob.file.clone(), source };
         self.store.record_call(StoreCall::Write).map_err(failed)?;
+        let stalled = self.store.lock_state().stalled.clone();
+        if let Some(stalled) = stalled {
+            stalled.notify_one();
+            return std::future::pending().await;
+        }
         self.store.lock_state().written += chunk.len() as u64;
         self.bytes.extend_from_slice(&chunk);
         Ok(())

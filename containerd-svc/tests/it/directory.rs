@@ -144,25 +144,6 @@ async fn a_bare_tag_belongs_to_the_files_repository() {
 }
 
 #[tokio::test]
-async fn the_first_of_two_bundles_keeps_a_shared_name_and_neither_is_read_again() {
-    let bundles = BundleFixture::new();
-    for (file, layer) in [("a.tar", b"a"), ("b.tar", b"b")] {
-        bundles.put_bundle(
-            file,
-            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
-                .with_image(&["localhost/x:1", file.trim_end_matches(".tar")], layer)
-                .to_tar(),
-        );
-    }
-    assert_eq!(count_outcomes(&bundles.run_preseed().await), [2, 0, 0]);
-    let first = bundles.list_images().await;
-    let target = |name: &str| first.iter().find(|image| image.name == name).unwrap().target.digest;
-    assert_eq!(target("localhost/x:1"), target("docker.io/library/a:a"));
-    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
-    assert_eq!(bundles.list_images().await, first);
-}
-
-#[tokio::test]
 async fn links_in_a_docker_archive_lead_to_layers() {
     let layer = b"shared layer".as_slice();
     let bundles = BundleFixture::new();

@@ -1,5 +1,7 @@
 //! A store that fails at any call, and bundles that are cut at any byte.
 
+use std::time::Duration;
+
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
 
@@ -129,9 +131,29 @@ async fn an_abandoned_import_leaves_nothing_and_the_next_one_is_complete() {
     for _ in 0..20 {
         let pass = bundles.preseed.run(&bundles.store);
         // Polled once and then dropped.
-        drop(tokio::time::timeout(std::time::Duration::ZERO, pass).await);
+        drop(tokio::time::timeout(Duration::ZERO, pass).await);
     }
     let report = bundles.run_preseed().await;
     assert_eq!(count_outcomes(&report)[2], 0, "{report:?}");
     assert_eq!(bundles.image_names().await, ["localhost/a:1", "localhost/a:2"]);
+}
+
+/// Reference 10, `cancellation during a blocking import`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_import_cancelled_while_its_store_stalls_is_released() {
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", &small_archive("a"));
+    let stalled = bundles.store.stall_writes();
+    tokio::select! {
+        report = bundles.run_preseed() => panic!("{report:?}"),
+        () = stalled.notified() => {}
+    }
+    // The reading thread owns the session and drops it.
+    let ended = || {
+        let sessions = bundles.store.session_count();
+        anyhow::ensure!(sessions == 0, "{sessions} sessions");
+        Ok(())
+    };
+    testbed::wait_until(Duration::from_secs(20), "the end of the session", ended).unwrap();
+    assert_eq!(bundles.list_images().await, []);
 }

@@ -12,4 +12,3 @@ mod reconcile;
 mod runsc;
 mod single_archive;
 mod space;
-mod stalled_store;

@@ -24,32 +24,6 @@ async fn target_of(bundles: &BundleFixture, name: &str) -> Digest {
     images.iter().find(|image| image.name == name).unwrap().target.digest
 }
 
-/// The target that an image with this layer gets.
-async fn expected_target(name: &str, layer: &[u8]) -> Digest {
-    let alone = BundleFixture::new();
-    alone.put_image("alone.tar", name, layer).run_preseed().await;
-    target_of(&alone, name).await
-}
-
-/// Review D1.
-#[tokio::test]
-async fn a_bundle_whose_image_name_changes_is_imported_once_and_its_old_image_is_unpinned() {
-    let bundles = BundleFixture::new();
-    bundles.put_image("app.tar", "localhost/app:v1", b"1").run_preseed().await;
-    bundles.put_image("app.tar", "localhost/app:v2", b"2");
-    let mut outcomes = Vec::new();
-    for _ in 0..4 {
-        outcomes.push(count_outcomes(&bundles.run_preseed().await));
-    }
-    assert_eq!(outcomes, [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0]]);
-    let v1 = ("localhost/app:v1".to_owned(), false, false);
-    assert_eq!(list_pins(&bundles).await, [v1.clone(), ("localhost/app:v2".to_owned(), true, true)]);
-    // Nothing is removed: the image stays until the kubelet needs its space.
-    fs::remove_file(bundles.path("app.tar")).unwrap();
-    bundles.run_preseed().await;
-    assert_eq!(list_pins(&bundles).await, [v1, ("localhost/app:v2".to_owned(), false, false)]);
-}
-
 /// Review D1: the namespace's directory is gone with its last bundle.
 #[tokio::test]
 async fn images_of_a_deleted_namespace_directory_are_unpinned_and_those_of_a_missing_directory_are_not() {
@@ -148,37 +122,6 @@ async fn an_image_keeps_its_pin_while_its_bundle_is_invalid() {
         bundles.put_bundle("a.tar", b"scribble").run_preseed().await;
         assert_eq!(list_pins(&bundles).await, [("localhost/a:1".to_owned(), true, true)]);
     }
-}
-
-/// Review D2.
-#[tokio::test]
-async fn the_image_of_a_deleted_bundle_does_not_go_on_under_the_name_of_another_bundle() {
-    const NAME: &str = "localhost/same:1";
-    let bundles = BundleFixture::new();
-    bundles.put_image("a-old.tar", NAME, b"old");
-    bundles.put_image("b-new.tar", NAME, b"new");
-    bundles.run_preseed().await;
-    assert_eq!(target_of(&bundles, NAME).await, expected_target(NAME, b"old").await, "the first one owns it");
-    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
-    fs::remove_file(bundles.path("a-old.tar")).unwrap();
-    bundles.run_preseed().await;
-    assert_eq!(target_of(&bundles, NAME).await, expected_target(NAME, b"new").await);
-    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 1, 0]);
-    assert_eq!(list_pins(&bundles).await, [(NAME.to_owned(), true, true)]);
-}
-
-/// Review D2: the owner follows from all bundles, not from the order in which they came.
-#[tokio::test]
-async fn a_name_goes_to_the_first_bundle_also_where_that_comes_later() {
-    const NAME: &str = "localhost/same:1";
-    let bundles = BundleFixture::new();
-    bundles.put_image("b.tar", NAME, b"b").run_preseed().await;
-    bundles.put_image("a.tar", NAME, b"a").run_preseed().await;
-    assert_eq!(target_of(&bundles, NAME).await, expected_target(NAME, b"a").await);
-    // A new version of the first one that has another name gives the name back within one pass.
-    bundles.put_image("a.tar", "localhost/other:1", b"other").run_preseed().await;
-    assert_eq!(target_of(&bundles, NAME).await, expected_target(NAME, b"b").await);
-    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
 }
 
 #[tokio::test]
