@@ -21,6 +21,7 @@ mod kill_tally;
 mod kube;
 mod kubeconfig;
 mod port;
+mod private_network;
 mod program;
 mod scratch;
 mod software_tpm;
@@ -51,6 +52,7 @@ pub use kube::{
 pub use kubeconfig::UNREACHABLE_KUBECONFIG;
 pub use port::{ReservedPort, reserve_port};
 pub use power_cut::PowerCut;
+pub use private_network::PrivateNetwork;
 pub use program::{copy_program, write_program};
 pub use scratch::ScratchDir;
 pub use software_tpm::SoftwareTpm;

@@ -18,7 +18,6 @@ mod kubelet;
 mod lifecycle;
 mod log_levels;
 mod many_services;
-mod network_namespace;
 mod nodectl;
 mod planned_stop;
 mod preseed;

@@ -1,47 +1,44 @@
 //! The address at which a node is a member.
 
+use std::net::Ipv4Addr;
 use std::process::Command;
 
-use testbed::ScratchDir;
+use testbed::{PrivateNetwork, ScratchDir};
 
 use super::{MemberFixture, assert_joins, cluster_identity, join_cluster, list_members, wait_failing};
 use crate::harness::NodedProcess;
-use crate::network_namespace::TestNetwork;
 
-/// A member at the address of this side of the link, and one behind the interface of the other side.
-fn members_of(site: &TestNetwork) -> [MemberFixture; 2] {
-    let here = format!("address = \"{}\"", site.link[0]);
-    [
-        MemberFixture::reachable_by(&here, None),
-        MemberFixture::reachable_by("interface = \"uplink0\"", Some(site)),
-    ]
+/// A member in this network namespace, and one behind the interface of a host.
+fn members_of(site: &PrivateNetwork) -> [MemberFixture; 2] {
+    let here = format!("address = \"{}\"", site.own_address());
+    [MemberFixture::reachable_by(&here, None), MemberFixture::reachable_by("interface = \"up0\"", Some(site))]
 }
 
 #[test]
 #[ignore = "needs etcd, ip and root: it makes a network namespace"]
 fn a_node_in_a_private_network_joins_at_the_address_of_its_interface() {
-    let site = TestNetwork::new();
+    let site = PrivateNetwork::new(1).unwrap();
     let [first, second] = members_of(&site);
-    assert_joins(&first, &second, &site.link[1]);
+    assert_joins(&first, &second, &site.address(0).to_string());
 }
 
 #[test]
 #[ignore = "needs go, ip and root: it makes a network namespace"]
 fn a_node_in_a_private_network_joins_on_the_newest_etcd_too() {
-    let site = TestNetwork::new();
+    let site = PrivateNetwork::new(1).unwrap();
     let [first, second] = members_of(&site).map(MemberFixture::on_newest_etcd);
-    assert_joins(&first, &second, &site.link[1]);
+    assert_joins(&first, &second, &site.address(0).to_string());
 }
 
 #[test]
 #[ignore = "needs etcd, ip and root: it makes a network namespace"]
 fn a_node_whose_interface_changes_its_address_stays_the_same_node() {
-    let site = TestNetwork::new();
-    let there = &site.link[1];
+    let site = PrivateNetwork::new(1).unwrap();
+    let (there, elsewhere) = (site.address(0), site.address(1));
     let [first, second] = members_of(&site);
-    let (bootstrapped, joined) = join_cluster(&first, &second, there);
+    let (bootstrapped, joined) = join_cluster(&first, &second, &there.to_string());
     let (node, cluster) = cluster_identity(&joined);
-    let is_listed_at = |address: &str| {
+    let is_listed_at = |address: Ipv4Addr| {
         let members = list_members(&bootstrapped);
         let listed = members.as_array().unwrap().iter().find(|member| member["name"] == node);
         let url = format!("https://{address}:{}", second.peer_port());
@@ -50,17 +47,17 @@ fn a_node_whose_interface_changes_its_address_stays_the_same_node() {
     is_listed_at(there);
 
     // While it runs. It is one of two, so there is no quorum until it is back.
-    site.change_address("del", there);
-    site.change_address("add", &site.spare_address);
+    site.change_address(0, "del", there).unwrap();
+    site.change_address(0, "add", elsewhere).unwrap();
     joined.wait_for_event("root.cluster", 2, "ready");
     assert_eq!(cluster_identity(&joined), (node.clone(), cluster.clone()));
-    is_listed_at(&site.spare_address);
+    is_listed_at(elsewhere);
 
     // While it is off: the other member reports that the cluster does not answer.
     let scratch = joined.kill();
     bootstrapped.nodectl(&["cluster", "members"]).assert_fails(1, "list the members");
-    site.change_address("del", &site.spare_address);
-    site.change_address("add", there);
+    site.change_address(0, "del", elsewhere).unwrap();
+    site.change_address(0, "add", there).unwrap();
     let joined = second.start(scratch);
     assert_eq!(cluster_identity(&joined), (node.clone(), cluster));
     is_listed_at(there);

@@ -6,12 +6,12 @@ mod configuration;
 mod tickets;
 
 use std::fs;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use testbed::{ScratchDir, gotool};
+use testbed::{PrivateNetwork, ScratchDir, gotool, tools};
 
 use crate::harness::{EtcdPorts, NodedProcess, wait};
-use crate::network_namespace::{TestNetwork, in_namespace};
 
 /// The configuration of a member, which keeps its ports across restarts.
 struct MemberFixture {
@@ -26,14 +26,14 @@ impl MemberFixture {
         Self::reachable_by("address = \"127.0.0.1\"", None)
     }
 
-    fn reachable_by(how: &str, network: Option<&TestNetwork>) -> Self {
+    fn reachable_by(how: &str, network: Option<&PrivateNetwork>) -> Self {
         let ports = EtcdPorts::reserve();
         let config = format!(
             "services.containerd.enable = false\n{}[cluster]\n{how}\nbootstrap = true\ndeadline = \"60s\"\n\
              golden_tickets = true\n",
             ports.section("")
         );
-        Self { config, ports, network: network.map(|site| site.name.clone()) }
+        Self { config, ports, network: network.map(|site| site.namespace(0)) }
     }
 
     /// With the newest release of etcd instead of Debian's.
@@ -48,7 +48,11 @@ impl MemberFixture {
     fn spawn(&self, scratch: ScratchDir) -> NodedProcess {
         let mut noded = NodedProcess::spawn(scratch, &self.config, &[], |command| {
             if let Some(network) = &self.network {
-                *command = in_namespace(network, command);
+                // The same process: ip(8) executes it.
+                let mut within = Command::new(tools::find_tool(tools::IP).unwrap());
+                within.args(["netns", "exec", network]).arg(command.get_program()).args(command.get_args());
+                within.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).stderr(Stdio::piped());
+                *command = within;
             }
         });
         noded.wait_for_line("control socket at");
