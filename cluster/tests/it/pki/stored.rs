@@ -131,37 +131,6 @@ async fn a_leaf_certificate_is_rejected_as_a_ca() {
     assert!(new.save_to(root).await.is_ok());
 }
 
-/// A certificate, and a list with an entry.
-fn valid_values() -> [Vec<u8>; 2] {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        let (_, cluster_ca) = saved_ca().await;
-        let certificate = cluster_ca.issue_credentials(&member_spec("member")).await.unwrap().certificate;
-        cluster_ca.revoke_name("member").await.unwrap();
-        [certificate.der_bytes().to_vec(), cluster_ca.revocation_list().await.unwrap().der_bytes().to_vec()]
-    })
-}
-
-#[test]
-fn mutated_ca_values_never_panic() {
-    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
-    let (valid, mut runner) = (valid_values(), proptest::test_runner::TestRunner::new(config));
-    let edits = proptest::collection::vec((any::<prop::sample::Index>(), 0..3u8, any::<u8>()), 1..4);
-    let mutated = runner.run(&(0..valid.len(), edits), |(which, edits)| {
-        let mut bytes = valid[which].clone();
-        for (at, edit, byte) in edits {
-            let at = at.index(bytes.len());
-            match edit {
-                0 => bytes[at] = byte,
-                1 => bytes.insert(at, byte),
-                _ => drop(bytes.remove(at)),
-            }
-        }
-        fuzz_ca_values(&bytes);
-        Ok(())
-    });
-    mutated.unwrap();
-}
-
 proptest! {
     #[test]
     fn arbitrary_values_never_panic(bytes: Vec<u8>) {
