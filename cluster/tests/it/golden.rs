@@ -3,28 +3,21 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::{KeyRange, KvStore};
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryKv, MemoryNetwork};
 use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl, StartOptions};
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
-use nodekeel_cluster::node::{GoldenTicket, LocalNames, NodeId};
+use nodekeel_cluster::node::{GoldenTicket, NodeId};
 use nodekeel_cluster::pki::ClusterCa;
-use nodekeel_localstorage::OsFileStore;
 use nodekeel_localstorage::step_journal::{StepJournal, StepList};
-use nodekeel_localstorage::tree::{LayoutFile, LayoutTarget};
+use testbed::command_output;
 
 use crate::enrolment::{NodeFixture, NodeRun, error_chain, parse_ip};
 use crate::member_run::MemberRun;
-
-nodekeel_localstorage::layout! {
-    /// The names of the host, as the first release wrote them.
-    struct NameFiles {
-        hosts: LayoutFile = "hosts", 0o644;
-        machine_id: LayoutFile = "machine-id", 0o444;
-    }
-}
+use crate::nodes::local_names;
 
 fn golden_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(name)
@@ -55,22 +48,11 @@ async fn store_with(keys: &str) -> Arc<dyn KvStore> {
 
 /// A node with the disks of the first release.
 fn node_with_disks(consensus: Arc<MemoryConsensus>, address: &str, disks: &str) -> NodeFixture {
-    let fixture = NodeFixture::with_consensus(consensus, address);
-    copy_tree(&golden_path(disks), fixture.disks.path());
+    let fixture = NodeFixture::in_memory(consensus, address);
+    let mut copy = Command::new("cp");
+    copy.arg("-r").arg(golden_path(disks).join(".")).arg(fixture.disks.path());
+    command_output(&mut copy).unwrap();
     fixture
-}
-
-fn copy_tree(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            fs::create_dir_all(&target).unwrap();
-            copy_tree(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 /// A member in memory whose store contains the keys of a cluster of the first release, as if it had run in it.
@@ -240,8 +222,10 @@ async fn a_node_that_joined_with_the_first_release_restarts_as_the_same_node() {
     run.stop().await;
 }
 
+/// It was permitted by default then, and not recorded outside of the journal.
 #[tokio::test]
-async fn a_bootstrap_that_the_first_release_started_is_completed() {
+async fn a_bootstrap_that_the_first_release_started_is_completed_and_recorded_although_nothing_permits_it_now()
+ {
     for (disks, has_mark, has_node) in [
         ("bootstrap-decided", false, false),
         ("bootstrap-storage", true, false),
@@ -249,35 +233,20 @@ async fn a_bootstrap_that_the_first_release_started_is_completed() {
     ] {
         let network = MemoryNetwork::new();
         let consensus = Arc::new(MemoryConsensus::on_network(&network));
-        let fixture = node_with_disks(consensus, "192.0.2.1", disks);
-        let (run, membership) = fixture.run_to_running().await;
-        let mark = fs::read_to_string(fixture.disks.path().join("data/.enrolment")).unwrap();
-        assert_eq!(membership.cluster_id.to_string(), mark.trim_end(), "{disks}");
-        if has_mark {
-            assert_eq!(mark.trim_end(), expected(&format!("{disks}-enrolment")));
-        }
-        if has_node {
-            assert_eq!(membership.node_id.to_string(), expected(&format!("{disks}-node")));
-        }
-        run.stop().await;
-    }
-}
-
-/// It was permitted by default then, and not recorded outside of the journal.
-#[tokio::test]
-async fn a_bootstrap_that_the_first_release_started_is_recorded_although_nothing_permits_it_now() {
-    for disks in ["bootstrap-decided", "bootstrap-storage", "bootstrap-identity"] {
-        let network = MemoryNetwork::new();
-        let consensus = Arc::new(MemoryConsensus::on_network(&network));
         let mut fixture = node_with_disks(consensus, "192.0.2.1", disks);
         fixture.settings.bootstrap = false;
         let (run, membership) = fixture.run_to_running().await;
         run.stop().await;
-        let record = fs::read_to_string(fixture.disks.path().join("esp/bootstrapped"));
-        assert_eq!(
-            record.unwrap_or_else(|error| panic!("{disks}: {error}")).trim_end(),
-            membership.cluster_id.to_string()
-        );
+        for file in ["data/.enrolment", "esp/bootstrapped"] {
+            let written = fs::read_to_string(fixture.disks.path().join(file)).unwrap();
+            assert_eq!(written.trim_end(), membership.cluster_id.to_string(), "{disks}: {file}");
+        }
+        if has_mark {
+            assert_eq!(membership.cluster_id.to_string(), expected(&format!("{disks}-enrolment")));
+        }
+        if has_node {
+            assert_eq!(membership.node_id.to_string(), expected(&format!("{disks}-node")));
+        }
     }
 }
 
@@ -297,19 +266,13 @@ async fn the_names_of_the_host_are_those_of_the_first_release() {
     for name in ["hosts", "machine-id"] {
         fs::remove_file(fixture.disks.path().join("run").join(name)).unwrap();
     }
-    let run_dir = fixture.dir("run");
-    let path = run_dir.path().to_owned();
-    let files: NameFiles =
-        LayoutTarget::new(Arc::new(OsFileStore::new(run_dir)), path).create_layout().unwrap();
+    let names = fixture.disks.path().join("run");
     let mut deps = fixture.deps();
-    deps.local_names = LocalNames {
-        hosts: Some(files.hosts.clone()),
-        machine_id: Some(files.machine_id.clone()),
-        set_hostname: false,
-    };
+    deps.local_names = local_names(&names);
     let run = NodeRun::start_once(ClusterNode::new(deps, fixture.settings.clone()));
     run.wait_finished().await.expect("the node is in its cluster");
-    assert_eq!(files.hosts.read().unwrap(), golden("hosts").as_bytes());
-    assert_eq!(files.machine_id.read().unwrap(), golden("machine-id").as_bytes());
+    for name in ["hosts", "machine-id"] {
+        assert_eq!(fs::read_to_string(names.join(name)).unwrap(), golden(name));
+    }
     run.stop().await;
 }

@@ -8,7 +8,7 @@ use nodekeel_supervisor::{Context, Failure, Supervisor};
 use tokio::time::timeout;
 
 /// Longer than anything here takes, unless it hangs.
-pub(crate) const HANG: Duration = Duration::from_secs(30);
+pub(crate) const HANG: Duration = Duration::from_secs(90);
 
 pub(crate) struct MemberRun {
     pub(crate) supervisor: Supervisor,

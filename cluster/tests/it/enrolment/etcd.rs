@@ -1,137 +1,106 @@
-//! Enrolment with a real etcd, and with a real process that is killed by SIGKILL: this program, run again for
-//! one test.
+//! Enrolment with a real etcd.
 
-mod kill_matrix;
-mod run_process;
-
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
+use std::path::Path;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use nodekeel_cluster::consensus::PeerUrl;
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
-use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
-use nodekeel_cluster::network::StaticNetwork;
-use testbed::{ReservedPort, ScratchDir, gotool, reserve_port, tools};
+use nodekeel_cluster::enrolment::ConsensusFactory;
+use rstest::rstest;
+use rustix::process::{Signal, kill_process};
+use testbed::reserve_port;
 
-use super::node_fixture::{
-    NodeRun, create_disks, error_chain, node_address, node_deps, parse_ip, ticket_file,
-};
+use super::kills::{FLOWS, KillScenario, RECOVERY_LIMIT};
+use super::node_fixture::{NodeFixture, parse_ip};
+use crate::etcd::EtcdVersion::{self, Debian, Newest};
+use crate::etcd::etcd_processes;
 
-const HOST: &str = "127.0.0.1";
+/// At how many of the kill points a test kills: every n-th, or `all`.
+const KILLS_ENV: &str = "NODEKEEL_CLUSTER_KILLS";
+/// The default distance of the kills.
+const DEFAULT_STRIDE: usize = 16;
+/// The delay per kill point when an etcd is to be killed that does not run yet: all delays together exceed the time
+/// until it is ready.
+const KILL_DELAY: Duration = Duration::from_millis(23);
 
-/// A node on this host: its disks, and dedicated ports.
-struct NodeHost {
-    scratch: ScratchDir,
-    peer: ReservedPort,
-    client: ReservedPort,
-    binary: PathBuf,
+/// A node on this host, with dedicated ports.
+fn etcd_node(version: EtcdVersion) -> NodeFixture {
+    let ports = vec![reserve_port().expect("a port"), reserve_port().expect("a port")];
+    let mut config = EtcdConfig::new(version.binary());
+    (config.peer_port, config.client_port) = (ports[0].number(), ports[1].number());
+    let url = PeerUrl::new(parse_ip("127.0.0.1"), config.peer_port);
+    let fixture = NodeFixture::with_consensus(ConsensusFactory::etcd_on_volume(config), url);
+    NodeFixture { _ports: ports, ..fixture }
 }
 
-impl NodeHost {
-    fn new(binary: &Path) -> Self {
-        let scratch = ScratchDir::new().expect("a directory");
-        create_disks(scratch.path());
-        let (peer, client) = (reserve_port().expect("a port"), reserve_port().expect("a port"));
-        Self { scratch, peer, client, binary: binary.to_owned() }
-    }
-
-    fn url(&self) -> PeerUrl {
-        PeerUrl::new(parse_ip(HOST), self.peer.number())
-    }
-
-    /// One run in this process.
-    fn start(&self) -> NodeRun {
-        let deps = etcd_deps(self.scratch.path(), &self.binary, self.peer.number(), self.client.number());
-        NodeRun::start_once(ClusterNode::new(deps, test_settings()))
-    }
+/// Kills the etcd of the node with these disks; returns whether it ran.
+fn kill_etcd(disks: &Path) -> bool {
+    let killed = etcd_processes(disks).into_iter().filter(|pid| kill_process(*pid, Signal::KILL).is_ok());
+    killed.count() > 0
 }
 
-fn test_settings() -> EnrolmentSettings {
-    let mut settings = EnrolmentSettings::default();
-    settings.golden_tickets = true;
-    settings.bootstrap = true;
-    settings
+/// Kills the etcd of a node that has not started it yet, a time after its start.
+fn kill_etcd_later(disks: &Path, delay: Duration) -> JoinHandle<()> {
+    let disks = disks.to_owned();
+    thread::spawn(move || {
+        let pause = |time| {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "nothing notifies of a process that is started elsewhere"
+            )]
+            thread::sleep(time);
+        };
+        while etcd_processes(&disks).is_empty() {
+            pause(Duration::from_millis(5));
+        }
+        pause(delay);
+        while !kill_etcd(&disks) {
+            pause(Duration::from_millis(5));
+        }
+    })
 }
 
-fn etcd_deps(disks: &Path, binary: &Path, peer: u16, client: u16) -> Deps {
-    let mut config = EtcdConfig::new(binary);
-    (config.peer_port, config.client_port) = (peer, client);
-    let network = Arc::new(StaticNetwork::new(node_address(HOST)));
-    node_deps(disks, network, ConsensusFactory::etcd_on_volume(config))
-}
-
+#[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd"]
-async fn a_node_killed_at_any_point_resumes_with_debians_etcd() {
-    let binary = tools::find_tool(tools::ETCD).unwrap();
-    kill_matrix::kill_at_each_point(
-        "enrolment::etcd::a_node_killed_at_any_point_resumes_with_debians_etcd",
-        &binary,
-        0,
-    )
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs go"]
-async fn a_node_killed_at_any_point_resumes_with_the_newest_etcd() {
-    let binary = gotool::ETCD.program_path("etcd").unwrap();
-    kill_matrix::kill_at_each_point(
-        "enrolment::etcd::a_node_killed_at_any_point_resumes_with_the_newest_etcd",
-        &binary,
-        1,
-    )
-    .await;
-}
-
-/// Bootstrap, join and restart, without any fake.
-async fn two_nodes(binary: &Path) {
-    let (first, second) = (NodeHost::new(binary), NodeHost::new(binary));
-    let first_run = first.start();
-    let first_membership =
-        first_run.node.wait_finished().await.unwrap_or_else(|reason| panic!("{}", error_chain(reason)));
-    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    for _ in 0..3 {
-        let ticket = issuer.issue_ticket(&second.url()).await.expect("created");
-        ticket_file(second.scratch.path()).write(&ticket.to_config()).expect("written");
+#[ignore = "needs etcd and go"]
+async fn a_node_killed_at_any_point_or_whose_etcd_is_killed_there_resumes_as_the_same_node(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let every = match std::env::var(KILLS_ENV).ok().as_deref() {
+        Some("all") => 1,
+        Some(every) => every.parse().expect("a number, or all"),
+        None => DEFAULT_STRIDE,
+    };
+    let (mut kills, mut slowest) = (0, Duration::ZERO);
+    for (number, flow) in FLOWS.into_iter().enumerate() {
+        let points = KillScenario::for_flow(flow, || etcd_node(version)).await.kill_points().await;
+        for is_node_killed in [true, false] {
+            // The flows, the victims and the releases are killed at different points.
+            let further = if is_node_killed { 0 } else { every / 2 };
+            let first = (number + usize::from(version == Newest) + further) % every;
+            for (nth, point) in points.iter().enumerate().skip(first).step_by(every) {
+                let scenario = KillScenario::for_flow(flow, || etcd_node(version)).await;
+                let disks = scenario.victim.disks.path().to_owned();
+                let strike = move || {
+                    let is_killed = kill_etcd(&disks);
+                    if is_node_killed {
+                        // Silently: a SIGKILL of the node takes its etcd with it.
+                        std::panic::resume_unwind(Box::new("killed"));
+                    }
+                    let delay = KILL_DELAY * u32::try_from(nth).expect("a small number");
+                    (!is_killed).then(|| kill_etcd_later(&disks, delay))
+                };
+                scenario.run_until(nth, strike).await;
+                let victim = if is_node_killed { "node" } else { "etcd" };
+                let took = scenario.check_recovery(&format!("{point} ({victim})")).await;
+                println!("{flow:?}, {victim} killed {point}: Running after {took:.1?}");
+                (kills, slowest) = (kills + 1, slowest.max(took));
+            }
+        }
     }
-    let members = first_run.node.cluster_members().expect("a running node");
-    assert_eq!(
-        members.list_members().await.expect("listed").len(),
-        2,
-        "repeated requests added a second learner"
+    println!(
+        "{version:?}: {kills} kills: all Running, no second cluster, stale member or lost key; {slowest:.1?}"
     );
-    let started_at = Instant::now();
-    let joiner = second.start();
-    let joined = joiner.node.wait_finished().await.unwrap_or_else(|reason| panic!("{}", error_chain(reason)));
-    println!("joined after {:.1?}", started_at.elapsed());
-    assert_eq!(joined.cluster_id, first_membership.cluster_id);
-    joiner.node.root_kv().expect("a running node").put(b"/k", b"from the second").await.expect("put");
-    let existing = first_run.node.root_kv().expect("a running node").get(b"/k").await.expect("read");
-    assert_eq!(existing.map(|kv| kv.value), Some(b"from the second".to_vec()));
-    joiner.stop().await;
-    first_run.stop().await;
-    // All nodes start again.
-    let (first_run, joiner) = (first.start(), second.start());
-    for (run, before) in [(&first_run, &first_membership), (&joiner, &joined)] {
-        let again = run.node.wait_finished().await.unwrap_or_else(|reason| panic!("{}", error_chain(reason)));
-        assert_eq!(&again, before);
-    }
-    let existing = joiner.node.root_kv().expect("a running node").get(b"/k").await.expect("read");
-    assert_eq!(existing.map(|kv| kv.value), Some(b"from the second".to_vec()));
-    joiner.stop().await;
-    first_run.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs etcd"]
-async fn two_nodes_form_a_cluster_and_restart_with_debians_etcd() {
-    two_nodes(&tools::find_tool(tools::ETCD).unwrap()).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs go"]
-async fn two_nodes_form_a_cluster_and_restart_with_the_newest_etcd() {
-    two_nodes(&gotool::ETCD.program_path("etcd").unwrap()).await;
+    assert!(slowest < RECOVERY_LIMIT, "{slowest:?}");
 }

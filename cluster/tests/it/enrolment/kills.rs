@@ -1,167 +1,205 @@
 //! Kills at each kill point of a run: the next run resumes as the same node of the same cluster.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
 use nodekeel_cluster::enrolment::{ClusterNode, NodeMembership};
 
-use super::node_fixture::{MemoryCluster, NodeFixture, NodeRun, error_chain};
+use super::node_fixture::{NodeFixture, NodeRun, error_chain};
+
+/// Longest time until a node runs after its last start.
+pub(super) const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the killed node does.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum EnrolmentFlow {
+pub(super) enum EnrolmentFlow {
     Bootstrap,
     Join,
     Restart,
 }
 
+pub(super) const FLOWS: [EnrolmentFlow; 3] =
+    [EnrolmentFlow::Bootstrap, EnrolmentFlow::Join, EnrolmentFlow::Restart];
+
 /// The node that is killed, and the cluster that the flow needs.
-struct KillScenario {
-    network: MemoryNetwork,
-    victim: NodeFixture,
-    /// The cluster that the victim joins, if the flow needs one.
-    cluster: Option<MemoryCluster>,
+pub(super) struct KillScenario {
+    flow: EnrolmentFlow,
+    pub(super) victim: NodeFixture,
+    /// The first node of the cluster that the victim joins, if it joins one.
+    first: Option<(NodeFixture, NodeRun)>,
     /// The membership of the victim before the kill.
     before: Option<NodeMembership>,
 }
 
 impl KillScenario {
-    async fn for_flow(flow: EnrolmentFlow) -> Self {
-        if flow == EnrolmentFlow::Join {
-            let cluster = MemoryCluster::start().await;
-            let (victim, ticket) = cluster.invite("192.0.2.2").await;
-            assert_eq!(ticket.digest(), cluster.issue("192.0.2.2").await.digest(), "another ticket");
-            return Self { network: cluster.network.clone(), victim, cluster: Some(cluster), before: None };
-        }
-        let network = MemoryNetwork::new();
-        let victim = NodeFixture::on_network(&network, "192.0.2.2");
-        let mut scenario = Self { network, victim, cluster: None, before: None };
-        if flow == EnrolmentFlow::Restart {
-            let (run, membership) = scenario.victim.run_to_running().await;
+    /// With nodes that can reach each other.
+    pub(super) async fn for_flow(flow: EnrolmentFlow, new_node: impl Fn() -> NodeFixture) -> Self {
+        let mut scenario = Self { flow, victim: new_node(), first: None, before: None };
+        let put_kept = async |run: &NodeRun| {
             let kv = run.node.namespaced_kv("test", "kills").expect("a running node");
             kv.put(b"/kept", b"yes").await.expect("put");
-            scenario.before = Some(membership);
-            run.stop().await;
+        };
+        match flow {
+            EnrolmentFlow::Bootstrap => {}
+            EnrolmentFlow::Join => {
+                let mut first = new_node();
+                first.settings.golden_tickets = true;
+                let (run, _) = first.run_to_running().await;
+                put_kept(&run).await;
+                let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
+                scenario
+                    .victim
+                    .give_ticket(&issuer.issue_ticket(&scenario.victim.url).await.expect("created"));
+                scenario.first = Some((first, run));
+            }
+            EnrolmentFlow::Restart => {
+                let (run, membership) = scenario.victim.run_to_running().await;
+                put_kept(&run).await;
+                run.stop().await;
+                scenario.before = Some(membership);
+            }
         }
         scenario
     }
 
-    /// One run that is killed at its `nth` kill point, if it has as many; returns the points that it has
-    /// passed.
-    async fn run_until(&self, nth: usize) -> Vec<String> {
-        let (points, count) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
-        let seen = Arc::clone(&points);
+    /// One run with a strike at its `nth` kill point, if it has as many: it ends the run there, or returns a thread
+    /// that strikes soon. Returns the points that the run has passed up to there.
+    pub(super) async fn run_until(
+        &self,
+        nth: usize,
+        strike: impl Fn() -> Option<JoinHandle<()>> + Send + Sync + 'static,
+    ) -> Vec<String> {
+        let (points, count) = (Arc::new(Mutex::new(Vec::new())), AtomicUsize::new(0));
+        let striking = Arc::new(Mutex::new(None));
+        let (seen, thread) = (Arc::clone(&points), Arc::clone(&striking));
         let hook = move |point: &str| {
             let now = count.fetch_add(1, Ordering::SeqCst);
-            if now > nth {
-                return;
+            if now <= nth {
+                seen.lock().unwrap_or_else(PoisonError::into_inner).push(point.to_owned());
             }
-            seen.lock().unwrap_or_else(PoisonError::into_inner).push(point.to_owned());
             if now == nth {
-                // Ends the run at once and silently, like a SIGKILL.
-                std::panic::resume_unwind(Box::new("killed"));
+                let started = strike();
+                *thread.lock().unwrap_or_else(PoisonError::into_inner) = started;
             }
         };
-        let run = NodeRun::start_once(ClusterNode::with_test_hook(
-            self.victim.deps(),
-            self.victim.settings.clone(),
-            hook,
-        ));
+        let node = ClusterNode::with_test_hook(self.victim.deps(), self.victim.settings.clone(), hook);
+        let run = NodeRun::start_once(node);
         let _ = run.wait_finished().await;
+        let striking = striking.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(striking) = striking {
+            tokio::task::spawn_blocking(|| striking.join()).await.expect("joined").expect("it has struck");
+        }
         run.stop().await;
         std::mem::take(&mut *points.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Checks the victim after its last start.
-    async fn check_recovery(self, flow: EnrolmentFlow, killed_at: &str) -> Duration {
-        let started_at = Instant::now();
+    /// All kill points of a run.
+    pub(super) async fn kill_points(self) -> Vec<String> {
+        let points = self.run_until(usize::MAX, || None).await;
+        self.check_recovery("never").await;
+        points
+    }
+
+    /// What identifies the victim's disk, as far as it was created: the enrolment, the cluster's CA and the node's
+    /// key.
+    fn disk_identity(&self) -> [Option<Vec<u8>>; 3] {
+        let read = |path: &str| fs::read(self.victim.disks.path().join("data").join(path)).ok();
+        let ca = read("etcd/peer_pki/ca.pem").or_else(|| read("etcd/new_authority/ca.pem"));
+        [read(".enrolment"), ca, read("node/credentials/cert-key.pem")]
+    }
+
+    /// Starts the victim for the last time; returns how long it took until it ran as the one node of the one cluster.
+    pub(super) async fn check_recovery(self, killed_at: &str) -> Duration {
+        let what = format!("{:?}, killed {killed_at}", self.flow);
+        let (left, started_at) = (self.disk_identity(), Instant::now());
         let run = self.victim.start();
-        let membership = match run.wait_finished().await {
-            Ok(membership) => membership,
-            Err(reason) => {
-                panic!("{flow:?}, killed {killed_at}: {}", error_chain(reason))
-            }
-        };
+        let membership =
+            run.wait_finished().await.unwrap_or_else(|reason| panic!("{what}: {}", error_chain(reason)));
         let took = started_at.elapsed();
-        assert_eq!(self.network.created_count(), 1, "{flow:?}, killed {killed_at}: a second cluster");
-        let members = run.list_members().await;
-        let nodes = run.list_records().await;
+        let (members, nodes) = (run.list_members().await, run.list_records().await);
         let names: BTreeSet<_> = members.iter().filter_map(|member| member.name.clone()).collect();
         let ids: BTreeSet<_> = nodes.iter().map(|node| node.id.to_string()).collect();
-        assert_eq!(names, ids, "{flow:?}, killed {killed_at}: a stale member");
-        assert_eq!(names.len(), members.len(), "{flow:?}, killed {killed_at}: a member that never started");
-        assert_eq!(members.len(), if flow == EnrolmentFlow::Join { 2 } else { 1 });
-        assert!(
-            members.iter().all(|member| !member.is_learner),
-            "{flow:?}, killed {killed_at}: a stuck learner"
-        );
+        assert_eq!(names, ids, "{what}: a stale member");
+        assert_eq!(names.len(), members.len(), "{what}: a member that never started");
+        assert_eq!(members.len(), 1 + usize::from(self.first.is_some()), "{what}: {members:?}");
+        assert!(members.iter().all(|member| !member.is_learner), "{what}: a stuck learner");
         if let Some(before) = &self.before {
-            assert_eq!(&membership, before, "{flow:?}, killed {killed_at}: another node");
+            assert_eq!(&membership, before, "{what}: another node");
+        }
+        if let Some((_, first)) = &self.first {
+            let cluster = first.node.cluster_identity().expect("a running node").cluster_id;
+            assert_eq!(membership.cluster_id, cluster, "{what}: a second cluster");
+        }
+        if self.flow != EnrolmentFlow::Bootstrap {
             let kv = run.node.namespaced_kv("test", "kills").expect("a running node");
-            let kept = kv.get(b"/kept").await.expect("read");
-            assert_eq!(
-                kept.map(|kv| kv.value),
-                Some(b"yes".to_vec()),
-                "{flow:?}, killed {killed_at}: a lost key"
-            );
+            assert!(kv.get(b"/kept").await.expect("read").is_some(), "{what}: a lost key");
         }
         run.stop().await;
+        for (was, is) in left.into_iter().zip(self.disk_identity()) {
+            assert!(was.is_none() || was == is, "{what}: another volume, CA or key");
+        }
         // A further restart changes nothing.
         let (run, again) = self.victim.run_to_running().await;
-        assert_eq!(again, membership, "{flow:?}, killed {killed_at}: not the same after another start");
+        assert_eq!(again, membership, "{what}: not the same after another start");
         run.stop().await;
-        if let Some(cluster) = self.cluster {
-            cluster.stop().await;
+        if let Some((_fixture, first)) = self.first {
+            first.stop().await;
         }
         took
     }
 }
 
-async fn kill_points(flow: EnrolmentFlow) -> Vec<String> {
-    let scenario = KillScenario::for_flow(flow).await;
-    let points = scenario.run_until(usize::MAX - 1).await;
-    scenario.check_recovery(flow, "never").await;
-    points
+/// Nodes of a network in memory, with an address each.
+fn memory_nodes(network: &MemoryNetwork) -> impl Fn() -> NodeFixture {
+    let last = AtomicUsize::new(1);
+    move || NodeFixture::on_network(network, &format!("192.0.2.{}", last.fetch_add(1, Ordering::SeqCst)))
+}
+
+/// Ends the run at once and silently, like a SIGKILL.
+fn kill_node() -> Option<JoinHandle<()>> {
+    std::panic::resume_unwind(Box::new("killed"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_killed_at_any_point_resumes_as_the_same_node_of_the_same_cluster() {
     let (mut kills, mut slowest) = (0, Duration::ZERO);
-    for flow in [EnrolmentFlow::Bootstrap, EnrolmentFlow::Join, EnrolmentFlow::Restart] {
-        let points = kill_points(flow).await;
+    for flow in FLOWS {
+        let points =
+            KillScenario::for_flow(flow, memory_nodes(&MemoryNetwork::new())).await.kill_points().await;
         for (nth, point) in points.iter().enumerate() {
-            let scenario = KillScenario::for_flow(flow).await;
-            let had = scenario.run_until(nth).await;
-            assert_eq!(had.last(), Some(point), "runs differ before the kill");
-            let took = scenario.check_recovery(flow, point).await;
-            println!("{flow:?}: killed at point {nth}, {point}: Running after {took:.1?}");
-            (kills, slowest) = (kills + 1, slowest.max(took));
+            let network = MemoryNetwork::new();
+            let scenario = KillScenario::for_flow(flow, memory_nodes(&network)).await;
+            let passed = scenario.run_until(nth, kill_node).await;
+            assert_eq!(passed.last(), Some(point), "runs differ before the kill");
+            slowest = slowest.max(scenario.check_recovery(point).await);
+            assert_eq!(network.created_count(), 1, "{flow:?}, killed {point}: a second cluster");
+            kills += 1;
         }
     }
     println!(
         "{kills} kill points: all Running, no second cluster, stale member or lost key; slowest {slowest:.1?}"
     );
     assert!(kills >= 30, "only {kills} points");
-    assert!(slowest < Duration::from_secs(10));
+    assert!(slowest < RECOVERY_LIMIT);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_killed_in_every_run_completes_in_the_first_run_that_survives() {
-    for flow in [EnrolmentFlow::Bootstrap, EnrolmentFlow::Join, EnrolmentFlow::Restart] {
-        let scenario = KillScenario::for_flow(flow).await;
+    for flow in FLOWS {
+        let network = MemoryNetwork::new();
+        let scenario = KillScenario::for_flow(flow, memory_nodes(&network)).await;
         let mut runs = 0;
         // Each run ends one point later than the one before, and repeats what was not recorded.
-        for nth in 0.. {
-            let had = scenario.run_until(nth).await;
+        while scenario.run_until(runs, kill_node).await.len() > runs {
             runs += 1;
-            if had.len() <= nth {
-                break;
-            }
         }
-        println!("{flow:?}: {runs} runs");
-        scenario.check_recovery(flow, "in every run").await;
+        println!("{flow:?}: {} runs", runs + 1);
+        scenario.check_recovery("in every run").await;
+        assert_eq!(network.created_count(), 1, "{flow:?}: a second cluster");
     }
 }

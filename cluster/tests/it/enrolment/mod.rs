@@ -9,6 +9,5 @@ mod rejections;
 mod truncation;
 
 pub(crate) use node_fixture::{
-    MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, node_address, node_deps, parse_ip,
-    peer_url, ticket_file,
+    MemoryCluster, NodeFixture, NodeRun, create_disks, error_chain, parse_ip, peer_url,
 };

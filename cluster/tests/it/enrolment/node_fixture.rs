@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryNetwork};
-use nodekeel_cluster::consensus::{Consensus, DEFAULT_PEER_PORT, Member, PeerUrl};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, Member, PeerUrl};
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason, NodeMembership,
 };
@@ -21,16 +21,21 @@ use nodekeel_supervisor::{
     Backoff, ChildPolicy, ChildSpec, Context, Failure, RestartPolicy, RunnableState, Supervisor, WaitReason,
 };
 use tempfile::TempDir;
+use testbed::ReservedPort;
 
-/// Longest wait for something that is expected at once.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than anything here takes, unless it hangs.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A node with its disks.
 pub(crate) struct NodeFixture {
     pub(crate) disks: TempDir,
     pub(crate) network: Arc<StaticNetwork>,
-    pub(crate) consensus: Arc<dyn Consensus>,
+    pub(crate) consensus: ConsensusFactory,
     pub(crate) settings: EnrolmentSettings,
+    /// Where the others reach its member.
+    pub(crate) url: PeerUrl,
+    /// Those of an etcd.
+    pub(crate) _ports: Vec<ReservedPort>,
 }
 
 impl NodeFixture {
@@ -41,18 +46,23 @@ impl NodeFixture {
 
     /// A node at this address of a network.
     pub(crate) fn on_network(network: &MemoryNetwork, address: &str) -> Self {
-        Self::with_consensus(Arc::new(MemoryConsensus::on_network(network)), address)
+        Self::in_memory(Arc::new(MemoryConsensus::on_network(network)), address)
     }
 
-    /// A node with this consensus.
-    pub(crate) fn with_consensus(consensus: Arc<dyn Consensus>, address: &str) -> Self {
+    /// A node with this consensus in memory.
+    pub(crate) fn in_memory(consensus: Arc<MemoryConsensus>, address: &str) -> Self {
+        Self::with_consensus(ConsensusFactory::without_volume(consensus), peer_url(address))
+    }
+
+    /// A node with this consensus, whose member is reached there.
+    pub(crate) fn with_consensus(consensus: ConsensusFactory, url: PeerUrl) -> Self {
         // In memory, if the host has `/dev/shm`: these tests kill only the process, and each step syncs.
         let disks = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
         create_disks(disks.path());
-        let network = Arc::new(StaticNetwork::new(node_address(address)));
         let mut settings = EnrolmentSettings::default();
         settings.bootstrap = true;
-        Self { disks, network, consensus, settings }
+        let network = Arc::new(StaticNetwork::new(node_address(url.host())));
+        Self { disks, network, consensus, settings, url, _ports: Vec::new() }
     }
 
     pub(crate) fn dir(&self, name: &str) -> Dir {
@@ -61,7 +71,10 @@ impl NodeFixture {
 
     /// Where the node looks for its ticket.
     pub(crate) fn ticket_file(&self) -> LayoutFile {
-        ticket_file(self.disks.path())
+        let files = OsFileStore::new(self.dir("esp"));
+        let esp = self.disks.path().join("esp");
+        let placed: EspEnrolment = LayoutTarget::new(Arc::new(files), esp).create_layout().expect("placed");
+        placed.enrolment.clone()
     }
 
     pub(crate) fn give_ticket(&self, ticket: &GoldenTicket) {
@@ -70,8 +83,15 @@ impl NodeFixture {
 
     /// The dependencies of the node at its start.
     pub(crate) fn deps(&self) -> Deps {
-        let consensus = ConsensusFactory::without_volume(Arc::clone(&self.consensus));
-        node_deps(self.disks.path(), Arc::clone(&self.network), consensus)
+        let ticket = EnrolmentSource::EspFile(self.ticket_file());
+        Deps {
+            journal_dir: self.dir("esp"),
+            enrolment: EnrolmentSources::new([ticket]),
+            network: self.network.clone(),
+            volume: Arc::new(DirectoryVolume::new(self.dir("data"))),
+            consensus: self.consensus.clone(),
+            local_names: LocalNames::default(),
+        }
     }
 
     /// Starts the node.
@@ -168,27 +188,6 @@ pub(crate) fn create_disks(disks: &Path) {
     let top = Dir::open(disks).expect("opened");
     for name in ["esp", "data", "run"] {
         top.ensure_dir(name, FileMode::PRIVATE_DIR).expect("created");
-    }
-}
-
-/// Where the node with these disks looks for its ticket.
-pub(crate) fn ticket_file(disks: &Path) -> LayoutFile {
-    let esp = disks.join("esp");
-    let files = OsFileStore::new(Dir::open(&esp).expect("opened"));
-    let placed: EspEnrolment = LayoutTarget::new(Arc::new(files), esp).create_layout().expect("placed");
-    placed.enrolment.clone()
-}
-
-/// The dependencies of the node with these disks.
-pub(crate) fn node_deps(disks: &Path, network: Arc<StaticNetwork>, consensus: ConsensusFactory) -> Deps {
-    let dir = |name: &str| Dir::open(disks.join(name)).expect("opened");
-    Deps {
-        journal_dir: dir("esp"),
-        enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(ticket_file(disks))]),
-        network,
-        volume: Arc::new(DirectoryVolume::new(dir("data"))),
-        consensus,
-        local_names: LocalNames::default(),
     }
 }
 

@@ -43,8 +43,7 @@ async fn a_data_volume_without_a_journal_is_rejected_until_its_erasure_is_config
     assert_eq!(fs::read(&key).expect("the file exists"), before, "data was erased that was not named");
 
     fixture.settings.erase = ErasePolicy::Exactly(found);
-    fixture.consensus =
-        std::sync::Arc::new(nodekeel_cluster::consensus::memory::MemoryConsensus::on_network(&network));
+    fixture.consensus = NodeFixture::on_network(&network, "192.0.2.1").consensus;
     let (run, second) = fixture.run_to_running().await;
     assert_ne!(second.node_id, first.node_id);
     run.stop().await;

@@ -5,12 +5,13 @@
 
 use std::net::IpAddr;
 
-use nodekeel_cluster::consensus::kv::KvStore;
 use nodekeel_cluster::consensus::{ClusterAccess, Member};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, SubjectNames};
+use rstest::rstest;
 
+use super::EtcdVersion::{self, Debian, Newest};
 use super::cluster::{add_member, three_members};
-use super::etcd_fixture::{EtcdFixture, EtcdVersion, started_member};
+use super::etcd_fixture::{EtcdFixture, retried, started_member};
 use super::rejections::etcd_get;
 use crate::member_run::MemberRun;
 
@@ -56,22 +57,10 @@ async fn restart_at(fixture: &mut EtcdFixture, address: IpAddr) -> (MemberRun, C
     (node, running)
 }
 
-pub(super) async fn a_single_member_restarts_at_another_address(version: EtcdVersion) {
-    let (mut fixture, node, running) = started_member(version).await;
-    running.root_kv().put(b"/k", b"v").await.unwrap();
-    let before = member_identity(&fixture, &running).await;
-    node.stop().await;
-    for address in [loopback_address(2), loopback_address(3), loopback_address(3), loopback_address(1)] {
-        let (node, running) = restart_at(&mut fixture, address).await;
-        assert_listed_and_certified(&fixture, &running).await;
-        assert_eq!(member_identity(&fixture, &running).await, before);
-        assert_eq!(running.root_kv().get(b"/k").await.unwrap().unwrap().value, b"v");
-        assert_eq!(running.cluster_members().list_members().await.unwrap().len(), 1);
-        node.stop().await;
-    }
-}
-
-pub(super) async fn each_of_two_members_restarts_at_another_address(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn each_of_two_members_restarts_at_another_address(#[values(Debian, Newest)] version: EtcdVersion) {
     let (mut first, node, one) = started_member(version).await;
     let mut second = EtcdFixture::new(version, "two");
     let mut joined = second.run(add_member(&second, &first, &one).await);
@@ -111,29 +100,23 @@ pub(super) async fn each_of_two_members_restarts_at_another_address(version: Etc
     node.stop().await;
 }
 
-pub(super) async fn one_of_three_members_restarts_at_another_address(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn one_of_three_members_restarts_at_another_address(#[values(Debian, Newest)] version: EtcdVersion) {
     let mut fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(version, name));
     let [(first, one), (second, _), (third, _)] = three_members(&fixtures).await;
     third.stop().await;
     // The others continue meanwhile.
-    retried_put(&*one.root_kv(), b"without it").await;
+    let root = one.root_kv();
+    retried(async || root.put(b"/k", b"without it").await).await;
     let (moved, three) = restart_at(&mut fixtures[2], loopback_address(4)).await;
     assert_listed_and_certified(&fixtures[2], &three).await;
     assert_eq!(three.root_kv().get(b"/k").await.unwrap().unwrap().value, b"without it");
-    // Its vote counts: with it, one of the others can stop.
+    // Its vote counts: with it, one of the others can stop, which may have been the leader.
     second.stop().await;
-    retried_put(&*one.root_kv(), b"with it").await;
+    retried(async || root.put(b"/k", b"with it").await).await;
     assert_eq!(three.root_kv().get(b"/k").await.unwrap().unwrap().value, b"with it");
     moved.stop().await;
     first.stop().await;
-}
-
-/// The stopped member may have been the leader.
-async fn retried_put(root: &dyn KvStore, value: &[u8]) {
-    let putting = async {
-        while let Err(error) = root.put(b"/k", value).await {
-            assert!(error.is_retryable(), "{error:?}");
-        }
-    };
-    tokio::time::timeout(crate::member_run::HANG, putting).await.expect("a quorum in time");
 }

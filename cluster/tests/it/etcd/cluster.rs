@@ -1,15 +1,19 @@
 //! Several members.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nodekeel_cluster::consensus::{ClusterAccess, MembershipError, NewMember, StartOptions};
+use nodekeel_cluster::consensus::{ClusterAccess, NewMember, StartOptions};
 use nodekeel_cluster::pki::ClusterCa;
-use tokio::time::timeout;
+use rstest::rstest;
 
-use super::etcd_fixture::{EtcdFixture, EtcdVersion, started_member};
-use crate::member_run::{HANG, MemberRun};
+use super::EtcdVersion::{self, Debian, Newest};
+use super::etcd_fixture::{EtcdFixture, retried, started_member};
+use crate::member_run::MemberRun;
 
-pub(super) async fn a_learner_joins_and_is_promoted(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_learner_joins_and_is_promoted(#[values(Debian, Newest)] version: EtcdVersion) {
     let (first, node, one) = started_member(version).await;
     let second = EtcdFixture::new(version, "two");
     one.root_kv().put(b"/k", b"from the first").await.unwrap();
@@ -38,7 +42,10 @@ pub(super) async fn a_learner_joins_and_is_promoted(version: EtcdVersion) {
     node.stop().await;
 }
 
-pub(super) async fn restarted_members_find_each_other(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn restarted_members_find_each_other(#[values(Debian, Newest)] version: EtcdVersion) {
     let (first, node, one) = started_member(version).await;
     let second = EtcdFixture::new(version, "two");
     let join = add_member(&second, &first, &one).await;
@@ -60,7 +67,10 @@ pub(super) async fn restarted_members_find_each_other(version: EtcdVersion) {
     }
 }
 
-pub(super) async fn a_third_member_joins_and_a_removed_member_exits(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_third_member_joins_and_a_removed_member_exits(#[values(Debian, Newest)] version: EtcdVersion) {
     let fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(version, name));
     let [(first, one), (mut removed, gone), (last, three)] = three_members(&fixtures).await;
     assert_eq!(one.cluster_members().list_members().await.unwrap().len(), 3);
@@ -100,18 +110,4 @@ pub(super) async fn three_members(fixtures: &[EtcdFixture; 3]) -> [(MemberRun, C
     }
     let (third, second) = (joined.pop().unwrap(), joined.pop().unwrap());
     [(first, one), second, third]
-}
-
-/// etcd rejects a change while it has not heard from all members for five seconds.
-pub(super) async fn retried<T>(change: impl AsyncFn() -> Result<T, MembershipError>) -> T {
-    let changing = async {
-        loop {
-            match change().await {
-                Ok(changed) => return changed,
-                Err(error) => assert!(error.is_retryable(), "{error:?}"),
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    timeout(HANG, changing).await.expect("the change in time")
 }

@@ -4,8 +4,9 @@ use std::fs::OpenOptions;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
 use nodekeel_cluster::consensus::{ClusterAccess, MemberName, Peer, PeerUrl, StartOptions};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
@@ -13,13 +14,12 @@ use nodekeel_localstorage::pki::Certificate;
 use nodekeel_localstorage::tree::{EtcdDir, IdentityDir, LayoutTarget};
 use nodekeel_localstorage::{Dir, OsFileStore};
 use nodekeel_supervisor::{Backoff, ChildPolicy, OutputOrigin, Supervisor};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::Pid;
-use testbed::{ReservedPort, ScratchDir, gotool, leftovers, reserve_port, tools};
+use testbed::{ReservedPort, ScratchDir, gotool, leftovers, reserve_port, tools, wait_until};
 use tokio::task::block_in_place;
+use tokio::time::{sleep, timeout};
 
-use crate::member_run::MemberRun;
+use crate::member_run::{HANG, MemberRun};
 
 /// The initial address of all members.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -73,6 +73,23 @@ pub(crate) fn etcd_processes(directory: &Path) -> Vec<Pid> {
     let processes = leftovers::find_processes(directory).unwrap();
     let etcds = processes.iter().filter(|process| process.command.contains("--data-dir"));
     etcds.filter_map(|process| Pid::from_raw(process.pid)).collect()
+}
+
+/// Calls a cluster until it answers: it may be electing a leader, and etcd rejects changes while it has not heard from
+/// all members for five seconds.
+pub(crate) async fn retried<T, E: std::fmt::Debug>(call: impl AsyncFn() -> Result<T, E>) -> T {
+    let mut last_error = None;
+    let calling = async {
+        loop {
+            match call().await {
+                Ok(answer) => return answer,
+                Err(error) => last_error = Some(error),
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let answered = timeout(HANG, calling).await;
+    answered.unwrap_or_else(|_| panic!("no answer in time: {last_error:?}"))
 }
 
 /// A member that runs alone in its cluster.
@@ -160,20 +177,13 @@ impl EtcdFixture {
 
     /// Waits until its list on the disk has all of these certificates, for at most five seconds.
     pub(crate) fn wait_revoked(&self, ca: &Certificate, revoked: &[Certificate]) {
-        let (files, until) = (&self.data.etcd, Instant::now() + Duration::from_secs(5));
-        let changes = inotify::init(CreateFlags::empty()).unwrap();
-        // A new list replaces the previous file.
-        inotify::add_watch(&changes, files.path(), WatchFlags::MOVED_TO).unwrap();
-        let list = || files.load_revocation_list(ca).unwrap().unwrap();
-        block_in_place(|| {
-            while !revoked.iter().all(|certificate| list().is_revoked(certificate)) {
-                let left = until.checked_duration_since(Instant::now());
-                let left = left.expect("the list reaches the disk within five seconds").try_into().unwrap();
-                if poll(&mut [PollFd::new(&changes, PollFlags::IN)], Some(&left)).unwrap() > 0 {
-                    rustix::io::read(&changes, &mut [0; 4096]).unwrap();
-                }
-            }
-        });
+        let are_listed = || {
+            let list = self.data.etcd.load_revocation_list(ca)?.context("no list")?;
+            ensure!(revoked.iter().all(|certificate| list.is_revoked(certificate)), "not revoked yet");
+            Ok(())
+        };
+        let limit = Duration::from_secs(5);
+        block_in_place(|| wait_until(limit, "the list on the disk", are_listed)).unwrap();
     }
 
     /// The running process.

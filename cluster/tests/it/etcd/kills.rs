@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::{NewMember, Peer, StartMode, StartOptions};
 use nodekeel_cluster::pki::{ClusterCa, SubjectNames};
+use rstest::rstest;
 
+use super::EtcdVersion::{self, Debian, Newest};
 use super::address_change::{assert_listed_and_certified, member_identity};
-use super::etcd_fixture::{EtcdFixture, EtcdVersion, etcd_member, place_data};
+use super::etcd_fixture::{EtcdFixture, etcd_member, place_data, retried};
 use crate::member_run::MemberRun;
 
 /// The member to kill: lines of its directory, name, address, ports and binary, and the URL of the member
@@ -74,7 +76,10 @@ async fn kill_after(moment: u32, fixture: &EtcdFixture, version: EtcdVersion, fi
     victim.wait().unwrap();
 }
 
-pub(super) async fn a_member_killed_at_any_time_makes_one_cluster(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_member_killed_at_any_time_makes_one_cluster(#[values(Debian, Newest)] version: EtcdVersion) {
     let (mut kills, mut worst) = (0, Duration::ZERO);
     for step in kill_moments(version) {
         let fixture = EtcdFixture::new(version, "one");
@@ -108,7 +113,10 @@ pub(super) async fn a_member_killed_at_any_time_makes_one_cluster(version: EtcdV
     );
 }
 
-pub(super) async fn a_joiner_killed_at_any_time_joins(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_joiner_killed_at_any_time_joins(#[values(Debian, Newest)] version: EtcdVersion) {
     let first = EtcdFixture::new(version, "one");
     let mut one = first.run(first.bootstrap_options());
     let (running, mut kills, mut worst) = (one.wait_running().await, 0, Duration::ZERO);
@@ -116,7 +124,7 @@ pub(super) async fn a_joiner_killed_at_any_time_joins(version: EtcdVersion) {
     for step in kill_moments(version).step_by(2) {
         let fixture = EtcdFixture::new(version, &format!("two-{step}"));
         let new = NewMember::new(fixture.name.clone(), fixture.peer_url());
-        let added = super::cluster::retried(async || running.cluster_members().add_learner(&new).await).await;
+        let added = retried(async || running.cluster_members().add_learner(&new).await).await;
         let start = fixture.join_options(&[&first], &running).await;
         let StartMode::ExistingCluster { credentials, revoked, .. } = &start.mode else {
             panic!("not a join")
@@ -131,7 +139,7 @@ pub(super) async fn a_joiner_killed_at_any_time_joins(version: EtcdVersion) {
         worst = worst.max(started_at.elapsed());
         assert_eq!(two.this_member().id, added.id, "another member than the added one");
         assert_eq!(two.cluster_members().list_members().await.unwrap().len(), 2, "a stale member");
-        super::cluster::retried(async || running.cluster_members().remove_member(added.id).await).await;
+        retried(async || running.cluster_members().remove_member(added.id).await).await;
         joined.stop().await;
     }
     one.stop().await;
@@ -139,7 +147,12 @@ pub(super) async fn a_joiner_killed_at_any_time_joins(version: EtcdVersion) {
     println!("{version:?}: {kills} kills of a joiner; it ran {worst:?} later at worst");
 }
 
-pub(super) async fn a_member_killed_at_any_time_during_an_address_change_completes_it(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_member_killed_at_any_time_during_an_address_change_completes_it(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
     let mut fixture = EtcdFixture::new(version, "one");
     let mut node = fixture.run(fixture.bootstrap_options());
     let before = member_identity(&fixture, &node.wait_running().await).await;

@@ -1,33 +1,46 @@
 //! One member: created, restarted, killed.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nodekeel_cluster::consensus::kv::{KeyEvent, KeyRange, KvError, ListWatchUpdate, ListWatcher};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
+use rstest::rstest;
 use rustix::process::{Signal, kill_process};
 use testbed::leftovers;
 use tokio::time::timeout;
 
-use super::etcd_fixture::{EtcdFixture, EtcdVersion, started_member};
+use super::EtcdVersion::{self, Debian, Newest};
+use super::etcd_fixture::{EtcdFixture, retried, started_member};
 use super::rejections::etcd_client;
 use crate::member_run::HANG;
 use crate::nodes::unlock_keys::check_unlock_keys;
 
-pub(super) async fn etcd_keys_meet_the_store_contract(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn etcd_keys_meet_the_store_contract(#[values(Debian, Newest)] version: EtcdVersion) {
     let (_fixture, node, running) = started_member(version).await;
     kv_conformance(running.root_kv()).await;
     kv_conformance(running.namespaced_kv("module", "space").unwrap()).await;
     node.stop().await;
 }
 
-pub(super) async fn unlock_keys_are_kept_beside_the_record_of_their_node(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn unlock_keys_are_kept_beside_the_record_of_their_node(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
     let (_fixture, node, running) = started_member(version).await;
     check_unlock_keys(running.namespaced_kv("cluster", "enrolment").unwrap()).await;
     node.stop().await;
 }
 
-pub(super) async fn a_single_member_meets_the_consensus_contract(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_single_member_meets_the_consensus_contract(#[values(Debian, Newest)] version: EtcdVersion) {
     let fixture = EtcdFixture::new(version, "one");
     let started_at = Instant::now();
     let mut node = fixture.run(fixture.bootstrap_options());
@@ -41,7 +54,10 @@ pub(super) async fn a_single_member_meets_the_consensus_contract(version: EtcdVe
     assert_eq!(leftovers::find_processes(fixture.scratch.path()).unwrap(), []);
 }
 
-pub(super) async fn a_restarted_member_has_the_same_ca_and_data(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_restarted_member_has_the_same_ca_and_data(#[values(Debian, Newest)] version: EtcdVersion) {
     let fixture = EtcdFixture::new(version, "one");
     let mut first = fixture.run(fixture.bootstrap_options());
     let old = first.wait_running().await;
@@ -67,7 +83,10 @@ pub(super) async fn a_restarted_member_has_the_same_ca_and_data(version: EtcdVer
     assert!(unsaved.is_empty(), "the CA's key is stored in the cluster's keys alone: {unsaved:?}");
 }
 
-pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_killed_etcd_restarts_and_its_watches_resume(#[values(Debian, Newest)] version: EtcdVersion) {
     let (fixture, node, running) = started_member(version).await;
     let root = running.root_kv();
     let mut follow = ListWatcher::new(running.root_kv(), KeyRange::prefix("/k/"));
@@ -75,12 +94,7 @@ pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdV
     for round in 0..3 {
         kill_process(fixture.pid(), Signal::KILL).unwrap();
         let key = format!("/k/{round}");
-        let put = async {
-            while root.put(key.as_bytes(), b"").await.is_err() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(HANG, put).await.expect("etcd restarts in time");
+        retried(async || root.put(key.as_bytes(), b"").await).await;
         let ListWatchUpdate::Events(changes) = timeout(HANG, follow.next_update()).await.unwrap().unwrap()
         else {
             panic!("a snapshot without a compaction");
@@ -91,8 +105,11 @@ pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdV
 }
 
 /// As etcd's own compaction does once an hour.
-pub(super) async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_does_not(
-    version: EtcdVersion,
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_does_not(
+    #[values(Debian, Newest)] version: EtcdVersion,
 ) {
     let (fixture, node, running) = started_member(version).await;
     let (root, keys) = (running.root_kv(), KeyRange::single_key("/k"));
@@ -101,7 +118,8 @@ pub(super) async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_
     let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
     let spec = CertificateSpec::for_client("client".parse().unwrap());
     let credentials = cluster_ca.issue_credentials(&spec).await.unwrap();
-    let mut client = etcd_client(&fixture, cluster_ca.ca_certificate(), Some(&credentials)).await.unwrap();
+    let mut client =
+        etcd_client(fixture.client_url(), cluster_ca.ca_certificate(), Some(&credentials)).await.unwrap();
     client.compact(last.0, None).await.unwrap();
     let compacted = match root.watch(keys.clone(), first).await {
         Ok(mut watch) => timeout(HANG, watch.next_events()).await.unwrap().unwrap().map(drop),
@@ -115,7 +133,12 @@ pub(super) async fn a_watch_of_compacted_changes_fails_and_one_of_later_changes_
     node.stop().await;
 }
 
-pub(super) async fn an_etcd_that_cannot_start_fails_the_member_with_its_exit_code(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn an_etcd_that_cannot_start_fails_the_member_with_its_exit_code(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
     let fixture = EtcdFixture::new(version, "one");
     let mut node = fixture.run_with(fixture.bootstrap_options(), &["--no-such-flag"]);
     let failure = node.wait_failure().await;
@@ -126,7 +149,10 @@ pub(super) async fn an_etcd_that_cannot_start_fails_the_member_with_its_exit_cod
     node.stop().await;
 }
 
-pub(super) async fn a_member_serves_at_an_ipv6_address(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_member_serves_at_an_ipv6_address(#[values(Debian, Newest)] version: EtcdVersion) {
     let fixture = EtcdFixture::new_at(version, "one", std::net::Ipv6Addr::LOCALHOST.into());
     let mut node = fixture.run(fixture.bootstrap_options());
     node.wait_running().await.root_kv().put(b"/k", b"v").await.unwrap();

@@ -5,15 +5,17 @@ use std::time::Duration;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, PendingCa};
 use nodekeel_localstorage::pki::Credentials;
+use rstest::rstest;
 use tokio::time::timeout;
 
+use super::EtcdVersion::{self, Debian, Newest};
 use super::cluster::add_member;
-use super::etcd_fixture::{EtcdFixture, EtcdVersion, started_member};
+use super::etcd_fixture::{EtcdFixture, started_member};
 use crate::member_run::HANG;
 
-/// A client of a member, with these credentials or none.
-pub(super) async fn etcd_client(
-    fixture: &EtcdFixture,
+/// A client of a member at this URL, with these credentials or none.
+pub(crate) async fn etcd_client(
+    url: String,
     ca: &nodekeel_localstorage::pki::Certificate,
     with: Option<&Credentials>,
 ) -> Result<Client, etcd_client::Error> {
@@ -22,7 +24,7 @@ pub(super) async fn etcd_client(
         tls = tls.identity(Identity::from_pem(with.certificate.to_pem(), with.key.to_pem().as_bytes()));
     }
     let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
-    Client::connect([fixture.client_url()], Some(options)).await
+    Client::connect([url], Some(options)).await
 }
 
 /// One read by such a client.
@@ -31,10 +33,15 @@ pub(super) async fn etcd_get(
     ca: &nodekeel_localstorage::pki::Certificate,
     with: Option<&Credentials>,
 ) -> Result<(), etcd_client::Error> {
-    etcd_client(fixture, ca, with).await?.get("/k", None).await.map(drop)
+    etcd_client(fixture.client_url(), ca, with).await?.get("/k", None).await.map(drop)
 }
 
-pub(super) async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
     let (fixture, node, running) = started_member(version).await;
     let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
     let ca = cluster_ca.ca_certificate();
@@ -53,7 +60,10 @@ pub(super) async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(ver
     node.stop().await;
 }
 
-pub(super) async fn only_client_certificates_of_the_ca_are_served(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn only_client_certificates_of_the_ca_are_served(#[values(Debian, Newest)] version: EtcdVersion) {
     let (fixture, node, running) = started_member(version).await;
     let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
     let ca = cluster_ca.ca_certificate();
@@ -64,7 +74,10 @@ pub(super) async fn only_client_certificates_of_the_ca_are_served(version: EtcdV
     node.stop().await;
 }
 
-pub(super) async fn a_start_that_does_not_match_the_disk_is_rejected(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_start_that_does_not_match_the_disk_is_rejected(#[values(Debian, Newest)] version: EtcdVersion) {
     let fixture = EtcdFixture::new(version, "one");
     let mut node = fixture.run(fixture.restart_options());
     assert!(node.wait_failure().await.contains("holds no member's data"));
@@ -87,7 +100,10 @@ pub(super) async fn a_start_that_does_not_match_the_disk_is_rejected(version: Et
     node.stop().await;
 }
 
-pub(super) async fn a_revoked_member_does_not_start_again(version: EtcdVersion) {
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd and go"]
+async fn a_revoked_member_does_not_start_again(#[values(Debian, Newest)] version: EtcdVersion) {
     let (first, node, one) = started_member(version).await;
     let second = EtcdFixture::new(version, "two");
     let mut joined = second.run(add_member(&second, &first, &one).await);

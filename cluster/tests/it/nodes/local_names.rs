@@ -9,7 +9,8 @@ use nodekeel_localstorage::{Dir, OsFileStore};
 
 use crate::enrolment::parse_ip;
 
-fn local_names(path: &std::path::Path) -> LocalNames {
+/// The names of the host, in this directory.
+pub(crate) fn local_names(path: &std::path::Path) -> LocalNames {
     let placement = OsFileStore::new(Dir::open(path).expect("opened"));
     let names: LocalNamesDir = LayoutTarget::new(Arc::new(placement), path).create_layout().expect("placed");
     LocalNames {

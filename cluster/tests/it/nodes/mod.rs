@@ -6,6 +6,7 @@ mod records;
 mod tickets;
 pub(crate) mod unlock_keys;
 
+pub(crate) use local_names::local_names;
 use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, MemberName, Peer, PeerUrl};
 use nodekeel_cluster::node::{GoldenTicket, NodeId, TicketParts};
 use nodekeel_cluster::pki::{CertificateSpec, PendingCa};

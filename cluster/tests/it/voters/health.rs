@@ -1,13 +1,15 @@
 //! What a node says of itself while its cluster has no majority, no leader, or an alarm.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType};
 use nodekeel_supervisor::{RunnableState, WaitReason};
+use rstest::rstest;
 use tokio::time::sleep;
 
-use super::voter::{HANG, Voter, put, start_cluster, stop_all};
+use super::voter::{Voter, put, start_cluster, stop_all};
+use crate::etcd::EtcdVersion::{self, Debian, Newest};
+use crate::member_run::HANG;
 
 /// How soon a node knows that it can't take part.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
@@ -64,20 +66,21 @@ fn addresses(voters: &[Voter]) -> String {
     all.join(", ")
 }
 
-pub(super) async fn three_voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
-    binary: PathBuf,
+#[rstest]
+#[ignore = "needs etcd, ip and root: it makes network namespaces"]
+#[case::three_debian(3, Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::three_newest(3, Newest)]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::five_debian(5, Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::five_newest(5, Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
+    #[case] count: usize,
+    #[case] version: EtcdVersion,
 ) {
-    lose_majority(3, binary).await;
-}
-
-pub(super) async fn five_voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
-    binary: PathBuf,
-) {
-    lose_majority(5, binary).await;
-}
-
-async fn lose_majority(count: usize, binary: PathBuf) {
-    let mut voters = start_cluster(count, binary).await;
+    let mut voters = start_cluster(count, version).await;
     wait_all_well(&voters).await;
     let rest = count / 2;
     // With one voter less than that they are well.
@@ -101,26 +104,38 @@ async fn lose_majority(count: usize, binary: PathBuf) {
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_voter_that_is_cut_off_is_not_ready_within_5_s_and_the_others_are(binary: PathBuf) {
-    let mut voters = start_cluster(3, binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voter_that_is_cut_off_is_not_ready_within_5_s_and_the_others_are(#[case] version: EtcdVersion) {
+    let mut voters = start_cluster(3, version).await;
     wait_all_well(&voters).await;
     for cut in 0..3 {
         // Each once: one of them leads.
         let others: Vec<&Voter> = voters.iter().filter(|voter| voter.host != cut).collect();
         let names = format!("{}, {} do not answer", others[0].address(), others[1].address());
-        voters[cut].site.cut_off(cut);
+        voters[cut].site.set_connected(cut, false).unwrap();
         assert_told_soon(&voters[cut], &names).await;
         for voter in &others {
             wait_well(voter).await;
         }
-        voters[cut].site.connect(cut);
+        voters[cut].site.set_connected(cut, true).unwrap();
         wait_all_well(&voters).await;
     }
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn an_alarm_takes_readiness_from_every_voter_until_it_is_disarmed(binary: PathBuf) {
-    let mut voters = start_cluster(3, binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_alarm_takes_readiness_from_every_voter_until_it_is_disarmed(#[case] version: EtcdVersion) {
+    let mut voters = start_cluster(3, version).await;
     wait_all_well(&voters).await;
     let mut client = voters[0].client().await;
     let this = client.status().await.unwrap().header().unwrap().member_id();
@@ -143,8 +158,14 @@ pub(super) async fn an_alarm_takes_readiness_from_every_voter_until_it_is_disarm
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_voter_at_its_cold_start_tells_who_is_missing_for_a_majority(binary: PathBuf) {
-    let mut voters = start_cluster(3, binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voter_at_its_cold_start_tells_who_is_missing_for_a_majority(#[case] version: EtcdVersion) {
+    let mut voters = start_cluster(3, version).await;
     stop_all(&mut voters).await;
     voters[0].start();
     let expected =
@@ -161,10 +182,15 @@ pub(super) async fn a_voter_at_its_cold_start_tells_who_is_missing_for_a_majorit
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_voter_without_credentials_tells_so_whenever_it_is_asked(binary: PathBuf) {
-    let mut voters = start_cluster(1, binary).await;
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_voter_without_credentials_tells_so_whenever_it_is_asked(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let mut voters = start_cluster(1, version).await;
     stop_all(&mut voters).await;
-    std::fs::remove_dir_all(voters[0].data("etcd/peer_pki")).unwrap();
+    std::fs::remove_dir_all(voters[0].path("data/etcd/peer_pki")).unwrap();
     voters[0].start_with(|settings| settings.deadline = Duration::from_secs(2));
     wait_told(&voters[0], "credentials are missing: restore them").await;
     let mut untold = Vec::new();

@@ -1,15 +1,18 @@
 //! Who may join: one host for each ticket, as a member that has never started elsewhere.
 
+use std::fs;
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::JoinRefusal;
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{EnrolmentPhase, FailureReason, StepError};
+use rstest::rstest;
 use tokio::time::sleep;
 
-use super::voter::{Voter, cluster_and_spare, get, put, retried, start_cluster, stop_all};
+use super::voter::{Voter, cluster_and_spare, get, put, start_cluster, stop_all};
+use crate::etcd::EtcdVersion::{self, Debian, Newest};
+use crate::etcd::retried;
 
 /// The refusal of a member that waits for none.
 async fn wait_refused(voter: &Voter) -> JoinRefusal {
@@ -22,10 +25,13 @@ async fn wait_refused(voter: &Voter) -> JoinRefusal {
     }
 }
 
-pub(super) async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_is_lost(
-    binary: PathBuf,
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_is_lost(
+    #[values(Debian, Newest)] version: EtcdVersion,
 ) {
-    let mut voters = start_cluster(3, binary).await;
+    let mut voters = start_cluster(3, version).await;
     let [one, two, three] = &mut voters[..] else { panic!("three voters") };
     two.stop().await;
     put(one, "/k", "acknowledged by one and three").await;
@@ -61,8 +67,14 @@ pub(super) async fn a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowle
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_clone_with_the_ticket_is_refused_and_the_original_returns(binary: PathBuf) {
-    let mut voters = start_cluster(3, binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clone_with_the_ticket_is_refused_and_the_original_returns(#[case] version: EtcdVersion) {
+    let mut voters = start_cluster(3, version).await;
     voters[2].stop().await;
     voters[2].swap_disks();
     voters[2].start();
@@ -79,8 +91,8 @@ pub(super) async fn a_clone_with_the_ticket_is_refused_and_the_original_returns(
 
 /// A cluster of two, and a host that has a ticket and etcd's first log, and is off. Its member has never published
 /// its name, so that the list does not say that it has started.
-async fn half_joined(binary: PathBuf) -> (Vec<Voter>, Voter) {
-    let (mut voters, mut joiner) = cluster_and_spare(2, binary).await;
+async fn half_joined(version: EtcdVersion) -> (Vec<Voter>, Voter) {
+    let (mut voters, mut joiner) = cluster_and_spare(2, version).await;
     joiner.give_ticket(&voters[0]).await;
     let gate = joiner.hold_etcd();
     joiner.start();
@@ -105,16 +117,22 @@ async fn half_joined(binary: PathBuf) -> (Vec<Voter>, Voter) {
 
 /// As an earlier release has left host and cluster, which made no claims.
 async fn forget_claim(cluster: &Voter, host: &Voter) {
-    std::fs::remove_file(host.data("etcd/join_claim")).unwrap();
+    fs::remove_file(host.path("data/etcd/join_claim")).unwrap();
     let claims = KeyRange::prefix("/etcd-joins/");
     let root = cluster.access().await.root_kv();
     retried(async || root.delete(claims.clone()).await).await;
 }
 
-pub(super) async fn the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join(
-    binary: PathBuf,
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join(
+    #[case] version: EtcdVersion,
 ) {
-    let (mut voters, mut joiner) = half_joined(binary).await;
+    let (mut voters, mut joiner) = half_joined(version).await;
     joiner.swap_disks();
     joiner.start();
     let refusal = wait_refused(&joiner).await;
@@ -132,8 +150,14 @@ pub(super) async fn the_second_host_with_a_ticket_is_refused_and_the_first_compl
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins(binary: PathBuf) {
-    let (mut voters, mut joiner) = half_joined(binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins(#[case] version: EtcdVersion) {
+    let (mut voters, mut joiner) = half_joined(version).await;
     joiner.lose_disk();
     joiner.start();
     let refusal = wait_refused(&joiner).await;
@@ -150,8 +174,14 @@ pub(super) async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_host_whose_member_another_host_became_is_refused(binary: PathBuf) {
-    let (mut voters, mut joiner) = half_joined(binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_whose_member_another_host_became_is_refused(#[case] version: EtcdVersion) {
+    let (mut voters, mut joiner) = half_joined(version).await;
     forget_claim(&voters[0], &joiner).await;
     // Another host with the same ticket takes the member.
     joiner.swap_disks();
@@ -174,8 +204,13 @@ pub(super) async fn a_host_whose_member_another_host_became_is_refused(binary: P
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_join_that_an_earlier_release_has_started_is_completed(binary: PathBuf) {
-    let (mut voters, mut joiner) = half_joined(binary).await;
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_join_that_an_earlier_release_has_started_is_completed(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let (mut voters, mut joiner) = half_joined(version).await;
     forget_claim(&voters[0], &joiner).await;
     joiner.start();
     joiner.wait_running().await;
@@ -186,22 +221,31 @@ pub(super) async fn a_join_that_an_earlier_release_has_started_is_completed(bina
 }
 
 /// The first voter of two has lost its majority with the second one, which an earlier release has started.
-pub(super) async fn a_voter_that_an_earlier_release_has_started_resumes_without_a_majority(binary: PathBuf) {
-    let (mut voters, mut joiner) = cluster_and_spare(1, binary).await;
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_voter_that_an_earlier_release_has_started_resumes_without_a_majority(
+    #[values(Debian, Newest)] version: EtcdVersion,
+) {
+    let (mut voters, mut joiner) = cluster_and_spare(1, version).await;
     joiner.give_ticket(&voters[0]).await;
     let gate = joiner.hold_etcd();
     joiner.start();
     let mut held = gate.wait_reached().await;
     // Its journal says that it has not served.
-    let journal = joiner.copy_journal();
+    let files = fs::read_dir(joiner.path("esp")).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.is_file());
+    let journal: Vec<_> = files.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
     // Its etcd may be started several times.
     held.write_all(&[b'\n'; 100]).unwrap();
     joiner.wait_running().await;
     forget_claim(&voters[0], &joiner).await;
     joiner.kill().await;
     joiner.release_etcd(gate);
-    joiner.restore_journal(journal);
-    std::fs::remove_dir_all(joiner.data("etcd/client_pki")).unwrap();
+    for (path, content) in journal {
+        fs::write(path, content).unwrap();
+    }
+    fs::remove_dir_all(joiner.path("data/etcd/client_pki")).unwrap();
     joiner.start();
     joiner.wait_running().await;
     put(&joiner, "/k", "by both").await;
@@ -210,8 +254,14 @@ pub(super) async fn a_voter_that_an_earlier_release_has_started_resumes_without_
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_ticket_whose_member_was_removed_is_refused(binary: PathBuf) {
-    let (mut voters, mut joiner) = cluster_and_spare(2, binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ticket_whose_member_was_removed_is_refused(#[case] version: EtcdVersion) {
+    let (mut voters, mut joiner) = cluster_and_spare(2, version).await;
     joiner.give_ticket(&voters[0]).await;
     let members = voters[0].access().await.cluster_members();
     let learner = retried(async || members.list_members().await)
@@ -236,8 +286,14 @@ pub(super) async fn a_ticket_whose_member_was_removed_is_refused(binary: PathBuf
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_joiner_waits_for_a_majority_and_names_who_does_not_answer(binary: PathBuf) {
-    let (mut voters, mut joiner) = cluster_and_spare(2, binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_joiner_waits_for_a_majority_and_names_who_does_not_answer(#[case] version: EtcdVersion) {
+    let (mut voters, mut joiner) = cluster_and_spare(2, version).await;
     joiner.give_ticket(&voters[0]).await;
     voters[1].kill().await;
     joiner.start_with(|settings| settings.deadline = Duration::from_secs(8));

@@ -1,14 +1,15 @@
 //! What a change of members costs, and when it is possible.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use etcd_client::Client;
 use nodekeel_cluster::consensus::MembershipError;
 use nodekeel_cluster::node::TicketIssueError;
+use rstest::rstest;
 use tokio::time::sleep;
 
 use super::voter::{Voter, cluster_and_spare, get, put, start_cluster, stop_all};
+use crate::etcd::EtcdVersion::{self, Debian, Newest};
 
 /// The most entries of the raft log that a join may take, from its ticket to its end.
 const MAX_ENTRIES: u64 = 20;
@@ -19,8 +20,14 @@ async fn raft_index(client: &mut Client) -> u64 {
     client.status().await.unwrap().raft_index()
 }
 
-pub(super) async fn five_voters_join_with_at_most_20_raft_entries_each(binary: PathBuf) {
-    let (mut voters, mut joiner) = cluster_and_spare(1, binary.clone()).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_voters_join_with_at_most_20_raft_entries_each(#[case] version: EtcdVersion) {
+    let (mut voters, mut joiner) = cluster_and_spare(1, version).await;
     let mut client = voters[0].client().await;
     let mut entries = Vec::new();
     for _ in 0..4 {
@@ -30,7 +37,7 @@ pub(super) async fn five_voters_join_with_at_most_20_raft_entries_each(binary: P
         joiner.wait_running().await;
         sleep(QUIET).await;
         entries.push(raft_index(&mut client).await - before);
-        let next = Voter::new(&joiner.site, joiner.host + 1, binary.clone());
+        let next = Voter::new(&joiner.site, joiner.host + 1, version);
         voters.push(std::mem::replace(&mut joiner, next));
     }
     println!("raft entries of four joins: {entries:?}");
@@ -46,8 +53,11 @@ async fn issue_ticket(voter: &Voter, joiner: &Voter) -> Result<(), TicketIssueEr
     voter.on_host(async move { node.ticket_issuer().unwrap().issue_ticket(&url).await.map(drop) }).await
 }
 
-pub(super) async fn a_member_joins_right_after_another(binary: PathBuf) {
-    let (mut voters, joiner) = cluster_and_spare(3, binary).await;
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs etcd, go, ip and root: it makes network namespaces"]
+async fn a_member_joins_right_after_another(#[values(Debian, Newest)] version: EtcdVersion) {
+    let (mut voters, joiner) = cluster_and_spare(3, version).await;
     // etcd wants connections that are five seconds old.
     let started_at = Instant::now();
     issue_ticket(&voters[0], &joiner).await.unwrap();
@@ -55,10 +65,16 @@ pub(super) async fn a_member_joins_right_after_another(binary: PathBuf) {
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_ticket_of_a_cluster_with_a_dead_voter_fails_with_its_name_and_what_to_do(
-    binary: PathBuf,
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ticket_of_a_cluster_with_a_dead_voter_fails_with_its_name_and_what_to_do(
+    #[case] version: EtcdVersion,
 ) {
-    let (mut voters, joiner) = cluster_and_spare(3, binary).await;
+    let (mut voters, joiner) = cluster_and_spare(3, version).await;
     let (dead, url) = (voters[2].wait_running().await.node_id, voters[2].peer_url());
     voters[2].kill().await;
     let started_at = Instant::now();
@@ -78,8 +94,14 @@ pub(super) async fn a_ticket_of_a_cluster_with_a_dead_voter_fails_with_its_name_
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_member_that_was_cut_off_deposes_no_leader(binary: PathBuf) {
-    let mut voters = start_cluster(3, binary).await;
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_was_cut_off_deposes_no_leader(#[case] version: EtcdVersion) {
+    let mut voters = start_cluster(3, version).await;
     let mut client = voters[0].client().await;
     let before = client.status().await.unwrap();
     let ids: Vec<_> =
@@ -87,9 +109,9 @@ pub(super) async fn a_member_that_was_cut_off_deposes_no_leader(binary: PathBuf)
     // The first one answers the test, so it stays.
     let follower = (1..3).find(|voter| ids[*voter] != before.leader()).unwrap();
     let site = voters[0].site.clone();
-    site.cut_off(follower);
+    site.set_connected(follower, false).unwrap();
     sleep(Duration::from_secs(15)).await;
-    site.connect(follower);
+    site.set_connected(follower, true).unwrap();
     put(&voters[follower], "/k", "it is back").await;
     assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("it is back"));
     let after = client.status().await.unwrap();
@@ -97,12 +119,18 @@ pub(super) async fn a_member_that_was_cut_off_deposes_no_leader(binary: PathBuf)
     stop_all(&mut voters).await;
 }
 
-pub(super) async fn a_deleted_list_of_revoked_certificates_is_fetched_again(binary: PathBuf) {
+#[rstest]
+#[ignore = "soak: the newest etcd runs it, too"]
+#[case::debian(Debian)]
+#[ignore = "needs go, ip and root: it makes network namespaces"]
+#[case::newest(Newest)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_list_of_revoked_certificates_is_fetched_again(#[case] version: EtcdVersion) {
     for count in [1, 3] {
-        let mut voters = start_cluster(count, binary.clone()).await;
+        let mut voters = start_cluster(count, version).await;
         let last = voters.last_mut().unwrap();
         last.stop().await;
-        let file = last.data("etcd/peer_crl");
+        let file = last.path("data/etcd/peer_crl");
         let list = std::fs::read(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         let started_at = Instant::now();

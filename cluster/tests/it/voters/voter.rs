@@ -1,49 +1,47 @@
 //! A node on a host of a site: its disks, its runs, its operator.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions};
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use etcd_client::Client;
+use nix::sched::{CloneFlags, setns};
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
 use nodekeel_cluster::consensus::{ClusterAccess, DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{
     ClusterNode, ConsensusFactory, EnrolmentSettings, FailureReason, NodeMembership,
 };
-use nodekeel_cluster::network::StaticNetwork;
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
-use nodekeel_localstorage::tree::LayoutFile;
 use nodekeel_supervisor::{Failure, RunnableState, WaitReason};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::{Signal, kill_process};
-use testbed::ScratchDir;
-use tokio::runtime::Runtime;
+use testbed::{PrivateNetwork, ScratchDir, write_program};
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
-use super::site::Site;
-use crate::enrolment::{NodeRun, create_disks, error_chain, node_address, node_deps, ticket_file};
-use crate::etcd::etcd_processes;
-
-/// Longer than anything here takes, unless it hangs.
-pub(crate) const HANG: Duration = Duration::from_secs(90);
+use crate::enrolment::{NodeFixture, NodeRun, create_disks, error_chain};
+use crate::etcd::{EtcdVersion, etcd_client, etcd_processes, retried};
+use crate::member_run::HANG;
 
 /// A node, with its disks, on a host of a site.
 pub(crate) struct Voter {
-    pub(crate) site: Arc<Site>,
+    pub(crate) site: Arc<PrivateNetwork>,
     pub(crate) host: usize,
     binary: PathBuf,
-    scratch: ScratchDir,
+    fixture: NodeFixture,
     running: Option<(NodeRun, Runtime)>,
 }
 
 impl Voter {
-    pub(crate) fn new(site: &Arc<Site>, host: usize, binary: PathBuf) -> Voter {
-        let scratch = ScratchDir::new().unwrap();
-        create_disks(scratch.path());
-        Voter { site: Arc::clone(site), host, binary, scratch, running: None }
+    pub(crate) fn new(site: &Arc<PrivateNetwork>, host: usize, version: EtcdVersion) -> Voter {
+        let (binary, url) = (version.binary(), PeerUrl::new(site.address(host).into(), DEFAULT_PEER_PORT));
+        let mut fixture = NodeFixture::with_consensus(etcd_of(&binary), url);
+        let settings = &mut fixture.settings;
+        (settings.golden_tickets, settings.bootstrap, settings.deadline) = (true, host == 0, HANG);
+        Voter { site: Arc::clone(site), host, binary, fixture, running: None }
     }
 
     pub(crate) fn address(&self) -> Ipv4Addr {
@@ -51,16 +49,12 @@ impl Voter {
     }
 
     pub(crate) fn peer_url(&self) -> PeerUrl {
-        PeerUrl::new(self.address().into(), DEFAULT_PEER_PORT)
+        self.fixture.url.clone()
     }
 
-    /// A path below the node's data volume.
-    pub(crate) fn data(&self, path: &str) -> PathBuf {
-        self.scratch.path().join("data").join(path)
-    }
-
-    fn ticket_file(&self) -> LayoutFile {
-        ticket_file(self.scratch.path())
+    /// A path below the node's disks, which are `data` and `esp`.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.fixture.disks.path().join(path)
     }
 
     /// Starts the node; it is restarted when a run ends.
@@ -69,13 +63,10 @@ impl Voter {
     }
 
     pub(crate) fn start_with(&mut self, change: impl FnOnce(&mut EnrolmentSettings)) {
-        let mut settings = EnrolmentSettings::default();
-        (settings.golden_tickets, settings.bootstrap, settings.deadline) = (true, self.host == 0, HANG);
+        let mut settings = self.fixture.settings.clone();
         change(&mut settings);
-        let network = Arc::new(StaticNetwork::new(node_address(&self.address().to_string())));
-        let consensus = ConsensusFactory::etcd_on_volume(EtcdConfig::new(&self.binary));
-        let deps = node_deps(self.scratch.path(), network, consensus);
-        let (node, runtime) = (ClusterNode::new(deps, settings), self.site.runtime(self.host));
+        let (node, runtime) =
+            (ClusterNode::new(self.fixture.deps(), settings), host_runtime(&self.site, self.host));
         let run = {
             let _guard = runtime.enter();
             NodeRun::start_with_restarts(node)
@@ -91,10 +82,6 @@ impl Voter {
     /// The node's state in the tree, and what it waits for.
     pub(crate) fn status_in_tree(&self) -> Option<(RunnableState, WaitReason)> {
         self.running.as_ref().expect("it runs").0.status_in_tree()
-    }
-
-    pub(crate) fn is_started(&self) -> bool {
-        self.running.is_some()
     }
 
     /// Runs this on the node's host.
@@ -164,7 +151,7 @@ impl Voter {
 
     /// Kills its etcd; returns whether it ran.
     pub(crate) fn kill_etcd(&self) -> bool {
-        let pids = etcd_processes(self.scratch.path());
+        let pids = etcd_processes(self.fixture.disks.path());
         for pid in &pids {
             let _ = kill_process(*pid, Signal::KILL);
         }
@@ -179,75 +166,59 @@ impl Voter {
                 async move { node.ticket_issuer()?.issue_ticket(&url).await.map_err(Failure::from) };
             from.on_host(issuing).await
         });
-        self.ticket_file().write(&ticket.await.to_config()).unwrap();
+        self.fixture.give_ticket(&ticket.await);
     }
 
     /// The disk is replaced by an empty one; the ticket is still there.
     pub(crate) fn lose_disk(&self) {
-        assert!(!self.is_started());
-        let ticket = self.ticket_file().read().unwrap();
-        for name in ["esp", "data"] {
-            std::fs::remove_dir_all(self.scratch.path().join(name)).unwrap();
-        }
-        create_disks(self.scratch.path());
-        self.ticket_file().write(&ticket).unwrap();
+        self.change_disks(|disk| std::fs::remove_dir_all(disk).unwrap());
     }
 
     /// Exchanges the disks for empty ones with the same ticket, and back.
     pub(crate) fn swap_disks(&self) {
-        assert!(!self.is_started());
-        let (ticket, top) = (self.ticket_file().read().unwrap(), self.scratch.path());
-        for name in ["esp", "data"] {
-            let (disk, spare, moved) = (top.join(name), top.join(format!("{name}.spare")), top.join("moved"));
-            std::fs::rename(&disk, &moved).unwrap();
+        self.change_disks(|disk| {
+            let (spare, moved) = (disk.with_extension("spare"), disk.with_extension("moved"));
+            std::fs::rename(disk, &moved).unwrap();
             if spare.exists() {
-                std::fs::rename(&spare, &disk).unwrap();
+                std::fs::rename(&spare, disk).unwrap();
             }
             std::fs::rename(&moved, &spare).unwrap();
-        }
-        create_disks(self.scratch.path());
-        self.ticket_file().write(&ticket).unwrap();
+        });
     }
 
-    /// The files of the enrolment journal, with their names.
-    pub(crate) fn copy_journal(&self) -> Vec<(PathBuf, Vec<u8>)> {
-        let entries = std::fs::read_dir(self.scratch.path().join("esp")).unwrap();
-        let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
-        files.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
-    }
-
-    /// Writes them again.
-    pub(crate) fn restore_journal(&self, files: Vec<(PathBuf, Vec<u8>)>) {
-        assert!(!self.is_started());
-        for (path, content) in files {
-            std::fs::write(path, content).unwrap();
-        }
+    /// Takes each disk out; where no other is put in, there is an empty one. The ticket is on it again.
+    fn change_disks(&self, take_out: impl Fn(&Path)) {
+        assert!(self.running.is_none());
+        let ticket = self.fixture.ticket_file().read().unwrap();
+        ["esp", "data"].iter().for_each(|name| take_out(&self.path(name)));
+        create_disks(self.fixture.disks.path());
+        self.fixture.ticket_file().write(&ticket).unwrap();
     }
 
     /// From now on its etcd starts only once the gate is opened.
     pub(crate) fn hold_etcd(&mut self) -> Gate {
-        let (pipe, script) = (self.scratch.path().join("gate"), self.scratch.path().join("held-etcd"));
+        let scratch = ScratchDir::new().unwrap();
+        let (pipe, script) = (scratch.path().join("gate"), scratch.path().join("held-etcd"));
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let (binary, gate) = (self.binary.display(), pipe.display());
         // Opening the pipe waits for the other end.
         let lines =
             format!("#!/bin/sh\n[ \"$1\" = --version ] || read -r _ < {gate}\nexec {binary} \"$@\"\n");
-        std::fs::write(&script, lines).unwrap();
-        std::fs::set_permissions(&script, Permissions::from_mode(0o700)).unwrap();
-        Gate { pipe, etcd: std::mem::replace(&mut self.binary, script) }
+        write_program(&script, &lines).unwrap();
+        self.fixture.consensus = etcd_of(&script);
+        Gate { pipe, _scratch: scratch }
     }
 
     /// Its etcd starts again without a gate.
-    pub(crate) fn release_etcd(&mut self, gate: Gate) {
-        self.binary = gate.etcd;
-        std::fs::remove_file(gate.pipe).unwrap();
+    pub(crate) fn release_etcd(&mut self, _gate: Gate) {
+        self.fixture.consensus = etcd_of(&self.binary);
     }
 
     /// Waits until its etcd has a log.
     pub(crate) async fn wait_log(&self) {
         let is_log = |entry: std::fs::DirEntry| entry.file_name().as_encoded_bytes().ends_with(b".wal");
         let has_log = || {
-            let entries = std::fs::read_dir(self.data("etcd/data/member/wal"));
+            let entries = std::fs::read_dir(self.path("data/etcd/data/member/wal"));
             entries.is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(is_log)))
         };
         let writing = async {
@@ -263,19 +234,35 @@ impl Voter {
         let cluster_ca = retried(async || ClusterCa::load_ca(self.access().await.root_kv()).await).await;
         let name = "operator".parse().unwrap();
         let with = cluster_ca.issue_credentials(&CertificateSpec::for_client(name)).await.unwrap();
-        let tls = TlsOptions::new()
-            .ca_certificate(Certificate::from_pem(with.ca.to_pem()))
-            .identity(Identity::from_pem(with.certificate.to_pem(), with.key.to_pem().as_bytes()));
-        let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
         let url = format!("https://{}:{DEFAULT_CLIENT_PORT}", self.address());
-        Client::connect([url], Some(options)).await.unwrap()
+        etcd_client(url, &with.ca, Some(&with)).await.unwrap()
     }
+}
+
+impl Drop for Voter {
+    /// A failed test leaves its etcd behind.
+    fn drop(&mut self) {
+        self.kill_etcd();
+    }
+}
+
+/// A runtime whose threads, and the processes that they start, are on this host.
+fn host_runtime(site: &PrivateNetwork, host: usize) -> Runtime {
+    let namespace = Arc::new(File::open(site.namespace_path(host)).unwrap());
+    let enter = move || setns(&*namespace, CloneFlags::CLONE_NEWNET).unwrap();
+    Builder::new_multi_thread().worker_threads(1).on_thread_start(enter).enable_all().build().unwrap()
+}
+
+/// The members of nodes that run this program.
+fn etcd_of(binary: &Path) -> ConsensusFactory {
+    ConsensusFactory::etcd_on_volume(EtcdConfig::new(binary))
 }
 
 /// Keeps an etcd from starting.
 pub(crate) struct Gate {
     pipe: PathBuf,
-    etcd: PathBuf,
+    /// Removed with it.
+    _scratch: ScratchDir,
 }
 
 impl Gate {
@@ -298,22 +285,6 @@ impl Gate {
     }
 }
 
-/// Calls a cluster until it answers: it may be electing a leader.
-pub(crate) async fn retried<T, E: std::fmt::Debug>(call: impl AsyncFn() -> Result<T, E>) -> T {
-    let mut last_error = None;
-    let calling = async {
-        loop {
-            match call().await {
-                Ok(answer) => return answer,
-                Err(error) => last_error = Some(error),
-            }
-            sleep(Duration::from_millis(100)).await;
-        }
-    };
-    let answered = timeout(HANG, calling).await;
-    answered.unwrap_or_else(|_| panic!("no answer in time: {last_error:?}"))
-}
-
 /// Writes once there is a leader.
 pub(crate) async fn put(voter: &Voter, key: &str, value: &str) {
     let put =
@@ -334,14 +305,14 @@ pub(crate) async fn stop_all(voters: &mut [Voter]) {
 }
 
 /// A cluster of voters that have joined one after the other.
-pub(crate) async fn start_cluster(hosts: usize, binary: PathBuf) -> Vec<Voter> {
-    cluster_and_spare(hosts, binary).await.0
+pub(crate) async fn start_cluster(hosts: usize, version: EtcdVersion) -> Vec<Voter> {
+    cluster_and_spare(hosts, version).await.0
 }
 
 /// The same, and another node on the same network, which is off. The network has room for more.
-pub(crate) async fn cluster_and_spare(hosts: usize, binary: PathBuf) -> (Vec<Voter>, Voter) {
-    let site = Arc::new(Site::new(hosts + 4));
-    let mut voters: Vec<_> = (0..hosts).map(|host| Voter::new(&site, host, binary.clone())).collect();
+pub(crate) async fn cluster_and_spare(hosts: usize, version: EtcdVersion) -> (Vec<Voter>, Voter) {
+    let site = Arc::new(PrivateNetwork::new(hosts + 4).unwrap());
+    let mut voters: Vec<_> = (0..hosts).map(|host| Voter::new(&site, host, version)).collect();
     voters[0].start();
     voters[0].wait_running().await;
     for joiner in 1..hosts {
@@ -349,5 +320,5 @@ pub(crate) async fn cluster_and_spare(hosts: usize, binary: PathBuf) -> (Vec<Vot
         voters[joiner].start();
         voters[joiner].wait_running().await;
     }
-    (voters, Voter::new(&site, hosts, binary))
+    (voters, Voter::new(&site, hosts, version))
 }

@@ -32,20 +32,13 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     prose.flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// The names of the functions below a `#[test]` or `#[tokio::test]` attribute, and of those that `on_both!`
-/// makes a test of for each release of a daemon.
+/// The names of the functions below a `#[test]`, `#[tokio::test]` or `#[rstest]` attribute.
 fn tests_of(source: &str) -> Vec<String> {
     let mut names = Vec::new();
-    let (mut is_test, mut is_list) = (false, false);
+    let mut is_test = false;
     for line in source.lines().map(str::trim) {
-        is_list = line == "on_both! {" || is_list && line != "}";
-        if let Some((_, name)) =
-            line.strip_suffix(';').and_then(|path| path.rsplit_once("::")).filter(|_| is_list)
-        {
-            names.push(name.to_owned());
-        }
         let is_code = !line.starts_with("#[") && !line.starts_with("//");
-        is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+        is_test |= ["#[test]", "#[tokio::test", "#[rstest]"].iter().any(|mark| line.starts_with(mark));
         if let Some((_, rest)) = line.split_once("fn ").filter(|_| is_test && is_code) {
             names.push(rest.split('(').next().unwrap_or(rest).to_owned());
             is_test = false;
@@ -185,6 +178,6 @@ fn names_are_read_as_they_are_written() {
     assert_eq!(test_cells(rows), [(None, "a::b"), (None, "c"), (Some("soak"), "d")]);
     let source = "#[test]\n#[ignore = \"needs root\"]\nfn one() {}\nfn helper() {}\n\
         #[tokio::test(start_paused = true)]\nasync fn two() {}\n\
-        on_both! {\n    room::three;\n}\nroom::four;\n";
+        #[rstest]\n#[case::debian(Debian)]\nfn three(#[case] release: Release) {}\n";
     assert_eq!(tests_of(source), ["one", "two", "three"]);
 }
