@@ -23,7 +23,7 @@ const POLICY_TEXT: &str =
 /// Prints which programs exist; the exit code is 1 where one is missing.
 pub(crate) fn check() -> Result<ExitCode> {
     let mut table = Table::new(["program or file", "from", "found at"]);
-    for tool in tools::ALL {
+    for tool in tools::ALL.iter().copied() {
         let path =
             tools::find_tool(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
         table.add_row([tool.name, tool.package, &path]);
@@ -134,7 +134,7 @@ fn component_name(subcommand: &'static str) -> &'static str {
 }
 
 fn missing_packages() -> Vec<&'static str> {
-    let missing = tools::ALL.into_iter().filter(|tool| tools::find_tool(*tool).is_err());
+    let missing = tools::ALL.iter().filter(|tool| tools::find_tool(**tool).is_err());
     let files = tools::FILES.into_iter().filter(|file| !Path::new(file.path).exists());
     let mut packages: Vec<_> =
         missing.map(|tool| tool.package).chain(files.map(|file| file.package)).collect();
