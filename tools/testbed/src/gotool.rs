@@ -5,8 +5,7 @@
 //! The directory's name has a hash of both files and of the flags, so another pin is another directory, and
 //! an incomplete build is never found.
 
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use sha2::{Digest as _, Sha256};
@@ -15,8 +14,6 @@ use crate::cache;
 
 mod build;
 mod go;
-
-pub use go::UnfitGo;
 
 /// Programs that are built together.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +24,6 @@ pub struct GoTools {
     pub version: &'static str,
     /// The programs.
     pub programs: &'static [GoProgram],
-    /// How long the first build takes on two idle cores, shown before it starts.
-    pub first_build: &'static str,
     go_mod: &'static str,
     go_sum: &'static str,
     tags: &'static str,
@@ -66,7 +61,6 @@ pub const KUBERNETES: GoTools = GoTools {
         go_program("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
         go_program("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
-    first_build: "5 minutes",
     go_mod: include_str!("../tools/kubernetes/go.mod"),
     go_sum: include_str!("../tools/kubernetes/go.sum"),
     tags: "",
@@ -83,7 +77,6 @@ pub const KUBERNETES_E2E: GoTools = GoTools {
         go_program("agnhost", "k8s.io/kubernetes/test/images/agnhost"),
         go_test_program("e2e.test", "k8s.io/kubernetes/test/e2e"),
     ],
-    first_build: "10 minutes",
     go_mod: include_str!("../tools/kubernetes-e2e/go.mod"),
     go_sum: include_str!("../tools/kubernetes-e2e/go.sum"),
     tags: "",
@@ -99,7 +92,6 @@ pub const ETCD: GoTools = GoTools {
         go_program("etcd", "go.etcd.io/etcd/server/v3"),
         go_program("etcdctl", "go.etcd.io/etcd/etcdctl/v3"),
     ],
-    first_build: "a minute",
     go_mod: include_str!("../tools/etcd/go.mod"),
     go_sum: include_str!("../tools/etcd/go.sum"),
     tags: "",
@@ -118,7 +110,6 @@ pub const CONTAINERD: GoTools = GoTools {
         ),
         go_program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
     ],
-    first_build: "a minute",
     go_mod: include_str!("../tools/containerd/go.mod"),
     go_sum: include_str!("../tools/containerd/go.sum"),
     tags: "no_btrfs",
@@ -134,7 +125,6 @@ pub const GVISOR: GoTools = GoTools {
         go_program("runsc", "gvisor.dev/gvisor/runsc"),
         go_program("containerd-shim-runsc-v1", "gvisor.dev/gvisor/shim"),
     ],
-    first_build: "two minutes",
     go_mod: include_str!("../tools/gvisor/go.mod"),
     go_sum: include_str!("../tools/gvisor/go.sum"),
     tags: "",
@@ -146,7 +136,6 @@ pub const CSI_SANITY: GoTools = GoTools {
     name: "csi-sanity",
     version: "5.6.0",
     programs: &[go_program("csi-sanity", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")],
-    first_build: "15 seconds",
     go_mod: include_str!("../tools/csi-sanity/go.mod"),
     go_sum: include_str!("../tools/csi-sanity/go.sum"),
     tags: "",
@@ -158,7 +147,6 @@ pub const HELM: GoTools = GoTools {
     name: "helm",
     version: "4.3.1",
     programs: &[go_program("helm", "helm.sh/helm/v4/cmd/helm")],
-    first_build: "3 minutes",
     go_mod: include_str!("../tools/helm/go.mod"),
     go_sum: include_str!("../tools/helm/go.sum"),
     tags: "",
@@ -174,7 +162,6 @@ pub const SNAPSHOT_CONTROLLER: GoTools = GoTools {
         "snapshot-controller",
         "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
     )],
-    first_build: "a minute",
     go_mod: include_str!("../tools/snapshot-controller/go.mod"),
     go_sum: include_str!("../tools/snapshot-controller/go.sum"),
     tags: "",
@@ -196,9 +183,9 @@ impl GoTools {
     /// standard error; of two concurrent processes, one waits for the other.
     ///
     /// # Errors
-    /// [`UnfitGo`] where no Go can build them; else why the build failed, with its last output.
+    /// Go is missing, or the build failed; with its output.
     pub fn program_directory(&self) -> Result<PathBuf> {
-        self.program_directory_in(&cache::cache_directory()?)
+        cache::make_entry(&self.entry_name(), |partial| build::build_tools(self, partial))
     }
 
     /// One of the programs, built first where it doesn't exist yet.
@@ -213,19 +200,8 @@ impl GoTools {
         Ok(self.program_directory()?.join(file))
     }
 
-    fn program_directory_in(&self, cache: &Path) -> Result<PathBuf> {
-        cache::make_family_entry_in(cache, self.name, &self.entry_name(), |partial| {
-            build::build_tools(self, partial)
-        })
-    }
-
-    /// Its name in the cache.
+    /// Its name in the cache, which changes with each input of the build, but for the Go that builds them.
     fn entry_name(&self) -> String {
-        format!("{}-{}-{}", self.name, self.version, self.content_key())
-    }
-
-    /// Changes with each input of the build, but for the Go that builds them.
-    fn content_key(&self) -> String {
         let mut hash = Sha256::new();
         let programs: String = self.programs.iter().map(|p| format!("{} {}\n", p.file, p.package)).collect();
         for part in [
@@ -240,18 +216,8 @@ impl GoTools {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        hash.finalize()[..6].iter().fold(String::new(), |mut key, byte| {
-            // Writing into a string can't fail.
-            let _ = write!(key, "{byte:02x}");
-            key
-        })
-    }
-
-    /// The version of the module's `go` line.
-    fn go_version(&self) -> go::GoVersion {
-        let line = self.go_mod.lines().find_map(|line| line.strip_prefix("go "));
-        line.and_then(go::GoVersion::parse_version)
-            .expect("go.mod has a go line: it was written by go mod tidy")
+        let key: String = hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{}-{}-{key}", self.name, self.version)
     }
 }
 
@@ -267,7 +233,6 @@ pub(crate) fn go_architecture() -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn every_module_pins_the_version_that_it_says_and_lists_its_programs_as_tools() {
@@ -277,25 +242,18 @@ mod tests {
             for program in tools.programs {
                 assert!(tools.go_mod.contains(program.package), "{} is no tool", program.file);
             }
-            assert!(!tools.go_sum.is_empty() && tools.go_version().version_parts() >= (1, 26, 0));
+            assert!(!tools.go_sum.is_empty());
         }
     }
 
     #[test]
-    fn each_input_of_a_build_changes_its_directory() {
-        let tagged = GoTools { tags: "x", ..ETCD };
-        let renamed = GoTools { ldflags: "x", ..ETCD };
-        let entries = [ETCD, tagged, renamed].map(|tools| tools.entry_name());
-        assert!(entries[0] != entries[1] && entries[1] != entries[2] && entries[0] != entries[2]);
-        assert_eq!(entries[0], ETCD.entry_name());
-    }
-
-    #[test]
-    fn built_tools_are_not_built_again() {
-        let cache = tempfile::tempdir().unwrap();
-        let place = cache.path().join(ETCD.entry_name());
-        fs::create_dir_all(&place).unwrap();
-        assert_eq!(ETCD.program_directory_in(cache.path()).unwrap(), place);
+    fn the_fetched_go_is_new_enough_for_every_module() {
+        let patch = |go: &str| go.strip_prefix("1.26.").unwrap().parse::<u32>().unwrap();
+        let fetched = go::TOOLCHAIN.strip_prefix("go").unwrap();
+        for tools in ALL.into_iter().chain([KUBERNETES_E2E]) {
+            let needed = tools.go_mod.lines().find_map(|line| line.strip_prefix("go ")).unwrap();
+            assert!(patch(needed) <= patch(fetched), "{} needs Go {needed}", tools.name);
+        }
     }
 
     #[test]

@@ -50,10 +50,8 @@ mod kvm;
 mod qemu;
 mod root_tree;
 
-pub use control_port::GuestTask;
-pub use root_tree::find_libraries;
-
 use control_port::ControlPort;
+pub use control_port::GuestTask;
 use kernel::GuestKernel;
 use root_tree::RootTree;
 

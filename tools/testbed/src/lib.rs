@@ -13,6 +13,7 @@
 //! Processes that a test starts end with it: by `Drop`, or, where the test itself was killed, by a keeper
 //! process that detects its exit. The next [`ScratchDir::new`] removes the directories of killed owners.
 
+mod apt;
 mod containerd;
 mod daemon;
 mod exit;
@@ -39,6 +40,7 @@ pub mod power_cut;
 pub mod process_cost;
 pub mod tools;
 
+pub use apt::AptClient;
 pub use containerd::Containerd;
 pub use daemon::{Daemon, command_output};
 pub use exit::{end_group, wait_exit};

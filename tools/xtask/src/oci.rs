@@ -102,12 +102,6 @@ pub(crate) struct Arguments {
     /// Output file; oci/PROGRAM.tar in the target directory by default
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Cargo features, for tests
-    #[arg(long, value_name = "FEATURES", default_value = "")]
-    features: String,
-    /// Cargo profile, for tests
-    #[arg(long, value_name = "PROFILE", default_value = RELEASE_PROFILE)]
-    profile: String,
     /// Image tag; the version by default
     #[arg(long)]
     tag: Option<String>,
@@ -123,29 +117,28 @@ pub(crate) struct Arguments {
 
 /// Builds the image that tests run by a profile of cargo, and gives its file.
 pub(crate) fn build_for_tests(profile: &str, log: &Log) -> Result<(PathBuf, Duration)> {
-    let (start, program) = (Instant::now(), PACKAGE.to_owned());
-    let (features, profile, platform) = (String::new(), profile.to_owned(), vec![Platform::native()?]);
-    let arguments = Arguments { program, output: None, features, profile, tag: None, platform };
-    Ok((build_image(&arguments, log)?, start.elapsed()))
+    let (start, platform) = (Instant::now(), vec![Platform::native()?]);
+    let arguments = Arguments { program: PACKAGE.to_owned(), output: None, tag: None, platform };
+    Ok((build_image(&arguments, profile, log)?, start.elapsed()))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let file = build_image(arguments, &Log::default())?;
+    let file = build_image(arguments, RELEASE_PROFILE, &Log::default())?;
     println!("import it: ctr --namespace k8s.io images import {}", file.display());
     Ok(())
 }
 
 /// Builds the program as one static file for each platform, and an OCI layout around them, with the programs that make file
 /// systems.
-fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
+fn build_image(arguments: &Arguments, profile: &str, log: &Log) -> Result<PathBuf> {
     let program = &arguments.program;
     let tag = arguments.tag.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
     let name = format!("docker.io/nodekeel/{program}:{tag}");
     let mut images = Vec::new();
     for platform in &arguments.platform {
-        let executable = build(arguments, *platform, log)?;
-        let bytes = fs::read(&executable).with_context(|| format!("read {}", executable.display()))?;
-        ensure!(!has_interpreter(&bytes)?, "{} is not static", executable.display());
+        let executable = build(program, *platform, profile, log)?;
+        let needs = formatters::ElfNeeds::read(&executable)?;
+        ensure!(needs.loader.is_none(), "{} is not static", executable.display());
         let image = ContainerImage::new(&name)
             .for_architecture(platform.architecture())
             .add_file(program, executable)
@@ -166,10 +159,9 @@ fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
     Ok(output)
 }
 
-fn build(arguments: &Arguments, platform: Platform, log: &Log) -> Result<PathBuf> {
-    let (program, target, compiler) = (&arguments.program, platform.target(), platform.compiler()?);
-    let mut command = cargo(&["build", "--package", program, "--features", &arguments.features]);
-    command.args(["--profile", &arguments.profile]);
+fn build(program: &str, platform: Platform, profile: &str, log: &Log) -> Result<PathBuf> {
+    let (target, compiler) = (platform.target(), platform.compiler()?);
+    let mut command = cargo(&["build", "--package", program, "--profile", profile]);
     // With an explicit target, proc macros are not built as static, which they can't be.
     command.args(["--target", &target, "--message-format", "json-render-diagnostics"]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
@@ -189,50 +181,4 @@ fn build(arguments: &Arguments, platform: Platform, log: &Log) -> Result<PathBuf
     let built = outcome.lines.iter().filter_map(|line| binaries::parse_artifact(line));
     let executable = built.map(|built| built.path).next_back();
     executable.with_context(|| format!("find the executable {program} in cargo's messages"))
-}
-
-/// Whether an ELF file needs a dynamic linker.
-///
-/// *Source:* elf(5): `e_phoff` at 32, `e_phentsize` at 54, `e_phnum` at 56; `PT_INTERP` is 3.
-fn has_interpreter(elf: &[u8]) -> Result<bool> {
-    if elf.get(..5) != Some(b"\x7fELF\x02") {
-        bail!("not a 64-bit ELF file");
-    }
-    let number = |at: usize, length: usize| {
-        let bytes = elf.get(at..at + length).context("the ELF file is cut off")?;
-        Ok::<_, anyhow::Error>(bytes.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)))
-    };
-    let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    for entry in 0..count {
-        if number(usize::try_from(table + entry * size)?, 4)? == 3 {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_target_of_this_machine_is_that_of_its_platform() {
-        let native = Platform::native().unwrap();
-        assert_eq!(native.compiler().unwrap(), "cc");
-        assert!(native.target().starts_with(env::consts::ARCH));
-        let other = Platform::ALL.into_iter().find(|platform| *platform != native).unwrap();
-        match other.compiler() {
-            Ok(name) => assert!(name.starts_with(other.processor())),
-            Err(error) => assert!(error.to_string().contains("apt-get install gcc-"), "{error}"),
-        }
-    }
-
-    #[test]
-    fn a_dynamic_program_is_recognised() {
-        // Test binaries are linked dynamically.
-        let this = fs::read(env::current_exe().unwrap()).unwrap();
-        assert!(has_interpreter(&this).unwrap());
-        assert!(has_interpreter(b"#!/bin/sh\n").is_err());
-        assert!(has_interpreter(&this[..60]).is_err());
-    }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::root_tree::{RootTree, find_libraries};
-use crate::{cache, command_output, tools};
+use crate::{AptClient, cache, command_output, tools};
 
 /// A directory with `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`, as `dpkg -x` of a kernel package
 /// creates, or `/` for the machine's kernel.
@@ -43,7 +43,7 @@ impl GuestKernel {
         let (release, image) = find_release(&source)?;
         let busybox = tools::find_tool(tools::BUSYBOX)?;
         let name = images_name(&release, &image, &busybox)?;
-        let directory = cache::make_family_entry("guest", &format!("guest-{name}"), |directory| {
+        let directory = cache::make_entry(&format!("guest-{name}"), |directory| {
             let is_static = find_libraries(std::slice::from_ref(&busybox))?.is_empty();
             ensure!(is_static, "{} isn't static: install Debian's busybox-static", busybox.display());
             let modules = release_modules(&source, &release)?;
@@ -89,67 +89,15 @@ fn find_source() -> Result<PathBuf> {
     })
 }
 
+/// Downloads the package that the kernel's metapackage depends on.
 fn download_kernel(directory: &Path) -> Result<()> {
-    let apt = AptClient::new(directory)?;
-    let file = apt.download_package().or_else(|error| {
-        // The machine's package lists may be missing or older than the archive. Updating them needs root;
-        // private ones don't.
-        eprintln!("testbed: {error:#}; retrying with private package lists");
-        apt.with_private_lists()?.download_package()
-    })?;
-    let dpkg = tools::find_tool(tools::Tool { name: "dpkg", package: "dpkg" })?;
-    command_output(Command::new(dpkg).arg("-x").arg(&file).arg(directory))?;
-    fs::remove_dir_all(apt.work).context("remove the downloaded package")
-}
-
-/// apt-get as a plain user may use it: it downloads, and installs nothing.
-#[derive(Debug)]
-struct AptClient {
-    work: PathBuf,
-    options: Vec<String>,
-}
-
-impl AptClient {
-    fn new(directory: &Path) -> Result<Self> {
-        let work = directory.join("apt");
-        fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
-        Ok(Self { work, options: Vec::new() })
-    }
-
-    fn with_private_lists(&self) -> Result<Self> {
-        let [state, cached] = ["state", "cache"].map(|name| self.work.join(name));
-        for directory in [state.join("lists/partial"), cached.join("archives/partial")] {
-            fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-        }
-        let options = vec![
-            format!("-oDir::State={}", state.display()),
-            format!("-oDir::Cache={}", cached.display()),
-            // Otherwise root's apt downloads as a user that can't enter this directory.
-            "-oAPT::Sandbox::User=root".to_owned(),
-        ];
-        let own = Self { work: self.work.clone(), options };
-        own.run_program("apt-get", &["update"])?;
-        Ok(own)
-    }
-
-    /// Downloads the package that the kernel's metapackage depends on.
-    fn download_package(&self) -> Result<PathBuf> {
-        let text = self.run_program("apt-cache", &["depends", PACKAGE])?;
-        let package = text.lines().find_map(kernel_package);
-        let package = package
-            .with_context(|| format!("find the kernel that {PACKAGE} depends on in apt-cache's output"))?;
-        self.run_program("apt-get", &["download", package])?;
-        let mut found = fs::read_dir(&self.work).context("list the downloads")?.flatten();
-        let is_package = |name: &str| name.starts_with(package) && name.ends_with(".deb");
-        let file = found.find(|entry| is_package(&entry.file_name().to_string_lossy()));
-        Ok(file.with_context(|| format!("apt-get download {package} left no file"))?.path())
-    }
-
-    fn run_program(&self, program: &'static str, arguments: &[&str]) -> Result<String> {
-        let tool = tools::find_tool(tools::Tool { name: program, package: "apt" })?;
-        let mut command = Command::new(tool);
-        command_output(command.args(&self.options).args(arguments).current_dir(&self.work).env("LC_ALL", "C"))
-    }
+    let apt = AptClient::new(directory.join("apt"), "amd64")?;
+    let text = apt.run_program("apt-cache", &["depends", PACKAGE])?;
+    let package = text.lines().find_map(kernel_package);
+    let package = package
+        .with_context(|| format!("find the kernel that {PACKAGE} depends on in apt-cache's output"))?;
+    apt.run_program("apt-get", &["download", package])?;
+    apt.unpack_into(directory)
 }
 
 fn kernel_package(line: &str) -> Option<&str> {

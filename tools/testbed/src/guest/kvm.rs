@@ -25,7 +25,7 @@ pub(super) fn choose_accelerator(kernel: &GuestKernel) -> Result<Accelerator> {
     }
     let host = rustix::system::uname();
     let name = format!("kvm-{}-for-{}", host.release().to_string_lossy(), kernel.name);
-    let verdict = cache::make_family_entry("kvm", &name, |directory| {
+    let verdict = cache::make_entry(&name, |directory| {
         let is_reached = boots_with_kvm(kernel)?;
         fs::write(directory.join("works"), if is_reached { "yes" } else { "no" })
             .context("write the result of the KVM probe")

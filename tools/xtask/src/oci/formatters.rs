@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use testbed::tools::{self, Tool};
-use testbed::{ContainerImage, cache, command_output, guest};
+use testbed::{AptClient, ContainerImage, cache, command_output};
 
 use super::Platform;
 use crate::run::Log;
@@ -19,87 +18,36 @@ const PROGRAM_DIR: &str = "usr/sbin";
 const PROGRAMS: [Tool; 2] = [tools::MKFS_EXT4, tools::MKFS_XFS];
 
 const READELF: Tool = Tool { name: "readelf", package: "binutils" };
-const DPKG: Tool = Tool { name: "dpkg", package: "dpkg" };
-const APT_GET: Tool = Tool { name: "apt-get", package: "apt" };
 
 /// Adds them to an image: those of this machine, or, for another processor, those of its Debian.
 pub(super) fn add_formatters(image: ContainerImage, platform: Platform, log: &Log) -> Result<ContainerImage> {
-    let files = if Platform::native()? == platform { native_files() } else { packaged_files(platform, log) };
-    let files = files.with_context(|| {
+    let files = find_files(platform, log).with_context(|| {
         format!("find mkfs.ext4 and mkfs.xfs for {}; or choose another --platform", platform.architecture())
     })?;
     Ok(files.into_iter().fold(image, |image, (at, source)| image.add_file(at, source)))
 }
 
-/// The programs of this machine and their libraries, by their paths in the image.
-fn native_files() -> Result<BTreeMap<PathBuf, PathBuf>> {
-    let mut files = BTreeMap::new();
-    let mut programs = Vec::new();
-    for tool in PROGRAMS {
-        let found = tools::find_tool(tool)?;
-        // Where a library lies, it is a link to a version of it.
-        let real = found.canonicalize().with_context(|| format!("find {}", found.display()))?;
-        programs.push(real.clone());
-        files.insert(Path::new(PROGRAM_DIR).join(tool.name), real);
+/// The programs and their libraries, by their paths in the image.
+fn find_files(platform: Platform, log: &Log) -> Result<BTreeMap<PathBuf, PathBuf>> {
+    match Platform::native()? == platform {
+        true => collect_files(platform, Path::new("/")),
+        false => collect_files(platform, &download_packages(platform, log)?),
     }
-    for (at, source) in guest::find_libraries(&programs)? {
-        files.insert(at.strip_prefix("/").unwrap_or(&at).to_owned(), source);
-    }
-    Ok(files)
 }
 
-/// The programs of another processor and their libraries, downloaded once.
-fn packaged_files(platform: Platform, log: &Log) -> Result<BTreeMap<PathBuf, PathBuf>> {
-    let name = format!("formatters-{}", platform.architecture());
-    let tree = cache::make_entry(&name, |directory| {
-        log.line(&format!("download mkfs.ext4 and mkfs.xfs for {}", platform.architecture()));
-        let work = directory.join("apt");
-        download_packages(platform, &work)?;
-        unpack_packages(&work, directory)?;
-        fs::remove_dir_all(&work).with_context(|| format!("remove {}", work.display()))
-    })?;
-    collect_files(platform, &tree)
+/// The packages that have the programs, and all that these depend on, downloaded once.
+fn download_packages(platform: Platform, log: &Log) -> Result<PathBuf> {
+    let architecture = platform.architecture();
+    cache::make_entry(&format!("formatters-{architecture}"), |directory| {
+        log.line(&format!("download mkfs.ext4 and mkfs.xfs for {architecture}"));
+        let apt = AptClient::new(directory.join("apt"), architecture)?;
+        let install = ["install", "--download-only", "--yes", "--no-install-recommends"];
+        apt.run_program("apt-get", &[&install[..], &PROGRAMS.map(|tool| tool.package)].concat())?;
+        apt.unpack_into(directory)
+    })
 }
 
-/// Downloads the packages that have the programs, and all that these depend on, and installs nothing.
-fn download_packages(platform: Platform, work: &Path) -> Result<()> {
-    for below in ["state/lists/partial", "cache/archives/partial"] {
-        let directory = work.join(below);
-        fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-    }
-    // No package is installed for that processor, as far as this apt knows.
-    let status = work.join("status");
-    fs::write(&status, "").with_context(|| format!("write {}", status.display()))?;
-    let apt = tools::find_tool(APT_GET)?;
-    let run = |arguments: &[&str]| {
-        let mut command = Command::new(&apt);
-        command.arg(format!("-oAPT::Architecture={}", platform.architecture()));
-        command.arg(format!("-oDir::State={}", work.join("state").display()));
-        command.arg(format!("-oDir::State::status={}", status.display()));
-        command.arg(format!("-oDir::Cache={}", work.join("cache").display()));
-        // Otherwise root's apt downloads as a user that can't enter this directory.
-        command.arg("-oAPT::Sandbox::User=root").args(arguments).env("LC_ALL", "C");
-        command_output(&mut command).map(drop)
-    };
-    run(&["update"])?;
-    let packages = PROGRAMS.map(|tool| tool.package);
-    let install = ["install", "--download-only", "--yes", "--no-install-recommends"];
-    run(&[&install[..], &packages[..]].concat())
-}
-
-fn unpack_packages(work: &Path, into: &Path) -> Result<()> {
-    let (dpkg, archives) = (tools::find_tool(DPKG)?, work.join("cache/archives"));
-    let list = || format!("list {}", archives.display());
-    for entry in fs::read_dir(&archives).with_context(list)? {
-        let package = entry.with_context(list)?.path();
-        if package.extension().is_some_and(|extension| extension == "deb") {
-            command_output(Command::new(&dpkg).arg("-x").arg(&package).arg(into))?;
-        }
-    }
-    Ok(())
-}
-
-/// The programs in a tree of unpacked packages, and the libraries that they need.
+/// The programs in a tree of unpacked or installed packages, and the libraries that they need.
 fn collect_files(platform: Platform, tree: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
     let libraries = PathBuf::from(format!("lib/{}-linux-gnu", platform.processor()));
     let find = |below: &[&Path], name: &str| {
@@ -125,33 +73,27 @@ fn collect_files(platform: Platform, tree: &Path) -> Result<BTreeMap<PathBuf, Pa
         if let Some(loader) = needs.loader {
             let at = Path::new(loader.trim_start_matches('/')).to_owned();
             let name = at.file_name().and_then(|name| name.to_str()).context("the loader has a name")?;
-            let found = find(&[&libraries, Path::new("lib")], name)?;
+            let found = find(&[&libraries, Path::new("lib"), Path::new("lib64")], name)?;
             files.insert(at, found);
         }
     }
     Ok(files)
 }
 
-/// What an ELF file needs to be run.
+/// What an ELF file needs to be run; nothing where it is static.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct ElfNeeds {
+pub(super) struct ElfNeeds {
     libraries: Vec<String>,
-    loader: Option<String>,
+    pub(super) loader: Option<String>,
 }
 
 impl ElfNeeds {
-    fn read(file: &Path) -> Result<Self> {
+    /// *Source:* readelf(1): `(NEEDED) … Shared library: [NAME]` and `[Requesting program interpreter: PATH]`.
+    pub(super) fn read(file: &Path) -> Result<Self> {
         let mut command = Command::new(tools::find_tool(READELF)?);
         command.args(["--wide", "--dynamic", "--program-headers"]).arg(file).env("LC_ALL", "C");
-        let text = command_output(&mut command)?;
-        ensure!(text.contains("Dynamic section"), "{} is not a dynamic program", file.display());
-        Ok(Self::parse(&text))
-    }
-
-    /// *Source:* readelf(1): `(NEEDED) … Shared library: [NAME]` and `[Requesting program interpreter: PATH]`.
-    fn parse(text: &str) -> Self {
         let mut needs = Self::default();
-        for line in text.lines() {
+        for line in command_output(&mut command)?.lines() {
             let between = |start: &str| {
                 let rest = line.split_once(start)?.1;
                 rest.split_once(']').map(|(name, _)| name.trim().to_owned())
@@ -161,7 +103,7 @@ impl ElfNeeds {
             }
             needs.loader = needs.loader.or_else(|| between("[Requesting program interpreter:"));
         }
-        needs
+        Ok(needs)
     }
 }
 
@@ -170,18 +112,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_output_of_readelf_is_parsed() {
-        let text = "      [Requesting program interpreter: /lib/ld-linux-aarch64.so.1]\n\
-                    0x0000000000000001 (NEEDED)             Shared library: [libblkid.so.1]\n\
-                    0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]\n\
-                    0x000000000000001d (RUNPATH)            Library runpath: [/usr/lib]\n";
-        let libraries = ["libblkid.so.1", "libc.so.6"].map(str::to_owned).to_vec();
-        let loader = Some("/lib/ld-linux-aarch64.so.1".to_owned());
-        assert_eq!(ElfNeeds::parse(text), ElfNeeds { libraries, loader });
+    fn a_dynamic_program_needs_a_loader_and_libraries() {
+        // Test binaries are linked dynamically.
+        let this = ElfNeeds::read(&std::env::current_exe().unwrap()).unwrap();
+        assert!(this.loader.unwrap().contains("ld-linux"));
+        assert!(this.libraries.contains(&"libc.so.6".to_owned()));
+        assert!(ElfNeeds::read(Path::new("/etc/passwd")).is_err());
     }
 
     #[track_caller]
-    fn check_files(files: &BTreeMap<PathBuf, PathBuf>) {
+    fn check_files(platform: Platform) {
+        let files = find_files(platform, &Log::default()).unwrap();
         for tool in PROGRAMS {
             assert!(files.contains_key(&Path::new(PROGRAM_DIR).join(tool.name)), "{files:?}");
         }
@@ -194,14 +135,13 @@ mod tests {
     #[test]
     #[ignore = "needs xfsprogs and e2fsprogs"]
     fn the_programs_of_this_machine_have_their_libraries_and_loader() {
-        check_files(&native_files().unwrap());
+        check_files(Platform::native().unwrap());
     }
 
     #[test]
     #[ignore = "soak"]
     fn the_programs_of_the_other_processor_are_downloaded_with_their_libraries_and_loader() {
         let native = Platform::native().unwrap();
-        let other = Platform::ALL.into_iter().find(|platform| *platform != native).unwrap();
-        check_files(&packaged_files(other, &Log::default()).unwrap());
+        check_files(Platform::ALL.into_iter().find(|platform| *platform != native).unwrap());
     }
 }
