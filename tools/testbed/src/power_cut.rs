@@ -44,12 +44,12 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::command_output;
-use crate::guest::disk::GuestDisk;
+use crate::guest::disk::{FREE_WITHIN, GuestDisk};
 
 mod choice;
 mod device;
@@ -68,9 +68,6 @@ use plan::step_mark;
 use replay::Replay;
 
 const SECTOR_BYTES: u64 = 512;
-/// How long a part may be in use after its check: children that other tests are starting hold the files that are open
-/// here until they execute their programs.
-const FREE_WITHIN: Duration = Duration::from_secs(30);
 /// How many of the cuts that failed an error describes.
 const DESCRIBED_FAILURES: usize = 8;
 
@@ -140,7 +137,7 @@ impl RecordedDisk {
         let total: u64 = part_sizes.iter().sum();
         // An empty log replays as a cleared disk.
         let cleared = open_disk(&disk)?;
-        Replay::new(&cleared, &[], (total, SECTOR_BYTES)).write_disk(&cleared, CutPoint::START)?;
+        Replay::new(&cleared, &[], (total, SECTOR_BYTES))?.write_disk(&cleared, CutPoint::START)?;
         drop(cleared);
         let base = disk.device_path().file_name().unwrap_or_default().display().to_string();
         let mapped = MappedDevice::create(format!("logged-{base}"), &logged_table(total, &disk, &log))?;
@@ -207,7 +204,7 @@ impl LoggedDisk {
 }
 
 impl DiskLog {
-    fn replay(&self, torn_bytes: u64) -> Replay<'_> {
+    fn replay(&self, torn_bytes: u64) -> Result<Replay<'_>> {
         Replay::new(&self.log, &self.entries, (self.bytes, torn_bytes))
     }
 }
@@ -234,7 +231,8 @@ impl DiskRecording {
         let from = logs.iter().map(|entries| position_of(plan.from, entries)).collect::<Result<Vec<_>>>()?;
         let cuts = choose_joint_cuts(&logs, (&from, plan.moments), plan.selected_count()?, seed);
         ensure!(!cuts.is_empty(), "nothing to cut behind the mark {}", plan.from);
-        let mut replays: Vec<_> = self.logs.iter().map(|log| log.replay(plan.torn_bytes)).collect();
+        let replays = self.logs.iter().map(|log| log.replay(plan.torn_bytes));
+        let mut replays = replays.collect::<Result<Vec<_>>>()?;
         let mut failures = Vec::new();
         for points in &cuts {
             for ((replay, log), point) in replays.iter_mut().zip(&self.logs).zip(points) {

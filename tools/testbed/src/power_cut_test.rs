@@ -1,12 +1,11 @@
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
-
-use rustix::mount::{UnmountFlags, unmount};
+use std::time::Duration;
 
 use super::*;
-use crate::guest::disk::FileSystem;
-use crate::{ScratchDir, wait_until};
+use crate::ScratchDir;
+use crate::guest::disk::{FileSystem, unmount_when_free};
 
 const MIB: u64 = 1 << 20;
 
@@ -35,11 +34,6 @@ fn record_numbers(is_synced: bool) -> DiskRecording {
     }
     drop(part);
     disk.finish().unwrap()
-}
-
-/// A child that another test is starting may have its files open.
-fn unmount_when_free(point: &Path) -> Result<()> {
-    wait_until(FREE_WITHIN, "an unmount", || Ok(unmount(point, UnmountFlags::empty())?))
 }
 
 fn check_numbers(path: &Path, cut: &PowerCut) -> Result<()> {

@@ -3,13 +3,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::{ScratchDir, command_output};
+use crate::{ScratchDir, command_output, wait_until};
 
 /// The disks that the guest was given, in their order: paths separated by colons.
 const DISKS: &str = "NODEKEEL_GUEST_DISKS";
@@ -18,6 +19,8 @@ const DISKS_4KN: &str = "NODEKEEL_GUEST_4KN_DISKS";
 /// Set in every guest.
 const MARK: &str = "NODEKEEL_GUEST";
 const LOCKS: &str = "/run/nodekeel-disks";
+/// How long a disk may be in use after its test.
+pub(crate) const FREE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Whether this process runs in a guest.
 pub fn is_inside() -> bool {
@@ -199,7 +202,7 @@ impl MountedDisk {
     /// # Errors
     /// It is busy.
     pub fn remount(&mut self, options: &str) -> Result<()> {
-        self.unmount_when_free()?;
+        unmount_when_free(&self.point)?;
         self.mount_with(options)
     }
 
@@ -208,26 +211,11 @@ impl MountedDisk {
     /// # Errors
     /// It is busy.
     pub fn unmount(mut self) -> Result<GuestDisk> {
-        self.unmount_when_free()?;
+        unmount_when_free(&self.point)?;
         match self.disk.take() {
             Some(disk) => Ok(disk),
             None => bail!("{} has no disk", self.scratch.path().display()),
         }
-    }
-
-    /// Repeats while it is busy: children that other tests are starting hold the files that are open here
-    /// until they execute their programs.
-    fn unmount_when_free(&self) -> Result<()> {
-        const ATTEMPTS: u32 = 20_000;
-        let attempt = || match unmount(&self.point, UnmountFlags::empty()) {
-            Err(Errno::BUSY) => {
-                std::thread::yield_now();
-                Err(Errno::BUSY)
-            }
-            other => other,
-        };
-        let last = (0..ATTEMPTS).map(|_| attempt()).find(|tried| *tried != Err(Errno::BUSY));
-        last.unwrap_or(Err(Errno::BUSY)).with_context(|| format!("unmount {}", self.point.display()))
     }
 
     fn mount_with(&mut self, options: &str) -> Result<()> {
@@ -249,9 +237,19 @@ impl Drop for MountedDisk {
     fn drop(&mut self) {
         if self.disk.is_some() {
             // Where it is still busy, removing the scratch directory unmounts it.
-            let _ = self.unmount_when_free();
+            let _ = unmount_when_free(&self.point);
         }
     }
+}
+
+/// Unmounts it. Children that other tests are starting hold the files that are open here until they execute their
+/// programs.
+pub(crate) fn unmount_when_free(point: &Path) -> Result<()> {
+    let unmounted = wait_until(FREE_WITHIN, "an unmount", || match unmount(point, UnmountFlags::empty()) {
+        Err(Errno::BUSY) => Err(Errno::BUSY.into()),
+        done => Ok(done),
+    });
+    unmounted?.with_context(|| format!("unmount {}", point.display()))
 }
 
 #[cfg(test)]

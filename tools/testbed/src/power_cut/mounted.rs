@@ -4,10 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
-use rustix::mount::{UnmountFlags, unmount};
 
-use super::FREE_WITHIN;
-use crate::{ScratchDir, command_output, wait_until};
+use crate::guest::disk::unmount_when_free;
+use crate::{ScratchDir, command_output};
 
 /// A file system in a private directory, mounted until this is dropped. Open files in it are closed before.
 #[derive(Debug)]
@@ -33,10 +32,8 @@ impl MountedDisk {
     }
 }
 
-/// A child that another test is starting may have files open for a moment.
 impl Drop for MountedDisk {
     fn drop(&mut self) {
-        let unmounted = || Ok(unmount(self.scratch.path(), UnmountFlags::empty())?);
-        let _ = wait_until(FREE_WITHIN, "an unmount", unmounted);
+        let _ = unmount_when_free(self.scratch.path());
     }
 }

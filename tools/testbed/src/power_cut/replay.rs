@@ -1,73 +1,17 @@
 //! The disk after a cut, made of the log.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, Result};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
+use rustix::io::Errno;
 
 use super::choice::CutPoint;
 use super::log::{LogEntry, LoggedWrite};
 
-const BLOCK_BYTES: u64 = 4096;
-/// How much is written to the disk at once.
+/// How much is copied to the disk at once.
 const MAX_RUN_BYTES: usize = 1 << 20;
-
-/// The bytes of a disk that are not zero, in blocks.
-#[derive(Debug, Default)]
-struct SparseImage {
-    blocks: BTreeMap<u64, Box<[u8]>>,
-}
-
-impl SparseImage {
-    fn write(&mut self, offset: u64, bytes: &[u8]) {
-        for (at, piece) in split_at_units(offset, bytes, BLOCK_BYTES) {
-            let is_zero = piece.iter().all(|byte| *byte == 0);
-            if is_zero && !self.blocks.contains_key(&(at / BLOCK_BYTES)) {
-                continue;
-            }
-            let empty = || vec![0; BLOCK_BYTES as usize].into_boxed_slice();
-            let block = self.blocks.entry(at / BLOCK_BYTES).or_insert_with(empty);
-            block[(at % BLOCK_BYTES) as usize..][..piece.len()].copy_from_slice(piece);
-        }
-    }
-
-    fn discard(&mut self, offset: u64, length: u64) {
-        let end = offset.saturating_add(length);
-        let covered: Vec<u64> = self
-            .blocks
-            .range(offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES))
-            .map(|(number, _)| *number)
-            .collect();
-        for number in covered {
-            let start = number * BLOCK_BYTES;
-            let (first, last) = (offset.max(start) - start, end.min(start + BLOCK_BYTES) - start);
-            if let Some(block) = self.blocks.get_mut(&number) {
-                block[first as usize..last as usize].fill(0);
-            }
-            if last - first == BLOCK_BYTES {
-                self.blocks.remove(&number);
-            }
-        }
-    }
-
-    /// Writes all blocks to a disk that has only zeros.
-    fn write_to(&self, disk: &File) -> Result<()> {
-        let mut run = Vec::new();
-        let mut start = 0;
-        for (number, block) in &self.blocks {
-            let offset = number * BLOCK_BYTES;
-            if start + run.len() as u64 != offset || run.len() >= MAX_RUN_BYTES {
-                disk.write_all_at(&run, start)?;
-                run.clear();
-                start = offset;
-            }
-            run.extend_from_slice(block);
-        }
-        Ok(disk.write_all_at(&run, start)?)
-    }
-}
 
 /// The pieces of some bytes that lie in different units, with their offsets.
 fn split_at_units(offset: u64, bytes: &[u8], unit: u64) -> impl Iterator<Item = (u64, &[u8])> {
@@ -93,15 +37,20 @@ pub(super) struct Replay<'a> {
     disk_bytes: u64,
     /// The unit in which a write is torn, in bytes.
     torn_bytes: u64,
-    /// The disk before the last flush that was replayed.
-    durable: SparseImage,
+    /// The disk before the last flush that was replayed, as a file in memory with holes for zeros.
+    durable: File,
     /// How many entries it contains.
     replayed: usize,
 }
 
 impl<'a> Replay<'a> {
-    pub(super) fn new(log: &'a File, entries: &'a [LogEntry], (disk_bytes, torn_bytes): (u64, u64)) -> Self {
-        Self { log, entries, disk_bytes, torn_bytes, durable: SparseImage::default(), replayed: 0 }
+    pub(super) fn new(
+        log: &'a File,
+        entries: &'a [LogEntry],
+        (disk_bytes, torn_bytes): (u64, u64),
+    ) -> Result<Self> {
+        let durable = memfd_create("durable", MemfdFlags::CLOEXEC).context("make a file in memory")?.into();
+        Ok(Self { log, entries, disk_bytes, torn_bytes, durable, replayed: 0 })
     }
 
     /// Makes a disk what the cut leaves. It is fast where cuts come in ascending order.
@@ -109,15 +58,15 @@ impl<'a> Replay<'a> {
         let entries = &self.entries[..cut.position];
         let last_flush = entries.iter().rposition(LogEntry::is_flush).unwrap_or(0);
         if last_flush < self.replayed {
-            (self.durable, self.replayed) = (SparseImage::default(), 0);
+            self.durable.set_len(0).context("forget what is durable")?;
+            self.replayed = 0;
         }
         for entry in &entries[self.replayed..last_flush] {
             self.replay_durable(entry)?;
         }
         self.replayed = last_flush;
-        fallocate(disk, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, self.disk_bytes)
-            .context("clear the disk")?;
-        self.durable.write_to(disk).context("write what is durable")?;
+        clear(disk, 0, self.disk_bytes).context("clear the disk")?;
+        copy_data(&self.durable, disk).context("write what is durable")?;
         for (index, entry) in entries.iter().enumerate().skip(last_flush) {
             if let LogEntry::Write(write) = entry {
                 self.write_volatile(disk, (cut, index), write).context("write what is not durable")?;
@@ -126,13 +75,13 @@ impl<'a> Replay<'a> {
         disk.sync_all().context("sync the disk")
     }
 
-    fn replay_durable(&mut self, entry: &LogEntry) -> Result<()> {
+    fn replay_durable(&self, entry: &LogEntry) -> Result<()> {
         let LogEntry::Write(write) = entry else { return Ok(()) };
-        match self.read_data(write)? {
-            Some(bytes) => self.durable.write(write.offset, &bytes),
-            None => self.durable.discard(write.offset, write.length),
+        match self.read_data(write)?.filter(|bytes| bytes.iter().any(|byte| *byte != 0)) {
+            Some(bytes) => Ok(self.durable.write_all_at(&bytes, write.offset)?),
+            None if write.length == 0 => Ok(()),
+            None => clear(&self.durable, write.offset, write.length),
         }
-        Ok(())
     }
 
     fn write_volatile(
@@ -150,10 +99,7 @@ impl<'a> Replay<'a> {
                     }
                 }
             }
-            None if is_kept(write.offset) => {
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                fallocate(disk, flags, write.offset, write.length)?;
-            }
+            None if is_kept(write.offset) => clear(disk, write.offset, write.length)?,
             None => {}
         }
         Ok(())
@@ -164,6 +110,30 @@ impl<'a> Replay<'a> {
         let mut bytes = vec![0; usize::try_from(write.length)?];
         self.log.read_exact_at(&mut bytes, offset).context("read a logged write")?;
         Ok(Some(bytes))
+    }
+}
+
+/// Makes these bytes zeros.
+fn clear(file: &File, offset: u64, length: u64) -> Result<()> {
+    Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)?)
+}
+
+/// Copies what is no hole to a disk that has only zeros.
+fn copy_data(from: &File, to: &File) -> Result<()> {
+    let (mut run, mut end) = (vec![0; MAX_RUN_BYTES], 0);
+    loop {
+        let mut start = match seek(from, SeekFrom::Data(end)) {
+            // No data is left.
+            Err(Errno::NXIO) => return Ok(()),
+            start => start?,
+        };
+        end = seek(from, SeekFrom::Hole(start))?;
+        while start < end {
+            let piece = &mut run[..MAX_RUN_BYTES.min((end - start) as usize)];
+            from.read_exact_at(piece, start)?;
+            to.write_all_at(piece, start)?;
+            start += piece.len() as u64;
+        }
     }
 }
 
@@ -182,7 +152,7 @@ mod tests {
         let entries = log.finish().unwrap();
         let disk = tempfile::tempfile().unwrap();
         disk.set_len(DISK_BYTES).unwrap();
-        let mut replay = Replay::new(&log.file, &entries, (DISK_BYTES, 512));
+        let mut replay = Replay::new(&log.file, &entries, (DISK_BYTES, 512)).unwrap();
         let states = cuts.iter().map(|&(position, way)| {
             replay.write_disk(&disk, CutPoint { position, way, seed: 1 }).unwrap();
             let first_byte = |sector: &u64| {
