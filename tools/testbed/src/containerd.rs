@@ -82,22 +82,3 @@ path = "{opt}"
         opt = at("opt"),
     )
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::leftovers;
-
-    #[test]
-    #[ignore = "needs root and containerd"]
-    fn containerd_answers_version_and_leaves_nothing() {
-        let containerd = Containerd::start().unwrap();
-        let text = command_output(containerd.ctr_command().arg("version")).unwrap();
-        assert!(text.contains("Server:"), "{text}");
-        let directory = containerd.daemon().directory_path().to_owned();
-        drop(containerd);
-        assert_eq!(leftovers::find_processes(&directory).unwrap(), []);
-        assert_eq!(leftovers::find_mounts(&directory).unwrap(), Vec::<PathBuf>::new());
-        assert!(!directory.exists());
-    }
-}

@@ -31,7 +31,6 @@ pub use watch::{ObjectChange, ObjectWatch};
 
 use egress::EgressProxy;
 use launch::KubePorts;
-use options::KubeOptions;
 
 /// The API server takes five seconds to shut down gracefully, and lets requests finish for up to a minute.
 const STOPS_WITHIN: Duration = Duration::from_secs(75);
@@ -48,7 +47,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(75);
 pub struct Kube {
     daemons: BTreeMap<KubeDaemon, Daemon>,
     ports: KubePorts,
-    options: KubeOptions,
+    options: KubeBuilder,
     programs: KubePrograms,
     egress: EgressProxy,
     /// Dropped last: certificates, kubeconfigs, and etcd's data, which outlive a restart of their daemons.
@@ -145,7 +144,3 @@ impl Drop for Kube {
 #[cfg(test)]
 #[path = "kube_test.rs"]
 mod tests;
-
-#[cfg(test)]
-#[path = "kube_node_test.rs"]
-mod node_tests;

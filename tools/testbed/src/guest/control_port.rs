@@ -205,30 +205,3 @@ fn quote_word(word: &[u8]) -> Result<String> {
     ensure!(!word.contains('\n'), "a word for the guest has a line break: {word:?}");
     Ok(format!("'{}'", word.replace('\'', r"'\''")))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_are_parsed() {
-        assert_eq!(
-            parse_message("out 3  two blanks"),
-            Some((Some(3), TaskMessage::Line(" two blanks".into())))
-        );
-        assert_eq!(parse_message("out 3 "), Some((Some(3), TaskMessage::Line(String::new()))));
-        assert_eq!(parse_message("end 12 137"), Some((Some(12), TaskMessage::Exit(137))));
-        assert!(matches!(parse_message("up"), Some((None, _))));
-        for line in ["", "end 1", "end x 1", "noise"] {
-            assert_eq!(parse_message(line), None, "{line}");
-        }
-    }
-
-    #[test]
-    fn a_command_is_one_line_of_shell() {
-        let mut command = Command::new("/bin/it's");
-        command.arg("$x").env("A", "b c").env_remove("B").current_dir("/d");
-        assert_eq!(shell_line(&command).unwrap(), r"cd '/d' && exec env 'A=b c' -u 'B' '/bin/it'\''s' '$x'");
-        assert!(shell_line(Command::new("a").arg("b\nc")).is_err());
-    }
-}

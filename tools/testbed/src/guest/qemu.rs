@@ -144,12 +144,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_of_the_machine_lead_into_the_guest() {
-        let forward = PortForward { host: "127.0.0.1:2222".parse().unwrap(), guest: 22 };
-        assert_eq!(network_option(&[forward]), "user,id=network,ipv6=off,hostfwd=tcp:127.0.0.1:2222-:22");
-    }
-
-    #[test]
     fn commas_in_a_path_end_no_option() {
         assert_eq!(path_option("file=", Path::new("/a,b")), OsString::from("file=/a,,b"));
     }

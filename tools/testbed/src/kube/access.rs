@@ -106,27 +106,3 @@ fn random_token() -> Result<String> {
     random.context("read /dev/urandom")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn token_lines_hold_the_groups_as_one_field() {
-        let line = token_line("t", &KubeUser::service_account("a", "b"));
-        let name = "system:serviceaccount:a:b";
-        assert_eq!(line, format!("t,{name},{name},\"system:serviceaccounts,system:serviceaccounts:a\"\n"));
-        assert_eq!(token_line("t", &KubeUser::new("u")), "t,u,u\n");
-    }
-
-    #[test]
-    fn a_service_account_works_in_its_namespace() {
-        assert_eq!(default_namespace("system:serviceaccount:nodekeel:provisionerd"), "nodekeel");
-        assert_eq!(default_namespace("admin"), "default");
-    }
-
-    #[test]
-    fn every_token_is_different() {
-        assert_ne!(random_token().unwrap(), random_token().unwrap());
-    }
-}

@@ -91,37 +91,3 @@ fn parse_port(reader: &mut impl std::io::BufRead) -> Result<u16> {
     let port = target.and_then(|target| target.rsplit(':').next()?.parse().ok());
     port.with_context(|| format!("parse {request:?} as CONNECT"))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Read as _;
-    use std::net::TcpListener;
-
-    #[test]
-    fn every_address_leads_to_the_port_of_this_machine() {
-        let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("egress");
-        let proxy = EgressProxy::start(socket.clone()).unwrap();
-        let node = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = node.local_addr().unwrap().port();
-        let mut caller = UnixStream::connect(&socket).unwrap();
-        write!(caller, "CONNECT 10.0.2.15:{port} HTTP/1.1\r\nHost: x\r\n\r\nhello").unwrap();
-        let (mut at_node, _) = node.accept().unwrap();
-        let mut heard = [0; 5];
-        at_node.read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, b"hello");
-        at_node.write_all(b"bye").unwrap();
-        drop(at_node);
-        let mut answer = String::new();
-        caller.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\nbye"), "{answer}");
-        drop(proxy);
-    }
-
-    #[test]
-    fn a_request_other_than_connect_is_rejected() {
-        assert!(parse_port(&mut &b"GET / HTTP/1.1\r\n\r\n"[..]).is_err());
-        assert!(parse_port(&mut &b""[..]).is_err());
-    }
-}

@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::access::SEEN_FROM_GUEST;
 use super::egress::EgressProxy;
-use super::options::{CONTROLLER_MANAGER, KubeOptions, SCHEDULER};
-use super::{Kube, KubeDaemon, KubePrograms};
+use super::options::{CONTROLLER_MANAGER, SCHEDULER};
+use super::{Kube, KubeBuilder, KubeDaemon, KubePrograms};
 use crate::{Daemon, ReservedPort, ScratchDir, command_output, reserve_port};
 
 const CALL_WITHIN: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ impl KubePorts {
 }
 
 impl Kube {
-    pub(super) fn try_start(options: KubeOptions, programs: KubePrograms) -> Result<Self> {
+    pub(super) fn try_start(options: KubeBuilder, programs: KubePrograms) -> Result<Self> {
         let (home, ports) = (ScratchDir::new()?, KubePorts::reserve_all()?);
         let egress = EgressProxy::start(home.path().join("egress.socket"))?;
         let mut kube = Self { daemons: BTreeMap::new(), ports, options, programs, egress, home };
@@ -54,7 +54,7 @@ impl Kube {
             kube.launch_daemon(part)?;
         }
         kube.launch_together(&last)?;
-        if kube.options.service_accounts {
+        if kube.options.has_service_accounts {
             kube.wait_for_condition("serviceaccount", "default/default", "create")?;
         }
         Ok(kube)
@@ -157,7 +157,7 @@ impl Kube {
         fs::write(&egress, self.egress.selector_config())
             .with_context(|| format!("write {}", egress.display()))?;
         command.arg(format!("--egress-selector-config-file={}", egress.display()));
-        if !self.options.service_accounts {
+        if !self.options.has_service_accounts {
             command.arg("--disable-admission-plugins=ServiceAccount");
         }
         Ok(())

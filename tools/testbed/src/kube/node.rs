@@ -317,22 +317,3 @@ fn is_ready(node: &Value) -> bool {
     let conditions = node["status"]["conditions"].as_array();
     conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_setting_of_the_caller_wins() {
-        let port = reserve_port().unwrap();
-        let builder = GuestNode::builder().with_kubelet_setting("failSwapOn", true);
-        let config = builder.kubelet_config(&port);
-        assert_eq!((&config["failSwapOn"], &config["port"]), (&json!(true), &json!(port.number())));
-    }
-
-    #[test]
-    fn a_node_is_ready_when_its_condition_is_true() {
-        let node = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
-        assert!(is_ready(&node("True")) && !is_ready(&node("Unknown")) && !is_ready(&json!({})));
-    }
-}

@@ -248,13 +248,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_a_slash_has_a_namespace() {
-        assert_eq!(object_arguments("a/b"), ["--namespace=a", "--", "b"]);
-        assert_eq!(object_arguments("b"), ["--", "b"]);
-        assert_eq!(selector_arguments("a/b"), ["--namespace=a", "--field-selector=metadata.name=b"]);
-    }
-
-    #[test]
     fn a_command_reads_its_input_and_a_failure_reports_the_reason() {
         assert_eq!(run_with_input(Command::new("cat"), &"x".repeat(200_000)).unwrap().len(), 200_000);
         let mut failing = Command::new("sh");

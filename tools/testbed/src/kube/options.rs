@@ -45,19 +45,14 @@ pub(super) const ADMIN: &str = "admin";
 pub(super) const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
 pub(super) const SCHEDULER: &str = "system:kube-scheduler";
 
-#[derive(Clone, Debug)]
-pub(super) struct KubeOptions {
-    pub(super) users: Vec<KubeUser>,
-    pub(super) left_out: Vec<KubeDaemon>,
-    pub(super) arguments: Vec<(KubeDaemon, String)>,
-    pub(super) service_accounts: bool,
-}
-
-/// The settings of a control plane that has not started yet.
+/// The settings of a control plane.
 #[derive(Clone, Debug)]
 #[must_use = "a control plane runs once it is started"]
 pub struct KubeBuilder {
-    options: KubeOptions,
+    pub(super) users: Vec<KubeUser>,
+    pub(super) left_out: Vec<KubeDaemon>,
+    pub(super) arguments: Vec<(KubeDaemon, String)>,
+    pub(super) has_service_accounts: bool,
 }
 
 impl Default for KubeBuilder {
@@ -69,28 +64,26 @@ impl Default for KubeBuilder {
             KubeUser::new(SCHEDULER),
             KubeUser::for_node(GUEST_NODE),
         ];
-        let options =
-            KubeOptions { users, left_out: Vec::new(), arguments: Vec::new(), service_accounts: false };
-        Self { options }
+        Self { users, left_out: Vec::new(), arguments: Vec::new(), has_service_accounts: false }
     }
 }
 
 impl KubeBuilder {
     /// Adds a user beside `admin` and the node [`GUEST_NODE`].
     pub fn with_user(mut self, user: KubeUser) -> Self {
-        self.options.users.push(user);
+        self.users.push(user);
         self
     }
 
     /// Leaves a daemon out. [`Kube::launch_daemon`] can start it later.
     pub fn without_daemon(mut self, part: KubeDaemon) -> Self {
-        self.options.left_out.push(part);
+        self.left_out.push(part);
         self
     }
 
     /// Adds a flag at the end of a daemon's command line: of a repeated flag the last one counts.
     pub fn with_argument(mut self, part: KubeDaemon, argument: impl Into<String>) -> Self {
-        self.options.arguments.push((part, argument.into()));
+        self.arguments.push((part, argument.into()));
         self
     }
 
@@ -106,7 +99,7 @@ impl KubeBuilder {
     /// once its account `default` exists; in the namespace `default` it does when [`start`](Self::start)
     /// returns.
     pub fn with_service_accounts(mut self) -> Self {
-        self.options.service_accounts = true;
+        self.has_service_accounts = true;
         self
     }
 
@@ -117,19 +110,6 @@ impl KubeBuilder {
     /// A program is missing and can't be built, or a daemon did not start; with its last output.
     pub fn start(self) -> Result<Kube> {
         let programs = KubePrograms::locate()?;
-        retry_taken_ports(|| Kube::try_start(self.options.clone(), programs.clone()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn service_accounts_and_nodes_are_named_as_the_authorizers_know_them() {
-        let account = KubeUser::service_account("kube-system", "p");
-        assert_eq!(account.name, "system:serviceaccount:kube-system:p");
-        assert!(account.groups.contains(&"system:serviceaccounts:kube-system".to_owned()));
-        assert_eq!(KubeUser::for_node("a").groups, ["system:nodes"]);
+        retry_taken_ports(|| Kube::try_start(self.clone(), programs.clone()))
     }
 }
