@@ -29,7 +29,7 @@ pub struct BenchRow {
     pub goal: Option<f64>,
     /// Whether `ours` reached `goal`; `None` where no goal is set.
     pub goal_met: Option<bool>,
-    /// The command that measures it again; [`write_rows()`] fills in an empty one.
+    /// The command that measures it again; filled in when it is written.
     pub command: String,
 }
 
@@ -89,13 +89,6 @@ impl BenchRow {
         self.goal_met = Some(self.ours >= goal);
         self
     }
-
-    /// Sets the command that measures the row again, where it isn't `cargo xtask bench NAME`.
-    #[must_use]
-    pub fn command(mut self, command: impl Into<String>) -> Self {
-        self.command = command.into();
-        self
-    }
 }
 
 /// Writes `rows` to `target/bench/NAME.json` as one array and prints them as a table.
@@ -142,16 +135,6 @@ impl RowWriter {
     }
 }
 
-/// Reads the rows of this name from a directory.
-///
-/// # Errors
-/// The file doesn't exist, or isn't an array of rows.
-pub fn read_rows_from(directory: &Path, name: &str) -> Result<Vec<BenchRow>> {
-    let path = directory.join(format!("{name}.json"));
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("parse {}", path.display()))
-}
-
 /// The directory of the rows: `bench` in cargo's target directory.
 pub fn rows_directory() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -160,31 +143,18 @@ pub fn rows_directory() -> PathBuf {
     root.join(target).join("bench")
 }
 
-/// Writes rows to `NAME.json` in a directory that isn't the usual one.
-///
-/// # Errors
-/// The file can't be written.
-pub fn write_rows_to(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
-    let rows: Vec<BenchRow> = rows.iter().cloned().map(|row| with_command(row, name)).collect();
+fn write_rows_to(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
+    let mut rows = rows.to_vec();
+    rows.iter_mut().for_each(|row| row.command = format!("cargo xtask bench {name}"));
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let path = directory.join(format!("{name}.json"));
-    // A reader gets the old rows or the new ones, never a part of them.
-    let partial = directory.join(format!("{name}.json.partial"));
     let text = serde_json::to_string_pretty(&rows)? + "\n";
-    fs::write(&partial, text).with_context(|| format!("write {}", partial.display()))?;
-    fs::rename(&partial, &path).with_context(|| format!("rename {} into place", partial.display()))?;
+    fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     Ok(path)
 }
 
-fn with_command(mut row: BenchRow, name: &str) -> BenchRow {
-    if row.command.is_empty() {
-        row.command = format!("cargo xtask bench {name}");
-    }
-    row
-}
-
 /// The rows as a table.
-pub fn format_table(rows: &[BenchRow]) -> Table {
+fn format_table(rows: &[BenchRow]) -> Table {
     let mut table = Table::new(["id", "ours", "peer", "limit", "goal", "unit", "work"]);
     for row in rows {
         let peer = row
@@ -209,7 +179,7 @@ pub fn format_table(rows: &[BenchRow]) -> Table {
 }
 
 /// A figure with three significant digits below a thousand, and whole above.
-pub fn format_figure(value: f64) -> String {
+fn format_figure(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,
         v if v >= 10.0 => 1,
@@ -278,37 +248,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_has_every_field_and_null_for_what_is_absent() {
-        let row = BenchRow::new("restart", "kill -9 to exec", "ms", 1.5)
-            .peer("runit", "2.1.2", 4.0)
-            .goal_at_most(2.0);
-        let value = serde_json::to_value(&row).unwrap();
-        let expected = serde_json::json!({
-            "id": "restart", "work": "kill -9 to exec", "unit": "ms", "ours": 1.5,
-            "peer": {"name": "runit", "version": "2.1.2", "value": 4.0},
-            "limit": null, "goal": 2.0, "goal_met": true, "command": "",
-        });
-        assert_eq!(value, expected);
-        assert_eq!(
-            serde_json::to_value(BenchRow::new("a", "b", "c", 1.0)).unwrap()["peer"],
-            serde_json::Value::Null
-        );
-    }
-
-    #[test]
-    fn written_rows_carry_the_command_that_measures_them() {
+    fn written_rows_have_every_field_and_null_for_what_is_absent() {
         let directory = tempfile::tempdir().unwrap();
-        let path = write_rows_to(directory.path(), "x", &[BenchRow::new("a", "w", "ms", 1.0)]).unwrap();
-        let rows: Vec<BenchRow> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-        assert_eq!(rows[0].command, "cargo xtask bench x");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn goals_have_a_direction() {
-        let row = BenchRow::new("a", "b", "ms", 3.0);
-        assert_eq!(row.clone().goal_at_most(2.0).goal_met, Some(false));
-        assert_eq!(row.goal_at_least(2.0).goal_met, Some(true));
+        let rows = [
+            BenchRow::new("restart", "kill -9 to exec", "ms", 1.5)
+                .peer("runit", "2.1.2", 4.0)
+                .goal_at_most(2.0),
+            BenchRow::new("a", "b", "c", 1.0).goal_at_least(2.0),
+        ];
+        let path = write_rows_to(directory.path(), "x", &rows).unwrap();
+        let written: serde_json::Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        let command = "cargo xtask bench x";
+        let expected = serde_json::json!([
+            {
+                "id": "restart", "work": "kill -9 to exec", "unit": "ms", "ours": 1.5,
+                "peer": {"name": "runit", "version": "2.1.2", "value": 4.0},
+                "limit": null, "goal": 2.0, "goal_met": true, "command": command,
+            },
+            {
+                "id": "a", "work": "b", "unit": "c", "ours": 1.0, "peer": null,
+                "limit": null, "goal": 2.0, "goal_met": false, "command": command,
+            },
+        ]);
+        assert_eq!(written, expected);
+        assert!(format_table(&rows).to_string().contains("2.00 MISSED"));
     }
 
     #[test]
@@ -328,11 +291,5 @@ mod tests {
         };
         measure_interleaved(2, || side('o'), || side('p')).unwrap();
         assert_eq!(*order.borrow(), "oppo");
-    }
-
-    #[test]
-    fn table_marks_a_missed_goal() {
-        let text = format_table(&[BenchRow::new("a", "b", "ms", 3.0).goal_at_most(2.0)]).to_string();
-        assert!(text.contains("2.00 MISSED"), "{text}");
     }
 }

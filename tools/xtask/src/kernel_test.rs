@@ -1,13 +1,14 @@
 //! `cargo xtask kernel-test`: the tests that need a kernel of their own, in a guest.
 
-use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use testbed::{Guest, bench, gotool, guest, tools};
+use testbed::gotool::{self, GoTools};
+use testbed::tools::{self, Tool};
+use testbed::{Guest, bench, guest};
 
 use crate::report::Report;
 use crate::run::{self, CommandOutcome, LineFilter, Log};
@@ -35,6 +36,16 @@ const SYSTEMD_UNITS: &str = "/usr/lib/systemd/system";
 const SERVICE_TARGETS: [&str; 5] =
     ["sysinit.target", "basic.target", "shutdown.target", "network-online.target", "multi-user.target"];
 
+/// The parts of a guest that are programs: those that Go has built, and those of Debian.
+const GO_PROGRAMS: [(&str, GoTools); 3] =
+    [("csi-sanity", gotool::CSI_SANITY), ("gvisor", gotool::CONTAINERD), ("gvisor", gotool::GVISOR)];
+const DEBIAN_PROGRAMS: [(&str, Tool); 4] = [
+    ("etcd", tools::ETCD),
+    ("etcd", tools::ETCDCTL),
+    ("containerd", tools::CONTAINERD),
+    ("containerd", tools::CTR),
+];
+
 /// The tests of one binary that need a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestJob {
@@ -46,8 +57,8 @@ pub(crate) struct GuestJob {
 impl GuestJob {
     /// `None` without tests.
     pub(crate) fn new(binary: Executable, tests: Vec<(GuestNeed, String)>) -> Option<Self> {
-        let need = tests.iter().map(|(need, _)| *need).reduce(GuestNeed::and)?;
-        Some(Self { binary, need, tests: tests.into_iter().map(|(_, test)| test).collect() })
+        let (needs, tests): (Vec<_>, Vec<_>) = tests.into_iter().unzip();
+        Some(Self { binary, need: needs.into_iter().reduce(GuestNeed::and)?, tests })
     }
 
     /// Its name in reports.
@@ -75,12 +86,11 @@ impl GuestJob {
     }
 
     fn boot(&self) -> Result<Guest> {
-        add_binary(guest_builder(self.need)?, &self.binary)?.boot()
+        add_binary(guest_builder(&self.need)?, &self.binary)?.boot()
     }
 }
 
-/// Builds the packages that have such tests, and runs those of them whose `PACKAGE BINARY TEST` contains the
-/// filter.
+/// Builds the tests, and runs those that need a guest and whose `PACKAGE BINARY TEST` contains the filter.
 pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     let mut report = Report::new(Log::default());
     let jobs = build_jobs(filter, &mut report)?;
@@ -91,31 +101,26 @@ pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     Ok(report.finish())
 }
 
-/// Runs each test that the filter means in a separate guest with a variable set, unless its name is empty, within its own
-/// time: a test that hangs or fails says nothing of the others. A count that the caller has set wins. Gives what all of
-/// them have written.
+/// Runs each test that the filter means in a separate guest with a variable set, within its own time: a test that hangs
+/// or fails says nothing of the others. Gives what all of them have written.
 ///
 /// # Errors
 /// Nothing can be built, or no guest boots.
 pub(crate) fn run_counted(
     filter: &str,
-    (variable, count): (&str, &str),
+    count: Option<&(&str, String)>,
     deadline: Duration,
     report: &mut Report,
 ) -> Result<Vec<String>> {
-    let count = env::var(variable).unwrap_or_else(|_| count.to_owned());
     let mut lines = Vec::new();
     for job in build_jobs(Some(filter), report)? {
         for test in &job.tests {
             let name = format!("{} {test}", job.name());
-            let counted = if variable.is_empty() { String::new() } else { format!(" ({variable}={count})") };
+            let counted = count.map(|(name, count)| format!(" ({name}={count})")).unwrap_or_default();
             report.log.headline(&format!("{name}{counted}"));
             let selection = TestSelection::Exactly(vec![test.clone()]);
             let mut command = job.command(&selection);
-            command.arg("--nocapture");
-            if !variable.is_empty() {
-                command.env(variable, &count);
-            }
+            command.arg("--nocapture").envs(count.cloned());
             let guest = job.boot()?;
             lines.extend(run_tests(&guest, &name, &command, (&selection, deadline), report));
         }
@@ -125,14 +130,12 @@ pub(crate) fn run_counted(
 
 fn build_jobs(filter: Option<&str>, report: &mut Report) -> Result<Vec<GuestJob>> {
     setup::install()?;
-    let marked = workspace::read_metadata()?.packages;
-    let marked = marked.into_iter().filter(|package| package.has_test_that_needs(&["kernel"]));
-    let packages = narrow(marked.map(|package| package.name).collect(), filter);
-    if packages.is_empty() {
-        return Ok(Vec::new());
-    }
-    report.log.headline(&format!("build {}", packages.join(", ")));
-    let built = binaries::build(&packages, BUILD_WITHIN)?;
+    // A filter that begins with a package's whole name selects that package alone.
+    let first = filter.and_then(|filter| filter.split(' ').next());
+    let mut packages = workspace::read_metadata()?.packages.into_iter().map(|package| package.name);
+    let package: Vec<String> = packages.find(|name| Some(&**name) == first).into_iter().collect();
+    report.log.headline("build");
+    let built = binaries::build(&package, BUILD_WITHIN)?;
     report.add_check("build", built.elapsed, built.problem);
     let jobs = built.tests.into_iter().map(|binary| find_job(binary, filter, report));
     jobs.filter_map(Result::transpose).collect()
@@ -176,38 +179,38 @@ fn run_in_guest(
 }
 
 /// A guest with what is needed, without the test's own programs.
-fn guest_builder(need: GuestNeed) -> Result<guest::GuestBuilder> {
-    let mut builder = Guest::builder().with_memory(need.memory).with_cpus(need.cpus);
-    for _ in 0..need.disks {
-        builder = builder.with_disk(need.disk_size);
+fn guest_builder(need: &GuestNeed) -> Result<guest::GuestBuilder> {
+    let mut builder = Guest::builder().with_memory(need.memory);
+    for _ in 0..need.disks.count {
+        builder = builder.with_disk(need.disks.bytes);
     }
-    for _ in 0..need.disks_4kn {
-        builder = builder.with_4kn_disk(need.disk_size_4kn);
+    for _ in 0..need.disks_4kn.count {
+        builder = builder.with_4kn_disk(need.disks_4kn.bytes);
     }
-    if need.csi_sanity {
-        builder = builder.add_file("/usr/bin/csi-sanity", gotool::CSI_SANITY.program_path("csi-sanity")?);
+    if need.has("network") {
+        builder = builder.with_network();
     }
-    if need.tpm {
+    if need.has("tpm") {
         builder = builder.with_tpm();
     }
-    if need.systemd {
+    if need.has("systemd") {
         builder = add_systemd(builder)?;
     }
-    if need.gvisor {
-        for gotools in [gotool::CONTAINERD, gotool::GVISOR] {
-            let directory = gotools.program_directory()?;
-            for program in gotools.programs {
+    for (part, tools) in GO_PROGRAMS {
+        if need.has(part) {
+            let directory = tools.program_directory()?;
+            for program in tools.programs {
                 builder =
                     builder.add_file(Path::new("/usr/bin").join(program.file), directory.join(program.file));
             }
         }
     }
-    let daemons =
-        [(need.etcd, [tools::ETCD, tools::ETCDCTL]), (need.containerd, [tools::CONTAINERD, tools::CTR])];
-    for tool in daemons.into_iter().filter(|(is_needed, _)| *is_needed).flat_map(|(_, tools)| tools) {
-        builder = builder.add_program(Path::new("/usr/bin").join(tool.name), tools::find_tool(tool)?);
+    for (part, tool) in DEBIAN_PROGRAMS {
+        if need.has(part) {
+            builder = builder.add_program(Path::new("/usr/bin").join(tool.name), tools::find_tool(tool)?);
+        }
     }
-    Ok(if need.network { builder.with_network() } else { builder })
+    Ok(builder)
 }
 
 /// Adds this machine's systemd, with the units that a service needs and without those that set up a machine.
@@ -230,7 +233,7 @@ fn add_binary(mut builder: guest::GuestBuilder, binary: &Executable) -> Result<g
 }
 
 /// Runs a bench in a guest, and copies the rows that it wrote there to those of other benches.
-pub(crate) fn run_bench(binary: &Executable, need: GuestNeed, deadline: Duration) -> Result<CommandOutcome> {
+pub(crate) fn run_bench(binary: &Executable, need: &GuestNeed, deadline: Duration) -> Result<CommandOutcome> {
     let guest = add_binary(guest_builder(need)?, binary)?.boot()?;
     let mut command = binary.command();
     command.arg("--bench").env("CARGO_TARGET_DIR", TARGET_IN_GUEST);
@@ -262,23 +265,4 @@ fn find_job(binary: Executable, filter: Option<&str>, report: &mut Report) -> Re
     let soaks = if filter.is_some() { groups.guest_soak } else { Vec::new() };
     let selected = groups.guest.into_iter().chain(soaks).filter(|(_, test)| is_selected(test)).collect();
     Ok(GuestJob::new(binary, selected))
-}
-
-/// A filter that begins with a package's whole name selects that package alone.
-fn narrow(packages: Vec<String>, filter: Option<&str>) -> Vec<String> {
-    let first = filter.and_then(|filter| filter.split(' ').next()).unwrap_or_default();
-    if packages.iter().any(|package| package == first) { vec![first.to_owned()] } else { packages }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_filter_that_begins_with_a_package_builds_that_package_alone() {
-        let packages = || vec!["a".to_owned(), "b".to_owned()];
-        assert_eq!(narrow(packages(), Some("b it x::y")), ["b"]);
-        assert_eq!(narrow(packages(), Some("bo")), packages());
-        assert_eq!(narrow(packages(), None), packages());
-    }
 }

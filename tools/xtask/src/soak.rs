@@ -29,23 +29,14 @@ const LEAST_KILLS: [usize; 3] = [1000, 500, 20];
 const LEAST_POINTS: usize = 90;
 const KILL_SOAKS: [&str; 2] = ["volume-kills", "node-volume-kills"];
 
-/// A stress run, by its name on the command line.
-struct Soak {
-    name: &'static str,
-    work: Work,
-    /// The variable from which the tests read their count, and the full count. One that the caller has set
-    /// wins.
-    count: Option<(&'static str, &'static str)>,
-}
-
 enum Work {
-    /// Tests of a package's target with this text in their names.
-    Tests(&'static str, &'static str, &'static str),
+    /// The tests of `PACKAGE TARGET TEXT` with this text in their names.
+    Tests(&'static str),
     /// The same, with the image of a release of provisionerd.
-    ImageTests(&'static str, &'static str, &'static str),
-    /// Tests in a guest, by filters of `cargo xtask kernel-test`.
-    GuestTests(&'static [&'static str]),
-    /// The same, with at least so many power cuts in a whole run.
+    ImageTests(&'static str),
+    /// Tests in a guest, by a filter of `cargo xtask kernel-test`.
+    GuestTests(&'static str),
+    /// The same by several filters, with at least so many power cuts in a whole run.
     PowerCuts(&'static [&'static str], usize),
     /// The rounds of child processes, as every user.
     ProcessRounds,
@@ -59,192 +50,224 @@ enum Work {
     Newcomer,
 }
 
+use Work::{GuestTests, ImageTests, PowerCuts, Tests};
+
+/// A stress run: its name on the command line, its work, and the variable from which the tests read their count with the
+/// full count. One that the caller has set wins.
+type Soak = (&'static str, Work, &'static str);
+
 const SOAKS: &[Soak] = &[
-    // Of `NODEKEEL_MUTANTS` equal shares the first; all without.
-    Soak { name: "mutants", work: Work::Mutants, count: Some(("NODEKEEL_MUTANTS", "1")) },
-    Soak { name: "fuzz", work: Work::Fuzz, count: None },
-    Soak { name: "examples", work: Work::Examples, count: None },
+    // Of so many equal shares the first; all without.
+    ("mutants", Work::Mutants, "NODEKEEL_MUTANTS=1"),
+    ("fuzz", Work::Fuzz, ""),
+    ("examples", Work::Examples, ""),
     // Up to the command `cargo xtask test`; up to the demo with `NODEKEEL_NEWCOMER=demo`.
-    Soak { name: "newcomer", work: Work::Newcomer, count: Some(("NODEKEEL_NEWCOMER", "test")) },
-    Soak {
-        name: "supervisor-core",
-        work: Work::Tests("nodekeel-supervisor", "--lib", "random_operations_keep_the_invariants"),
-        count: Some(("NODEKEEL_OPS", "5000000")),
-    },
+    ("newcomer", Work::Newcomer, "NODEKEEL_NEWCOMER=test"),
+    (
+        "supervisor-core",
+        Tests("nodekeel-supervisor --lib random_operations_keep_the_invariants"),
+        "NODEKEEL_OPS=5000000",
+    ),
     // Every order of events of trees of three and four runnables.
-    Soak {
-        name: "supervisor-explore",
-        work: Work::Tests("nodekeel-supervisor", "--lib", "every_order_of_events_of_small_trees"),
-        count: Some(("NODEKEEL_EXPLORE", "all")),
-    },
-    Soak {
-        name: "cluster-core",
-        work: Work::Tests("nodekeel-cluster", "--lib", "random_runs_keep_the_invariants"),
-        count: Some(("NODEKEEL_LIVES", "200000")),
-    },
+    (
+        "supervisor-explore",
+        Tests("nodekeel-supervisor --lib every_order_of_events_of_small_trees"),
+        "NODEKEEL_EXPLORE=all",
+    ),
+    (
+        "cluster-core",
+        Tests("nodekeel-cluster --lib random_runs_keep_the_invariants"),
+        "NODEKEEL_LIVES=200000",
+    ),
     // A node and its etcd killed at every moment of bootstrap, join and restart, with both releases of etcd.
-    Soak {
-        name: "cluster-kills",
-        work: Work::Tests("nodekeel-cluster", "it", "enrolment::etcd::a_node_killed_at_any_point"),
-        count: Some(("NODEKEEL_CLUSTER_KILLS", "all")),
-    },
+    (
+        "cluster-kills",
+        Tests("nodekeel-cluster it enrolment::etcd::a_node_killed_at_any_point"),
+        "NODEKEEL_CLUSTER_KILLS=all",
+    ),
     // A member and its etcd killed at sixteen moments of bootstrap, join and a change of its address.
-    Soak {
-        name: "member-kills",
-        work: Work::Tests("nodekeel-cluster", "it", "killed_at_any_time"),
-        count: Some(("NODEKEEL_CLUSTER_KILLS", "all")),
-    },
-    // The longest tests of voters on Debian's etcd, too; `cargo xtask test` runs them on the newest alone.
-    Soak { name: "cluster-releases", work: Work::Tests("nodekeel-cluster", "it", "_debian"), count: None },
+    ("member-kills", Tests("nodekeel-cluster it killed_at_any_time"), "NODEKEEL_CLUSTER_KILLS=all"),
+    // The longest tests of voters on Debian's etcd, too; `cargo xtask test` runs the longest on the newest alone.
+    ("cluster-releases", Tests("nodekeel-cluster it _debian"), ""),
     // Reads and writes over three voters in network namespaces, while disks are lost, tickets kept, nodes killed
     // and cut off, with both releases of etcd.
-    Soak {
-        name: "cluster-history",
-        work: Work::Tests(
-            "nodekeel-cluster",
-            "it",
-            "no_acknowledged_write_is_lost_whatever_happens_to_three_voters",
-        ),
-        count: Some(("NODEKEEL_HISTORY_OPS", "20000")),
-    },
+    (
+        "cluster-history",
+        Tests("nodekeel-cluster it no_acknowledged_write_is_lost_whatever_happens_to_three_voters"),
+        "NODEKEEL_HISTORY_OPS=20000",
+    ),
     // provisionerd killed at each moment of a volume's life, on a real API server; then an import, publications of
     // capacity, a mounter and a store.
-    Soak {
-        name: "volume-kills",
-        work: Work::Tests(
-            "provisionerd",
-            "it",
-            "crash::a_daemon_killed_repeatedly_leaks_nothing_and_provisions_nothing_twice",
-        ),
-        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
-    },
-    Soak {
-        name: "volume-kills",
-        work: Work::Tests("provisionerd", "it", "import::an_import_killed_at_each_step"),
-        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
-    },
-    Soak {
-        name: "volume-kills",
-        work: Work::Tests("provisionerd", "it", "capacity::a_daemon_killed_around_each_publication"),
-        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
-    },
-    Soak {
-        name: "volume-kills",
-        work: Work::Tests("nodekeel-provisioner", "it", "csi::real_mount_kills::a_process_killed"),
-        count: Some(("NODEKEEL_VOLUME_KILLS", "20")),
-    },
-    Soak {
-        name: "volume-kills",
-        work: Work::Tests("nodekeel-provisioner", "it", "_kills::a_process_killed_at_any_moment"),
-        count: Some(("NODEKEEL_STORE_KILLS", "all")),
-    },
+    (
+        "volume-kills",
+        Tests("provisionerd it crash::a_daemon_killed_repeatedly_leaks_nothing_and_provisions_nothing_twice"),
+        "NODEKEEL_VOLUME_KILLS=20",
+    ),
+    (
+        "volume-kills",
+        Tests("provisionerd it import::an_import_killed_at_each_step"),
+        "NODEKEEL_VOLUME_KILLS=20",
+    ),
+    (
+        "volume-kills",
+        Tests("provisionerd it capacity::a_daemon_killed_around_each_publication"),
+        "NODEKEEL_VOLUME_KILLS=20",
+    ),
+    (
+        "volume-kills",
+        Tests("nodekeel-provisioner it csi::real_mount_kills::a_process_killed"),
+        "NODEKEEL_VOLUME_KILLS=20",
+    ),
+    (
+        "volume-kills",
+        Tests("nodekeel-provisioner it _kills::a_process_killed_at_any_moment"),
+        "NODEKEEL_STORE_KILLS=all",
+    ),
     // The same on a real node, with XFS and with ext4; `cargo xtask test` kills once around each step. With both soaks,
     // the kills at each point are counted: `cargo xtask soak volume-kills node-volume-kills`.
-    Soak {
-        name: "node-volume-kills",
-        work: Work::Tests("provisionerd", "node", "kills::a_daemon_killed_at_each_moment"),
-        count: Some(("NODEKEEL_NODE_VOLUME_KILLS", "2")),
-    },
+    (
+        "node-volume-kills",
+        Tests("provisionerd node kills::a_daemon_killed_at_each_moment"),
+        "NODEKEEL_NODE_VOLUME_KILLS=2",
+    ),
     // The API server killed for 150 s under provisionerd.
-    Soak { name: "api-outage", work: Work::Tests("provisionerd", "it", "api_outage::"), count: None },
+    ("api-outage", Tests("provisionerd it api_outage::"), ""),
     // The power cut between the writes of expansions, and in the lives of volumes of each kind, on XFS and ext4.
-    Soak {
-        name: "volume-power-cuts",
-        work: Work::PowerCuts(&["nodekeel-provisioner it power_cut::"], 400),
-        count: Some(("NODEKEEL_POWER_CUTS", "all")),
-    },
+    (
+        "volume-power-cuts",
+        PowerCuts(&["nodekeel-provisioner it power_cut::"], 400),
+        "NODEKEEL_POWER_CUTS=all",
+    ),
     // Kubernetes' end-to-end tests of CSI drivers: hours, and an interrupted run goes on where it ended.
-    Soak {
-        name: "external-storage",
-        work: Work::ImageTests("provisionerd", "node", "external_storage::"),
-        count: Some(("NODEKEEL_EXTERNAL_STORAGE", "all")),
-    },
+    ("external-storage", ImageTests("provisionerd node external_storage::"), "NODEKEEL_EXTERNAL_STORAGE=all"),
     // A control plane, two guests with provisionerd and a node without it: pods leave nodes that can't serve them.
-    Soak {
-        name: "three-nodes",
-        work: Work::ImageTests("provisionerd", "node", "three_nodes::"),
-        count: None,
-    },
+    ("three-nodes", ImageTests("provisionerd node three_nodes::"), ""),
     // Each way out of a quota, in pods on XFS and ext4.
-    Soak { name: "quota-escapes", work: Work::ImageTests("provisionerd", "node", "escapes::"), count: None },
+    ("quota-escapes", ImageTests("provisionerd node escapes::"), ""),
     // A volume's life under a kubelet, on ext4.
-    Soak {
-        name: "node-ext4",
-        work: Work::ImageTests("provisionerd", "node", "a_volume_on_ext4"),
-        count: None,
-    },
+    ("node-ext4", ImageTests("provisionerd node a_volume_on_ext4"), ""),
     // Block and strict volumes under a kubelet, from claim to deletion.
-    Soak { name: "node-images", work: Work::ImageTests("provisionerd", "node", "images::"), count: None },
+    ("node-images", ImageTests("provisionerd node images::"), ""),
     // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.
-    Soak {
-        name: "node-kills",
-        work: Work::Tests("noded", "it", "node_killed_with_restarts_pending"),
-        count: Some(("NODEKEEL_NODE_KILLS", "100")),
-    },
+    ("node-kills", Tests("noded it node_killed_with_restarts_pending"), "NODEKEEL_NODE_KILLS=100"),
     // A node's control API while a thousand services start at one instant, and while all of them fail.
-    Soak {
-        name: "many-services",
-        work: Work::Tests("noded", "it", "a_node_with_many_services_answers"),
-        count: Some(("NODEKEEL_SERVICES", "1000")),
-    },
-    Soak { name: "supervisor-process", work: Work::ProcessRounds, count: Some(("NODEKEEL_ROUNDS", "1000")) },
+    ("many-services", Tests("noded it a_node_with_many_services_answers"), "NODEKEEL_SERVICES=1000"),
+    ("supervisor-process", Work::ProcessRounds, "NODEKEEL_ROUNDS=1000"),
     // Disks of every format, with their heads zeroed; `cargo xtask test` takes a sample. Some are formatted by a kernel.
-    Soak {
-        name: "fifty-disks",
-        work: Work::Tests("nodekeel-localstorage", "it", "fifty_disks::disks_that_somebody"),
-        count: Some(("NODEKEEL_FIFTY_DISKS", "all")),
-    },
-    Soak {
-        name: "fifty-disks",
-        work: Work::GuestTests(&["nodekeel-localstorage it fifty_disks::guest"]),
-        count: None,
-    },
+    (
+        "fifty-disks",
+        Tests("nodekeel-localstorage it fifty_disks::disks_that_somebody"),
+        "NODEKEEL_FIFTY_DISKS=all",
+    ),
+    ("fifty-disks", GuestTests("nodekeel-localstorage it fifty_disks::guest"), ""),
     // Creation, rotation and confirmation of an encrypted volume, killed at each system call.
-    Soak {
-        name: "luks-kills",
-        work: Work::Tests("nodekeel-localstorage", "it", "luks::kills::"),
-        count: Some(("NODEKEEL_LUKS_KILLS", "all")),
-    },
+    ("luks-kills", Tests("nodekeel-localstorage it luks::kills::"), "NODEKEEL_LUKS_KILLS=all"),
     // Every system call of the code that writes a node's files, on each file system that a node has, and the
     // whole count of kills of mkfs.xfs.
-    Soak {
-        name: "storage-kills",
-        work: Work::GuestTests(&["nodekeel-localstorage it "]),
-        count: Some(("NODEKEEL_KILLS", "all")),
-    },
+    ("storage-kills", GuestTests("nodekeel-localstorage it "), "NODEKEEL_KILLS=all"),
     // A node's volume on disks and partitions: encrypted by both modes, grown, found again, its keys changed.
-    Soak { name: "node-storage", work: Work::GuestTests(&["noded it storage_"]), count: None },
+    ("node-storage", GuestTests("noded it storage_"), ""),
     // The power cut between the writes of volumes, key slots, journals, files, credentials and limits. Each test
     // prints its count, and the seed that repeats it; all of them together have more than a thousand.
-    Soak {
-        name: "power-cuts",
-        work: Work::PowerCuts(
-            &["nodekeel-localstorage it power_cut", "nodekeel-fsquota it kernel::power_cut"],
-            1000,
-        ),
-        count: Some(("NODEKEEL_POWER_CUTS", "all")),
-    },
+    (
+        "power-cuts",
+        PowerCuts(&["nodekeel-localstorage it power_cut", "nodekeel-fsquota it kernel::power_cut"], 1000),
+        "NODEKEEL_POWER_CUTS=all",
+    ),
 ];
+
+/// The variable of a count, and the count: the caller's, or the full one.
+pub(crate) type Count = Option<(&'static str, String)>;
+
+fn choose_count(full: &'static str) -> Count {
+    let (name, count) = full.split_once('=')?;
+    Some((name, env::var(name).unwrap_or_else(|_| count.to_owned())))
+}
 
 /// Runs the named ones, or all.
 pub(crate) fn run(names: &[String]) -> Result<ExitCode> {
-    let is_known = |name: &&String| SOAKS.iter().any(|soak| soak.name == **name);
+    let is_known = |name: &&String| SOAKS.iter().any(|(known, ..)| known == name);
     if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
-        let mut known: Vec<_> = SOAKS.iter().map(|soak| soak.name).collect();
+        let mut known: Vec<_> = SOAKS.iter().map(|(name, ..)| *name).collect();
         known.dedup();
         bail!("unknown stress run {unknown:?}; known: {}", known.join(", "));
     }
-    let is_chosen = |soak: &&Soak| names.is_empty() || names.iter().any(|name| name == soak.name);
+    let is_chosen = |name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
     let mut report = Report::new(Log::default());
-    let (mut tally, mut is_whole) = (KillTally::default(), true);
-    for soak in SOAKS.iter().filter(is_chosen) {
-        let lines = soak.run(&mut report).with_context(|| format!("run {}", soak.name))?;
-        lines.iter().for_each(|line| tally.read_line(line));
-        is_whole &= soak.count.is_none_or(|(variable, _)| env::var_os(variable).is_none());
+    let (mut tally, mut is_whole) = (KillTally::default(), KILL_SOAKS.into_iter().all(is_chosen));
+    for (name, work, full) in SOAKS.iter().filter(|(name, ..)| is_chosen(name)) {
+        let lines = run_soak(name, work, choose_count(full), &mut report);
+        lines.with_context(|| format!("run {name}"))?.iter().for_each(|line| tally.read_line(line));
+        is_whole &= is_full(full);
     }
-    is_whole &= KILL_SOAKS.iter().all(|name| names.is_empty() || names.iter().any(|chosen| chosen == name));
     report_kills(&tally, is_whole, &mut report);
     Ok(report.finish())
+}
+
+/// Whether the caller has set no other count.
+fn is_full(full: &str) -> bool {
+    full.split_once('=').is_none_or(|(name, _)| env::var_os(name).is_none())
+}
+
+/// Gives what the tests have written, as far as kills are counted in it.
+fn run_soak(name: &str, work: &Work, count: Count, report: &mut Report) -> Result<Vec<String>> {
+    let number = || count.as_ref().map(|(_, number)| number.as_str()).unwrap_or_default();
+    match work {
+        Work::Mutants => mutants::run(number(), report)?,
+        Work::Fuzz => fuzz::run(report)?,
+        Work::Examples => newcomer::examples::run(report)?,
+        Work::Newcomer => newcomer::run(number(), report)?,
+        Work::ProcessRounds => test::run_process_rounds(count.as_ref(), WITHIN, report)?,
+        GuestTests(filter) => drop(kernel_test::run_counted(filter, count.as_ref(), STORAGE_WITHIN, report)?),
+        PowerCuts(filters, least) => run_power_cuts(filters, *least, count, report)?,
+        Tests(filter) => {
+            let within = if KILL_SOAKS.contains(&name) { KILLS_WITHIN } else { WITHIN };
+            return run_tests(name, filter, count, None, within, report);
+        }
+        ImageTests(filter) => {
+            let (image, _) = oci::build_for_tests(oci::RELEASE_PROFILE, &report.log)?;
+            return run_tests(name, filter, count, Some(image), SUITE_WITHIN, report);
+        }
+    }
+    Ok(Vec::new())
+}
+
+fn run_tests(
+    name: &str,
+    filter: &str,
+    count: Count,
+    image: Option<PathBuf>,
+    within: Duration,
+    report: &mut Report,
+) -> Result<Vec<String>> {
+    let words: Vec<&str> = filter.splitn(3, ' ').collect();
+    let [package, target, text] = words[..] else { bail!("{filter:?} is not PACKAGE TARGET TEXT") };
+    let target = if target == "--lib" { vec![target] } else { vec!["--test", target] };
+    let build = [&["test", "--all-features", "-p", package], &*target].concat();
+    let binary = binaries::build_one(&build, WITHIN)?;
+    let selection = TestSelection::Matching(text.to_owned());
+    let TestCommand { mut command, .. } = test_command(&binary, RunAs::Caller, &selection)?;
+    command.args(["--nocapture", "--test-threads=1"]);
+    let counted = count.as_ref().map(|(name, count)| format!(" ({name}={count})")).unwrap_or_default();
+    report.log.headline(&format!("{name}{counted}"));
+    command.envs(count).envs(image.map(|image| (oci::IMAGE_FILE, image)));
+    let outcome = run_command(command, &report.log, test::events::show_event, within)?;
+    test::add_tests(name, &outcome, &selection, report);
+    Ok(outcome.lines)
+}
+
+fn run_power_cuts(filters: &[&str], least: usize, count: Count, report: &mut Report) -> Result<()> {
+    let start = Instant::now();
+    let mut cuts = 0;
+    for filter in filters {
+        let lines = kernel_test::run_counted(filter, count.as_ref(), STORAGE_WITHIN, report)?;
+        cuts += lines.iter().filter_map(|line| parse_cuts(line)).sum::<usize>();
+    }
+    report.log.line(&format!("{cuts} power cuts"));
+    let is_whole = count.is_some_and(|(_, number)| number == "all");
+    let problem = format!("{cuts} power cuts instead of {least}");
+    report.add_check("power cuts", start.elapsed(), (is_whole && cuts < least).then_some(problem));
+    Ok(())
 }
 
 /// Shows the kills at each point; those of whole runs must be enough.
@@ -275,79 +298,6 @@ fn find_shortage(tally: &KillTally) -> Option<String> {
     let below: Vec<_> =
         tally.points_below(at_each).map(|(point, count)| format!("{point} ({count})")).collect();
     (!below.is_empty()).then(|| format!("fewer than {at_each} kills: {}", below.join(", ")))
-}
-
-impl Soak {
-    /// Gives what the tests have written, as far as kills are counted in it.
-    fn run(&self, report: &mut Report) -> Result<Vec<String>> {
-        let count = self.count.unwrap_or_default();
-        match self.work {
-            Work::Mutants => {
-                mutants::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report)?;
-            }
-            Work::Fuzz => fuzz::run(report)?,
-            Work::Examples => newcomer::examples::run(report)?,
-            Work::Newcomer => {
-                newcomer::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report)?;
-            }
-            Work::ProcessRounds => test::run_process_rounds(count, WITHIN, report)?,
-            Work::GuestTests(filters) => drop(run_in_guests(filters, count, report)?),
-            Work::PowerCuts(filters, least) => run_power_cuts((filters, least), count, report)?,
-            Work::Tests(package, target, text) => {
-                let within = if KILL_SOAKS.contains(&self.name) { KILLS_WITHIN } else { WITHIN };
-                return self.run_tests((package, target), text, None, within, report);
-            }
-            Work::ImageTests(package, target, text) => {
-                let (image, _) = oci::build_for_tests(oci::RELEASE_PROFILE, &report.log)?;
-                let image = Some((oci::IMAGE_FILE, image));
-                return self.run_tests((package, target), text, image, SUITE_WITHIN, report);
-            }
-        }
-        Ok(Vec::new())
-    }
-
-    fn run_tests(
-        &self,
-        (package, target): (&str, &str),
-        text: &str,
-        image: Option<(&str, PathBuf)>,
-        within: Duration,
-        report: &mut Report,
-    ) -> Result<Vec<String>> {
-        let target = if target == "--lib" { vec![target] } else { vec!["--test", target] };
-        let build = [&["test", "--all-features", "-p", package], &*target].concat();
-        let binary = binaries::build_one(&build, WITHIN)?;
-        let selection = TestSelection::Matching(text.to_owned());
-        let TestCommand { mut command, .. } = test_command(&binary, RunAs::Caller, &selection)?;
-        command.args(["--nocapture", "--test-threads=1"]);
-        let count = self.count.map(|(name, count)| (name, env::var(name).unwrap_or_else(|_| count.into())));
-        let counted = count.as_ref().map(|(name, count)| format!(" ({name}={count})")).unwrap_or_default();
-        report.log.headline(&format!("{}{counted}", self.name));
-        command.envs(count).envs(image);
-        let outcome = run_command(command, &report.log, test::events::show_event, within)?;
-        test::add_tests(self.name, &outcome, &selection, report);
-        Ok(outcome.lines)
-    }
-}
-
-fn run_in_guests(filters: &[&str], count: (&str, &str), report: &mut Report) -> Result<Vec<String>> {
-    let runs = filters.iter().map(|filter| kernel_test::run_counted(filter, count, STORAGE_WITHIN, report));
-    Ok(runs.collect::<Result<Vec<_>>>()?.concat())
-}
-
-fn run_power_cuts(
-    (filters, least): (&[&str], usize),
-    count: (&str, &str),
-    report: &mut Report,
-) -> Result<()> {
-    let start = Instant::now();
-    let lines = run_in_guests(filters, count, report)?;
-    let cuts: usize = lines.iter().filter_map(|line| parse_cuts(line)).sum();
-    report.log.line(&format!("{cuts} power cuts"));
-    let is_whole = env::var(count.0).is_err();
-    let problem = format!("{cuts} power cuts instead of {least}");
-    report.add_check("power cuts", start.elapsed(), (is_whole && cuts < least).then_some(problem));
-    Ok(())
 }
 
 /// Reads `power cuts of OPERATION: COUNT, COUNT wrong; …`, behind whatever the test harness has written.

@@ -175,16 +175,20 @@ fn run_examples(examples: &[Executable], report: &mut Report) {
 ///
 /// # Errors
 /// The tests can't be built or started.
-pub(crate) fn run_process_rounds(count: (&str, &str), within: Duration, report: &mut Report) -> Result<()> {
+pub(crate) fn run_process_rounds(
+    count: Option<&(&str, String)>,
+    within: Duration,
+    report: &mut Report,
+) -> Result<()> {
     let built = super::binaries::build(&[PROCESS_TESTS.0.to_owned()], PART_WITHIN)?;
     let binary = built.tests.iter().find(|binary| has_process_tests(binary));
     let binary = binary.context("cargo built no tests of child processes")?;
     let selection = TestSelection::Inside("process::rounds::");
     for run_as in [RunAs::Caller].into_iter().chain(RunAs::others(run::is_root())) {
-        let name = format!("{} {selection}{} ({}={})", binary.name(), run_as.label(), count.0, count.1);
+        let name = format!("{} {selection}{}", binary.name(), run_as.label());
         report.log.headline(&name);
         let TestCommand { mut command, home: _home } = test_command(binary, run_as, &selection)?;
-        command.env(count.0, count.1).arg("--nocapture");
+        command.envs(count.cloned()).arg("--nocapture");
         let outcome = run_command(command, &report.log, events::show_event, within)?;
         add_tests(&name, &outcome, &selection, report);
     }
