@@ -1,14 +1,18 @@
 //! `cargo xtask check`: format, lints, docs, packages, and dependencies.
 
 use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
+use serde_json::json;
 
 use crate::report::Report;
 use crate::run::Log;
 use crate::setup;
-use crate::workspace::{self, Package, cargo, root};
+use crate::test::lanes::{Job, Lane, run_job};
+use crate::workspace::{self, Package, cargo, root, target_directory};
 
 const STEP_WITHIN: Duration = Duration::from_secs(30 * 60);
 /// The newest that is known to build with this workspace's toolchain. Without its default features it leaves
@@ -26,52 +30,85 @@ const LIBRARY_LINTS: [&str; 5] = [
 /// The directory of the clippy.toml that names the disallowed methods of libraries.
 const LIBRARY_CLIPPY: &str = "tools/xtask/library-clippy";
 
-/// Runs every check, also after one has failed.
+/// Runs every check, also after one has failed. The crates alone, whose builds are the most, run beside the others in a
+/// separate target directory: one build leaves much of two processors idle.
 pub(crate) fn run() -> Result<ExitCode> {
     setup::install()?;
     let packages = workspace::read_metadata()?.packages;
     let mut report = Report::new(Log::default());
-    let mut step = |name: &str, command: Command| report.run_check(name, command, STEP_WITHIN);
-    step("format", cargo_line("fmt --all --check"));
-    step("clippy", cargo_line("clippy --workspace --all-targets --all-features --keep-going -- -D warnings"));
+    let shared = Mutex::new(&mut report);
+    thread::scope(|scope| {
+        for jobs in [workspace_jobs(&packages), alone_jobs(&packages)] {
+            scope.spawn(|| jobs.into_iter().for_each(|job| run_job(job, &shared)));
+        }
+    });
+    Ok(report.finish())
+}
+
+fn workspace_jobs(packages: &[Package]) -> Vec<Job<'_>> {
     let mut docs = cargo_line("doc --workspace --no-deps --all-features --keep-going");
     docs.env("RUSTDOCFLAGS", "-D warnings");
-    step("docs", docs);
     let mut package = cargo_line("package --no-verify --allow-dirty");
     let published = packages.iter().filter(|package| package.is_published());
     package.args(published.flat_map(|package| ["-p", &package.name]));
-    step("package", package);
-    for package in &packages {
-        for features in feature_sets(package) {
-            let name = format!("{} alone {}", package.name, features.join(" "));
-            step(name.trim_end(), check_alone(package, &features));
-        }
-    }
+    vec![
+        step("format", cargo_line("fmt --all --check")),
+        step(
+            "clippy",
+            cargo_line("clippy --workspace --all-targets --all-features --keep-going -- -D warnings"),
+        ),
+        step("docs", docs),
+        step("package", package),
+        Job::new("cargo-deny", Lane::Computing, check_dependencies),
+    ]
+}
+
+fn check_dependencies(report: &mut Report) {
+    const NAME: &str = "cargo-deny";
     match setup::install_cargo_tool("deny", CARGO_DENY, &["--no-default-features"]) {
-        Ok(()) => step("cargo-deny", cargo_line("deny --all-features check bans licenses sources")),
-        Err(error) => report.could_not_run("cargo-deny", &format!("{error:#}")),
+        Ok(()) => {
+            let deny = cargo_line("deny --all-features check bans licenses sources");
+            report.run_check(NAME, deny, STEP_WITHIN);
+        }
+        Err(error) => report.could_not_run(NAME, &format!("{error:#}")),
     }
-    Ok(report.finish())
+}
+
+fn alone_jobs(packages: &[Package]) -> Vec<Job<'_>> {
+    let sets =
+        packages.iter().flat_map(|package| feature_sets(package).into_iter().map(move |set| (package, set)));
+    let steps = sets.map(|(package, features)| {
+        let name = format!("{} alone {}", package.name, features.join(" "));
+        step(name.trim_end(), check_alone(package, &features))
+    });
+    steps.collect()
+}
+
+fn step<'a>(name: &str, command: Command) -> Job<'a> {
+    let of_report = name.to_owned();
+    Job::new(name, Lane::Computing, move |report| report.run_check(&of_report, command, STEP_WITHIN))
 }
 
 fn cargo_line(line: &str) -> Command {
     cargo(&line.split(' ').collect::<Vec<_>>())
 }
 
-/// As a dependent gets it: by default, without defaults, and with each feature alone. A build of the
-/// workspace unites the features of all members and so hides a missing one.
+/// As a dependent gets it: by default, without defaults where there are some, and with each other feature alone. A build
+/// of the workspace unites the features of all members and so hides a missing one.
 fn feature_sets(package: &Package) -> Vec<Vec<&str>> {
     let mut sets = vec![vec![]];
-    if !package.features.is_empty() {
+    if package.features.contains_key("default") {
         sets.push(vec!["--no-default-features"]);
     }
-    let features = package.features.keys().filter(|feature| *feature != "default");
-    sets.extend(features.map(|feature| vec!["--no-default-features", "--features", feature]));
+    let is_default = |feature: &str| package.features.get("default") == Some(&json!([feature]));
+    let others = package.features.keys().filter(|feature| *feature != "default" && !is_default(feature));
+    sets.extend(others.map(|feature| vec!["--no-default-features", "--features", feature]));
     sets
 }
 
 fn check_alone(package: &Package, features: &[&str]) -> Command {
     let mut command = cargo(&["clippy", "-p", &package.name]);
+    command.env("CARGO_TARGET_DIR", target_directory().join("alone"));
     command.args(features).args(["--", "-D", "warnings"]);
     if is_library(package) {
         command.args(LIBRARY_LINTS.iter().flat_map(|lint| ["-D", lint]));
@@ -90,30 +127,28 @@ fn is_library(package: &Package) -> bool {
 mod tests {
     use super::*;
 
-    fn package(name: &str, features: &[&str]) -> Package {
-        let features: serde_json::Map<_, _> =
-            features.iter().map(|feature| ((*feature).to_owned(), serde_json::json!([]))).collect();
+    fn package(name: &str, features: serde_json::Value) -> Package {
         let manifest = root().join(name).join("Cargo.toml");
-        let package = serde_json::json!({"name": name, "manifest_path": manifest, "features": features});
+        let package = json!({"name": name, "manifest_path": manifest, "features": features});
         serde_json::from_value(package).unwrap()
     }
 
     #[test]
-    fn each_feature_is_checked_alone() {
-        let package = package("a", &["default", "tonic"]);
-        let sets: Vec<String> = feature_sets(&package).iter().map(|set| set.join(" ")).collect();
-        assert_eq!(sets, ["", "--no-default-features", "--no-default-features --features tonic"]);
-    }
-
-    #[test]
-    fn a_package_without_features_is_checked_once() {
-        assert_eq!(feature_sets(&package("a", &[])).len(), 1);
+    fn each_feature_is_checked_alone_and_each_set_once() {
+        let sets = |features: serde_json::Value| -> Vec<String> {
+            feature_sets(&package("a", features)).iter().map(|set| set.join(" ")).collect()
+        };
+        let alone = "--no-default-features --features tonic";
+        assert_eq!(sets(json!({})), [""]);
+        assert_eq!(sets(json!({"tonic": []})), ["", alone]);
+        let with_default = json!({"default": ["full"], "full": [], "tonic": []});
+        assert_eq!(sets(with_default), ["", "--no-default-features", alone]);
     }
 
     #[test]
     fn libraries_neither_print_nor_read_the_environment() {
         let lints = |name: &str| {
-            let command = check_alone(&package(name, &[]), &[]);
+            let command = check_alone(&package(name, json!({})), &[]);
             let arguments: Vec<_> =
                 command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
             LIBRARY_LINTS.iter().all(|lint| arguments.iter().any(|word| word == lint))

@@ -18,8 +18,6 @@ use clap::Subcommand;
 use rustix::fs::{FlockOperation, flock};
 use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, KubePrograms, ScratchDir, cache, gotool};
 
-pub(crate) mod tools;
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum KubeTask {
     /// Start a control plane on loopback

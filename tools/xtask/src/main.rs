@@ -92,7 +92,7 @@ fn start(arguments: CommandLine) -> Result<ExitCode> {
         }
         Some(Task::Setup { check: true }) => setup::check(),
         Some(Task::Setup { check: false }) => {
-            setup::install().and_then(|()| kube::tools::build_missing()).map(|()| ExitCode::SUCCESS)
+            setup::install().and_then(|()| setup::build_go_tools()).map(|()| ExitCode::SUCCESS)
         }
         Some(Task::Demo) => demo::run().map(|()| ExitCode::SUCCESS),
         Some(Task::Test(arguments)) => test::run(&arguments),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use testbed::{Table, tools, tools::SharedFile};
+use testbed::{gotool, tools};
 
 use crate::run;
 use crate::workspace::cargo;
@@ -20,32 +20,15 @@ const POLICY: &str = "/usr/sbin/policy-rc.d";
 const POLICY_TEXT: &str =
     "#!/bin/sh\n# Written by nodekeel's setup, which removes it at its end.\nexit 101\n";
 
-/// Prints which programs exist; the exit code is 1 where one is missing.
+/// Prints how to install what is missing; the exit code is 1 where something is.
 pub(crate) fn check() -> Result<ExitCode> {
-    let mut table = Table::new(["program or file", "from", "found at"]);
-    for tool in tools::ALL.iter().copied() {
-        let path =
-            tools::find_tool(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
-        table.add_row([tool.name, tool.package, &path]);
-    }
-    for SharedFile { path, package } in tools::FILES {
-        let name = path.rsplit('/').next().unwrap_or(path);
-        table.add_row([name, package, if Path::new(path).exists() { path } else { "MISSING" }]);
-    }
-    for component in COMPONENTS {
-        let found = if has_cargo_tool(component) { "cargo" } else { "MISSING" };
-        table.add_row([format!("cargo {component}"), "rustup".to_owned(), found.to_owned()]);
-    }
-    println!("{table}");
     let (packages, components) = (missing_packages(), missing_components());
     if !packages.is_empty() {
-        println!("\nto install the Debian packages: {}", install_command(&packages));
+        println!("to install the missing Debian packages: {}", install_command(&packages));
     }
     if !components.is_empty() {
-        println!(
-            "\nto install the components for cargo xtask check: rustup component add {}",
-            components.join(" ")
-        );
+        let components = components.join(" ");
+        println!("to install what cargo xtask check needs: rustup component add {components}");
     }
     let is_complete = packages.is_empty() && components.is_empty();
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -98,6 +81,14 @@ pub(crate) fn install_packages(packages: &[&str]) -> Result<()> {
         apt_get(&apt, &arguments).with_context(|| format!("install by hand: {by_hand}"))?;
     }
     Ok(())
+}
+
+/// Builds the programs that Debian lacks where the cache lacks them, with the progress on standard error.
+///
+/// # Errors
+/// One of them can't be built.
+pub(crate) fn build_go_tools() -> Result<()> {
+    gotool::ALL.iter().try_for_each(|tools| tools.program_directory().map(drop))
 }
 
 /// Installs a subcommand of cargo where the machine lacks it.
@@ -222,11 +213,5 @@ mod tests {
         fs::write(&path, "#!/bin/sh\nexit 0\n").unwrap();
         assert!(forbid_daemons_by(&path).unwrap().is_none());
         assert!(path.exists());
-    }
-
-    #[test]
-    fn the_command_to_give_by_hand_names_every_package() {
-        let command = install_command(&["etcd-server", "runc"]);
-        assert_eq!(command, "apt-get update && apt-get install --no-install-recommends etcd-server runc");
     }
 }

@@ -10,16 +10,15 @@ use clap::Args;
 use crate::host_leftovers::HostLeftovers;
 use crate::report::{Part, Report};
 use crate::run::{CommandOutcome, Log};
+use crate::setup;
 use crate::workspace::{self, Package};
-use crate::{kube, setup};
 
 pub(crate) mod binaries;
 mod doctests;
 pub(crate) mod events;
 mod jobs;
-mod lanes;
+pub(crate) mod lanes;
 pub(crate) mod launch;
-mod part_times;
 pub(crate) mod requirement;
 mod since;
 
@@ -27,7 +26,6 @@ use binaries::{Build, Executable};
 use events::{IgnoredTest, TestRun};
 pub(crate) use jobs::run_process_rounds;
 use launch::TestSelection;
-use part_times::PartTimes;
 use since::{TestPlan, Tier};
 
 /// Longer than a cold build takes.
@@ -39,9 +37,6 @@ const PART_WITHIN: Duration = Duration::from_secs(25 * 60);
 const WHOLE_COUNTS: [(&str, &str); 3] =
     [("NODEKEEL_KILLS", "all"), ("NODEKEEL_CASES", "all"), ("NODEKEEL_LIVES", "10000")];
 
-/// The needs that programs meet which Go builds.
-const GO_TOOLS: [&str; 5] = ["kube", "node", "go", "gvisor", "csi-sanity"];
-
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Test the packages changed since COMMIT, and their dependents quickly
@@ -51,9 +46,6 @@ pub(crate) struct Arguments {
     /// tools/testbed, or of another file outside the packages runs everything.
     #[arg(long, value_name = "COMMIT")]
     since: Option<String>,
-    /// Run all tests of dependents, too
-    #[arg(long, requires = "since")]
-    deep: bool,
 }
 
 /// Installs what is missing, builds once, then runs every test, example and doctest that the plan has.
@@ -67,23 +59,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     if plan.is_empty() {
         return Ok(report.finish());
     }
-    let build = prepare(&plan, &packages, &mut report)?;
+    let build = prepare(&plan, &mut report)?;
     let before = HostLeftovers::find()?;
     let jobs = jobs::plan_jobs(&build, &plan, &packages, &mut report);
-    let directory = workspace::target_directory().join("test");
-    let mut times = PartTimes::read(&directory);
-    lanes::run_jobs(jobs, &mut times, &mut report);
+    lanes::run_jobs(jobs, &mut report);
     let left = before.sweep()?;
     let problem = (!left.is_empty()).then(|| format!("left behind: {left:?}"));
     report.add_check("nothing is left behind", Duration::ZERO, problem);
-    times.write(&directory)?;
     Ok(report.finish())
 }
 
 fn make_plan(arguments: &Arguments, packages: &[Package]) -> Result<TestPlan> {
     let Some(commit) = &arguments.since else { return Ok(since::plan_everything(packages)) };
     let files = since::changed_files(commit)?;
-    let plan = since::plan(&files, packages, &workspace::root(), arguments.deep);
+    let plan = since::plan(&files, packages, &workspace::root());
     println!("{} files have changed since {commit}", files.len());
     for (package, tier) in &plan {
         println!("  {package}: {}", if *tier == Tier::Whole { "all tests" } else { "quick tests" });
@@ -92,13 +81,12 @@ fn make_plan(arguments: &Arguments, packages: &[Package]) -> Result<TestPlan> {
 }
 
 /// Installs and builds. Go downloads and links one program at a time, so its builds run beside cargo's.
-fn prepare(plan: &TestPlan, packages: &[Package], report: &mut Report) -> Result<Build> {
+fn prepare(plan: &TestPlan, report: &mut Report) -> Result<Build> {
     report.log.headline("setup");
     setup::install()?;
-    let is_whole = |package: &&Package| plan.get(&package.name) == Some(&Tier::Whole);
-    let needs_tools = packages.iter().filter(is_whole).any(|package| package.has_test_that_needs(&GO_TOOLS));
+    let needs_tools = plan.values().any(|tier| *tier == Tier::Whole);
     let (tools, build) = thread::scope(|scope| {
-        let tools = scope.spawn(|| if needs_tools { kube::tools::build_missing() } else { Ok(()) });
+        let tools = scope.spawn(|| if needs_tools { setup::build_go_tools() } else { Ok(()) });
         report.log.headline("build");
         // With all members, as an earlier run built them: other features of dependencies would be another
         // build.

@@ -1,7 +1,6 @@
 //! What cargo knows of the workspace's packages.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -68,24 +67,6 @@ impl Package {
     pub(crate) fn is_library(&self) -> bool {
         self.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "lib"))
     }
-
-    /// Whether a source marks a test as ignored for one of these needs.
-    pub(crate) fn has_test_that_needs(&self, needs: &[&str]) -> bool {
-        ["src", "tests"].iter().any(|part| has_marked_test(&self.directory().join(part), needs))
-    }
-}
-
-fn has_marked_test(path: &Path, needs: &[&str]) -> bool {
-    if path.is_dir() {
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        return entries.map(|entry| entry.path()).any(|path| has_marked_test(&path, needs));
-    }
-    let marks = |line: &str| {
-        let reason = line.trim_start().strip_prefix("#[ignore = \"needs ");
-        reason.is_some_and(|reason| needs.iter().any(|need| reason.contains(need)))
-    };
-    let is_source = path.extension().is_some_and(|extension| extension == "rs");
-    is_source && fs::read_to_string(path).is_ok_and(|text| text.lines().any(marks))
 }
 
 /// Reads the workspace's metadata.
@@ -121,25 +102,4 @@ pub(crate) fn root() -> PathBuf {
 /// Cargo's target directory.
 pub(crate) fn target_directory() -> PathBuf {
     root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_need_is_found_where_a_source_marks_a_test_with_it() {
-        let workspace = tempfile::tempdir().unwrap();
-        let is_found = |name: &str, text: &str| {
-            let source = workspace.path().join(name).join("tests/it");
-            fs::create_dir_all(&source).unwrap();
-            fs::write(source.join("main.rs"), text).unwrap();
-            let manifest_path = workspace.path().join(name).join("Cargo.toml");
-            let package = serde_json::json!({"name": name, "manifest_path": manifest_path});
-            serde_json::from_value::<Package>(package).unwrap().has_test_that_needs(&["kernel", "kube"])
-        };
-        assert!(is_found("marked", "    #[ignore = \"needs kernel with network\"]\nfn a() {}"));
-        assert!(!is_found("root", "#[ignore = \"needs root\"]"));
-        assert!(!is_found("words", "// #[ignore = \"needs kernel\"] is for others"));
-    }
 }

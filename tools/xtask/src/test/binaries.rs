@@ -165,15 +165,4 @@ mod tests {
             Kind::Program
         );
     }
-
-    #[test]
-    fn libraries_and_other_messages_are_skipped() {
-        assert_eq!(parse_artifact(&artifact(true, "lib", "null")), None);
-        assert_eq!(parse_artifact(r#"{"reason":"build-finished","success":true}"#), None);
-    }
-
-    #[test]
-    fn a_package_named_as_its_directory_has_that_name() {
-        assert_eq!(package_name("path+file:///w/tools/testbed#0.1.0").as_deref(), Some("testbed"));
-    }
 }

@@ -2,11 +2,23 @@
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
 
-use super::part_times::PartTimes;
 use crate::report::Report;
 use crate::run::Log;
+
+/// The longest parts, in the order in which they start; the others follow.
+const LONGEST: [&str; 10] = [
+    "nodekeel-localstorage it in a guest",
+    "provisionerd node ignored, with guests",
+    "nodekeel-cluster it ignored, with daemons",
+    "noded it in a guest",
+    "provisionerd it ignored, with daemons",
+    "nodekeel-provisioner it in a guest",
+    "nodekeel-fsquota it in a guest",
+    "noded it ignored, with daemons",
+    "nodekeel-containerd-svc daemon ignored, with daemons",
+    "nodekeel-localstorage it ignored, with daemons",
+];
 
 /// What a part spends its time on. Each lane has a worker, which takes its longest part first; one whose lane is empty
 /// takes the longest of the others.
@@ -53,22 +65,21 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Runs all of them, the longest first by the times of earlier runs, and notes the new times. The output of each is
-/// shown as one block when it has ended.
-pub(crate) fn run_jobs(jobs: Vec<Job<'_>>, times: &mut PartTimes, report: &mut Report) {
+/// Runs all of them, the longest first. The output of each is shown as one block when it has ended.
+pub(crate) fn run_jobs(jobs: Vec<Job<'_>>, report: &mut Report) {
     let (alone, mut beside): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.lane == Lane::Alone);
-    beside.sort_by(|one, other| times.compare_longest_first(&one.name, &other.name));
-    let (jobs, shared) = (&Mutex::new(beside), &Mutex::new((times, report)));
+    beside.sort_by_key(|job| LONGEST.iter().position(|name| *name == job.name).unwrap_or(LONGEST.len()));
+    let (jobs, report) = (&Mutex::new(beside), &Mutex::new(report));
     thread::scope(|scope| {
         for lane in BESIDE {
             scope.spawn(move || {
                 while let Some(job) = take_job(jobs, lane) {
-                    run_job(job, shared);
+                    run_job(job, report);
                 }
             });
         }
     });
-    alone.into_iter().for_each(|job| run_job(job, shared));
+    alone.into_iter().for_each(|job| run_job(job, report));
 }
 
 /// The longest job of a lane; where there are no more, of another lane. The waiting lane takes no guests: two emulate
@@ -80,20 +91,19 @@ fn take_job<'a>(jobs: &Mutex<Vec<Job<'a>>>, lane: Lane) -> Option<Job<'a>> {
     Some(jobs.remove(place))
 }
 
-fn run_job(job: Job<'_>, shared: &Mutex<(&mut PartTimes, &mut Report)>) {
-    let locked = || shared.lock().unwrap_or_else(PoisonError::into_inner);
+/// Runs a job, and shows its output as one block when it has ended.
+pub(crate) fn run_job(job: Job<'_>, report: &Mutex<&mut Report>) {
+    let lock = || report.lock().unwrap_or_else(PoisonError::into_inner);
     let say = |report: &Report, text: &str| {
         println!("[{:5.1} min] {text}", report.elapsed().as_secs_f64() / 60.0);
     };
-    say(locked().1, &format!("start {}", job.name));
-    let (log, start) = (Log::buffered(), Instant::now());
+    say(&lock(), &format!("start {}", job.name));
+    let log = Log::buffered();
     let mut part = Report::new(log.clone());
     (job.work)(&mut part);
-    let mut shared = locked();
-    let (times, report) = &mut *shared;
+    let mut report = lock();
     print!("{}", log.take());
-    say(report, &format!("end   {}: {}", job.name, part.counts()));
-    times.record(job.name, start.elapsed());
+    say(&report, &format!("end   {}: {}", job.name, part.counts()));
     report.merge(part);
 }
 
@@ -107,7 +117,7 @@ mod tests {
 
     #[test]
     fn lanes_run_beside_each_other_and_parts_that_measure_time_run_alone_at_the_end() {
-        let (mut report, mut times) = (Report::new(Log::default()), PartTimes::default());
+        let mut report = Report::new(Log::default());
         let (meeting, running, order) = (Barrier::new(3), AtomicUsize::new(0), Mutex::new(Vec::new()));
         let job = |name: &'static str, lane: Lane| {
             let (meeting, running, order) = (&meeting, &running, &order);
@@ -128,7 +138,7 @@ mod tests {
         // The second three meet where the worker of an empty lane takes parts of another.
         let lanes = [Lane::Alone, guest, waiting, Lane::Computing, guest, guest, waiting];
         let jobs = lanes.map(|lane| job(if lane == Lane::Alone { "alone" } else { "beside" }, lane));
-        run_jobs(jobs.into(), &mut times, &mut report);
+        run_jobs(jobs.into(), &mut report);
         assert_eq!(order.lock().unwrap().last(), Some(&"alone"));
         assert!(report.to_string().ends_with("7 passed, 0 failed"));
     }

@@ -175,10 +175,4 @@ mod tests {
         assert_eq!(words(RunAs::Caller, false), ["/test"]);
         assert_eq!(words(RunAs::Root, true), ["/test"]);
     }
-
-    #[test]
-    fn exact_selections_include_ignored_tests() {
-        let arguments = TestSelection::Exactly(vec!["a::b".into()]).arguments();
-        assert_eq!(arguments[events::ARGUMENTS.len()..], ["--include-ignored", "--exact", "a::b"]);
-    }
 }

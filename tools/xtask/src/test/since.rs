@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::workspace::{self, Package};
+use crate::workspace::{self, Dependency, Package};
 
 /// Programs that a package's tests run, which cargo's metadata doesn't say: the package, and that of the
 /// program.
@@ -35,9 +35,8 @@ pub(crate) fn plan_everything(packages: &[Package]) -> TestPlan {
     packages.iter().map(|package| (package.name.clone(), Tier::Whole)).collect()
 }
 
-/// Packages with a changed file run whole, and those that depend on them quickly; both whole where `deep` is
-/// set.
-pub(crate) fn plan(files: &[PathBuf], packages: &[Package], root: &Path, deep: bool) -> TestPlan {
+/// Packages with a changed file run whole, and those that depend on them quickly.
+pub(crate) fn plan(files: &[PathBuf], packages: &[Package], root: &Path) -> TestPlan {
     let mut changed = BTreeSet::new();
     let mut plan = TestPlan::new();
     for file in files {
@@ -48,8 +47,7 @@ pub(crate) fn plan(files: &[PathBuf], packages: &[Package], root: &Path, deep: b
             None => return plan_everything(packages),
         }
     }
-    let tier = if deep { Tier::Whole } else { Tier::Quick };
-    plan.extend(find_dependents(&changed, packages).into_iter().map(|name| (name.to_owned(), tier)));
+    plan.extend(find_dependents(&changed, packages).into_iter().map(|name| (name.to_owned(), Tier::Quick)));
     plan.extend(changed.into_iter().map(|name| (name.to_owned(), Tier::Whole)));
     plan
 }
@@ -69,28 +67,24 @@ fn find_owner<'a>(file: &Path, packages: &'a [Package]) -> Option<&'a Package> {
 /// The packages whose build or tests contain one of these. What only a package's tests depend on goes no
 /// further.
 fn find_dependents<'a>(changed: &BTreeSet<&str>, packages: &'a [Package]) -> BTreeSet<&'a str> {
-    let contains = |package: &Package, with_tests: bool, names: &BTreeSet<&str>| {
-        let mut used = package.dependencies.iter();
-        used.any(|used| names.contains(&*used.name) && (with_tests || used.kind.as_deref() != Some("dev")))
+    let depends = |package: &Package, with_tests: bool, names: &BTreeSet<&str>| {
+        let is_used = |used: &Dependency| with_tests || used.kind.as_deref() != Some("dev");
+        let is_run = |run: &str| with_tests && RUNS.contains(&(&*package.name, run));
+        package.dependencies.iter().any(|used| is_used(used) && names.contains(&*used.name))
+            || names.iter().any(|name| is_run(name))
     };
-    let mut linked: BTreeSet<&str> =
-        packages.iter().map(|package| &*package.name).filter(|name| changed.contains(name)).collect();
+    let names = |is_chosen: &dyn Fn(&Package) -> bool| -> BTreeSet<&'a str> {
+        packages.iter().filter(|package| is_chosen(package)).map(|package| &*package.name).collect()
+    };
+    let mut linked = names(&|package| changed.contains(&*package.name));
     loop {
-        let more: Vec<&str> = packages
-            .iter()
-            .filter(|package| !linked.contains(&*package.name) && contains(package, false, &linked))
-            .map(|package| &*package.name)
-            .collect();
-        if more.is_empty() {
+        let more = names(&|package| linked.contains(&*package.name) || depends(package, false, &linked));
+        if more == linked {
             break;
         }
-        linked.extend(more);
+        linked = more;
     }
-    let runs =
-        |package: &Package| RUNS.iter().any(|(name, run)| *name == package.name && linked.contains(run));
-    let tested = packages.iter().filter(|package| contains(package, true, &linked) || runs(package));
-    let tested: Vec<&str> = tested.map(|package| &*package.name).collect();
-    linked.into_iter().chain(tested).collect()
+    names(&|package| linked.contains(&*package.name) || depends(package, true, &linked))
 }
 
 /// The files that differ from a commit's, with those that git doesn't know yet.
@@ -136,9 +130,9 @@ mod tests {
         serde_json::from_value::<Metadata>(metadata).unwrap().packages
     }
 
-    fn plan_for(files: &[&str], deep: bool) -> Vec<(String, Tier)> {
+    fn plan_for(files: &[&str]) -> Vec<(String, Tier)> {
         let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
-        plan(&files, &packages(), Path::new("/w"), deep).into_iter().collect()
+        plan(&files, &packages(), Path::new("/w")).into_iter().collect()
     }
 
     fn quick(names: &[&str]) -> Vec<(String, Tier)> {
@@ -156,28 +150,23 @@ mod tests {
             "nodekeel-provisioner",
         ]);
         expected[3].1 = Tier::Whole;
-        assert_eq!(plan_for(&["fsquota/src/lib.rs"], false), expected);
-        let deep = plan_for(&["fsquota/src/lib.rs"], true);
-        assert!(deep.len() == 6 && deep.iter().all(|(_, tier)| *tier == Tier::Whole));
+        assert_eq!(plan_for(&["fsquota/src/lib.rs"]), expected);
     }
 
     #[test]
     fn a_dependency_of_tests_alone_goes_no_further() {
         // nodectl's tests use logtree; examples use nodectl, which is the same as before. noded's tests run
         // nodectl.
-        let plan = plan_for(&["logtree/src/lib.rs"], false);
+        let plan = plan_for(&["logtree/src/lib.rs"]);
         assert_eq!(plan, [("nodectl".to_owned(), Tier::Quick), ("nodekeel-logtree".to_owned(), Tier::Whole)]);
-        let plan = plan_for(&["bins/nodectl/src/main.rs"], false);
+        let plan = plan_for(&["bins/nodectl/src/main.rs"]);
         assert_eq!(plan[1..], [("nodectl".to_owned(), Tier::Whole), ("noded".to_owned(), Tier::Quick)]);
     }
 
     #[test]
     fn documents_alone_run_what_checks_documents() {
-        assert_eq!(
-            plan_for(&["docs/noded.md", "README.md", "LICENSE-MIT", ".gitignore"], false),
-            quick(&[XTASK])
-        );
-        assert_eq!(plan_for(&[], false), []);
+        assert_eq!(plan_for(&["docs/noded.md", "README.md", "LICENSE-MIT", ".gitignore"]), quick(&[XTASK]));
+        assert_eq!(plan_for(&[]), []);
     }
 
     #[test]
@@ -185,7 +174,7 @@ mod tests {
         for file in
             ["Cargo.toml", "Cargo.lock", ".cargo/config.toml", "tools/testbed/src/lib.rs", "deploy/rbac.yaml"]
         {
-            let plan = plan_for(&["README.md", file], false);
+            let plan = plan_for(&["README.md", file]);
             assert!(
                 plan.len() == packages().len() && plan.iter().all(|(_, tier)| *tier == Tier::Whole),
                 "{file}"
