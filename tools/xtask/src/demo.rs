@@ -294,15 +294,3 @@ fn kill_etcd(node: &DemoNode, tree: &mut TreeWatch, clock: &DemoClock) -> Result
 fn indent(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leveled_entries_have_a_level() {
-        assert!(has_level(r#"{"kind":"leveled","level":"info","lines":["x"]}"#));
-        assert!(!has_level(r#"{"kind":"raw","level":null,"lines":["x"]}"#));
-        assert!(!has_level("not json"));
-    }
-}

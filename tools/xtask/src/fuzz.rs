@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::report::Report;
-use crate::run::{Log, run_command, show_line};
 use crate::setup;
 use crate::workspace::{root, target_directory};
 
@@ -61,22 +60,9 @@ fn fuzz(member: &Path, target: &str, seconds: u64, report: &mut Report) -> Resul
     command.arg(target).arg(&corpus).arg("--").arg(format!("-max_total_time={seconds}"));
     command.arg(format!("-artifact_prefix={}/", corpus.display()));
     command.args(["-print_final_stats=1", "-verbosity=0"]);
-    // The fuzzer writes everything to its standard error.
-    let log = Log::buffered();
-    let outcome = run_command(command, &log, show_line, Duration::from_secs(seconds) + BUILDS_WITHIN)?;
-    let (name, text) = (format!("fuzz {} {target}", member_name.display()), log.take());
-    match &outcome.problem {
-        Some(_) => report.log.line(&text),
-        None => report.log.line(&format!("{name}: {} inputs, nothing found", input_count(&text))),
-    }
-    report.add_check(&name, outcome.elapsed, outcome.problem);
+    let within = Duration::from_secs(seconds) + BUILDS_WITHIN;
+    report.run_check(&format!("fuzz {} {target}", member_name.display()), command, within);
     Ok(())
-}
-
-/// *Source:* libFuzzer's `-print_final_stats=1`.
-fn input_count(text: &str) -> &str {
-    let count = text.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
-    count.map_or("?", str::trim)
 }
 
 #[cfg(test)]
@@ -95,11 +81,5 @@ mod tests {
             assert!(sources.iter().all(is_listed), "{}: {sources:?}", member.display());
             assert_eq!(manifest.matches("path = \"targets/").count(), sources.len());
         }
-    }
-
-    #[test]
-    fn the_count_of_inputs_is_found_among_the_figures() {
-        assert_eq!(input_count("Done 5 runs\nstat::number_of_executed_units: 5\n"), "5");
-        assert_eq!(input_count(""), "?");
     }
 }

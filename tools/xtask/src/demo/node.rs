@@ -168,34 +168,3 @@ fn format_states(tree: &Value) -> String {
     });
     texts.collect::<Vec<_>>().join(" · ")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tree(newest: Value) -> TreeWatch {
-        let watcher = Command::new("true").spawn().unwrap();
-        TreeWatch { watcher, trees: channel().1, newest }
-    }
-
-    #[test]
-    fn tree_entries_are_found_by_dn() {
-        let tree = tree(serde_json::json!([
-            {"dn": "root", "state": "ready", "generation": 1, "exits": []},
-            {"dn": "root.etcd", "state": "new", "generation": 2, "exits": [{"signal": 15}, {"signal": 9}]},
-        ]));
-        assert!(tree.is_ready("root") && !tree.is_ready("root.etcd") && !tree.is_ready("root.none"));
-        assert_eq!((tree.generation("root.etcd"), tree.last_signal("root.etcd")), (Some(2), Some(9)));
-        assert_eq!(format_states(&tree.newest), "root ready · root.etcd new");
-    }
-
-    #[test]
-    fn an_ended_watcher_is_an_error() {
-        let error = tree(Value::Null)
-            .wait_until(READY_SOON, "root is ready", |tree| tree.is_ready("root"))
-            .unwrap_err();
-        assert_eq!(error.to_string(), "nodectl exited before root is ready");
-    }
-
-    const READY_SOON: Duration = Duration::from_secs(5);
-}

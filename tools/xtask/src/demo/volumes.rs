@@ -204,16 +204,3 @@ fn skip_reason(found: &str) -> Option<&str> {
     let line = found.lines().find(|line| line.starts_with("root.provisioner "))?;
     line.split_once(" skipped: ").map(|(_, reason)| reason)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_reason_for_missing_volumes_is_parsed() {
-        let plan = "node demo with data in /d\nroot.control             the control API on /s\n\
-            root.provisioner         skipped: no quotas: use XFS\n";
-        assert_eq!(skip_reason(plan), Some("no quotas: use XFS"));
-        assert_eq!(skip_reason("root.provisioner         volumes of x\n"), None);
-    }
-}
