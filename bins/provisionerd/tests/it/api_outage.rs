@@ -6,7 +6,9 @@ use nodekeel_provisioner::STORAGE_PROVISIONER;
 use serde_json::json;
 use testbed::KubeDaemon;
 
-use crate::cluster::{self, TestDaemon, claim_manifest, create_claim, volumes_api, wait_bound, wait_objects};
+use crate::client_cluster::{
+    self as cluster, TestDaemon, claim_manifest, create_claim, volumes_api, wait_bound, wait_objects,
+};
 
 /// Longer than each backoff of a client that starts at a second.
 const OUTAGE: Duration = Duration::from_secs(150);

@@ -11,9 +11,9 @@ use serde_json::json;
 use testbed::{FakeNode, KillPlace, KillTally, Kube, merge_patch};
 use tokio::process::Child;
 
-use crate::cluster::{
-    self, DRIVER, TIMEOUT, TestDaemon, claim_manifest, create_claim, create_object, kill_rounds, wait_bound,
-    wait_object, wait_objects,
+use crate::client_cluster::{
+    self as cluster, DRIVER, TIMEOUT, TestDaemon, claim_manifest, create_claim, create_object, kill_rounds,
+    wait_bound, wait_object, wait_objects,
 };
 
 const MIB: u64 = 1 << 20;

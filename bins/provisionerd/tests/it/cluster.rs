@@ -1,28 +1,15 @@
-//! A control plane for the tests, and provisionerd in it.
+//! A control plane with the objects of `deploy/`, and provisionerd as a process next to it.
 
-use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
-use std::process::Stdio;
-use std::sync::Arc;
+use std::process::Command;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector;
-use kube::runtime::watcher::{self, watch_object, watcher};
-use kube::{Api, Client, Resource};
 use nodekeel_provisioner::SELECTED_NODE;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use testbed::gotool::SNAPSHOT_CRDS;
-use testbed::{Kube, KubeUser, merge_patch};
-use tokio::process::{Child, Command};
-use tokio::runtime::Runtime;
+use testbed::{Daemon, Kube, KubeDaemon, KubeUser, ScratchDir, merge_patch};
 
 /// Timeout for expected events, on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
@@ -34,6 +21,32 @@ pub(crate) fn kill_rounds() -> usize {
     std::env::var("NODEKEEL_VOLUME_KILLS").map_or(1, |count| count.parse().expect("a number"))
 }
 
+/// Before and after each step, as provisionerd names these moments.
+pub(crate) fn moments_of(steps: &[&str]) -> Vec<String> {
+    steps.iter().flat_map(|step| ["Before", "After"].map(|side| format!("{side} {step}"))).collect()
+}
+
+/// Starts a control plane with the accounts, permissions and classes of deploy/, whose nodes need no heartbeats.
+pub(crate) fn start_control_plane() -> Kube {
+    let kube = Kube::builder()
+        .with_user(KubeUser::service_account("nodekeel", "provisionerd"))
+        .with_user(KubeUser::service_account("nodekeel", "provisionerd-agent"))
+        .with_user(KubeUser::new("nobody"))
+        .with_argument(KubeDaemon::ControllerManager, "--node-monitor-grace-period=1h")
+        .with_controller_requests_per_second(500)
+        .start()
+        .expect("a control plane");
+    for manifests in [
+        include_str!("../../../../deploy/namespace.yaml"),
+        include_str!("../../../../deploy/rbac.yaml"),
+        include_str!("../../../../deploy/agent/rbac.yaml"),
+        include_str!("../../../../deploy/storageclass.yaml"),
+    ] {
+        kube.apply_manifests(manifests).expect("the manifests");
+    }
+    kube
+}
+
 /// Installs the kinds of the snapshot API.
 pub(crate) fn install_snapshot_api(kube: &Kube) {
     for manifest in SNAPSHOT_CRDS {
@@ -41,52 +54,6 @@ pub(crate) fn install_snapshot_api(kube: &Kube) {
     }
     let kind = "volumesnapshotcontents.snapshot.storage.k8s.io";
     kube.wait_for_condition("customresourcedefinition", kind, "condition=Established").expect("established");
-}
-
-/// Starts a control plane with the objects of deploy/.
-pub(crate) fn start_control_plane() -> Kube {
-    let account = KubeUser::service_account("nodekeel", "provisionerd");
-    let builder = Kube::builder()
-        .with_user(account)
-        .with_user(KubeUser::new("nobody"))
-        .with_controller_requests_per_second(500);
-    let kube = builder.start().expect("a control plane");
-    kube.apply_manifests(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
-    kube.apply_manifests(include_str!("../../../../deploy/rbac.yaml")).expect("the permissions");
-    kube.apply_manifests(include_str!("../../../../deploy/storageclass.yaml")).expect("the classes");
-    kube
-}
-
-pub(crate) fn test_runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
-}
-
-/// Runs a test on a control plane, with the admin's client and a daemon that is not started yet.
-pub(crate) fn run_with_daemon(node: &str, test: impl AsyncFnOnce(Client, TestDaemon)) {
-    let kube = start_control_plane();
-    test_runtime().block_on(async {
-        let client = admin_client(&kube).await;
-        test(client, TestDaemon::new(&account_kubeconfig(&kube), node.to_owned())).await;
-    });
-}
-
-/// The kubeconfig of the account that deploy/rbac.yaml is for.
-pub(crate) fn account_kubeconfig(kube: &Kube) -> PathBuf {
-    kube.kubeconfig_file("system:serviceaccount:nodekeel:provisionerd").expect("an account")
-}
-
-pub(crate) async fn admin_client(kube: &Kube) -> Client {
-    let file = Kubeconfig::read_from(kube.kubeconfig_file("admin").expect("a user")).expect("a kubeconfig");
-    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    Client::try_from(config.expect("a configuration")).expect("a client")
-}
-
-pub(crate) fn claims_api(client: &Client) -> Api<PersistentVolumeClaim> {
-    Api::namespaced(client.clone(), "default")
-}
-
-pub(crate) fn volumes_api(client: &Client) -> Api<PersistentVolume> {
-    Api::all(client.clone())
 }
 
 /// A claim of 1 MiB with the shipped class, changed by a patch. With a node, the scheduler has selected that.
@@ -107,151 +74,79 @@ pub(crate) fn claim_manifest(name: &str, node: Option<&str>, patch: Value) -> Va
     claim
 }
 
-pub(crate) async fn create_claim(client: &Client, manifest: Value) -> PersistentVolumeClaim {
-    create_object(&claims_api(client), manifest).await
-}
-
-pub(crate) async fn delete_claim(client: &Client, name: &str) {
-    claims_api(client).delete(name, &DeleteParams::default()).await.expect("the claim is deleted");
-}
-
-pub(crate) async fn patch_claim(client: &Client, name: &str, patch: Value) {
-    let patch = Patch::Merge(patch);
-    claims_api(client).patch(name, &PatchParams::default(), &patch).await.expect("a patch");
-}
-
-pub(crate) async fn patch_volume(client: &Client, name: &str, patch: Value) {
-    let patch = Patch::Merge(patch);
-    volumes_api(client).patch(name, &PatchParams::default(), &patch).await.expect("a patch");
-}
-
-/// The name of the volume of a claim.
-pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> String {
-    format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"))
-}
-
-pub(crate) fn is_bound(claim: Option<&PersistentVolumeClaim>) -> bool {
-    claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
-}
-
-/// True if a claim has this size, and nothing is in progress.
-pub(crate) fn has_capacity(claim: Option<&PersistentVolumeClaim>, size: &str) -> bool {
-    claim.and_then(|claim| claim.status.as_ref()).is_some_and(|status| {
-        status.capacity.as_ref().is_some_and(|capacity| capacity["storage"].0 == size)
-            && status.allocated_resource_statuses.is_none()
-            && status.conditions.is_none()
+/// A pod with a volume of the claim of its name; no kubelet runs it.
+pub(crate) fn pod_manifest(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "containers": [{
+                "name": "main", "image": "none", "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+            }],
+            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": name } }],
+        },
     })
 }
 
-pub(crate) async fn wait_bound(client: &Client, name: &str) -> PersistentVolumeClaim {
-    wait_object(&claims_api(client), name, is_bound).await.expect("it exists")
+/// The patch of a claim that requests so much.
+pub(crate) fn sized(size: &str) -> Value {
+    json!({ "spec": { "resources": { "requests": { "storage": size } } } })
 }
 
-pub(crate) async fn wait_phase(client: &Client, volume: &str, phase: &str) {
-    let is_so = |volume: Option<&PersistentVolume>| {
-        volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some(phase)
-    };
-    wait_object(&volumes_api(client), volume, is_so).await;
+pub(crate) fn create(kube: &Kube, object: &Value) -> Value {
+    kube.create_objects(&object.to_string()).expect("the API server accepts the object")
 }
 
-pub(crate) async fn wait_volume_gone(client: &Client, volume: &str) {
-    wait_object(&volumes_api(client), volume, |volume| volume.is_none()).await;
+pub(crate) fn wait_for(kube: &Kube, kind: &str, name: &str, is_so: impl FnMut(&Value) -> bool) -> Value {
+    kube.wait_for_object_within(TIMEOUT, kind, name, is_so).unwrap()
 }
 
-/// The value of an annotation.
-pub(crate) fn annotation<'a, K: Resource>(object: Option<&'a K>, key: &str) -> Option<&'a str> {
-    object?.meta().annotations.as_ref()?.get(key).map(String::as_str)
+/// Waits until a claim is bound, and gives the name of its volume.
+pub(crate) fn wait_bound(kube: &Kube, claim: &str) -> String {
+    let claim = wait_for(kube, "pvc", claim, |claim| claim["status"]["phase"] == "Bound");
+    claim["spec"]["volumeName"].as_str().expect("a bound claim has a volume").to_owned()
 }
 
-pub(crate) async fn create_object<K>(api: &Api<K>, object: Value) -> K
-where
-    K: Clone + Debug + DeserializeOwned + serde::Serialize,
-{
-    let object: K = serde_json::from_value(object).expect("an object of its kind");
-    api.create(&PostParams::default(), &object).await.expect("the API server accepts the object")
+pub(crate) fn wait_phase(kube: &Kube, volume: &str, phase: &str) {
+    wait_for(kube, "pv", volume, |volume| volume["status"]["phase"] == phase);
 }
 
-/// Waits until an object meets a condition; `None` is a missing object.
-pub(crate) async fn wait_object<K>(api: &Api<K>, name: &str, is_so: impl Fn(Option<&K>) -> bool) -> Option<K>
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    let mut states = pin!(watch_object(api.clone(), name).default_backoff());
-    let mut last = None;
-    let wait = async {
-        while let Some(state) = states.next().await {
-            if let Ok(object) = state {
-                if is_so(object.as_ref()) {
-                    return object;
-                }
-                last = object;
-            }
-        }
-        panic!("a watch never ends")
-    };
-    let found = tokio::time::timeout(TIMEOUT, wait).await;
-    found.unwrap_or_else(|_| panic!("{name} does not meet the condition: {last:?}"))
+/// The notes of the events of this reason about an object.
+pub(crate) fn event_notes(kube: &Kube, about: &str, reason: &str) -> Vec<String> {
+    let events = kube.list_objects("events").expect("a list").into_iter();
+    let events = events.filter(|event| event["involvedObject"]["name"] == about && event["reason"] == reason);
+    events.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Waits until the objects with these labels meet a condition, which does not hold for none.
-pub(crate) async fn wait_objects<K>(api: Api<K>, labels: &str, is_so: impl Fn(&[Arc<K>]) -> bool)
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let (cache, writer) = reflector::store();
-    let events = watcher(api, watcher::Config::default().labels(labels)).default_backoff().reflect(writer);
-    let mut events = pin!(events);
-    let wait = async {
-        while events.next().await.is_some() {
-            if is_so(&cache.state()) {
-                return;
-            }
-        }
-    };
-    let found = tokio::time::timeout(TIMEOUT, wait).await;
-    found.unwrap_or_else(|_| panic!("the objects do not meet the condition: {:?}", cache.state()));
+/// Waits until a daemon has logged a text, and gives the line.
+pub(crate) fn wait_logged(daemon: &Daemon, text: &str) -> String {
+    testbed::wait_until(TIMEOUT, text, || {
+        let log = daemon.read_log()?;
+        log.lines()
+            .find(|line| line.contains(text))
+            .map(str::to_owned)
+            .ok_or_else(|| anyhow::anyhow!("{log}"))
+    })
+    .unwrap()
 }
 
-/// provisionerd with private directories, for one node.
+/// What one node has of provisionerd: a directory of volumes, and one of limits, which are kept in files.
 pub(crate) struct TestDaemon {
-    pub(crate) base: tempfile::TempDir,
-    pub(crate) quota_dir: tempfile::TempDir,
+    pub(crate) base: TempDir,
+    pub(crate) limits: TempDir,
     pub(crate) node: String,
-    pub(crate) kubeconfig: PathBuf,
+    kubeconfig: PathBuf,
 }
 
 impl TestDaemon {
-    pub(crate) fn new(kubeconfig: &Path, node: String) -> Self {
-        let [base, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-        Self { base, quota_dir, node, kubeconfig: kubeconfig.to_owned() }
+    /// For the account that deploy/rbac.yaml is for.
+    pub(crate) fn new(kube: &Kube, node: &str) -> Self {
+        let account = kube.kubeconfig_file("system:serviceaccount:nodekeel:provisionerd");
+        Self::with_kubeconfig(&account.expect("an account"), node)
     }
 
-    /// Starts provisionerd, which is killed when the child is dropped.
-    pub(crate) fn start(&self, environment: &[(&str, &str)]) -> Child {
-        self.spawn("127.0.0.1:0", &[], environment)
-    }
-
-    /// The same, with so many bytes to promise to volumes.
-    pub(crate) fn start_promising(&self, bytes: u64, environment: &[(&str, &str)]) -> Child {
-        let disk = rustix::fs::statvfs(self.base.path()).expect("a file system");
-        let reserve = format!("--capacity-reserve={}", disk.f_blocks * disk.f_frsize - bytes);
-        self.spawn("127.0.0.1:0", &[&reserve], environment)
-    }
-
-    /// The same, with its metrics at an address.
-    pub(crate) fn start_listening(&self, listen: &str) -> Child {
-        self.spawn(listen, &[], &[])
-    }
-
-    fn spawn(&self, listen: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Child {
-        let mut command = self.command(&["run", "--no-csi", "--listen", listen]);
-        command.args(arguments).envs(environment.iter().copied());
-        let log = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.quota_dir.path().with_extension("log"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
-        command.kill_on_drop(true).spawn().expect("provisionerd starts")
+    pub(crate) fn with_kubeconfig(kubeconfig: &Path, node: &str) -> Self {
+        let [base, limits] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        Self { base, limits, node: node.to_owned(), kubeconfig: kubeconfig.to_owned() }
     }
 
     /// A command of provisionerd with the directory and the node of this daemon.
@@ -264,13 +159,29 @@ impl TestDaemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
         command.args(arguments).args(["--driver", DRIVER, "--node", node]);
         command.arg("--directory").arg(self.base.path()).arg("--kubeconfig").arg(&self.kubeconfig);
-        command.env_clear().env("PROVISIONERD_BOOKS", self.quota_dir.path());
+        command.env_clear().env("PROVISIONERD_BOOKS", self.limits.path());
+        command.env("PROVISIONERD_LISTEN", "127.0.0.1:0");
         command
     }
 
-    /// Creates a claim that has selected the daemon's node.
-    pub(crate) async fn create_claim(&self, client: &Client, name: &str) -> PersistentVolumeClaim {
-        create_claim(client, claim_manifest(name, Some(&self.node), json!({}))).await
+    /// Starts `run` with further arguments and environment variables; dropping it is a kill.
+    pub(crate) fn start(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Daemon {
+        let mut command = self.command(&[&["run", "--no-csi"][..], arguments].concat());
+        command.envs(environment.iter().copied());
+        Daemon::start(command, ScratchDir::new().expect("a directory"), || Ok(()))
+            .expect("provisionerd starts")
+    }
+
+    /// The argument by which so many bytes can be promised to volumes.
+    pub(crate) fn reserve_all_but(&self, bytes: u64) -> String {
+        let disk = rustix::fs::statvfs(self.base.path()).expect("a file system");
+        format!("--capacity-reserve={}", disk.f_blocks * disk.f_frsize - bytes)
+    }
+
+    /// Creates a claim that has selected the daemon's node, and gives the name that its volume will have.
+    pub(crate) fn create_claim(&self, kube: &Kube, name: &str, patch: Value) -> String {
+        let claim = create(kube, &claim_manifest(name, Some(&self.node), patch));
+        format!("pvc-{}", claim["metadata"]["uid"].as_str().expect("a UID"))
     }
 
     /// A file in a volume.
@@ -278,29 +189,13 @@ impl TestDaemon {
         self.base.path().join("volumes").join(volume).join("file")
     }
 
-    /// The log of all its incarnations so far.
-    pub(crate) fn log_text(&self) -> String {
-        fs::read_to_string(self.quota_dir.path().with_extension("log")).unwrap_or_default()
-    }
-
     /// The names in a subdirectory of its directory.
     pub(crate) fn list_names(&self, subdirectory: &str) -> Vec<String> {
         list_names(&self.base.path().join(subdirectory))
     }
-
-    /// The projects with limits.
-    pub(crate) fn project_names(&self) -> Vec<String> {
-        list_names(self.quota_dir.path())
-    }
 }
 
-impl Drop for TestDaemon {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(self.quota_dir.path().with_extension("log"));
-    }
-}
-
-pub(crate) fn list_names(dir: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+pub(crate) fn list_names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }

@@ -4,7 +4,7 @@
 use nodekeel_provisioner::VolumeStep;
 use testbed::{KillPlace, KillTally};
 
-use crate::cluster::kill_rounds;
+use crate::client_cluster::kill_rounds;
 use crate::{capacity, import};
 
 mod clones;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use testbed::ScratchDir;
 
-use crate::cluster::{self, TIMEOUT};
+use crate::client_cluster::{self as cluster, TIMEOUT};
 use crate::messages::unreachable_kubeconfig;
 
 /// A command that runs provisionerd with limits in files.

@@ -12,7 +12,7 @@ use nodekeel_provisioner::SELECTED_NODE;
 use serde_json::json;
 use testbed::{KillPlace, KillTally, wait_until};
 
-use crate::cluster::{
+use crate::client_cluster::{
     TIMEOUT, TestDaemon, claim_manifest, create_claim, kill_rounds, patch_claim, run_with_daemon,
     volumes_api, wait_bound,
 };

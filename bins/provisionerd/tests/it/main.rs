@@ -12,6 +12,8 @@ mod api_outage;
 mod capacity;
 mod charts;
 #[cfg(feature = "kill-points")]
+mod client_cluster;
+#[cfg(feature = "kill-points")]
 mod cluster;
 #[cfg(feature = "kill-points")]
 mod commands;

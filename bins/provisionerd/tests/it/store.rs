@@ -16,8 +16,8 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use nodekeel_provisioner::DriverName;
 use testbed::{KubeDaemon, ScratchDir};
 
-use crate::cluster::{
-    self, TIMEOUT, TestDaemon, annotation, delete_claim, list_names, run_with_daemon, volume_name,
+use crate::client_cluster::{
+    self as cluster, TIMEOUT, TestDaemon, annotation, delete_claim, list_names, run_with_daemon, volume_name,
     volumes_api, wait_bound, wait_object, wait_phase, wait_volume_gone,
 };
 

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use super::ClaimScenario;
 use super::run::{CrashRun, LeakCounts};
-use crate::cluster::{claims_api, delete_claim, volume_name, wait_bound, wait_object, wait_volume_gone};
+use crate::client_cluster::{
+    claims_api, delete_claim, volume_name, wait_bound, wait_object, wait_volume_gone,
+};
 
 impl CrashRun {
     /// Creates a claim with data while provisionerd is not killed, and then a clone of it.

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::ClaimScenario;
 use super::matrix::{STRICT_CLASS, XFS_CLASS};
 use super::run::{CrashRun, LeakCounts};
-use crate::cluster::{
+use crate::client_cluster::{
     claims_api, delete_claim, has_capacity, patch_claim, volume_name, volumes_api, wait_bound, wait_object,
     wait_volume_gone,
 };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::ClaimScenario;
 use super::clones::clone_of;
 use super::run::{CrashRun, LeakCounts};
-use crate::cluster::{
+use crate::client_cluster::{
     DRIVER, annotation, claim_manifest, claims_api, create_claim, create_object, delete_claim, patch_volume,
     volume_name, volumes_api, wait_bound, wait_object, wait_volume_gone,
 };

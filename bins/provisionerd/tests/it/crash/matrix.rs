@@ -8,7 +8,7 @@ use testbed::{FakeNode, Kube};
 
 use super::run::{CrashRun, LeakCounts, MAX_BYTES, MAX_IMAGE_BYTES};
 use super::{ClaimScenario, kill_moments};
-use crate::cluster::{self, DRIVER, TestDaemon};
+use crate::client_cluster::{self as cluster, DRIVER, TestDaemon};
 
 pub(super) const IMMEDIATE_CLASS: &str = "immediate";
 

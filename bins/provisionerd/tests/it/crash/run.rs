@@ -14,7 +14,7 @@ use serde_json::Value;
 use testbed::leftovers;
 use tokio::process::Child;
 
-use crate::cluster::{self, TIMEOUT, TestDaemon, claim_manifest, volumes_api};
+use crate::client_cluster::{self as cluster, TIMEOUT, TestDaemon, claim_manifest, volumes_api};
 
 /// Every claim for a directory fits, except for the one of `TooLarge`.
 pub(super) const MAX_BYTES: &str = "2097152";

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::ClaimScenario;
 use super::matrix::IMMEDIATE_CLASS;
 use super::run::{CrashRun, LeakCounts, MAX_BYTES};
-use crate::cluster::{
+use crate::client_cluster::{
     DRIVER, annotation, claim_manifest, claims_api, create_claim, delete_claim, has_capacity, patch_claim,
     patch_volume, volume_name, volumes_api, wait_bound, wait_object, wait_phase, wait_volume_gone,
 };

@@ -8,7 +8,7 @@ use nodekeel_provisioner::{BEING_DELETED, CONTENT_FINALIZER, MANAGED_BY_LABEL, V
 use serde_json::{Value, json};
 
 use super::run::{CrashRun, LeakCounts};
-use crate::cluster::{
+use crate::client_cluster::{
     DRIVER, create_object, delete_claim, volume_name, wait_bound, wait_object, wait_volume_gone,
 };
 
