@@ -1,141 +1,87 @@
-//! Messages for an unusable directory of volumes, with limits kept in files.
+//! What provisionerd reports of a directory and an API server that it can't use.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::Duration;
 
-use testbed::ScratchDir;
+use testbed::{ScratchDir, UNREACHABLE_KUBECONFIG, command_output};
 
-use crate::client_cluster::{self as cluster, TIMEOUT};
-use crate::messages::unreachable_kubeconfig;
+use crate::cluster::{TestDaemon, start_control_plane, wait_logged};
 
-/// A command that runs provisionerd with limits in files.
-fn provisionerd_command(wrapper: &[&str], subcommand: &str, directory: &Path, quota_dir: &Path) -> Command {
-    let line = [wrapper, &[env!("CARGO_BIN_EXE_provisionerd"), subcommand]].concat();
+/// A daemon whose API server does not answer.
+fn unreachable_daemon(scratch: &ScratchDir) -> TestDaemon {
+    let kubeconfig = scratch.path().join("kubeconfig");
+    fs::write(&kubeconfig, UNREACHABLE_KUBECONFIG).expect("written");
+    TestDaemon::with_kubeconfig(&kubeconfig, "node-a")
+}
+
+/// Runs provisionerd on a directory in which it can't start, below a wrapper.
+fn run_on(directory: &Path, wrapper: &[&str]) -> Output {
+    let limits = tempfile::tempdir().expect("a directory");
+    let line =
+        [wrapper, &[env!("CARGO_BIN_EXE_provisionerd"), "run", "--no-csi", "--listen=127.0.0.1:0"]].concat();
     let mut command = Command::new(line[0]);
-    command.args(&line[1..]).args(["--no-csi", "--listen=127.0.0.1:0"]).arg("--directory").arg(directory);
-    command.stdin(Stdio::null()).env_clear().env("NODE_NAME", "node-a").env("PROVISIONERD_BOOKS", quota_dir);
-    command
+    command.args(&line[1..]).arg("--directory").arg(directory).env_clear();
+    command.env("NODE_NAME", "node-a").env("PROVISIONERD_BOOKS", limits.path());
+    command.output().expect("provisionerd runs")
 }
 
-/// Runs provisionerd on a directory in which it cannot start.
-fn run_to_end(directory: &Path, wrapper: &[&str]) -> Output {
-    let quota_dir = tempfile::tempdir().expect("a directory");
-    provisionerd_command(wrapper, "run", directory, quota_dir.path()).output().expect("provisionerd runs")
-}
-
-/// A running provisionerd and the lines of its stderr.
-struct RunningDaemon {
-    child: Child,
-    lines: Receiver<String>,
-    directories: [tempfile::TempDir; 2],
-}
-
-impl RunningDaemon {
-    fn start(kubeconfig: &Path) -> Self {
-        let directories = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-        let mut command = provisionerd_command(&[], "run", directories[0].path(), directories[1].path());
-        command.arg("--kubeconfig").arg(kubeconfig).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("provisionerd starts");
-        let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
-        Self { child, lines, directories }
-    }
-
-    /// The directory of volumes.
-    fn directory(&self) -> &Path {
-        self.directories[0].path()
-    }
-
-    /// The next line that contains this; `None` if no line arrives for this long.
-    fn wait_for_line(&self, part: &str, within: Duration) -> Option<String> {
-        let next = || self.lines.recv_timeout(within).ok();
-        std::iter::from_fn(next).find(|line| line.contains(part))
-    }
-}
-
-impl Drop for RunningDaemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Asserts one error line with a hint, and the exit code of a missing requirement.
-fn assert_reported(output: &Output, directory: &Path, advice: &str) {
+/// Asserts one error line with these texts, and the exit code.
+fn assert_reported(output: &Output, code: i32, texts: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(4), "{}: {text}", output.status);
+    assert_eq!(output.status.code(), Some(code), "{}: {text}", output.status);
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with("provisionerd: ")).collect();
     let [line] = lines[..] else { panic!("one line: {text}") };
-    assert!(line.contains(&directory.display().to_string()), "{line}");
-    assert!(line.contains(advice) && line.contains("--directory"), "{line}");
+    texts.iter().for_each(|text| assert!(line.contains(text), "{text}: {line}"));
+}
+
+fn assert_unusable(directory: &Path, wrapper: &[&str], advice: &str) {
+    let path = directory.display().to_string();
+    assert_reported(&run_on(directory, wrapper), 4, &[&path, advice, "--directory"]);
 }
 
 #[test]
 fn a_directory_in_use_is_reported_and_left_unchanged() {
-    let kubeconfig = unreachable_kubeconfig();
-    let first = RunningDaemon::start(kubeconfig.path());
-    assert!(first.wait_for_line("started", TIMEOUT).is_some());
-    let directory = first.directory();
-    let born = directory.join(".new/pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f");
+    let scratch = ScratchDir::new().expect("a directory");
+    let daemon = unreachable_daemon(&scratch);
+    let running = daemon.start(&[], &[]);
+    wait_logged(&running, "started");
+    let born = daemon.base.path().join(".new/pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f");
     fs::create_dir(&born).expect("a volume that the first instance is creating");
-    let second = run_to_end(directory, &[]);
-    let text = String::from_utf8_lossy(&second.stderr);
-    assert_eq!(second.status.code(), Some(5), "{text}");
-    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("provisionerd: ")).collect();
-    let [line] = lines[..] else { panic!("one line: {text}") };
-    assert!(line.contains("another instance of provisionerd uses") && line.contains("--directory"), "{line}");
+    let second = run_on(daemon.base.path(), &[]);
+    assert_reported(&second, 5, &["another instance of provisionerd uses", "--directory"]);
     assert!(born.exists());
 }
 
-/// Mounts a tmpfs below a scratch directory, which unmounts it.
-fn mount_tmpfs(scratch: &ScratchDir, options: &str) -> PathBuf {
-    let directory = scratch.path().join("volumes");
-    fs::create_dir(&directory).expect("a directory");
-    let mut command = Command::new("mount");
-    command.args(["-t", "tmpfs", "-o", options, "none"]).arg(&directory);
-    assert!(command.status().expect("mount runs").success());
-    directory
-}
-
 #[test]
-fn a_conflicting_symlink_is_reported_and_its_target_left_unchanged() {
-    let (base, target) =
-        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+fn a_conflicting_symlink_or_file_is_reported_and_left_unchanged() {
+    let [base, target] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
     symlink(target.path(), base.path().join("volumes")).expect("a link");
-    assert_reported(&run_to_end(base.path(), &[]), base.path(), "path contains a symbolic link");
+    assert_unusable(base.path(), &[], "path contains a symbolic link");
     assert_eq!(fs::read_dir(target.path()).expect("unchanged").count(), 0);
-}
 
-#[test]
-fn a_conflicting_file_is_reported() {
     let base = tempfile::tempdir().expect("a directory");
     fs::write(base.path().join("volumes"), "mine").expect("written");
-    assert_reported(&run_to_end(base.path(), &[]), base.path(), "remove the conflicting file");
+    assert_unusable(base.path(), &[], "remove the conflicting file");
     assert_eq!(fs::read_to_string(base.path().join("volumes")).expect("unchanged"), "mine");
 }
 
 #[test]
 #[ignore = "needs root: it mounts"]
-fn a_read_only_file_system_is_reported() {
-    let scratch = ScratchDir::new().expect("a directory");
-    let directory = mount_tmpfs(&scratch, "ro");
-    assert_reported(&run_to_end(&directory, &[]), &directory, "mount its file system read-write");
-}
-
-#[test]
-#[ignore = "needs root: it mounts"]
-fn a_full_file_system_is_reported() {
-    let scratch = ScratchDir::new().expect("a directory");
-    let directory = mount_tmpfs(&scratch, "size=64k,nr_inodes=1");
-    assert_reported(&run_to_end(&directory, &[]), &directory, "free space on its file system");
+fn a_read_only_or_full_file_system_is_reported() {
+    for (options, advice) in [
+        ("ro", "mount its file system read-write"),
+        ("size=64k,nr_inodes=1", "free space on its file system"),
+    ] {
+        let scratch = ScratchDir::new().expect("a directory");
+        let directory = scratch.path().join("volumes");
+        fs::create_dir(&directory).expect("a directory");
+        let mut mount = Command::new("mount");
+        command_output(mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(&directory)).unwrap();
+        assert_unusable(&directory, &[], advice);
+    }
 }
 
 #[test]
@@ -145,52 +91,49 @@ fn an_inaccessible_directory_is_reported() {
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     for mode in [0o755, 0o700] {
         fs::set_permissions(base.path(), fs::Permissions::from_mode(mode)).expect("chmod");
-        assert_reported(&run_to_end(base.path(), &nobody), base.path(), "run as root");
+        assert_unusable(base.path(), &nobody, "run as root");
     }
 }
 
 #[test]
 fn a_daemon_with_an_unusable_kubeconfig_exits_with_4() {
-    let [directory, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    let mut command = provisionerd_command(&[], "run", directory.path(), quota_dir.path());
-    let output = command.arg("--kubeconfig=/nowhere/config").output().expect("provisionerd runs");
+    let daemon = TestDaemon::with_kubeconfig(Path::new("/nowhere/config"), "node-a");
+    let output = daemon.command(&["run", "--no-csi"]).output().expect("provisionerd runs");
+    assert_reported(&output, 4, &["can't read kubeconfig /nowhere/config: "]);
     let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(4), "{text}");
-    assert!(text.contains("provisionerd: can't read kubeconfig /nowhere/config: "), "{text}");
     assert_eq!(text.matches("No such file or directory").count(), 1, "{text}");
 }
 
 #[test]
 fn an_unreachable_api_server_is_logged_once_for_all_watches() {
-    let kubeconfig = unreachable_kubeconfig();
-    let running = RunningDaemon::start(kubeconfig.path());
-    let warning = running.wait_for_line("API server", TIMEOUT).expect("a warning");
+    let scratch = ScratchDir::new().expect("a directory");
+    let daemon = unreachable_daemon(&scratch);
+    let mut running = daemon.start(&[], &[]);
+    let warning = wait_logged(&running, "API server");
     assert!(warning.contains("WARN") && warning.contains("is the API server reachable?"), "{warning}");
     // All three watches have failed twice by then.
-    let again = running.wait_for_line("API server", Duration::from_secs(3));
-    assert_eq!(again, None, "after: {warning}");
+    assert_eq!(running.wait_for_exit(Duration::from_secs(3)).expect("a status"), None);
+    let log = running.read_log().expect("a log");
+    assert_eq!(log.matches("API server reachable").count(), 1, "{log}");
 }
 
 #[test]
 #[ignore = "needs kube"]
 fn missing_permissions_of_an_account_are_named() {
-    let kube = cluster::start_control_plane();
-    let kubeconfig = kube.kubeconfig_file("nobody").expect("an account");
-    let running = RunningDaemon::start(&kubeconfig);
-    let error = running.wait_for_line("missing permissions", TIMEOUT).expect("an error");
+    let kube = start_control_plane();
+    let daemon = TestDaemon::with_kubeconfig(&kube.kubeconfig_file("nobody").expect("a user"), "node-a");
+    let running = daemon.start(&[], &[]);
+    let error = wait_logged(&running, "missing permissions");
     assert!(error.contains("ERROR"), "{error}");
     for (verbs, resource) in [
         ("watch", " persistentvolumeclaims "),
         ("delete", " persistentvolumes "),
         ("create, patch", " events "),
     ] {
-        let permissions =
-            error.split("; ").find(|part| part.contains(resource)).unwrap_or_else(|| panic!("{error}"));
-        assert!(permissions.contains(verbs), "{error}");
+        let permissions = error.split("; ").find(|part| part.contains(resource));
+        assert!(permissions.is_some_and(|permissions| permissions.contains(verbs)), "{error}");
     }
-    let [directory, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    let mut check = provisionerd_command(&[], "check", directory.path(), quota_dir.path());
-    let checked = check.arg("--kubeconfig").arg(&kubeconfig).output().expect("provisionerd runs");
+    let checked = daemon.command(&["check", "--no-csi"]).output().expect("provisionerd runs");
     assert_eq!(checked.status.code(), Some(4));
     let text = String::from_utf8_lossy(&checked.stdout);
     let denied = text.lines().find(|line| line.contains("rbac.yaml"));

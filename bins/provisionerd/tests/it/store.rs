@@ -1,269 +1,186 @@
-//! The disk of the volumes is not mounted, is lost while provisionerd runs, or belongs to another instance.
+//! The disk of the volumes is not mounted, is lost while provisionerd runs, or belongs to another instance; the API server is
+//! down.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-use std::path::Path;
-use std::pin::pin;
+use std::net::{SocketAddrV4, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
-use k8s_openapi::api::events::v1::Event;
-use kube::Api;
-use kube::api::ListParams;
-use kube::runtime::{WatchStreamExt as _, watcher};
+use anyhow::ensure;
 use nodekeel_provisioner::DriverName;
-use testbed::{KubeDaemon, ScratchDir};
-
-use crate::client_cluster::{
-    self as cluster, TIMEOUT, TestDaemon, annotation, delete_claim, list_names, run_with_daemon, volume_name,
-    volumes_api, wait_bound, wait_object, wait_phase, wait_volume_gone,
+use serde_json::json;
+use testbed::{
+    Daemon, KubeDaemon, ScratchDir, UNREACHABLE_KUBECONFIG, command_output, reserve_port, wait_until,
 };
 
-fn mount(arguments: &[&str], directory: &Path) {
-    let done = Command::new("mount").args(arguments).arg(directory).status().expect("mount runs");
-    assert!(done.success());
-}
+use crate::cluster::{
+    DRIVER, TIMEOUT, TestDaemon, event_notes, list_names, start_control_plane, wait_bound, wait_for,
+    wait_logged, wait_phase,
+};
 
-fn unmount(arguments: &[&str], directory: &Path) {
-    let done = Command::new("umount").args(arguments).arg(directory).status().expect("umount runs");
-    assert!(done.success());
-}
-
-/// Waits until an object has an event with a reason.
-async fn wait_event(client: &kube::Client, about: &str, reason: &str) {
-    let events: Api<Event> = Api::namespaced(client.clone(), "default");
-    let mut seen = pin!(watcher(events, watcher::Config::default()).default_backoff().applied_objects());
-    let is_wanted = |event: &Event| {
-        let name = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
-        name == Some(about) && event.reason.as_deref() == Some(reason)
-    };
-    let wait = async {
-        while let Some(event) = seen.next().await {
-            if event.is_ok_and(|event| is_wanted(&event)) {
-                return;
-            }
-        }
-    };
-    tokio::time::timeout(TIMEOUT, wait).await.unwrap_or_else(|_| panic!("no {reason} on {about}"));
-}
-
-/// Creates two claims, and returns their volumes.
-async fn create_volumes(client: &kube::Client, daemon: &TestDaemon, names: [&str; 2]) -> [String; 2] {
-    for name in names {
-        daemon.create_claim(client, name).await;
-    }
-    [wait_bound(client, names[0]).await, wait_bound(client, names[1]).await].map(|claim| volume_name(&claim))
-}
-
-/// Unmounts the disk of a daemon that serves it: it stays up, and says so on each of these objects.
-async fn lose_disk(client: &kube::Client, daemon: &TestDaemon, port: u16, reported: [&str; 4]) {
-    unmount(&["--lazy"], daemon.base.path());
-    let lost = Instant::now();
-    for about in reported {
-        wait_event(client, about, "VolumeConditionAbnormal").await;
-    }
-    println!("reported after {:?}", lost.elapsed());
-    assert!(lost.elapsed() <= Duration::from_secs(5), "{:?}: {}", lost.elapsed(), daemon.log_text());
-    let ready = http_get(port, "/readyz");
-    assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("the disk of the volumes"), "{ready}");
-    assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 0"));
-}
-
-/// Waits until a daemon that was started without its disk has found that out. Its log has what its former incarnations wrote.
-fn wait_rejected(daemon: &TestDaemon, former: &str) {
-    let reported = testbed::wait_until(TIMEOUT, "the store to be rejected", || {
-        anyhow::ensure!(daemon.log_text()[former.len()..].contains("has no store-id"), "not reported");
-        Ok(())
-    });
-    reported.unwrap_or_else(|error| panic!("{error:#}: {}", daemon.log_text()));
+/// The answer of the daemon's HTTP server.
+fn http_get(address: SocketAddrV4, path: &str) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 #[test]
 #[ignore = "needs kube and root: it mounts"]
 fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is_mounted() {
-    let disk = ScratchDir::new().expect("a directory");
-    let disk_text = disk.path().to_str().expect("UTF-8");
-    let port = free_port();
-    run_with_daemon("disk-node", async |client, daemon| {
-        let below = daemon.base.path().to_owned();
-        mount(&["--bind", disk_text], &below);
-        let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
-        let [deleted, kept] = create_volumes(&client, &daemon, ["deleted", "kept"]).await;
-        let file = disk.path().join("volumes").join(&kept).join("file");
-        fs::write(&file, "data").expect("the volume is writable");
+    let kube = start_control_plane();
+    let daemon = TestDaemon::new(&kube, "disk-node");
+    let (disk, below) = (ScratchDir::new().expect("a directory"), daemon.base.path());
+    let mount = || command_output(Command::new("mount").arg("--bind").arg(disk.path()).arg(below)).unwrap();
+    let unmount = || command_output(Command::new("umount").arg("--lazy").arg(below)).unwrap();
+    let port = reserve_port().expect("a port");
+    let address = port.socket_address();
+    let start = || daemon.start(&["--listen", &format!("{address}")], &[]);
+    let get = |path: &str| http_get(address, path).expect("it listens");
+    mount();
+    let running = start();
+    for name in ["deleted", "kept"] {
+        daemon.create_claim(&kube, name, json!({}));
+    }
+    let [deleted, kept] = ["deleted", "kept"].map(|name| wait_bound(&kube, name));
+    let file = disk.path().join("volumes").join(&kept).join("file");
+    fs::write(&file, "data").expect("the volume is writable");
 
-        // Lost while it serves: nothing is changed.
-        lose_disk(&client, &daemon, port, ["kept", &kept, "deleted", &deleted]).await;
-        delete_claim(&client, "deleted").await;
-        daemon.create_claim(&client, "waiting").await;
-        wait_phase(&client, &deleted, "Released").await;
+    // Lost while it serves: it stays up and reports it, and nothing is changed.
+    unmount();
+    let lost = Instant::now();
+    for about in ["kept", &kept, "deleted", &deleted] {
+        kube.wait_for_event(about, "VolumeConditionAbnormal").expect("reported");
+    }
+    assert!(lost.elapsed() <= Duration::from_secs(5), "{:?}: {:?}", lost.elapsed(), running.read_log());
+    let ready = get("/readyz");
+    assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("the disk of the volumes"), "{ready}");
+    assert!(get("/metrics").contains("provisionerd_store_served{} 0"));
+    kube.delete_object("pvc", "deleted").expect("deleted");
+    daemon.create_claim(&kube, "waiting", json!({}));
+    wait_phase(&kube, &deleted, "Released");
 
-        // Not mounted at the start: the same.
-        child.kill().await.expect("killed");
-        let former = daemon.log_text();
-        let mut child = daemon.start_listening(&format!("127.0.0.1:{port}"));
-        wait_rejected(&daemon, &former);
-        wait_phase(&client, &deleted, "Released").await;
-        assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
-        assert!(!below.join("store-id").exists());
+    // Not mounted at the start: the same.
+    drop(running);
+    let mut running = start();
+    wait_logged(&running, "has no store-id");
+    wait_phase(&kube, &deleted, "Released");
+    assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
+    assert!(!below.join("store-id").exists());
 
-        // Mounted again: the same process serves, the deletion ends, and the claim gets its volume.
-        mount(&["--bind", disk_text], &below);
-        wait_volume_gone(&client, &deleted).await;
-        wait_bound(&client, "waiting").await;
-        for about in ["kept", &kept] {
-            wait_event(&client, about, "VolumeConditionNormal").await;
-        }
-        assert_eq!(fs::read_to_string(&file).expect("it exists"), "data");
-        assert_eq!(daemon.list_names("volumes").len(), 2);
-        assert!(child.try_wait().expect("a status").is_none(), "{}", daemon.log_text());
-        assert!(http_get(port, "/metrics").contains("provisionerd_store_served{} 1"));
-        child.kill().await.expect("killed");
-        unmount(&[], &below);
-    });
-}
-
-/// How many events of a reason there are about an object.
-async fn count_events(client: &kube::Client, about: &str, reason: &str) -> usize {
-    let events: Api<Event> = Api::namespaced(client.clone(), "default");
-    let listed = events.list(&ListParams::default()).await.expect("a list");
-    let is_counted = |event: &&Event| {
-        let name = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
-        name == Some(about) && event.reason.as_deref() == Some(reason)
-    };
-    listed.items.iter().filter(is_counted).count()
-}
-
-/// Waits until no mark says that a volume was reported as abnormal.
-async fn wait_unmarked(client: &kube::Client, volume: &str) {
-    let mark = DriverName::try_new(cluster::DRIVER).expect("a driver name").condition_annotation();
-    let is_unmarked = |volume: Option<&_>| volume.is_some() && annotation(volume, &mark).is_none();
-    wait_object(&volumes_api(client), volume, is_unmarked).await;
+    // Mounted again: the same process serves, the deletion ends, and the claim gets its volume.
+    mount();
+    kube.wait_until_gone("pv", &deleted).unwrap();
+    wait_bound(&kube, "waiting");
+    for about in ["kept", &kept] {
+        kube.wait_for_event(about, "VolumeConditionNormal").expect("reported");
+    }
+    assert_eq!(fs::read_to_string(&file).expect("it exists"), "data");
+    assert_eq!(daemon.list_names("volumes").len(), 2);
+    assert!(get("/metrics").contains("provisionerd_store_served{} 1"));
+    assert_eq!(running.wait_for_exit(Duration::ZERO).expect("a status"), None);
+    drop(running);
+    unmount();
 }
 
 #[test]
 #[ignore = "needs kube"]
 fn a_disk_that_is_back_before_the_next_start_is_reported_as_normal_once() {
-    run_with_daemon("return-node", async |client, daemon| {
-        let mut child = daemon.start(&[]);
-        let [first, second] = create_volumes(&client, &daemon, ["first", "second"]).await;
-        let reported = ["first", &first, "second", &second];
-        child.kill().await.expect("killed");
+    let kube = start_control_plane();
+    let daemon = TestDaemon::new(&kube, "return-node");
+    let create_volumes = |names: [&str; 2]| {
+        for name in names {
+            daemon.create_claim(&kube, name, json!({}));
+        }
+        names.map(|name| wait_bound(&kube, name))
+    };
+    let running = daemon.start(&[], &[]);
+    let [first, second] = create_volumes(["first", "second"]);
+    let reported = ["first", &first, "second", &second];
+    drop(running);
 
-        // A directory without the store's identity is what an unmounted disk leaves.
-        let store_id = daemon.base.path().join("store-id");
-        let away = store_id.with_extension("away");
-        fs::rename(&store_id, &away).expect("moved away");
-        let mut child = daemon.start(&[]);
-        for about in reported {
-            wait_event(&client, about, "VolumeConditionAbnormal").await;
-        }
-        child.kill().await.expect("killed");
-        fs::rename(&away, &store_id).expect("moved back");
+    // A directory without the store's identity is what an unmounted disk leaves.
+    let store_id = daemon.base.path().join("store-id");
+    let away = store_id.with_extension("away");
+    fs::rename(&store_id, &away).expect("moved away");
+    let running = daemon.start(&[], &[]);
+    for about in reported {
+        kube.wait_for_event(about, "VolumeConditionAbnormal").expect("reported");
+    }
+    drop(running);
+    fs::rename(&away, &store_id).expect("moved back");
 
-        let mut child = daemon.start(&[]);
-        for about in reported {
-            wait_event(&client, about, "VolumeConditionNormal").await;
-        }
-        for volume in [&first, &second] {
-            wait_unmarked(&client, volume).await;
-        }
-        child.kill().await.expect("killed");
+    let running = daemon.start(&[], &[]);
+    for about in reported {
+        kube.wait_for_event(about, "VolumeConditionNormal").expect("reported");
+    }
+    let mark = DriverName::try_new(DRIVER).expect("a driver name").condition_annotation();
+    for volume in [&first, &second] {
+        wait_for(&kube, "pv", volume, |volume| volume["metadata"]["annotations"][&mark].is_null());
+    }
+    drop(running);
 
-        // It serves a claim long after it knows that all is well.
-        let mut child = daemon.start(&[]);
-        let [third, _] = create_volumes(&client, &daemon, ["third", "fourth"]).await;
-        for (about, count) in
-            reported.map(|about| (about, 1)).into_iter().chain([("third", 0), (third.as_str(), 0)])
-        {
-            let normal = count_events(&client, about, "VolumeConditionNormal").await;
-            assert_eq!(normal, count, "{about}: {}", daemon.log_text());
-        }
-        child.kill().await.expect("killed");
-    });
+    // It serves a claim long after it knows that all is well.
+    let _running = daemon.start(&[], &[]);
+    let [third, _] = create_volumes(["third", "fourth"]);
+    let reported = reported.map(|about| (about, 1)).into_iter();
+    for (about, count) in reported.chain([("third", 0), (third.as_str(), 0)]) {
+        assert_eq!(event_notes(&kube, about, "VolumeConditionNormal").len(), count, "{about}");
+    }
 }
 
 #[test]
 fn a_second_instance_with_another_directory_at_the_same_kubelet_is_rejected() {
-    let kubelet = tempfile::tempdir().expect("a directory");
+    let scratch = ScratchDir::new().expect("a directory");
+    let kubelet = scratch.path().join("kubelet");
     for below in ["pods", "plugins_registry"] {
-        fs::create_dir(kubelet.path().join(below)).expect("a directory");
+        fs::create_dir_all(kubelet.join(below)).expect("a directory");
     }
-    let kubeconfig = crate::messages::unreachable_kubeconfig();
-    let start = |directory: &Path, quota_dir: &Path| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
-        command.args(["run", "--listen=127.0.0.1:0", "--node=node-a", "--log-format=json", "--kubelet"]);
-        command.arg(kubelet.path()).arg("--directory").arg(directory);
-        command.arg("--kubeconfig").arg(kubeconfig.path()).env_clear().env("PROVISIONERD_BOOKS", quota_dir);
-        command.stdin(Stdio::null()).stderr(Stdio::piped());
-        command
+    let kubeconfig = scratch.path().join("kubeconfig");
+    fs::write(&kubeconfig, UNREACHABLE_KUBECONFIG).expect("written");
+    let [first, second] = [(); 2].map(|()| TestDaemon::with_kubeconfig(&kubeconfig, "node-a"));
+    let kubelet_text = kubelet.display().to_string();
+    let run = ["run", "--log-format=json", "--kubelet", &kubelet_text];
+    let socket = kubelet.join("plugins").join(DRIVER).join("csi.sock");
+    let listens = || {
+        ensure!(socket.exists(), "no socket");
+        Ok(())
     };
-    let [first, second, quota_dir] = [(); 3].map(|()| tempfile::tempdir().expect("a directory"));
-    let mut running = start(first.path(), quota_dir.path()).spawn().expect("provisionerd starts");
-    let socket = kubelet.path().join("plugins/volumes.nodekeel/csi.sock");
-    let listening = testbed::wait_until(TIMEOUT, "the plugin to listen", || {
-        anyhow::ensure!(socket.exists(), "no socket");
-        Ok(())
-    });
-    let mut rejected = start(second.path(), quota_dir.path()).spawn().expect("provisionerd starts");
-    let exited = testbed::wait_until(Duration::from_secs(30), "the second instance to exit", || {
-        anyhow::ensure!(rejected.try_wait()?.is_some(), "it runs");
-        Ok(())
-    });
-    for child in [&mut running, &mut rejected] {
-        let _ = child.kill();
-    }
-    let _ = running.wait();
-    let output = rejected.wait_with_output().expect("it has exited");
-    listening.and(exited).unwrap_or_else(|error| panic!("{error:#}"));
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(5), "{text}");
+    let home = ScratchDir::new().expect("a directory");
+    let _running = Daemon::start(first.command(&run), home, listens).expect("it starts");
+    let rejected = second.command(&run).stdin(Stdio::null()).output().expect("provisionerd runs");
+    let text = String::from_utf8_lossy(&rejected.stderr);
+    assert_eq!(rejected.status.code(), Some(5), "{text}");
     let line = text.lines().find(|line| line.starts_with("provisionerd: ")).expect("a message");
     assert!(line.contains("another instance serves this driver"), "{line}");
-}
-
-/// A port that nothing listens on.
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port()
-}
-
-/// The answer of the daemon's HTTP server.
-fn http_get(port: u16, path: &str) -> String {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("written");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    answer
 }
 
 #[test]
 #[ignore = "needs kube"]
 fn an_api_server_that_is_down_is_reported_by_readyz_and_metrics_within_five_seconds() {
-    let mut kube = cluster::start_control_plane();
-    let port = free_port();
-    let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "health-node".to_owned());
-    let runtime = cluster::test_runtime();
-    let _running = runtime.block_on(async { daemon.start_listening(&format!("127.0.0.1:{port}")) });
-    let wait = |ready: bool, within: Duration| {
-        let code = if ready { "200" } else { "503" };
-        testbed::wait_until(within, &format!("/readyz to answer {code}"), || {
-            anyhow::ensure!(TcpStream::connect(("127.0.0.1", port)).is_ok(), "not listening yet");
-            let answer = http_get(port, "/readyz");
-            anyhow::ensure!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{answer}");
-            Ok(())
-        })
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.log_text()));
+    let mut kube = start_control_plane();
+    let port = reserve_port().expect("a port");
+    let address = port.socket_address();
+    let daemon = TestDaemon::new(&kube, "health-node");
+    let running = daemon.start(&["--listen", &format!("{address}")], &[]);
+    let wait = |code: &str, up: &str, within: Duration| {
+        let answer = wait_until(within, code, || {
+            let answer = http_get(address, "/readyz")?;
+            ensure!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{answer}");
+            Ok(answer)
+        });
+        let metrics = http_get(address, "/metrics").expect("it listens");
+        assert!(metrics.contains(&format!("provisionerd_api_server_up {up}")), "{metrics}");
+        (answer.unwrap_or_else(|error| panic!("{error:#}: {:?}", running.read_log())), metrics)
     };
-    let up = || http_get(port, "/metrics").contains("provisionerd_api_server_up 1");
-    wait(true, TIMEOUT);
-    assert!(up());
+    wait("200", "1", TIMEOUT);
     kube.kill_daemon(KubeDaemon::Apiserver);
-    wait(false, Duration::from_secs(5));
-    assert!(!up() && http_get(port, "/readyz").contains("the API server ("), "{}", http_get(port, "/readyz"));
-    assert!(http_get(port, "/metrics").contains("controller_api_errors_total{call="));
+    let (answer, metrics) = wait("503", "0", Duration::from_secs(5));
+    assert!(answer.contains("the API server ("), "{answer}");
+    assert!(metrics.contains("controller_api_errors_total{call="), "{metrics}");
     kube.launch_daemon(KubeDaemon::Apiserver).expect("it starts again");
-    wait(true, Duration::from_secs(60));
-    assert!(up());
+    wait("200", "1", Duration::from_secs(60));
 }
