@@ -12,8 +12,6 @@ mod api_outage;
 mod capacity;
 mod charts;
 #[cfg(feature = "kill-points")]
-mod client_cluster;
-#[cfg(feature = "kill-points")]
 mod cluster;
 #[cfg(feature = "kill-points")]
 mod commands;
