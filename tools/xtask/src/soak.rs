@@ -140,8 +140,6 @@ const SOAKS: &[Soak] = &[
     ("three-nodes", ImageTests("provisionerd node three_nodes::"), ""),
     // Each way out of a quota, in pods on XFS and ext4.
     ("quota-escapes", ImageTests("provisionerd node escapes::"), ""),
-    // A volume's life under a kubelet, on ext4.
-    ("node-ext4", ImageTests("provisionerd node a_volume_on_ext4"), ""),
     // Block and strict volumes under a kubelet, from claim to deletion.
     ("node-images", ImageTests("provisionerd node images::"), ""),
     // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.

@@ -1,72 +1,85 @@
 //! A control plane, a node in a guest, and provisionerd on it.
 
-use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use testbed::guest::GuestBuilder;
-use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, KubeBuilder, ScratchDir, command_output, wait_until};
-
-use crate::disk::{VolumeFileSystem, volume_directories};
-use crate::timings::StepTimer;
+use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, KubeBuilder, command_output, wait_until};
 
 pub(crate) const DRIVER: &str = "volumes.nodekeel";
 /// Timeout of a single step: the guest's processors are emulated, on a machine that may be busy.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
+/// Where the disk for volumes is mounted.
+pub(crate) const VOLUMES: &str = "/var/lib/nodekeel";
 
 const IMAGE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 /// The image's file in the guest.
-pub(crate) const IMAGE_AT: &str = "/usr/lib/provisionerd.tar";
-pub(crate) const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
-
-const PROFILE: &str = include_str!("../../../../deploy/seccomp/nodekeel-limits.json");
+const IMAGE_AT: &str = "/usr/lib/provisionerd.tar";
+const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
 
 /// Two nodes at a time would be more than twice as slow.
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
+
+/// The file system of the volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VolumeFileSystem {
+    Xfs,
+    Ext4,
+}
 
 /// A control plane and a node, which are removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct TestCluster {
     pub(crate) node: GuestNode,
     pub(crate) kube: Kube,
-    pub(crate) file_system: VolumeFileSystem,
-    pub(crate) times: StepTimer,
+    file_system: VolumeFileSystem,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Runs a test on a cluster where provisionerd is ready; a failure prints the last logs of all parts.
-pub(crate) fn with_cluster(file_system: VolumeFileSystem, test: impl FnOnce(&mut TestCluster) -> Result<()>) {
-    with_cluster_and(file_system, |guest, _| Ok(guest), test);
-}
-
-/// Like [`with_cluster`], on a node with what `furnish` adds; the directory exists until the test ends.
-pub(crate) fn with_cluster_and(
+/// Runs a test on a node with what `furnish` adds, where provisionerd is deployed as the README of `deploy/` says.
+pub(crate) fn with_cluster(
     file_system: VolumeFileSystem,
-    furnish: impl FnOnce(GuestBuilder, &ScratchDir) -> Result<GuestBuilder>,
+    furnish: impl FnOnce(GuestBuilder) -> GuestBuilder,
     test: impl FnOnce(&mut TestCluster) -> Result<()>,
 ) {
-    let scratch = ScratchDir::new().unwrap_or_else(|error| panic!("{error:#}"));
-    let furnish =
-        |_: &Kube, guest: GuestBuilder| Ok(furnish(guest, &scratch)?.add_file(IMAGE_AT, image_file()?));
-    let kube = Kube::builder().with_service_accounts();
-    with_node(file_system, kube, furnish, |cluster| cluster.deploy().and_then(|()| test(cluster)));
+    let furnish = |_: &Kube, guest: GuestBuilder| Ok(furnish(guest).add_file(IMAGE_AT, image_file()?));
+    with_node(file_system, Kube::builder().with_service_accounts(), furnish, |cluster| {
+        cluster.run_ctr(&["import", IMAGE_AT])?;
+        cluster.kubectl(&["apply", "--kustomize", DEPLOY])?;
+        // It has separate tests, and an emulated processor is slow.
+        cluster.kubectl(&[
+            "scale",
+            "--namespace=nodekeel",
+            "deployment/provisionerd-agent",
+            "--replicas=0",
+        ])?;
+        cluster.wait_for("daemonset", "nodekeel/provisionerd", |set| set["status"]["numberReady"] == 1)?;
+        cluster.wait_driver_registered()?;
+        test(cluster)
+    });
 }
 
-/// Runs a test on a cluster with a node that has additional files and a mounted disk for volumes. `furnish` adds the files.
+/// Runs a test on a node with what `furnish` adds and a mounted disk for volumes; a failure shows what all parts report.
 pub(crate) fn with_node(
     file_system: VolumeFileSystem,
     kube: KubeBuilder,
     furnish: impl FnOnce(&Kube, GuestBuilder) -> Result<GuestBuilder>,
     test: impl FnOnce(&mut TestCluster) -> Result<()>,
 ) {
-    let cluster = TestCluster::start(file_system, kube, furnish);
-    let mut cluster = cluster.unwrap_or_else(|error| panic!("{error:#}"));
+    let mut cluster = TestCluster::start(file_system, kube, furnish).unwrap();
     if let Err(error) = test(&mut cluster) {
-        panic!("{error:#}\n{}", cluster.diagnostics());
+        let reports = [
+            cluster.daemon_log(),
+            cluster.kubectl(&["describe", "pods", "--all-namespaces"]),
+            cluster.kubectl(&["get", "pvc,pv,csinodes,events", "--all-namespaces", "--output=wide"]),
+            cluster.node.tail_log("kubelet"),
+        ];
+        let reports = reports.map(|report| report.unwrap_or_else(|error| format!("{error:#}")));
+        panic!("{file_system:?}: {error:#}\n{}", reports.join("\n==\n"));
     }
 }
 
@@ -78,15 +91,6 @@ pub(crate) fn image_file() -> Result<PathBuf> {
     })?;
     ensure!(image.is_file(), "{IMAGE} is {}, which does not exist", image.display());
     Ok(image)
-}
-
-/// Waits until the kubelet of a node has registered the driver.
-pub(crate) fn wait_driver_registered(kube: &Kube, node: &str) -> Result<()> {
-    let is_known = |csi_node: &Value| {
-        let mut drivers = csi_node["spec"]["drivers"].as_array().into_iter().flatten();
-        drivers.any(|driver| driver["name"] == DRIVER && driver["nodeID"] == node)
-    };
-    kube.wait_for_object_within(TIMEOUT, "csinode", node, is_known).map(drop)
 }
 
 /// A claim of a class.
@@ -101,8 +105,8 @@ pub(crate) fn claim_manifest(name: &str, class: &str, bytes: u64) -> Value {
     })
 }
 
-/// A pod whose container `stay` has the volume of a claim at `/data`.
-pub(crate) fn pod_manifest(name: &str, claim: &str) -> Value {
+/// A pod whose container `stay` has the volume of the claim of its name at `/data`.
+pub(crate) fn pod_manifest(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
         "spec": {
@@ -111,50 +115,9 @@ pub(crate) fn pod_manifest(name: &str, claim: &str) -> Value {
                 "name": "stay", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never",
                 "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
             }],
-            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": claim } }],
+            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": name } }],
         },
     })
-}
-
-/// Waits until a claim is bound, and gives the name of its volume.
-pub(crate) fn wait_bound(kube: &Kube, claim: &str) -> Result<String> {
-    let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    let claim = kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound)?;
-    claim["spec"]["volumeName"].as_str().map(str::to_owned).context("a bound claim has a volume")
-}
-
-/// Waits until the first container of a pod is ready.
-pub(crate) fn wait_running(kube: &Kube, pod: &str) -> Result<Value> {
-    let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    kube.wait_for_object_within(TIMEOUT, "pod", &format!("default/{pod}"), is_ready)
-}
-
-/// Waits until an object of the namespace `default`, or of none, is deleted.
-pub(crate) fn wait_gone(kube: &Kube, kind: &str, name: &str) -> Result<()> {
-    let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
-    command_output(kube.kubectl_command().args(["wait", kind, name, "--for=delete", &timeout])).map(drop)
-}
-
-pub(crate) fn delete_pod(kube: &Kube, name: &str) -> Result<()> {
-    kube.delete_object("pod", &format!("default/{name}"))?;
-    wait_gone(kube, "pod", name)
-}
-
-/// Deletes a claim, and waits until its volume is deleted.
-pub(crate) fn delete_claim(kube: &Kube, name: &str, volume: &str) -> Result<()> {
-    kube.delete_object("pvc", &format!("default/{name}"))?;
-    wait_gone(kube, "pv", volume)
-}
-
-/// Runs a script in a container of the namespace `default`.
-pub(crate) fn exec(kube: &Kube, pod: &str, script: &str) -> Result<String> {
-    command_output(kube.kubectl_command().args(["exec", pod, "--", "sh", "-c", script]))
-}
-
-/// Imports the image of provisionerd on a node.
-pub(crate) fn import_image(node: &GuestNode) -> Result<()> {
-    let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
-    node.guest().command_output(Command::new("ctr").args(import), TIMEOUT).map(drop)
 }
 
 impl TestCluster {
@@ -164,88 +127,143 @@ impl TestCluster {
         furnish: impl FnOnce(&Kube, GuestBuilder) -> Result<GuestBuilder>,
     ) -> Result<Self> {
         let _turn = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
-        println!("provisionerd on {file_system:?}");
-        let times = StepTimer::start();
         let kube = kube.start().context("start a control plane")?;
-        times.log_step("control plane");
         let node = GuestNode::builder()
             // The kubelet collects volume statistics frequently, not every minute.
             .with_kubelet_setting("volumeStatsAggPeriod", "2s")
             .configure_guest(|guest| furnish(&kube, guest.with_disk(8 << 30)))?
             .join(&kube)
             .context("join a node")?;
-        times.log_step("node ready");
-        file_system.mount(&node)?;
-        times.log_step("file system");
-        Ok(Self { node, kube, file_system, times, _turn })
+        let make = match file_system {
+            VolumeFileSystem::Xfs => "mkfs.xfs -q",
+            VolumeFileSystem::Ext4 => "mkfs.ext4 -q -O project,quota -E quotatype=prjquota",
+        };
+        // The first disk holds the rest of /var/lib.
+        let make = format!("set -e; modprobe loop; {make} ${{NODEKEEL_GUEST_DISKS##*:}}; mkdir {VOLUMES}");
+        node.run_shell(&make).with_context(|| format!("make {file_system:?}"))?;
+        let cluster = Self { node, kube, file_system, _turn };
+        cluster.mount_volumes()?;
+        Ok(cluster)
     }
 
-    /// Follows the README of `deploy/`.
-    fn deploy(&mut self) -> Result<()> {
-        import_image(&self.node)?;
-        self.times.log_step("image imported");
-        command_output(self.kube.kubectl_command().args(["apply", "--kustomize", DEPLOY]))?;
-        // It has separate tests, and an emulated processor is slow.
-        let agent = ["--namespace=nodekeel", "deployment/provisionerd-agent", "--replicas=0"];
-        command_output(self.kube.kubectl_command().arg("scale").args(agent))?;
-        let is_ready = |set: &Value| set["status"]["numberReady"] == 1;
-        self.kube.wait_for_object_within(TIMEOUT, "daemonset", "nodekeel/provisionerd", is_ready)?;
-        self.wait_driver_registered()?;
-        // Of the component `seccomp`, which runs before provisionerd.
-        let profile = self.node.run_shell("cat /var/lib/kubelet/seccomp/nodekeel-limits.json")?;
-        ensure!(profile.trim() == PROFILE.trim(), "the node has another seccomp profile");
-        self.times.log_step("provisionerd ready");
-        Ok(())
+    /// Mounts the disk for volumes.
+    pub(crate) fn mount_volumes(&self) -> Result<()> {
+        let mount = format!("mount -o prjquota ${{NODEKEEL_GUEST_DISKS##*:}} {VOLUMES}");
+        self.node.run_shell(&mount).map(drop)
+    }
+
+    /// Runs `ctr images` on the node.
+    pub(crate) fn run_ctr(&self, arguments: &[&str]) -> Result<()> {
+        let mut command = Command::new("ctr");
+        command.args(["--namespace", "k8s.io", "images"]).args(arguments);
+        self.node.guest().command_output(&command, TIMEOUT).map(drop)
+    }
+
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        command_output(self.kube.kubectl_command().args(arguments))
+    }
+
+    pub(crate) fn apply(&self, manifests: &[Value]) -> Result<()> {
+        let manifests: Vec<_> = manifests.iter().map(Value::to_string).collect();
+        self.kube.apply_manifests(&manifests.join("\n---\n"))
+    }
+
+    pub(crate) fn wait_for(
+        &self,
+        kind: &str,
+        name: &str,
+        is_so: impl FnMut(&Value) -> bool,
+    ) -> Result<Value> {
+        self.kube.wait_for_object_within(TIMEOUT, kind, name, is_so)
     }
 
     /// Waits until the kubelet has registered the driver.
     pub(crate) fn wait_driver_registered(&self) -> Result<()> {
-        wait_driver_registered(&self.kube, self.node.name())
+        let node = self.node.name();
+        let is_known = |csi_node: &Value| {
+            let mut drivers = csi_node["spec"]["drivers"].as_array().into_iter().flatten();
+            drivers.any(|driver| driver["name"] == DRIVER && driver["nodeID"] == node)
+        };
+        self.wait_for("csinode", node, is_known).map(drop)
     }
 
-    /// provisionerd's pod, as `NAMESPACE/NAME`.
-    pub(crate) fn daemon_pod(&self) -> Result<String> {
-        let pods = self.kube.list_objects("pod")?;
-        let ours =
-            pods.iter().find(|pod| pod["metadata"]["labels"]["app.kubernetes.io/name"] == "provisionerd");
-        let name = ours.and_then(|pod| pod["metadata"]["name"].as_str());
-        Ok(format!("nodekeel/{}", name.context("provisionerd has no pod")?))
+    /// Waits until a claim is bound, and gives the name of its volume.
+    pub(crate) fn wait_bound(&self, claim: &str) -> Result<String> {
+        let claim = self.wait_for("pvc", claim, |claim| claim["status"]["phase"] == "Bound")?;
+        claim["spec"]["volumeName"].as_str().map(str::to_owned).context("a bound claim has a volume")
+    }
+
+    /// Waits until all containers of a pod are ready.
+    pub(crate) fn wait_running(&self, pod: &str) -> Result<()> {
+        let are_ready = |pod: &Value| {
+            let statuses = pod["status"]["containerStatuses"].as_array();
+            statuses.is_some_and(|all| !all.is_empty() && all.iter().all(|one| one["ready"] == true))
+        };
+        self.wait_for("pod", pod, are_ready).map(drop)
+    }
+
+    /// Waits until an object of the namespace `default`, or of none, is deleted.
+    pub(crate) fn wait_gone(&self, kind: &str, name: &str) -> Result<()> {
+        let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
+        self.kubectl(&["wait", kind, name, "--for=delete", &timeout]).map(drop)
+    }
+
+    /// Deletes an object, and waits until it is gone.
+    pub(crate) fn delete(&self, kind: &str, name: &str) -> Result<()> {
+        self.kube.delete_object(kind, name)?;
+        self.wait_gone(kind, name)
+    }
+
+    /// Runs a script in a container of a pod of the namespace `default`.
+    pub(crate) fn exec(&self, pod: &str, container: &str, script: &str) -> Result<String> {
+        let output = self.kubectl(&["exec", pod, "--container", container, "--", "sh", "-c", script]);
+        output.with_context(|| format!("run {script:?} in {pod}/{container}"))
     }
 
     /// The log of provisionerd since its last start.
     pub(crate) fn daemon_log(&self) -> Result<String> {
-        command_output(self.kube.kubectl_command().args([
-            "logs",
-            "--namespace=nodekeel",
-            "daemonset/provisionerd",
-        ]))
+        self.kubectl(&["logs", "--namespace=nodekeel", "daemonset/provisionerd"])
     }
 
-    /// Runs a script in a container of the namespace `default`.
-    pub(crate) fn exec(&self, pod: &str, script: &str) -> Result<String> {
-        exec(&self.kube, pod, script)
-    }
-
-    /// Waits until an object is deleted.
-    pub(crate) fn wait_gone(&self, kind: &str, name: &str) -> Result<()> {
-        wait_gone(&self.kube, kind, name)
-    }
-
-    /// Kills provisionerd, and waits until the kubelet has started it again; gives its pod.
-    pub(crate) fn restart_daemon(&self) -> Result<Value> {
-        let pod = self.daemon_pod()?;
+    /// Kills provisionerd, and waits until the kubelet has started it again.
+    pub(crate) fn restart_daemon(&self) -> Result<()> {
         self.node.run_shell("kill -KILL $(pidof provisionerd)")?;
+        let ours = "--selector=app.kubernetes.io/name=provisionerd";
+        let pod = self.kubectl(&["get", "pods", "--namespace=nodekeel", ours, "--output=name"])?;
         let is_back = |pod: &Value| {
             let status = &pod["status"]["containerStatuses"][0];
-            status["restartCount"] == 1 && status["ready"] == true
+            status["lastState"]["terminated"]["exitCode"] == 137 && status["ready"] == true
         };
-        self.kube.wait_for_object_within(TIMEOUT, "pod", &pod, is_back)
+        self.wait_for("pod", &pod.trim().replace("pod/", "nodekeel/"), is_back).map(drop)
+    }
+
+    /// The hard limits in the kernel, in KiB and in files.
+    pub(crate) fn kernel_limits(&self) -> Result<Vec<(u64, u64)>> {
+        let foreign = if self.file_system == VolumeFileSystem::Ext4 { "-f" } else { "" };
+        let report = format!("xfs_quota {foreign} -x -c 'report -p -n -N -b -i' {VOLUMES}");
+        let mut limits = Vec::new();
+        for line in self.node.run_shell(&report)?.lines().filter(|line| line.starts_with('#')) {
+            // `#ID`, and twice `used soft hard warnings [grace]`.
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let [_, _, _, kib, _, _, _, _, files, ..] = fields[..] else { bail!("read {line:?}") };
+            limits.push((kib.parse()?, files.parse()?));
+        }
+        limits.retain(|limits| *limits != (0, 0));
+        limits.sort_unstable();
+        Ok(limits)
+    }
+
+    /// The directories of volumes and snapshots, in use, being created, and being erased, and their marks.
+    pub(crate) fn volume_directories(&self) -> Result<Vec<String>> {
+        const PLACES: &str = "volumes/* snapshots/* kinds/* .unpublished/* .new/* .trash/*";
+        let text = self.node.run_shell(&format!("cd {VOLUMES}; ls -d {PLACES} 2>/dev/null; true"))?;
+        Ok(text.lines().map(String::from).collect())
     }
 
     /// Waits until no directory and no limit of a volume is left.
     pub(crate) fn wait_nothing_left(&self) -> Result<()> {
-        self.wait_equal("the directories to go", &Vec::new(), || volume_directories(&self.node))?;
-        self.wait_equal("the limits to go", &Vec::new(), || self.file_system.kernel_limits(&self.node))
+        self.wait_equal("the directories to go", &Vec::new(), || self.volume_directories())?;
+        self.wait_equal("the limits to go", &Vec::new(), || self.kernel_limits())
     }
 
     /// Polls for a value that has no event: in the guest or in a log.
@@ -260,21 +278,5 @@ impl TestCluster {
             ensure!(seen == *wanted, "{seen:?} instead of {wanted:?}");
             Ok(())
         })
-    }
-
-    fn diagnostics(&self) -> String {
-        fn text(what: &str, said: Result<impl Display>) -> String {
-            said.map_or_else(|error| format!("== {what}: {error:#}\n"), |text| format!("== {what}\n{text}\n"))
-        }
-        let kubectl = |arguments: &[&str]| command_output(self.kube.kubectl_command().args(arguments));
-        [
-            text("provisionerd", self.daemon_log()),
-            text("metrics", self.node.run_shell("wget -qO- http://127.0.0.1:9810/metrics | grep -v '^#'")),
-            text("connections", self.node.run_shell("netstat -tn")),
-            text("pods", kubectl(&["describe", "pods", "--all-namespaces"])),
-            text("claims", kubectl(&["get", "pvc,pv,csinodes", "--all-namespaces", "--output=wide"])),
-            text("kubelet", self.node.tail_log("kubelet")),
-        ]
-        .concat()
     }
 }

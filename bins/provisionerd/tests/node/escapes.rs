@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use testbed::guest::GuestBuilder;
 use testbed::{ScratchDir, command_output, tools, wait_until};
 
-use crate::cluster::{TIMEOUT, TestCluster, claim_manifest, with_cluster_and};
+use crate::deployment::{TIMEOUT, TestCluster, claim_manifest, with_cluster_and};
 use crate::disk::VolumeFileSystem;
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/node/escapes/quota_escape.c");

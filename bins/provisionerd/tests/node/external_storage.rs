@@ -17,7 +17,7 @@ use testbed::gotool::{KUBERNETES_E2E, SNAPSHOT_CONTROLLER, SNAPSHOT_CRDS};
 use testbed::guest::GuestBuilder;
 use testbed::{BUSYBOX_IMAGE, ContainerImage, Daemon, Kube, ScratchDir};
 
-use crate::cluster::{TIMEOUT, TestCluster, with_cluster_and};
+use crate::deployment::{TIMEOUT, TestCluster, with_cluster_and};
 use crate::disk::VolumeFileSystem;
 
 mod definition;

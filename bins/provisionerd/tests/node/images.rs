@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use nodekeel_provisioner::ImageFormat;
 use serde_json::{Value, json};
 
-use crate::cluster::{
+use crate::deployment::{
     DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, delete_pod, wait_bound, wait_running,
     with_cluster,
 };

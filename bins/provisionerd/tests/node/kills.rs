@@ -9,7 +9,7 @@ use testbed::guest::GuestBuilder;
 use testbed::power_cut::selected_seed;
 use testbed::{Kube, KubeUser};
 
-use crate::cluster::{TestCluster, with_node};
+use crate::deployment::{TestCluster, with_node};
 use crate::disk::VolumeFileSystem;
 use crate::images;
 

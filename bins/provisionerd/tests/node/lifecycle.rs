@@ -1,27 +1,11 @@
 //! The lifecycle of a volume: created for a pod, filled to its limit, deleted completely.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::identity;
 
 use anyhow::{Context as _, Result, ensure};
-use testbed::command_output;
 
-use crate::cluster::{DRIVER, TestCluster, delete_pod, wait_bound, wait_running, with_cluster};
-use crate::disk::{VolumeFileSystem, count_mounts, volume_directories};
-
-/// Of the claim `data`.
-const LIMIT: u64 = 32 << 20;
-/// Maximum distance of a file size to the limit: it is written in chunks, and needs metadata.
-const SLACK: u64 = 128 << 10;
-/// Of the class `few`.
-const INODES: u64 = 100;
-
-const METRICS: [&str; 4] = [
-    "kubelet_volume_stats_capacity_bytes",
-    "kubelet_volume_stats_inodes",
-    "kubelet_volume_stats_inodes_used",
-    "kubelet_volume_stats_used_bytes",
-];
+use crate::cluster::{DRIVER, TestCluster, VolumeFileSystem, with_cluster};
 
 /// Two claims, and a pod that fills both in an init container; it does not run as root.
 const WRITER: &str = r#"
@@ -84,182 +68,132 @@ spec:
   - {name: few, persistentVolumeClaim: {claimName: few}}
 "#;
 
+/// The number of pod mounts of a volume: in the node's mount namespace, and of mount points in provisionerd's. It sees
+/// `/var/lib` as a whole, too, so each mount is there twice: once hidden by the kubelet's directory.
+fn count_mounts(cluster: &TestCluster, volume: &str) -> Result<[usize; 2]> {
+    let mount_points = |process: &str| -> Result<Vec<String>> {
+        let text = cluster.node.run_shell(&format!("cat /proc/{process}/mountinfo"))?;
+        let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned);
+        Ok(points.filter(|point| point.ends_with(&format!("/{volume}/mount"))).collect())
+    };
+    let of_daemon: BTreeSet<_> = mount_points("$(pidof provisionerd)")?.into_iter().collect();
+    Ok([mount_points("self")?.len(), of_daemon.len()])
+}
+
 #[test]
 #[ignore = "needs kube, a node and provisionerd's image"]
 fn a_volume_on_xfs_survives_restarts_and_leaves_nothing() {
-    with_cluster(VolumeFileSystem::Xfs, |cluster| {
-        let volumes = fill_volumes(cluster)?;
-        check_metrics(cluster)?;
-        restart_kubelet(cluster, &volumes)?;
-        restart_daemon(cluster, &volumes)?;
-        delete_all(cluster, &volumes)
-    });
-}
+    const PROFILE: &str = include_str!("../../../../deploy/seccomp/nodekeel-limits.json");
+    /// Of the claim `data`.
+    const LIMIT: u64 = 32 << 20;
+    /// Maximum distance of a file size to the limit: it is written in chunks, and needs metadata.
+    const SLACK: u64 = 128 << 10;
+    /// Of the class `few`.
+    const INODES: u64 = 100;
+    with_cluster(VolumeFileSystem::Xfs, identity, |cluster| {
+        // Of the component `seccomp`, which runs before provisionerd.
+        let profile = cluster.node.run_shell("cat /var/lib/kubelet/seccomp/nodekeel-limits.json")?;
+        ensure!(profile.trim() == PROFILE.trim(), "the node has another seccomp profile");
 
-#[test]
-#[ignore = "soak: XFS is tested always, and ext4's limits in a guest without a kubelet"]
-fn a_volume_on_ext4_enforces_its_limit_and_leaves_nothing() {
-    with_cluster(VolumeFileSystem::Ext4, |cluster| {
-        let volumes = fill_volumes(cluster)?;
-        check_metrics(cluster)?;
-        delete_all(cluster, &volumes)
-    });
-}
+        cluster.kube.apply_manifests(WRITER)?;
+        let volumes = [cluster.wait_bound("data")?, cluster.wait_bound("few")?];
+        cluster.wait_running("writer")?;
+        cluster.kube.wait_for_event("default/data", "ProvisioningSucceeded")?;
 
-/// Creates the pod with its claims; returns the names of the volumes, `data` first.
-fn fill_volumes(cluster: &mut TestCluster) -> Result<[String; 2]> {
-    let kube = &cluster.kube;
-    cluster.times.log_step("until claims are created");
-    kube.apply_manifests(WRITER)?;
-    let volumes = [wait_bound(kube, "data")?, wait_bound(kube, "few")?];
-    cluster.times.log_step("claims created → Bound");
-    wait_running(kube, "writer")?;
-    cluster.times.log_step("Bound → pod filled its volumes and runs");
-    kube.wait_for_event("default/data", "ProvisioningSucceeded")?;
-    check_pod_output(cluster)?;
-    let limits = cluster.file_system.kernel_limits(&cluster.node)?;
-    ensure!(limits == [(16 << 10, INODES), (LIMIT >> 10, LIMIT / 2048)], "the kernel has {limits:?}");
-    let mut there = volume_directories(&cluster.node)?;
-    there.sort();
-    let mut expected = volumes.clone().map(|volume| format!("volumes/{volume}"));
-    expected.sort();
-    ensure!(there == expected, "the directories are {there:?}");
-    for volume in &volumes {
-        let mounted = count_mounts(&cluster.node, volume)?;
-        ensure!(mounted == [1, 1], "{volume} is mounted {mounted:?} times");
-    }
-    Ok(volumes)
-}
-
-/// Checks that the limits stopped the pod, with the right error.
-fn check_pod_output(cluster: &TestCluster) -> Result<()> {
-    let output_text =
-        command_output(cluster.kube.kubectl_command().args(["logs", "writer", "--container=fill"]))?;
-    println!("output of the pod:\n{output_text}");
-    let numbers: BTreeMap<&str, u64> = output_text
-        .lines()
-        .filter_map(|line| line.split_once('='))
-        .filter_map(|(name, number)| Some((name, number.parse().ok()?)))
-        .collect();
-    let number =
-        |name: &str| numbers.get(name).copied().with_context(|| format!("the pod printed no {name}"));
-    let bytes = number("bytes")?;
-    ensure!(bytes <= LIMIT && bytes > LIMIT - SLACK, "{bytes} bytes were written below a limit of {LIMIT}");
-    let errors = output_text.lines().filter(|line| line.contains(cluster.file_system.limit_error())).count();
-    ensure!(errors == 2, "{errors} errors instead of one for bytes and one for files");
-    ensure!(number("size")? == LIMIT && number("inodes")? == LIMIT / 2048, "df shows other limits");
-    ensure!(number("group")? == 2000, "the volume does not belong to the fsGroup of the pod");
-    // The directory of the volume counts as an inode.
-    ensure!(number("made")? == INODES - 1, "{INODES} inodes were for {} files", number("made")?);
-    Ok(())
-}
-
-/// Checks that the kubelet exports limits and usage, and that `provisionerd check` finds no problem.
-fn check_metrics(cluster: &mut TestCluster) -> Result<()> {
-    let used = Cell::new(0);
-    let see = || {
-        let [capacity, inodes, inodes_used, used_bytes] = read_metrics(cluster)?;
-        used.set(used_bytes);
-        Ok([capacity, inodes, inodes_used])
-    };
-    // The directory and the file.
-    cluster.wait_equal("the kubelet's metrics of the volume", &[LIMIT, LIMIT / 2048, 2], see)?;
-    let used = used.get();
-    ensure!(used <= LIMIT && used > LIMIT - SLACK, "the kubelet exports {used} bytes");
-    cluster.times.log_step("volume metrics exported");
-    let (kubectl, pod) = (|| cluster.kube.kubectl_command(), cluster.daemon_pod()?);
-    let pod = pod.trim_start_matches("nodekeel/");
-    let check = command_output(kubectl().args([
-        "exec",
-        "--namespace=nodekeel",
-        pod,
-        "--",
-        "/provisionerd",
-        "check",
-    ]))?;
-    println!("provisionerd check:\n{check}");
-    ensure!(check.contains("the API server grants all permissions needed"), "{check}");
-    cluster.times.log_step("provisionerd check");
-    Ok(())
-}
-
-/// The kubelet's metrics [`METRICS`] of the claim `data`, of one answer: an emulated kubelet takes seconds for each.
-fn read_metrics(cluster: &TestCluster) -> Result<[u64; METRICS.len()]> {
-    let path = format!("/api/v1/nodes/{}/proxy/metrics", cluster.node.name());
-    let text = command_output(cluster.kube.kubectl_command().args(["get", "--raw", &path]))?;
-    let mut numbers = [0; METRICS.len()];
-    for (number, name) in numbers.iter_mut().zip(METRICS) {
-        let is_it = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains("=\"data\"");
-        let line = text.lines().find(is_it).with_context(|| format!("no {name} of the claim"))?;
-        let value: f64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
-        // Prometheus writes counts as floating-point numbers.
-        *number = value as u64;
-    }
-    Ok(numbers)
-}
-
-/// A restarted kubelet publishes mounted volumes again: each stays mounted once, and pods are not affected.
-fn restart_kubelet(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
-    cluster.node.kill_kubelet()?;
-    cluster.node.start_kubelet()?;
-    let again = |volume: &str| -> Result<bool> {
-        let output_text = cluster.daemon_log()?;
-        Ok(output_text
+        // The limits stopped the pod, with the right error.
+        let output = cluster.kubectl(&["logs", "writer", "--container=fill"])?;
+        let numbers: BTreeMap<&str, u64> = output
             .lines()
-            .any(|line| line.contains(volume) && line.contains("\"already_published\":true")))
-    };
-    for volume in volumes {
-        cluster.wait_equal("the kubelet to publish again", &true, || again(volume))?;
-        let mounted = count_mounts(&cluster.node, volume)?;
-        ensure!(mounted == [1, 1], "{volume} is mounted {mounted:?} times after the kubelet's restart");
-    }
-    cluster.times.log_step("kubelet killed → volumes published again");
-    check_limit_enforced(cluster)
-}
+            .filter_map(|line| line.split_once('='))
+            .filter_map(|(name, number)| Some((name, number.parse().ok()?)))
+            .collect();
+        let is_full = |bytes: u64| bytes <= LIMIT && bytes > LIMIT - SLACK;
+        ensure!(numbers.get("bytes").copied().is_some_and(is_full), "not full to its limit: {output}");
+        // One for bytes and one for files.
+        ensure!(output.matches("No space left on device").count() == 2, "{output}");
+        // The directory of the volume counts as an inode.
+        for (name, number) in
+            [("size", LIMIT), ("inodes", LIMIT / 2048), ("group", 2000), ("made", INODES - 1)]
+        {
+            ensure!(numbers.get(name) == Some(&number), "{name} is not {number}: {output}");
+        }
+        let limits = cluster.kernel_limits()?;
+        ensure!(limits == [(16 << 10, INODES), (LIMIT >> 10, LIMIT / 2048)], "the kernel has {limits:?}");
+        let there: BTreeSet<_> = cluster.volume_directories()?.into_iter().collect();
+        let expected = volumes.clone().map(|volume| format!("volumes/{volume}"));
+        ensure!(there == BTreeSet::from(expected), "the directories are {there:?}");
+        let check_mounts = |cluster: &TestCluster| {
+            volumes.iter().try_for_each(|volume| {
+                let mounted = count_mounts(cluster, volume)?;
+                ensure!(mounted == [1, 1], "{volume} is mounted {mounted:?} times");
+                Ok(())
+            })
+        };
+        check_mounts(cluster)?;
 
-/// A restarted provisionerd registers with the kubelet again, and existing volumes stay mounted.
-fn restart_daemon(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
-    let back = cluster.restart_daemon()?;
-    let exit_code = &back["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"];
-    ensure!(*exit_code == 137, "provisionerd exited with {exit_code}");
-    cluster.times.log_step("provisionerd killed → ready again");
-    ensure!(cluster.daemon_log()?.contains(DRIVER), "its log doesn't name the driver");
-    for volume in volumes {
-        let mounted = count_mounts(&cluster.node, volume)?;
-        ensure!(mounted == [1, 1], "{volume} is mounted {mounted:?} times after provisionerd's restart");
-    }
-    check_limit_enforced(cluster)
-}
+        // The kubelet exports limits and usage; the used inodes are those of the directory and the file.
+        let path = format!("/api/v1/nodes/{}/proxy/metrics", cluster.node.name());
+        let metrics = ["capacity_bytes", "inodes", "inodes_used", "used_bytes"];
+        cluster.wait_equal(
+            "the kubelet's metrics of the volume",
+            &(vec![LIMIT, LIMIT / 2048, 2], true),
+            || {
+                let text = cluster.kubectl(&["get", "--raw", &path])?;
+                let mut numbers = Vec::new();
+                for metric in metrics {
+                    let name = format!("kubelet_volume_stats_{metric}{{");
+                    let mut lines = text.lines();
+                    let line = lines.find(|line| line.starts_with(&name) && line.contains("=\"data\""));
+                    let value =
+                        line.and_then(|line| line.rsplit(' ').next()).context("no metric of the claim")?;
+                    // Prometheus writes counts as floating-point numbers.
+                    numbers.push(value.parse::<f64>()? as u64);
+                }
+                let used = numbers.pop().context("a number")?;
+                Ok((numbers, is_full(used)))
+            },
+        )?;
+        let check =
+            ["exec", "--namespace=nodekeel", "daemonset/provisionerd", "--", "/provisionerd", "check"];
+        let check = cluster.kubectl(&check)?;
+        ensure!(check.contains("the API server grants all permissions needed"), "{check}");
 
-/// Checks that the pod can write, but not beyond its limit.
-fn check_limit_enforced(cluster: &mut TestCluster) -> Result<()> {
-    let limit_error = cluster.file_system.limit_error();
-    let script =
-        format!("dd if=/dev/zero of=/data/fill bs=64k 2>&1 | grep '{limit_error}' && stat -c %s /data/fill");
-    let output_text = cluster.exec("writer", &script)?;
-    let bytes: u64 =
-        output_text.lines().last().unwrap_or_default().parse().with_context(|| output_text.clone())?;
-    ensure!(bytes <= LIMIT && bytes > LIMIT - SLACK, "{bytes} bytes were written below a limit of {LIMIT}");
-    cluster.times.log_step("filled again");
-    Ok(())
-}
+        // The pod can write, but not beyond its limit.
+        let check_limit = |cluster: &TestCluster| {
+            const FILL: &str = "dd if=/dev/zero of=/data/fill bs=64k 2>&1; stat -c %s /data/fill";
+            let output = cluster.exec("writer", "stay", FILL)?;
+            let bytes: u64 = output.lines().last().unwrap_or_default().parse().context("read a size")?;
+            ensure!(output.contains("No space left on device") && is_full(bytes), "{output}");
+            Ok(())
+        };
+        // A restarted kubelet publishes mounted volumes again: each stays mounted once, and pods are not affected.
+        cluster.node.kill_kubelet()?;
+        cluster.node.start_kubelet()?;
+        for volume in &volumes {
+            cluster.wait_equal("the kubelet to publish again", &true, || {
+                let log = cluster.daemon_log()?;
+                let is_again = |line: &str| line.contains("\"already_published\":true");
+                Ok(log.lines().any(|line| line.contains(volume) && is_again(line)))
+            })?;
+        }
+        check_mounts(cluster)?;
+        check_limit(cluster)?;
+        // A restarted provisionerd registers with the kubelet again, and existing volumes stay mounted.
+        cluster.restart_daemon()?;
+        ensure!(cluster.daemon_log()?.contains(DRIVER), "its log doesn't name the driver");
+        check_mounts(cluster)?;
+        check_limit(cluster)?;
 
-/// Deletes the pod and its claims, and checks that nothing of them remains.
-fn delete_all(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
-    delete_pod(&cluster.kube, "writer")?;
-    cluster.times.log_step("pod deleted");
-    for volume in volumes {
-        cluster.wait_equal("the mounts to go", &[0, 0], || count_mounts(&cluster.node, volume))?;
-    }
-    cluster.times.log_step("pod deleted → nothing mounted");
-    for claim in ["default/data", "default/few"] {
-        cluster.kube.delete_object("pvc", claim)?;
-    }
-    for volume in volumes {
-        cluster.wait_gone("pv", volume)?;
-    }
-    cluster.times.log_step("claims deleted → volumes deleted");
-    cluster.wait_nothing_left()?;
-    cluster.times.log_step("directories and limits removed");
-    Ok(())
+        cluster.delete("pod", "writer")?;
+        for volume in &volumes {
+            cluster.wait_equal("the mounts to go", &[0, 0], || count_mounts(cluster, volume))?;
+        }
+        for claim in ["data", "few"] {
+            cluster.kube.delete_object("pvc", claim)?;
+        }
+        for volume in &volumes {
+            cluster.wait_gone("pv", volume)?;
+        }
+        cluster.wait_nothing_left()
+    });
 }

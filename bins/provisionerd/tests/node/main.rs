@@ -4,6 +4,7 @@
 //! set the path of its file in the environment variable `NODEKEEL_PROVISIONERD_IMAGE`.
 
 mod cluster;
+mod deployment;
 mod disk;
 mod escapes;
 mod external_storage;

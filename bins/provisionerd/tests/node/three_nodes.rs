@@ -8,7 +8,7 @@ use nodekeel_fsquota::Bytes;
 use serde_json::json;
 use testbed::GuestNode;
 
-use crate::cluster::{TIMEOUT, claim_manifest, delete_claim, delete_pod, exec, wait_bound, wait_gone};
+use crate::deployment::{TIMEOUT, claim_manifest, delete_claim, delete_pod, exec, wait_bound, wait_gone};
 use crate::disk::{VOLUMES, volume_directories};
 
 mod fixture;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::DRIVER;
+use crate::deployment::DRIVER;
 
 /// The class of the specs about modified volumes: one inode per 2 KiB of their claims is the default.
 pub(super) const ATTRIBUTES_CLASS: &str = "

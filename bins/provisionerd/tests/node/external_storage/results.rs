@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cluster::image_file;
+use crate::deployment::image_file;
 
 /// How a spec has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use testbed::gotool::SNAPSHOT_CRDS;
 
 use super::daemon_runner::DaemonRunner;
 use super::lifecycles::{LIMIT, assert_nothing_left};
-use crate::cluster::{DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, wait_bound};
+use crate::deployment::{DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, wait_bound};
 use crate::disk::VOLUMES;
 
 const CONTENT: &str = "volumesnapshotcontent";

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use testbed::{Guest, KillPlace, KillTally, wait_until};
 
-use crate::cluster::{DRIVER, TIMEOUT, TestCluster};
+use crate::deployment::{DRIVER, TIMEOUT, TestCluster};
 use crate::disk::VOLUMES;
 
 pub(super) const PROGRAM_AT: &str = "/usr/bin/provisionerd";

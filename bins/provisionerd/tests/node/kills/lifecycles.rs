@@ -5,8 +5,9 @@ use nodekeel_provisioner::{DriverName, FINALIZER};
 use serde_json::{Value, json};
 
 use super::daemon_runner::DaemonRunner;
-use crate::cluster::{
-    self, DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, delete_pod, pod_manifest, wait_running,
+use crate::deployment::{
+    self as cluster, DRIVER, TIMEOUT, TestCluster, claim_manifest, delete_claim, delete_pod, pod_manifest,
+    wait_running,
 };
 use crate::disk::{VOLUMES, volume_directories};
 

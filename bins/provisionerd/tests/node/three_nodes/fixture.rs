@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::{FakeNode, GuestNode, Kube, KubeUser, command_output};
 
-use crate::cluster::{
+use crate::deployment::{
     DEPLOY, DRIVER, IMAGE_AT, TIMEOUT, claim_manifest, image_file, import_image, pod_manifest,
     wait_driver_registered, wait_running,
 };
