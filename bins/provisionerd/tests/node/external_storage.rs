@@ -2,30 +2,25 @@
 //! cluster of one node.
 //!
 //! The node boots once. Several processes run the specs, a few each: pods mostly wait, so more than one spec fits
-//! on an emulated node. The results are in `tmp/external-storage/results.json` of the target directory, so that an
-//! interrupted run resumes where it ended; another image or definition, or a removed file, starts from the
-//! beginning. A failed spec runs again; its log is next to the results. `NODEKEEL_EXTERNAL_STORAGE` limits a run to
-//! the specs whose names contain it; `all` does not.
+//! on an emulated node. The results are in `tmp/external-storage/` of the target directory, a file for each image, so that an
+//! interrupted run resumes where it ended. A failed spec runs again. `NODEKEEL_EXTERNAL_STORAGE` limits a run to the specs
+//! whose names contain it; `all` does not.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
-use std::{panic, thread};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
 use testbed::gotool::{KUBERNETES_E2E, SNAPSHOT_CONTROLLER, SNAPSHOT_CRDS};
 use testbed::guest::GuestBuilder;
-use testbed::{BUSYBOX_IMAGE, ContainerImage, Daemon, Kube, ScratchDir};
+use testbed::{BUSYBOX_IMAGE, ContainerImage, Daemon, ScratchDir, command_output};
 
-use crate::deployment::{TIMEOUT, TestCluster, with_cluster_and};
-use crate::disk::VolumeFileSystem;
-
-mod definition;
-mod results;
-mod suite;
-
-use results::{SpecResult, SpecResults};
-use suite::Suite;
+use crate::cluster::{DRIVER, VolumeFileSystem, image_file, with_cluster};
 
 const FILTER: &str = "NODEKEEL_EXTERNAL_STORAGE";
 const AGNHOST_AT: &str = "/usr/lib/agnhost.tar";
@@ -41,118 +36,238 @@ const PROCESSES: usize = 4;
 /// An interrupted run loses the results of this many for each process.
 const SPECS_OF_PROCESS: usize = 3;
 
-#[test]
-#[ignore = "soak"]
-fn the_end_to_end_suite_of_csi_drivers_passes() {
-    let add_images = |guest: GuestBuilder, scratch: &ScratchDir| {
-        let archive = scratch.path().join("agnhost.tar");
-        let program = KUBERNETES_E2E.program_path("agnhost")?;
-        // Its pods run shell scripts, too.
-        let image = ContainerImage::busybox()?.with_name(AGNHOST_IMAGE).add_file("agnhost", program);
-        image.with_entrypoint(["/agnhost"]).with_command(["pause"]).write_archive(&archive)?;
-        Ok(guest.with_memory(3 << 30).add_file(AGNHOST_AT, archive))
-    };
-    with_cluster_and(VolumeFileSystem::Xfs, add_images, |cluster| {
-        import_images(cluster)?;
-        let _controller = install_snapshot_api(&cluster.kube)?;
-        cluster.kube.apply_manifests(definition::ATTRIBUTES_CLASS)?;
-        let scratch = ScratchDir::new()?;
-        run_suite(&Suite::new(&cluster.kube, scratch.path())?)
-    });
-}
+/// Specs that need what this cluster does not have, by a part of their names.
+const EXCLUSIONS: [(&str, &str); 2] = [
+    ("any volume data source", "the images of its populator and its validator are on the network"),
+    ("while kubelet is down", "it stops the kubelet by SSH; the tests of this package kill it in the guest"),
+];
 
-fn import_images(cluster: &mut TestCluster) -> Result<()> {
-    let ctr = |arguments: &[&str]| {
-        let mut command = Command::new("ctr");
-        command.args(["--namespace", "k8s.io", "images"]).args(arguments);
-        cluster.node.guest().command_output(&command, TIMEOUT).map(drop)
-    };
-    ctr(&["import", AGNHOST_AT])?;
-    BUSYBOX_ALIASES.iter().try_for_each(|alias| ctr(&["tag", BUSYBOX_IMAGE, alias]))?;
-    cluster.times.log_step("images of the suite imported");
-    Ok(())
-}
+/// The class of the specs about modified volumes: one inode per 2 KiB of their claims is the default.
+const ATTRIBUTES_CLASS: &str = "
+apiVersion: storage.k8s.io/v1
+kind: VolumeAttributesClass
+metadata: {name: nodekeel-suite}
+driverName: volumes.nodekeel
+parameters: {inodes: '5000'}
+";
 
-/// Installs the kinds of the snapshot API and starts the snapshot-controller, as the README of `deploy/` asks for.
-fn install_snapshot_api(kube: &Kube) -> Result<Daemon> {
-    SNAPSHOT_CRDS.iter().try_for_each(|manifest| kube.apply_manifests(manifest))?;
-    for kind in ["volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"] {
-        let name = format!("{kind}.snapshot.storage.k8s.io");
-        kube.wait_for_condition("customresourcedefinition", &name, "condition=Established")?;
-    }
-    kube.apply_manifests(include_str!("../../../../deploy/snapshots/snapshotclass.yaml"))?;
-    kube.apply_manifests(definition::SNAPSHOT_LABEL)?;
-    let mut command = Command::new(SNAPSHOT_CONTROLLER.program_path("snapshot-controller")?);
-    command.arg(format!("--kubeconfig={}", kube.kubeconfig_file("admin")?.display()));
-    command.args(["--enable-distributed-snapshotting=true", "--leader-election=false"]);
-    Daemon::start(command, ScratchDir::new()?, || Ok(()))
-}
+/// Labels a snapshot content that refers to an existing snapshot with its node: with several nodes, an administrator
+/// does. The suite creates such contents without it.
+const SNAPSHOT_LABEL: &str = r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: label-snapshots}
+spec:
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [snapshot.storage.k8s.io]
+        apiVersions: [v1]
+        operations: [CREATE]
+        resources: [volumesnapshotcontents]
+  matchConditions:
+    - name: refers-to-a-snapshot
+      expression: has(object.spec.source.snapshotHandle) && !has(object.metadata.labels)
+  mutations:
+    - patchType: JSONPatch
+      jsonPatch:
+        expression: >-
+          [JSONPatch{op: "add", path: "/metadata/labels",
+          value: {"snapshot.storage.kubernetes.io/managed-by": "guest"}}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: label-snapshots}
+spec: {policyName: label-snapshots}
+"#;
 
-fn run_suite(suite: &Suite<'_>) -> Result<()> {
-    let filter = std::env::var(FILTER).unwrap_or_else(|_| "all".into());
-    let mut specs = suite.list_specs()?;
-    specs.retain(|spec| filter == "all" || spec.contains(&filter));
-    ensure!(!specs.is_empty(), "no spec contains {filter:?}, the value of {FILTER}");
-    // The fast ones first.
-    specs.sort_by_key(|spec| (spec.contains("[Slow]"), spec.clone()));
-    let mut results = SpecResults::load(&suite.definition)?;
-    for spec in &specs {
-        if let Some(reason) = definition::exclusion(spec) {
-            results.specs.insert(spec.clone(), SpecResult::Skipped { reason: reason.to_owned() });
-        }
-    }
-    let pending: Vec<String> = specs.iter().filter(|spec| results.is_pending(spec)).cloned().collect();
-    println!("{} specs, of which {} have not passed", specs.len(), pending.len());
-    let (alone, together): (Vec<_>, Vec<_>) = pending.into_iter().partition(|spec| runs_alone(spec));
-    let results = Mutex::new(results);
-    run_batches(suite, &results, together.chunks(SPECS_OF_PROCESS), PROCESSES)?;
-    run_batches(suite, &results, alone.chunks(1), 1)?;
-    report_results(&results.into_inner().unwrap_or_else(PoisonError::into_inner), &specs)
-}
-
-/// True if a spec disturbs others, by the tags that Kubernetes gives it.
-fn runs_alone(spec: &str) -> bool {
-    spec.contains("[Serial]") || spec.contains("[Disruptive]")
-}
-
-/// Runs each batch in a process, of which so many run at a time.
-fn run_batches<'a>(
-    suite: &Suite<'_>,
-    results: &Mutex<SpecResults>,
-    batches: impl Iterator<Item = &'a [String]> + Send,
-    processes: usize,
-) -> Result<()> {
-    let batches = Mutex::new(batches);
-    let next = || batches.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || -> Result<()> {
-        while let Some(batch) = next() {
-            let runs = suite.run_specs(batch)?;
-            results.lock().unwrap_or_else(PoisonError::into_inner).record_runs(runs)?;
-        }
-        Ok(())
-    };
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..processes).map(|_| scope.spawn(work)).collect();
-        let mut ended = workers.into_iter().map(|worker| worker.join());
-        ended.try_for_each(|done| done.unwrap_or_else(|error| panic::resume_unwind(error)))
+/// The driver as the suite wants it described. What is not named here is not supported, among it access from several
+/// nodes, limits of volumes per node, ephemeral inline volumes, two PersistentVolumes of one directory, and a choice of
+/// the file system without a class of strict volumes.
+///
+/// *Source:* Kubernetes 1.36, `test/e2e/storage/external/external.go` and `framework/testdriver.go`.
+fn driver_definition() -> Value {
+    json!({
+        "StorageClass": {"FromExistingClassName": "nodekeel"},
+        "SnapshotClass": {"FromExistingClassName": "nodekeel"},
+        "VolumeAttributesClass": {"FromExistingClassName": "nodekeel-suite"},
+        "DriverInfo": {
+            "Name": DRIVER,
+            // Room for the largest file.
+            "SupportedSizeRange": {"Min": "128Mi"},
+            "MaxFileSize": 100 << 20,
+            "SupportedFsType": {"": {}},
+            "SupportedMountOption": {"nodev": {}, "nosuid": {}},
+            "TopologyKeys": [format!("topology.{DRIVER}/node")],
+            "Capabilities": {
+                "persistence": true,
+                "block": true,
+                "exec": true,
+                "fsGroup": true,
+                "multipods": true,
+                "singleNodeVolume": true,
+                "capReadOnlyMany": true,
+                "readWriteOncePod": true,
+                "topology": true,
+                "capacity": true,
+                "controllerExpansion": true,
+                "nodeExpansion": true,
+                "onlineExpansion": true,
+                "offlineExpansion": true,
+                "snapshotDataSource": true,
+                "pvcDataSource": true,
+            },
+            "StressTestOptions": {"NumPods": 3, "NumRestarts": 3},
+            "VolumeSnapshotStressTestOptions": {"NumPods": 3, "NumSnapshots": 3},
+            "VolumeModifyStressTestOptions": {"NumPods": 3},
+        },
     })
 }
 
-/// Prints the totals, and fails unless each of these specs has passed or does not apply.
-fn report_results(results: &SpecResults, specs: &[String]) -> Result<()> {
-    let (mut passed, mut skipped, mut failed) = (0, BTreeMap::<&str, usize>::new(), Vec::new());
+/// How a spec has ended, by its name: `passed`, or a reason after `skipped: ` or `failed: `.
+type Results = BTreeMap<String, String>;
+
+/// Runs the suite's program, and gives how the chosen specs have ended.
+fn run_suite(program: &mut Command, report: &Path, arguments: &[&str]) -> Result<Results> {
+    // It fails if a spec fails, so the report counts.
+    let run =
+        command_output(program.args(arguments).arg(format!("--ginkgo.json-report={}", report.display())));
+    let text = fs::read(report).map_err(|error| run.err().unwrap_or_else(|| error.into()))?;
+    let suites: Vec<Value> = serde_json::from_slice(&text).context("read the suite's report")?;
+    let specs = suites.iter().flat_map(|suite| suite["SpecReports"].as_array().into_iter().flatten());
+    let (mut results, mut setup) = (Results::new(), Vec::new());
     for spec in specs {
-        match results.specs.get(spec) {
-            Some(SpecResult::Passed) => passed += 1,
-            Some(SpecResult::Skipped { reason }) => *skipped.entry(reason).or_default() += 1,
-            Some(SpecResult::Failed { reason }) => failed.push(format!("{spec}: {reason}")),
-            None => failed.push(format!("{spec}: it did not run")),
+        let message = spec["Failure"]["Message"].as_str().unwrap_or_default();
+        let result = match spec["State"].as_str().unwrap_or_default() {
+            "passed" => "passed".to_owned(),
+            // It was not chosen, or the process ended early.
+            "skipped" if message.is_empty() => continue,
+            "skipped" => format!("skipped: {}", message.trim().lines().next().unwrap_or_default()),
+            state => format!("failed: {state}: {message}\n{}", spec["CapturedGinkgoWriterOutput"]),
+        };
+        // Others are the suite's setup and its end.
+        if spec["LeafNodeType"] != "It" {
+            setup.extend(result.starts_with("failed").then_some(result));
+            continue;
         }
+        let texts = spec["ContainerHierarchyTexts"].as_array().into_iter().flatten();
+        let texts: Vec<&str> = texts.chain([&spec["LeafNodeText"]]).filter_map(Value::as_str).collect();
+        results.insert(texts.join(" "), result);
     }
-    println!("{passed} specs passed");
-    for (reason, count) in &skipped {
-        println!("{count} skipped: {reason}");
-    }
-    ensure!(failed.is_empty(), "{} specs failed:\n{}", failed.len(), failed.join("\n"));
-    Ok(())
+    ensure!(!results.is_empty() || setup.is_empty(), "the suite did not start: {setup:?}");
+    Ok(results)
+}
+
+#[test]
+#[ignore = "soak"]
+fn the_end_to_end_suite_of_csi_drivers_passes() {
+    let scratch = ScratchDir::new().expect("a directory");
+    let archive = scratch.path().join("agnhost.tar");
+    let agnhost = KUBERNETES_E2E.program_path("agnhost").expect("agnhost");
+    // Its pods run shell scripts, too.
+    let image =
+        ContainerImage::busybox().expect("busybox").with_name(AGNHOST_IMAGE).add_file("agnhost", agnhost);
+    image.with_entrypoint(["/agnhost"]).with_command(["pause"]).write_archive(&archive).expect("an image");
+    let furnish = |guest: GuestBuilder| guest.with_memory(3 << 30).add_file(AGNHOST_AT, &archive);
+    with_cluster(VolumeFileSystem::Xfs, furnish, |cluster| {
+        cluster.run_ctr(&["import", AGNHOST_AT])?;
+        BUSYBOX_ALIASES.iter().try_for_each(|alias| cluster.run_ctr(&["tag", BUSYBOX_IMAGE, alias]))?;
+        // The kinds of the snapshot API and the snapshot-controller, as the README of `deploy/` asks for.
+        let kube = &cluster.kube;
+        SNAPSHOT_CRDS.iter().try_for_each(|manifest| kube.apply_manifests(manifest))?;
+        for kind in ["volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"] {
+            let name = format!("{kind}.snapshot.storage.k8s.io");
+            kube.wait_for_condition("customresourcedefinition", &name, "condition=Established")?;
+        }
+        kube.apply_manifests(include_str!("../../../../deploy/snapshots/snapshotclass.yaml"))?;
+        kube.apply_manifests(SNAPSHOT_LABEL)?;
+        kube.apply_manifests(ATTRIBUTES_CLASS)?;
+        let kubeconfig = format!("--kubeconfig={}", kube.kubeconfig_file("admin")?.display());
+        let mut controller = Command::new(SNAPSHOT_CONTROLLER.program_path("snapshot-controller")?);
+        controller.args([
+            kubeconfig.as_str(),
+            "--enable-distributed-snapshotting=true",
+            "--leader-election=false",
+        ]);
+        let _controller = Daemon::start(controller, ScratchDir::new()?, || Ok(()))?;
+
+        let definition = scratch.path().join("driver.json");
+        fs::write(&definition, driver_definition().to_string())?;
+        let program = KUBERNETES_E2E.program_path("e2e.test")?;
+        let kubectl = kube.programs().program_path("kubectl").display().to_string();
+        let run_count = AtomicUsize::new(0);
+        let run = |arguments: &[&str]| {
+            let mut command = Command::new(&program);
+            command.current_dir(scratch.path()).args([&kubeconfig, &format!("--kubectl-path={kubectl}")]);
+            command.arg(format!("--storage.testdriver={}", definition.display()));
+            command.args(["--provider=skeleton", "--ginkgo.no-color", "--ginkgo.timeout=1h"]);
+            let number = run_count.fetch_add(1, Ordering::SeqCst);
+            run_suite(&mut command, &scratch.path().join(format!("report-{number}.json")), arguments)
+        };
+        let filter = std::env::var(FILTER).unwrap_or_else(|_| "all".into());
+        let listed = run(&["--ginkgo.dry-run", "--ginkgo.focus=External.Storage"])?.into_keys();
+        let specs: Vec<_> = listed.filter(|spec| filter == "all" || spec.contains(&filter)).collect();
+        ensure!(!specs.is_empty(), "no spec contains {filter:?}, the value of {FILTER}");
+
+        let mut hasher = DefaultHasher::new();
+        (fs::read(image_file()?)?, driver_definition().to_string()).hash(&mut hasher);
+        let stored = Path::new(env!("CARGO_TARGET_TMPDIR")).join("external-storage");
+        fs::create_dir_all(&stored)?;
+        let stored = stored.join(format!("{:x}.json", hasher.finish()));
+        let mut results: Results =
+            serde_json::from_slice(&fs::read(&stored).unwrap_or_default()).unwrap_or_default();
+        for spec in &specs {
+            if let Some((_, reason)) = EXCLUSIONS.iter().find(|(part, _)| spec.contains(part)) {
+                results.insert(spec.clone(), format!("skipped: {reason}"));
+            }
+        }
+        let is_pending =
+            |spec: &&String| results.get(*spec).is_none_or(|result| result.starts_with("failed"));
+        let mut pending: Vec<String> = specs.iter().filter(is_pending).cloned().collect();
+        // The fast ones first.
+        pending.sort_by_key(|spec| spec.contains("[Slow]"));
+        // By the tags that Kubernetes gives to those that disturb others.
+        let (alone, together): (Vec<_>, Vec<_>) =
+            pending.into_iter().partition(|spec| spec.contains("[Serial]") || spec.contains("[Disruptive]"));
+        let results = Mutex::new(results);
+        for (specs, count, processes) in [(together, SPECS_OF_PROCESS, PROCESSES), (alone, 1, 1)] {
+            let batches = Mutex::new(specs.chunks(count));
+            let next = || batches.lock().expect("no panic").next();
+            let work = || -> Result<()> {
+                while let Some(batch) = next() {
+                    let patterns: Vec<_> = batch.iter().map(|name| quote_pattern(name)).collect();
+                    let ended = run(&[&format!("--ginkgo.focus=(?:{})$", patterns.join("|"))])?;
+                    let mut results = results.lock().expect("no panic");
+                    for (name, result) in ended.into_iter().filter(|(name, _)| batch.contains(name)) {
+                        println!("    {name}: {}", result.lines().next().unwrap_or_default());
+                        results.insert(name, result);
+                    }
+                    // At once, as the run can be interrupted at any time.
+                    let partial = stored.with_extension("partial");
+                    fs::write(&partial, serde_json::to_vec_pretty(&*results)?)?;
+                    fs::rename(&partial, &stored)?;
+                }
+                Ok(())
+            };
+            std::thread::scope(|scope| {
+                let workers: Vec<_> = (0..processes).map(|_| scope.spawn(work)).collect();
+                workers.into_iter().try_for_each(|worker| worker.join().expect("no panic"))
+            })?;
+        }
+        let results = results.into_inner().expect("no panic");
+        let is_well = |spec: &&String| results.get(*spec).is_some_and(|result| !result.starts_with("failed"));
+        let failed: Vec<_> = specs.iter().filter(|spec| !is_well(spec)).collect();
+        ensure!(failed.is_empty(), "{} specs failed, see {}: {failed:#?}", failed.len(), stored.display());
+        Ok(())
+    });
+}
+
+/// A regular expression that only this text matches.
+fn quote_pattern(text: &str) -> String {
+    let quote = |letter: char| match letter {
+        letter if letter.is_ascii_punctuation() => format!("\\{letter}"),
+        letter => letter.to_string(),
+    };
+    text.chars().map(quote).collect()
 }
