@@ -132,8 +132,8 @@ const SOAKS: &[Soak] = &[
     ),
     // Kubernetes' end-to-end tests of CSI drivers: hours, and an interrupted run goes on where it ended.
     ("external-storage", ImageTests("provisionerd node external_storage::"), "NODEKEEL_EXTERNAL_STORAGE=all"),
-    // A control plane, two guests with provisionerd and a node without it: pods leave nodes that can't serve them.
-    ("three-nodes", ImageTests("provisionerd node three_nodes::"), ""),
+    // A pod's volume on a node whose disk, and whose object, are lost for a while.
+    ("node-outages", ImageTests("provisionerd node outages::"), ""),
     // Each way out of a quota, in pods on XFS and ext4.
     ("quota-escapes", ImageTests("provisionerd node escapes::"), ""),
     // Block and strict volumes under a kubelet, from claim to deletion.

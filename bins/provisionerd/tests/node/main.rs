@@ -4,13 +4,10 @@
 //! set the path of its file in the environment variable `NODEKEEL_PROVISIONERD_IMAGE`.
 
 mod cluster;
-mod deployment;
-mod disk;
 mod escapes;
 mod external_storage;
 mod images;
 #[cfg(feature = "kill-points")]
 mod kills;
 mod lifecycle;
-mod three_nodes;
-mod timings;
+mod outages;
