@@ -169,6 +169,13 @@ fn an_invalid_claim_or_class_is_rejected_with_what_is_valid() {
         (any(), parameters(json!({ "inode": "7" })), ["parameter \"inode\"", "known: inodes, strict"]),
         (any(), parameters(json!({ "stict": "true" })), ["\"stict\"", "known: inodes, strict"]),
         (any(), parameters(json!({ "strict": "yes" })), ["\"strict\"", "\"true\" or \"false\""]),
+        // The volume would be mounted without the Secret.
+        (
+            any(),
+            parameters(json!({ "csi.storage.k8s.io/node-publish-secret-name": "key" })),
+            ["node-publish-secret-name\" = \"key\"", "known: inodes, strict, csi.storage.k8s.io/fstype"],
+        ),
+        (any(), parameters(json!({ "csi.storage.k8s.io/pv/name": "a" })), ["pv/name\"", "unknown parameter"]),
         (
             any(),
             parameters(json!({ "csi.storage.k8s.io/fstype": "ext4" })),
@@ -246,7 +253,6 @@ fn inodes_come_from_the_class_or_the_size() {
         ("1Gi", Value::Null, (1 << 30) / 2048),
         ("1", Value::Null, 1024),
         ("1Gi", json!({ "inodes": "100k" }), 100_000),
-        ("1Gi", json!({ "inodes": "7", "csi.storage.k8s.io/pv/name": "a" }), 7),
         ("1Gi", json!({ "inodes": "7", "strict": "false" }), 7),
     ] {
         let spec = expect_provision(plan(sized(storage), json!({ "parameters": parameters })));

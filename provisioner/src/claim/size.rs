@@ -25,9 +25,6 @@ const BYTES_PER_INODE: u64 = 2048;
 /// Minimum number of inodes, unless the class sets `inodes`: small volumes hold small files.
 const MIN_INODES: u64 = 1024;
 
-/// Prefix of parameters for Kubernetes components.
-const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
-
 /// The parameter of a class whose volumes are file systems in a file: nothing in them can leave their limits.
 const STRICT_PARAMETER: &str = "strict";
 
@@ -100,10 +97,9 @@ impl<'a> ClassParameters<'a> {
                 (STRICT_PARAMETER, "true" | "false") => found.is_strict = value == "true",
                 (STRICT_PARAMETER, _) => return reject("use \"true\" or \"false\""),
                 (FS_TYPE_PARAMETER, fs_type) => found.fs_type = Some(fs_type).filter(|it| !it.is_empty()),
-                // Other Kubernetes components read these, for example the names of secrets.
-                (name, _) if name.starts_with(RESERVED_PREFIX) => {}
-                // A misspelled parameter must not silently give a volume other limits.
-                _ => return reject("unknown parameter; known: inodes, strict"),
+                // A misspelled parameter must not silently give a volume other limits, and one that other drivers
+                // implement, such as the name of a secret, must not promise what this one does not do.
+                _ => return reject("unknown parameter; known: inodes, strict, csi.storage.k8s.io/fstype"),
             }
         }
         Ok(found)
@@ -161,9 +157,7 @@ pub(crate) fn inodes_parameter(
     parameters: Option<&BTreeMap<String, String>>,
 ) -> Result<Option<Inodes>, InvalidParameter<'_>> {
     let mut inodes = None;
-    for (name, value) in
-        parameters.into_iter().flatten().filter(|(name, _)| !name.starts_with(RESERVED_PREFIX))
-    {
+    for (name, value) in parameters.into_iter().flatten() {
         inodes = match name.as_str() {
             INODES_PARAMETER => Some(parse_inodes(name, value)?),
             _ => {

@@ -34,6 +34,7 @@ fn a_class_that_does_not_apply_changes_nothing_and_another_can_be_named() {
         ("foreign", "Infeasible", "for the driver \"other.example\""),
         ("broken", "Infeasible", "iops"),
         ("empty", "Infeasible", "inodes"),
+        ("secret", "Infeasible", "csi.storage.k8s.io/x"),
         ("few", "Infeasible", "allows 100 inodes, and the volume has more"),
     ] {
         let mut world = ResizeWorld::new();

@@ -64,7 +64,8 @@ fn attributes_class(name: &str) -> Option<VolumeAttributesClass> {
         "many" => Some(class(json!({ "inodes": "1M" }), DRIVER)),
         "foreign" => Some(class(json!({ "inodes": "1M" }), "other.example")),
         "broken" => Some(class(json!({ "iops": "5" }), DRIVER)),
-        "empty" => Some(class(json!({ "csi.storage.k8s.io/x": "y" }), DRIVER)),
+        "secret" => Some(class(json!({ "inodes": "1M", "csi.storage.k8s.io/x": "y" }), DRIVER)),
+        "empty" => Some(class(json!({}), DRIVER)),
         _ => None,
     }
 }
