@@ -289,6 +289,26 @@ impl VolumeMounter for BindMounter {
             .map_err(|source| TargetMountError::Unmount { target: target.clone(), source })
     }
 
+    fn shows_other(
+        &self,
+        target: &TargetPath,
+        id: &VolumeId,
+        volume: Option<FileId>,
+    ) -> Result<bool, TargetMountError> {
+        let Some(parent) = self.open_parent(target)? else { return Ok(false) };
+        let TargetState::Mount(mounted) = TargetState::read(&parent, target)? else { return Ok(false) };
+        let all = mount_table().map_err(inspect_error(target))?;
+        let Some(mount) = all.iter().find(|mount| mount.id == mounted.mount) else { return Ok(false) };
+        // The mount and the device have the id as their name, also after the store has lost the volume, or got it back.
+        Ok(match mounted.loop_device(mount) {
+            Ok(Some(device)) => device.name() != id.as_str() && volume != Some(device.backing_file().into()),
+            // Of a device without a file nothing is known.
+            Ok(None) if mounted.is_loop_device() => false,
+            Ok(None) => !is_root_of(mount, id) && volume != Some(mounted.file),
+            Err(_) => false,
+        })
+    }
+
     fn list_targets(&self, volume: &OpenVolume) -> Result<Vec<TargetPath>, TargetMountError> {
         let list = |source| TargetMountError::List { source };
         let file = FileId::from_fd(volume.as_fd()).map_err(list)?;
@@ -354,6 +374,15 @@ impl VolumeMounter for BindMounter {
         let detach = || loops::detach_all(file.as_fd());
         self.steps.run_step(VolumeStep::DetachDevice, detach).map_err(failed)
     }
+}
+
+/// Returns whether the root of a mount is the directory of a volume, which may have been deleted since.
+///
+/// *Source:* Linux, `d_path`: the path of a deleted directory ends in `//deleted`.
+fn is_root_of(mount: &MountEntry, id: &VolumeId) -> bool {
+    let root = mount.root.to_string_lossy();
+    let root = root.strip_suffix("//deleted").unwrap_or(&root);
+    Path::new(root).file_name().is_some_and(|name| name == id.as_str())
 }
 
 fn unmount_error(target: &TargetPath, errno: Errno) -> TargetMountError {

@@ -112,6 +112,24 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
     /// [`TargetMountError::Unmount`].
     fn unmount(&self, target: &TargetPath) -> Result<(), TargetMountError>;
 
+    /// Returns whether the topmost mount at a target is known to show something else than a volume. `volume` is the
+    /// directory or file that the store has of it, if any.
+    ///
+    /// Default: whether [`find_mount`](Self::find_mount) finds another one than that of the store.
+    ///
+    /// # Errors
+    /// [`TargetMountError::NotDirectory`] or [`TargetMountError::Inspect`].
+    fn shows_other(
+        &self,
+        target: &TargetPath,
+        id: &VolumeId,
+        volume: Option<FileId>,
+    ) -> Result<bool, TargetMountError> {
+        let _ = id;
+        let mounted = self.find_mount(target)?;
+        Ok(mounted.zip(volume).is_some_and(|(mounted, volume)| mounted.volume != volume))
+    }
+
     /// All targets at which a volume is visible. The deletion of the volume depends on it, so anything that
     /// cannot be determined is an error.
     ///
@@ -262,6 +280,9 @@ pub enum TargetConflict {
     /// A mount.
     #[error("another process mounted something there meanwhile, which stays: retry")]
     Mount,
+    /// A mount that does not show the volume that is to be unmounted.
+    #[error("another process mounted something else there, which stays: unmount it")]
+    OtherMount,
     /// A directory that is not empty. It is not changed.
     #[error("its directory is not empty: move its content away")]
     NotEmpty,

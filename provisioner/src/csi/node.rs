@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use super::guard::InFlightCalls;
-use super::mounter::{FileId, TargetMountError, VolumeMounter};
+use super::mounter::{FileId, TargetConflict, TargetMountError, VolumeMounter};
 use super::plugin::PluginDeps;
 use super::proto::csi::node_server::Node;
 use super::proto::csi::node_service_capability::{Rpc, Type, rpc};
@@ -138,10 +138,17 @@ impl NodeVolumes {
     /// Unpublishes a volume, and releases the device of a block volume that is published nowhere else: also one that a
     /// killed process attached and did not mount.
     fn unpublish_volume(&self, wanted: &UnpublishRequest) -> Result<(), Status> {
-        // First, and without the store: a pod must terminate also if its volume is lost.
-        self.mounter.unmount(&wanted.target).map_err(|error| mount_status(&error))?;
         // `inspect` and not `open`, after which a volume counts as written by a pod.
-        match self.volumes.inspect(&wanted.id) {
+        let volume = self.volumes.inspect(&wanted.id);
+        let file = volume.as_ref().ok().and_then(|volume| FileId::from_fd(volume.as_fd()).ok());
+        // A pod must terminate also if its volume is lost, but takes nothing with it that is not its volume.
+        let other = self.mounter.shows_other(&wanted.target, &wanted.id, file);
+        if other.map_err(|error| mount_status(&error))? {
+            let (target, source) = (wanted.target.clone(), TargetConflict::OtherMount);
+            return Err(mount_status(&TargetMountError::Occupied { target, source }));
+        }
+        self.mounter.unmount(&wanted.target).map_err(|error| mount_status(&error))?;
+        match volume {
             Ok(volume) => self.mounter.release(&volume).map_err(|error| mount_status(&error)),
             Err(error) => {
                 tracing::debug!(volume = %wanted.id, "unpublished a volume that is not in the store: {error}");

@@ -78,6 +78,11 @@ impl MountedFile {
         self.kind == FileType::BlockDevice
     }
 
+    /// Returns whether it is the node of a loop device, also of one without a file.
+    pub(super) fn is_loop_device(&self) -> bool {
+        self.is_device() && self.device.is_loop()
+    }
+
     /// The loop device that it is, or whose complete file system it is. A directory of a store on a loop device is
     /// neither.
     pub(super) fn loop_device(&self, mount: &MountEntry) -> io::Result<Option<LoopDevice>> {

@@ -60,6 +60,11 @@ pub(crate) struct DeviceNumbers {
 }
 
 impl DeviceNumbers {
+    /// Returns whether they are those of a loop device.
+    pub(crate) fn is_loop(self) -> bool {
+        self.major == LOOP_MAJOR
+    }
+
     fn of_node(stat: &Stat) -> Self {
         Self { major: rustix::fs::major(stat.st_rdev), minor: rustix::fs::minor(stat.st_rdev) }
     }
@@ -98,7 +103,7 @@ impl LoopDevice {
         let stat = rustix::fs::fstat(&device)?;
         let numbers = DeviceNumbers::of_node(&stat);
         // In a container, the name may be that of another file, for which the ioctls mean something else.
-        if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers.major != LOOP_MAJOR {
+        if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || !numbers.is_loop() {
             return Err(other_device(&path));
         }
         match sys::read_status(device.as_fd()) {
@@ -112,7 +117,7 @@ impl LoopDevice {
     /// Opens the device with these device numbers; `None` if that is not a loop device, or has no file.
     pub(crate) fn open_numbers(numbers: DeviceNumbers) -> io::Result<Option<Self>> {
         let DeviceNumbers { major, minor } = numbers;
-        if major != LOOP_MAJOR {
+        if !numbers.is_loop() {
             return Ok(None);
         }
         // With partitions, the minor number is not that of the name.

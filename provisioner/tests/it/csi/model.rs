@@ -57,10 +57,14 @@ impl MountModel {
                     Ok(())
                 }
             },
-            NodeCall::Unpublish { pod, .. } => {
-                self.0.remove(&pod);
-                Ok(())
-            }
+            NodeCall::Unpublish { volume, pod } => match self.0.get(&pod) {
+                // Of a volume that does not exist, the mounter in memory can't tell what its mounts are.
+                Some((there, _)) if *there != volume && volume != VOLUMES => Err(Code::FailedPrecondition),
+                _ => {
+                    self.0.remove(&pod);
+                    Ok(())
+                }
+            },
             NodeCall::Stats { volume, pod } => match self.0.get(&pod) {
                 Some((there, _)) if *there == volume => Ok(()),
                 _ => Err(Code::NotFound),
@@ -116,7 +120,7 @@ fn any_order_of_calls_matches_the_model() {
     let done = runner.run(&proptest::collection::vec(call_strategy(), 1..30), |calls| {
         let mut model = MountModel::default();
         let (mut node, cleanup) =
-            (node.clone(), (0..PODS.len()).map(|pod| NodeCall::Unpublish { volume: 0, pod }));
+            (node.clone(), (0..PODS.len()).map(|pod| NodeCall::Unpublish { volume: VOLUMES, pod }));
         for call in calls.into_iter().chain(cleanup) {
             let expected = model.apply_call(call);
             let got = runtime.block_on(send_call(&plugin, &mut node, call));

@@ -153,6 +153,16 @@ async fn stacked_mounts_of_an_older_driver_are_all_unmounted() {
 }
 
 #[tokio::test]
+async fn a_mount_that_does_not_show_the_volume_is_not_unmounted() {
+    let PublishSite { plugin: _plugin, mounts, path, target, volume, mut node, .. } =
+        TestPlugin::start_with_volume().await;
+    let other = FileId { device: 1, inode: 2 };
+    mounts.stack_mount(&target, TargetMount { volume: other, flags: MountRestrictions::default() });
+    assert_eq!(node.unpublish(&volume, &path).await, Err(Code::FailedPrecondition));
+    assert_eq!(mounts.stack_depth(&target), 1);
+}
+
+#[tokio::test]
 async fn a_failed_or_busy_mount_is_reported_and_can_be_retried() {
     let PublishSite { plugin: _plugin, mounts, path, target, volume, mut node, .. } =
         TestPlugin::start_with_volume().await;

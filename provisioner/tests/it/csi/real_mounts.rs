@@ -236,3 +236,40 @@ fn the_kubelets_calls_end_in_real_mounts() {
         });
     });
 }
+
+#[test]
+#[ignore = "needs root"]
+fn an_unpublish_unmounts_the_volume_and_nothing_else() {
+    run_in_mount_namespace(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let plugin = TestPlugin::start(|kubelet: &Path| Arc::new(BindMounter::new(kubelet))).await;
+            let (volume, other) = (plugin.create_volume(1).await, plugin.create_volume(2).await);
+            let path = plugin.pod_path("a");
+            let mut node = plugin.node_client().await;
+            let is_mounted = || mount_table().expect("mounts").iter().any(|it| it.target == Path::new(&path));
+            let unmount = || umount2(Path::new(&path), MntFlags::empty()).expect("it is mounted");
+
+            // On top of the volume, and instead of it.
+            assert_eq!(node.publish(&volume, &path).await, Ok(()));
+            bind_mount(&plugin.volumes.path(&other), Path::new(&path));
+            assert_eq!(node.unpublish(&volume, &path).await, Err(Code::FailedPrecondition));
+            unmount();
+            assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
+            fs::create_dir(&path).expect("create");
+            let nothing = None::<&str>;
+            mount(nothing, Path::new(&path), Some("tmpfs"), MsFlags::empty(), nothing).expect("mount");
+            assert_eq!(node.unpublish(&volume, &path).await, Err(Code::FailedPrecondition));
+            assert!(is_mounted());
+            unmount();
+
+            // A volume that the store has lost, or has again, is known by the mount.
+            assert_eq!(node.publish(&volume, &path).await, Ok(()));
+            fs::remove_dir_all(plugin.volumes.path(&volume)).expect("remove");
+            assert_eq!(node.unpublish(&other, &path).await, Err(Code::FailedPrecondition));
+            assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
+            assert!(!is_mounted());
+            plugin.supervisor.shutdown().await;
+        });
+    });
+}
