@@ -13,6 +13,7 @@ use crate::accounts::{self, kubectl_as, wait_until_rejected};
 use crate::cluster::{self, DRIVER, claim_manifest};
 
 const POLICY: &str = "provisionerd-own-node";
+const SELECTION_POLICY: &str = "provisionerd-own-selection";
 const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
 const CLAIMS_POLICY: &str = "provisionerd-own-claims";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
@@ -53,6 +54,11 @@ impl PolicyFixture {
         wait_until_rejected(|| site.create_with("node-a", &foreign, "--dry-run=server"), POLICY);
         let foreign = capacity_manifest("probe", "node-b");
         wait_until_rejected(|| site.create_with("node-a", &foreign, "--dry-run=server"), CAPACITY_POLICY);
+        let probe = claim_manifest("probe", None, json!({ "spec": { "storageClassName": "none" } }));
+        site.kube.apply_manifests(&probe.to_string()).expect("a claim");
+        let labels = json!({ "metadata": { "labels": { "app": "other" } } });
+        let patch = || site.patch_as("node-a", "persistentvolumeclaim", "probe", &labels);
+        wait_until_rejected(patch, SELECTION_POLICY);
         site
     }
 
@@ -113,7 +119,10 @@ impl PolicyFixture {
 fn volume_manifest(name: &str, driver: &str, nodes: &[&str]) -> Value {
     let mut volume: Value = serde_json::from_str(VOLUME).expect("JSON");
     volume["metadata"]["name"] = name.into();
+    volume["metadata"]["annotations"]["pv.kubernetes.io/provisioned-by"] = driver.into();
     volume["spec"]["csi"]["driver"] = driver.into();
+    volume["spec"]["csi"]["volumeHandle"] = name.into();
+    volume["spec"]["claimRef"]["uid"] = name.trim_start_matches("pvc-").into();
     let terms = &mut volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
     let label = &mut terms[0]["matchExpressions"][0];
     label["key"] = DriverName::try_new(DRIVER).expect("a driver name").topology_key().into();
@@ -147,19 +156,20 @@ const VOLUME_ELSEWHERE: &str = "the volume of the claim is not one of this drive
 #[ignore = "needs kube"]
 fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
     let site = PolicyFixture::start();
-    let finalizers = |list: &[&str]| json!({ "metadata": { "finalizers": list } });
-    for node in ["node-a", "node-b"] {
-        site.create_as(node, &volume_manifest(&format!("of-{node}"), DRIVER, &[node])).expect("of its node");
+    let released = json!({ "metadata": { "finalizers": ["kubernetes.io/pv-protection"] } });
+    let [of_a, of_b, old_name] = [1, 2, 3].map(|it| format!("pvc-9f0e5d3c-1b2a-4c5d-8e6f-00000000000{it}"));
+    for (node, name) in [("node-a", &of_a), ("node-b", &of_b)] {
+        site.create_as(node, &volume_manifest(name, DRIVER, &[node])).expect("of its node");
     }
     let other = volume_manifest("other", DRIVER, &["node-a", "node-b"]);
     assert_rejected(site.create_as("node-a", &other), FOREIGN);
     // A volume of release 0.1.0.
-    let mut old = volume_manifest("old", DRIVER, &["node-a"]);
+    let mut old = volume_manifest(&old_name, DRIVER, &["node-a"]);
     let key = "/spec/nodeAffinity/required/nodeSelectorTerms/0/matchExpressions/0/key";
     *old.pointer_mut(key).expect("a key") = "kubernetes.io/hostname".into();
     assert_rejected(site.create_as("node-b", &old), FOREIGN);
     site.create_as("node-a", &old).expect("of its node");
-    site.delete_as("node-a", "old").expect("of its node");
+    site.delete_as("node-a", &old_name).expect("of its node");
     *old.pointer_mut(key).expect("a key") = "topology.other.example/node".into();
     assert_rejected(site.create_as("node-a", &old), FOREIGN);
     let mut nowhere = other.clone();
@@ -169,14 +179,14 @@ fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
     assert_rejected(site.create_as("node-a", &driver), FOREIGN);
     assert_rejected(site.create_as("", &volume_manifest("other", DRIVER, &["node-a"])), "names no node");
 
-    assert_rejected(site.patch_as("node-a", "persistentvolume", "of-node-b", &finalizers(&[])), FOREIGN);
-    assert_rejected(site.delete_as("node-a", "of-node-b"), FOREIGN);
-    assert_rejected(site.delete_as("", "of-node-a"), "names no node");
-    site.patch_as("node-a", "persistentvolume", "of-node-a", &finalizers(&[])).expect("of its node");
-    site.delete_as("node-a", "of-node-a").expect("of its node");
+    assert_rejected(site.patch_as("node-a", "persistentvolume", &of_b, &released), FOREIGN);
+    assert_rejected(site.delete_as("node-a", &of_b), FOREIGN);
+    assert_rejected(site.delete_as("", &of_a), "names no node");
+    site.patch_as("node-a", "persistentvolume", &of_a, &released).expect("of its node");
+    site.delete_as("node-a", &of_a).expect("of its node");
     // The policy does not apply to other accounts.
     site.kube.create_objects(&other.to_string()).expect("the admin's");
-    site.kube.delete_object("persistentvolume", "of-node-b").expect("the admin's");
+    site.kube.delete_object("persistentvolume", &of_b).expect("the admin's");
 }
 
 #[test]
@@ -184,7 +194,11 @@ fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
 fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
     const ONLY_NODE: &str = "only its selected node may be changed";
     let site = PolicyFixture::start();
-    let claim = claim_manifest("claim", None, json!({ "spec": { "storageClassName": null } }));
+    let ours = json!({
+        "metadata": { "annotations": { "volume.kubernetes.io/storage-provisioner": DRIVER } },
+        "spec": { "storageClassName": null },
+    });
+    let claim = claim_manifest("claim", None, ours);
     site.kube.create_objects(&claim.to_string()).expect("a claim");
     let select = |by: &str, node: Option<&str>| site.select_as(by, "claim", node);
     assert_rejected(select("node-a", Some("node-b")), ONLY_NODE);
@@ -219,8 +233,8 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
 fn an_account_changes_no_other_metadata_of_a_claim() {
     const KEPT: &str = "owners, finalizers, labels and other annotations of a claim may not be changed";
     let site = PolicyFixture::start();
-    let kept =
-        json!({ "metadata": { "annotations": { "kept": "yes" } }, "spec": { "storageClassName": null } });
+    let annotations = json!({ "kept": "yes", "volume.kubernetes.io/storage-provisioner": DRIVER });
+    let kept = json!({ "metadata": { "annotations": annotations }, "spec": { "storageClassName": null } });
     let claim = claim_manifest("annotated", None, kept);
     site.kube.create_objects(&claim.to_string()).expect("a claim");
     let owner = json!({
@@ -347,5 +361,5 @@ fn an_account_resizes_a_claim_without_a_selected_node_only_if_its_volume_is_on_i
 #[ignore = "needs kube"]
 fn the_policys_expressions_pass_type_checking() {
     let site = PolicyFixture::start();
-    accounts::assert_type_checked(&site.kube, &[POLICY, CAPACITY_POLICY, CLAIMS_POLICY]);
+    accounts::assert_type_checked(&site.kube, &[POLICY, SELECTION_POLICY, CAPACITY_POLICY, CLAIMS_POLICY]);
 }

@@ -37,7 +37,10 @@ fn assert_rejected(tried: Result<String>, why: &str) {
 fn content_manifest(name: &str, driver: &str, node: &str) -> Value {
     json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
-        "metadata": { "name": name, "labels": { "snapshot.storage.kubernetes.io/managed-by": node } },
+        "metadata": {
+            "name": name, "labels": { "snapshot.storage.kubernetes.io/managed-by": node },
+            "finalizers": ["example.org/test", "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"],
+        },
         "spec": {
             "deletionPolicy": "Delete",
             "driver": driver,
@@ -73,7 +76,7 @@ fn an_account_changes_only_the_snapshots_of_its_node() {
         assert_rejected(patch_as(&kube, "node-a", name, "", &finalizers), FOREIGN);
     }
     assert_rejected(patch_as(&kube, "", "of-node-a", "status", &status), "names no node");
-    const ONLY: &str = "only its status and its finalizers";
+    const ONLY: &str = "only its status may be changed";
     let policy = json!({ "spec": { "deletionPolicy": "Retain" } });
     assert_rejected(patch_as(&kube, "node-a", "of-node-a", "", &policy), ONLY);
     let label =
