@@ -16,13 +16,6 @@ const BLOCK_EXAMPLE: &str = include_str!("../../../deploy/examples/block.yaml");
 const STRICT_EXAMPLE: &str = include_str!("../../../deploy/examples/strict.yaml");
 const IMPORT: &str = include_str!("../../../deploy/examples/import.yaml");
 const NAMESPACE: &str = include_str!("../../../deploy/namespace.yaml");
-const POLICY: &str = include_str!("../../../deploy/policy/own-node.yaml");
-const CAPACITY_POLICY: &str = include_str!("../../../deploy/policy/own-capacity.yaml");
-const CLAIMS_POLICY: &str = include_str!("../../../deploy/policy/own-claims.yaml");
-const AGENT_POLICIES: [&str; 2] = [
-    include_str!("../../../deploy/policy/agent-claims.yaml"),
-    include_str!("../../../deploy/policy/agent-volumes.yaml"),
-];
 const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
 const KUSTOMIZATION: &str = include_str!("../../../deploy/kustomization.yaml");
 const PROFILE: &str = include_str!("../../../deploy/seccomp/nodekeel-limits.json");
@@ -52,42 +45,6 @@ fn all_objects_have_the_drivers_name() {
     }
     let plugin = format!("/var/lib/kubelet/plugins/{driver}");
     assert_eq!(DAEMON_SET.matches(&plugin).count(), 2, "the plugin's directory, inside and outside");
-}
-
-#[test]
-fn each_policy_is_bound_and_names_this_driver_and_its_account() {
-    use k8s_openapi::api::admissionregistration::v1 as api;
-    let driver = DaemonConfig::default().driver;
-    let (name, label) = (format!("'{driver}'"), format!("'{}'", driver.topology_key()));
-    let hostname = "'kubernetes.io/hostname'";
-    for (documents, account, names) in [
-        (POLICY, "provisionerd", &[&*name, &label, hostname][..]),
-        (CAPACITY_POLICY, "provisionerd", &[&name, &label]),
-        (CLAIMS_POLICY, "provisionerd", &[&name, &label]),
-        (AGENT_POLICIES[0], "provisionerd-agent", &[&name]),
-        (AGENT_POLICIES[1], "provisionerd-agent", &[&name, &label]),
-    ] {
-        for pair in parse_documents(documents).chunks(2) {
-            let [policy, binding] = pair else { panic!("a policy and its binding") };
-            let policy: api::ValidatingAdmissionPolicy =
-                serde_json::from_value(policy.clone()).expect("a policy");
-            let binding: api::ValidatingAdmissionPolicyBinding =
-                serde_json::from_value(binding.clone()).expect("a binding");
-            assert_eq!(binding.spec.and_then(|spec| spec.policy_name), policy.metadata.name);
-            let spec = policy.spec.expect("a spec");
-            let condition = &spec.match_conditions.expect("a condition")[0].expression;
-            let user = format!("'system:serviceaccount:nodekeel:{account}'");
-            assert!(condition.contains(&user), "{condition}");
-        }
-        // In an expression: a comment names it without quotes.
-        for name in names {
-            assert!(documents.contains(name), "{account}: {name}");
-        }
-    }
-    let account =
-        parse_documents(RBAC).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
-    assert_eq!(text_at(&account, "/metadata/namespace"), "nodekeel");
-    assert_eq!(text_at(&account, "/metadata/name"), "provisionerd");
 }
 
 #[test]

@@ -22,6 +22,8 @@ mod metrics;
 mod monitoring_test;
 mod orphans_cmd;
 mod permissions;
+#[cfg(test)]
+mod principals_test;
 mod rules_review;
 mod run;
 mod seccomp;
