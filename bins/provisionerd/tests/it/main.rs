@@ -25,6 +25,8 @@ mod messages;
 #[cfg(feature = "kill-points")]
 mod policy;
 #[cfg(feature = "kill-points")]
+mod principals;
+#[cfg(feature = "kill-points")]
 mod snapshot_policy;
 #[cfg(feature = "kill-points")]
 mod store;
