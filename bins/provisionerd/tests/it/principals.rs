@@ -12,6 +12,7 @@ use nodekeel_provisioner::{DriverName, SELECTED_NODE, STORAGE_PROVISIONER};
 use serde_json::{Value, json};
 use testbed::{FakeNode, Kube, ScratchDir, SharedKube, command_output, merge_patch};
 
+use crate::accounts;
 use crate::client_cluster::{self as cluster, DRIVER, TIMEOUT, claim_manifest, test_runtime};
 
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
@@ -457,6 +458,178 @@ fn a_nodes_token_selects_its_node_only_for_claims_that_no_scheduler_places() {
             assert_denied(node.try_patch_status(&placed, status.clone()).await, "only what resizes", &status);
         }
     });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_nodes_token_offers_only_the_capacity_of_its_node_to_classes_of_its_driver() {
+    let kube = shared_kube();
+    test_runtime().block_on(async {
+        let node = Principal::of_node(&kube, "capacity-thief").await;
+        let owner = |change: Value| {
+            let owner = json!({ "apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": uid("0000") });
+            json!({ "metadata": { "ownerReferences": [with(owner, change)] } })
+        };
+        for (change, why) in [
+            (json!({ "storageClassName": "other" }), OTHER_CLASS),
+            (
+                json!({ "nodeTopology": { "matchLabels": { "topology.volumes.nodekeel/node": "node-b" } } }),
+                "this node alone",
+            ),
+            (json!({ "metadata": { "labels": { "example.org/x": "y" } } }), "this node alone"),
+            (json!({ "metadata": { "annotations": { "example.org/x": "y" } } }), "this node alone"),
+            (json!({ "metadata": { "finalizers": ["example.org/held"] } }), "this node alone"),
+            (owner(json!({ "name": "node-b" })), "this node alone"),
+            (owner(json!({ "blockOwnerDeletion": true })), "this node alone"),
+            (json!({ "metadata": { "namespace": "default" } }), "cannot create resource"),
+        ] {
+            let object = capacity(change);
+            assert_denied(node.try_create(&object).await, why, &object);
+        }
+        // Without an owner, which would have to exist.
+        let own = capacity(json!({ "metadata": { "ownerReferences": null } }));
+        node.create(&own).await;
+        assert_allowed(
+            node.try_patch(&own, json!({ "capacity": "2Gi", "maximumVolumeSize": "2Gi" })).await,
+            &own,
+        );
+        let finalizers = json!({ "metadata": { "finalizers": ["example.org/held"] } });
+        assert_denied(node.try_patch(&own, finalizers).await, "this node alone", &own);
+        assert_allowed(node.try_delete(&own).await, &own);
+    });
+}
+
+/// What a token may not change of an event, and may create.
+async fn assert_own_events_only(principal: &Principal, reporter: &str) {
+    const NAME: &str = "the event is not in the name of this driver";
+    const ABOUT: &str = "the event is not about a claim";
+    let own = |change: Value| event(reporter, with(json!({ "reportingInstance": reporter }), change));
+    for (change, why) in [
+        (json!({ "reportingController": "kubelet" }), NAME),
+        (json!({ "reportingInstance": "node-b" }), NAME),
+        (json!({ "regarding": { "kind": "Pod" } }), ABOUT),
+        (json!({ "related": { "kind": "Pod", "name": "p" } }), ABOUT),
+        (json!({ "metadata": { "labels": { "a": "b" } } }), ABOUT),
+        (
+            json!({ "metadata": { "namespace": "kube-system" }, "regarding": { "namespace": "kube-system" },
+                    "reportingController": "kube-scheduler" }),
+            NAME,
+        ),
+    ] {
+        let object = own(change);
+        assert_denied(principal.try_create(&object).await, why, &object);
+    }
+    let object = own(json!({}));
+    principal.create(&object).await;
+    for about in [
+        json!({ "regarding": { "kind": "PersistentVolume", "namespace": null, "name": "pvc-1" } }),
+        json!({ "regarding": { "kind": "VolumeSnapshotContent", "namespace": null, "name": "snapcontent-1" } }),
+    ] {
+        let object = with(own(about), json!({ "metadata": { "name": "another.1" } }));
+        assert_allowed(principal.try_create(&object).await, &object);
+    }
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_nodes_token_writes_events_in_its_own_name_about_claims_volumes_and_snapshots() {
+    let kube = shared_kube();
+    test_runtime().block_on(async {
+        let node = Principal::of_node(&kube, "liar").await;
+        assert_own_events_only(&node, "node-a").await;
+        let series = json!({ "series": { "count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z" } });
+        let own = event("node-a", json!({}));
+        assert_allowed(node.try_patch(&own, series.clone()).await, &own);
+        let labels = with(series.clone(), json!({ "metadata": { "labels": { "a": "b" } } }));
+        assert_denied(node.try_patch(&own, labels.clone()).await, "only its series", &labels);
+        let others = event("others", json!({ "reportingController": "kubelet" }));
+        kube.create_objects(&others.to_string()).expect("an event");
+        assert_denied(node.try_patch(&others, series).await, "not in the name of this driver", &others);
+        assert_denied(node.try_delete(&own).await, "cannot delete resource", &own);
+    });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_nodes_token_reports_only_a_snapshots_own_handle() {
+    let kube = shared_kube();
+    test_runtime().block_on(async {
+        let node = Principal::of_node(&kube, "snapshot-thief").await;
+        let protection = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
+        let content = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {
+                "name": "content", "finalizers": [protection, "example.org/kept"],
+                "labels": { "snapshot.storage.kubernetes.io/managed-by": "node-a" },
+            },
+            "spec": {
+                "deletionPolicy": "Delete", "driver": DRIVER,
+                "source": { "volumeHandle": format!("pvc-{}", uid("0001")) },
+                "volumeSnapshotRef": { "name": "s", "namespace": "default", "uid": uid("0002") },
+            },
+        });
+        kube.create_objects(&content.to_string()).expect("a content");
+        let handle = |handle: String| json!({ "snapshotHandle": handle, "readyToUse": true });
+        assert_allowed(node.try_patch_status(&content, handle(format!("snap-{}", uid("0002")))).await, &content);
+        for status in [handle(format!("snap-{}", uid("0003"))), json!({ "volumeGroupSnapshotHandle": "g" })] {
+            assert_denied(node.try_patch_status(&content, status.clone()).await, "its own handle", &status);
+        }
+        let finalizers = |list: &[&str]| json!({ "metadata": { "finalizers": list } });
+        assert_allowed(node.try_patch(&content, finalizers(&["example.org/kept"])).await, &content);
+        for patch in [
+            finalizers(&[]),
+            finalizers(&[protection, "example.org/kept", "example.org/held"]),
+            json!({ "metadata": { "annotations": { "snapshot.storage.kubernetes.io/deletion-secret-name": "x" } } }),
+        ] {
+            assert_denied(node.try_patch(&content, patch.clone()).await, "only its status", &patch);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn an_agents_token_deselects_claims_of_its_driver_and_holds_its_lease_and_no_more() {
+    let kube = shared_kube();
+    test_runtime().block_on(async {
+        let agent = Principal::of_pod(&kube, "provisionerd-agent", "node-b", "agent-1").await;
+        const NOT_OWN: &str = "the Lease is not that of the agents, held by the pod of the token";
+        let lease = |name: &str, holder: &str| {
+            json!({
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": { "name": name, "namespace": "nodekeel" }, "spec": { "holderIdentity": holder },
+            })
+        };
+        wait_until_denied(async || agent.try_create(&lease("another", "agent-1")).await, NOT_OWN).await;
+        let deselect = json!({ "metadata": { "annotations": { SELECTED_NODE: null } } });
+        let selected = json!({ "metadata": { "annotations": { SELECTED_NODE: "node-a" } } });
+        let foreign = create_claim(&kube, "agent-foreign", "other", selected.clone());
+        wait_until_denied(async || agent.try_patch(&foreign, deselect.clone()).await, OTHER_CLASS).await;
+        let ours = create_claim(&kube, "agent-ours", "nodekeel", selected);
+        assert_allowed(agent.try_patch(&ours, deselect).await, &ours);
+
+        let others = lease("provisionerd-agent", "agent-2");
+        assert_denied(agent.try_create(&others).await, NOT_OWN, &others);
+        let own = lease("provisionerd-agent", "agent-1");
+        agent.create(&own).await;
+        assert_allowed(agent.try_patch(&own, json!({ "spec": { "holderIdentity": null } })).await, &own);
+        let held = json!({ "metadata": { "finalizers": ["example.org/held"] } });
+        assert_denied(agent.try_patch(&own, held).await, "may not be set", &own);
+        let liar = event("agent-1", json!({ "reportingInstance": "agent-2" }));
+        wait_until_denied(async || agent.try_create(&liar).await, "not in the name of this driver").await;
+        assert_own_events_only(&agent, "agent-1").await;
+        for object in [volume("0006", json!({})), capacity(json!({}))] {
+            assert_denied(agent.try_create(&object).await, "cannot create resource", &object);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn the_expressions_of_every_policy_pass_type_checking() {
+    let kube = shared_kube();
+    let policies = kube.list_objects("validatingadmissionpolicy").expect("a list");
+    let names: Vec<_> = policies.iter().map(object_name).collect();
+    accounts::assert_type_checked(&kube, &names);
 }
 
 /// The bound of what the policies can stop: SECURITY.md has it among its known limits. Kubernetes binds a claim to the volume
