@@ -15,6 +15,8 @@ use testbed::{FakeNode, Kube, ScratchDir, SharedKube, command_output, merge_patc
 use crate::accounts;
 use crate::client_cluster::{self as cluster, DRIVER, TIMEOUT, claim_manifest, test_runtime};
 
+mod with_daemon;
+
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
