@@ -12,6 +12,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, Router};
 
+use crate::accept::pause_after_errors;
 use crate::context::Context;
 use crate::failure::CanceledError;
 use crate::fsm::LifecycleSignalError;
@@ -98,7 +99,8 @@ where
     let cut = CancellationToken::new();
     // Closes the connections on every exit of this function: tonic serves each connection in a separate task.
     let _cut_at_the_end = cut.clone().drop_guard();
-    let connections = Box::pin(connections).map(move |accepted| {
+    // tonic tries again at once.
+    let connections = Box::pin(pause_after_errors(connections)).map(move |accepted| {
         accepted.map(|io| AbortableConnection {
             io,
             abort: Box::pin(cut.clone().cancelled_owned()),

@@ -64,6 +64,7 @@
 //! - A log: the span field `dn` names the runnable; nodekeel-logtree's layer collects by it.
 //!
 //! # Features
+//! - `http`: HTTP for probes and scrapers, bounded in what clients can hold.
 //! - `testing`: a tree in virtual time, and a runnable that a test controls.
 //! - `tonic`: a runnable that serves gRPC and stops gracefully.
 //!
@@ -72,6 +73,8 @@
 //! defects: names that are only partly validated, identities that are looked up by name, a poll each
 //! millisecond, a backoff that flapping resets, a SIGKILL of the first process only.
 
+#[cfg(any(feature = "http", feature = "tonic"))]
+mod accept;
 mod cancellation;
 mod containment;
 mod context;
@@ -83,6 +86,8 @@ mod failure;
 mod fsm;
 #[cfg(feature = "tonic")]
 mod grpc;
+#[cfg(feature = "http")]
+mod http;
 mod name;
 mod output;
 mod policy;
@@ -104,6 +109,8 @@ pub use failure::{CanceledError, Failure};
 pub use fsm::{AddChildError, ControlError, LifecycleSignalError, Removal};
 #[cfg(feature = "tonic")]
 pub use grpc::{GrpcServer, ServeError, serve_grpc};
+#[cfg(feature = "http")]
+pub use http::{listen_http, serve_http};
 pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
 pub use policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
