@@ -6,14 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::task::{Context, Poll};
 
 use futures_util::Stream;
 use nodekeel_localstorage::{Dir, Error as DirError, FileKind, FileMode, SocketState};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
-use tokio::time::{Sleep, sleep};
 
 use crate::data::{self, DataError, check_writable};
 
@@ -166,7 +164,7 @@ impl NodeSocket {
         let there = there.map_or_else(|| BoundSocket::new(&self.socket), Ok)?;
         // The slot keeps one reference, so that the socket stays bound while its server restarts.
         *bound = Some(Arc::clone(&there));
-        Ok(ConnectionStream { bound: there, pause: None })
+        Ok(ConnectionStream(there))
     }
 
     /// Removes the socket, unless a stream of its connections still exists.
@@ -207,32 +205,16 @@ impl Drop for BoundSocket {
     }
 }
 
-/// Pause after a failed accept, for example without a free descriptor: an immediate retry would fail too.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
-
 /// The accepted connections.
 #[derive(Debug)]
-pub(crate) struct ConnectionStream {
-    bound: Arc<BoundSocket>,
-    pause: Option<Pin<Box<Sleep>>>,
-}
+pub(crate) struct ConnectionStream(Arc<BoundSocket>);
 
 impl Stream for ConnectionStream {
     type Item = io::Result<Connection>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // After a failed accept the stream waits first. Otherwise it would use a whole core until a descriptor is
-        // free.
-        if let Some(pause) = &mut self.pause {
-            ready!(pause.as_mut().poll(cx));
-            self.pause = None;
-        }
-        let accepted = ready!(self.bound.listener.poll_accept(cx));
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         // An error does not end the stream: a later accept can succeed.
-        if accepted.is_err() {
-            self.pause = Some(Box::pin(sleep(ACCEPT_BACKOFF)));
-        }
-        Poll::Ready(Some(accepted.map(|(connection, _)| connection)))
+        self.0.listener.poll_accept(cx).map(|accepted| Some(accepted.map(|(connection, _)| connection)))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Metrics and health for programs, over HTTP.
 
-mod listener;
 mod server;
 
 use std::fmt;

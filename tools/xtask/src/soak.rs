@@ -122,6 +122,8 @@ const SOAKS: &[Soak] = &[
     // The same under a kubelet, with XFS and with ext4; `cargo xtask test` takes a sample. With both soaks, the kills at each
     // point are counted: `cargo xtask soak volume-kills node-volume-kills`.
     ("node-volume-kills", Tests("provisionerd node kills::a_daemon_killed"), "NODEKEEL_NODE_VOLUME_KILLS=6"),
+    // Ten minutes of strangers at the port of each program.
+    ("port-floods", Tests("noded it ports::"), "NODEKEEL_FLOOD_SECONDS=600"),
     // The API server killed for 150 s under provisionerd.
     ("api-outage", Tests("provisionerd it api_outage::"), ""),
     // The power cut between the writes of expansions, and in the lives of volumes of each kind, on XFS and ext4.

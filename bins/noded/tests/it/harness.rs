@@ -128,6 +128,14 @@ fn clean_command(program: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// The command under `ulimit` with these arguments, with the same pid.
+pub(crate) fn with_ulimit(ulimit: &str, command: &Command) -> Command {
+    let script = format!("ulimit {ulimit} && exec \"$0\" \"$@\"");
+    let mut within = clean_command(Path::new("/bin/sh"), &["-c", &script]);
+    within.arg(command.get_program()).args(command.get_args()).stderr(Stdio::piped());
+    within
+}
+
 /// The path of nodectl: `NODEKEEL_NODECTL`, or built at the first use, since it is in another package.
 pub(crate) fn nodectl_path() -> &'static Path {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {

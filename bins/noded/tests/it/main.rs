@@ -20,6 +20,7 @@ mod log_levels;
 mod many_services;
 mod nodectl;
 mod planned_stop;
+mod ports;
 mod preseed;
 mod reload;
 mod reserve;

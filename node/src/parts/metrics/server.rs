@@ -1,5 +1,6 @@
 //! Serves /metrics, /healthz and /readyz.
 
+use std::future::ready;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,14 +9,16 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use axum::serve::Listener;
+use futures_util::{Stream, StreamExt as _};
+use nix::unistd::geteuid;
 use nodekeel_logtree::is_unprintable;
-use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
+use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable, listen_http, serve_http};
 use thiserror::Error;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixStream};
+use tokio_stream::wrappers::TcpListenerStream;
 
 use super::MetricsAddress;
-use super::listener::{BoundedListener, SocketListener};
 use crate::control::socket::{NodeSocket, SocketPath};
 use crate::health::is_healthy;
 use crate::running::RunningNode;
@@ -32,8 +35,6 @@ enum ServeError {
         #[source]
         source: io::Error,
     },
-    #[error("can't serve metrics: the HTTP server failed")]
-    Serve(#[source] io::Error),
 }
 
 /// The HTTP server. It listens in each of its incarnations anew.
@@ -49,36 +50,44 @@ impl Runnable for MetricsServer {
         Box::pin(async move {
             match address {
                 MetricsAddress::Tcp(address) => {
-                    let listener = TcpListener::bind(address).await;
+                    let listener = listen_http(address).and_then(TcpListener::from_std);
                     let listener = listener.map_err(|source| ServeError::Listen { address, source })?;
-                    serve(listener, router, ctx).await
+                    serve(TcpListenerStream::new(listener), router, ctx).await
                 }
                 MetricsAddress::Unix(path) => {
                     // The socket of this incarnation closes with it. Unlike that of the control API, it need not
                     // outlive a restart.
                     let socket = NodeSocket::new(SocketPath::metrics(path))?;
-                    serve(SocketListener(socket.listen()?), router, ctx).await
+                    let admitted = socket
+                        .listen()?
+                        .filter(|accepted| ready(accepted.as_ref().map_or(true, is_admitted)));
+                    serve(admitted, router, ctx).await
                 }
             }
         })
     }
 }
 
-async fn serve<L>(listener: L, router: Router, ctx: Context) -> Result<(), Failure>
+async fn serve<I>(
+    connections: impl Stream<Item = io::Result<I>>,
+    router: Router,
+    ctx: Context,
+) -> Result<(), Failure>
 where
-    L: Listener,
-    L::Addr: std::fmt::Debug,
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     // The address is bound by now, and the kernel queues connections.
     ctx.signal_ready()?;
     tokio::select! {
-        served = axum::serve(BoundedListener::new(listener), router).into_future() => Err(match served {
-            Ok(()) => Failure::new("the HTTP server has ended"),
-            Err(error) => ServeError::Serve(error).into(),
-        }),
-        // Connections without a request are closed; an answer in progress is still sent while the program runs.
+        () = serve_http(connections, router) => Err(Failure::new("the listener has closed")),
         canceled = ctx.canceled() => Err(canceled.into()),
     }
+}
+
+/// Returns whether the client is of the node's user or root. The mode of the file ensures the same, but only from
+/// just after its creation on.
+fn is_admitted(connection: &UnixStream) -> bool {
+    connection.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }
 
 fn build_router(running: &Arc<RunningNode>) -> Router {
@@ -98,7 +107,7 @@ fn build_router(running: &Arc<RunningNode>) -> Router {
     };
     Router::new()
         // An answer is enough: the supervisor restarts what has failed.
-        .route("/healthz", get(|| std::future::ready("ok\n")))
+        .route("/healthz", get(|| ready("ok\n")))
         .route("/readyz", get(readiness))
         .route("/metrics", get(metrics))
 }
