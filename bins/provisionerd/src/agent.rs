@@ -16,9 +16,10 @@ use axum::routing::get;
 use clap::Args;
 use nodekeel_provisioner::agent::{Agent, AgentConfig, AgentDeps, AgentState, PrometheusAgentMetrics};
 use nodekeel_provisioner::{DriverName, format_chain};
-use nodekeel_supervisor::StopSignals;
+use nodekeel_supervisor::{StopSignals, serve_http};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::check::{self, CheckFinding};
@@ -150,7 +151,7 @@ async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {
     let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("provisionerd_build", "Build information", version);
     let agent = Agent::new(flags.agent_config(), AgentDeps { client: client.clone(), metrics, hook });
-    serve_http(listener, build_router(agent.clone(), registry))?;
+    spawn_http_server(listener, build_router(agent.clone(), registry))?;
 
     let token = CancellationToken::new();
     let mut run = pin!(agent.run_until(token.clone()));
@@ -185,14 +186,10 @@ async fn run_until_signal(flags: &AgentFlags) -> Result<ExitCode> {
     }
 }
 
-fn serve_http(listener: TcpListener, router: Router) -> Result<()> {
+fn spawn_http_server(listener: TcpListener, router: Router) -> Result<()> {
     // tokio requires a non-blocking socket, as `bind_listener` creates it.
     let listener = tokio::net::TcpListener::from_std(listener).context("can't listen on the HTTP socket")?;
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!("the HTTP server failed: {error}");
-        }
-    });
+    tokio::spawn(serve_http(TcpListenerStream::new(listener), router));
     Ok(())
 }
 

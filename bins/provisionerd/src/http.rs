@@ -9,9 +9,10 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use nodekeel_provisioner::{DirStore, Provisioner, StoreStatus, VolumeStore as _};
-use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
+use nodekeel_supervisor::{Context, RunFuture, Runnable, serve_http};
 use thiserror::Error;
 use tokio::sync::watch;
+use tokio_stream::wrappers::TcpListenerStream;
 
 use crate::metrics::DaemonMetrics;
 
@@ -32,8 +33,8 @@ pub(crate) struct HttpState {
 pub(crate) enum HttpError {
     #[error("can't listen on the HTTP socket")]
     Listen(#[source] io::Error),
-    #[error("the HTTP server failed")]
-    Serve(#[source] io::Error),
+    #[error("the HTTP listener has closed")]
+    Closed,
 }
 
 /// The HTTP server, on a socket that stays bound over restarts.
@@ -94,15 +95,10 @@ impl Runnable for HttpServer {
             let listener = listener.map_err(HttpError::Listen)?;
             let listener = tokio::net::TcpListener::from_std(listener).map_err(HttpError::Listen)?;
             ctx.signal_ready()?;
-            let token = ctx.cancellation_token();
-            let served =
-                axum::serve(listener, router).with_graceful_shutdown(async move { token.cancelled().await });
-            // The connections end by the token, in tasks of their own that are not waited for.
             tokio::select! {
-                served = served => served.map_err(HttpError::Serve)?,
-                _ = ctx.canceled() => {}
+                () = serve_http(TcpListenerStream::new(listener), router) => Err(HttpError::Closed.into()),
+                canceled = ctx.canceled() => Err(canceled.into()),
             }
-            Err(Failure::from(ctx.canceled().await))
         })
     }
 }

@@ -15,7 +15,9 @@ use nodekeel_provisioner::{
     Deps, DirStore, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook, StoreAction,
     StoreIdentity, VolumeRecovery, format_chain, plan_new_store, plan_store,
 };
-use nodekeel_supervisor::{Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor};
+use nodekeel_supervisor::{
+    Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor, listen_http,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -274,13 +276,7 @@ async fn track_readiness(supervisor: Arc<Supervisor>, not_ready: watch::Sender<V
 }
 
 pub(crate) fn bind_listener(address: SocketAddr) -> Result<TcpListener, StartError> {
-    let bind = || {
-        let listener = TcpListener::bind(address)?;
-        // tokio requires it of a socket that it takes over.
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    bind().map_err(|source| StartError::Listen { address, source })
+    listen_http(address).map_err(|source| StartError::Listen { address, source })
 }
 
 #[cfg(feature = "kill-points")]

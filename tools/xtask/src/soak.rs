@@ -124,6 +124,7 @@ const SOAKS: &[Soak] = &[
     ("node-volume-kills", Tests("provisionerd node kills::a_daemon_killed"), "NODEKEEL_NODE_VOLUME_KILLS=6"),
     // Ten minutes of strangers at the port of each program.
     ("port-floods", Tests("noded it ports::"), "NODEKEEL_FLOOD_SECONDS=600"),
+    ("port-floods", Tests("provisionerd it ports::"), "NODEKEEL_FLOOD_SECONDS=600"),
     // The API server killed for 150 s under provisionerd.
     ("api-outage", Tests("provisionerd it api_outage::"), ""),
     // The power cut between the writes of expansions, and in the lives of volumes of each kind, on XFS and ext4.

@@ -24,6 +24,7 @@ mod import;
 mod messages;
 #[cfg(feature = "kill-points")]
 mod policy;
+mod ports;
 #[cfg(feature = "kill-points")]
 mod principals;
 #[cfg(feature = "kill-points")]

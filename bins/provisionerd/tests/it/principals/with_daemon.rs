@@ -17,7 +17,9 @@ use testbed::wait_until;
 use tokio::process::Command;
 
 use super::{Principal, start_control_plane, with};
-use crate::client_cluster::{self as cluster, DRIVER, TIMEOUT, TestDaemon, claim_manifest, run_with_daemon, test_runtime};
+use crate::client_cluster::{
+    self as cluster, DRIVER, TIMEOUT, TestDaemon, claim_manifest, run_with_daemon, test_runtime,
+};
 
 #[test]
 #[ignore = "needs kube"]
