@@ -23,7 +23,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::check::{self, CheckFinding};
-use crate::config::{DaemonConfig, LogConfig, LogFormat};
+use crate::config::{DaemonConfig, LogConfig, LogFormat, parse_listen_address};
 use crate::http::OPENMETRICS_TYPE;
 use crate::{api_server, logging, run, start_runtime};
 
@@ -59,7 +59,7 @@ pub(crate) struct AgentFlags {
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     remove_volumes_of_gone_nodes: Option<Duration>,
     /// Listen address of /healthz, /readyz and /metrics
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9811")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9811", value_parser = parse_listen_address)]
     listen: SocketAddr,
     /// Kubeconfig file
     #[arg(long, value_name = "FILE")]

@@ -127,7 +127,7 @@ pub(crate) struct ConfigFlags {
     #[arg(long)]
     no_csi: bool,
     /// Listen address of /healthz, /readyz and /metrics
-    #[arg(long, value_name = "ADDRESS:PORT", env = "PROVISIONERD_LISTEN")]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "PROVISIONERD_LISTEN", value_parser = parse_listen_address)]
     listen: Option<SocketAddr>,
     /// Kubeconfig file
     #[arg(long, value_name = "FILE")]
@@ -147,6 +147,16 @@ pub(crate) struct ConfigFlags {
     /// Log level: error, warn, info, debug, trace, or directives
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
+}
+
+/// Parses an address with its port. An IPv6 address may lack its brackets, as in the `$(POD_IP):9810` of a manifest.
+pub(crate) fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
+    let unbracketed = || {
+        let (address, port) = text.rsplit_once(':')?;
+        Some(SocketAddr::new(address.parse().ok()?, port.parse().ok()?))
+    };
+    let error = || format!("invalid address {text:?}: use an IP address and a port, such as 127.0.0.1:9810");
+    text.parse().ok().or_else(unbracketed).ok_or_else(error)
 }
 
 impl ConfigFlags {
@@ -254,6 +264,20 @@ mod tests {
         let config = parse_config(&all).expect("valid comments");
         assert_eq!(config.node.map(|node| node.to_string()).as_deref(), Some("node-a"));
         assert_eq!(config.kubeconfig.as_deref(), Some(Path::new("/etc/kubernetes/provisionerd.conf")));
+    }
+
+    #[test]
+    fn a_listen_address_is_an_ip_address_and_a_port_with_or_without_brackets() {
+        for (text, address) in [
+            ("127.0.0.1:9810", "127.0.0.1:9810"),
+            ("[fd00::7]:9810", "[fd00::7]:9810"),
+            ("fd00::7:9810", "[fd00::7]:9810"),
+        ] {
+            assert_eq!(parse_listen_address(text).map(|parsed| parsed.to_string()).as_deref(), Ok(address));
+        }
+        for text in ["", ":9810", "127.0.0.1", "node:9810", "$(POD_IP):9810", "fd00::7:98100"] {
+            assert!(parse_listen_address(text).is_err(), "{text}");
+        }
     }
 
     #[test]

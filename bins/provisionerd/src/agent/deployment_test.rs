@@ -24,12 +24,15 @@ fn the_deployment_matches_the_programs_flags() {
     let [deployment, budget] = &documents(DEPLOYMENT)[..] else { panic!("a Deployment and its budget") };
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     let args = container["args"].as_array().expect("a list").iter().map(|arg| arg.as_str().expect("a text"));
-    let cli = Cli::try_parse_from(std::iter::once("provisionerd").chain(args)).expect("valid arguments");
+    let args = args.map(|arg| arg.replace("$(POD_IP)", "fd00::7"));
+    let cli =
+        Cli::try_parse_from(std::iter::once("provisionerd".to_owned()).chain(args)).expect("valid arguments");
     let Some(Command::Agent { flags }) = cli.command else { panic!("not `agent`") };
     assert_eq!(flags.driver, DaemonConfig::default().driver);
     assert_eq!(flags.remove_volumes_of_gone_nodes, None, "only where asked");
     assert_eq!(container["ports"][0]["containerPort"], flags.listen.port());
-    assert!(flags.listen.ip().is_unspecified(), "the kubelet's probes come from outside of the pod");
+    assert_eq!(flags.listen.to_string(), "[fd00::7]:9811", "the address that the kubelet's probes ask");
+    assert_eq!(container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"], "status.podIP");
     let suggested = DEPLOYMENT.lines().find_map(|line| line.trim().strip_prefix("# - "));
     let cli = Cli::try_parse_from(["provisionerd", "agent", suggested.expect("a suggestion")]);
     assert!(cli.is_ok(), "{suggested:?}");

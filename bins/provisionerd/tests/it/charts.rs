@@ -127,7 +127,7 @@ classes:
   - { name: fast, reclaimPolicy: Retain, isDefault: true, parameters: { inodes: "5000" }, mountOptions: [noexec] }
 policy: { enabled: false }
 seccomp: { enabled: false }
-monitoring: { enabled: true, listen: "0.0.0.0:9999" }
+monitoring: { enabled: true, listen: "$(POD_IP):9999" }
 "#;
     let objects = render_chart(values);
     let text = serde_json::to_string(&objects).expect("JSON");
@@ -149,12 +149,14 @@ monitoring: { enabled: true, listen: "0.0.0.0:9999" }
         ("PROVISIONERD_DRIVER", "volumes.example.org"),
         ("PROVISIONERD_KUBELET", "/srv/kubelet"),
         ("PROVISIONERD_CONFIG", "/etc/nodekeel/provisionerd.toml"),
-        ("PROVISIONERD_LISTEN", "0.0.0.0:9999"),
+        ("PROVISIONERD_LISTEN", "$(POD_IP):9999"),
     ] {
         let variable = json!({ "name": name, "value": value });
         assert!(environment.as_array().expect("a list").contains(&variable), "{name}: {environment}");
     }
     assert_eq!(at(set, &format!("{pod}/containers/0/ports/0/containerPort")), 9999, "what the probes ask");
+    let host = at(set, &format!("{pod}/containers/0/livenessProbe/httpGet/host"));
+    assert_eq!(host, serde_json::Value::Null, "at the pod's address");
     let config = at(r#""ConfigMap" "provisionerd""#, "/data/provisionerd.toml");
     assert_eq!(config, "concurrency = 4\n");
     let class = r#""StorageClass" "fast""#;
