@@ -4,6 +4,7 @@
 mod api;
 mod harness;
 mod logs;
+mod long_requests;
 mod parts;
 mod reload;
 mod volume;

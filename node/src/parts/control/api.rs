@@ -4,12 +4,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::middleware::map_response;
 use futures_util::Stream;
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_logtree::{Dn, LogQuery};
 use nodekeel_supervisor::process::ProcessHandle;
 use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor};
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::http;
 use tonic::{Request, Response, Status};
 
 use super::suggestions::unknown_dn_message;
@@ -38,6 +40,13 @@ const MAX_STATUS_ENTRIES: u32 = 1000;
 /// Longest text of an action in an event, in characters: a client chooses a part of it.
 const MAX_ACTION_CHARS: usize = 512;
 
+/// Longest message of a failed call as a header, which escapes some characters: a client takes headers of 16 KiB altogether.
+/// *Source:* hyper, `DEFAULT_MAX_HEADER_LIST_SIZE`.
+const MAX_MESSAGE_BYTES: usize = 12 << 10;
+
+/// The characters that are left of a longer one: each has up to 12 bytes in the header.
+const MAX_MESSAGE_CHARS: usize = 1000;
+
 /// Grace period of calls in progress when the node stops; streams end by themselves.
 const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
@@ -55,9 +64,25 @@ pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) 
         let routes =
             // The services of the parts are read in each incarnation: a reload may have added some.
             running.additions().services.routes.add_service(require_admission(ControlServer::new(api)));
-        tonic::transport::Server::builder().add_routes(routes)
+        let routes = routes.into_axum_router().layer(map_response(shorten_status));
+        tonic::transport::Server::builder().add_routes(routes.into())
     };
     nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
+}
+
+/// Cuts a long message of a failed call, which may repeat what the client has sent: in a header that is too large, it would
+/// not arrive at all.
+async fn shorten_status(mut response: http::Response<axum::body::Body>) -> http::Response<axum::body::Body> {
+    let headers = response.headers_mut();
+    if headers.get("grpc-message").is_some_and(|message| message.len() > MAX_MESSAGE_BYTES)
+        && let Some(status) = Status::from_header_map(headers)
+    {
+        let message: String = status.message().chars().take(MAX_MESSAGE_CHARS).collect();
+        let short = Status::new(status.code(), message + "…");
+        // A text can be a header: it is escaped.
+        let _ = short.add_header(headers);
+    }
+    response
 }
 
 struct ControlService {

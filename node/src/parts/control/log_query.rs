@@ -6,8 +6,12 @@ use std::time::SystemTime;
 use nodekeel_logtree::{BacklogLimit, Dn, KindFilter, LogCursor, LogQuery, TextPattern};
 use tonic::Status;
 
+use super::suggestions::quote_prefix;
 use crate::client::level_from_wire;
 use crate::v1;
+
+/// Maximum length of a pattern in bytes: an error repeats it, in a header of at most 16 KiB.
+const MAX_PATTERN_BYTES: usize = 1024;
 
 #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
 pub(super) fn from_request(dn: Dn, request: &v1::LogsRequest) -> Result<LogQuery, Status> {
@@ -34,6 +38,12 @@ pub(super) fn from_request(dn: Dn, request: &v1::LogsRequest) -> Result<LogQuery
     }
     if let Some(since) = request.since {
         query = query.since(SystemTime::try_from(since).map_err(invalid_query)?);
+    }
+    if request.pattern.len() > MAX_PATTERN_BYTES {
+        let pattern = quote_prefix(&request.pattern);
+        return Err(Status::invalid_argument(format!(
+            "can't search for {pattern}: a pattern has at most {MAX_PATTERN_BYTES} bytes"
+        )));
     }
     if !request.pattern.is_empty() {
         query = query.matching(TextPattern::new(&request.pattern).map_err(invalid_query)?);

@@ -2,14 +2,31 @@
 
 use std::collections::BTreeSet;
 
+use nodekeel_logtree::Dn;
+
 /// A name is similar if at most one in this number of characters of its last part differs.
 const CHARS_PER_TYPO: usize = 3;
 
 /// Maximum number of suggestions.
 const MAX_SUGGESTIONS: usize = 3;
 
+/// Longest part of a client's text that an error repeats, in characters.
+const MAX_QUOTED_CHARS: usize = 64;
+
+/// A text of a client in quotes, cut to a prefix if it is long.
+pub(super) fn quote_prefix(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTED_CHARS) {
+        Some((at, _)) => format!("{:?}… ({} bytes)", &text[..at], text.len()),
+        None => format!("{text:?}"),
+    }
+}
+
 /// The message for an unknown DN, with similar ones.
 pub(crate) fn unknown_dn_message(dn: &str, known: impl Iterator<Item = String>) -> String {
+    // The comparison takes time with the length, and no runnable has such a name.
+    if dn.len() > Dn::MAX_BYTES {
+        return format!("invalid DN {}: it has at most {} bytes", quote_prefix(dn), Dn::MAX_BYTES);
+    }
     // The name of the log's root is empty, which is no suggestion.
     let known: BTreeSet<String> = known.filter(|name| !name.is_empty()).collect();
     let mut near: Vec<_> = known.iter().filter_map(|name| Some((similarity(dn, name)?, name))).collect();
@@ -69,5 +86,12 @@ mod tests {
             let text = unknown_dn_message(given, known());
             assert!(text.contains(says), "{given}: {text}");
         }
+    }
+
+    #[test]
+    fn a_long_name_is_refused_with_its_prefix_alone() {
+        let text = unknown_dn_message(&"é".repeat(1 << 20), ["root".to_owned()].into_iter());
+        let prefix = "é".repeat(MAX_QUOTED_CHARS);
+        assert_eq!(text, format!("invalid DN \"{prefix}\"… (2097152 bytes): it has at most 512 bytes"));
     }
 }
