@@ -13,7 +13,7 @@ use std::sync::Arc;
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_fsquota::Bytes;
 use nodekeel_logtree::{Level, LogLimits, LogMessage, LogStore};
-use nodekeel_supervisor::process::ProcessRecords;
+use nodekeel_supervisor::process::{ProcessRecords, Rlimit};
 use nodekeel_supervisor::{Runnable, RunnableStatus, ShutdownReport, Supervisor};
 use thiserror::Error;
 
@@ -43,6 +43,9 @@ pub struct Deps {
     /// Additional runnables. They are children of the root and start before the services, which can't depend on them:
     /// for that, add them as [parts](NodeBuilder::with).
     pub runnables: Vec<ExtraRunnable>,
+    /// Limits of all child processes in place of the program's own, unless a service has its own: those that
+    /// [`protect_own_memory`](nodekeel_supervisor::process::protect_own_memory) has changed.
+    pub child_limits: Vec<Rlimit>,
 }
 
 /// An additional runnable of the program that embeds the node.
@@ -79,7 +82,7 @@ impl std::fmt::Debug for ExtraRunnable {
 impl Deps {
     /// Deps without additional runnables.
     pub fn new(log_store: LogStore) -> Self {
-        Self { log_store, runnables: Vec::new() }
+        Self { log_store, runnables: Vec::new(), child_limits: Vec::new() }
     }
 }
 
@@ -173,7 +176,8 @@ impl NodeHandle {
         *shared.tree.lock() = prepared;
         // The first thing that the supervisor does is to end, or to adopt, what a killed noded has left behind.
         let builder = Supervisor::builder().output_sink(shared.log_sink.clone());
-        let builder = builder.process_records(process_records(&shared, &plan)?);
+        let builder =
+            builder.process_records(process_records(&shared, &plan)?).child_limits(deps.child_limits);
         let supervisor =
             builder.event_hook(shared.running.history.clone()).start(shared.tree.root_runnable());
         // From here on, calls of the control API reach the supervisor.

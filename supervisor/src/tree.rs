@@ -18,7 +18,7 @@ use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings};
 use crate::name::ROOT;
 use crate::output::{DiscardOutput, OutputSink};
 use crate::policy::ChildPolicy;
-use crate::process::{CgroupParent, HostSettings, ProcessRecords, RecordProblem};
+use crate::process::{CgroupParent, HostSettings, ProcessRecords, RecordProblem, Rlimit};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::{ExitReason, ExitRecord, RunnableStatus};
 
@@ -289,6 +289,14 @@ impl SupervisorBuilder {
     #[must_use]
     pub fn process_records(mut self, records: ProcessRecords) -> Self {
         self.host_settings.records = Some(records);
+        self
+    }
+
+    /// Limits of child processes in place of this program's own, unless a process has
+    /// [its own](crate::process::ProcessLimits::rlimits) of the same resource. Default: none.
+    #[must_use]
+    pub fn child_limits(mut self, limits: Vec<Rlimit>) -> Self {
+        self.host_settings.child_limits = limits;
         self
     }
 

@@ -10,7 +10,7 @@ use super::limits::Rlimit;
 use super::privileges::CapabilitySet;
 use super::settings::Process;
 use super::spawn::c_string;
-use crate::sys::{ChildSetup, StartError, StartStep};
+use crate::sys::{ChildSetup, ResourceLimit, StartError, StartStep};
 
 pub(super) fn build_setup(process: &Process) -> io::Result<ChildSetup> {
     let (limits, privileges) = (&process.limits, &process.privileges);
@@ -26,6 +26,12 @@ pub(super) fn build_setup(process: &Process) -> io::Result<ChildSetup> {
         no_new_privs: privileges.no_new_privs.unwrap_or(!is_root),
         read_only_paths: read_only_paths.collect::<io::Result<_>>()?,
     })
+}
+
+/// The limits of all children, of the resources that the process has no limits for.
+pub(super) fn default_limits(process: &Process, limits: &[Rlimit]) -> impl Iterator<Item = ResourceLimit> {
+    let is_own = |limit: &Rlimit| process.limits.rlimits.iter().any(|own| own.resource == limit.resource);
+    limits.iter().copied().filter(move |limit| !is_own(limit)).map(Rlimit::to_kernel)
 }
 
 /// The error of a failed start, with a hint.

@@ -15,6 +15,7 @@ use super::cgroup::{CgroupParent, HostCgroup};
 use super::host_state::{HostState, is_init};
 use super::kept::KeptProcess;
 use super::leftovers::{LeftoverProcess, LeftoverReport};
+use super::limits;
 use super::mark::{HostId, MarkAllocator, ProcessMark, ProgramId};
 use super::procfs;
 use super::reap;
@@ -29,6 +30,7 @@ const REAP_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct HostSettings {
     pub(crate) cgroups: CgroupParent,
     pub(crate) records: Option<ProcessRecords>,
+    pub(crate) child_limits: Vec<limits::Rlimit>,
 }
 
 /// Starts child processes and reaps their orphans. It exists as long as any process that it started has a
@@ -40,6 +42,8 @@ pub(crate) struct ProcessHost {
     /// The parent of the cgroups of starts.
     pub(super) cgroup: Option<HostCgroup>,
     pub(super) records: Option<Arc<HostRecords>>,
+    /// The limits of its children in place of this program's.
+    pub(super) child_limits: Vec<limits::Rlimit>,
     /// The reason why processes of an earlier host may still run.
     record_problems: Vec<RecordProblem>,
     /// The tasks that wait for killed processes which no run waits for any more.
@@ -115,8 +119,17 @@ impl ProcessHost {
             AbortOnDropHandle::new(tokio::spawn(reap::run_reaper(Arc::clone(&shared), child_exited)));
         let reap_tasks = TaskTracker::new();
         let (_reaper, _subreaper) = (reaper, subreaper);
-        let host =
-            Self { shared, spawner, cgroup, records, record_problems, reap_tasks, _reaper, _subreaper };
+        let host = Self {
+            shared,
+            spawner,
+            cgroup,
+            records,
+            child_limits: settings.child_limits.clone(),
+            record_problems,
+            reap_tasks,
+            _reaper,
+            _subreaper,
+        };
         Ok((host, ended))
     }
 

@@ -129,6 +129,7 @@ impl RunningProcess {
         let notify_env =
             socket.as_ref().map(|socket| socket.environment(process.watchdog)).unwrap_or_default();
         let mut image = spawn::build_image(process, mark, &notify_env, writers).map_err(prepare)?;
+        image.setup.resource_limits.extend(child_setup::default_limits(process, &host.child_limits));
         image.cgroup = kill_scope.open_cgroup_dir().map_err(prepare)?;
         // A kept process must outlive the thread that creates it.
         image.dies_with_parent = kept.is_none();

@@ -181,7 +181,15 @@ unsafe fn leave_files(plan: &ChildPlan<'_>) -> Result<(), StartStep> {
 unsafe fn write_oom_score_adj(score: &CStr) -> bool {
     // SAFETY: both strings outlive their calls.
     unsafe {
-        let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        let open = || libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        let mut file = open();
+        if file < 0 && libc::prctl(libc::PR_GET_DUMPABLE) == 0 {
+            // The file of a process that is not dumpable belongs to root. Until its exec, the child shares this attribute with
+            // the parent, which is dumpable for the time of an open.
+            libc::prctl(libc::PR_SET_DUMPABLE, ON, OFF, OFF, OFF);
+            file = open();
+            libc::prctl(libc::PR_SET_DUMPABLE, OFF, OFF, OFF, OFF);
+        }
         let length = score.count_bytes();
         file >= 0
             && libc::write(file, score.as_ptr().cast(), length) == length.cast_signed()
