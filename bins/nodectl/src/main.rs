@@ -10,11 +10,14 @@ mod runnable;
 mod time;
 mod wire;
 
+use std::alloc::System;
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use nodekeel_node::client::format_chain;
+use nodekeel_supervisor::process::protect_own_memory;
+use zeroizing_alloc::ZeroAlloc;
 
 use crate::api_client::ApiClient;
 use crate::cli::{NodectlCli, NodectlCommand};
@@ -22,10 +25,26 @@ use crate::commands::NodeCommand;
 use crate::error::CommandError;
 use crate::output::Printer;
 
+/// Erases each allocation when it is freed, also those of libraries: they copy keys.
+#[global_allocator]
+static ALLOCATOR: ZeroAlloc<System> = ZeroAlloc(System);
+
+/// With the value 1, this environment variable permits core dumps, for debugging. They contain keys.
+const CORE_DUMPS: &str = "NODEKEEL_CORE_DUMPS";
+
 fn main() -> ExitCode {
     // First, since a shell that asks for completions must get nothing else.
     if completion::answer_shell(NodectlCli::command) {
         return ExitCode::SUCCESS;
+    }
+    // Tickets and passphrases pass through it.
+    if std::env::var_os(CORE_DUMPS).is_none_or(|value| value != "1")
+        && let Err(error) = protect_own_memory()
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "nodectl: can't prevent core dumps, which would contain keys: {error}"
+        );
     }
     let NodectlCli { socket, output, color, timeout, command } = NodectlCli::parse();
     let result = match command {

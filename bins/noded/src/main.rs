@@ -6,6 +6,7 @@ mod log_filter;
 mod run;
 mod running;
 
+use std::alloc::System;
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -17,13 +18,24 @@ use nodekeel_node::data::DataError;
 use nodekeel_node::node::{BuildError, NodeBuilder, NodeHandle, StartError};
 use nodekeel_node::plan::{NodePlan, PlanError};
 use nodekeel_node::search_path::SearchPath;
+use nodekeel_supervisor::process::{Rlimit, protect_own_memory};
+use zeroizing_alloc::ZeroAlloc;
 
 use crate::cli::{NodeArgs, NodedCli, NodedCommand};
+
+/// Erases each allocation when it is freed, also those of libraries: they copy keys.
+#[global_allocator]
+static ALLOCATOR: ZeroAlloc<System> = ZeroAlloc(System);
+
+/// With the value 1, this environment variable permits core dumps, for debugging. They contain keys.
+const CORE_DUMPS: &str = "NODEKEEL_CORE_DUMPS";
 
 fn main() -> ExitCode {
     let done = match parse_arguments().command {
         NodedCommand::Run { node, log_level } => {
-            make_plan(node).and_then(|plan| run::run_node(plan, log_level))
+            // Before there are keys in it.
+            let child_limits = protect_memory();
+            make_plan(node).and_then(|plan| run::run_node(plan, log_level, child_limits))
         }
         NodedCommand::Check { node, running: false } => {
             make_plan(node).map(|plan| print_stdout(&plan.to_string()))
@@ -57,6 +69,18 @@ fn parse_arguments() -> NodedCli {
         print_stderr(&format!("ignoring {word:?} from the kernel's command line"));
     }
     NodedCli::parse_from(arguments)
+}
+
+/// Keeps keys out of core dumps and the swap space. Returns the limits that child processes get instead of this program's.
+fn protect_memory() -> Vec<Rlimit> {
+    if std::env::var_os(CORE_DUMPS).is_some_and(|value| value == "1") {
+        return Vec::new();
+    }
+    protect_own_memory().unwrap_or_else(|error| {
+        // A node without its services would be worse.
+        print_stderr(&format!("can't prevent core dumps, which would contain keys: {error}"));
+        Vec::new()
+    })
 }
 
 /// Prints lines to stderr. A reader that does not read must not keep noded from exiting.

@@ -3,19 +3,25 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use nodekeel_logtree::LogStore;
 use nodekeel_node::node::{Deps, NodeHandle, new_log_store};
 use nodekeel_node::notify::{reloading_message, sd_notify};
 use nodekeel_node::plan::NodePlan;
 use nodekeel_supervisor::StopSignals;
+use nodekeel_supervisor::process::Rlimit;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::ConsoleLevel;
 use crate::console::{Console, FLUSH_TIMEOUT};
 use crate::log_filter::log_subscriber;
 
-pub(crate) fn run_node(plan: NodePlan, ConsoleLevel(console): ConsoleLevel) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_node(
+    plan: NodePlan,
+    ConsoleLevel(console): ConsoleLevel,
+    child_limits: Vec<Rlimit>,
+) -> anyhow::Result<ExitCode> {
     let log_store = new_log_store(&plan.config.log);
+    let mut deps = Deps::new(log_store.clone());
+    deps.child_limits = child_limits;
     tracing::subscriber::set_global_default(log_subscriber(&log_store, console))
         .context("can't install the log subscriber")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -25,7 +31,7 @@ pub(crate) fn run_node(plan: NodePlan, ConsoleLevel(console): ConsoleLevel) -> a
         .context("can't start the async runtime")?;
     let code = runtime.block_on(async {
         let console = Console::start(&log_store, console)?;
-        let code = run_until_signal(plan, log_store, &console).await;
+        let code = run_until_signal(plan, deps, &console).await;
         // The last lines are printed before the runtime ends, and with it the thread that prints them.
         console.finish().await;
         code
@@ -35,15 +41,11 @@ pub(crate) fn run_node(plan: NodePlan, ConsoleLevel(console): ConsoleLevel) -> a
     code
 }
 
-async fn run_until_signal(
-    plan: NodePlan,
-    log_store: LogStore,
-    console: &Console,
-) -> anyhow::Result<ExitCode> {
+async fn run_until_signal(plan: NodePlan, deps: Deps, console: &Console) -> anyhow::Result<ExitCode> {
     // Registered before the start, so that no signal is lost during it.
     let mut signals = StopSignals::listen_without_hangup().context("can't listen for SIGTERM and SIGINT")?;
     let mut hangups = signal(SignalKind::hangup()).context("can't listen for SIGHUP")?;
-    let node = NodeHandle::start(plan, Deps::new(log_store))?;
+    let node = NodeHandle::start(plan, deps)?;
     let run = async {
         // The root is ready when the control API serves.
         node.wait_ready("root").await;

@@ -32,6 +32,7 @@ mod sys;
 mod volumes;
 mod volumes_cmd;
 
+use std::alloc::System;
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -39,6 +40,8 @@ use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use nodekeel_provisioner::csi::PluginError;
 use nodekeel_provisioner::format_chain;
+use nodekeel_supervisor::process::protect_own_memory;
+use zeroizing_alloc::ZeroAlloc;
 
 use crate::api_server::ApiClientError;
 use crate::cli::{Cli, Command};
@@ -46,9 +49,25 @@ use crate::config::ConfigError;
 use crate::run::StartError;
 use crate::volumes::VolumesError;
 
+/// Erases each allocation when it is freed, also those of libraries: they copy keys.
+#[global_allocator]
+static ALLOCATOR: ZeroAlloc<System> = ZeroAlloc(System);
+
+/// With the value 1, this environment variable permits core dumps, for debugging. They contain keys.
+const CORE_DUMPS: &str = "NODEKEEL_CORE_DUMPS";
+
 fn main() -> ExitCode {
     // First, since the allocator must be configured before a thread is started.
     sys::limit_free_memory();
+    // The token of the account is a key.
+    if std::env::var_os(CORE_DUMPS).is_none_or(|value| value != "1")
+        && let Err(error) = protect_own_memory()
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "provisionerd: can't prevent core dumps, which would contain keys: {error}"
+        );
+    }
     let cli = Cli::parse();
     if cli.print_config {
         return print_stdout(config::DEFAULT_CONFIG);

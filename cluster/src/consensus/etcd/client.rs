@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use etcd_client as api;
 use nodekeel_localstorage::pki::Credentials;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::BoxError;
 use crate::consensus::{ConsensusError, MemberName};
@@ -30,12 +30,16 @@ pub(super) async fn connect(
     credentials: &Credentials,
     without_leader: WithoutLeader,
 ) -> Result<api::Client, ConsensusError> {
-    let options = api::ConnectOptions::new()
-        .with_require_leader(without_leader == WithoutLeader::Fails)
-        .with_tls(tls_options(name, credentials))
-        .with_connect_timeout(CONNECT_TIMEOUT);
-    let connected = api::Client::connect([format!("https://{socket}")], Some(options)).await;
-    connected.map_err(ConsensusError::backend("connect to etcd"))
+    let connected = async {
+        // etcd-client keeps its options, and so would keep the private key in PEM.
+        let endpoint = Endpoint::from_shared(format!("https://{socket}"))?
+            .tls_config(tls_options(name, credentials))?
+            .connect_timeout(CONNECT_TIMEOUT);
+        let channel = api::Channel::Tonic(Channel::balance_list([endpoint].into_iter()));
+        let options = api::ConnectOptions::new().with_require_leader(without_leader == WithoutLeader::Fails);
+        api::Client::from_channel(channel, Some(options)).await
+    };
+    connected.await.map_err(ConsensusError::backend("connect to etcd"))
 }
 
 /// Connects to a member at its URL from this address: a certificate that names addresses is accepted from those
