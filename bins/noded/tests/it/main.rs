@@ -19,6 +19,7 @@ mod lifecycle;
 mod log_levels;
 mod many_services;
 mod nodectl;
+mod own_memory;
 mod planned_stop;
 mod ports;
 mod preseed;

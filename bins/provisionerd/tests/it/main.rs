@@ -23,6 +23,8 @@ mod errors;
 mod import;
 mod messages;
 #[cfg(feature = "kill-points")]
+mod own_memory;
+#[cfg(feature = "kill-points")]
 mod policy;
 mod ports;
 #[cfg(feature = "kill-points")]

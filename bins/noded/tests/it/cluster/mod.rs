@@ -14,7 +14,7 @@ use testbed::{PrivateNetwork, ScratchDir, gotool, tools};
 use crate::harness::{EtcdPorts, NodedProcess, wait};
 
 /// The configuration of a member, which keeps its ports across restarts.
-struct MemberFixture {
+pub(crate) struct MemberFixture {
     config: String,
     ports: EtcdPorts,
     /// The network namespace that it runs in, if not in this one.
@@ -22,7 +22,7 @@ struct MemberFixture {
 }
 
 impl MemberFixture {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::reachable_by("address = \"127.0.0.1\"", None)
     }
 
@@ -66,7 +66,7 @@ impl MemberFixture {
         noded
     }
 
-    fn start_new(&self) -> NodedProcess {
+    pub(crate) fn start_new(&self) -> NodedProcess {
         self.start(ScratchDir::new().unwrap())
     }
 
@@ -136,7 +136,7 @@ fn wait_waiting(noded: &NodedProcess) -> String {
     status["detail"].as_str().unwrap().to_owned()
 }
 
-fn create_ticket_args<'a>(address: &'a str, port: &'a str, file: &'a str) -> [&'a str; 10] {
+pub(crate) fn create_ticket_args<'a>(address: &'a str, port: &'a str, file: &'a str) -> [&'a str; 10] {
     ["cluster", "ticket", "create", "--golden", "--address", address, "--port", port, "--file", file]
 }
 
