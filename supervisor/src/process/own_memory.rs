@@ -15,8 +15,8 @@ use super::limits::{Rlimit, RlimitResource};
 /// - It is not dumpable: the kernel writes no core, also to none of the programs of `core_pattern`, and only root may trace it or
 ///   read its memory. Its files in `/proc` belong to root.
 /// - Its soft limit of cores is 0.
-/// - All of its memory is locked, page by page as it is used, where it may have an unlimited `RLIMIT_MEMLOCK`: as root, or with
-///   such a limit. `VmLck` in `/proc/PID/status` tells.
+/// - All of its memory is locked, page by page as it is used, where it may have an unlimited `RLIMIT_MEMLOCK`: with
+///   `CAP_SYS_RESOURCE`, or where it has it. `VmLck` in `/proc/PID/status` tells.
 ///
 /// Returns the limits that it has changed, as they were:
 /// [`SupervisorBuilder::child_limits`](crate::SupervisorBuilder::child_limits) gives them to child processes.
