@@ -12,6 +12,9 @@ use super::settings::Process;
 use super::spawn::c_string;
 use crate::sys::{ChildSetup, ResourceLimit, StartError, StartStep};
 
+/// That of a login, and of systemd's services: see `UMask=` in systemd.exec(5).
+const DEFAULT_UMASK: u32 = 0o022;
+
 pub(super) fn build_setup(process: &Process) -> io::Result<ChildSetup> {
     let (limits, privileges) = (&process.limits, &process.privileges);
     let read_only_paths = privileges.read_only_paths.iter().map(|path| c_string(path.as_os_str()));
@@ -19,7 +22,7 @@ pub(super) fn build_setup(process: &Process) -> io::Result<ChildSetup> {
     let is_root = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw()) == 0;
     Ok(ChildSetup {
         oom_score_adj: score.transpose()?,
-        umask: privileges.umask,
+        umask: privileges.umask.unwrap_or(DEFAULT_UMASK),
         resource_limits: limits.rlimits.iter().copied().map(Rlimit::to_kernel).collect(),
         groups: privileges.groups.clone(),
         capabilities: privileges.capabilities.map(CapabilitySet::bits),

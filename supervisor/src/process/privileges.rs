@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// The permissions of a process, in addition to those of its user. All of it also holds for its descendants.
 ///
-/// The default changes nothing, but for `no_new_privs`.
+/// The default changes nothing, but for `no_new_privs` and `umask`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Privileges {
@@ -27,7 +27,7 @@ pub struct Privileges {
     /// Only root may set them; needs Linux 5.12. A process that keeps the capability `sys_admin`, as root does, can
     /// undo it.
     pub read_only_paths: Vec<PathBuf>,
-    /// The permissions that the files that it creates don't get, `[0, 0o777]`. `None`: this program's.
+    /// The permissions that the files that it creates don't get, `[0, 0o777]`. `None`: 0o022, whatever this program's is.
     pub umask: Option<u32>,
 }
 

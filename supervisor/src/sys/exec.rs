@@ -21,7 +21,7 @@ const OFF: libc::c_ulong = 0;
 pub(crate) struct ChildSetup {
     /// The text for `/proc/self/oom_score_adj`.
     pub(crate) oom_score_adj: Option<CString>,
-    pub(crate) umask: Option<libc::mode_t>,
+    pub(crate) umask: libc::mode_t,
     pub(crate) resource_limits: Vec<ResourceLimit>,
     /// The supplementary groups; `None` keeps this program's, unless the user changes.
     pub(crate) groups: Option<Vec<libc::gid_t>>,
@@ -73,7 +73,8 @@ unsafe fn exec_image(plan: &ChildPlan<'_>) -> StartStep {
     unsafe { prepare_child(plan).map_or_else(|step| step, |()| exec_program(plan)) }
 }
 
-/// Every setting, in an order in which none takes away what a later one needs: what needs root comes before
+/// Gives the child each property that it would inherit otherwise: cgroup, session, mark, limits, mounts, umask, ids,
+/// capabilities, directory, descriptors and signals. In an order in which none takes away what a later one needs: what needs root comes before
 /// the user, the limits come after the last file is opened.
 ///
 /// # Safety
@@ -88,7 +89,8 @@ unsafe fn prepare_child(plan: &ChildPlan<'_>) -> Result<(), StartStep> {
         if plan.enters && !enter_cgroup(image) {
             return Err(StartStep::Cgroup);
         }
-        check(libc::setpgid(0, 0), StartStep::Setup)?;
+        // It can't reach this program's terminal, nor signals from there.
+        check(libc::setsid().min(0), StartStep::Setup)?;
         check(libc::setrlimit64(libc::RLIMIT_LOCKS, &raw const plan.limit), StartStep::Setup)?;
         if let Some(score) = &setup.oom_score_adj
             && !write_oom_score_adj(score)
@@ -96,9 +98,7 @@ unsafe fn prepare_child(plan: &ChildPlan<'_>) -> Result<(), StartStep> {
             return Err(StartStep::OomScoreAdj);
         }
         protect_paths(&setup.read_only_paths)?;
-        if let Some(mask) = setup.umask {
-            libc::umask(mask);
-        }
+        libc::umask(setup.umask);
         for (index, limit) in setup.resource_limits.iter().enumerate() {
             let set = libc::setrlimit64(limit.resource, &raw const limit.values);
             check(set, StartStep::ResourceLimit(index))?;

@@ -40,7 +40,7 @@ pub(crate) struct ExecImage {
 pub(crate) enum StartStep {
     /// Creating the process.
     Fork,
-    /// The process group, mark, death signal and descriptors.
+    /// The session, mark, death signal and descriptors.
     Setup,
     Cgroup,
     /// The preference for the kernel's out-of-memory killer.
@@ -77,7 +77,7 @@ pub(crate) struct StartError {
     pub(crate) source: io::Error,
 }
 
-/// Creates a child process in a new process group and returns once it runs the image.
+/// Creates a child process in a new session and returns once it runs the image.
 ///
 /// The kernel kills the child when the calling *thread* exits, unless the image is of a child that survives it. Until
 /// its exec, the child borrows this program's memory, as in `posix_spawn`: a copy would cost a millisecond for every

@@ -1,6 +1,8 @@
 //! The permissions of a process, as the kernel shows them.
 
-use nodekeel_supervisor::process::{Capability, CapabilitySet, Privileges, Process, Rlimit, RlimitResource};
+use nodekeel_supervisor::process::{
+    Capability, CapabilitySet, Privileges, Process, Readiness, Rlimit, RlimitResource,
+};
 
 use super::limits::limits;
 use super::start::start_failure;
@@ -48,6 +50,28 @@ async fn a_process_has_its_limits_its_score_and_its_umask() {
     assert_eq!(output_of(process).await, "40\n50\n0\n77\n0027\n1000\n");
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").expect("proc is mounted");
     assert_ne!(own.trim(), "1000", "the child borrows this program's memory, not its score");
+}
+
+/// Whatever this program has: a session, a terminal, an umask.
+#[tokio::test]
+async fn a_process_and_its_helpers_have_a_session_of_their_own_and_the_usual_umask() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let seen = dir.path().join("seen");
+    // Session and terminal are fields 6 and 7 of proc_pid_stat(5).
+    let look = format!(
+        "read pid name state parent group session terminal rest < /proc/self/stat; echo $((pid == session)) $terminal $(umask) >> {}",
+        seen.display()
+    );
+    let look = |then: &str| sh(&format!("{look}; {then}"));
+    let process = look("exec sleep 100").ready_when(Readiness::on_command(look("true")));
+    let handle = nodekeel_supervisor::process::ProcessHandle::default();
+    let reload = nodekeel_supervisor::process::ReloadAction::Command(std::sync::Arc::new(look("true")));
+    let fixture = ProcessFixture::run_once(process.handle(&handle).reload(reload));
+    fixture.wait_for_state(nodekeel_supervisor::RunnableState::Ready).await;
+    handle.reload().await.expect("it succeeds");
+    let seen = std::fs::read_to_string(&seen).expect("it is there");
+    assert_eq!(seen.lines().collect::<Vec<_>>(), ["1 0 0022"; 3]);
+    fixture.shutdown().await;
 }
 
 #[tokio::test]
