@@ -58,7 +58,9 @@ fn time_to_ready<R: Runnable>(runtime: &Runtime, make: impl Fn() -> Result<R>) -
     runtime.block_on(async {
         let runnable = Arc::new(std::sync::Mutex::new(Some(make()?)));
         let started_at = Instant::now();
-        let supervisor = Supervisor::builder().start(move |ctx: Context| {
+        let sockets = tempfile::tempdir()?;
+        let builder = Supervisor::builder().notify_directory(sockets.path());
+        let supervisor = builder.start(move |ctx: Context| {
             let runnable = runnable.lock().ok().and_then(|mut runnable| runnable.take());
             async move {
                 ctx.run_child("it", runnable.ok_or("the first run has failed")?)?;

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! <node.data>/lock                0600
-//!             run/                0700  control.sock 0600
+//!             run/                0711  control.sock 0600
 //!                 containerd/     0700  state/ 0711, tmp/ 0700, runsc/ 0700
 //!                 storage/        0700  copies of the headers of an encrypted volume, while cryptsetup reads them
 //!                 processes/      0700  records of child processes, and the output of kept ones
+//!                 notify/         0711  the sockets of services for sd_notify(3), each 0600 of its service's user
 //!             esp/                0700  with [cluster]: enrolment.pb 0600, and the step journal of the enrolment;
 //!                                       with a volume on a disk: UUID.N.key 0600, data-volume.record 0600, and the step
 //!                                       journal of its creation
@@ -42,8 +43,8 @@ nodekeel_localstorage::layout! {
     pub(crate) struct DataLayout {
         /// Locked while a node runs; contains its pid.
         pub(crate) lock: LayoutFile = "lock", 0o600;
-        /// Files that are only used while noded runs.
-        pub(crate) run: LayoutDir = "run", 0o700;
+        /// Files that are only used while noded runs. Users of services pass it on the way to their sockets.
+        pub(crate) run: LayoutDir = "run", 0o711;
     }
 
     /// In the data directory: the part of storage.
@@ -78,6 +79,8 @@ nodekeel_localstorage::layout! {
     pub(crate) struct ProcessesLayout {
         /// The records of its child processes.
         pub(crate) processes: LayoutDir = "processes", 0o700;
+        /// The sockets to which they report by sd_notify(3).
+        pub(crate) notify: LayoutDir = "notify", 0o711;
     }
 
     /// On the volume: the part of the cluster.
@@ -239,11 +242,11 @@ mod tests {
         }
         let data = [outline::<DataLayout>(), outline::<StorageLayout>(), outline::<NamesLayout>()].concat();
         let names = "0755 names/\n0644   hosts\n0644   machine-id\n";
-        assert_eq!(data, format!("0600 lock\n0700 run/\n0700 esp/\n0755 data/\n0600 data.mounted\n{names}"));
+        assert_eq!(data, format!("0600 lock\n0711 run/\n0700 esp/\n0755 data/\n0600 data.mounted\n{names}"));
         let run =
             [outline::<ControlLayout>(), outline::<ProcessesLayout>(), outline::<ContainerdRunLayout>()];
         let containerd = "0700 containerd/\n0711   state/\n0700   tmp/\n0700   runsc/\n";
-        assert_eq!(run.concat(), format!("0600 control.sock=\n0700 processes/\n{containerd}"));
+        assert_eq!(run.concat(), format!("0600 control.sock=\n0700 processes/\n0711 notify/\n{containerd}"));
         let volume = [outline::<ClusterLayout>(), outline::<ContainerdLayout>(), outline::<VolumesLayout>()];
         let containerd = "0700 containerd/\n0600   config.toml\n0700   root/\n0711   opt/\n";
         assert_eq!(volume.concat(), format!("0700 cluster/\n{containerd}0700 volumes/\n"));

@@ -176,8 +176,9 @@ impl NodeHandle {
         *shared.tree.lock() = prepared;
         // The first thing that the supervisor does is to end, or to adopt, what a killed noded has left behind.
         let builder = Supervisor::builder().output_sink(shared.log_sink.clone());
-        let builder =
-            builder.process_records(process_records(&shared, &plan)?).child_limits(deps.child_limits);
+        let layout = place_processes(&shared)?;
+        let builder = builder.process_records(process_records(&layout, &plan));
+        let builder = builder.notify_directory(layout.notify.path()).child_limits(deps.child_limits);
         let supervisor =
             builder.event_hook(shared.running.history.clone()).start(shared.tree.root_runnable());
         // From here on, calls of the control API reach the supervisor.
@@ -251,15 +252,18 @@ fn log_skipped<'p>(log_store: &LogStore, skipped: impl Iterator<Item = &'p Plann
     }
 }
 
-/// The records of the node's processes, and the DNs that adopt kept ones.
-fn process_records(state: &NodeState, plan: &NodePlan) -> Result<ProcessRecords, DataError> {
+/// The directories of what outlives noded when it is killed.
+fn place_processes(state: &NodeState) -> Result<ProcessesLayout, DataError> {
     let root = state.running.data();
-    let records: ProcessesLayout =
-        root.run.add_layout().map_err(|error| data::placement_error(root.path(), error))?;
+    root.run.add_layout().map_err(|error| data::placement_error(root.path(), error))
+}
+
+/// The records of the node's processes, and the DNs that adopt kept ones.
+fn process_records(layout: &ProcessesLayout, plan: &NodePlan) -> ProcessRecords {
     // The next noded adopts only these. It ends all other processes that a killed noded has left.
     let kept = plan.active_services().filter(|planned| planned.keep);
     let dns = kept.map(|planned| planned.dn.as_str());
-    Ok(ProcessRecords::new(records.processes.path()).expect_kept(dns))
+    ProcessRecords::new(layout.processes.path()).expect_kept(dns)
 }
 
 fn check_runnable_names(parts: &Parts, runnables: &[ExtraRunnable]) -> Result<(), StartError> {

@@ -105,11 +105,26 @@ pub(crate) fn session_id(pid: i32) -> io::Result<i32> {
     check_result(session).map(|()| session)
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The sender of a datagram, as the kernel names it.
+#[derive(Debug)]
 pub(crate) struct DatagramSender {
     /// 0 if it is in a PID namespace that this program can't see, which rustix can't represent.
     pub(crate) pid: i32,
-    pub(crate) uid: u32,
+    /// `None` on a kernel before 6.5, or where the process has gone.
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+/// Lets the kernel attach a pidfd of the sender to each datagram, from Linux 6.5 on. Older kernels reject it.
+///
+/// *Source:* the kernel's `include/uapi/asm-generic/socket.h`.
+pub(crate) fn pass_sender_pidfd(socket: BorrowedFd<'_>) -> io::Result<()> {
+    const SO_PASSPIDFD: c_int = 76;
+    let on: c_int = 1;
+    let length = size_of_val(&on) as libc::socklen_t;
+    // SAFETY: the option's value is an int, which outlives the call.
+    check_result(unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSPIDFD, (&raw const on).cast(), length)
+    })
 }
 
 /// The maximum number of descriptors in one message (`SCM_MAX_FD`).
@@ -117,12 +132,17 @@ const MAX_FDS: usize = 253;
 /// Space for those and the sender, in words, so that it is aligned.
 const CONTROL: usize = 160;
 
-/// Receives one datagram: its length, and its sender. Closes the descriptors that came with it.
+/// Receives one datagram: its length, and its sender. Closes the other descriptors that came with it.
 pub(crate) fn receive_datagram(
     socket: BorrowedFd<'_>,
     text: &mut [u8],
 ) -> io::Result<(usize, Option<DatagramSender>)> {
-    const { assert!(CONTROL * size_of::<u64>() >= MAX_FDS * size_of::<RawFd>() + size_of::<libc::ucred>() + 64) };
+    const {
+        assert!(
+            CONTROL * size_of::<u64>()
+                >= MAX_FDS * size_of::<RawFd>() + size_of::<libc::ucred>() + size_of::<RawFd>() + 96
+        )
+    };
     let mut control = [0_u64; CONTROL];
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
     // SAFETY: all zeroes is an empty message.
@@ -134,7 +154,9 @@ pub(crate) fn receive_datagram(
     // SAFETY: `message` points to buffers with the lengths in it, which outlive the call.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
-    let mut sender = None;
+    /// *Source:* the kernel's `include/linux/socket.h`.
+    const SCM_PIDFD: c_int = 4;
+    let (mut sender, mut pidfd) = (None, None);
     // SAFETY: the kernel has written whole headers, and their lengths, into `control`, which is still valid.
     // The data of each is read as its type specifies, unaligned; the descriptors are new and owned by this
     // function.
@@ -144,8 +166,12 @@ pub(crate) fn receive_datagram(
             let data = libc::CMSG_DATA(header);
             match (found.cmsg_level, found.cmsg_type) {
                 (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
-                    let libc::ucred { pid, uid, .. } = data.cast::<libc::ucred>().read_unaligned();
-                    sender = Some(DatagramSender { pid, uid });
+                    sender = Some(data.cast::<libc::ucred>().read_unaligned().pid);
+                }
+                (libc::SOL_SOCKET, SCM_PIDFD) => {
+                    let fd = data.cast::<RawFd>().read_unaligned();
+                    // A negative one is the reason why there is none.
+                    pidfd = (fd >= 0).then(|| OwnedFd::from_raw_fd(fd));
                 }
                 (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                     #[allow(clippy::unnecessary_cast, reason = "musl counts it in 32 bits")]
@@ -160,7 +186,7 @@ pub(crate) fn receive_datagram(
             header = libc::CMSG_NXTHDR(&raw const message, header);
         }
     }
-    Ok((length, sender))
+    Ok((length, sender.map(|pid| DatagramSender { pid, pidfd })))
 }
 
 /// A descriptor that can be awaited to become readable.

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::process::rewrite_record;
+use crate::process::{count_messages, parse_any, rewrite_record};
 use crate::{CanceledError, Context, Event, EventHook, Failure, RunFuture, Runnable, RunnableState};
 
 /// Runs every task until all wait for time to pass. Under a paused clock it takes a millisecond of virtual
@@ -50,6 +50,16 @@ pub fn fuzz_process_record(input: &[u8]) {
     if let Some(written) = rewrite_record(input) {
         assert_eq!(written, input);
     }
+}
+
+/// A datagram to a notification socket has at most one message for each line; panics otherwise. For a fuzz target.
+pub fn fuzz_notification(input: &[u8]) {
+    assert!(count_messages(input) <= input.split(|&byte| byte == b'\n').count());
+}
+
+/// Reads a text as each of the files of `/proc` that the supervisor reads. For a fuzz target.
+pub fn fuzz_procfs(input: &[u8]) {
+    parse_any(input);
 }
 
 /// A hook that keeps every event.

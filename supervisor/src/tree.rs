@@ -1,6 +1,7 @@
 //! The supervisor: the owner of a tree, which inspects it and shuts it down.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -297,6 +298,17 @@ impl SupervisorBuilder {
     #[must_use]
     pub fn child_limits(mut self, limits: Vec<Rlimit>) -> Self {
         self.host_settings.child_limits = limits;
+        self
+    }
+
+    /// An existing directory for the sockets to which processes report by sd_notify(3): for a
+    /// [readiness by notification](crate::process::Readiness::on_notify), a watchdog, or an extended stop. It must
+    /// belong to this program's user, with mode 0711 or less, and other users of processes must be able to enter it.
+    /// With a path of at most 80 bytes, each socket's is short enough for unix(7). Default: none; then such processes
+    /// don't start.
+    #[must_use]
+    pub fn notify_directory(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.host_settings.notify_dir = Some(dir.into());
         self
     }
 

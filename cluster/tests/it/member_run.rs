@@ -15,6 +15,8 @@ pub(crate) struct MemberRun {
     pub(crate) status: StatusWatch,
     /// The file with its output.
     pub(crate) log: Option<PathBuf>,
+    /// Of etcd's notification socket.
+    _sockets: tempfile::TempDir,
 }
 
 impl MemberRun {
@@ -29,7 +31,8 @@ impl MemberRun {
         builder: nodekeel_supervisor::SupervisorBuilder,
     ) -> MemberRun {
         let started = consensus.prepare_member(start);
-        let supervisor = builder.start(move |ctx: Context| {
+        let sockets = tempfile::tempdir().unwrap();
+        let supervisor = builder.notify_directory(sockets.path()).start(move |ctx: Context| {
             let service = started.service.clone();
             async move {
                 ctx.run_child("consensus", service)?;
@@ -37,7 +40,7 @@ impl MemberRun {
                 Err::<(), Failure>(ctx.canceled().await.into())
             }
         });
-        MemberRun { supervisor, status: started.status, log: None }
+        MemberRun { supervisor, status: started.status, log: None, _sockets: sockets }
     }
 
     pub(crate) async fn wait_running(&mut self) -> ClusterAccess {

@@ -45,7 +45,7 @@ const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The parent of the dedicated cgroups of child processes. The kernel kills a cgroup with all its processes
 /// at once.
 ///
-/// Without cgroups, the supervisor identifies descendants by a mark and signals them one by one; on a loaded
+/// Without cgroups, the supervisor identifies descendants by their parents and signals them one by one; on a loaded
 /// host, processes that keep forking can evade it for a while. Cgroups need cgroup v2, Linux 5.14, and
 /// permission to create directories and to move processes in the parent: root has it, and so does a user to
 /// whom the parent is delegated (`Delegate=yes` in a systemd unit).
@@ -181,8 +181,18 @@ impl RunCgroup {
         is_kept.then(|| Self::open(dir).ok())?
     }
 
+    /// Returns whether a process is in this cgroup of a kept process, if the directory can only be that.
+    pub(super) fn is_kept_in(dir: &Path, mark: ProcessMark, pid: i32) -> bool {
+        dir.file_name().is_some_and(|name| *name == *kept_cgroup_name(mark)) && lists(dir, &pid.to_string())
+    }
+
     pub(super) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns whether it, or a cgroup below it, contains the process.
+    pub(super) fn contains(&self, pid: i32) -> bool {
+        lists(&self.dir, &pid.to_string())
     }
 
     /// Opens the directory, in which a child is created.
@@ -244,6 +254,18 @@ impl Drop for RunCgroup {
         // The next host ends what remains in it.
         let _ = remove_cgroup_tree(&self.dir);
     }
+}
+
+/// Returns whether `cgroup.procs` of a cgroup, or of one below it, has this line. Most processes are in the cgroup
+/// itself.
+fn lists(dir: &Path, pid: &str) -> bool {
+    let listed = fs::read_to_string(dir.join("cgroup.procs"));
+    listed.is_ok_and(|listed| listed.lines().any(|line| line == pid))
+        || fs::read_dir(dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()) && lists(&entry.path(), pid))
 }
 
 /// Ends the leftovers of dead hosts. Errors are ignored: this host works without the cleanup.

@@ -25,6 +25,9 @@ const MAX_WATCHED: usize = 128;
 const MAX_CHASES: usize = 64;
 /// The number of scans in a row that may find new processes before the task yields its thread.
 const MAX_SCANS_IN_A_ROW: usize = 16;
+/// The number of passes in a row that may find nothing but processes that have exited before they could be looked at:
+/// one that forks and exits leaves another one, and a stranger with a copied mark can do so for ever.
+const MAX_PASSES_WITHOUT_KIN: usize = 200;
 /// The pause before a retry while no descriptors are available: the kernel does not report when some are.
 const DESCRIPTOR_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -52,6 +55,28 @@ impl DescendantProcess {
     }
 }
 
+/// The evidence that a process with the mark of a start belongs to it. The mark alone is none: every process can set
+/// it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kinship {
+    /// It descends from this program, which is the subreaper of all that its processes leave behind.
+    Descends,
+    /// It has no other user than this one, as the main process at its start. For what an earlier program started: its
+    /// orphans have other parents.
+    User(u32),
+}
+
+impl Kinship {
+    /// # Errors
+    /// The process has exited; or it can't be read, as when no descriptors are left.
+    fn includes(self, pid: i32) -> io::Result<bool> {
+        match self {
+            Self::Descends => procfs::descends_from(pid, procfs::own_pid()),
+            Self::User(uid) => procfs::only_user(pid).map(|user| user == Some(uid)),
+        }
+    }
+}
+
 /// The result of one pass over the processes.
 #[derive(Default)]
 struct SignalPass {
@@ -67,6 +92,7 @@ struct SignalPass {
 #[derive(Debug)]
 pub(super) struct DescendantSet {
     mark: ProcessMark,
+    kinship: Kinship,
     main_pid: i32,
     main_pidfd: Arc<OwnedFd>,
     /// The cgroup of all that have not left it.
@@ -87,17 +113,21 @@ pub(super) struct DescendantSet {
     unreaped: HashSet<DescendantProcess>,
     /// Processes other than the main one had to be killed.
     needed_kill: bool,
+    /// See [`MAX_PASSES_WITHOUT_KIN`].
+    passes_without_kin: usize,
 }
 
 impl DescendantSet {
     pub(super) fn new(
         mark: ProcessMark,
+        kinship: Kinship,
         main_pid: i32,
         main_pidfd: Arc<OwnedFd>,
         cgroup: Option<Arc<RunCgroup>>,
     ) -> Self {
         Self {
             mark,
+            kinship,
             main_pid,
             main_pidfd,
             cgroup,
@@ -109,6 +139,7 @@ impl DescendantSet {
             not_permitted: HashSet::new(),
             unreaped: HashSet::new(),
             needed_kill: false,
+            passes_without_kin: 0,
         }
     }
 
@@ -218,7 +249,8 @@ impl DescendantSet {
         for _ in 0..MAX_SCANS_IN_A_ROW {
             // `terminate_all` logs why it is not possible.
             let Ok(known) = snapshot else { return };
-            if !self.signal_once(&known, Signal::KILL).is_some_and(|pass| pass.changed) {
+            let Ok(Some(pass)) = self.signal_once(&known, Signal::KILL) else { return };
+            if !pass.changed {
                 return;
             }
             snapshot = snapshots.take_fresh();
@@ -237,8 +269,7 @@ impl DescendantSet {
     ) {
         // Without a snapshot no other process can be signaled: `terminate_all` logs it.
         if let Ok(snapshot) = snapshots.take_shared().await {
-            self.find_unmarked(&snapshot);
-            self.searched_before = Some(stop_signal);
+            let _ = self.find_unmarked(&snapshot).map(|()| self.searched_before = Some(stop_signal));
         }
         signal_main();
         // A process that keeps forking gets no further stop signals: it is killed at the deadline.
@@ -258,7 +289,7 @@ impl DescendantSet {
         self.search_before(signal, &snapshot);
         let mut scans = 1;
         loop {
-            let pass = self.signal_once(&*snapshot?, signal);
+            let pass = self.signal_once(&*snapshot?, signal)?;
             if scans == MAX_SCANS_IN_A_ROW
                 || self.is_past_deadline(signal)
                 || !pass.as_ref().is_some_and(|pass| pass.changed)
@@ -277,8 +308,9 @@ impl DescendantSet {
         if self.searched_before == Some(signal) {
             return;
         }
-        if let Ok(snapshot) = snapshot {
-            self.find_unmarked(snapshot);
+        if let Ok(snapshot) = snapshot
+            && self.find_unmarked(snapshot).is_ok()
+        {
             self.searched_before = Some(signal);
         }
         if signal == Signal::KILL {
@@ -287,16 +319,28 @@ impl DescendantSet {
         }
     }
 
-    /// The processes that carry this mark, or that of a nested supervisor.
-    fn find_marked(&self, snapshot: &ProcessSnapshot) -> Vec<DescendantProcess> {
+    /// The processes that carry this mark, or that of a nested supervisor, and are kin. The second value is true if
+    /// others have exited before that could be seen.
+    fn find_marked(&self, snapshot: &ProcessSnapshot) -> io::Result<(Vec<DescendantProcess>, bool)> {
         let own = procfs::own_pid();
-        let candidates =
-            snapshot.limits().iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main_pid);
-        candidates
-            .filter(|(_, limit)| self.is_marked(*limit))
-            .map(|&(pid, limit)| DescendantProcess { pid, limit, start: None })
-            .filter(|member| !self.not_permitted.contains(member))
-            .collect()
+        let (mut kin, mut have_exited) = (Vec::new(), false);
+        for &(pid, limit) in snapshot.limits() {
+            let member = DescendantProcess { pid, limit, start: None };
+            if pid <= 1
+                || [own, self.main_pid].contains(&pid)
+                || !self.is_marked(limit)
+                || self.not_permitted.contains(&member)
+            {
+                continue;
+            }
+            match self.kinship.includes(pid) {
+                Ok(true) => kin.push(member),
+                Ok(false) => {}
+                Err(error) if is_gone(&error) => have_exited = true,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((kin, have_exited))
     }
 
     fn is_marked(&self, limit: u64) -> bool {
@@ -306,15 +350,15 @@ impl DescendantSet {
 
     /// Adds the descendants that have changed their mark, as a nested supervisor's children have: the first
     /// of these reveals the mark of all the others.
-    fn find_unmarked(&mut self, snapshot: &ProcessSnapshot) {
-        let marked = self.find_marked(snapshot);
+    fn find_unmarked(&mut self, snapshot: &ProcessSnapshot) -> io::Result<()> {
+        let (marked, _) = self.find_marked(snapshot)?;
         // Once the main process has exited, its children have another parent, and its pid may be another process'.
         let main = (!has_exited(self.main_pidfd.as_fd())).then_some(self.main_pid);
         let parents = marked.iter().chain(&self.unmarked).map(|member| member.pid).chain(main);
         let mut known: HashSet<i32> = parents.collect();
         let mut parents: Vec<i32> = known.iter().copied().collect();
         if parents.is_empty() {
-            return;
+            return Ok(());
         }
         let mut children = HashMap::<i32, Vec<i32>>::new();
         for (&pid, &parent) in snapshot.parents() {
@@ -336,6 +380,7 @@ impl DescendantSet {
                 }
             }
         }
+        Ok(())
     }
 
     fn forget_exited_unmarked(&mut self, snapshot: &ProcessSnapshot) {
@@ -347,19 +392,25 @@ impl DescendantSet {
     }
 
     /// Signals every process once. `None` if no process is left.
-    fn signal_once(&mut self, snapshot: &ProcessSnapshot, signal: Signal) -> Option<SignalPass> {
+    fn signal_once(&mut self, snapshot: &ProcessSnapshot, signal: Signal) -> io::Result<Option<SignalPass>> {
         let mut pass = SignalPass::default();
         self.forget_exited_unmarked(snapshot);
-        let mut members = self.find_marked(snapshot);
+        let (mut members, have_exited) = self.find_marked(snapshot)?;
         members.extend(&self.unmarked);
         if members.is_empty() {
-            return None;
+            self.passes_without_kin += 1;
+            if !have_exited || self.passes_without_kin > MAX_PASSES_WITHOUT_KIN {
+                return Ok(None);
+            }
+        } else {
+            self.passes_without_kin = 0;
         }
+        pass.changed = have_exited;
         self.signal_members(&members, signal, &mut pass);
         if pass.changed {
             self.signal_newborn(snapshot.newest_pid(), signal, &mut pass);
         }
-        Some(pass)
+        Ok(Some(pass))
     }
 
     /// Signals the processes born since a snapshot, and since this started, until no more are born: a process
@@ -374,7 +425,8 @@ impl DescendantSet {
             for pid in procfs::pids_after(from, to) {
                 let limit =
                     procfs::locks_limit_if_signalable(pid).ok().filter(|limit| self.is_marked(*limit));
-                if let Some(limit) = limit.filter(|_| pid != self.main_pid) {
+                let is_kin = || pid != self.main_pid && self.kinship.includes(pid).unwrap_or(false);
+                if let Some(limit) = limit.filter(|_| is_kin()) {
                     self.signal_members(&[DescendantProcess { pid, limit, start: None }], signal, pass);
                 }
             }
@@ -481,7 +533,7 @@ fn is_resource_shortage(error: &io::Error) -> bool {
 }
 
 /// Returns whether the process has exited; at most a thread has its id.
-fn is_gone(error: &io::Error) -> bool {
+pub(super) fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
 }
 

@@ -29,6 +29,10 @@ pub enum ProcessError {
         #[source]
         source: io::Error,
     },
+    /// It has no socket for its reports by sd_notify(3), so it was not started; the source names the reason, and what
+    /// to do.
+    #[error("can't make the notification socket of the process")]
+    Notify(#[source] io::Error),
     /// A limit of its cgroup can't be enforced, so it was not started; the source names the remedy.
     #[error("can't limit the process")]
     Limit(#[source] CgroupLimitError),
@@ -36,6 +40,10 @@ pub enum ProcessError {
     /// names the reason.
     #[error("can't record the process to keep it")]
     Keep(#[source] io::Error),
+    /// The process that an earlier program has [kept](super::Process::keep) can't be taken over at present. It runs on,
+    /// and the next run tries again.
+    #[error("can't take over the process that is still running; it runs on, and no other one is started")]
+    Adopt(#[source] io::Error),
     /// The kernel's interface to watch the process failed; the process was killed.
     #[error("can't watch the child process for its exit, and killed it")]
     Watch(#[source] io::Error),

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use thiserror::Error;
 
 use super::descendants::has_exited;
-use super::probe::CommandRunner;
+use super::probe::{CommandRunner, ProbeFailure};
 use super::settings::Process;
 use crate::failure::Failure;
 use crate::process_exit::Signal;
@@ -25,6 +25,8 @@ struct AttachedProcess {
     target: HandleTarget,
     /// For a reload command.
     run_command: CommandRunner,
+    /// The reason why its last probe could not be made.
+    probe_problem: Option<Arc<str>>,
 }
 
 impl fmt::Debug for AttachedProcess {
@@ -97,7 +99,7 @@ impl ProcessHandle {
     /// A command that is running is killed when this is dropped.
     pub async fn reload(&self) -> Result<(), ProcessHandleError> {
         // Copied, because the lock must not be held while the command runs.
-        let AttachedProcess { target, run_command } = self.attached()?;
+        let AttachedProcess { target, run_command, .. } = self.attached()?;
         match &target.reload {
             None => Err(ProcessHandleError::NoReload),
             Some(ReloadAction::Signal(signal)) => send_signal(&target, *signal),
@@ -118,10 +120,22 @@ impl ProcessHandle {
         self.attached().ok().map(|attached| attached.target.since)
     }
 
+    /// The reason why the running process could not be asked whether it is ready or alive: `could not ask: ...`. The
+    /// host had no process, descriptor or memory left for the last probe. `None` once a probe was made.
+    pub fn probe_problem(&self) -> Option<Arc<str>> {
+        self.attached().ok()?.probe_problem
+    }
+
+    pub(super) fn set_probe_problem(&self, problem: Option<&ProbeFailure>) {
+        if let Some(attached) = &mut *self.lock() {
+            attached.probe_problem = problem.map(|problem| problem.to_string().into());
+        }
+    }
+
     /// Acts on this process until the result is dropped.
     pub(super) fn attach(&self, target: HandleTarget, run_command: CommandRunner) -> AttachGuard {
         let pid = target.pid;
-        *self.lock() = Some(AttachedProcess { target, run_command });
+        *self.lock() = Some(AttachedProcess { target, run_command, probe_problem: None });
         AttachGuard { handle: self.clone(), pid }
     }
 

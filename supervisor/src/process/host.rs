@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use super::kept::KeptProcess;
 use super::leftovers::{LeftoverProcess, LeftoverReport};
 use super::limits;
 use super::mark::{HostId, MarkAllocator, ProcessMark, ProgramId};
+use super::notify_socket::{NotifyDir, NotifySocket};
 use super::procfs;
 use super::reap;
 use super::records::{HostRecords, ProcessRecords, RecordProblem};
@@ -31,6 +32,8 @@ pub(crate) struct HostSettings {
     pub(crate) cgroups: CgroupParent,
     pub(crate) records: Option<ProcessRecords>,
     pub(crate) child_limits: Vec<limits::Rlimit>,
+    /// The directory of notification sockets.
+    pub(crate) notify_dir: Option<PathBuf>,
 }
 
 /// Starts child processes and reaps their orphans. It exists as long as any process that it started has a
@@ -44,6 +47,8 @@ pub(crate) struct ProcessHost {
     pub(super) records: Option<Arc<HostRecords>>,
     /// The limits of its children in place of this program's.
     pub(super) child_limits: Vec<limits::Rlimit>,
+    /// The directory of notification sockets, or the reason why there is none.
+    notify_dir: Result<Arc<NotifyDir>, String>,
     /// The reason why processes of an earlier host may still run.
     record_problems: Vec<RecordProblem>,
     /// The tasks that wait for killed processes which no run waits for any more.
@@ -118,6 +123,7 @@ impl ProcessHost {
         let reaper =
             AbortOnDropHandle::new(tokio::spawn(reap::run_reaper(Arc::clone(&shared), child_exited)));
         let reap_tasks = TaskTracker::new();
+        let notify_dir = open_notify_dir(settings.notify_dir.as_deref());
         let (_reaper, _subreaper) = (reaper, subreaper);
         let host = Self {
             shared,
@@ -125,6 +131,7 @@ impl ProcessHost {
             cgroup,
             records,
             child_limits: settings.child_limits.clone(),
+            notify_dir,
             record_problems,
             reap_tasks,
             _reaper,
@@ -147,6 +154,19 @@ impl ProcessHost {
         let missing = || io::Error::other("this supervisor has no process records, or could not use them");
         let records = self.records.as_ref().ok_or_else(missing)?;
         KeptProcess::create(records, dn, process, mark, cgroup).map(Arc::new)
+    }
+
+    /// Binds the notification socket of a start.
+    ///
+    /// # Errors
+    /// There is no directory for it, or the socket can't be bound there; the text names what to do.
+    pub(super) fn bind_notify_socket(
+        &self,
+        mark: ProcessMark,
+        process: &Process,
+    ) -> io::Result<NotifySocket> {
+        let dir = self.notify_dir.as_ref().map_err(|reason| io::Error::other(reason.clone()))?;
+        dir.bind(&format!("{:x}", mark.as_limit()), process)
     }
 
     /// Returns whether a kept process of this DN waits for its adoption.
@@ -193,6 +213,12 @@ fn open_records(
     }
 }
 
+fn open_notify_dir(path: Option<&Path>) -> Result<Arc<NotifyDir>, String> {
+    let path =
+        path.ok_or("the supervisor has no directory for it: set SupervisorBuilder::notify_directory")?;
+    NotifyDir::open(path).map(Arc::new).map_err(|error| format!("{}: {error}", path.display()))
+}
+
 /// Creates the host's cgroup if possible, and logs once how descendants are identified.
 fn create_host_cgroup(cgroups: &CgroupParent, host_id: HostId) -> Option<HostCgroup> {
     match HostCgroup::create(cgroups, host_id) {
@@ -202,7 +228,7 @@ fn create_host_cgroup(cgroups: &CgroupParent, host_id: HostId) -> Option<HostCgr
         }
         Ok(None) => None,
         Err(error) => {
-            tracing::info!(dn = "supervisor", %error, "descendants are identified by mark: cgroups are not available");
+            tracing::info!(dn = "supervisor", %error, "descendants are identified by their parents: cgroups are not available");
             None
         }
     }

@@ -1,21 +1,20 @@
 //! A process that outlives this program, and its adoption by the next.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{CWD, FileType, Mode};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use super::cgroup::RunCgroup;
+use super::descendants::{Kinship, has_exited};
 use super::host_state::HostState;
 use super::mark::ProcessMark;
 use super::procfs;
@@ -34,6 +33,8 @@ const FIFO_BYTES: usize = 1024 * 1024;
 pub(super) struct KeptProcess {
     records: Arc<HostRecords>,
     record: Mutex<KeptRecord>,
+    /// It is running, and can't be adopted at present.
+    is_left: AtomicBool,
 }
 
 impl KeptProcess {
@@ -56,25 +57,39 @@ impl KeptProcess {
             boot: records.boot().clone(),
             dn: dn.to_owned(),
             mark,
+            user: Some(process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw())),
             definition: definition_hash(process),
             cgroup: cgroup.map(Path::to_owned),
-            notify: process.needs_notify_socket().then(|| notify_name(mark)),
+            notify: None,
             process: None,
             is_ready: false,
         };
-        let kept = Self { records: Arc::clone(records), record: Mutex::new(record) };
+        let kept = Self::adopt(records, record);
         kept.write()?;
         Ok(kept)
     }
 
     /// The process that an earlier program has started.
     pub(super) fn adopt(records: &Arc<HostRecords>, record: KeptRecord) -> Self {
-        Self { records: Arc::clone(records), record: Mutex::new(record) }
+        let is_left = AtomicBool::new(false);
+        Self { records: Arc::clone(records), record: Mutex::new(record), is_left }
     }
 
-    /// Returns whether this process would be started in the same way, and be kept.
+    /// Returns whether this process would be started in the same way, and be kept. An earlier release has given it a
+    /// notification socket that it has no more.
     pub(super) fn has_definition(&self, process: &Process) -> bool {
-        process.keep && self.lock().definition == definition_hash(process)
+        let record = self.lock();
+        process.keep && record.user.is_some() && record.definition == definition_hash(process)
+    }
+
+    pub(super) fn mark(&self) -> ProcessMark {
+        self.lock().mark
+    }
+
+    /// Leaves it as it is, for another adoption.
+    pub(super) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+        self.records.add_unclaimed(self.lock().clone());
     }
 
     pub(super) fn record_start(&self, pid: i32) -> io::Result<()> {
@@ -96,53 +111,62 @@ impl KeptProcess {
         self.lock().is_ready
     }
 
-    /// The abstract name of its notification socket.
-    pub(super) fn notify_name(&self) -> Option<String> {
-        self.lock().notify.clone()
-    }
-
     /// Creates the FIFOs of its output. Each end is open for reading and writing: so neither this program's exit
     /// nor its start is noticed by a writer.
     pub(super) fn create_fifos(&self) -> io::Result<OutputEnds> {
-        let paths = self.records.output_paths(self.lock().mark);
-        for path in &paths {
-            rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        for name in HostRecords::output_files(self.mark()) {
+            rustix::fs::mknodat(self.records.dir(), name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         }
         let readers = self.open_fifos()?;
-        let [stdout, stderr] = paths.map(|path| File::options().read(true).write(true).open(path));
-        Ok(OutputEnds { readers, writers: [stdout?.into(), stderr?.into()] })
+        let [stdout, stderr] = self.open_fifo_ends(OFlags::empty());
+        Ok(OutputEnds { readers, writers: [stdout?, stderr?] })
     }
 
     pub(super) fn open_fifos(&self) -> io::Result<[OwnedFd; 2]> {
-        let open = |path| {
-            let fifo = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-            // The kernel limits the pipes of ordinary users together: then it keeps its size.
-            let _ = rustix::pipe::fcntl_setpipe_size(&fifo, FIFO_BYTES);
-            Ok::<OwnedFd, io::Error>(fifo.into())
-        };
-        let [stdout, stderr] = self.records.output_paths(self.lock().mark).map(open);
-        Ok([stdout?, stderr?])
+        let [stdout, stderr] = self.open_fifo_ends(OFlags::NONBLOCK);
+        let fifos = [stdout?, stderr?];
+        // The kernel limits the pipes of ordinary users together: then it keeps its size.
+        fifos.iter().for_each(|fifo| _ = rustix::pipe::fcntl_setpipe_size(fifo, FIFO_BYTES));
+        Ok(fifos)
     }
 
-    /// The running process, identified again.
+    fn open_fifo_ends(&self, flags: OFlags) -> [io::Result<OwnedFd>; 2] {
+        let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        HostRecords::output_files(self.mark())
+            .map(|name| Ok(rustix::fs::openat(self.records.dir(), name, flags, Mode::empty())?))
+    }
+
+    /// The running process, identified again. It runs on if the result is dropped.
     ///
     /// # Errors
-    /// `ESRCH` if it has exited or is another one.
+    /// `ESRCH` or `ENOENT` if it has exited or is another one.
     pub(super) fn open_main(&self, shared: &Arc<HostState>) -> io::Result<MainProcess> {
-        let KeptRecord { mark, process, cgroup, .. } = self.lock().clone();
+        let KeptRecord { mark, user, process, cgroup, .. } = self.lock().clone();
         let ProcessId { pid, start } = process.ok_or(Errno::SRCH)?;
         let pidfd = rustix::process::pidfd_open(Pid::from_raw(pid).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
         // Checked while the descriptor is open: it keeps referring to the process that was checked.
-        let is_same = procfs::read_stat(pid)?.start == start && procfs::locks_limit(pid)? == mark.as_limit();
-        if !is_same {
+        let cgroup = cgroup.and_then(|dir| RunCgroup::open_kept(&dir, mark));
+        let is_its = || match &cgroup {
+            Some(cgroup) if cgroup.contains(pid) => Ok(true),
+            _ => Ok::<_, io::Error>(procfs::locks_limit(pid)? == mark.as_limit()),
+        };
+        if procfs::read_stat(pid)?.start != start || !is_its()? || has_exited(pidfd.as_fd()) {
             return Err(Errno::SRCH.into());
         }
-        let cgroup = cgroup.and_then(|dir| RunCgroup::open_kept(&dir, mark));
         let kill_scope =
-            cgroup.map_or(KillScope::MarkedDescendants, |cgroup| KillScope::WholeCgroup(Arc::new(cgroup)));
+            cgroup.map_or(KillScope::ByParents, |cgroup| KillScope::WholeCgroup(Arc::new(cgroup)));
         // From now on a run waits for it, and the reaper leaves it alone.
         shared.end_start(mark, Some(pid));
-        Ok(MainProcess::new(Arc::clone(shared), StartedChild { pid, pidfd }, mark, kill_scope))
+        let kinship = Kinship::User(user.unwrap_or_else(|| rustix::process::geteuid().as_raw()));
+        let child = StartedChild { pid, pidfd };
+        let mut main = MainProcess::new(Arc::clone(shared), child, mark, kill_scope, kinship);
+        main.is_left_alone = true;
+        Ok(main)
+    }
+
+    /// Returns whether a release has recorded it that gave it no socket that can be bound again.
+    pub(super) fn is_of_version_1(&self) -> bool {
+        self.lock().user.is_none()
     }
 
     /// When it started.
@@ -166,13 +190,10 @@ impl KeptProcess {
 
 impl Drop for KeptProcess {
     fn drop(&mut self) {
-        self.records.remove_kept(self.lock().mark);
+        if !self.is_left.load(Ordering::Relaxed) {
+            self.records.remove_kept(self.mark());
+        }
     }
-}
-
-/// A name that no other program guesses before the process starts.
-fn notify_name(mark: ProcessMark) -> String {
-    format!("nodekeel-{:x}-{:016x}", mark.as_limit(), RandomState::new().hash_one(0))
 }
 
 /// A hash of what a process is started with. It may differ in another release; then the process is started anew.

@@ -1,7 +1,8 @@
 //! Ends the processes that a killed supervisor has left behind, as its records identify them.
 //!
 //! The decision is a pure function of the records and the processes that a scan shows. A signal goes through a
-//! descriptor that was opened before a second check of the process' start time and mark.
+//! descriptor that was opened before a second check of the process' start time and mark. Where there is a cgroup, it
+//! identifies what is in it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -19,7 +20,7 @@ use super::descendants::has_exited;
 use super::mark::ProcessMark;
 use super::output::sanitize_line;
 use super::procfs;
-use super::record::{BootId, HostRecord, KeptRecord, ParseRecordError, ProcessId, Record};
+use super::record::{BootId, HostRecord, KeptRecord, ProcessId, Record};
 use super::records::{HostRecords, ProcessRecords, RecordProblem};
 use crate::process_exit::Signal;
 use crate::sys;
@@ -53,14 +54,19 @@ struct ObservedProcess {
     parent: i32,
     /// The soft limit of file locks, which may be a mark.
     limit: u64,
+    /// Its user, if it has a mark and no other user: see [`procfs::only_user`].
+    user: Option<u32>,
 }
 
-/// The marks and processes that identify leftovers.
+/// The records and processes that identify leftovers.
+///
+/// Every process can take a mark, but only one of its own user. So a mark ends nothing but processes of the users as
+/// which the recorded ones were started.
 #[derive(Debug, Default)]
 struct LeftoverSet {
     hosts: Vec<HostRecord>,
-    /// The marks of kept processes that are to end.
-    marks: Vec<ProcessMark>,
+    /// The kept processes that are to end.
+    kept: Vec<KeptRecord>,
     /// Those that were identified so far: a parent that has exited no longer identifies its children.
     known: HashSet<ProcessId>,
 }
@@ -92,10 +98,17 @@ impl LeftoverSet {
     }
 
     fn identifies(&self, process: &ObservedProcess) -> bool {
-        ProcessMark::from_limit(process.limit).is_some_and(|mark| {
-            let is_of = |host: &HostRecord| host.host_id == mark.host_id() && process.id.start >= host.start;
-            self.marks.contains(&mark) || !mark.survives() && self.hosts.iter().any(is_of)
-        })
+        let own = rustix::process::geteuid().as_raw();
+        let (Some(mark), Some(user)) = (ProcessMark::from_limit(process.limit), process.user) else {
+            return false;
+        };
+        let is_of = |host: &HostRecord| {
+            let is_user = host.users.contains(&user) || host.users.is_empty() && user == own;
+            host.host_id == mark.host_id() && process.id.start >= host.start && is_user
+        };
+        // Without a user, an earlier release wrote it.
+        let is_kept = |kept: &KeptRecord| kept.mark == mark && kept.user.unwrap_or(own) == user;
+        self.kept.iter().any(is_kept) || !mark.survives() && self.hosts.iter().any(is_of)
     }
 }
 
@@ -120,15 +133,17 @@ struct LeftoverPlan {
 impl LeftoverPlan {
     /// Decides by the records and the processes that exist.
     fn decide(
-        records: Vec<(String, Result<Record, ParseRecordError>)>,
+        records: Vec<(String, Result<Record, String>)>,
         boot: &BootId,
         expects: impl Fn(&str) -> bool,
+        is_in_cgroup: impl Fn(&KeptRecord, ProcessId) -> bool,
         observed: &[ObservedProcess],
     ) -> Self {
         let mut plan = Self::default();
+        let is_there = |recorded: ProcessId| observed.iter().any(|process| process.id == recorded);
         for (file, record) in records {
             match record {
-                Err(error) => plan.rejected.push((file, error.to_string())),
+                Err(reason) => plan.rejected.push((file, reason)),
                 Ok(Record::Host(host)) => {
                     // After another boot, its marks and times mean nothing.
                     if host.boot == *boot {
@@ -140,11 +155,20 @@ impl LeftoverPlan {
                 Ok(Record::Kept(kept)) => {
                     // One DN has one process: of several records, the first counts.
                     let is_first = plan.kept.iter().all(|other| other.dn != kept.dn);
-                    if is_first && expects(&kept.dn) && is_running(&kept, observed) {
+                    let is_running = is_running(&kept, observed, &is_in_cgroup);
+                    if is_first && expects(&kept.dn) && is_running {
                         plan.kept.push(kept);
                     } else {
-                        plan.leftovers.add_kept(&kept);
-                        plan.end_kept.push(kept);
+                        plan.leftovers.add_kept(&kept, is_running);
+                        match kept.process.filter(|recorded| !is_running && is_there(*recorded)) {
+                            Some(ProcessId { pid, .. }) => plan.rejected.push((
+                                file,
+                                format!(
+                                    "process {pid} has neither its mark nor its cgroup, and is left alone"
+                                ),
+                            )),
+                            None => plan.end_kept.push(kept),
+                        }
                     }
                 }
             }
@@ -154,17 +178,28 @@ impl LeftoverPlan {
 }
 
 impl LeftoverSet {
-    fn add_kept(&mut self, kept: &KeptRecord) {
-        self.marks.push(kept.mark);
-        self.known.extend(kept.process);
+    /// `is_running`: the recorded process is there, as it was recorded.
+    fn add_kept(&mut self, kept: &KeptRecord, is_running: bool) {
+        self.kept.push(kept.clone());
+        self.known.extend(kept.process.filter(|_| is_running));
     }
 }
 
-/// Returns whether the process of a record is there, with its mark.
-fn is_running(kept: &KeptRecord, observed: &[ObservedProcess]) -> bool {
-    let is_it =
-        |process: &ObservedProcess| Some(process.id) == kept.process && process.limit == kept.mark.as_limit();
+/// Returns whether the process of a record is there, with its mark or in its cgroup.
+fn is_running(
+    kept: &KeptRecord,
+    observed: &[ObservedProcess],
+    is_in_cgroup: impl Fn(&KeptRecord, ProcessId) -> bool,
+) -> bool {
+    let is_it = |process: &ObservedProcess| {
+        Some(process.id) == kept.process
+            && (process.limit == kept.mark.as_limit() || is_in_cgroup(kept, process.id))
+    };
     observed.iter().any(is_it)
+}
+
+fn is_in_cgroup(kept: &KeptRecord, process: ProcessId) -> bool {
+    kept.cgroup.as_deref().is_some_and(|dir| RunCgroup::is_kept_in(dir, kept.mark, process.pid))
 }
 
 /// Ends what the records identify, except what is kept, and removes the records of what has ended.
@@ -173,11 +208,12 @@ pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io
     if found.is_empty() {
         return Ok(LeftoverReport::default());
     }
-    let mut plan = LeftoverPlan::decide(found, records.boot(), |dn| wanted.expects(dn), &observe()?);
+    let mut plan =
+        LeftoverPlan::decide(found, records.boot(), |dn| wanted.expects(dn), is_in_cgroup, &observe()?);
     for (file, why) in &plan.rejected {
         tracing::warn!(
             dn = "supervisor",
-            "can't read the record {file} of an earlier start, so its processes keep running: {why}; end them, then remove the file"
+            "can't use the record {file} of an earlier start, so its processes keep running: {why}; end them, then remove the file"
         );
     }
     let of_this_boot = plan.end_kept.iter().filter(|kept| kept.boot == *records.boot());
@@ -199,7 +235,8 @@ pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io
 pub(super) fn end_kept(records: &HostRecords, kept: &KeptRecord) {
     let cgroup = open_cgroup(kept);
     let mut leftovers = LeftoverSet::default();
-    leftovers.add_kept(kept);
+    let is_running = observe().is_ok_and(|observed| is_running(kept, &observed, is_in_cgroup));
+    leftovers.add_kept(kept, is_running);
     match leftovers.end_all(cgroup.as_slice(), Instant::now() + LEFTOVER_TIMEOUT) {
         Ok((_, true)) => records.remove_kept(kept.mark),
         Ok((_, false)) => {}
@@ -304,8 +341,10 @@ fn observe() -> io::Result<Vec<ObservedProcess>> {
 
 fn observe_process(pid: i32) -> io::Result<ObservedProcess> {
     let stat = procfs::read_stat(pid)?;
-    let id = ProcessId { pid, start: stat.start };
-    Ok(ObservedProcess { id, parent: stat.parent, limit: procfs::locks_limit(pid)? })
+    let (id, limit) = (ProcessId { pid, start: stat.start }, procfs::locks_limit(pid)?);
+    // Few have a mark.
+    let user = ProcessMark::from_limit(limit).map(|_| procfs::only_user(pid)).transpose()?.flatten();
+    Ok(ObservedProcess { id, parent: stat.parent, limit, user })
 }
 
 /// Waits until one of them has exited.

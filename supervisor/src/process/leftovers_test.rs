@@ -12,12 +12,15 @@ fn mark(host: u32, survives: bool, start: u64) -> ProcessMark {
     ProcessMark::from_limit(host | u64::from(survives) << 23 | start).expect("a mark")
 }
 
+/// The user as which the recorded processes were started.
+const USER: u32 = 7;
+
 fn boot(number: u8) -> BootId {
     BootId { boot: format!("boot {number}"), pid_namespace: "pid:[1]".to_owned() }
 }
 
 fn host_record(host: u32, start: u64, boot_number: u8) -> Record {
-    Record::Host(HostRecord { boot: boot(boot_number), host_id: host_id(host), start })
+    Record::Host(HostRecord { boot: boot(boot_number), host_id: host_id(host), start, users: [USER].into() })
 }
 
 fn kept_record(dn: &str, mark: ProcessMark, process: Option<ProcessId>) -> KeptRecord {
@@ -25,6 +28,7 @@ fn kept_record(dn: &str, mark: ProcessMark, process: Option<ProcessId>) -> KeptR
         boot: boot(1),
         dn: dn.to_owned(),
         mark,
+        user: Some(USER),
         definition: 0,
         cgroup: None,
         notify: None,
@@ -34,13 +38,19 @@ fn kept_record(dn: &str, mark: ProcessMark, process: Option<ProcessId>) -> KeptR
 }
 
 fn process(pid: i32, parent: i32, start: u64, limit: u64) -> ObservedProcess {
-    ObservedProcess { id: ProcessId { pid, start }, parent, limit }
+    ObservedProcess { id: ProcessId { pid, start }, parent, limit, user: Some(USER) }
+}
+
+/// A process below a kept one's cgroup has a pid above 200.
+fn is_in_its_cgroup(kept: &KeptRecord, process: ProcessId) -> bool {
+    kept.cgroup.is_some() && process.pid > 200
 }
 
 /// The plan for these records, with `root.kept` expected, and the pids that it ends.
 fn plan(records: Vec<Record>, observed: &[ObservedProcess]) -> (LeftoverPlan, Vec<i32>) {
     let named = records.into_iter().enumerate().map(|(index, record)| (index.to_string(), Ok(record)));
-    let mut plan = LeftoverPlan::decide(named.collect(), &boot(1), |dn| dn == "root.kept", observed);
+    let mut plan =
+        LeftoverPlan::decide(named.collect(), &boot(1), |dn| dn == "root.kept", is_in_its_cgroup, observed);
     let mut pids: Vec<_> = plan.leftovers.find(observed).into_iter().map(|process| process.id.pid).collect();
     pids.sort_unstable();
     (plan, pids)
@@ -70,12 +80,42 @@ fn a_kept_process_stays_if_it_is_expected_and_is_the_recorded_one() {
     assert_eq!((plan.kept, ended), (vec![first], vec![102]), "one DN has one process");
 }
 
-/// A process that changed its own mark is not adopted, but ends: it must not run next to its successor.
+/// What else would tell it from any other process that has its pid in a forged record?
 #[test]
-fn a_kept_process_without_its_mark_ends() {
-    let main = process(100, 1, 50, 1024);
-    let record = kept_record("root.kept", mark(5, true, 1), Some(main.id));
-    assert_eq!(plan(vec![Record::Kept(record)], &[main]).1, [100]);
+fn a_process_that_does_not_match_its_record_is_left_alone() {
+    let mark_of_kept = mark(5, true, 1);
+    let limit = mark_of_kept.as_limit();
+    for observed in [
+        process(100, 1, 50, 1024),
+        process(100, 1, 50, mark(5, true, 2).as_limit()),
+        ObservedProcess { user: Some(USER + 1), ..process(100, 1, 51, limit) },
+        ObservedProcess { user: None, ..process(100, 1, 51, limit) },
+    ] {
+        for dn in ["root.kept", "root.other"] {
+            let record = kept_record(dn, mark_of_kept, Some(ProcessId { pid: 100, start: 50 }));
+            let (plan, ended) = plan(vec![Record::Kept(record)], &[observed]);
+            assert_eq!((plan.kept, ended), (vec![], vec![]), "{observed:?}");
+            assert_eq!(plan.rejected.len(), usize::from(observed.id.start == 50), "{observed:?}");
+        }
+    }
+}
+
+/// It may have changed its mark, but it can't leave its cgroup.
+#[test]
+fn a_kept_process_in_its_cgroup_is_the_recorded_one() {
+    let observed = [process(201, 1, 50, 1024)];
+    let cgroup = Some("/sys/fs/cgroup/x".into());
+    let record = KeptRecord { cgroup, ..kept_record("root.kept", mark(5, true, 1), Some(observed[0].id)) };
+    let (plan, ended) = plan(vec![Record::Kept(record.clone())], &observed);
+    assert_eq!((plan.kept, ended), (vec![record], vec![]));
+}
+
+#[test]
+fn a_mark_ends_no_process_of_a_user_as_which_none_was_started() {
+    let limit = mark(5, false, 1).as_limit();
+    let of = |pid, user| ObservedProcess { user, ..process(pid, 1, 50, limit) };
+    let observed = [of(100, Some(USER)), of(101, Some(USER + 1)), of(102, None)];
+    assert_eq!(plan(vec![host_record(5, 10, 1)], &observed).1, [100]);
 }
 
 #[test]
@@ -92,10 +132,10 @@ fn records_of_another_boot_identify_nothing_and_are_removed() {
 #[test]
 fn a_damaged_record_identifies_nothing_and_is_left_as_it_is() {
     let observed = [process(100, 1, 50, mark(5, false, 1).as_limit())];
-    let records = vec![("host-7-5".to_owned(), Err(ParseRecordError::Sum))];
-    let mut plan = LeftoverPlan::decide(records, &boot(1), |_| true, &observed);
+    let records = vec![("host-7-5".to_owned(), Err("cut off".to_owned()))];
+    let mut plan = LeftoverPlan::decide(records, &boot(1), |_| true, is_in_its_cgroup, &observed);
     assert_eq!(plan.leftovers.find(&observed), []);
-    assert_eq!(plan.rejected, [("host-7-5".to_owned(), ParseRecordError::Sum.to_string())]);
+    assert_eq!(plan.rejected, [("host-7-5".to_owned(), "cut off".to_owned())]);
     assert!(plan.obsolete.is_empty());
 }
 

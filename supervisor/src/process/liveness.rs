@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::probe::{CommandRunner, PROBE_TIMEOUT, ProcessProbe, probe_once};
+use super::probe::{CommandRunner, PROBE_TIMEOUT, ProbeFailure, ProcessProbe, UnaskedReport, probe_once};
 use super::settings::Process;
 
 /// A probe that is repeated while a process is ready. When it fails several times in a row, the process is stopped,
@@ -73,24 +73,34 @@ impl Liveness {
     }
 
     /// Resolves when the process is no longer alive.
-    pub(super) async fn wait_failure(&self, run_command: &CommandRunner) -> LivenessFailure {
+    pub(super) async fn wait_failure(
+        &self,
+        run_command: &CommandRunner,
+        report_unasked: UnaskedReport<'_>,
+    ) -> LivenessFailure {
         match &self.probe {
-            LivenessProbe::Code(probe) => self.repeat_probe(&**probe).await,
+            LivenessProbe::Code(probe) => self.repeat_probe(&**probe, report_unasked).await,
             LivenessProbe::Command(command) => {
                 let (run_command, command) = (Arc::clone(run_command), Arc::clone(command));
-                self.repeat_probe(&move || run_command(Arc::clone(&command))).await
+                self.repeat_probe(&move || run_command(Arc::clone(&command)), report_unasked).await
             }
         }
     }
 
-    async fn repeat_probe(&self, probe: &dyn ProcessProbe) -> LivenessFailure {
+    async fn repeat_probe(
+        &self,
+        probe: &dyn ProcessProbe,
+        report_unasked: UnaskedReport<'_>,
+    ) -> LivenessFailure {
         let mut failures = 0;
         loop {
             // Before the first probe, too: the process has just become ready.
             sleep(self.period).await;
-            match probe_once(probe, self.timeout).await {
+            match probe_once(probe, self.timeout, report_unasked).await {
                 Ok(()) => failures = 0,
-                Err(reason) => {
+                // Neither a failure nor a success: the next one tells.
+                Err(ProbeFailure::NotAsked(_)) => {}
+                Err(ProbeFailure::Failed(reason)) => {
                     failures += 1;
                     tracing::warn!(failures, reason, "the liveness probe failed");
                     if failures >= self.failure_threshold {
@@ -120,25 +130,39 @@ impl fmt::Debug for Liveness {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Failure;
     use std::sync::atomic::{AtomicU32, Ordering};
     use tokio::time::Instant;
 
     #[tokio::test(start_paused = true)]
-    async fn only_failures_in_a_row_count() {
-        // Failures at the probes 1, 3, 5, 6 and 7.
+    async fn only_failures_in_a_row_count_and_no_probe_that_could_not_be_made() {
+        // Failures at the probes 1, 3, 5, 7 and 9; 6 and 8 could not be made.
         let attempts = AtomicU32::new(0);
         let probe = move || {
             let attempt = attempts.fetch_add(1, Ordering::Relaxed) + 1;
-            async move { if [2, 4].contains(&attempt) { Ok(()) } else { Err(format!("attempt {attempt}")) } }
+            async move {
+                match attempt {
+                    2 | 4 => Ok(()),
+                    6 | 8 => Err(Failure::from(std::io::Error::from_raw_os_error(libc::EMFILE))),
+                    _ => Err(Failure::new(format!("attempt {attempt}"))),
+                }
+            }
         };
         let started = Instant::now();
         let liveness = Liveness::probe(probe).with_period(Duration::from_secs(2));
         let LivenessProbe::Code(probe) = &liveness.probe else { panic!("it is code") };
+        let reported = std::sync::Mutex::new(Vec::new());
+        let report =
+            |unasked: Option<&ProbeFailure>| reported.lock().expect("no panic").push(unasked.is_some());
         assert_eq!(
-            liveness.repeat_probe(&**probe).await,
-            LivenessFailure { failures: 3, last: "attempt 7".to_owned() }
+            liveness.repeat_probe(&**probe, &report).await,
+            LivenessFailure { failures: 3, last: "attempt 9".to_owned() }
         );
-        assert_eq!(started.elapsed().as_secs(), 14);
+        assert_eq!(started.elapsed().as_secs(), 18);
+        assert_eq!(
+            *reported.lock().expect("no panic"),
+            [false, false, false, false, false, true, false, true, false]
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -147,6 +171,6 @@ mod tests {
         let liveness = Liveness::probe(probe).with_timeout(Duration::from_secs(1)).with_failure_threshold(0);
         let LivenessProbe::Code(probe) = &liveness.probe else { panic!("it is code") };
         let failure = LivenessFailure { failures: 1, last: "no result within 1s".to_owned() };
-        assert_eq!(liveness.repeat_probe(&**probe).await, failure);
+        assert_eq!(liveness.repeat_probe(&**probe, &|_| ()).await, failure);
     }
 }

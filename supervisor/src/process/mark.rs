@@ -1,4 +1,7 @@
-//! The mark that identifies a process and all its descendants.
+//! The mark that tells of which start a descendant of this program is.
+//!
+//! It is no identity: every process can set it. What else must hold, see [`Kinship`](super::descendants::Kinship) and
+//! [`leftovers`](super::leftovers).
 //!
 //! It is the soft limit of file locks (`RLIMIT_LOCKS`). The kernel has ignored that limit since 2.4, but
 //! still passes it on: fork, exec, setsid, a double fork, a change of user and a new namespace keep it.

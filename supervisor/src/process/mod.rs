@@ -1,7 +1,7 @@
 //! Child processes as runnables.
 //!
-//! A [`Process`] starts in a separate process group, with an empty environment and no open files except its
-//! standard ones. It is ready when its [`Readiness`] is met. When its context is canceled, it gets a stop
+//! A [`Process`] starts in a separate session, without a terminal, with an empty environment, the umask 022 and no open
+//! files except its standard ones. It is ready when its [`Readiness`] is met. When its context is canceled, it gets a stop
 //! signal; after its grace period, all its descendants are killed, even if they have forked twice, created a
 //! session, or run as another user.
 //!
@@ -25,11 +25,15 @@
 //! Where possible, each start gets a dedicated cgroup ([`CgroupParent`]). The kernel kills all its processes
 //! at once, however fast they fork, and under any user.
 //!
-//! In addition, each start carries a mark that all its descendants inherit: the soft limit of file locks
-//! (`RLIMIT_LOCKS`), which Linux passes on but has not enforced for twenty years. `ulimit -x` shows it. Where
-//! cgroups are not available, the mark alone identifies descendants. A process that changes that limit is
-//! still identified while its parents are running. The program becomes the child subreaper of its
-//! descendants, so that no orphan moves to another init. It reaps these orphans and no other children:
+//! Elsewhere, descendants are identified by their parents. The program becomes the child subreaper of its
+//! descendants, so that no orphan moves to another init, and no other process becomes its descendant. To tell of which
+//! start an orphan is, each start carries a mark that all its descendants inherit: the soft limit of file locks
+//! (`RLIMIT_LOCKS`), which Linux passes on but has not enforced for twenty years. `ulimit -x` shows it. Every process can
+//! set it, so a mark counts only among the program's own descendants; and for what a killed program has left behind,
+//! whose parents have gone, only for processes of the users as which it started some. A process that changes that limit
+//! is still identified while its parents are running.
+//!
+//! The program reaps these orphans and no other children:
 //! `std::process` and `tokio::process` work alongside, also when the program is PID 1.
 //!
 //! One kind of orphan stays a zombie while the program runs: the orphan of a child that the program started
@@ -42,7 +46,7 @@
 //! The kernel sends SIGKILL to the main processes, but not to what they have forked. Forked processes in a
 //! cgroup are killed by the next supervisor with the same parent cgroup, before it starts anything; it waits
 //! up to a second for their exit. With [`ProcessRecords`], the next supervisor with the same directory ends also
-//! those that have no cgroup or have left it, by their mark. Without records these keep running. Those of
+//! those that have no cgroup or have left it, by their mark and user. Without records these keep running. Those of
 //! [`KillMode::Process`] always do.
 //!
 //! # Kept processes
@@ -55,10 +59,11 @@
 //!   1 MiB each, or 64 KiB where the kernel grants no more; then a write blocks until the adoption. Nothing is lost.
 //! - It is ready when its readiness is met again: a probe is repeated; a `READY=1` is remembered. Messages that it
 //!   sends to its `NOTIFY_SOCKET` while no supervisor runs fail.
+//! - If it can't be taken over, as for lack of descriptors, it runs on: its run fails, and the next one tries again.
 //! - Its exit is noticed, but its code is unknown ([`ProcessExit::is_status_known`]), which counts as a failure.
 //! - Its cgroup is next to those of other processes: `nodekeel-keep-<mark>`.
 //!
-//! The supervisor logs once, through `tracing`, which of the two identifies descendants.
+//! The supervisor logs once, through `tracing`, whether cgroups identify descendants.
 
 mod cgroup;
 mod cgroup_limits;
@@ -74,8 +79,11 @@ mod limits;
 mod liveness;
 mod mark;
 mod notify;
+mod notify_socket;
 mod output;
 mod own_memory;
+mod pause;
+mod private_dir;
 mod privileges;
 mod probe;
 mod probe_command;
@@ -104,8 +112,8 @@ pub use own_memory::protect_own_memory;
 pub use privileges::{Capability, CapabilitySet, ParseCapabilityError, Privileges};
 pub use probe::{ProbeFuture, ProcessProbe};
 pub use readiness::Readiness;
-#[cfg(feature = "testing")]
-pub(crate) use records::rewrite_record;
 pub use records::{ProcessRecords, RecordProblem};
 pub use settings::{KillMode, Process};
 pub use stdin::StdinSource;
+#[cfg(feature = "testing")]
+pub(crate) use {notify::count_messages, procfs::parse_any, records::rewrite_record};

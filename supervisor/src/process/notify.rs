@@ -1,23 +1,26 @@
-//! The receiving end of `sd_notify(3)`.
+//! The messages of `sd_notify(3)`: who may send them, and what they mean.
 
-use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::net::sockopt::set_socket_passcred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::mark::ProcessMark;
+use super::cgroup::RunCgroup;
+use super::descendants::has_exited;
+use super::notify_socket::{NotifySocket, SocketFile};
+use super::pause::PausableDeadline;
 use super::procfs;
 use crate::sys::{self, DatagramSender, ReadableFd};
 
 /// systemd's limit.
 const MAX_MESSAGE: usize = 4096;
+/// The number of messages that are read in a row before others get their turn: their sender may not stop.
+const MAX_MESSAGES_IN_A_ROW: usize = 256;
 
 /// The reports of the process so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,133 +38,169 @@ pub(super) struct NotifyState {
     pub(super) watchdog_triggered: bool,
 }
 
-/// A socket that is bound before its process starts.
-#[derive(Debug)]
-pub(super) struct NotifySocket {
-    fd: ReadableFd,
-    env_value: String,
-}
-
-impl NotifySocket {
-    /// Binds it in the abstract namespace: it needs no directory and leaves nothing behind, but a process in
-    /// another network namespace can't reach it. The kernel chooses a free name, so no other process can
-    /// bind it before.
-    pub(super) fn bind() -> io::Result<Self> {
-        let fd = open_socket()?;
-        rustix::net::bind(&fd, &SocketAddrUnix::new_unnamed())?;
-        let bound = SocketAddrUnix::try_from(rustix::net::getsockname(&fd)?)?;
-        let name = bound.abstract_name().and_then(|name| std::str::from_utf8(name).ok());
-        let name =
-            name.ok_or_else(|| io::Error::other("the kernel assigned no name to the notification socket"))?;
-        Ok(Self { env_value: format!("@{name}"), fd: ReadableFd::new(Arc::new(fd))? })
-    }
-
-    /// Binds it to this name, by which a process that is kept finds it again.
-    ///
-    /// # Errors
-    /// The failed system call: `EADDRINUSE` where another program has bound the name.
-    pub(super) fn bind_to(name: &str) -> io::Result<Self> {
-        let fd = open_socket()?;
-        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        Ok(Self { env_value: format!("@{name}"), fd: ReadableFd::new(Arc::new(fd))? })
-    }
-
-    /// The variables that the process needs: `NOTIFY_SOCKET`, and `WATCHDOG_USEC` for a watchdog. Without
-    /// `WATCHDOG_PID`, sd_watchdog_enabled(3) means every process; the pid is not known before the start.
-    pub(super) fn environment(&self, watchdog: Option<Duration>) -> Vec<(OsString, OsString)> {
-        let micros =
-            watchdog.map(|interval| ("WATCHDOG_USEC".into(), interval.as_micros().to_string().into()));
-        [("NOTIFY_SOCKET".into(), self.env_value.clone().into())].into_iter().chain(micros).collect()
-    }
-
-    /// Starts to receive messages from the process and its descendants. `was_ready`: an earlier program has received
-    /// `READY=1`. `on_ready` is called for each message of a process that is ready.
-    pub(super) fn start_listening(
-        self,
-        senders: SenderFilter,
-        was_ready: bool,
-        on_ready: impl Fn() + Send + Sync + 'static,
-    ) -> NotifyListener {
-        let (state_sender, state) =
-            watch::channel(NotifyState { ready: was_ready, ..NotifyState::default() });
-        let receive = self.receive_messages(senders, state_sender, on_ready);
-        NotifyListener { state, _task: AbortOnDropHandle::new(tokio::spawn(receive)) }
-    }
-
-    async fn receive_messages(
-        self,
-        senders: SenderFilter,
-        state_sender: watch::Sender<NotifyState>,
-        on_ready: impl Fn() + Send + Sync + 'static,
-    ) {
-        loop {
-            let Ok(mut readable) = self.fd.wait_readable().await else { return };
-            // Descriptors in a message are closed here; a sender of BARRIER=1 waits for that.
-            match readable.try_io(|fd| receive_datagram(fd.get_ref().as_fd())) {
-                Ok(Ok((text, Some(sender)))) if senders.accepts(sender) => {
-                    let messages = parse_messages(&text, Instant::now());
-                    state_sender
-                        .send_modify(|state| messages.for_each(|message| state.apply_message(message)));
-                    if state_sender.borrow().ready {
-                        on_ready();
-                    }
-                }
-                Ok(Ok((_, sender))) => {
-                    tracing::debug!(?sender, "ignored a notification from an unrelated process")
-                }
-                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(error)) => return tracing::error!(%error, "receive notifications"),
-                Err(_would_block) => {}
-            }
-        }
-    }
-}
-
-fn open_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    // With it, the kernel attaches the pid and uid of the sender to each message: see unix(7), SO_PASSCRED.
-    set_socket_passcred(&fd, true)?;
-    Ok(fd)
-}
-
 /// Receives the messages of a process until it is dropped.
 #[derive(Debug)]
 pub(super) struct NotifyListener {
-    pub(super) state: watch::Receiver<NotifyState>,
+    reports: NotifyReports,
     _task: AbortOnDropHandle<()>,
+    _file: SocketFile,
 }
 
-/// The senders that may report for a process.
-#[derive(Debug)]
-pub(super) struct SenderFilter {
-    pub(super) mark: ProcessMark,
-    pub(super) main: i32,
-    /// The user as which the process was started.
-    pub(super) uid: u32,
-}
+impl NotifyListener {
+    /// Starts to receive messages from the process and its descendants. `was_ready`: an earlier program has received
+    /// `READY=1`. `on_ready` is called for each message of a process that is ready.
+    ///
+    /// # Errors
+    /// The socket can't be watched.
+    pub(super) fn start(
+        socket: NotifySocket,
+        senders: MessageSenders,
+        was_ready: bool,
+        on_ready: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let NotifySocket { fd, has_pidfds, file, .. } = socket;
+        let fd = Arc::new(fd);
+        let readable = ReadableFd::new(Arc::clone(&fd))?;
+        let (sender, state) = watch::channel(NotifyState { ready: was_ready, ..NotifyState::default() });
+        let on_ready = Box::new(on_ready);
+        let inbox = Arc::new(Inbox { fd, has_pidfds, senders, state: Mutex::new(sender), on_ready });
+        let receive = Arc::clone(&inbox).receive_messages(readable);
+        let reports = NotifyReports { state, inbox: Some(inbox) };
+        Ok(Self { reports, _task: AbortOnDropHandle::new(tokio::spawn(receive)), _file: file })
+    }
 
-impl SenderFilter {
-    /// Accepts the process and its descendants. The mark of a sender that has already exited, such as
-    /// `systemd-notify`, can't be read: it must have run as the process' user, who controls the process
-    /// anyway, or as this program's. A sender in a parent PID namespace is not a descendant.
-    fn accepts(&self, DatagramSender { pid, uid }: DatagramSender) -> bool {
-        if pid == 0 {
-            return false;
-        }
-        match procfs::locks_limit(pid) {
-            Ok(limit) => pid == self.main || ProcessMark::from_limit(limit) == Some(self.mark),
-            Err(_) => uid == self.uid || uid == rustix::process::geteuid().as_raw(),
-        }
+    pub(super) fn reports(&self) -> NotifyReports {
+        self.reports.clone()
     }
 }
 
-/// Receives one datagram and its sender. Closes the descriptors that came with it.
-fn receive_datagram(fd: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Option<DatagramSender>)> {
-    let mut text = vec![0; MAX_MESSAGE];
-    let (length, sender) = sys::receive_datagram(fd, &mut text)?;
-    text.truncate(length);
-    Ok((text, sender))
+/// The reports of a process, and the messages that are still queued.
+#[derive(Debug, Clone)]
+pub(super) struct NotifyReports {
+    state: watch::Receiver<NotifyState>,
+    /// `None` in tests.
+    inbox: Option<Arc<Inbox>>,
+}
+
+impl NotifyReports {
+    /// The reports up to now, those included that are queued: a verdict must not depend on whether this program had the
+    /// time to read them.
+    pub(super) fn read_all(&mut self) -> NotifyState {
+        if let Some(inbox) = &self.inbox {
+            inbox.read_queued();
+        }
+        self.state.borrow_and_update().clone()
+    }
+
+    /// The reports, as far as they have been read.
+    pub(super) fn last(&mut self) -> NotifyState {
+        self.state.borrow_and_update().clone()
+    }
+
+    /// Waits for new reports; for ever where none can arrive any more.
+    pub(super) async fn next(&mut self) -> NotifyState {
+        if self.state.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+        self.last()
+    }
+}
+
+/// The receiving end of a socket.
+struct Inbox {
+    fd: Arc<OwnedFd>,
+    has_pidfds: bool,
+    senders: MessageSenders,
+    /// Locked while messages are read, which keeps them in order.
+    state: Mutex<watch::Sender<NotifyState>>,
+    on_ready: Box<dyn Fn() + Send + Sync>,
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").field("fd", &self.fd).field("senders", &self.senders).finish_non_exhaustive()
+    }
+}
+
+impl Inbox {
+    async fn receive_messages(self: Arc<Self>, readable: ReadableFd) {
+        loop {
+            let Ok(mut ready) = readable.wait_readable().await else { return };
+            if self.read_queued() {
+                ready.clear_ready();
+            } else {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Reads what is queued. Returns whether that was all.
+    fn read_queued(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..MAX_MESSAGES_IN_A_ROW {
+            let mut text = [0; MAX_MESSAGE];
+            // Descriptors in a message are closed here; a sender of BARRIER=1 waits for that.
+            let (length, sender) = match sys::receive_datagram(self.fd.as_fd(), &mut text) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) => {
+                    tracing::error!(%error, "receive notifications");
+                    return true;
+                }
+            };
+            if !sender.as_ref().is_some_and(|sender| self.senders.accepts(sender, self.has_pidfds)) {
+                tracing::debug!(?sender, "ignored a notification from an unrelated process");
+                continue;
+            }
+            let now = Instant::now();
+            state.send_modify(|state| {
+                parse_messages(&text[..length], now).for_each(|message| state.apply_message(message));
+            });
+            if state.borrow().ready {
+                (self.on_ready)();
+            }
+        }
+        false
+    }
+}
+
+/// The processes that may report for a process: itself, and its living descendants.
+#[derive(Debug)]
+pub(super) struct MessageSenders {
+    pub(super) main: i32,
+    pub(super) main_pidfd: Arc<OwnedFd>,
+    /// Contains its descendants. Without it, they are identified by their parents.
+    pub(super) cgroup: Option<Arc<RunCgroup>>,
+}
+
+impl MessageSenders {
+    /// What is read of a pid is true of the sender if that is still running afterwards: so nothing is accepted from one
+    /// that has gone, nor from one in a PID namespace above, whose pid is 0.
+    fn accepts(&self, sender: &DatagramSender, has_pidfds: bool) -> bool {
+        let pid = sender.pid;
+        let opened;
+        let pidfd = match (&sender.pidfd, Pid::from_raw(pid)) {
+            (_, None) => return false,
+            (Some(pidfd), _) => pidfd,
+            (None, Some(_)) if has_pidfds => return false,
+            (None, Some(pid)) => match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(pidfd) => {
+                    opened = pidfd;
+                    &opened
+                }
+                Err(_) => return false,
+            },
+        };
+        let is_related = pid == self.main
+            || match &self.cgroup {
+                Some(cgroup) => cgroup.contains(pid),
+                None => procfs::descends_from(pid, self.main).unwrap_or(false),
+            };
+        // The main process, too: once it has been reaped, its pid may be that of another one.
+        let main_counts = self.cgroup.is_some() && pid != self.main || !has_exited(self.main_pidfd.as_fd());
+        is_related && main_counts && !has_exited(pidfd.as_fd())
+    }
 }
 
 /// The supported messages of the protocol. `RELOADING=1`, `MAINPID=`, `WATCHDOG_USEC=` and others have no effect.
@@ -177,42 +216,43 @@ enum NotifyMessage {
 
 impl NotifyState {
     /// Resolves when the process has begun to stop by itself; without a listener, never.
-    pub(super) async fn wait_stopping(notify: Option<watch::Receiver<Self>>) {
-        if let Some(mut notify) = notify
-            && notify.wait_for(|state| state.stopping).await.is_ok()
-        {
-            return;
+    pub(super) async fn wait_stopping(reports: Option<NotifyReports>) {
+        let Some(mut reports) = reports else { return std::future::pending().await };
+        let mut state = reports.last();
+        while !state.stopping {
+            state = reports.next().await;
         }
-        std::future::pending().await
     }
 
     /// Resolves when a process that is ready has not reported to its watchdog for this long, or asks for it: with
     /// whether it asked. Without a listener or an interval, never.
-    pub(super) async fn wait_watchdog(
-        notify: Option<watch::Receiver<Self>>,
-        interval: Option<Duration>,
-    ) -> bool {
-        let ready_at = Instant::now();
-        let (Some(mut notify), Some(interval)) = (notify, interval) else {
+    pub(super) async fn wait_watchdog(reports: Option<NotifyReports>, interval: Option<Duration>) -> bool {
+        let (Some(mut reports), Some(interval)) = (reports, interval) else {
             return std::future::pending().await;
         };
+        let mut state = reports.last();
+        let mut reported = None;
+        // The first interval begins when the process is ready: its reports during the start do not count.
+        let mut deadline = PausableDeadline::after(interval);
+        let ready_at = Instant::now();
         loop {
-            let (last, triggered) = {
-                let state = notify.borrow_and_update();
-                (state.last_watchdog, state.watchdog_triggered)
-            };
-            if triggered {
+            if state.watchdog_triggered {
                 return true;
             }
-            // The first interval begins when the process is ready: its reports during the start do not count.
-            let deadline = last.map_or(ready_at, |last| last.max(ready_at)) + interval;
-            match timeout_at(deadline, notify.changed()).await {
-                Err(_) => return false,
-                Ok(Ok(())) => {}
-                // No message can arrive any more.
-                Ok(Err(_)) => {
-                    sleep_until(deadline).await;
-                    return false;
+            let last = state.last_watchdog.filter(|last| *last >= ready_at);
+            if last != reported {
+                reported = last;
+                deadline = last.map_or(deadline, |last| PausableDeadline::since(last, interval));
+            }
+            tokio::select! {
+                biased;
+                next = reports.next() => state = next,
+                () = deadline.wait() => {
+                    state = reports.read_all();
+                    let last = state.last_watchdog.filter(|last| *last >= ready_at);
+                    if last == reported && !state.watchdog_triggered {
+                        return false;
+                    }
                 }
             }
         }
@@ -250,60 +290,95 @@ fn parse_messages(text: &[u8], now: Instant) -> impl Iterator<Item = NotifyMessa
     })
 }
 
+/// Reads the messages of a datagram. Any text has at most one for each line.
+#[cfg(feature = "testing")]
+pub(crate) fn count_messages(datagram: &[u8]) -> usize {
+    let mut state = NotifyState::default();
+    let messages = parse_messages(datagram, Instant::now());
+    messages.map(|message| state.apply_message(message)).count()
+}
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::process::mark::{MarkAllocator, ProgramId};
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    use crate::process::notify_socket::NotifyDir;
+    use crate::process::settings::Process;
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+    };
     use std::io::{IoSlice, Read as _};
     use std::mem::MaybeUninit;
+    use tokio::time::sleep_until;
 
-    fn mark() -> ProcessMark {
-        let thread = rustix::thread::gettid().as_raw_nonzero().get();
-        MarkAllocator::new(ProgramId::current().expect("proc is mounted"), thread).next_mark(false)
+    fn pidfd_of(pid: i32) -> OwnedFd {
+        let pid = Pid::from_raw(pid).expect("a pid");
+        rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("it is running")
     }
 
-    #[tokio::test]
-    async fn no_two_sockets_have_one_name() {
-        let sockets = [NotifySocket::bind(), NotifySocket::bind()].map(|socket| socket.expect("it is bound"));
-        assert_ne!(sockets[0].env_value, sockets[1].env_value);
-        assert!(sockets[0].env_value.len() > 1, "{sockets:?}");
+    fn senders(main: i32) -> MessageSenders {
+        MessageSenders { main, main_pidfd: Arc::new(pidfd_of(main)), cgroup: None }
     }
 
     #[test]
-    fn a_sender_from_a_parent_pid_namespace_is_rejected() {
-        let uid = rustix::process::geteuid().as_raw();
-        let senders = SenderFilter { mark: mark(), main: procfs::own_pid(), uid };
-        assert!(senders.accepts(DatagramSender { pid: procfs::own_pid(), uid }));
-        assert!(!senders.accepts(DatagramSender { pid: 0, uid }));
+    fn only_a_living_process_and_its_descendants_are_senders() {
+        let own = procfs::own_pid();
+        let from = |pid, pidfd| DatagramSender { pid, pidfd };
+        assert!(senders(own).accepts(&from(own, Some(pidfd_of(own))), true));
+        assert!(!senders(own).accepts(&from(0, None), true), "of a PID namespace above");
+        assert!(!senders(own).accepts(&from(own, None), true), "it has gone, so its pid tells nothing");
+        assert!(senders(own).accepts(&from(own, None), false), "on a kernel before 6.5");
+        let mut child = std::process::Command::new("/bin/sleep").arg("1000").spawn().expect("it starts");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        assert!(senders(own).accepts(&from(pid, Some(pidfd_of(pid))), true), "a descendant");
+        assert!(!senders(pid).accepts(&from(own, Some(pidfd_of(own))), true), "not the other way round");
+        child.kill().expect("it is running");
+        let of_child = pidfd_of(pid);
+        while !has_exited(of_child.as_fd()) {
+            std::thread::yield_now();
+        }
+        assert!(!senders(own).accepts(&from(pid, Some(of_child)), true), "it has exited");
+        child.wait().expect("it has exited");
     }
 
     #[tokio::test]
     async fn a_barrier_is_released_after_all_earlier_messages() {
-        let socket = NotifySocket::bind().expect("it is bound");
-        let address = SocketAddrUnix::new_abstract_name(&socket.env_value.as_bytes()[1..]).expect("a name");
-        let main = procfs::own_pid();
-        let uid = rustix::process::getuid().as_raw();
-        let listener = socket.start_listening(SenderFilter { mark: mark(), main, uid }, false, || ());
+        let scratch = tempfile::tempdir().expect("a directory");
+        let dir = Arc::new(NotifyDir::open(scratch.path()).expect("it is private"));
+        let socket = dir.bind("1", &Process::new("/bin/true")).expect("it is bound");
+        let listener =
+            NotifyListener::start(socket, senders(procfs::own_pid()), false, || ()).expect("it listens");
         let sender = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).expect("a socket");
+        let address = SocketAddrUnix::new(scratch.path().join("1")).expect("a short path");
         rustix::net::connect(&sender, &address).expect("it is there");
         rustix::net::send(&sender, b"READY=1", SendFlags::empty()).expect("it is sent");
+        assert!(listener.reports().read_all().ready, "it is read although no task had the time");
         let (mut lifted, barrier) = io::pipe().expect("a pipe");
         let fds = [barrier.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-        rustix::net::sendmsg(&sender, &[IoSlice::new(b"BARRIER=1")], &mut ancillary, SendFlags::empty())
-            .expect("it is sent");
+        rustix::net::sendmsg(
+            &sender,
+            &[IoSlice::new(b"STOPPING=1\nBARRIER=1")],
+            &mut ancillary,
+            SendFlags::empty(),
+        )
+        .expect("it is sent");
         drop(barrier);
         let end = tokio::task::spawn_blocking(move || lifted.read(&mut [0])).await.expect("it reads");
         assert_eq!(end.expect("the other end is closed"), 0);
-        assert!(listener.state.borrow().ready);
+        assert!(listener.reports().last().stopping);
+    }
+
+    /// Reports without a socket.
+    pub(in crate::process) fn reports_of(state: watch::Receiver<NotifyState>) -> NotifyReports {
+        NotifyReports { state, inbox: None }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_watchdog_expires_an_interval_after_the_last_report() {
         let (sender, notify) = watch::channel(NotifyState::default());
+        let notify = reports_of(notify);
         let (started, interval) = (Instant::now(), Duration::from_secs(5));
         // A report before the process is ready.
         sender.send_modify(|state| state.last_watchdog = started.checked_sub(Duration::from_secs(4)));
@@ -327,7 +402,7 @@ mod tests {
         let (sender, notify) = watch::channel(NotifyState::default());
         drop(sender);
         let started = Instant::now();
-        assert!(!NotifyState::wait_watchdog(Some(notify), Some(Duration::from_secs(5))).await);
+        assert!(!NotifyState::wait_watchdog(Some(reports_of(notify)), Some(Duration::from_secs(5))).await);
         assert_eq!(started.elapsed().as_secs(), 5);
     }
 

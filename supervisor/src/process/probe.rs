@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::time::timeout;
 
+use super::error::ProcessError;
+use super::pause::pausable_timeout;
 use super::settings::Process;
 use crate::containment::{DropContained, await_contained, panic_message};
 use crate::failure::Failure;
@@ -24,7 +25,9 @@ pub type ProbeFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>
 /// # Contract
 /// A probe makes one real request and does not retry. The supervisor repeats it: until the process is
 /// [ready](super::Readiness), with growing pauses from 20 ms to 1 s, and then for its [liveness](super::Liveness). It
-/// drops a probe at its timeout, or when the process exits. A probe that panics has failed.
+/// drops a probe at its timeout, or when the process exits. A probe that panics has failed. One that fails because the host
+/// has no process, descriptor or memory left (`EAGAIN` of a start, `EMFILE`, `ENFILE`, `ENOMEM`) does not count: see
+/// [`ProcessHandle::probe_problem`](super::ProcessHandle::probe_problem).
 pub trait ProcessProbe: Send + Sync + 'static {
     /// Probes once.
     fn probe(&self) -> ProbeFuture;
@@ -46,14 +49,62 @@ where
 /// killed when it has exited, or when the future is dropped.
 pub(super) type CommandRunner = Arc<dyn Fn(Arc<Process>) -> ProbeFuture + Send + Sync>;
 
-/// Probes once. An error is the reason of the failure.
-pub(super) async fn probe_once(probe: &dyn ProcessProbe, within: Duration) -> Result<(), String> {
+/// The reason why one probe did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ProbeFailure {
+    /// The process is not well, or did not answer in time.
+    Failed(String),
+    /// The host had no process, descriptor or memory for the probe, which tells nothing about the process.
+    NotAsked(String),
+}
+
+impl std::fmt::Display for ProbeFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Failed(reason) => f.write_str(reason),
+            Self::NotAsked(reason) => write!(f, "could not ask: {reason}"),
+        }
+    }
+}
+
+/// Is told why a process could not be asked; or `None` once it was.
+pub(super) type UnaskedReport<'a> = &'a (dyn Fn(Option<&ProbeFailure>) + Send + Sync);
+
+/// Probes once.
+pub(super) async fn probe_once(
+    probe: &dyn ProcessProbe,
+    within: Duration,
+    report_unasked: UnaskedReport<'_>,
+) -> Result<(), ProbeFailure> {
     // The probe shares no state with this task that a panic could leave inconsistent.
     let attempt = AssertUnwindSafe(async { await_contained(probe.probe()).await }).catch_unwind();
-    match timeout(within, attempt).await {
-        Ok(Ok(Ok(()))) => Ok(()),
-        Ok(Ok(Err(failure))) => Err(DropContained::new(failure).to_string()),
-        Ok(Err(panic)) => Err(format!("it panicked: {}", panic_message(panic))),
-        Err(_) => Err(format!("no result within {within:?}")),
-    }
+    let result = match pausable_timeout(within, attempt).await {
+        Some(Ok(Ok(()))) => Ok(()),
+        Some(Ok(Err(failure))) => {
+            let failure = DropContained::new(failure);
+            let reason = failure.to_string();
+            Err(if is_shortage(&failure) {
+                ProbeFailure::NotAsked(reason)
+            } else {
+                ProbeFailure::Failed(reason)
+            })
+        }
+        Some(Err(panic)) => Err(ProbeFailure::Failed(format!("it panicked: {}", panic_message(panic)))),
+        None => Err(ProbeFailure::Failed(format!("no result within {within:?}"))),
+    };
+    report_unasked(result.as_ref().err().filter(|failure| matches!(failure, ProbeFailure::NotAsked(_))));
+    result
+}
+
+/// Returns whether a probe has failed for lack of what it needs itself.
+fn is_shortage(failure: &Failure) -> bool {
+    failure.error_chain().any(|error| {
+        let (errno, is_start) = match error.downcast_ref() {
+            Some(ProcessError::Start { source, .. }) => (source.raw_os_error(), true),
+            _ => (error.downcast_ref().and_then(std::io::Error::raw_os_error), false),
+        };
+        // A file or socket that has nothing yet fails with EAGAIN, too.
+        matches!(errno, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+            || is_start && errno == Some(libc::EAGAIN)
+    })
 }

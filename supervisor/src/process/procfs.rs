@@ -107,6 +107,64 @@ pub(super) fn parent_pid(pid: i32) -> io::Result<i32> {
     }
 }
 
+/// The number of parents that are followed: none of a real process has so many.
+const MAX_PARENTS: usize = 10_000;
+
+/// Returns whether a process is a child of `ancestor`, or of one of its descendants. `ancestor` must be running, or
+/// not reaped, until this returns.
+///
+/// Nobody can forge it: the kernel gives a process another parent only when its own has exited.
+///
+/// # Errors
+/// The process does not exist; or a parent can't be read, as when no descriptors are left.
+pub(super) fn descends_from(pid: i32, ancestor: i32) -> io::Result<bool> {
+    let mut child = pid;
+    let mut parent = parent_pid(child)?;
+    for _ in 0..MAX_PARENTS {
+        if parent == ancestor {
+            return Ok(true);
+        }
+        // 0 is in a PID namespace above.
+        if parent <= 1 {
+            return Ok(false);
+        }
+        let grandparent = parent_pid(parent);
+        let same = parent_pid(child)?;
+        if same == parent {
+            // So the parent was there while it was looked at.
+            (child, parent) = (parent, grandparent?);
+        } else {
+            parent = same;
+        }
+    }
+    Ok(false)
+}
+
+/// The user of a process, if its real, effective and saved user ids are the same: nobody can take one that is not
+/// theirs, except by a program that root has made set-user-ID, which leaves the real one.
+///
+/// # Errors
+/// If the process does not exist, or is hidden.
+pub(super) fn only_user(pid: i32) -> io::Result<Option<u32>> {
+    read_proc_file(&format!("/proc/{pid}/status"), parse_only_user)
+}
+
+fn parse_only_user(text: &[u8]) -> Option<Option<u32>> {
+    let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
+    let mut ids = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()).map(parse_number);
+    let [real, effective, saved] = [ids.next()??, ids.next()??, ids.next()??];
+    Some((real == effective && real == saved).then_some(real))
+}
+
+/// Reads files of `/proc` as this module does; for a fuzz target.
+#[cfg(feature = "testing")]
+pub(crate) fn parse_any(text: &[u8]) {
+    let _ = (parse_stat(text), parse_locks_limit(text), parse_only_user(text));
+    if let Ok(text) = std::str::from_utf8(text) {
+        let _ = find_cgroup(text, Path::new("/nonexistent"), 1);
+    }
+}
+
 /// The mounts of cgroup v2: alone, or next to cgroup v1.
 ///
 /// *Source:* systemd, `src/basic/cgroup-util.c`; runc, `libcontainer/cgroups`.
@@ -200,6 +258,38 @@ mod tests {
         let stat = b"77 (a) S 1 (b c) S 42 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 3000 100 1\n";
         assert_eq!(parse_stat(stat), Some(ProcessStat { parent: 42, start: 987_654 }));
         assert_eq!(parse_stat(b"77 (short) S 42"), None);
+    }
+
+    #[test]
+    fn only_the_parents_of_a_process_are_its_ancestors() {
+        let (own, parent) = (own_pid(), read_stat(own_pid()).expect("it is running").parent);
+        let shell = "sleep 1000 & echo $!; wait";
+        let mut child = std::process::Command::new("/bin/sh");
+        let mut child =
+            child.args(["-c", shell]).stdout(std::process::Stdio::piped()).spawn().expect("it starts");
+        let mut line = String::new();
+        let stdout = io::BufReader::new(child.stdout.take().expect("it is piped"));
+        io::BufRead::read_line(&mut { stdout }, &mut line).expect("it is text");
+        let pids = [i32::try_from(child.id()).expect("a pid"), line.trim().parse().expect("a pid")];
+        for pid in pids {
+            assert!(descends_from(pid, own).is_ok_and(|is| is), "{pid}");
+            assert!(!descends_from(own, pid).is_ok_and(|is| is), "{pid}");
+        }
+        assert!(parent <= 1 || descends_from(own, parent).is_ok_and(|is| is));
+        assert!(descends_from(pids[1], pids[0]).is_ok_and(|is| is));
+        assert!(descends_from(i32::MAX, own).is_err());
+        for pid in pids {
+            sys::send_signal_to_pid(pid, libc::SIGKILL).expect("it is running");
+        }
+        child.wait().expect("it has ended");
+    }
+
+    #[test]
+    fn a_process_has_a_user_if_all_its_ids_are_the_same() {
+        assert_eq!(parse_only_user(b"Name:\tx\nUid:\t7\t7\t7\t7\nGid:\t1\n"), Some(Some(7)));
+        assert_eq!(parse_only_user(b"Uid:\t1000\t0\t0\t0\n"), Some(None), "set-user-ID");
+        assert_eq!(parse_only_user(b"Uid:\t7\t7\n"), None);
+        assert_eq!(only_user(own_pid()).ok(), Some(Some(rustix::process::geteuid().as_raw())));
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! The condition under which a process is ready, and its start timeout.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
-use super::notify::NotifyState;
-use super::probe::{CommandRunner, PROBE_TIMEOUT, ProcessProbe, probe_once};
+use super::notify::{NotifyReports, NotifyState};
+use super::pause::PausableDeadline;
+use super::probe::{CommandRunner, PROBE_TIMEOUT, ProbeFailure, ProcessProbe, UnaskedReport, probe_once};
 use super::settings::Process;
 
 /// The pause after the first failed probe; it doubles after each further failure.
@@ -35,7 +35,9 @@ impl Readiness {
 
     /// When it or one of its descendants sends `READY=1` to its `NOTIFY_SOCKET`, see `sd_notify(3)`.
     ///
-    /// The socket is in the abstract namespace: a process in another network namespace can't reach it.
+    /// The sender must still be running when the message is read, as systemd-notify(1) is, which waits for that by
+    /// `BARRIER=1`. It needs a directory for the socket:
+    /// [`notify_directory`](crate::SupervisorBuilder::notify_directory).
     pub fn on_notify() -> Self {
         Self { on_notify: true, ..Self::default() }
     }
@@ -93,48 +95,57 @@ impl Readiness {
     /// Resolves when the process is ready. A process that is ready on exit never is here: its run sees the exit.
     pub(super) async fn wait_ready(
         &self,
-        reports: Option<watch::Receiver<NotifyState>>,
+        reports: Option<NotifyReports>,
+        report_unasked: UnaskedReport<'_>,
     ) -> Result<(), NotReady> {
         if self.on_exit {
             // The task has the time that it was given, and can't extend it.
             let mut start = StartTimeout::new(self.timeout.unwrap_or(Duration::MAX), None);
-            while start.next_report().await.is_some() {}
+            while start.next_report().await {}
             return Err(start.not_ready("it has not exited".to_owned()));
         }
         let mut start = StartTimeout::new(self.timeout.unwrap_or(Duration::from_secs(60)), reports);
-        if self.on_notify
-            && let Some(mut report) = start.last_report()
-        {
+        if self.on_notify && start.reports.is_some() {
             // An adopted process may have been ready before, which its record remembers.
-            while !report.ready {
-                report = match start.next_report().await {
-                    Some(next) => next,
-                    None => {
-                        let status = report.status.map(|status| format!(", its status is {status:?}"));
-                        let missing = format!("it has not sent READY=1{}", status.unwrap_or_default());
-                        return Err(start.not_ready(missing));
-                    }
-                };
+            while !start.last.ready {
+                if !start.next_report().await {
+                    let status = start.last.status.as_ref();
+                    let status = status.map(|status| format!(", its status is {status:?}"));
+                    return Err(
+                        start.not_ready(format!("it has not sent READY=1{}", status.unwrap_or_default()))
+                    );
+                }
             }
         }
         let Some(probe) = &self.on_probe else { return Ok(()) };
-        let mut last_failure = "it never returned".to_owned();
-        let probing = async {
+        let last = Mutex::new(ProbeFailure::Failed("it never returned".to_owned()));
+        let lock = || last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut probing = std::pin::pin!(async {
             let mut pause = INITIAL_PROBE_PAUSE;
-            while let Err(reason) = probe_once(&**probe, self.probe_timeout.unwrap_or(PROBE_TIMEOUT)).await {
-                last_failure = reason;
+            let within = self.probe_timeout.unwrap_or(PROBE_TIMEOUT);
+            while let Err(failure) = probe_once(&**probe, within, report_unasked).await {
+                *lock() = failure;
                 sleep(pause).await;
                 // Most programs are ready soon; one that is not should not be kept busy by its probes.
                 pause = (pause * 2).min(MAX_PROBE_PAUSE);
             }
-        };
-        tokio::select! {
-            biased;
-            () = probing => return Ok(()),
-            // Reports go on while it is probed: they may extend the timeout.
-            () = async { while start.next_report().await.is_some() {} } => {}
+        });
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut probing => return Ok(()),
+                // Reports go on while it is probed: they may extend the timeout.
+                () = async { while start.next_report().await {} } => {}
+            }
+            let failure = lock().clone();
+            match failure {
+                // It may well be ready: nobody could ask.
+                ProbeFailure::NotAsked(_) => start.restart(),
+                ProbeFailure::Failed(reason) => {
+                    return Err(start.not_ready(format!("its probe fails: {reason}")));
+                }
+            }
         }
-        Err(start.not_ready(format!("its probe fails: {last_failure}")))
     }
 }
 
@@ -151,52 +162,58 @@ pub(super) struct NotReady {
 struct StartTimeout {
     started: Instant,
     within: Duration,
-    /// `None` beyond the range of the clock: it never expires.
-    deadline: Option<Instant>,
+    deadline: PausableDeadline,
     /// `None` without a `NOTIFY_SOCKET`.
-    reports: Option<watch::Receiver<NotifyState>>,
+    reports: Option<NotifyReports>,
+    last: NotifyState,
 }
 
 impl StartTimeout {
-    fn new(within: Duration, reports: Option<watch::Receiver<NotifyState>>) -> Self {
+    fn new(within: Duration, mut reports: Option<NotifyReports>) -> Self {
+        let last = reports.as_mut().map(NotifyReports::last).unwrap_or_default();
         let started = Instant::now();
-        Self { started, within, deadline: started.checked_add(within), reports }
+        let deadline = PausableDeadline::since(started, within);
+        let mut start = Self { started, within, deadline, reports, last };
+        start.extend();
+        start
     }
 
-    fn last_report(&mut self) -> Option<NotifyState> {
-        let report = self.reports.as_mut()?.borrow_and_update().clone();
-        self.extend(&report);
-        Some(report)
-    }
-
-    /// Waits for the next report; `None` when the timeout expires.
-    async fn next_report(&mut self) -> Option<NotifyState> {
-        let reports = &mut self.reports;
-        let next = async {
-            if let Some(reports) = reports
-                && reports.changed().await.is_ok()
-            {
-                return reports.borrow_and_update().clone();
+    /// Waits for the next report, which is then the last. False when the timeout expires.
+    async fn next_report(&mut self) -> bool {
+        let Some(reports) = &mut self.reports else {
+            self.deadline.wait().await;
+            return false;
+        };
+        let report = tokio::select! {
+            biased;
+            report = reports.next() => report,
+            () = self.deadline.wait() => {
+                let report = reports.read_all();
+                if report == self.last {
+                    return false;
+                }
+                report
             }
-            // None can arrive any more.
-            std::future::pending().await
         };
-        let report = match self.deadline {
-            Some(at) => timeout_at(at, next).await.ok()?,
-            None => next.await,
-        };
-        self.extend(&report);
-        Some(report)
+        self.last = report;
+        self.extend();
+        true
     }
 
     /// An extension never shortens the timeout.
-    fn extend(&mut self, report: &NotifyState) {
-        self.deadline =
-            self.deadline.map(|at| report.extended_deadline.map_or(at, |extended| at.max(extended)));
+    fn extend(&mut self) {
+        if let (Some(at), Some(extended)) = (&mut self.deadline.at, self.last.extended_deadline) {
+            *at = extended.max(*at);
+        }
+    }
+
+    /// Grants the whole time again.
+    fn restart(&mut self) {
+        self.deadline = PausableDeadline::after(self.within);
     }
 
     fn not_ready(&self, missing: String) -> NotReady {
-        NotReady { timeout: self.deadline.map_or(self.within, |at| at - self.started), missing }
+        NotReady { timeout: self.deadline.at.map_or(self.within, |at| at - self.started), missing }
     }
 }
 
@@ -217,7 +234,9 @@ impl fmt::Debug for Readiness {
 mod tests {
     use super::*;
     use crate::failure::Failure;
+    use crate::process::notify::tests::reports_of;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use tokio::sync::watch;
 
     #[tokio::test(start_paused = true)]
     async fn a_probe_is_retried_with_growing_pauses() {
@@ -227,7 +246,7 @@ mod tests {
             let attempts = count.fetch_add(1, Ordering::Relaxed) + 1;
             async move { if attempts < 9 { Err("not yet") } else { Ok(()) } }
         };
-        Readiness::on_probe(probe).wait_ready(None).await.expect("the ninth attempt succeeds");
+        Readiness::on_probe(probe).wait_ready(None, &|_| ()).await.expect("the ninth attempt succeeds");
         assert_eq!(attempts.load(Ordering::Relaxed), 9);
         let pauses = 20 + 40 + 80 + 160 + 320 + 640 + 1000 + 1000;
         assert_eq!(started.elapsed().as_millis() / 10, pauses / 10);
@@ -244,9 +263,10 @@ mod tests {
             Ok::<(), Failure>(())
         };
         let readiness = |time| Readiness::on_probe(slow).with_probe_timeout(time);
-        readiness(Duration::from_secs(7)).wait_ready(None).await.expect("it answers after 6 s");
-        readiness(Duration::MAX).wait_ready(None).await.expect("it answers after 6 s");
-        let cut = Readiness::on_probe(slow).with_timeout(Duration::from_secs(20)).wait_ready(None).await;
+        readiness(Duration::from_secs(7)).wait_ready(None, &|_| ()).await.expect("it answers after 6 s");
+        readiness(Duration::MAX).wait_ready(None, &|_| ()).await.expect("it answers after 6 s");
+        let cut =
+            Readiness::on_probe(slow).with_timeout(Duration::from_secs(20)).wait_ready(None, &|_| ()).await;
         assert_eq!(cut, Err(not_ready(20, "its probe fails: no result within 5s")));
     }
 
@@ -263,7 +283,10 @@ mod tests {
             }
         });
         let readiness = Readiness::on_notify().with_timeout(Duration::from_secs(3));
-        let late = readiness.wait_ready(Some(notify)).await.expect_err("it never becomes ready");
+        let late = readiness
+            .wait_ready(Some(reports_of(notify)), &|_| ())
+            .await
+            .expect_err("it never becomes ready");
         assert_eq!(late, not_ready(9, "it has not sent READY=1, its status is \"loading\""));
         assert_eq!(started.elapsed().as_secs(), 9);
     }
@@ -277,9 +300,27 @@ mod tests {
             async { Err::<(), _>("loading") }
         };
         let readiness = Readiness::on_notify().and_probe(probe).with_timeout(Duration::from_secs(3));
-        let late = readiness.wait_ready(Some(notify)).await.expect_err("it never succeeds");
+        let late =
+            readiness.wait_ready(Some(reports_of(notify)), &|_| ()).await.expect_err("it never succeeds");
         assert_eq!(late, not_ready(9, "its probe fails: loading"));
         assert_eq!(started.elapsed().as_secs(), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_can_not_be_made_uses_up_no_timeout() {
+        let (attempts, started) = (AtomicU32::new(0), Instant::now());
+        let probe = move || {
+            let attempt = attempts.fetch_add(1, Ordering::Relaxed);
+            async move { if attempt < 20 { Err(std::io::Error::from_raw_os_error(libc::EMFILE)) } else { Ok(()) } }
+        };
+        let readiness = Readiness::on_probe(probe).with_timeout(Duration::from_secs(3));
+        let unasked = AtomicU32::new(0);
+        let report = |failure: Option<&ProbeFailure>| {
+            _ = unasked.fetch_add(failure.is_some().into(), Ordering::Relaxed)
+        };
+        readiness.wait_ready(None, &report).await.expect("the last attempt is made");
+        assert_eq!(unasked.into_inner(), 20);
+        assert!(started.elapsed().as_secs() > 10);
     }
 
     #[derive(Debug)]
@@ -302,7 +343,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_probe_whose_errors_and_panic_values_panic_in_their_drop_has_failed() {
         let missing = async |readiness: Readiness| {
-            let late = readiness.with_timeout(Duration::from_secs(3)).wait_ready(None).await;
+            let late = readiness.with_timeout(Duration::from_secs(3)).wait_ready(None, &|_| ()).await;
             late.expect_err("it never succeeds").missing
         };
         let fails = || async { Err::<(), Failure>(PanicsInDrop.into()) };
@@ -327,10 +368,11 @@ mod tests {
                     Ok::<(), Failure>(())
                 }
             };
-            Readiness::on_probe(probe).wait_ready(None).await.expect("the second attempt succeeds");
+            Readiness::on_probe(probe).wait_ready(None, &|_| ()).await.expect("the second attempt succeeds");
         }
         let always = || async { if true { panic!("a bug") } else { Ok::<(), Failure>(()) } };
-        let late = Readiness::on_probe(always).with_timeout(Duration::from_secs(3)).wait_ready(None).await;
+        let late =
+            Readiness::on_probe(always).with_timeout(Duration::from_secs(3)).wait_ready(None, &|_| ()).await;
         assert_eq!(late, Err(not_ready(3, "its probe fails: it panicked: a bug")));
     }
 }

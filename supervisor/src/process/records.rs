@@ -8,28 +8,32 @@
 //! └── kept-2bff…01.stderr
 //! ```
 //!
-//! A record is replaced as a whole, and written before the processes that it identifies exist.
+//! A record is replaced as a whole, and written before the processes that it identifies exist. A directory or a record
+//! that another user owns or can write to is not believed.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::leftovers::{self, LeftoverReport};
 use super::mark::{HostId, ProcessMark};
+use super::private_dir;
 use super::procfs;
-use super::record::{BootId, HostRecord, KeptRecord, MAX_RECORD_BYTES, ParseRecordError, Record};
+use super::record::{BootId, HostRecord, KeptRecord, MAX_RECORD_BYTES, Record};
 
 /// A directory in which a supervisor records the processes that it starts.
 ///
 /// When the program is killed, the next supervisor with this directory ends the descendants of those processes,
 /// also where no cgroups are available, before it starts anything; it waits up to a second for their exit. It
-/// signals only processes of the same boot and PID namespace that carry the recorded mark and are not older than
-/// the killed program, or that descend from one. It logs each of them by pid and name, and reports it as
+/// signals only processes of the same boot and PID namespace that are in a recorded cgroup; or that carry the recorded
+/// mark, are not older than the killed program, and have no user but one as which it started processes; or that descend
+/// from one of these. Every process can take a mark, but by that only has itself ended. It logs each of them by pid and name, and reports it as
 /// [`RunnableChange::LeftoverEnded`](crate::RunnableChange::LeftoverEnded).
 ///
 /// Processes that are [kept](super::Process::keep) stay, and are adopted by the runnable with the same DN.
@@ -41,7 +45,7 @@ pub struct ProcessRecords {
 
 impl ProcessRecords {
     /// An existing directory, for one supervisor at a time; its files should not outlive the host's boot, but may.
-    /// It should belong to this program's user, with mode 0700.
+    /// It must belong to this program's user, and no other may be able to write to it.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), kept: Vec::new() }
     }
@@ -76,7 +80,7 @@ pub enum RecordProblem {
         /// The reason.
         reason: String,
     },
-    /// A record can't be read: the processes that it identifies keep running. End them, then remove the file.
+    /// A record can't be read, or believed: the processes that it identifies keep running. End them, then remove the file.
     Record {
         /// The file.
         path: PathBuf,
@@ -88,13 +92,14 @@ pub enum RecordProblem {
 /// The record directory of a running host.
 #[derive(Debug)]
 pub(super) struct HostRecords {
-    dir: PathBuf,
+    path: PathBuf,
+    /// The directory. Its lock shows other supervisors that this host is running.
+    dir: OwnedFd,
     boot: BootId,
     host_file: String,
+    host: Mutex<HostRecord>,
     /// The kept processes that no run has adopted yet, by DN.
     unclaimed: Mutex<HashMap<String, KeptRecord>>,
-    /// Shows other supervisors that this host is running.
-    _lock: File,
 }
 
 impl HostRecords {
@@ -104,25 +109,38 @@ impl HostRecords {
     /// # Errors
     /// The directory can't be used; the text names the reason.
     pub(super) fn open(wanted: &ProcessRecords, host_id: HostId) -> io::Result<(Self, LeftoverReport)> {
-        let lock = File::open(&wanted.dir)?;
+        let dir = private_dir::open(&wanted.dir)?;
         // The kernel releases the lock when this program ends, also by a kill.
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
-            rustix::io::Errno::WOULDBLOCK => io::Error::other("another supervisor uses it"),
+        rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => io::Error::other("another supervisor uses it"),
             errno => errno.into(),
         })?;
+        let boot = current_boot()?;
+        let start = procfs::read_stat(procfs::own_pid())?.start;
+        let users = [rustix::process::geteuid().as_raw()].into();
+        let host = HostRecord { boot: boot.clone(), host_id, start, users };
         let records = Self {
-            dir: wanted.dir.clone(),
-            boot: current_boot()?,
+            path: wanted.dir.clone(),
+            dir,
+            boot,
             host_file: format!("host-{host_id}"),
+            host: Mutex::new(host.clone()),
             unclaimed: Mutex::default(),
-            _lock: lock,
         };
         let leftovers = leftovers::end_recorded(&records, wanted)?;
         // Before anything is started: a kill from here on leaves a record of this host.
-        let start = procfs::read_stat(procfs::own_pid())?.start;
-        let host = HostRecord { boot: records.boot.clone(), host_id, start };
         records.write(&records.host_file, &Record::Host(host))?;
         Ok((records, leftovers))
+    }
+
+    /// Records that a process is about to be started as this user.
+    pub(super) fn add_user(&self, uid: u32) -> io::Result<()> {
+        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        if host.users.insert(uid) {
+            self.write(&self.host_file, &Record::Host(host.clone()))
+                .inspect_err(|_| _ = host.users.remove(&uid))?;
+        }
+        Ok(())
     }
 
     pub(super) fn boot(&self) -> &BootId {
@@ -154,24 +172,52 @@ impl HostRecords {
     }
 
     pub(super) fn path_of(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+        self.path.join(name)
+    }
+
+    pub(super) fn dir(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
     }
 
     /// The files in the directory that are records, by name.
-    pub(super) fn read_all(&self) -> io::Result<Vec<(String, Result<Record, ParseRecordError>)>> {
+    pub(super) fn read_all(&self) -> io::Result<Vec<(String, Result<Record, String>)>> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.dir)? {
-            let Ok(name) = entry?.file_name().into_string() else { continue };
+        for entry in rustix::fs::Dir::read_from(&self.dir)? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
             if name.ends_with(NEW_SUFFIX) {
                 // Its writer was killed: what it would have replaced still holds, or nothing that it records exists.
-                self.remove(&name);
+                self.remove(name);
             } else if (name.starts_with("host-") || name.starts_with(KEPT_PREFIX)) && !name.contains('.') {
-                found.push((name.clone(), read_record(&self.dir.join(name))?));
+                found.push((name.to_owned(), self.read(name)?));
             }
         }
         // readdir(3) has no order: of two records of one DN, the same one must count each time.
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(found)
+    }
+
+    fn read(&self, name: &str) -> io::Result<Result<Record, String>> {
+        // A FIFO would keep this waiting for a writer.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.dir, name, flags, Mode::empty()) {
+            Err(Errno::LOOP) => return Ok(Err("it is a symbolic link".to_owned())),
+            opened => opened?,
+        };
+        let (stat, own) = (rustix::fs::fstat(&file)?, rustix::process::geteuid().as_raw());
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(Err("it is no regular file".to_owned()));
+        }
+        if stat.st_uid != own || stat.st_mode & 0o022 != 0 {
+            let (owner, mode) = (stat.st_uid, stat.st_mode & 0o7777);
+            return Ok(Err(format!(
+                "user {own} alone must be able to write it: it belongs to user {owner}, with mode {mode:04o}"
+            )));
+        }
+        let mut bytes = Vec::new();
+        // A longer file is no record: it is cut here, and its sum does not match.
+        File::from(file).take(MAX_RECORD_BYTES as u64).read_to_end(&mut bytes)?;
+        Ok(Record::parse(&bytes).map_err(|error| error.to_string()))
     }
 
     /// Replaces a record as a whole.
@@ -184,18 +230,19 @@ impl HostRecords {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a name or path has a line break"));
         }
         // Without fsync: a loss of power ends the processes as well, and a record is of no use after another boot.
-        let new = self.dir.join(format!("{name}{NEW_SUFFIX}"));
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(new, self.dir.join(name))
+        let new = format!("{name}{NEW_SUFFIX}");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.dir, &*new, flags, Mode::RUSR | Mode::WUSR)?;
+        File::from(file).write_all(text.as_bytes())?;
+        Ok(rustix::fs::renameat(&self.dir, &*new, &self.dir, name)?)
     }
 
     /// Removes a file, if it exists.
     pub(super) fn remove(&self, name: &str) {
-        if let Err(error) = fs::remove_file(self.dir.join(name))
-            && error.kind() != ErrorKind::NotFound
+        if let Err(error) = rustix::fs::unlinkat(&self.dir, name, AtFlags::empty())
+            && error != Errno::NOENT
         {
-            tracing::warn!(dn = "supervisor", %error, "can't remove {name} in {}", self.dir.display());
+            tracing::warn!(dn = "supervisor", %error, "can't remove {name} in {}", self.path.display());
         }
     }
 
@@ -207,10 +254,10 @@ impl HostRecords {
         self.remove(&name);
     }
 
-    /// The paths of the FIFOs of a kept process.
-    pub(super) fn output_paths(&self, mark: ProcessMark) -> [PathBuf; 2] {
+    /// The names of the FIFOs of a kept process.
+    pub(super) fn output_files(mark: ProcessMark) -> [String; 2] {
         let name = kept_file(mark);
-        OUTPUT_SUFFIXES.map(|suffix| self.dir.join(format!("{name}{suffix}")))
+        OUTPUT_SUFFIXES.map(|suffix| format!("{name}{suffix}"))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, KeptRecord>> {
@@ -236,11 +283,4 @@ fn current_boot() -> io::Result<BootId> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end().to_owned();
     let namespace = fs::read_link("/proc/self/ns/pid")?;
     Ok(BootId { boot, pid_namespace: namespace.to_string_lossy().into_owned() })
-}
-
-fn read_record(path: &Path) -> io::Result<Result<Record, ParseRecordError>> {
-    let mut bytes = Vec::new();
-    // A longer file is no record: it is cut here, and its sum does not match.
-    File::open(path)?.take(MAX_RECORD_BYTES as u64).read_to_end(&mut bytes)?;
-    Ok(Record::parse(&bytes))
 }

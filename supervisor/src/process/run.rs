@@ -9,9 +9,9 @@ use super::host::ProcessHost;
 use super::kept::KeptProcess;
 use super::leftovers;
 use super::liveness::LivenessFailure;
-use super::notify::NotifyState;
+use super::notify::{NotifyListener, NotifyState};
 use super::output::StreamSink;
-use super::probe::CommandRunner;
+use super::probe::{CommandRunner, ProbeFailure};
 use super::probe_command;
 use super::readiness::NotReady;
 use super::running_process::{RunningProcess, StopDeadline};
@@ -71,7 +71,7 @@ impl Process {
         let run_command = probe_command::command_runner(&host);
         self.readiness = self.readiness.with_command_probe(&run_command);
         // The start: of a new process, unless an earlier program has kept one.
-        let mut running = match self.adopt_or_end_kept(ctx, &host).await {
+        let mut running = match self.adopt_or_end_kept(ctx, &host).await? {
             Some(running) => running,
             None => {
                 ctx.wait_deferred_dependencies().await.map_err(ProcessError::Canceled)?;
@@ -121,34 +121,48 @@ impl Process {
     }
 
     /// Adopts the process of this DN that an earlier program has kept. Ends it if its definition was another.
-    async fn adopt_or_end_kept(&self, ctx: &Context, host: &Arc<ProcessHost>) -> Option<RunningProcess> {
-        let records = host.records.as_ref()?;
+    ///
+    /// # Errors
+    /// It is running, and can't be adopted at present.
+    async fn adopt_or_end_kept(
+        &self,
+        ctx: &Context,
+        host: &Arc<ProcessHost>,
+    ) -> Result<Option<RunningProcess>, ProcessError> {
+        let Some(records) = &host.records else { return Ok(None) };
         // Only the first run of this DN finds it: a restart starts a new process.
-        let record = records.claim(ctx.dn())?;
+        let Some(record) = records.claim(ctx.dn()) else { return Ok(None) };
         // Its record stays until it has ended: this program may be killed before.
         let kept = Arc::new(KeptProcess::adopt(records, record.clone()));
-        let is_same = kept.has_definition(self);
         match RunningProcess::adopt(Arc::clone(host), self, Arc::clone(&kept), open_sinks(ctx)) {
-            Ok(running) if is_same => {
+            Ok(Some(running)) if kept.has_definition(self) => {
                 ctx.report_adoption(AdoptedProcess { pid: running.pid(), since: running.since() });
-                Some(running)
+                return Ok(Some(running));
             }
-            Ok(mut running) => {
-                tracing::info!(
-                    pid = running.pid(),
-                    "the kept process has an earlier definition: restarting it"
-                );
+            Ok(Some(mut running)) => {
+                let pid = running.pid();
+                if kept.is_of_version_1() {
+                    tracing::info!(
+                        pid,
+                        "the kept process was started by an earlier release, and can't be kept: restarting it"
+                    );
+                } else {
+                    tracing::info!(pid, "the kept process has an earlier definition: restarting it");
+                }
                 if let Err(error) = self.end_processes(&mut running, ctx, &StopReason::Replaced).await {
                     tracing::error!(%error, "can't watch the exit of the kept process");
                 }
-                None
+            }
+            Ok(None) => {
+                tracing::info!("the kept process has exited: ending what is left of it");
+                leftovers::end_kept(records, &record);
             }
             Err(error) => {
-                tracing::warn!(%error, "can't adopt the kept process: ending what is left of it");
-                leftovers::end_kept(records, &record);
-                None
+                kept.leave();
+                return Err(ProcessError::Adopt(error));
             }
         }
+        Ok(None)
     }
 
     /// Stops what is left of the process and its descendants.
@@ -197,14 +211,19 @@ impl Process {
         ctx: &Context,
         run_command: &CommandRunner,
     ) -> StopReason {
-        let notify = running.listener.as_ref().map(|listener| listener.state.clone());
+        let reports = running.listener.as_ref().map(NotifyListener::reports);
+        let report_unasked = |unasked: Option<&ProbeFailure>| {
+            if let Some(handle) = &self.handle {
+                handle.set_probe_problem(unasked);
+            }
+        };
         // In this order: a cancellation explains an exit at the same time, and an exit explains a failed probe.
         let ready = tokio::select! {
             biased;
             canceled = ctx.canceled() => return StopReason::Canceled(canceled),
             exited = running.wait_exit() => return StopReason::from_exit(exited),
-            () = NotifyState::wait_stopping(notify.clone()) => return StopReason::Stopping,
-            ready = self.readiness.wait_ready(notify.clone()) => ready,
+            () = NotifyState::wait_stopping(reports.clone()) => return StopReason::Stopping,
+            ready = self.readiness.wait_ready(reports.clone(), &report_unasked) => ready,
         };
         if let Err(not_ready) = ready {
             return StopReason::NotReady(not_ready);
@@ -218,11 +237,11 @@ impl Process {
             biased;
             canceled = ctx.canceled() => StopReason::Canceled(canceled),
             exited = running.wait_exit() => StopReason::from_exit(exited),
-            () = NotifyState::wait_stopping(notify.clone()) => StopReason::Stopping,
-            triggered = NotifyState::wait_watchdog(notify, self.watchdog) => StopReason::Watchdog { triggered },
+            () = NotifyState::wait_stopping(reports.clone()) => StopReason::Stopping,
+            triggered = NotifyState::wait_watchdog(reports, self.watchdog) => StopReason::Watchdog { triggered },
             failure = async {
                 match &self.liveness {
-                    Some(liveness) => liveness.wait_failure(run_command).await,
+                    Some(liveness) => liveness.wait_failure(run_command, &report_unasked).await,
                     None => std::future::pending().await,
                 }
             } => StopReason::NotAlive(failure),

@@ -7,17 +7,17 @@ use std::time::{Duration, SystemTime};
 
 use rustix::io::Errno;
 use rustix::process::{WaitId, WaitIdOptions};
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::cgroup_limits;
 use super::child_setup;
-use super::descendants::{DescendantSet, has_exited};
+use super::descendants::{DescendantSet, has_exited, is_gone};
 use super::error::ProcessError;
 use super::handle::HandleTarget;
 use super::host::ProcessHost;
 use super::kept::KeptProcess;
-use super::notify::{NotifyListener, NotifySocket, NotifyState, SenderFilter};
+use super::notify::{MessageSenders, NotifyListener, NotifyReports};
+use super::notify_socket::NotifySocket;
 use super::output::{OutputReaders, StreamSink};
 use super::settings::{KillMode, Process};
 use super::spawn::{self, KillScope, MainProcess, OutputEnds, PreparedStart, StartTurn};
@@ -53,19 +53,15 @@ impl StopDeadline {
 
 /// The next time to which the process extends its timeout, which may be earlier than that of its start; without a
 /// listener, never.
-async fn next_extension(
-    notify: &mut Option<watch::Receiver<NotifyState>>,
-    known: Option<Instant>,
-) -> Instant {
-    if let Some(notify) = notify {
-        let is_new = |state: &NotifyState| state.extended_deadline != known;
-        if let Ok(state) = notify.wait_for(is_new).await
-            && let Some(extended) = state.extended_deadline
-        {
-            return extended;
+async fn next_extension(reports: &mut Option<NotifyReports>, known: Option<Instant>) -> Instant {
+    let Some(reports) = reports else { return std::future::pending().await };
+    let mut state = reports.last();
+    loop {
+        match state.extended_deadline {
+            Some(extended) if Some(extended) != known => return extended,
+            _ => state = reports.next().await,
         }
     }
-    std::future::pending().await
 }
 
 /// One start of a process. If it is dropped before the exit, everything that must stop with the process is
@@ -113,16 +109,18 @@ impl RunningProcess {
         let kill_scope = KillScope::from_process(process, mark, host.cgroup.as_ref());
         let kill_scope = kill_scope.map_err(ProcessError::Limit)?;
         // Before there is a process: a program that is killed right after the start must find the record.
+        if let (Some(records), Some(uid)) = (&host.records, process.uid)
+            && let Err(error) = records.add_user(uid)
+        {
+            tracing::warn!(%error, "can't record the user {uid}: what is left of this process by a kill of this program may run on");
+        }
         let kept = keep_for.map(|dn| host.create_kept(dn, process, mark, kill_scope.cgroup_path()));
         let kept = kept.transpose().map_err(ProcessError::Keep)?;
         // Its channels to this program. Those of a kept process have names, by which it is found again.
         let prepare =
             |source| child_setup::start_error(process, StartError { step: StartStep::Setup, source });
-        let socket = match kept.as_ref().and_then(|kept| kept.notify_name()) {
-            Some(name) => Some(NotifySocket::bind_to(&name)),
-            None => process.needs_notify_socket().then(NotifySocket::bind),
-        };
-        let socket = socket.transpose().map_err(prepare)?;
+        let socket = process.needs_notify_socket().then(|| host.bind_notify_socket(mark, process));
+        let socket = socket.transpose().map_err(ProcessError::Notify)?;
         let output = kept.as_ref().map_or_else(spawn::open_pipes, |kept| kept.create_fifos());
         let OutputEnds { readers, writers } = output.map_err(prepare)?;
         // The start.
@@ -141,7 +139,7 @@ impl RunningProcess {
             // its mark.
             kept.record_start(main.pid).map_err(ProcessError::Keep)?;
         }
-        let running = Self::watch(host, process, main, kept, Channels { readers, sinks, socket });
+        let running = Self::watch(host, main, kept, Channels { readers, sinks, socket });
         let running = running.map_err(ProcessError::Watch)?;
         if let Some(cgroup) = &running.host.cgroup {
             cgroup.prepare_next();
@@ -149,35 +147,46 @@ impl RunningProcess {
         Ok(running)
     }
 
-    /// Takes over a process that an earlier program has kept.
+    /// Takes over a process that an earlier program has kept. `None` if it has exited.
     ///
     /// # Errors
-    /// The process has exited, its FIFOs or its notification socket can't be opened, or a limit can't be set again.
+    /// Its FIFOs can't be opened, or a limit can't be set again. It runs on.
     pub(super) fn adopt(
         host: Arc<ProcessHost>,
         process: &Process,
         kept: Arc<KeptProcess>,
         sinks: [StreamSink; 2],
-    ) -> io::Result<Self> {
+    ) -> io::Result<Option<Self>> {
+        let main = match kept.open_main(&host.shared) {
+            Err(error) if is_gone(&error) => return Ok(None),
+            main => main?,
+        };
         let since = kept.started_at()?;
         let readers = kept.open_fifos()?;
-        let socket = kept.notify_name().map(|name| NotifySocket::bind_to(&name)).transpose()?;
-        let main = kept.open_main(&host.shared)?;
+        let needs_socket = process.needs_notify_socket() && !kept.is_of_version_1();
+        let socket = needs_socket.then(|| host.bind_notify_socket(kept.mark(), process)).transpose();
+        // It is well without, as far as anybody can tell.
+        let socket = socket.unwrap_or_else(|error| {
+            tracing::warn!(%error, "can't bind the notification socket of the kept process again: its reports are lost, and its watchdog is not enforced");
+            None
+        });
         // With another definition it ends, in its own time, within the limits that it has.
         if kept.has_definition(process)
             && let Some(dir) = main.kill_scope.cgroup_path()
         {
             cgroup_limits::renew_limits(dir, &process.limits).map_err(io::Error::other)?;
         }
-        let mut running = Self::watch(host, process, main, Some(kept), Channels { readers, sinks, socket })?;
+        let mut running = Self::watch(host, main, Some(kept), Channels { readers, sinks, socket })?;
+        if let Some((main, _)) = &mut running.main_process {
+            main.is_left_alone = false;
+        }
         (running.is_adopted, running.since) = (true, since);
-        Ok(running)
+        Ok(Some(running))
     }
 
     /// Reads its output and its notifications from now on.
     fn watch(
         host: Arc<ProcessHost>,
-        process: &Process,
         main: MainProcess,
         kept: Option<Arc<KeptProcess>>,
         channels: Channels,
@@ -185,15 +194,16 @@ impl RunningProcess {
         let ended = ReadableFd::new(Arc::clone(&main.pidfd))?;
         let output = OutputReaders::start(channels.readers, channels.sinks)?;
         let listener = channels.socket.map(|socket| {
-            let uid = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-            let senders = SenderFilter { mark: main.mark, main: main.pid, uid };
+            let main_pidfd = Arc::clone(&main.pidfd);
+            let senders = MessageSenders { main: main.pid, main_pidfd, cgroup: main.cgroup() };
             // The record of a kept process remembers its READY=1 for the next supervisor.
             let was_ready = kept.as_ref().is_some_and(|kept| kept.is_ready());
             let kept = kept.clone();
-            socket.start_listening(senders, was_ready, move || {
+            NotifyListener::start(socket, senders, was_ready, move || {
                 kept.iter().for_each(|kept| kept.record_ready());
             })
         });
+        let listener = listener.transpose()?;
         Ok(Self {
             host,
             main_process: Some((main, ended)),
@@ -254,23 +264,33 @@ impl RunningProcess {
     /// Extensions so far, such as of its start, have no effect on its stop.
     pub(super) fn ignore_extensions_so_far(&mut self) {
         self.ignored_extension =
-            self.listener.as_ref().and_then(|listener| listener.state.borrow().extended_deadline);
+            self.listener.as_ref().and_then(|listener| listener.reports().last().extended_deadline);
     }
 
     /// Waits for the exit of the main process until the deadline, which the process can extend until then.
     /// Returns whether it has exited.
     pub(super) async fn wait_exit_until(&mut self, deadline: &mut StopDeadline) -> io::Result<bool> {
-        let mut notify = self.listener.as_ref().map(|listener| listener.state.clone());
+        let mut reports = self.listener.as_ref().map(NotifyListener::reports);
         let mut known = self.ignored_extension;
         loop {
             tokio::select! {
                 biased;
                 exited = self.wait_exit() => return exited.map(|()| true),
-                extended = next_extension(&mut notify, known) => {
+                extended = next_extension(&mut reports, known) => {
                     known = Some(extended);
                     deadline.extend_to(extended);
                 }
-                () = sleep_until(deadline.at) => return Ok(false),
+                () = sleep_until(deadline.at) => {
+                    // It may be queued.
+                    let last = reports.as_mut().and_then(|reports| reports.read_all().extended_deadline);
+                    match last {
+                        Some(extended) if last != known => {
+                            known = last;
+                            deadline.extend_to(extended);
+                        }
+                        _ => return Ok(false),
+                    }
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::cgroup::{HostCgroup, RunCgroup};
 use super::cgroup_limits::CgroupLimitError;
 use super::child_setup;
-use super::descendants::DescendantSet;
+use super::descendants::{DescendantSet, Kinship};
 use super::host_state::HostState;
 use super::mark::ProcessMark;
 use super::settings::{KillMode, Process};
@@ -158,14 +158,14 @@ impl SpawnJob {
         if let Err(StartError { step: StartStep::Cgroup, source: error }) = &result
             && !kill_scope.is_limited()
         {
-            tracing::warn!(%error, "can't start a process in its cgroup: its descendants are identified by mark");
-            (image.cgroup, kill_scope) = (None, KillScope::MarkedDescendants);
+            tracing::warn!(%error, "can't start a process in its cgroup: its descendants are identified by their parents");
+            (image.cgroup, kill_scope) = (None, KillScope::ByParents);
             result = sys::spawn_image(&image, slots);
         }
         shared.end_start(mark, result.as_ref().ok().map(|child| child.pid));
         // From now on only the child has its descriptors.
         drop(image);
-        let main = result.map(|child| MainProcess::new(shared, child, mark, kill_scope));
+        let main = result.map(|child| MainProcess::new(shared, child, mark, kill_scope, Kinship::Descends));
         // If the caller no longer waits, this drops the process and so kills it.
         drop(reply.send(main));
     }
@@ -176,9 +176,9 @@ impl SpawnJob {
 pub(super) enum KillScope {
     /// No others.
     MainOnly,
-    /// The descendants, by their mark.
-    MarkedDescendants,
-    /// The descendants, by their cgroup; by their mark if they have left it.
+    /// The descendants, by their parents, and by their mark among those that descend from this program.
+    ByParents,
+    /// The descendants, by their cgroup; as above if they have left it.
     WholeCgroup(Arc<RunCgroup>),
 }
 
@@ -191,7 +191,7 @@ impl KillScope {
         let settings = process.limits.cgroup_settings();
         let (cgroup, setting) = match (settings.first(), process.kill_mode, host) {
             (None, KillMode::Process, _) => return Ok(Self::MainOnly),
-            (None, _, None) => return Ok(Self::MarkedDescendants),
+            (None, _, None) => return Ok(Self::ByParents),
             (Some(setting), KillMode::Process, _) => {
                 // The kernel kills a cgroup with all its processes, among them those that must survive.
                 return Err(CgroupLimitError::KillMode { setting: setting.file });
@@ -209,8 +209,8 @@ impl KillScope {
                 Ok(Self::WholeCgroup(Arc::new(run)))
             }
             (Err(error), None) => {
-                tracing::warn!(%error, "can't create a cgroup for a process: its descendants are identified by mark");
-                Ok(Self::MarkedDescendants)
+                tracing::warn!(%error, "can't create a cgroup for a process: its descendants are identified by their parents");
+                Ok(Self::ByParents)
             }
             (Err(error), Some(setting)) => {
                 // Without its cgroup it would run without its limits.
@@ -256,7 +256,10 @@ pub(super) struct MainProcess {
     pub(super) pid: i32,
     pub(super) pidfd: Arc<OwnedFd>,
     pub(super) kill_scope: KillScope,
+    kinship: Kinship,
     reaped: bool,
+    /// It runs on if this is dropped: its adoption is not complete.
+    pub(super) is_left_alone: bool,
 }
 
 impl MainProcess {
@@ -266,9 +269,27 @@ impl MainProcess {
         child: StartedChild,
         mark: ProcessMark,
         kill_scope: KillScope,
+        kinship: Kinship,
     ) -> Self {
         let StartedChild { pid, pidfd } = child;
-        Self { shared, mark, kill_scope, pid, pidfd: Arc::new(pidfd), reaped: false }
+        Self {
+            shared,
+            mark,
+            kill_scope,
+            kinship,
+            pid,
+            pidfd: Arc::new(pidfd),
+            reaped: false,
+            is_left_alone: false,
+        }
+    }
+
+    /// The cgroup of its own, with all that has not left it.
+    pub(super) fn cgroup(&self) -> Option<Arc<RunCgroup>> {
+        match &self.kill_scope {
+            KillScope::WholeCgroup(cgroup) => Some(Arc::clone(cgroup)),
+            _ => None,
+        }
     }
 
     /// Records that it was reaped: the pid may refer to another process from now on.
@@ -298,19 +319,20 @@ impl MainProcess {
 
     /// The descendants in its kill scope; `None` if only the process itself is in it.
     pub(super) fn descendants(&self) -> Option<DescendantSet> {
-        let cgroup = match &self.kill_scope {
-            KillScope::MainOnly => return None,
-            KillScope::MarkedDescendants => None,
-            KillScope::WholeCgroup(cgroup) => Some(Arc::clone(cgroup)),
-        };
-        Some(DescendantSet::new(self.mark, self.pid, Arc::clone(&self.pidfd), cgroup))
+        if let KillScope::MainOnly = self.kill_scope {
+            return None;
+        }
+        let pidfd = Arc::clone(&self.pidfd);
+        Some(DescendantSet::new(self.mark, self.kinship, self.pid, pidfd, self.cgroup()))
     }
 }
 
 impl Drop for MainProcess {
     fn drop(&mut self) {
         if !self.reaped {
-            self.kill();
+            if !self.is_left_alone {
+                self.kill();
+            }
             self.shared.forget_main(self.pid);
         }
     }

@@ -119,6 +119,8 @@ impl NodeFixture {
 pub(crate) struct NodeRun {
     pub(crate) node: ClusterNode,
     supervisor: Supervisor,
+    /// Of etcd's notification socket.
+    _sockets: TempDir,
 }
 
 impl NodeRun {
@@ -138,7 +140,9 @@ impl NodeRun {
 
     fn start_with_policy(node: ClusterNode, policy: ChildPolicy) -> Self {
         let child = node.clone();
-        let supervisor = Supervisor::builder().start(move |ctx: Context| {
+        let sockets = tempfile::tempdir().unwrap();
+        let builder = Supervisor::builder().notify_directory(sockets.path());
+        let supervisor = builder.start(move |ctx: Context| {
             let child = child.clone();
             async move {
                 ctx.run_group([ChildSpec::new("cluster", child).policy(policy)])?;
@@ -146,7 +150,7 @@ impl NodeRun {
                 Err::<(), Failure>(ctx.canceled().await.into())
             }
         });
-        Self { node, supervisor }
+        Self { node, supervisor, _sockets: sockets }
     }
 
     /// The result of the run, which has to end soon.

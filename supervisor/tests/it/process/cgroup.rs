@@ -56,7 +56,7 @@ async fn what_a_killed_supervisor_has_left_is_logged_under_the_supervisor_and_no
     for line in [
         "ending leftover processes of a killed supervisor",
         "leftover processes do not exit after SIGKILL",
-        "descendants are identified by mark: cgroups are not available",
+        "descendants are identified by their parents: cgroups are not available",
     ] {
         assert!(of_the_supervisor.iter().any(|of| of == line), "{line}: {of_the_supervisor:?}");
     }

@@ -43,7 +43,7 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Held by a test that measures, and by tests that load the whole host.
 static EXCLUSIVE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// In cgroups if possible; `NODEKEEL_CGROUPS=none` tests identification by mark.
+/// In cgroups if possible; `NODEKEEL_CGROUPS=none` tests identification by parents.
 fn configured_cgroups() -> CgroupParent {
     match std::env::var("NODEKEEL_CGROUPS") {
         Ok(none) if none == "none" => CgroupParent::Disabled,
@@ -74,6 +74,8 @@ struct ProcessFixture {
     supervisor: Supervisor,
     recorder: EventRecorder,
     output: OutputBuffer,
+    /// Of notification sockets, unless the test has one.
+    _sockets: Option<tempfile::TempDir>,
 }
 
 impl ProcessFixture {
@@ -106,6 +108,18 @@ impl ProcessFixture {
         stop_within: Option<Duration>,
         processes: Vec<(&'static str, Process)>,
     ) -> Self {
+        let sockets = tempfile::tempdir().expect("a directory");
+        let builder = builder.notify_directory(sockets.path());
+        Self { _sockets: Some(sockets), ..Self::start_built(builder, restart, stop_within, processes) }
+    }
+
+    /// With a directory of notification sockets of its own.
+    fn start_built(
+        builder: SupervisorBuilder,
+        restart: RestartPolicy,
+        stop_within: Option<Duration>,
+        processes: Vec<(&'static str, Process)>,
+    ) -> Self {
         let (recorder, output) = (EventRecorder::default(), OutputBuffer::default());
         let backoff = Backoff { initial: Duration::ZERO, ..Backoff::default() };
         let policy = ChildPolicy { restart, backoff, ..ChildPolicy::default() };
@@ -119,7 +133,7 @@ impl ProcessFixture {
             })
         });
         let builder = builder.event_hook(recorder.clone()).output_sink(output.clone().sink());
-        Self { supervisor: builder.start(root), recorder, output }
+        Self { supervisor: builder.start(root), recorder, output, _sockets: None }
     }
 
     /// Waits for the next event that brings the process into a state.

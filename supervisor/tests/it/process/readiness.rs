@@ -46,9 +46,9 @@ async fn a_process_is_ready_when_it_sends_ready() {
 }
 
 #[tokio::test]
-async fn a_descendant_may_send_ready_and_exit() {
-    let script = r#"use Socket; my $name = $ENV{NOTIFY_SOCKET}; $name =~ s/^@/\0/; if (!fork) {
-        socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name)); send($s, "READY=1", 0); exit } wait; sleep 100"#;
+async fn a_descendant_may_send_ready() {
+    let script = r#"use Socket; my $name = $ENV{NOTIFY_SOCKET}; if (!fork) {
+        socket(my $s, AF_UNIX, SOCK_DGRAM, 0); send($s, "READY=1", 0, sockaddr_un($name)); sleep 100 } wait"#;
     for _ in 0..10 {
         let fixture = ProcessFixture::run_once(perl(script).ready_when(Readiness::on_notify()));
         fixture.wait_for_state(RunnableState::Ready).await;
@@ -56,23 +56,44 @@ async fn a_descendant_may_send_ready_and_exit() {
     }
 }
 
-#[tokio::test]
+/// Neither this program, nor a process that copies the mark, nor one that has gone when its message is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ready_from_an_unrelated_process_is_ignored() {
     let fixture = ProcessFixture::run_once(
         notify_process(&["STATUS=up", "READY=1"]).ready_when(Readiness::on_notify()),
     );
     let pid = fixture.output.wait_pid().await;
     fixture.output.wait_line("sent STATUS=up").await;
-    let name = fixture.output.wait_line("socket @").await;
-    use std::os::linux::net::SocketAddrExt as _;
-    let address = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
+    let path = fixture.output.wait_line("socket ").await;
     let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
-    assert_eq!(socket.send_to_addr(b"READY=1", &address).expect("it is there"), 7);
-    let early =
-        tokio::time::timeout(Duration::from_millis(300), fixture.wait_for_state(RunnableState::Ready)).await;
-    assert!(early.is_err(), "this program is not a permitted sender: {early:?}");
+    assert_eq!(socket.send_to(b"READY=1", &path).expect("it is there"), 7);
+    let forger = r#"use Socket; socket(my $s, AF_UNIX, SOCK_DGRAM, 0); for (1..2) { send($s, "READY=1", 0, sockaddr_un($ARGV[0])) or die "$!"; sleep 1 }"#;
+    let script = format!("ulimit -S -x {}; exec /usr/bin/perl -e '{forger}' {path}", mark_of(pid));
+    // A child of this program with that mark would be taken for an orphan of the process, and reaped.
+    let forge = ["-c", "/bin/bash -c \"$0\"; exit $?", &script];
+    let forged = tokio::process::Command::new("/bin/sh").args(forge).status().await;
+    assert!(forged.expect("it runs").success());
+    assert!(!is_ready(&fixture), "they are no permitted senders");
     super::send_signal("USR1", pid);
     fixture.wait_for_state(RunnableState::Ready).await;
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_process_without_a_directory_for_its_socket_is_not_started() {
+    let builder = nodekeel_supervisor::Supervisor::builder();
+    let process = sh("exit 0").ready_when(Readiness::on_notify());
+    let fixture = ProcessFixture::start_built(
+        builder,
+        nodekeel_supervisor::RestartPolicy::Never,
+        None,
+        vec![("p", process)],
+    );
+    let (_, exit) = fixture.wait_exit().await;
+    assert_eq!(
+        exit.to_string(),
+        "can't make the notification socket of the process: the supervisor has no directory for it: set SupervisorBuilder::notify_directory"
+    );
     fixture.shutdown().await;
 }
 

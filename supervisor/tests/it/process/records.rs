@@ -18,6 +18,9 @@ use super::{KilledProgram, ProcessFixture, configured_cgroups, mark_of, read_mar
 /// Set in the program that is to be killed: its record directory.
 const RECORDS: &str = "NODEKEEL_TEST_RECORDS_OF_A_KILLED_PROGRAM";
 
+/// The directory of notification sockets in it: a process that is kept finds its socket there again.
+const SOCKETS: &str = "sockets";
+
 /// The record directory of this program, if it is to be killed.
 fn records_of_killed() -> Option<std::ffi::OsString> {
     std::env::var_os(RECORDS)
@@ -32,7 +35,10 @@ fn start_recorded(
     let dns = processes.iter().map(|(name, _)| format!("root.{name}"));
     let builder = Supervisor::builder().cgroup_parent(cgroups);
     let builder = builder.process_records(ProcessRecords::new(records).expect_kept(dns));
-    ProcessFixture::start(builder, RestartPolicy::Never, None, processes)
+    let sockets = records.join(SOCKETS);
+    let _ = fs::create_dir(&sockets);
+    let builder = builder.notify_directory(sockets);
+    ProcessFixture::start_built(builder, RestartPolicy::Never, None, processes)
 }
 
 /// The pid and the start of the process that was adopted, if one was before the DN became ready.
@@ -72,8 +78,12 @@ fn leave_behind(test: &str, cgroups: &CgroupParent, process: Process) -> (tempfi
 }
 
 fn files_in(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).expect("it exists");
-    entries.map(|entry| entry.expect("it is readable").file_name().into_string().expect("text")).collect()
+    let names = |dir: &Path| {
+        let entries = fs::read_dir(dir).expect("it exists");
+        entries.map(|entry| entry.expect("it is readable").file_name().into_string().expect("text")).collect()
+    };
+    let (files, sockets): (Vec<_>, Vec<_>) = (names(dir), names(&dir.join(SOCKETS)));
+    files.into_iter().filter(|name| name != SOCKETS).chain(sockets).collect()
 }
 
 #[test]
@@ -238,6 +248,59 @@ fn a_kept_process_that_was_ready_need_not_report_it_again() {
         tree.shutdown().await;
     });
     wait_gone(pid);
+}
+
+/// What could not be read of a kept process, or bound for it, tells nothing about it.
+#[test]
+fn a_kept_process_that_can_not_be_taken_over_runs_on_until_it_can() {
+    let cgroups = configured_cgroups();
+    let process = || kept_process().watchdog(Duration::from_secs(3600));
+    let test = "a_kept_process_that_can_not_be_taken_over_runs_on_until_it_can";
+    let (records, pid) = leave_behind(test, &cgroups, process());
+    let fifo = |name: &str| {
+        let mut files = files_in(records.path()).into_iter();
+        records.path().join(files.find(|file| file.ends_with(name)).expect("it has output"))
+    };
+    let (stdout, aside) = (fifo(".stdout"), records.path().join("aside"));
+    fs::rename(&stdout, &aside).expect("it is there");
+    runtime().block_on(async {
+        let builder = Supervisor::builder().cgroup_parent(cgroups.clone());
+        let records_of = ProcessRecords::new(records.path()).expect_kept(["root.p"]);
+        let builder = builder.process_records(records_of).notify_directory("/no/such");
+        let tree = ProcessFixture::start_built(builder, RestartPolicy::Always, None, vec![("p", process())]);
+        let failed = tree.wait_for_state(RunnableState::Dead).await;
+        let RunnableChange::Exited { exit, .. } = failed.change else { panic!("{failed:?}") };
+        assert!(exit.to_string().starts_with("can't take over the process that is still running"), "{exit}");
+        assert!(read_mark(pid).is_some(), "it runs on");
+        fs::rename(&aside, &stdout).expect("it is there");
+        // Without its socket, too.
+        let (adopted, _) = wait_adopted(&tree).await.expect("it is adopted");
+        assert_eq!(adopted, pid.unsigned_abs());
+        tree.shutdown().await;
+    });
+    wait_gone(pid);
+}
+
+/// Root's program, as every other, believes no directory that somebody else can write to.
+#[tokio::test]
+#[ignore = "needs root"]
+async fn records_of_another_user_are_not_believed() {
+    let records = tempfile::tempdir().expect("a directory");
+    std::os::unix::fs::chown(records.path(), Some(65534), None).expect("root may");
+    let tree = start_recorded(records.path(), CgroupParent::Disabled, Vec::new());
+    let problems = tree.supervisor.record_problems();
+    let [RecordProblem::Directory { reason, .. }] = &problems[..] else { panic!("{problems:?}") };
+    assert!(reason.starts_with("it belongs to user 65534"), "{reason}");
+    tree.shutdown().await;
+    std::os::unix::fs::chown(records.path(), Some(0), None).expect("root may");
+    let record = records.path().join("host-7-5");
+    fs::write(&record, "scribble").expect("written");
+    std::os::unix::fs::chown(&record, Some(65534), None).expect("root may");
+    let tree = start_recorded(records.path(), CgroupParent::Disabled, Vec::new());
+    let problems = tree.supervisor.record_problems();
+    let [RecordProblem::Record { reason, .. }] = &problems[..] else { panic!("{problems:?}") };
+    assert!(reason.contains("belongs to user 65534"), "{reason}");
+    tree.shutdown().await;
 }
 
 /// Nothing adopts it: the runnable that could has left the program.
