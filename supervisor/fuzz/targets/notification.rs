@@ -1,0 +1,4 @@
+//! See `nodekeel_supervisor::testing::fuzz_notification`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_supervisor::testing::fuzz_notification(input));
