@@ -64,7 +64,12 @@ pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
 
 /// The node with the running process of a service.
 pub(crate) fn with_process(node: v1::Node, handle: &ProcessHandle) -> v1::Node {
-    v1::Node { pid: handle.pid(), process_since: handle.running_since().and_then(timestamp), ..node }
+    v1::Node {
+        pid: handle.pid(),
+        process_since: handle.running_since().and_then(timestamp),
+        probe_problem: handle.probe_problem().map(|problem| problem.to_string()).unwrap_or_default(),
+        ..node
+    }
 }
 
 /// Describes why a runnable is not ready, and names the DNs that it waits for.

@@ -29,6 +29,8 @@ pub(crate) struct RunnableView {
     /// Absent unless it is a service whose process is running.
     pub(crate) pid: Option<u32>,
     pub(crate) process_since: Option<String>,
+    /// Absent unless the host had nothing left to probe it.
+    pub(crate) probe_problem: Option<String>,
     /// The same as `waiting_for`, if that is a clause.
     #[serde(skip)]
     pub(crate) condition: Option<String>,
@@ -110,6 +112,7 @@ impl From<v1::Node> for RunnableView {
             pid: node.pid,
             process_since: time_text(node.process_since),
             process_since_time: system_time(node.process_since),
+            probe_problem: non_empty(node.probe_problem),
             generation: node.generation,
             restarts: node.restarts,
             failures: node.failures,

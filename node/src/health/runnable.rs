@@ -15,7 +15,13 @@ const RECENT_FAILURES: usize = 3;
 
 /// The condition of a runnable; `None` if it is healthy.
 pub(super) fn runnable_condition(node: &Node, now: SystemTime) -> Option<HealthCondition> {
-    let condition = if node.is_healthy() { recent_failures(node, now)? } else { problem(node) };
+    let condition = if !node.is_healthy() {
+        problem(node)
+    } else if !node.probe_problem.is_empty() {
+        unasked(node)
+    } else {
+        recent_failures(node, now)?
+    };
     let part = node.dn.split('.').nth(1).unwrap_or(NODE_PART).to_owned();
     Some(HealthCondition { part, ..condition })
 }
@@ -45,6 +51,9 @@ fn describe(node: &Node) -> (String, String) {
                 failures => format!("{failures} consecutive failures"),
             };
             (format!("crash-loops: {count}, the last one{reason}"), failure_hint(node, &status))
+        }
+        State::New if !node.probe_problem.is_empty() => {
+            (format!("is not ready: {}", node.probe_problem), SHORTAGE_HINT.to_owned())
         }
         State::New if !node.condition.is_empty() => (format!("is not ready: {}", node.condition), status),
         State::New => ("is not ready".to_owned(), not_ready_hint(node, status)),
@@ -78,6 +87,16 @@ fn failure_hint(node: &Node, status: &str) -> String {
         }
         _ => status.to_owned(),
     }
+}
+
+/// The remedy where the host had nothing left for a probe.
+const SHORTAGE_HINT: &str =
+    "free processes, open files or memory: `ps -eo user,pid,nlwp,rss,args --sort -rss`";
+
+/// The warning about a runnable that may be well or not.
+fn unasked(node: &Node) -> HealthCondition {
+    let problem = format!("may be well or not: {}", node.probe_problem);
+    HealthCondition::warning(node.dn.as_str(), problem).hint(SHORTAGE_HINT)
 }
 
 /// The warning about a runnable that fails again and again, and is ready for long enough in between to count as stable.

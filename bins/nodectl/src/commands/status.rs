@@ -162,6 +162,9 @@ fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) 
     if let (Some(pid), Some(since)) = (node.pid, node.process_since_time) {
         printer.print_line(&format!("  process      {pid}, running for {}", format_age(since)))?;
     }
+    if let Some(problem) = &node.probe_problem {
+        printer.print_line(&format!("  probe        {}", escape_control(problem)))?;
+    }
     if node.crash_looping {
         printer.print_line("  crash-loops  until it has been ready for 10 s")?;
     } else if node.state == "dead" {
