@@ -58,6 +58,15 @@ pub(super) fn check_service(
     if let Some(key) = service.environment.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
         return reject_field(field("environment"), format!("{key:?} is not a valid variable name"));
     }
+    if service.privileges.capabilities.is_some()
+        && matches!(service.user.as_deref(), None | Some("root" | "0"))
+    {
+        let message = format!(
+            "{name} would run as root, which owns the node's files and its control socket, with or without capabilities: \
+             add `user = \"...\"`, or remove the key"
+        );
+        return reject_field(field("privileges.capabilities"), message);
+    }
     check_strings(index, service)?;
     check_duration(&field("grace"), service.grace)?;
     check_absolute_path(&field("directory"), &service.directory)?;

@@ -27,6 +27,7 @@ fn a_task_that_ends_by_itself_is_not_kept() {
 fn every_setting_of_a_service_parses() {
     let keys = r#"limits = { memory_max = "64MiB", cpu_max = 0.5, rlimits = { nofile = 9, core = "0:unlimited" } }
         privileges = { capabilities = [], umask = "027" }
+        user = "nobody"
         reload = ["/bin/kill"]
         stop_signal = "INT"
         liveness = { probe = ["/bin/true"] }
@@ -85,6 +86,14 @@ fn an_invalid_setting_is_named_with_what_is_valid() {
         (
             "privileges = { capabilities = [\"root\"] }",
             "unknown capability \"root\": use a name of capabilities(7)",
+        ),
+        (
+            "privileges = { capabilities = [\"net_admin\"] }",
+            "service[0].privileges.capabilities: a would run as root, which owns the node's files and its control socket, with or without capabilities: add `user = \"...\"`",
+        ),
+        (
+            "user = \"root\"\nprivileges = { capabilities = [] }",
+            "service[0].privileges.capabilities: a would run as root",
         ),
         ("privileges = { umask = \"999\" }", "must be an octal number, like \"022\""),
         (
