@@ -122,6 +122,8 @@ const SOAKS: &[Soak] = &[
     // The same under a kubelet, with XFS and with ext4; `cargo xtask test` takes a sample. With both soaks, the kills at each
     // point are counted: `cargo xtask soak volume-kills node-volume-kills`.
     ("node-volume-kills", Tests("provisionerd node kills::a_daemon_killed"), "NODEKEEL_NODE_VOLUME_KILLS=6"),
+    // noded, its etcd and its services killed and stopped at random for ten minutes.
+    ("node-storm", Tests("noded it storm::"), "NODEKEEL_STORM_SECONDS=600"),
     // Ten minutes of strangers at the port of each program.
     ("port-floods", Tests("noded it ports::"), "NODEKEEL_FLOOD_SECONDS=600"),
     ("port-floods", Tests("provisionerd it ports::"), "NODEKEEL_FLOOD_SECONDS=600"),

@@ -57,13 +57,13 @@ enum NodeUser {
 }
 
 /// A node that is killed and started again.
-struct KilledNode {
+pub(crate) struct KilledNode {
     user: NodeUser,
-    config: String,
+    pub(crate) config: String,
 }
 
 impl KilledNode {
-    fn new(is_plain_user: bool, config: impl Into<String>) -> Self {
+    pub(crate) fn new(is_plain_user: bool, config: impl Into<String>) -> Self {
         let user = if is_plain_user {
             NodeUser::Plain(PublicProgram::noded())
         } else {
@@ -73,7 +73,7 @@ impl KilledNode {
     }
 
     /// A directory that the node's user can change.
-    fn create_scratch(&self) -> ScratchDir {
+    pub(crate) fn create_scratch(&self) -> ScratchDir {
         let scratch = ScratchDir::new().unwrap();
         if let NodeUser::Plain(_) = self.user {
             chown(scratch.path(), plain_user(), plain_user()).unwrap();
@@ -81,12 +81,22 @@ impl KilledNode {
         scratch
     }
 
-    fn start(&self, scratch: ScratchDir) -> NodedProcess {
+    pub(crate) fn start(&self, scratch: ScratchDir) -> NodedProcess {
         let command = match &self.user {
             NodeUser::Plain(program) => program.node_command("run", scratch.path(), &self.config),
             NodeUser::Root(cgroup) => cgroup.node_command(scratch.path(), &self.config),
         };
         NodedProcess::start_command(scratch, command)
+    }
+}
+
+impl KilledNode {
+    /// The cgroups below the node's.
+    pub(crate) fn cgroups_left(&self) -> Vec<String> {
+        let NodeUser::Root(cgroup) = &self.user else { return Vec::new() };
+        let entries = fs::read_dir(&cgroup.0).unwrap().map(|entry| entry.unwrap());
+        let dirs = entries.filter(|entry| entry.file_type().unwrap().is_dir());
+        dirs.map(|dir| dir.file_name().into_string().unwrap()).collect()
     }
 }
 
@@ -252,7 +262,7 @@ fn kill_repeatedly(is_plain_user: bool) {
     plan.config.extend(services);
     let mut pids = Vec::new();
     for round in 0..=count_rounds() {
-        let node = plan.start(scratch);
+        let mut node = plan.start(scratch);
         let current: Vec<_> =
             (0..KEPT).map(|number| service_pid(&node, &format!("root.service.k{number}"))).collect();
         if round == 0 {
@@ -273,14 +283,14 @@ fn kill_repeatedly(is_plain_user: bool) {
         let doubled = fs::read_to_string(node.scratch.path().join("doubled")).unwrap_or_default();
         assert_eq!(doubled, "", "round {round}: two of one service were running");
         if round == count_rounds() {
-            return check_nothing_left(node);
+            return check_nothing_left(&mut node);
         }
         scratch = node.kill();
     }
 }
 
 /// Stops the node: all locks are free then.
-fn check_nothing_left(mut node: NodedProcess) {
+pub(crate) fn check_nothing_left(node: &mut NodedProcess) {
     node.stop_by(Signal::SIGTERM);
     let locks = fs::read_dir(node.scratch.path()).unwrap().map(|entry| entry.unwrap().path());
     for lock in locks.filter(|path| path.extension().is_some_and(|extension| extension == "lock")) {

@@ -1,6 +1,7 @@
 //! The programs noded and nodectl, through real sockets and with real daemons.
 #![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
+mod attacks;
 mod block_volumes;
 mod callers;
 mod cluster;
@@ -35,5 +36,6 @@ mod storage_join;
 mod storage_keys;
 mod storage_partition;
 mod storage_tpm;
+mod storm;
 mod systemd;
 mod volumes;
