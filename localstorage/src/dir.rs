@@ -19,12 +19,14 @@ mod create;
 mod entries;
 mod remove;
 mod replace;
+mod trust;
 mod walk;
 
 pub use clone::{CloneSummary, FileCloner, Reflink};
 pub use entries::RenameMode;
 pub use remove::RemovalProgress;
 pub use replace::FileReplacement;
+pub use trust::{TrustError, check_file_owner};
 pub use walk::{OpenOutcome, TreeWalk, WalkEvent};
 
 /// The largest file that [`Dir::read`] reads: 64 MiB, more than any configuration file of a node and less

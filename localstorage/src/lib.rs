@@ -104,7 +104,7 @@ pub mod testing;
 
 pub use dir::{
     CloneSummary, Dir, DirLock, FileCloner, FileReplacement, OpenOutcome, READ_LIMIT, Reflink,
-    RemovalProgress, RenameMode, TreeWalk, WalkEvent,
+    RemovalProgress, RenameMode, TreeWalk, TrustError, WalkEvent, check_file_owner,
 };
 pub use error::{Error, FileOperation};
 pub use file_name::{FileName, InvalidName};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     self, AtFlags, FallocateFlags, FlockOperation, Gid, IFlags, Mode, OFlags, RenameFlags, ResolveFlags,
-    Stat, Uid,
+    Stat, StatVfsMountFlags, Uid,
 };
 use rustix::io::{self, Result, retry_on_intr};
 
@@ -49,6 +49,13 @@ pub(crate) fn open_parent(dir: impl AsFd) -> Result<OwnedFd> {
     failpoints::check_failpoint("openat")?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // Not openat2(2): RESOLVE_BENEATH refuses a `..` that leaves the directory.
+    retry_on_intr(|| fs::openat(dir.as_fd(), "..", flags, Mode::empty()))
+}
+
+/// Opens the current parent directory to inspect it, which needs no permission to read it.
+pub(crate) fn open_parent_to_inspect(dir: impl AsFd) -> Result<OwnedFd> {
+    failpoints::check_failpoint("openat")?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     retry_on_intr(|| fs::openat(dir.as_fd(), "..", flags, Mode::empty()))
 }
 
@@ -100,7 +107,8 @@ pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     open(&proc_path(file), flags)
 }
 
-fn proc_path(file: impl AsFd) -> PathBuf {
+/// The magic link to an open file.
+pub(crate) fn proc_path(file: impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
@@ -186,6 +194,13 @@ pub(crate) fn is_on_fat(file: impl AsFd) -> Result<bool> {
     const MSDOS_SUPER_MAGIC: u64 = 0x4d44;
     failpoints::check_failpoint("fstatfs")?;
     Ok(retry_on_intr(|| fs::fstatfs(file.as_fd()))?.f_type as u64 == MSDOS_SUPER_MAGIC)
+}
+
+/// Returns whether the mount by which the file was opened is read-only.
+pub(crate) fn is_mounted_read_only(file: impl AsFd) -> Result<bool> {
+    failpoints::check_failpoint("fstatvfs")?;
+    let flags = retry_on_intr(|| fs::fstatvfs(file.as_fd()))?.f_flag;
+    Ok(flags.contains(StatVfsMountFlags::RDONLY))
 }
 
 /// Acquires the lock, and waits for it.
