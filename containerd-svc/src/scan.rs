@@ -1,10 +1,11 @@
 //! Scans the directory of bundles.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use nodekeel_localstorage::{Dir, DirEntry, Error, FileKind, FileOperation};
+use nodekeel_localstorage::{Dir, DirEntry, Error, FileKind, FileOperation, TrustError};
 
 use crate::archive::read_outline;
 use crate::digest::DigestHasher;
@@ -46,6 +47,8 @@ pub(crate) struct ScanResult {
 pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error> {
     let mut found = ScanResult::default();
     let top = Dir::open(directory)?;
+    // An image that another user put there would run with the rights of the pods that use it.
+    top.check_owner_and_parents().map_err(|error| refuse(&top, error))?;
     let entries = top.list()?;
     if entries.is_empty() {
         return Ok(None);
@@ -55,7 +58,10 @@ pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error
         match parse_namespace(&entry) {
             // An unreadable namespace does not affect the others.
             Ok(Some(namespace)) => {
-                let opened = top.open_dir(entry.name.as_os_str());
+                let opened = top.open_dir(entry.name.as_os_str()).and_then(|dir| {
+                    dir.check_owner().map_err(|error| refuse(&dir, error))?;
+                    Ok(dir)
+                });
                 if let Err(source) = opened.and_then(|dir| scan_namespace(&dir, &namespace, &mut found)) {
                     found.failed.push(ImportError::Open { path, source });
                     found.wanted.unreadable.insert((namespace, None));
@@ -66,6 +72,10 @@ pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error
         }
     }
     Ok(Some(found))
+}
+
+fn refuse(dir: &Dir, error: TrustError) -> Error {
+    Error::new(FileOperation::Open, dir.path(), io::Error::new(io::ErrorKind::PermissionDenied, error))
 }
 
 fn parse_namespace(entry: &DirEntry) -> Result<Option<Namespace>, &'static str> {
@@ -197,7 +207,7 @@ fn compute_fingerprint(file: &File) -> std::io::Result<BundleFingerprint> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
 
@@ -205,6 +215,23 @@ mod tests {
     fn a_missing_directory_is_an_error_and_an_empty_one_says_nothing() {
         assert!(scan_bundles(Path::new("/nowhere/at/all")).expect_err("it is missing").is_not_found());
         assert!(scan_bundles(tempfile::tempdir().expect("created").path()).expect("listed").is_none());
+    }
+
+    #[test]
+    fn bundles_that_other_users_could_have_put_there_are_not_imported() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (top, namespace) = (scratch.path().join("images"), scratch.path().join("images/k8s.io"));
+        fs::create_dir_all(&namespace).expect("created");
+        fs::write(namespace.join("a.tar"), "").expect("written");
+        let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("set");
+        open(&namespace);
+        let found = scan_bundles(&top).expect("listed").expect("it exists");
+        let says = |error: &dyn std::error::Error| error.source().expect("a cause").to_string();
+        assert!(found.wanted.bundles.is_empty(), "{:?}", found.wanted.bundles);
+        assert!(says(&found.failed[0]).starts_with("can't open"), "{:?}", found.failed);
+        open(&top);
+        let error = says(&scan_bundles(&top).expect_err("others can write"));
+        assert!(error.contains(&format!("type: chmod go-w {}", top.display())), "{error}");
     }
 
     #[test]

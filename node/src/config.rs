@@ -9,14 +9,18 @@ pub(crate) mod value;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use nodekeel_localstorage::check_file_owner;
 use serde::Deserialize;
 use toml::de::DeTable;
 
 pub(crate) use self::node::check_node;
 pub use self::node::{ControlConfig, EventsConfig, HealthConfig, LogConfig, NodeConfig};
+use crate::error_chain::error_chain;
 pub use crate::parts::cluster::config::ClusterConfig;
 pub use crate::parts::containerd::config::ContainerdConfig;
 pub use crate::parts::etcd::config::EtcdConfig;
@@ -90,6 +94,7 @@ pub struct ConfigError {
     at: Option<(usize, usize)>,
     field: String,
     message: String,
+    is_untrusted: bool,
 }
 
 impl fmt::Display for ConfigError {
@@ -110,8 +115,16 @@ impl std::error::Error for ConfigError {}
 impl ConfigError {
     /// The program has parts that no configuration makes right.
     pub(crate) fn of_program(file: &Path, violation: &ConfigViolation) -> Self {
-        let (file, message) = (file.to_owned(), violation.to_string());
-        Self { file, at: None, field: String::new(), message }
+        Self::new(file, None, String::new(), violation.to_string())
+    }
+
+    fn new(file: &Path, at: Option<(usize, usize)>, field: String, message: String) -> Self {
+        Self { file: file.to_owned(), at, field, message, is_untrusted: false }
+    }
+
+    /// Returns whether the file was not read, because another user could have written it.
+    pub fn is_untrusted(&self) -> bool {
+        self.is_untrusted
     }
 }
 
@@ -129,7 +142,7 @@ impl NodedConfig {
         let error_at = |span, field, message| {
             // Each error names line and column, so that an operator finds the key in a file of any length.
             let at = locate::line_and_column(text, span);
-            ConfigError { file: file.to_owned(), at, field, message }
+            ConfigError::new(file, at, field, message)
         };
         let document = TomlDocument::parse(text)
             .map_err(|error| error_at(error.span(), String::new(), locate::one_line_message(text, &error)))?;
@@ -234,10 +247,15 @@ impl ConfigSchema<'_> {
 
 /// Reads the text of a file.
 pub(crate) fn read_text(file: &Path) -> Result<String, ConfigError> {
-    let error_at = |at, message| ConfigError { file: file.to_owned(), at, field: String::new(), message };
-    let bytes = std::fs::read(file).map_err(|error| {
+    let error_at = |at, message| ConfigError::new(file, at, String::new(), message);
+    let unreadable = |error: io::Error| {
         error_at(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
-    })?;
+    };
+    let mut opened = File::open(file).map_err(unreadable)?;
+    check_file_owner(&opened, file)
+        .map_err(|error| ConfigError { is_untrusted: true, ..error_at(None, error_chain(&error)) })?;
+    let mut bytes = Vec::new();
+    opened.read_to_end(&mut bytes).map_err(unreadable)?;
     // The error points at the first byte that is not UTF-8: an editor with another encoding shows the character
     // there.
     String::from_utf8(bytes).map_err(|error| {

@@ -3,8 +3,11 @@
 mod error;
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, fcntl};
@@ -27,8 +30,12 @@ const DATA_DIR_MODE: FileMode = FileMode::new(0o755);
 
 const READ_ONLY: &str = "mounted read-only";
 
-/// Checks whether an instance could use the directory and these directories below it, and has these free bytes on its
-/// data volume; changes nothing.
+/// How long a start waits for the lock of a noded that was killed: the kernel releases it when the process has exited, and
+/// when the child that it was starting executes its program, or exits because its parent is gone.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Checks whether an instance could use the directory and these directories below it, and, before its first start, has
+/// these free bytes on its data volume; changes nothing.
 ///
 /// # Errors
 /// See [`DataError`].
@@ -36,13 +43,19 @@ pub(crate) fn check_data_dir(data: &Path, below: &[String], needed: u64) -> Resu
     // The nearest existing ancestor decides whether the rest can be created.
     let existing = data.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     let dir = open_directory(existing)?;
-    // The lock comes first: while another noded runs, the other answers do not matter.
+    // Before anything that it contains is believed.
     if existing == data {
-        check_lock(&dir)?;
+        dir.check_owner_and_parents()?
+    } else {
+        dir.check_parent()?
     }
     check_writable(&dir)?;
     if existing == data {
         check_subdirectories(&dir, below)?;
+        // A node that has run starts on a full disk, too: its health reports what is full.
+        if has_run(data) {
+            return Ok(());
+        }
     }
     // A file system may be mounted on the directory of the volume.
     let disk = dir.open_dir(layout::VOLUME_DIR).ok().filter(|_| existing == data).unwrap_or(dir);
@@ -56,10 +69,18 @@ pub(crate) fn check_data_dir(data: &Path, below: &[String], needed: u64) -> Resu
     Ok(())
 }
 
+/// Returns whether a node has run in the directory.
+pub(crate) fn has_run(data: &Path) -> bool {
+    data.join(LOCK_FILE).symlink_metadata().is_ok()
+}
+
 fn check_subdirectories(data: &Dir, below: &[String]) -> Result<(), DataError> {
     for name in below {
         match data.open_dir(name) {
-            Ok(dir) => check_writable(&dir)?,
+            Ok(dir) => {
+                dir.check_owner()?;
+                check_writable(&dir)?;
+            }
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error.into()),
         }
@@ -76,7 +97,23 @@ pub(crate) fn open_directory(path: &Path) -> Result<Dir, DataError> {
     })
 }
 
-fn check_lock(data: &Dir) -> Result<(), DataError> {
+/// Opens a directory of the operator that nobody but root and the user of this process can change or replace.
+pub(crate) fn open_trusted_directory(path: &Path) -> Result<Dir, DataError> {
+    let dir = open_directory(path)?;
+    dir.check_owner_and_parents()?;
+    Ok(dir)
+}
+
+/// Checks that no other instance uses the directory. It comes before all other checks, whose answers do not matter then, and
+/// waits for what a killed one has left in the kernel: with the lock, its sockets go.
+///
+/// # Errors
+/// See [`DataError`].
+pub(crate) fn check_lock(data: &Path) -> Result<(), DataError> {
+    if data.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let data = open_directory(data)?;
     match data.open_file(LOCK_FILE) {
         Ok(mut lock) => {
             let mut found = whole_file_lock(libc::F_WRLCK);
@@ -89,6 +126,8 @@ fn check_lock(data: &Dir) -> Result<(), DataError> {
             // The kernel returns the conflicting lock, or sets the type to F_UNLCK if there is none.
             match i32::from(found.l_type) {
                 libc::F_UNLCK => Ok(()),
+                // It locks now, for a moment for which a start waits.
+                _ if lock_in_time(&lock, libc::F_RDLCK).is_ok() => Ok(()),
                 _ => Err(DataError::InUse { path: data.path().to_owned(), holder: lock_holder(&mut lock) }),
             }
         }
@@ -129,6 +168,8 @@ impl DataDir {
     pub(crate) fn acquire(path: &Path) -> Result<Self, DataError> {
         // Before the lock is held, only missing directories and the lock file are created.
         let dir = create_directory(path)?;
+        // It may have been created by another user since it was checked.
+        dir.check_owner_and_parents()?;
         let lock = acquire_lock(&dir)?;
         // The layout is placed under the lock: otherwise two instances would create the same files.
         let root = layout::place_layout(dir).map_err(|error| placement_error(path, error))?;
@@ -184,18 +225,39 @@ fn acquire_lock(dir: &Dir) -> Result<File, DataError> {
     // A user that can open the file can lock it, and so keep the node from starting: hence mode 0600.
     let mut lock = dir.open_or_create_file(LOCK_FILE, FileMode::PRIVATE_FILE)?;
     // Not the lock of the directory: a check finds out the holder of this one without locking.
-    match fcntl(&lock, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_WRLCK))) {
-        Ok(_) => {}
+    match lock_in_time(&lock, libc::F_WRLCK) {
+        Ok(()) => {}
         // fcntl_locking(2) allows either error for a conflicting lock.
         Err(Errno::EAGAIN | Errno::EACCES) => {
             return Err(DataError::InUse { path: dir.path().to_owned(), holder: lock_holder(&mut lock) });
         }
         Err(errno) => return Err(failed(errno.into())),
     }
-    // The pid is only for messages. The former one may be longer than the new one, so the file is cut first.
-    lock.set_len(0).map_err(failed)?;
-    writeln!(lock, "{}", std::process::id()).map_err(failed)?;
+    // The pid is only for messages. It replaces the former one in place, which needs no block of a full disk.
+    let pid = format!("{}\n", std::process::id());
+    match lock.write_all_at(pid.as_bytes(), 0) {
+        Ok(()) => lock.set_len(pid.len() as u64).map_err(failed)?,
+        // The pid of another process would be worse than none.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => lock.set_len(0).map_err(failed)?,
+        Err(error) => return Err(failed(error)),
+    }
     Ok(lock)
+}
+
+/// Locks a file. Waits for the kernel to release the lock of a process that was killed.
+fn lock_in_time(file: &File, kind: libc::c_int) -> Result<(), Errno> {
+    let conflict = match fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file_lock(kind))) {
+        Ok(_) => return Ok(()),
+        Err(errno @ (Errno::EAGAIN | Errno::EACCES)) => errno,
+        Err(errno) => return Err(errno),
+    };
+    // The lock belongs to the open file, so a thread can wait for it. It ends with the process at the latest.
+    let Ok(waiting) = file.try_clone() else { return Err(conflict) };
+    let (locked, wait) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = locked.send(fcntl(&waiting, FcntlArg::F_OFD_SETLKW(&whole_file_lock(kind))));
+    });
+    wait.recv_timeout(LOCK_TIMEOUT).map_err(|_| conflict)?.map(drop)
 }
 
 /// A lock of a whole file that belongs to the open file description.
@@ -225,7 +287,7 @@ fn lock_holder(lock: &mut File) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -240,14 +302,18 @@ mod tests {
         let data = scratch.path().join("a/b");
         check_data_dir(&data, &[], 0).expect("it can be made");
         assert!(!scratch.path().join("a").exists(), "probing touches nothing");
+        // A sticky directory, as /tmp is, can have a data directory, and can't be one.
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o1777)).expect("set");
+        check_data_dir(&data, &[], 0).expect("it can be made");
+        let error = check_data_dir(scratch.path(), &[], 0).expect_err("others can write");
+        assert!(matches!(error, DataError::Untrusted(_)), "{error}");
         let first = DataDir::acquire(&data).expect("free");
-        for error in
-            [check_data_dir(&data, &[], 0).expect_err("in use"), DataDir::acquire(&data).expect_err("in use")]
-        {
+        for error in [check_lock(&data).expect_err("in use"), DataDir::acquire(&data).expect_err("in use")] {
             assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
         }
         drop(first);
-        check_data_dir(&data, &[], 0).expect("free again");
+        check_lock(&data).expect("free again");
+        check_data_dir(&data, &[], 0).expect("usable");
         DataDir::acquire(&data).expect("free again");
     }
 
@@ -261,7 +327,7 @@ mod tests {
             let checks = scope.spawn(|| {
                 let mut count = 0;
                 while count == 0 || !is_done.load(Ordering::Relaxed) {
-                    let _ = check_data_dir(data, &[], 0);
+                    let _ = check_lock(data);
                     count += 1;
                 }
             });
@@ -302,6 +368,32 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_the_kernel_is_about_to_release_is_waited_for() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        drop(DataDir::acquire(scratch.path()).expect("free"));
+        // The open file of a noded that was killed, in a child that has not executed its program yet.
+        let open = || File::options().write(true).open(scratch.path().join("lock")).expect("there");
+        let inode = format!(":{} ", fs::metadata(scratch.path().join("lock")).expect("there").ino());
+        type Start = fn(&Path) -> Result<(), DataError>;
+        let acquire: Start = |path| DataDir::acquire(path).map(drop);
+        for start in [check_lock, acquire] {
+            let left = open();
+            fcntl(&left, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_WRLCK))).expect("free");
+            std::thread::scope(|scope| {
+                let started = scope.spawn(|| start(scratch.path()));
+                // The kernel lists who waits for a lock.
+                let waits = |line: &str| line.contains("-> OFDLCK") && line.contains(&inode);
+                let is_waiting = || fs::read_to_string("/proc/locks").expect("/proc").lines().any(waits);
+                while !started.is_finished() && !is_waiting() {
+                    std::thread::yield_now();
+                }
+                fcntl(&left, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_UNLCK))).expect("locked");
+                started.join().expect("no panic").expect("the lock was released in time");
+            });
+        }
+    }
+
+    #[test]
     fn a_conflict_below_the_directory_is_reported() {
         let scratch = tempfile::tempdir().expect("a directory");
         let etcd = scratch.path().join("etcd");
@@ -322,8 +414,10 @@ mod tests {
             let scratch = tempfile::tempdir().expect("a directory");
             let link = scratch.path().join(name);
             std::os::unix::fs::symlink(elsewhere.path(), &link).expect("linked");
-            let error =
-                check_data_dir(scratch.path(), &subdirectories(&["run", "etcd"]), 0).expect_err("a link");
+            let checked = check_lock(scratch.path());
+            let checked =
+                checked.and_then(|()| check_data_dir(scratch.path(), &subdirectories(&["run", "etcd"]), 0));
+            let error = checked.expect_err("a link");
             assert!(matches!(&error, DataError::Symlink { path } if *path == link), "{error}");
             assert!(error.to_string().contains("replace it by its target"), "{error}");
             if name != "etcd" {

@@ -13,7 +13,7 @@ use crate::config::{ConfigError, NodedConfig};
 use crate::data::{self, DataError};
 use crate::dependency::{is_descendant, order_by_dependencies};
 use crate::dn::is_valid_runnable_name;
-use crate::layout::{self, DataLayout, PLACED_IN_MEMORY};
+use crate::layout::{self, DataLayout, PLACED_IN_MEMORY, ProcessesLayout};
 use crate::listen_address::ListenAddress;
 use crate::part::{Parts, PlannedService, PlannerInput, RunningUse};
 use crate::running::{RunningPlan, SkippedRunnable};
@@ -118,6 +118,13 @@ impl NodePlan {
         parts.check_dependencies(&config).map_err(|violation| conflict(violation.to_string()))?;
         config.node.data = absolute(&config.node.data)?;
         let socket = absolute(&config.control_socket())?;
+        // A node that runs holds its data directory.
+        if running.is_none()
+            && let Err(error) = data::check_lock(&config.node.data)
+        {
+            let in_use = matches!(error, DataError::InUse { .. });
+            return Err(PlanError { lines: vec![error.to_string()], in_use, keys_conflict: false });
+        }
         let layout_error = |error| conflict(data::placement_error(&config.node.data, error).to_string());
         let root = layout::layout_in_memory(&config.node.data).map_err(layout_error)?;
         let volume = layout::volume_in_memory(&config.node.data, parts.provide_volume());
@@ -148,18 +155,9 @@ impl NodePlan {
             Vec::new()
         });
 
-        // A node that runs holds its data directory.
-        match running.map_or_else(
-            || check_data(&config.node.data, &services, parts.is_volume_known(&config)),
-            |_| Ok(()),
-        ) {
-            Ok(()) => {}
-            Err(error @ DataError::InUse { .. }) => {
-                // The other problems are most likely made by that instance, which uses the ports too. They are
-                // left out.
-                return Err(PlanError { lines: vec![error.to_string()], in_use: true, keys_conflict: false });
-            }
-            Err(error) => problems.push(error.to_string()),
+        if running.is_none() {
+            let checked = check_data(&config.node.data, &services, parts.is_volume_known(&config));
+            problems.extend(checked.err().map(|error| error.to_string()));
         }
         problems.extend(check_log_size(config.log.bytes));
         if !problems.is_empty() {
@@ -256,6 +254,7 @@ fn sort_services(services: Vec<PlannedService>) -> Result<Vec<PlannedService>, S
 /// Checks whether the data directory can hold what will run. A volume that is not there yet is checked when it is opened.
 fn check_data(data: &Path, services: &[PlannedService], is_volume_known: bool) -> Result<(), DataError> {
     let mut directories = layout::directories_of::<DataLayout>("");
+    directories.extend(layout::directories_of::<ProcessesLayout>("run/"));
     let mut bytes = MIN_NODE_BYTES;
     for planned in services.iter().filter(|planned| planned.skip_reason.is_none()) {
         directories.extend(planned.directories.iter().cloned());

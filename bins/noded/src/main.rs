@@ -130,6 +130,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         (Some(problems), _) if problems.keys_conflict => 3,
         (_, Some(StartError::Data(DataError::InUse { .. }))) => 5,
         (Some(_), _) | (_, Some(StartError::Data(_) | StartError::Part(_) | StartError::Control(_))) => 4,
+        _ if error.downcast_ref().is_some_and(ConfigError::is_untrusted) => 4,
         _ if error.is::<ConfigError>() => 3,
         _ => 1,
     }

@@ -1,6 +1,7 @@
 //! The configuration: a file, overridden by environment variables and by flags.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nodekeel_fsquota::Bytes;
-use nodekeel_localstorage::FileMode;
+use nodekeel_localstorage::{FileMode, TrustError, check_file_owner};
 use nodekeel_provisioner::settings::{
     AuditSettings, CapacitySettings, DEFAULT_KUBELET, default_driver, deserialize_mode, parse_audit_interval,
 };
@@ -28,6 +29,12 @@ pub(crate) enum ConfigError {
         path: PathBuf,
         #[source]
         source: std::io::Error,
+    },
+    #[error("can't use configuration {}", path.display())]
+    Untrusted {
+        path: PathBuf,
+        #[source]
+        source: TrustError,
     },
     #[error("invalid configuration {}", path.display())]
     Parse {
@@ -200,8 +207,12 @@ impl ConfigFlags {
 
 impl DaemonConfig {
     fn read_file(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(unreadable)?;
+        check_file_owner(&file, path)
+            .map_err(|source| ConfigError::Untrusted { path: path.to_owned(), source })?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(unreadable)?;
         toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })
     }
 

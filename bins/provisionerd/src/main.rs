@@ -119,6 +119,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         _ if matches!(error.downcast_ref(), Some(PluginError::InUse { .. })) => 5,
         (Some(_), _) | (_, Some(_)) => 4,
         _ if error.is::<ApiClientError>() || error.is::<PluginError>() => 4,
+        _ if matches!(error.downcast_ref(), Some(ConfigError::Untrusted { .. })) => 4,
         _ if error.is::<ConfigError>() => 3,
         _ => 1,
     }

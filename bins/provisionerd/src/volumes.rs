@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
-use nodekeel_localstorage::{Dir, Error as DirError};
+use nodekeel_localstorage::{Dir, Error as DirError, TrustError};
 use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, StepHook};
 use thiserror::Error;
 
@@ -19,6 +19,12 @@ pub(crate) enum VolumesError {
         path: PathBuf,
         #[source]
         source: DirError,
+    },
+    #[error("can't use directory {}: correct its owner or mode, or set another --directory", path.display())]
+    Untrusted {
+        path: PathBuf,
+        #[source]
+        source: TrustError,
     },
     #[error("the file system of {} does not enforce project quotas", path.display())]
     Quota {
@@ -69,11 +75,19 @@ fn directory_hint(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-/// Opens the directory and the project quotas of its file system.
-pub(crate) fn open_directory(config: &DaemonConfig) -> Result<(Dir, ProjectQuota), VolumesError> {
+/// Opens the directory, unless others can change or replace it.
+fn open_base(config: &DaemonConfig) -> Result<Dir, VolumesError> {
     let path = || config.directory.clone();
     let base =
         Dir::open(&config.directory).map_err(|source| VolumesError::Directory { path: path(), source })?;
+    base.check_owner_and_parents().map_err(|source| VolumesError::Untrusted { path: path(), source })?;
+    Ok(base)
+}
+
+/// Opens the directory and the project quotas of its file system.
+pub(crate) fn open_directory(config: &DaemonConfig) -> Result<(Dir, ProjectQuota), VolumesError> {
+    let path = || config.directory.clone();
+    let base = open_base(config)?;
     let quota = ProjectQuota::open(&config.directory)
         .map_err(|source| VolumesError::Quota { path: path(), source })?;
     Ok((base, quota))
@@ -83,8 +97,7 @@ pub(crate) fn open_directory(config: &DaemonConfig) -> Result<(Dir, ProjectQuota
 pub(crate) fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesError> {
     #[cfg(feature = "kill-points")]
     if let Some(quota) = crate::file_quota::FileQuota::from_env() {
-        let base = Dir::open(&config.directory)
-            .map_err(|source| VolumesError::Directory { path: config.directory.clone(), source })?;
+        let base = open_base(config)?;
         tracing::warn!("limits of volumes are not enforced: a test keeps them in files");
         return Ok((base, Arc::new(quota)));
     }
@@ -98,8 +111,7 @@ pub(crate) fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn 
 /// Opens the directory while another instance runs, for reading.
 pub(crate) fn open_for_reading(config: &DaemonConfig) -> Result<(Dir, Box<dyn QuotaSetter>), VolumesError> {
     let path = || config.directory.clone();
-    let base =
-        Dir::open(&config.directory).map_err(|source| VolumesError::Directory { path: path(), source })?;
+    let base = open_base(config)?;
     #[cfg(feature = "kill-points")]
     if let Some(quota) = crate::file_quota::FileQuota::from_env() {
         return Ok((base, Box::new(quota)));

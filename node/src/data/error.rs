@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use nodekeel_localstorage::Error as DirError;
 use nodekeel_localstorage::tree::LayoutError;
+use nodekeel_localstorage::{Error as DirError, TrustError};
 use thiserror::Error;
 
 use super::READ_ONLY;
@@ -43,6 +43,10 @@ pub enum DataError {
         /// The link.
         path: PathBuf,
     },
+    /// It, a parent or a subdirectory belongs to another user, or others can write to it. The message has the command that
+    /// changes it.
+    #[error(transparent)]
+    Untrusted(#[from] TrustError),
     /// This user can't write there. Run noded as the owner or as root.
     #[error(
         "permission denied to write to {}: run noded as its owner or as root, or use another directory with --data",

@@ -79,6 +79,9 @@ impl Part for ContainerdPart {
                 DaemonConfig::Settings(ContainerdSettings::default())
             }
         };
+        if let Some(reason) = containerd.preseed.as_deref().and_then(preseed::check_owner) {
+            skipped = skipped.or_else(|| planner.skip_or_report("containerd", reason));
+        }
         let placed: ContainerdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let run: ContainerdRunLayout = planner.root().run.add_layout().expect(PLACED_IN_MEMORY);
         let (data, run) = (placed.containerd.path().to_owned(), run.containerd.path().to_owned());

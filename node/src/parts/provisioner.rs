@@ -145,7 +145,7 @@ impl PlannedRunnable for ProvisionerPlan {
             let directory = self.directory.clone();
             node.health_sources().add_disk(&directory);
             // The store opens the directory again when its disk was lost and is back.
-            let base = move || data::open_directory(&directory);
+            let base = move || data::open_trusted_directory(&directory);
             return Ok(PreparedRunnable::new(VolumeService::open(plan, reports, base)?));
         }
         Ok(node.on_volume(move |volume| {
@@ -226,6 +226,7 @@ fn find_existing_directory(directory: &Path, is_on_volume: bool) -> Result<PathB
     let name = directory.display();
     let dir = data::open_directory(directory)
         .map_err(|_| format!("provisioner.directory {name} does not exist: create it, or correct the key"))?;
+    dir.check_owner_and_parents().map_err(|error| error_chain(&error))?;
     match check_writable(&dir) {
         Ok(()) => {}
         Err(DataError::Unusable { why, .. }) => {

@@ -1,13 +1,13 @@
 //! Data directories that can't be used: one line with a hint, and nothing changed.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount, umount};
 use testbed::ScratchDir;
 
-use crate::harness::{Ended, EtcdPorts, NO_DAEMONS, PublicProgram, check, node_command};
+use crate::harness::{Ended, EtcdPorts, NO_DAEMONS, PLAIN_UID, PublicProgram, check, node_command};
 
 #[test]
 fn a_conflict_with_the_layout_is_one_line_and_nothing_is_touched() {
@@ -39,7 +39,7 @@ fn a_conflict_with_the_layout_is_one_line_and_nothing_is_touched() {
 /// Mounts a file system of this size in memory. It must be unmounted.
 fn mount_small(directory: &Path, size: &str) {
     fs::create_dir(directory).unwrap();
-    let options = format!("size={size}");
+    let options = format!("size={size},mode=755");
     mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), Some(&*options)).unwrap();
 }
 
@@ -70,6 +70,44 @@ fn a_full_disk_is_rejected_before_anything_is_written() {
     ended.assert_fails(4, "not enough disk space for");
     ended.assert_fails(4, "free some, or use another directory");
     assert_eq!(left, ["noded.toml"]);
+}
+
+#[test]
+#[ignore = "needs root: it gives files to another user"]
+fn what_another_user_could_have_written_is_named_and_nothing_is_touched() {
+    let config = format!("{NO_DAEMONS}services.containerd.preseed = \"IMAGES\"\n");
+    let config = config.replace("services.containerd.enable = false", "services.containerd.enable = true");
+    for (name, is_ours, says) in [
+        ("data", false, "belongs to user 65534, who decides what is there"),
+        ("data/run", false, "belongs to user 65534"),
+        ("data/run/processes", false, "belongs to user 65534"),
+        ("data/esp", false, "belongs to user 65534"),
+        ("data/data", false, "belongs to user 65534"),
+        ("noded.toml", false, "belongs to user 65534"),
+        ("images", false, "belongs to user 65534"),
+        ("data", true, "can be changed by other users (its mode is 0777)"),
+        ("data/run", true, "can be changed by other users (its mode is 0777)"),
+        ("noded.toml", true, "can be changed by other users (its mode is 0777)"),
+        ("images", true, "can be changed by other users (its mode is 0777)"),
+        ("", true, "can be changed by other users (its mode is 0777)"),
+    ] {
+        let scratch = ScratchDir::new().unwrap();
+        let (at, images) = (scratch.path().join(name), scratch.path().join("images"));
+        let config = config.replace("IMAGES", images.to_str().unwrap());
+        for directory in ["data/run/processes", "data/esp", "data/data", "images"] {
+            fs::create_dir_all(scratch.path().join(directory)).unwrap();
+        }
+        for verb in ["run", "check"] {
+            let mut command = node_command(verb, scratch.path(), &config);
+            let mode = fs::Permissions::from_mode(if is_ours { 0o777 } else { 0o755 });
+            fs::set_permissions(&at, mode).unwrap();
+            chown(&at, (!is_ours).then_some(PLAIN_UID), None).unwrap();
+            let ended = Ended::of(&mut command);
+            ended.assert_fails(4, &format!("{} {says}", at.to_str().unwrap().trim_end_matches('/')));
+            ended.assert_fails(4, if is_ours { "type: chmod go-w" } else { "type: chown " });
+        }
+        assert_eq!(fs::read_dir(scratch.path().join("data")).unwrap().count(), 3, "something was created");
+    }
 }
 
 #[test]

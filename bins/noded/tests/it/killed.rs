@@ -1,12 +1,14 @@
 //! noded killed by SIGKILL: what its services leave behind ends at the next start, or is adopted.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::fcntl::{FcntlArg, fcntl};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use testbed::ScratchDir;
@@ -164,6 +166,69 @@ fn a_kept_service_of_a_plain_user_is_adopted_by_the_next_noded() {
 #[ignore = "needs root: it makes cgroups"]
 fn a_kept_service_in_its_cgroup_is_adopted_by_the_next_noded() {
     check_adoption(false);
+}
+
+/// A file system in memory, as long as it exists.
+struct MemoryDisk(PathBuf);
+
+impl MemoryDisk {
+    fn mount(directory: PathBuf) -> Self {
+        fs::create_dir(&directory).unwrap();
+        let options = Some("mode=755,size=8m,nr_inodes=300");
+        mount(Some("none"), &directory, Some("tmpfs"), MsFlags::empty(), options).unwrap();
+        Self(directory)
+    }
+
+    fn fill_bytes(&self) {
+        let mut filler = File::create(self.0.join("filler")).unwrap();
+        io::copy(&mut io::repeat(0), &mut filler).expect_err("full");
+    }
+
+    fn fill_inodes(&self) {
+        let create = |number| File::create(self.0.join(format!("filler-{number}"))).map(drop);
+        (0..).try_for_each(create).expect_err("full");
+    }
+}
+
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes cgroups, and fills a small file system"]
+fn a_node_that_is_killed_on_a_full_disk_starts_again_and_adopts_its_kept_service() {
+    let dn = "root.service.kept";
+    type Fill = fn(&MemoryDisk);
+    let bytes: (Fill, _) = (MemoryDisk::fill_bytes, "its disk is almost full: ");
+    let inodes: (Fill, _) = (MemoryDisk::fill_inodes, "its disk is almost out of inodes: ");
+    for (fill, says) in [bytes, inodes] {
+        let mut plan = KilledNode::new(false, NO_DAEMONS);
+        let scratch = plan.create_scratch();
+        let disk = MemoryDisk::mount(scratch.path().join("data"));
+        plan.config += &service_config("kept", "exec sleep 1000", "keep = true");
+        let node = plan.start(scratch);
+        let pid = service_pid(&node, dn);
+        fill(&disk);
+        let node = plan.start(node.kill());
+        assert_eq!(service_pid(&node, dn), pid);
+        let ended = node.nodectl(&["health"]);
+        let says = format!("{}: {says}", disk.0.display());
+        assert!(ended.code == Some(6) && ended.stdout.contains(&says), "{ended:#?}");
+        let scratch = node.stop_and_keep();
+
+        // As PID 1, whose exit is a panic of the kernel.
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        let noded = node_command("run", scratch.path(), &plan.config);
+        command.arg(noded.get_program()).args(noded.get_args());
+        let node = NodedProcess::start_command(scratch, command);
+        assert_eq!(node.ask_json(&["version"])["pid"], 1);
+        let scratch = node.kill();
+        drop(disk);
+        drop(scratch);
+    }
 }
 
 /// Blocks of output of [`a_kept_service_that_fills_its_output_waits_and_loses_nothing`]: more than the kernel keeps.

@@ -11,8 +11,22 @@ use testbed::{FakeNode, Kube, KubeUser, ScratchDir, UNREACHABLE_KUBECONFIG};
 
 use crate::harness::{NO_DAEMONS, NodedProcess, check, make_fifo, service_config, wait};
 
-/// A file system without quotas on every test machine.
-const WITHOUT_QUOTAS: &str = "/dev/shm";
+/// A directory on a file system without quotas on every test machine, as long as it exists.
+struct WithoutQuotas(PathBuf);
+
+impl WithoutQuotas {
+    fn create(name: &str) -> Self {
+        let path = PathBuf::from(format!("/dev/shm/nodekeel-{name}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for WithoutQuotas {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
 
 pub(crate) fn provisioner_config(kubeconfig: &Path, keys: &str) -> String {
     format!("{NO_DAEMONS}[provisioner]\nkubeconfig = {kubeconfig:?}\n{keys}\n")
@@ -32,7 +46,8 @@ fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
     let scratch = ScratchDir::new().unwrap();
     let (absent, file) = (scratch.path().join("absent"), scratch.path().join("file"));
     fs::write(&file, "").unwrap();
-    let keys = format!("directory = {WITHOUT_QUOTAS:?}\nkubelet = {file:?}");
+    let directory = WithoutQuotas::create("rejected");
+    let keys = format!("directory = {:?}\nkubelet = {file:?}", directory.0);
     let data = scratch.path().join("data");
     let refused = check(scratch.path(), &provisioner_config(&absent, &keys), &[]);
     assert_eq!(refused.code, Some(4), "{refused:#?}");
@@ -44,7 +59,8 @@ fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
         "{api}"
     );
     assert!(
-        limits.starts_with("noded: provisioner: limits of volumes can't be enforced: /dev/shm is on "),
+        limits.starts_with("noded: provisioner: limits of volumes can't be enforced: /dev/shm/")
+            && limits.contains(" is on "),
         "{limits}"
     );
     assert!(limits.contains("use XFS or ext4; or set provisioner.quota = \"none\""), "{limits}");
@@ -62,7 +78,8 @@ fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
 
 #[test]
 fn dev_mode_skips_a_provisioner_without_quotas_or_api_with_the_reason() {
-    let (scratch, config) = unreachable_api_config(&format!("csi = false\ndirectory = {WITHOUT_QUOTAS:?}"));
+    let directory = WithoutQuotas::create("skipped");
+    let (scratch, config) = unreachable_api_config(&format!("csi = false\ndirectory = {:?}", directory.0));
     let text = check(scratch.path(), &config, &["--dev"]).output();
     assert!(
         text.contains("root.provisioner         skipped: limits of volumes can't be enforced: "),

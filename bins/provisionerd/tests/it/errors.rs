@@ -1,7 +1,7 @@
 //! What provisionerd reports of a directory and an API server that it can't use.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn a_conflicting_symlink_or_file_is_reported_and_left_unchanged() {
 fn a_read_only_or_full_file_system_is_reported() {
     for (options, advice) in [
         ("ro", "mount its file system read-write"),
-        ("size=64k,nr_inodes=1", "free space on its file system"),
+        ("size=64k,nr_inodes=1,mode=755", "free space on its file system"),
     ] {
         let scratch = ScratchDir::new().expect("a directory");
         let directory = scratch.path().join("volumes");
@@ -82,6 +82,17 @@ fn a_read_only_or_full_file_system_is_reported() {
         command_output(mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(&directory)).unwrap();
         assert_unusable(&directory, &[], advice);
     }
+}
+
+#[test]
+#[ignore = "needs root: it gives files to another user"]
+fn what_another_user_could_have_written_is_reported() {
+    let base = tempfile::tempdir().expect("a directory");
+    chown(base.path(), Some(65534), None).expect("given away");
+    assert_unusable(base.path(), &[], "belongs to user 65534");
+    chown(base.path(), Some(0), None).expect("given back");
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
+    assert_unusable(base.path(), &[], "type: chmod go-w");
 }
 
 #[test]

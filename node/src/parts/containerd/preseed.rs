@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use nodekeel_containerd_svc::Preseed;
+use nodekeel_localstorage::Dir;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -11,6 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::config::ContainerdConfig;
+use crate::error_chain::error_chain;
 use crate::health::NodeSnapshot;
 use crate::part::{DependencyEntry, NodePreparation};
 
@@ -26,6 +28,13 @@ pub(super) fn dependency_entry(containerd: &DependencyEntry, config: &Containerd
     // A disabled containerd disables the import as well, and is the better reason.
     let why = containerd.unavailable.clone().or(unset);
     containerd.child("preseed").unavailable(why)
+}
+
+/// The reason why the bundles of an existing directory are not imported: others could have put them there.
+pub(super) fn check_owner(images: &Path) -> Option<String> {
+    // A directory that is missing may be mounted later: the import reports it.
+    let checked = Dir::open(images).ok()?.check_owner_and_parents();
+    Some(format!("services.containerd.preseed: {}", error_chain(&checked.err()?)))
 }
 
 /// The import for containerd, with its health and its metrics; `None` if none is configured.
