@@ -7,14 +7,15 @@
 //!                 storage/        0700  copies of the headers of an encrypted volume, while cryptsetup reads them
 //!                 processes/      0700  records of child processes, and the output of kept ones
 //!                 notify/         0711  the sockets of services for sd_notify(3), each 0600 of its service's user
-//!             esp/                0700  with [cluster]: enrolment.pb 0600, and the step journal of the enrolment;
-//!                                       with a volume on a disk: UUID.N.key 0600, data-volume.record 0600, and the step
-//!                                       journal of its creation
+//!             esp/                0700  data-volume.id 0600; with [cluster]: enrolment.pb 0600, and the step journal of
+//!                                       the enrolment; with a volume on a disk: UUID.N.key 0600, data-volume.record 0600,
+//!                                       and the step journal of its creation
 //!             names/              0755  with [cluster]: hosts 0644, machine-id 0644
 //!             data/               0755  the mount point of the data volume
 //!             data.mounted        0600  if a file system was mounted there
 //!
-//! <volume>/   cluster/            0700  the node's identity, and etcd/ as below
+//! <volume>/   .data-volume-id     0600
+//!             cluster/            0700  the node's identity, and etcd/ as below
 //!             etcd/               0700  peer_pki/ 0700, peer_crl 0400, data/ 0700
 //!             containerd/         0700  config.toml 0600, root/ 0700, opt/ 0711
 //!             volumes/            0700

@@ -134,7 +134,7 @@ impl NodeBuilder {
     }
 
     /// Keeps on this volume everything that must survive the machine. `root.storage` opens it, and creates it if it is
-    /// blank. Default: the directory `data` below the data directory.
+    /// blank and the node has had none. Default: the directory `data` below the data directory.
     #[must_use]
     pub fn volume(mut self, volume: impl DataVolume + 'static) -> Self {
         self.deps.volume = Some(Arc::new(volume));

@@ -12,6 +12,7 @@ mod device;
 mod error;
 mod esp;
 mod health;
+mod identity;
 pub(crate) mod keys;
 mod location;
 mod opener;
@@ -104,25 +105,26 @@ impl Part for StoragePart {
     fn plan(&self, planner: &mut PartPlanner<'_>) {
         let volume = self.plan_source(planner);
         let is_on_device = matches!(volume, VolumeSource::Device(_));
-        let missing_mount = match volume {
-            VolumeSource::Directory(_) => find_missing_mount(planner),
+        let loss = match &volume {
+            VolumeSource::Directory(path) => find_loss(planner, path),
             _ => None,
         };
         let cluster_keys = self.cluster_keys.clone();
-        let plan = StoragePlan { volume, missing_mount, cluster_keys };
+        let plan = StoragePlan { volume, loss, cluster_keys };
         let service = PlannedService::new(DN, plan).node_layout::<StorageLayout>();
         planner.add(if is_on_device { service.run_layout::<StorageRunLayout>() } else { service });
     }
 }
 
-/// The record of the file system that was mounted on the directory of the volume, if it is not: the node starts, and
-/// root.storage waits for it.
-fn find_missing_mount(planner: &PartPlanner<'_>) -> Option<PathBuf> {
+/// How the directory of the volume is not the node's volume: the node starts, and root.storage waits for it.
+fn find_loss(planner: &PartPlanner<'_>, volume: &Path) -> Option<&'static str> {
     let placed: StorageLayout = planner.root().add_layout().expect(PLACED_IN_MEMORY);
-    let record = placed.mounted.path();
-    let data = Dir::open(&planner.config().node.data).ok()?;
-    let is_missing = record.exists() && !data.is_mount_point(VOLUME_DIR).ok()?;
-    is_missing.then(|| record.to_owned())
+    let data = &planner.config().node.data;
+    let is_mounted = Dir::open(data).ok()?.is_mount_point(VOLUME_DIR).ok()?;
+    if placed.mounted.path().exists() && !is_mounted {
+        return Some("is not mounted");
+    }
+    identity::describe_loss(data, volume)
 }
 
 /// Finds the programs of a volume on a device, and looks at the device. A disk that does not open is reported by
@@ -207,8 +209,8 @@ impl fmt::Display for DevicePlan {
 #[derive(Debug)]
 struct StoragePlan {
     volume: VolumeSource,
-    /// The record of a file system that is not mounted.
-    missing_mount: Option<PathBuf>,
+    /// How it is not the node's volume.
+    loss: Option<&'static str>,
     cluster_keys: Option<Arc<dyn ClusterKeySource>>,
 }
 
@@ -219,11 +221,10 @@ impl fmt::Display for StoragePlan {
             VolumeSource::Device(device) => device.fmt(f)?,
             VolumeSource::Provided(_) => f.write_str("the data volume that the program provides")?,
         }
-        if let Some(record) = &self.missing_mount {
-            let record = record.display();
+        if let Some(loss) = self.loss {
             write!(
                 f,
-                ", whose file system is not mounted: mount it, or, to keep the data in the directory itself, type: rm {record}"
+                ", which is lost: it {loss}; attach or mount the node's own, or, if its data are lost, type: noded reset"
             )?;
         }
         Ok(())
@@ -233,12 +234,15 @@ impl fmt::Display for StoragePlan {
 impl PlannedRunnable for StoragePlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let unlock = Arc::<VolumeUnlock>::default();
-        let mounted = node.create_node_layout::<StorageLayout>()?.mounted;
+        let StorageLayout { mounted, esp, .. } = node.create_node_layout::<StorageLayout>()?;
+        let esp = || Ok::<_, PrepareError>(Arc::new(Dir::open(esp.path())?));
         let opener = match &self.volume {
-            VolumeSource::Directory(path) => VolumeOpener::Directory { path: path.clone(), mounted },
+            VolumeSource::Directory(path) => {
+                VolumeOpener::Directory { path: path.clone(), mounted, esp: esp()? }
+            }
             VolumeSource::Device(plan) => plan.prepare(node, &unlock)?,
             VolumeSource::Provided(volume) => {
-                VolumeOpener::Provided { volume: Arc::clone(volume), mounted_at: Arc::default() }
+                VolumeOpener::Provided { volume: Arc::clone(volume), mounted_at: Arc::default(), esp: esp()? }
             }
         };
         node.health_sources().add("storage", health::health_source(Arc::clone(&unlock), opener.clone()));

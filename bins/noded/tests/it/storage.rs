@@ -43,7 +43,7 @@ fn a_volume_whose_file_system_is_not_mounted_is_named_and_none_is_created_in_its
     node.wait_for_event("root.storage", 1, "exited");
     let text = node.ask(&["status", "root.storage"]);
     let says = format!("the file system that was mounted on {} is not mounted; mount it", volume.display());
-    assert!(text.contains(&says), "{text}");
+    assert!(text.contains(&says) && text.contains("volume is lost"), "{text}");
     assert_eq!(fs::read_dir(&volume).unwrap().count(), 0, "a volume was created");
     let mounted = BindMount::new(&disk, &volume);
     node.wait_ready("root.storage");
@@ -52,16 +52,36 @@ fn a_volume_whose_file_system_is_not_mounted_is_named_and_none_is_created_in_its
 }
 
 #[test]
-fn a_check_says_that_the_recorded_file_system_is_not_mounted() {
-    let scratch = ScratchDir::new().unwrap();
-    let data = scratch.path().join("data");
-    fs::create_dir_all(data.join("data")).unwrap();
-    let check = || check(scratch.path(), NO_DAEMONS, &[]).output();
-    let says = ", whose file system is not mounted: mount it, or, to keep the data in the directory itself, type: rm ";
-    assert!(!check().contains(says), "{}", check());
-    let record = data.join("data.mounted");
-    fs::write(&record, "").unwrap();
-    assert!(check().contains(&format!("{says}{}", record.display())), "{}", check());
+fn a_volume_that_is_gone_is_lost_and_not_a_new_one_until_the_operator_gives_it_up() {
+    let node = NodedProcess::start(NO_DAEMONS);
+    node.wait_ready("root.storage");
+    let volume = node.data().join("data");
+    fs::write(volume.join("letter"), "dear").unwrap();
+    let scratch = node.stop_and_keep();
+    let aside = scratch.path().join("aside");
+    fs::rename(&volume, &aside).unwrap();
+
+    let checked = check(scratch.path(), NO_DAEMONS, &[]).output();
+    assert!(
+        checked.contains(", which is lost: it is not there; ") && checked.contains("noded reset"),
+        "{checked}"
+    );
+    let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
+    node.wait_for_event("root.storage", 1, "exited");
+    let status = node.nodectl(&["-o", "json", "storage", "status"]);
+    assert_eq!((status.code, &status.json()["state"]), (Some(6), &"lost".into()), "{status:#?}");
+    let health = node.nodectl(&["health"]);
+    let says = format!("the node's data volume is lost: {} is empty", volume.display());
+    assert!(health.code == Some(6) && health.stdout.contains(&says), "{health:#?}");
+    assert!(health.stdout.contains("`nodectl reset`"), "{health:#?}");
+    assert_eq!(fs::read_dir(&volume).unwrap().count(), 0, "a volume was created");
+
+    // It is back.
+    fs::remove_dir(&volume).unwrap();
+    fs::rename(&aside, &volume).unwrap();
+    node.wait_ready("root.storage");
+    assert_eq!(fs::read_to_string(volume.join("letter")).unwrap(), "dear");
+    node.stop();
 }
 
 #[test]

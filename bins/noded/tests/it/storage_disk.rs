@@ -167,7 +167,7 @@ async fn a_node_that_has_had_a_volume_takes_no_other_disk_for_it() {
     // A directory in its place would be an empty node.
     let mut node = DeviceNode::start(NO_DAEMONS, &fixture.data()).await;
     let status = node.wait_status(|status| !status.detail.is_empty()).await;
-    assert!(status.detail.contains("this node has had one on a disk"), "{status:?}");
+    assert!(status.detail.contains("it is on a disk, and storage.kind"), "{status:?}");
     node.stop().await;
 }
 

@@ -156,10 +156,10 @@ impl StorageControl {
 fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
     let of_state = |state: &str| v1::StorageResponse { state: state.to_owned(), ..Default::default() };
     match status {
-        UnlockStatus::Closed { error, erase_token } => v1::StorageResponse {
+        UnlockStatus::Closed { error, erase_token, is_lost } => v1::StorageResponse {
             detail: error.unwrap_or_default(),
             erase_token: erase_token.unwrap_or_default(),
-            ..of_state("closed")
+            ..of_state(if is_lost { "lost" } else { "closed" })
         },
         UnlockStatus::Opening { wipe } => v1::StorageResponse {
             wiped_bytes: wipe.map(|wipe| wipe.done_bytes),

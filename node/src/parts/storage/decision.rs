@@ -13,8 +13,8 @@ pub(super) struct Expectation<'a> {
     pub(super) device: &'a Path,
     /// `None` if the volume is not to be encrypted.
     pub(super) encryption: Option<VolumeEncryption>,
-    /// The record of the volume that this node has had, and where it is.
-    pub(super) record: Option<(VolumeRecord, &'a Path)>,
+    /// The record of the volume that this node has had.
+    pub(super) record: Option<VolumeRecord>,
     /// The token of the contents that an operator has agreed to erase.
     pub(super) erase_permit: Option<&'a str>,
 }
@@ -38,21 +38,21 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
         return Ok(DiskStep::Erase);
     }
     // The disk still has the contents that the operator gave up. A new erasure needs a new permit.
-    if expected.record.is_some_and(|(record, _)| record.gives_up(report)) {
+    if expected.record.is_some_and(|record| record.gives_up(report)) {
         let (device, found) = (expected.device.to_owned(), report.contents.clone());
         return Err(StorageError::Occupied { device, found });
     }
     // The record of given up contents is not the record of a volume.
-    let record = expected.record.filter(|(record, _)| record.given_up.is_none());
-    let lost = |record: &Path| {
+    let record = expected.record.filter(|record| record.given_up.is_none());
+    let lost = || {
         let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
-        Err(StorageError::Lost { device, report, record: record.to_owned() })
+        Err(StorageError::Lost { device, report })
     };
     let is_expected = match &report.volume {
         DiskFinding::Plain => expected.encryption.is_none(),
         DiskFinding::Encrypted { encryption, .. } => expected.encryption == Some(*encryption),
         // The remains of an interrupted creation may have no name yet: the creation knows them by its journal.
-        _ => return record.map_or(Ok(DiskStep::Create), |(_, record)| lost(record)),
+        _ => return if record.is_some() { lost() } else { Ok(DiskStep::Create) },
     };
     match record {
         _ if !is_expected => {
@@ -61,7 +61,7 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
             Err(StorageError::OtherEncryption { device, report, configured })
         }
         // The mark distinguishes the node's own disk from that of another node.
-        Some((record, path)) if !record.is_of(report) => lost(path),
+        Some(record) if !record.is_of(report) => lost(),
         _ => Ok(DiskStep::Open),
     }
 }
@@ -130,13 +130,13 @@ mod tests {
 
     #[test]
     fn a_node_that_has_had_a_volume_creates_no_other_one() {
-        let record = Some((VolumeRecord::default(), Path::new("/esp/data-volume.record")));
+        let record = Some(VolumeRecord::default());
         for volume in [DiskFinding::Blank, DiskFinding::Unfinished, DiskFinding::Foreign] {
             let report = with_volume(volume);
             assert!(matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)), "{report:?}");
             let lost = decide_step(&report, Expectation { record, ..expect(None) }).expect_err("lost");
             assert!(matches!(lost, StorageError::Lost { .. }), "{lost:?}");
-            assert!(lost.to_string().ends_with("type: rm /esp/data-volume.record"), "{lost}");
+            assert!(lost.to_string().ends_with("type: nodectl reset"), "{lost}");
         }
     }
 
@@ -148,8 +148,7 @@ mod tests {
         let own = report_of(&superblock);
         superblock[32] = 1;
         let other = report_of(&superblock);
-        let path = Path::new("/esp/data-volume.record");
-        let expected = Expectation { record: Some((VolumeRecord::of_disk(&own), path)), ..expect(None) };
+        let expected = Expectation { record: Some(VolumeRecord::of_disk(&own)), ..expect(None) };
         assert!(matches!(decide_step(&own, expected), Ok(DiskStep::Open)));
         assert!(matches!(decide_step(&other, expected), Err(StorageError::Lost { .. })));
         assert!(matches!(decide_step(&other, expect(None)), Ok(DiskStep::Open)), "it has had no volume yet");
@@ -164,7 +163,7 @@ mod tests {
         superblock[32] = 1;
         let new = report_of(&superblock);
         let token = other.contents.erase_token();
-        let record = Some((VolumeRecord::of_given_up(&other), Path::new("/esp/data-volume.record")));
+        let record = Some(VolumeRecord::of_given_up(&other));
         let expected = Expectation { record, ..expect(None) };
         assert!(matches!(decide_step(&other, expected), Err(StorageError::Occupied { .. })));
         let again = Expectation { erase_permit: token.as_deref(), ..expected };

@@ -14,8 +14,9 @@ use nodekeel_localstorage::volume::{
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
 use super::decision::{DiskStep, Expectation, decide_step};
 use super::error::StorageError;
+use super::identity::{RecordedVolume, forget_volume};
 use super::location::{FoundDevice, find_device, resume_growth};
-use super::record::{RECORD_FILE, VolumeRecord};
+use super::record::VolumeRecord;
 use super::unlock::VolumeUnlock;
 use crate::error_chain::error_chain;
 use crate::layout::{ESP_DIR, VOLUME_DIR};
@@ -85,10 +86,9 @@ impl DeviceOpener {
         let found = find_device(&self.config.location)?;
         self.check_mount_point()?;
         // Decide before anything is written: by the disk, the configuration and the record.
-        let record = VolumeRecord::read_from(&self.esp)?;
+        let record = read_record(&self.esp)?;
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
-        let record_path = self.esp.path().join(RECORD_FILE);
-        let expected = expect_device(&self.config, &found.path, record, &record_path);
+        let expected = expect_device(&self.config, &found.path, record);
         let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
         let volume = self.new_volume(&found.path)?;
         // Remembered before it is opened: a failed attempt may leave it mounted.
@@ -175,6 +175,7 @@ impl DeviceOpener {
                 // The record comes before the erasure: after a kill, the blank disk does not count as a lost
                 // volume.
                 VolumeRecord::of_given_up(report).write_to(&self.esp)?;
+                forget_volume(&self.esp)?;
                 self.create(volume, ErasePolicy::Exactly(report.contents.clone()))
             }
         }
@@ -307,23 +308,25 @@ fn expect_device<'a>(
     config: &DeviceConfig,
     device: &'a Path,
     record: Option<VolumeRecord>,
-    record_path: &'a Path,
 ) -> Expectation<'a> {
     let encryption = config.encryption.as_ref().map(|config| config.encryption);
-    let record = record.map(|record| (record, record_path));
     Expectation { device, encryption, record, erase_permit: None }
+}
+
+/// The record of the disk of the node's volume. A node that has had a volume elsewhere has one without a disk.
+fn read_record(esp: &Dir) -> Result<Option<VolumeRecord>, StorageError> {
+    let has_had = RecordedVolume::read_from(esp)?.exists();
+    Ok(VolumeRecord::read_from(esp)?.or(has_had.then(VolumeRecord::default)))
 }
 
 /// Describes what noded would do with the disk, for people: the end of a sentence about the volume. Changes nothing.
 pub(super) fn describe_device(config: &DeviceConfig, data: &Path) -> String {
-    let esp = data.join(ESP_DIR);
-    let record = Dir::open(&esp).ok().and_then(|esp| VolumeRecord::read_from(&esp).ok().flatten());
-    let record_path = esp.join(RECORD_FILE);
+    let record = Dir::open(data.join(ESP_DIR)).ok().and_then(|esp| read_record(&esp).ok().flatten());
     let inspect = |found: FoundDevice| {
         let device = found.path;
         let report = inspect_disk(&device).map_err(StorageError::Open)?;
         let is_blank = report.contents.erase_token().is_none();
-        let next = match decide_step(&report, expect_device(config, &device, record, &record_path))? {
+        let next = match decide_step(&report, expect_device(config, &device, record))? {
             DiskStep::Open => "",
             DiskStep::Create if is_blank => ", and noded creates the volume",
             DiskStep::Create | DiskStep::Erase => ", and noded creates no volume there",

@@ -21,11 +21,17 @@ pub(super) enum StorageError {
     )]
     Unmarked { path: PathBuf },
     #[error(
-        "can't open the data volume: the file system that was mounted on {} is not mounted; mount it, or, if the node is \
-         to keep its data in the directory itself, type: rm {}",
-        path.display(), record.display()
+        "the node's data volume is lost: the file system that was mounted on {} is not mounted; mount it, or, if its data \
+         are lost and the node is to start without them, type: nodectl reset",
+        path.display()
     )]
-    NotMounted { path: PathBuf, record: PathBuf },
+    NotMounted { path: PathBuf },
+    #[error(
+        "the node's data volume is lost: {} {found}; attach or mount the node's own, or, if its data are lost and the node \
+         is to start without them, type: nodectl reset",
+        path.display()
+    )]
+    LostVolume { path: PathBuf, found: &'static str },
     #[error("can't open the directory of the data volume")]
     Directory(#[source] nodekeel_localstorage::Error),
     #[error(
@@ -41,11 +47,11 @@ pub(super) enum StorageError {
     )]
     OtherEncryption { device: PathBuf, report: Box<DiskReport>, configured: &'static str },
     #[error(
-        "can't open the data volume on {}: the disk {report}, but this node has had a volume; attach its disk, or, if its \
-         data are lost and the node is to start without them, type: rm {}",
-        device.display(), record.display()
+        "the node's data volume is lost: on {}, the disk {report}, but this node has had a volume; attach its disk, or, if \
+         its data are lost and the node is to start without them, type: nodectl reset",
+        device.display()
     )]
-    Lost { device: PathBuf, report: Box<DiskReport>, record: PathBuf },
+    Lost { device: PathBuf, report: Box<DiskReport> },
     #[error(
         "can't mount a file system on {}: the directory has files, which the file system would hide; move them away",
         path.display()
@@ -56,13 +62,16 @@ pub(super) enum StorageError {
     #[error("can't mount the EFI system partition: correct the cause, and restart noded")]
     Esp(#[source] Arc<EspError>),
     #[error(
-        "can't open the data volume in a directory: this node has had one on a disk; set storage.kind as it was, or, if \
-         that volume's data are lost, type: rm {}",
-        record.display()
+        "the node's data volume is lost: it is on a disk, and storage.kind is \"directory\"; set storage.kind as it was, or, \
+         if its data are lost and the node is to start without them, type: nodectl reset"
     )]
-    OnDevice { record: PathBuf },
+    OnDevice,
     #[error("can't read or write the record of the data volume")]
     Record(#[source] nodekeel_localstorage::Error),
+    #[error("can't read {}: it is of a newer release; run that one", path.display())]
+    NewerIdentity { path: PathBuf },
+    #[error("can't read or write the id of the data volume")]
+    Identity(#[source] nodekeel_localstorage::Error),
 }
 
 /// The EFI system partition can't be mounted.
@@ -91,6 +100,11 @@ impl StorageError {
                 | LuksError::SlotClosed { .. }
                 | LuksError::Seal(_)
         )
+    }
+
+    /// Returns whether the node's volume is not there: only an operator can give it up.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::LostVolume { .. } | Self::NotMounted { .. } | Self::OnDevice)
     }
 
     /// The token that names the contents of the disk, to erase them.

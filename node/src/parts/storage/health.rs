@@ -31,6 +31,14 @@ fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<Health
             let problem = format!("wipes the new data volume: {done:.1} of {total:.1} GiB");
             Some(HealthCondition { problem, ..node.condition_of(DN)? })
         }
+        UnlockStatus::Closed { error: Some(error), is_lost: true, .. } => {
+            let condition = HealthCondition { problem: error.clone(), ..node.condition_of(DN)? };
+            Some(
+                condition
+                    .waiting_for("the node's data volume")
+                    .hint("attach or mount it, or, if its data are lost, `nodectl reset`"),
+            )
+        }
         UnlockStatus::Closed { erase_token: Some(token), .. } => {
             let condition = node.condition_of(DN)?;
             let hint = format!(

@@ -58,6 +58,7 @@ impl StorageService {
                 closed.status = UnlockStatus::Closed {
                     error: Some(error_chain(&error)),
                     erase_token: error.erase_token(),
+                    is_lost: error.is_lost(),
                 };
                 return Err(error.into());
             }

@@ -34,8 +34,9 @@ pub trait ClusterKeySource: fmt::Debug + Send + Sync + 'static {
 /// The state of the data volume in root.storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UnlockStatus {
-    /// Nothing: it is stopped, or between two attempts. Why the last one failed, and what erases the disk that it found.
-    Closed { error: Option<String>, erase_token: Option<String> },
+    /// Nothing: it is stopped, or between two attempts. Why the last one failed, what erases the disk that it found, and
+    /// whether the node's volume is not there.
+    Closed { error: Option<String>, erase_token: Option<String>, is_lost: bool },
     /// Opening or creating the volume. A new authenticated volume is wiped first.
     Opening { wipe: Option<WipeProgress> },
     /// No key at hand opens the volume: it waits for one.
@@ -46,7 +47,7 @@ pub(crate) enum UnlockStatus {
 
 impl Default for UnlockStatus {
     fn default() -> Self {
-        Self::Closed { error: None, erase_token: None }
+        Self::Closed { error: None, erase_token: None, is_lost: false }
     }
 }
 
@@ -255,7 +256,11 @@ mod tests {
         let (unlock, wipe) = (VolumeUnlock::default(), WipeProgress { done_bytes: 1, total_bytes: 2 });
         for before in [
             UnlockStatus::Opening { wipe: None },
-            UnlockStatus::Closed { error: Some("the disk is absent".into()), erase_token: None },
+            UnlockStatus::Closed {
+                error: Some("the disk is absent".into()),
+                erase_token: None,
+                is_lost: false,
+            },
         ] {
             unlock.set_status(before);
             unlock.report_wipe(wipe);
@@ -271,7 +276,7 @@ mod tests {
         let unlock = VolumeUnlock::default();
         assert!(matches!(unlock.permit_erase("ext4-1"), Err(UnlockError::WrongToken { .. })));
         let erase_token = Some("ext4-1".to_owned());
-        unlock.set_status(UnlockStatus::Closed { error: Some("ext4".into()), erase_token });
+        unlock.set_status(UnlockStatus::Closed { error: Some("ext4".into()), erase_token, is_lost: false });
         assert!(matches!(unlock.permit_erase("ext4-2"), Err(UnlockError::WrongToken { .. })));
         unlock.permit_erase("ext4-1").expect("that of the disk");
         assert_eq!(unlock.take_erase_permit().as_deref(), Some("ext4-1"));
