@@ -3,6 +3,7 @@
 mod log_entry;
 mod log_parser;
 mod node_health;
+mod reset_text;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 
 pub use log_entry::{InvalidLogEntry, level_from_wire, level_to_wire};
 pub use log_parser::log_parser_for;
+pub use reset_text::describe_reset;
 
 pub use crate::error_chain::format_chain;
 use crate::v1::control_client::ControlClient;

@@ -111,6 +111,8 @@ pub mod plan;
 #[cfg(feature = "node")]
 mod ports;
 #[cfg(feature = "node")]
+pub mod reset;
+#[cfg(feature = "node")]
 mod running;
 #[cfg(feature = "node")]
 pub mod search_path;

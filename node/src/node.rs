@@ -21,6 +21,7 @@ use crate::config::LogConfig;
 use crate::control::socket::{BindError, NodeSocket};
 use crate::data::{self, DataDir, DataError};
 use crate::dn::CONTROL as CONTROL_DN;
+use crate::dn::STORAGE as STORAGE_DN;
 use crate::dn::is_valid_runnable_name;
 use crate::layout::ProcessesLayout;
 use crate::part::{
@@ -28,6 +29,7 @@ use crate::part::{
 };
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{NodePlan, PartPlanner};
+use crate::running::RunningNode;
 
 pub use builder::{BuildError, NodeBuilder};
 pub use reload::ReloadError;
@@ -241,6 +243,17 @@ impl Drop for NodeHandle {
             socket.close();
         }
     }
+}
+
+/// Opens the data directory of a node that does not run, and prepares its part for storage alone: nothing runs.
+pub(crate) fn open_storage(plan: NodePlan, log_store: LogStore) -> Result<Arc<RunningNode>, StartError> {
+    let data = DataDir::acquire(&plan.config.node.data)?;
+    let shared = NodeState::new(plan, data, log_store);
+    let plan = shared.plan();
+    let storage = plan.active_services().filter(|planned| planned.dn == STORAGE_DN);
+    let PreparedParts { additions, .. } = prepare_services(&shared, &plan, storage)?;
+    shared.running.replace_additions(additions);
+    Ok(Arc::clone(&shared.running))
 }
 
 /// Logs under their DNs why services are skipped.

@@ -177,7 +177,8 @@ impl Drop for CloseOnDrop {
     }
 }
 
-fn has_running_descendant(tree: &[RunnableStatus], dns: &BTreeSet<String>) -> bool {
+/// Returns whether a runnable at or below one of these DNs runs.
+pub(crate) fn has_running_descendant(tree: &[RunnableStatus], dns: &BTreeSet<String>) -> bool {
     let is_below = |dn: &str| dns.iter().any(|user| is_descendant(dn, user));
     tree.iter().any(|status| status.state.is_running() && is_below(&status.dn))
 }

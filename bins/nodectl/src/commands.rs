@@ -10,6 +10,7 @@ mod images;
 mod log_level;
 mod logs;
 mod reload;
+mod reset;
 mod signal;
 mod status;
 mod storage;
@@ -40,6 +41,7 @@ pub(crate) enum NodeCommand {
     Start(action::ActionArgs),
     Signal(signal::SignalArgs),
     Reload(reload::ReloadArgs),
+    Reset(reset::ResetArgs),
     /// Show the cluster, and manage join tickets
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
@@ -64,6 +66,7 @@ impl NodeCommand {
             Self::Start(args) => args.run(Action::Start, api, printer).await,
             Self::Signal(args) => args.run(api, printer).await,
             Self::Reload(args) => args.run(api, printer).await,
+            Self::Reset(args) => args.run(api, printer).await,
             Self::Cluster(command) => command.run(api, printer).await,
             Self::Storage(command) => command.run(api, printer).await,
             Self::Images(args) => args.run(api, printer).await,

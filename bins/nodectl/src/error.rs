@@ -34,6 +34,8 @@ pub(crate) enum CommandError {
     Write(#[source] io::Error),
     #[error("{dn} {reason}; see `nodectl status {dn}`")]
     ActionFailed { dn: String, reason: String },
+    #[error("nothing was changed: type yes, or add --yes")]
+    NotAgreed,
     /// The output names the problems.
     #[error("not healthy")]
     NotHealthy,
@@ -87,6 +89,7 @@ impl CommandError {
             | Self::File { .. }
             | Self::Passphrase(_)
             | Self::Write(_)
+            | Self::NotAgreed
             | Self::ActionFailed { .. } => 1,
         })
     }

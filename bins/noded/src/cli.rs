@@ -46,6 +46,12 @@ pub(crate) enum NodedCommand {
         #[arg(long, conflicts_with = "dev")]
         running: bool,
     },
+    /// Give up the enrolment, or a lost volume
+    ///
+    /// For a node that does not run; else `nodectl reset`. Shows what it removes and keeps, and asks. It removes the node's keys in
+    /// its cluster, its copy of the cluster's data, and its ticket; if the data volume is lost, the node's record of it. Other data
+    /// and the keys of volumes stay. It can be repeated after an interruption.
+    Reset(ResetArgs),
     /// Print the commented default configuration
     Config,
     /// Print shell completions
@@ -61,8 +67,28 @@ pub(crate) enum NodedCommand {
     },
 }
 
-/// Options of `run` and `check`.
+/// Options of `reset`.
 #[derive(Debug, Args)]
+pub(crate) struct ResetArgs {
+    #[command(flatten)]
+    pub(crate) node: NodeArgs,
+    /// Reset without asking
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Let the node bootstrap a cluster again
+    ///
+    /// Removes the record that it has been in a cluster. Not for a node that is to join one.
+    #[arg(long)]
+    pub(crate) bootstrap: bool,
+    /// Also give up a volume that stays closed
+    ///
+    /// For a volume that is there, and that no key opens any more. Its disk is erased by `nodectl storage erase` alone.
+    #[arg(long)]
+    pub(crate) give_up_volume: bool,
+}
+
+/// Options of `run`, `check` and `reset`.
+#[derive(Debug, Clone, Args)]
 pub(crate) struct NodeArgs {
     /// Configuration file; without it, the defaults apply
     #[arg(long, value_name = "FILE")]

@@ -3,6 +3,7 @@
 mod cli;
 mod console;
 mod log_filter;
+mod reset;
 mod run;
 mod running;
 
@@ -43,6 +44,9 @@ fn main() -> ExitCode {
         NodedCommand::Check { node, running: true } => {
             running::compare_with_running(&node).map(|text| print_stdout(&text))
         }
+        NodedCommand::Reset(args) => make_plan(args.node.clone())
+            .and_then(|plan| reset::reset_node(plan, &args))
+            .map(|text| print_stdout(&text)),
         NodedCommand::Config => Ok(print_stdout(DEFAULT_CONFIG)),
         NodedCommand::Completion { shell } => {
             let mut script = Vec::new();

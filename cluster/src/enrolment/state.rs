@@ -58,8 +58,7 @@ impl fmt::Display for WaitCause {
             Self::DataLost { record } => write!(
                 f,
                 "waits for a ticket: this host has been in a cluster before, as {} records, and its data is not \
-                 here; it bootstraps no second cluster: restore the data and restart it, or join by a ticket; for \
-                 a new cluster, remove that file first",
+                 here; it bootstraps no second cluster: restore the data and restart it, or join by a ticket",
                 record.display()
             ),
         }

@@ -168,7 +168,7 @@ impl ConsensusBackend {
 }
 
 /// The configured record of the bootstrap, or the one next to the data directory.
-fn bootstrap_record(cluster: &ClusterConfig, data: &Path) -> PathBuf {
+pub(crate) fn bootstrap_record(cluster: &ClusterConfig, data: &Path) -> PathBuf {
     cluster.bootstrap_record.clone().unwrap_or_else(|| {
         let mut beside = data.as_os_str().to_owned();
         beside.push(".bootstrapped");

@@ -260,7 +260,9 @@ impl PlannedRunnable for StoragePlan {
             volume: volume.clone(),
             grace,
         };
-        node.extensions().insert(Arc::new(StorageControl { keys, unlock, volume, supervisor, config }));
+        let control =
+            StorageControl { keys, unlock, volume, supervisor, config, opener: service.opener.clone() };
+        node.extensions().insert(Arc::new(control));
         Ok(PreparedRunnable::new(service))
     }
 }

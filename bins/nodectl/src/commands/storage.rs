@@ -135,6 +135,9 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
     if storage.state == "locked" {
         lines.push("to open it: `nodectl storage unlock`".to_owned());
     }
+    if storage.state == "lost" {
+        lines.push("to give it up: `nodectl reset`".to_owned());
+    }
     if let Some(token) = &storage.erase_token {
         lines.push(format!("to erase what the disk has: `nodectl storage erase {token}`"));
     }

@@ -97,7 +97,7 @@ fn what_another_user_could_have_written_is_named_and_nothing_is_touched() {
         for directory in ["data/run/processes", "data/esp", "data/data", "images"] {
             fs::create_dir_all(scratch.path().join(directory)).unwrap();
         }
-        for verb in ["run", "check"] {
+        for verb in ["run", "check", "reset"] {
             let mut command = node_command(verb, scratch.path(), &config);
             let mode = fs::Permissions::from_mode(if is_ours { 0o777 } else { 0o755 });
             fs::set_permissions(&at, mode).unwrap();

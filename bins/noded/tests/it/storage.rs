@@ -7,7 +7,7 @@ use std::process::Command;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use testbed::ScratchDir;
 
-use crate::harness::{Ended, NO_DAEMONS, NodedProcess, check, sleep_config};
+use crate::harness::{Ended, NO_DAEMONS, NodedProcess, check, node_command, sleep_config};
 
 /// A directory that is mounted on another one, as long as it exists.
 struct BindMount(PathBuf);
@@ -81,6 +81,29 @@ fn a_volume_that_is_gone_is_lost_and_not_a_new_one_until_the_operator_gives_it_u
     fs::rename(&aside, &volume).unwrap();
     node.wait_ready("root.storage");
     assert_eq!(fs::read_to_string(volume.join("letter")).unwrap(), "dear");
+
+    // It is lost for good.
+    let scratch = node.stop_and_keep();
+    fs::remove_dir_all(&volume).unwrap();
+    let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
+    node.wait_for_event("root.storage", 1, "exited");
+    let plan = node.nodectl(&["reset"]);
+    plan.assert_fails(1, "nothing was changed: type yes, or add --yes");
+    assert!(plan.stdout.contains("the record of the lost data volume"), "{plan:#?}");
+    node.nodectl(&["reset", "--yes"]).output();
+    node.wait_ready("root.storage");
+    assert!(volume.join(".data-volume").exists());
+    assert_eq!(node.nodectl(&["reset"]).output().lines().next(), Some("nothing to reset"));
+
+    // The same, while noded does not run.
+    let scratch = node.stop_and_keep();
+    fs::remove_dir_all(&volume).unwrap();
+    let reset = |args: &[&str]| Ended::of(node_command("reset", scratch.path(), NO_DAEMONS).args(args));
+    reset(&[]).assert_fails(1, "nothing was changed");
+    assert!(reset(&["--yes"]).output().starts_with("removed:\n  the record of the lost data volume"));
+    assert!(!volume.join(".data-volume").exists(), "no volume is created");
+    let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
+    node.wait_ready("root.storage");
     node.stop();
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn cluster_status(cluster: &ClusterNode, config: &NodedConfig) -> v1:
 fn waiting_detail(cause: &WaitCause, data: &Path) -> String {
     let hint = match cause {
         WaitCause::NoInstruction => ", or type `nodectl cluster bootstrap` for a new cluster",
-        _ => "",
+        _ => ", or permit a new cluster: `nodectl reset --bootstrap`",
     };
     let ticket = data.join("esp/enrolment.pb");
     format!("{cause}; copy a ticket of a member to {}{hint}", ticket.display())

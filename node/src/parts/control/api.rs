@@ -26,6 +26,7 @@ use crate::parts::cluster::control as cluster;
 use crate::parts::containerd::images;
 use crate::parts::service::control::{reload_process, signal_process};
 use crate::parts::storage::control::StorageControl;
+use crate::reset::answer_reset;
 use crate::running::{ConfigRequest, RunningNode};
 use crate::v1::control_server::{Control, ControlServer};
 use crate::{v1, wire};
@@ -477,6 +478,15 @@ impl Control for ControlService {
             self.record_action(request, |request| (STORAGE_DN, format!("erasure of {}", request.token)));
         self.storage()?.erase(&request.token)?;
         Ok(Response::new(v1::EraseStorageResponse {}))
+    }
+
+    async fn reset(&self, request: Request<v1::ResetRequest>) -> Result<Response<v1::ResetResponse>, Status> {
+        let request = if request.get_ref().agreed.is_empty() {
+            request.into_inner()
+        } else {
+            self.record_action(request, |_| ("root", "reset of the node".into()))
+        };
+        Ok(Response::new(answer_reset(&self.running, request).await?))
     }
 
     async fn import_images(

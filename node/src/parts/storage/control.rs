@@ -4,18 +4,21 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use nix::sys::statvfs::fstatvfs;
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::volume::{
-    EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, SealError, UnlockSecret,
-    VolumeError,
+    DataVolume, EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, SealError,
+    UnlockSecret, VolumeError,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Code, Status};
 
 use super::config::{EncryptionMode, StorageConfig, VolumeKind};
+use super::device::OpenedVolume;
 use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
+use super::opener::VolumeOpener;
 use super::unlock::{UnlockError, UnlockStatus, VolumeUnlock};
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
@@ -23,6 +26,8 @@ use crate::error_chain::error_chain;
 use crate::supervisor_slot::SupervisorSlot;
 use crate::volume::{NodeVolume, VolumeHandle};
 use crate::{sys, v1, wire};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Answers the calls about the data volume and its keys.
 #[derive(Debug)]
@@ -32,9 +37,54 @@ pub(crate) struct StorageControl {
     pub(super) volume: NodeVolume,
     pub(super) supervisor: SupervisorSlot,
     pub(super) config: StorageConfig,
+    pub(super) opener: VolumeOpener,
 }
 
 impl StorageControl {
+    /// What root.storage does with the data volume.
+    pub(crate) fn unlock_status(&self) -> UnlockStatus {
+        self.unlock.status()
+    }
+
+    /// What opens the data volume; `None` if it is not encrypted.
+    pub(crate) async fn encryption_status(&self) -> Result<Option<EncryptionStatus>, BoxError> {
+        self.keys.encryption_status().await.map_err(Into::into)
+    }
+
+    /// Removes what the node knows of its volume, which is lost: the next start creates one. It blocks.
+    pub(crate) fn forget_volume(&self) -> Result<(), BoxError> {
+        self.opener.forget_volume().map_err(Into::into)
+    }
+
+    /// Records that the operator gave up the volume, which is there and does not open. It blocks.
+    pub(crate) fn give_up_volume(&self) -> Result<(), BoxError> {
+        self.opener.give_up_volume().map_err(Into::into)
+    }
+
+    /// Opens the volume of a node that does not run, by the node's own key, as root.storage would; creates none. It blocks.
+    pub(crate) fn open_offline(&self) -> Option<Arc<dyn DataVolume>> {
+        if !self.opener.may_have_volume() {
+            return None;
+        }
+        let mut opened = None;
+        self.unlock.set_status(match self.opener.open(&UnlockSecret::Node, None) {
+            Ok(OpenedVolume { dir, slot, volume }) => {
+                self.volume.open(dir);
+                opened = Some(volume);
+                UnlockStatus::Open { slot }
+            }
+            Err(error) if error.needs_key() => {
+                UnlockStatus::Locked { since: SystemTime::now(), reason: error_chain(&error) }
+            }
+            Err(error) => UnlockStatus::Closed {
+                is_lost: error.is_lost(),
+                error: Some(error_chain(&error)),
+                erase_token: error.erase_token(),
+            },
+        });
+        opened
+    }
+
     /// Describes what root.storage does with the data volume, and what opens it.
     pub(crate) async fn status(&self) -> v1::StorageResponse {
         let mut response = describe_state(self.unlock.status());
@@ -153,7 +203,8 @@ impl StorageControl {
     }
 }
 
-fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
+/// The state of root.storage, as clients see it.
+pub(crate) fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
     let of_state = |state: &str| v1::StorageResponse { state: state.to_owned(), ..Default::default() };
     match status {
         UnlockStatus::Closed { error, erase_token, is_lost } => v1::StorageResponse {

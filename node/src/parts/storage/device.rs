@@ -139,6 +139,14 @@ impl DeviceOpener {
         }
     }
 
+    /// Records that the operator gave up what the disk has: the next attempt names the token that erases it.
+    pub(super) fn give_up_volume(&self) -> Result<(), StorageError> {
+        let found = find_device(&self.config.location)?;
+        let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        VolumeRecord::of_given_up(&report).write_to(&self.esp)?;
+        forget_volume(&self.esp)
+    }
+
     /// The mount point of the volume.
     fn target(&self) -> PathBuf {
         self.data.path().join(VOLUME_DIR)

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::tree::LayoutFile;
-use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, MountState, UnlockSecret, VolumeError};
+use nodekeel_localstorage::volume::{
+    DataVolume, DirectoryVolume, MountState, UnlockSecret, VOLUME_MARK_FILE, VolumeError,
+};
 
 use super::device::{DeviceOpener, OpenedVolume};
 use super::error::{EspError, StorageError};
-use super::identity::{open_or_create, settle_identity};
+use super::identity::{self, RecordedVolume, open_or_create, settle_identity};
 use super::record::VolumeRecord;
 use crate::layout::{VOLUME_DIR, VOLUME_MODE};
 
@@ -75,6 +77,39 @@ impl VolumeOpener {
             record_mount(path, mounted)?;
         }
         Ok(OpenedVolume { volume, dir, slot })
+    }
+
+    /// Returns whether there is a volume to open: nothing is created for that.
+    pub(super) fn may_have_volume(&self) -> bool {
+        // The attempt to open the volume reports an error of the records.
+        let Ok(esp) = self.esp() else { return true };
+        let is_marked = match self {
+            Self::Directory { path, mounted, .. } => {
+                mounted.exists().unwrap_or(true) || path.join(VOLUME_MARK_FILE).exists()
+            }
+            _ => false,
+        };
+        let on_device = VolumeRecord::read_from(esp).map_or(true, |record| record.is_some());
+        is_marked || on_device || RecordedVolume::read_from(esp).map_or(true, |record| record.exists())
+    }
+
+    /// Removes the files by which the node knows its volume, in `esp/` and next to it.
+    pub(super) fn forget_volume(&self) -> Result<(), StorageError> {
+        let esp = self.esp()?;
+        if let Self::Directory { mounted, .. } = self {
+            mounted.remove().map_err(StorageError::Directory)?;
+        }
+        VolumeRecord::remove_from(esp)?;
+        identity::forget_volume(esp)
+    }
+
+    /// Records that the operator gave up the volume: what its disk has can be erased then.
+    pub(super) fn give_up_volume(&self) -> Result<(), StorageError> {
+        match self {
+            Self::Device(Ok(opener)) => opener.give_up_volume(),
+            // What a directory has is moved away by the operator.
+            other => other.forget_volume(),
+        }
     }
 
     /// The problem of the open volume's size.

@@ -67,6 +67,11 @@ impl VolumeRecord {
         esp.write(RECORD_FILE, text.as_bytes(), FileMode::PRIVATE_FILE).map_err(StorageError::Record)
     }
 
+    /// The node has had no volume on a device from now on.
+    pub(super) fn remove_from(esp: &Dir) -> Result<(), StorageError> {
+        esp.remove_file(RECORD_FILE).map(drop).map_err(StorageError::Record)
+    }
+
     fn parse(text: &str) -> Self {
         // A line without its end was cut off, and does not count.
         let mut lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));

@@ -3,6 +3,7 @@
 mod addresses;
 mod bootstrap;
 mod configuration;
+mod reset;
 mod tickets;
 
 use std::fs;
