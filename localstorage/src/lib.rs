@@ -2,8 +2,8 @@
 //! partition.
 //!
 //! This crate does not know what the files contain or which program needs them. It keeps no cache, follows no
-//! link below an open directory, and formats only disks that are known to be empty. Its calls block: async
-//! code makes them on a blocking thread.
+//! link below an open directory, and formats only disks of which every byte was read and is zero, or that their owner
+//! gave up. Its calls block: async code makes them on a blocking thread.
 //!
 //! ```text
 //!  tree ──────── a layout declared once as structs, created as typed handles

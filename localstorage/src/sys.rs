@@ -6,17 +6,22 @@
 )]
 
 use std::ffi::c_int;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
 
-use rustix::io;
-use rustix::ioctl::{self, NoArg, Opcode, Setter, opcode};
+use rustix::io::{self, FdFlags};
+use rustix::ioctl::{self, Getter, NoArg, Opcode, Setter, opcode};
 
-use crate::failpoints;
+use crate::{failpoints, syscalls};
 
 /// *Source:* linux/fs.h, `BLKRRPART`.
 const REREAD_PARTITIONS: Opcode = opcode::none(0x12, 95);
 /// *Source:* linux/blkpg.h, `BLKPG`.
 const CHANGE_PARTITION: Opcode = opcode::none(0x12, 105);
+/// *Source:* linux/fs.h, `BLKGETDISKSEQ`.
+const DISK_SEQUENCE: Opcode = opcode::read::<u64>(0x12, 128);
 /// *Source:* linux/blkpg.h, `BLKPG_RESIZE_PARTITION`.
 const RESIZE: c_int = 3;
 
@@ -62,6 +67,26 @@ pub(crate) fn resize_partition(disk: impl AsFd, number: u32, (start, size): (u64
     unsafe { ioctl::ioctl(disk, Setter::<CHANGE_PARTITION, _>::new(request)) }
 }
 
+/// The number that the kernel gave to the medium in a disk when it was attached, and to no other since the machine
+/// started.
+pub(crate) fn disk_sequence(disk: impl AsFd) -> io::Result<u64> {
+    // SAFETY: the kernel writes one number of 64 bits.
+    unsafe { ioctl::ioctl(disk, Getter::<DISK_SEQUENCE, u64>::new()) }
+}
+
+/// Has the program of this command inherit an open file, and returns its path there. The file must be open until the
+/// program is started.
+pub(crate) fn inherit(command: &mut Command, file: BorrowedFd<'_>) -> PathBuf {
+    let number = file.as_raw_fd();
+    // SAFETY: between fork and exec, the closure makes one system call, on a file that the caller keeps open.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(number), FdFlags::empty()).map_err(Into::into)
+        })
+    };
+    syscalls::proc_path(file)
+}
+
 /// Has the kernel read the partition table of a disk again. None of its partitions may be in use.
 pub(crate) fn reread_partitions(disk: impl AsFd) -> io::Result<()> {
     failpoints::check_failpoint("ioctl")?;
@@ -71,9 +96,7 @@ pub(crate) fn reread_partitions(disk: impl AsFd) -> io::Result<()> {
 
 /// Has the kernel kill the program of this command when this program is killed, or the thread ends that starts it.
 #[cfg(feature = "luks")]
-pub(crate) fn end_with_parent(command: &mut std::process::Command) {
-    use std::os::unix::process::CommandExt as _;
-
+pub(crate) fn end_with_parent(command: &mut Command) {
     use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
     let parent = getpid();

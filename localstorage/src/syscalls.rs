@@ -107,7 +107,8 @@ pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     open(&proc_path(file), flags)
 }
 
-/// The magic link to an open file.
+/// The path of an open file in this process, and in a program that inherits it: no link and no rename changes where it
+/// leads.
 pub(crate) fn proc_path(file: impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }

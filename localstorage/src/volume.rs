@@ -10,12 +10,14 @@
 
 mod claim;
 pub(crate) mod data_volume;
+mod digest;
 mod directory_volume;
 mod disk;
 mod disk_ends;
 mod disk_volume;
 mod error;
 mod filesystem;
+mod identity;
 mod inspection;
 mod lifecycle;
 #[cfg(feature = "luks")]
@@ -24,13 +26,16 @@ mod marker;
 pub(crate) mod partition;
 mod places;
 pub(crate) mod probe;
+mod reading;
 mod signatures;
 mod uuid;
 
 pub use data_volume::{DataVolume, ErasePolicy};
+pub use digest::{ContentsDigest, DigestScope};
 pub use directory_volume::DirectoryVolume;
 pub use disk_volume::DiskVolume;
 pub use error::VolumeError;
+pub use identity::DiskIdentity;
 pub use inspection::{DiskFinding, DiskReport, inspect_disk};
 pub use lifecycle::MountState;
 #[cfg(feature = "luks")]
@@ -46,6 +51,7 @@ pub use partition::{
     PartitionQuery, PartitionType, TableCopies, TableError,
 };
 pub use probe::{DiskSignature, VolumeContents, probe_disk};
+pub use reading::ReadingProgress;
 
 /// The name of the file in the root directory of a volume that marks it as complete. [`DataVolume::mount_new`] of the
 /// volumes here writes it last, and an operator can write it to keep the files of a directory that was restored without

@@ -22,6 +22,9 @@ const CLAIM_UUID_PREFIX: &str = "as ";
 /// The lines of a claim that erases nothing: the header's, the UUID's, and that of the file system to be created.
 const BLANK_CLAIM_LINES: usize = 3;
 
+/// The line of a claim that erases data that nobody has seen.
+const UNREAD_LINE: &str = "data that were not read";
+
 /// The start of the sector that records the unmount of a new log, up to its magic number: cycle 1, eight bytes, by
 /// `XFS_LOG`, `XLOG_UNMOUNT_TRANS`. *Source:* Linux `xfs_log_format.h`, `struct xlog_op_header`.
 const UNMOUNT_RECORD: [u8; 12] = [0, 0, 0, 1, 0, 0, 0, 8, 0xaa, 0x20, 0, 0];
@@ -35,8 +38,10 @@ pub(crate) fn encode_claim(uuid: Uuid, label: &str, erased: &VolumeContents) -> 
     let mut text = format!("{CLAIM_HEADER}{CLAIM_UUID_PREFIX}{uuid}\n");
     let fingerprint = xfs_fingerprint(&uuid.0, label.as_bytes());
     let created = DiskSignature { name: "xfs", offset: 0, fingerprint, sector: fingerprint };
-    let erased = erased.signatures().iter().map(erased_line);
-    for line in iter::once(claim_line(&created)).chain(erased) {
+    let signatures = erased.signatures().iter().map(erased_line);
+    // The owner gave up a disk that was not read: any data on it.
+    let unread = matches!(erased, VolumeContents::Unread { .. }).then(|| UNREAD_LINE.to_owned());
+    for line in iter::once(claim_line(&created)).chain(unread).chain(signatures) {
         // One byte is left for the newline.
         if text.len() + line.len() < SECTOR_BYTES {
             text.extend([&line, "\n"]);

@@ -13,7 +13,8 @@ use crate::metadata::FileMode;
 ///
 /// # Contract
 /// - [`mount_new`](DataVolume::mount_new) erases only the contents that the caller agreed to erase. A call
-///   that was killed at any point can be repeated with the same arguments, and resumes. If it was killed
+///   that was killed at any point can be repeated with the same arguments, and resumes; after a restart of the machine
+///   that erases contents, once the caller has agreed to those that are reported then. If it was killed
 ///   after the last step, the repeated call fails with [`Occupied`](VolumeError::Occupied), and the volume
 ///   exists.
 /// - [`mount_existing`](DataVolume::mount_existing) writes nothing, and opens only volumes that `mount_new`
@@ -56,9 +57,9 @@ pub trait DataVolume: Send + Sync + fmt::Debug {
 pub enum ErasePolicy {
     /// Nothing.
     Nothing,
-    /// These contents, as reported by [`VolumeError::Occupied`]. They are erased only if they are unchanged
-    /// and still on the same disk, even if another disk has its name now (`DiskSignature::fingerprint`):
-    /// the caller has seen what is erased.
+    /// These contents, as reported by [`VolumeError::Occupied`]. They are erased only if they are unchanged, as far
+    /// as their [`digest`](VolumeContents::digest) covers the disk, and still on the same disk, even if another disk
+    /// has its name now: the caller has seen what is erased.
     Exactly(VolumeContents),
 }
 
@@ -89,15 +90,20 @@ pub fn volume_conformance(volume: &dyn DataVolume) {
     assert_eq!(volume.state(), MountState::Unmounted);
 
     let occupied = volume.mount_new(ErasePolicy::Nothing);
-    let Err(VolumeError::Occupied { found, .. }) = occupied else {
-        panic!("a volume is not created over another: {occupied:?}")
-    };
+    assert!(
+        matches!(occupied, Err(VolumeError::Occupied { .. })),
+        "a volume is not created over another: {occupied:?}"
+    );
     assert_eq!(volume.state(), MountState::Unmounted, "a rejected call is undone");
     let top = volume.mount_existing().expect("a created volume is mounted");
     assert_eq!(top.read("witness").expect("a mounted volume contains its files"), b"data");
     drop(top);
     volume.unmount().expect("the volume is unmounted again");
 
+    // A mount may have changed them since they were reported.
+    let Err(VolumeError::Occupied { found, .. }) = volume.mount_new(ErasePolicy::Nothing) else {
+        panic!("a volume with data is occupied")
+    };
     let top = volume.mount_new(ErasePolicy::Exactly(found)).expect("the reported contents can be erased");
     assert!(top.read("witness").is_err_and(|error| error.is_not_found()), "the file is erased");
     drop(top);

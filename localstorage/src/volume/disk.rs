@@ -1,9 +1,10 @@
 //! A disk: probed, claimed and formatted.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -12,14 +13,17 @@ use std::time::Duration;
 use rustix::fs::{Advice, FlockOperation, OFlags, fadvise, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::VolumeError;
 use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
-use super::filesystem::XfsFormat;
-use super::places;
+use super::digest::{ContentsDigest, DigestScope};
+use super::filesystem::{MountSource, XfsFormat};
+use super::identity::DiskIdentity;
+use super::places::{self, identify_block};
 #[cfg(feature = "luks")]
 use super::probe::has_only_claimed_data;
 use super::probe::{VolumeContents, is_unchanged_but_for_claim, probe_with_readahead};
+use super::reading::{DiskReading, Found};
 use super::uuid::Uuid;
+use super::{ErasePolicy, VolumeError};
 use crate::syscalls;
 
 /// The unit of direct reads, a multiple of every sector size. The offset of a claim is a multiple of it.
@@ -33,6 +37,41 @@ pub(super) struct Disk {
     path: PathBuf,
     file: File,
     size: u64,
+    identity: DiskIdentity,
+}
+
+/// The disk of a volume, by its path.
+#[derive(Clone, Debug)]
+pub(super) struct VolumeDevice {
+    pub(super) path: PathBuf,
+    /// The disk that has to be at this path; none for any.
+    pub(super) identity: Option<DiskIdentity>,
+}
+
+impl VolumeDevice {
+    pub(super) fn new(path: PathBuf) -> VolumeDevice {
+        VolumeDevice { path, identity: None }
+    }
+
+    pub(super) fn open(&self, access: DiskAccess) -> Result<Disk, VolumeError> {
+        let disk = Disk::open(&self.path, access)?;
+        match &self.identity {
+            Some(expected) if *expected != disk.identity => {
+                Err(VolumeError::Replaced { path: self.path.clone() })
+            }
+            _ => Ok(disk),
+        }
+    }
+
+    /// Reads the whole disk, if only that shows whether it is blank, and fails if it is not.
+    pub(super) fn read_disk(&self, reading: DiskReading<'_>) -> Result<(), VolumeError> {
+        let disk = self.open(DiskAccess::Read)?;
+        let probed = disk.probe_contents()?;
+        match disk.read_undecided(probed, &ErasePolicy::Nothing, reading)? {
+            VolumeContents::Blank | VolumeContents::Interrupted => Ok(()),
+            found => Err(VolumeError::Occupied { path: self.path.clone(), found }),
+        }
+    }
 }
 
 /// The longest wait for other holders of the lock. udev locks a disk while it probes it, which takes milliseconds.
@@ -63,7 +102,31 @@ impl Disk {
         lock(&file).map_err(|source| ("lock", source))?;
         // The metadata of a block device have size 0: its end is found by a seek.
         let size = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(to_error)?;
-        Ok(Disk { path: path.to_owned(), file, size })
+        let identity = DiskIdentity::of(&file).map_err(|source| ("identify", source))?;
+        Ok(Disk { path: path.to_owned(), file, size, identity })
+    }
+
+    pub(super) fn identity(&self) -> &DiskIdentity {
+        &self.identity
+    }
+
+    /// The open file, for a program that inherits it.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Checks, after a program has used the open disk, that it is still the one that was opened.
+    pub(super) fn check_identity(&self) -> Result<(), VolumeError> {
+        let now = DiskIdentity::of(&self.file).map_err(device_error("identify", &self.path))?;
+        if now == self.identity { Ok(()) } else { Err(VolumeError::Replaced { path: self.path.clone() }) }
+    }
+
+    /// The path to mount the disk by. The kernel shows it in its table of mounts, for all programs: it is that of the
+    /// device, without links.
+    pub(super) fn mount_source(&self) -> Result<MountSource, VolumeError> {
+        let path =
+            fs::read_link(syscalls::proc_path(self.as_fd())).map_err(device_error("find", &self.path))?;
+        Ok(MountSource { path, device: self.device_numbers()? })
     }
 
     pub(super) fn file(&self) -> &File {
@@ -78,8 +141,69 @@ impl Disk {
 
     pub(super) fn probe_contents(&self) -> Result<VolumeContents, VolumeError> {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);
-        probe_with_readahead(&mut &self.file, readahead)
-            .map_err(device_error("probe the contents of", &self.path))
+        let contents = probe_with_readahead(&mut &self.file, readahead)
+            .map_err(device_error("probe the contents of", &self.path))?;
+        Ok(contents.bound_to(&self.digested_identity()))
+    }
+
+    /// Reads the whole disk where the places that were probed decide nothing: no data was found there, or only what
+    /// an interrupted format of a blank disk has written. Contents that the caller has agreed to erase decide
+    /// already.
+    pub(super) fn read_undecided(
+        &self,
+        found: VolumeContents,
+        erase: &ErasePolicy,
+        reading: DiskReading<'_>,
+    ) -> Result<VolumeContents, VolumeError> {
+        if *erase == ErasePolicy::Exactly(found.clone()) {
+            return Ok(found);
+        }
+        let sector = self.read_claim_sector()?;
+        let claim = DiskClaim::parse(&sector);
+        let blank = match (&found, claim) {
+            (VolumeContents::Unread { .. }, _) => VolumeContents::Blank,
+            (VolumeContents::Interrupted, Some(claim)) if claim.erases_nothing() => {
+                VolumeContents::Interrupted
+            }
+            _ => return Ok(found),
+        };
+        // Of a claim without its data, nothing is explained.
+        let is_data = |_: u64, block: &[u8]| !claim.is_some_and(|claim| claim.explains_block(block));
+        let read = self.read_whole(reading, b"blank", is_data)?;
+        let Some(offset) = read.first_data else { return Ok(blank) };
+        let start = offset / places::BLOCK_BYTES * places::BLOCK_BYTES;
+        let mut block = vec![0; places::BLOCK_BYTES.min(self.size - start) as usize];
+        self.file.read_exact_at(&mut block, start).map_err(device_error("read", &self.path))?;
+        let digest =
+            ContentsDigest::new(DigestScope::Read, &[&read.chain]).bound_to(&self.digested_identity());
+        Ok(VolumeContents::Occupied { found: identify_block(start, &block).into_iter().collect(), digest })
+    }
+
+    /// Reads every byte of the disk, of which no other program gets exclusive use until then.
+    fn read_whole(
+        &self,
+        reading: DiskReading<'_>,
+        purpose: &[u8],
+        is_data: impl Fn(u64, &[u8]) -> bool,
+    ) -> Result<Found, VolumeError> {
+        // Past the cache: the disk is read at its speed, and the memory of the host is left to its programs.
+        let flags = if self.is_image() { OFlags::RDONLY } else { OFlags::DIRECT | OFlags::EXCL };
+        let disk = syscalls::reopen(&self.file, flags)
+            .map_err(|errno| device_error("get exclusive use of", &self.path)(errno.into()))?;
+        let explain = |offset: u64, block: &mut [u8]| {
+            if offset == self.claim_offset() && DiskClaim::parse(&block[..SECTOR_BYTES]).is_some() {
+                block[..SECTOR_BYTES].fill(0);
+            }
+            is_data(offset, block)
+        };
+        let read = reading.read(&disk.into(), self.size, purpose, explain);
+        read.map_err(device_error("read all of", &self.path))?
+            .ok_or_else(|| VolumeError::ReadingCanceled { path: self.path.clone() })
+    }
+
+    /// The identity and the size, as they are part of a digest.
+    fn digested_identity(&self) -> Vec<u8> {
+        [self.identity.as_bytes(), &self.size.to_le_bytes()].concat()
     }
 
     /// Starts to read blocks, so that the disk works on many of them at a time, in the best order. A failure
@@ -109,10 +233,11 @@ impl Disk {
         erased: &VolumeContents,
     ) -> Result<(), VolumeError> {
         let uuid = self.claim(format.label, erased)?;
-        if let Err(error) = format.run_mkfs(&self.path, uuid) {
+        if let Err(error) = format.run_mkfs(self.as_fd(), &self.path, uuid) {
             self.release_unused_claim(erased);
             return Err(error);
         }
+        self.check_identity()?;
         self.release_claim()
     }
 
@@ -152,12 +277,22 @@ impl Disk {
     }
 
     /// Returns whether the disk holds only the remains of an interrupted LUKS format with this claim, which wrote
-    /// before `end`.
+    /// before `end`. Behind that, the whole disk is read, unless the claim erases contents.
     #[cfg(feature = "luks")]
-    pub(super) fn has_only_claimed_data(&self, uuid: Uuid, end: u64) -> Result<bool, VolumeError> {
+    pub(super) fn has_only_claimed_data(
+        &self,
+        uuid: Uuid,
+        end: u64,
+        reading: DiskReading<'_>,
+    ) -> Result<bool, VolumeError> {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);
-        has_only_claimed_data(&mut &self.file, uuid, end, readahead)
-            .map_err(device_error("probe the contents of", &self.path))
+        let is_claimed = has_only_claimed_data(&mut &self.file, uuid, end, readahead)
+            .map_err(device_error("probe the contents of", &self.path))?;
+        let sector = self.read_claim_sector()?;
+        if !is_claimed || !DiskClaim::parse(&sector).is_some_and(DiskClaim::erases_nothing) {
+            return Ok(is_claimed);
+        }
+        Ok(self.read_whole(reading, &end.to_le_bytes(), |offset, _| offset >= end)?.first_data.is_none())
     }
 
     /// The first bytes of the disk; fewer if it is smaller.
@@ -176,11 +311,6 @@ impl Disk {
     /// Returns whether it is a file, not a block device.
     pub(super) fn is_image(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.is_file())
-    }
-
-    #[cfg(feature = "luks")]
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Checks again, right before the first byte of the file system, that the caller has agreed to erase the contents:
@@ -230,8 +360,8 @@ impl Disk {
             return self.read_claim_sector();
         }
         let to_error = |source| device_error("read", &self.path)(source);
-        let flags = OFlags::DIRECT.bits().cast_signed();
-        let direct = OpenOptions::new().read(true).custom_flags(flags).open(&self.path).map_err(to_error)?;
+        let direct: File =
+            syscalls::reopen(&self.file, OFlags::DIRECT).map_err(|errno| to_error(errno.into()))?.into();
         // Direct reads need aligned memory.
         let mut buffer = vec![0; 2 * DIRECT_BYTES];
         let start = buffer.as_ptr().align_offset(DIRECT_BYTES);
@@ -248,9 +378,8 @@ impl Disk {
 
     /// Checks that the disk is neither mounted nor part of another device. *Source:* open(2), `O_EXCL`.
     pub(super) fn check_unused(&self) -> Result<(), VolumeError> {
-        let flags = OFlags::EXCL.bits().cast_signed();
-        let exclusive = OpenOptions::new().read(true).custom_flags(flags).open(&self.path);
-        exclusive.map(drop).map_err(device_error("get exclusive use of", &self.path))
+        let exclusive = syscalls::reopen(&self.file, OFlags::EXCL);
+        exclusive.map(drop).map_err(|errno| device_error("get exclusive use of", &self.path)(errno.into()))
     }
 }
 

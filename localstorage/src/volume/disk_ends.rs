@@ -2,7 +2,8 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, xfs_fingerprint};
+use super::claim::{DiskClaim, SECTOR_BYTES, claim_line, claim_offset, xfs_fingerprint};
+use super::digest::{ContentsDigest, DigestScope};
 use super::places;
 use super::probe::DiskSignature;
 use super::signatures::{
@@ -47,6 +48,12 @@ impl DiskEnds {
         };
         let tail_start = (size - WINDOW_BYTES) / places::BLOCK_BYTES * places::BLOCK_BYTES;
         Ok(DiskEnds { head: window(0, WINDOW_BYTES)?, tail: window(tail_start, size)?, tail_start, size })
+    }
+
+    /// The digest of both ends, and of what a probe has found, also elsewhere.
+    pub(super) fn sampled_digest(&self, found: &[DiskSignature]) -> ContentsDigest {
+        let found: Vec<_> = found.iter().map(claim_line).collect();
+        ContentsDigest::new(DigestScope::Sampled, &[&self.head, &self.tail, found.join("\n").as_bytes()])
     }
 
     pub(super) fn claim(&self) -> Option<DiskClaim<'_>> {

@@ -34,7 +34,7 @@ pub enum VolumeError {
         found: VolumeContents,
     },
     /// The volume does not exist yet: create one.
-    #[error("no data volume on {}: it is blank; create one, or attach the node's disk", .path.display())]
+    #[error("no data volume on {}: create one, or attach the node's disk", .path.display())]
     Absent {
         /// The device, or the directory.
         path: PathBuf,
@@ -71,6 +71,23 @@ pub enum VolumeError {
         /// The cause.
         #[source]
         source: io::Error,
+    },
+    /// Another disk has the name now, or the medium was changed. Nothing was written to that one: attach the node's
+    /// disk, or correct the name. A retry uses the disk that has the name then.
+    #[error(
+        "another disk has taken the place of {}, and nothing was written to it: attach the node's disk, or correct \
+         its name",
+        .path.display()
+    )]
+    Replaced {
+        /// The device.
+        path: PathBuf,
+    },
+    /// The caller has canceled the reading of the whole disk. The next call resumes it.
+    #[error("reading of disk {} was canceled: nothing was written to it", .path.display())]
+    ReadingCanceled {
+        /// The device.
+        path: PathBuf,
     },
     /// `mkfs.xfs` could not be started, or failed: install xfsprogs, or read its output. A retry starts over.
     #[error("can't format {}{}", .path.display(), in_parentheses(.stderr))]

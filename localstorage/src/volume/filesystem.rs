@@ -1,14 +1,18 @@
 //! The file system of a volume: XFS with project quotas, on a device that is known to be fresh.
 
+use std::fs;
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use super::VolumeError;
+use super::disk::device_numbers;
 use super::uuid::Uuid;
 use crate::dir::Dir;
 use crate::mount::{MountInfo, MountSpec, Mounter};
+use crate::sys;
 
 /// The label of a volume, unless the caller chooses another.
 pub(super) const DEFAULT_LABEL: &str = "nodekeel";
@@ -35,14 +39,20 @@ pub(super) struct XfsFormat<'a> {
 }
 
 impl XfsFormat<'_> {
-    /// Runs mkfs.xfs, without a shell.
-    pub(super) fn run_mkfs(&self, device: &Path, uuid: Uuid) -> Result<(), VolumeError> {
+    /// Runs mkfs.xfs, without a shell, on an open device. Its path is for errors alone.
+    pub(super) fn run_mkfs(
+        &self,
+        device: BorrowedFd<'_>,
+        path: &Path,
+        uuid: Uuid,
+    ) -> Result<(), VolumeError> {
         // -K: do not discard the blocks first, which takes minutes on some disks and fails on others.
         let mut command = Command::new(self.mkfs);
         command.args(["-q", "-K", "-L", self.label, "-m"]).arg(format!("uuid={uuid}"));
-        command.args(self.force.then_some("-f")).arg("--").arg(device);
+        let inherited = sys::inherit(&mut command, device);
+        command.args(self.force.then_some("-f")).arg("--").arg(inherited);
         run_xfs_program(command, |stderr, source| VolumeError::Format {
-            path: device.to_owned(),
+            path: path.to_owned(),
             stderr,
             source,
         })
@@ -80,6 +90,29 @@ fn first_meaningful_line(stderr: &str) -> &str {
         .unwrap_or_default()
 }
 
+/// A device to mount.
+#[derive(Debug)]
+pub(super) struct MountSource {
+    pub(super) path: PathBuf,
+    /// The numbers of the device that has to be mounted; none for an image.
+    pub(super) device: Option<(u32, u32)>,
+}
+
+impl MountSource {
+    /// Checks that the path is still that of the device.
+    fn check(&self) -> Result<(), VolumeError> {
+        let metadata = fs::metadata(&self.path);
+        match metadata.map(|metadata| device_numbers(&metadata)) {
+            Ok(found) if found == self.device => Ok(()),
+            _ => Err(self.replaced()),
+        }
+    }
+
+    fn replaced(&self) -> VolumeError {
+        VolumeError::Replaced { path: self.path.clone() }
+    }
+}
+
 /// The mount point of a volume, and its mounter.
 #[derive(Debug)]
 pub(super) struct VolumeMount {
@@ -91,13 +124,18 @@ impl VolumeMount {
     /// Mounts the device and checks its contents; unmounts it again if the check fails.
     pub(super) fn mount_and_check(
         &self,
-        device: &Path,
+        source: &MountSource,
         check: impl FnOnce(&Dir) -> Result<(), VolumeError>,
     ) -> Result<Dir, VolumeError> {
         // A failed check does not undo a mount that another call has made.
         let was_mounted = self.info()?.is_some();
-        self.mounter.mount(&MountSpec::DATA, Some(device), &self.target).map_err(VolumeError::Mount)?;
+        source.check()?;
+        self.mounter.mount(&MountSpec::DATA, Some(&source.path), &self.target).map_err(VolumeError::Mount)?;
         let checked = Dir::open(&self.target).map_err(VolumeError::Finish).and_then(|top| {
+            // The name may have become that of another device after the check.
+            if source.device.is_some() && !self.is_mounted_from(source.device)? {
+                return Err(source.replaced());
+            }
             check(&top)?;
             Ok(top)
         });
@@ -123,8 +161,10 @@ impl VolumeMount {
 
     /// Grows the mounted file system to the size of its device, by the program in the directory of this mkfs.xfs.
     pub(super) fn grow_file_system(&self, mkfs: &Path) -> Result<(), VolumeError> {
+        let top = Dir::open(&self.target).map_err(VolumeError::Finish)?;
         let mut command = Command::new(mkfs.with_file_name("xfs_growfs"));
-        command.arg("-d").arg("--").arg(&self.target);
+        let inherited = sys::inherit(&mut command, top.as_fd());
+        command.arg("-d").arg("--").arg(inherited);
         run_xfs_program(command, |stderr, source| VolumeError::Grow {
             path: self.target.clone(),
             stderr,

@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::Path;
 
 use super::VolumeError;
-use super::claim::claim_line;
 use super::disk::{Disk, DiskAccess};
 use super::filesystem::DEFAULT_LABEL;
+use super::identity::DiskIdentity;
 #[cfg(feature = "luks")]
 use super::luks::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken, read_volume_token_of};
 use super::probe::VolumeContents;
@@ -17,6 +17,8 @@ use super::probe::VolumeContents;
 pub struct DiskReport {
     /// The size, in bytes.
     pub size_bytes: u64,
+    /// The disk: a volume that is [expected](super::DiskVolume::expecting) on it is created and opened on no other.
+    pub identity: DiskIdentity,
     /// The contents, by their signatures.
     pub contents: VolumeContents,
     /// The volume on it, as it describes itself. Only opening it shows whether that is true.
@@ -27,8 +29,8 @@ pub struct DiskReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskFinding {
-    /// None: the disk is blank.
-    Blank,
+    /// None, and no data where a probe looks: only a reading of the whole disk shows whether it is blank.
+    Unread,
     /// One whose creation was interrupted.
     Unfinished,
     /// One that is not encrypted: an XFS with our label.
@@ -51,7 +53,6 @@ pub enum DiskFinding {
 impl fmt::Display for DiskReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.volume {
-            DiskFinding::Blank => f.write_str("is blank"),
             DiskFinding::Unfinished => f.write_str("has a data volume whose creation was interrupted"),
             DiskFinding::Plain => f.write_str("has a data volume that is not encrypted"),
             #[cfg(feature = "luks")]
@@ -59,7 +60,7 @@ impl fmt::Display for DiskReport {
                 write!(f, "has a data volume that is {encryption}, with {keys} keys")?;
                 node.as_ref().map_or(Ok(()), |node| write!(f, ", of node {node}"))
             }
-            DiskFinding::Foreign => write!(f, "has {}", self.contents),
+            DiskFinding::Unread | DiskFinding::Foreign => write!(f, "has {}", self.contents),
         }
     }
 }
@@ -73,7 +74,7 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
     let disk = Disk::open(path, DiskAccess::Read)?;
     let contents = disk.probe_contents()?;
     let volume = match &contents {
-        VolumeContents::Blank => DiskFinding::Blank,
+        VolumeContents::Unread { .. } => DiskFinding::Unread,
         VolumeContents::Interrupted => DiskFinding::Unfinished,
         // No configuration is known here, and so no other label: such a volume counts as foreign.
         VolumeContents::Xfs { label, .. } if label == DEFAULT_LABEL => DiskFinding::Plain,
@@ -87,20 +88,19 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
         },
         _ => DiskFinding::Foreign,
     };
-    Ok(DiskReport { size_bytes: disk.size(), contents, volume })
+    Ok(DiskReport { size_bytes: disk.size(), identity: disk.identity().clone(), contents, volume })
 }
 
 impl VolumeContents {
-    /// A word that names these contents, and no others: a person who has seen them copies it, to agree that they are
-    /// erased. None if there is nothing to erase.
+    /// A word that names these contents of this disk, and no others: a person who has seen them copies it, to agree that
+    /// they are erased. It says which part of the disk it covers: `ext-sampled-0123456789abcdef` the places that a
+    /// probe reads, `data-read-0123456789abcdef` every byte. None if there is nothing to erase.
     pub fn erase_token(&self) -> Option<String> {
         if let VolumeContents::Files { entries } = self {
             return Some(format!("files-{entries}"));
         }
-        let found = self.signatures();
-        let lines: Vec<_> = found.iter().map(claim_line).collect();
-        let sum = crc32c::crc32c(lines.join("\n").as_bytes());
-        Some(format!("{}-{sum:08x}", found.first()?.name))
+        let name = self.signatures().first().map_or("unread", |signature| signature.name);
+        Some(format!("{name}-{}", self.digest()?))
     }
 }
 
@@ -125,8 +125,9 @@ mod tests {
     #[test]
     fn a_disk_is_described_without_a_key() {
         let blank = inspect(&[]);
-        assert_eq!((blank.size_bytes, &blank.volume), (8 << 20, &DiskFinding::Blank));
-        assert_eq!((blank.to_string().as_str(), blank.contents.erase_token()), ("is blank", None));
+        assert_eq!((blank.size_bytes, &blank.volume), (8 << 20, &DiskFinding::Unread));
+        assert_eq!(blank.to_string(), "has no data where it was sampled");
+        assert!(blank.contents.erase_token().unwrap().starts_with("unread-sampled-"));
         let mut superblock = [0; 512];
         superblock[..4].copy_from_slice(b"XFSB");
         superblock[108..116].copy_from_slice(b"nodekeel");
@@ -146,10 +147,31 @@ mod tests {
 
     #[test]
     fn a_token_names_one_content_of_one_disk() {
-        let tokens = [(1080, b"\x53\xef\x01"), (1080, b"\x53\xef\x02"), (1024, b"\x53\xef\x01")]
-            .map(|(offset, bytes)| inspect(&[(offset, bytes)]).contents.erase_token().unwrap());
-        assert!(tokens[0].starts_with("ext") && tokens[2].starts_with("data-"), "{tokens:?}");
-        assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2], "{tokens:?}");
+        let directory = tempfile::tempdir().unwrap();
+        let disk = File::create(directory.path().join("disk")).unwrap();
+        disk.set_len(8 << 20).unwrap();
+        let token_of =
+            |name: &str| inspect_disk(&directory.path().join(name)).unwrap().contents.erase_token().unwrap();
+        let mut known = vec![token_of("disk")];
+        // A superblock, its counters, files next to it, other data, and another size.
+        for (offset, bytes) in [(1080, b"\x53\xef"), (1036, b"12"), (500_000, b"ab"), (1080, b"xx")] {
+            disk.write_all_at(bytes, offset).unwrap();
+            known.push(token_of("disk"));
+        }
+        disk.set_len(9 << 20).unwrap();
+        known.push(token_of("disk"));
+        let names: Vec<_> = known.iter().map(|token| token.rsplit_once('-').unwrap().0).collect();
+        assert_eq!(
+            names,
+            ["unread-sampled", "ext-sampled", "ext-sampled", "ext-sampled", "data-sampled", "data-sampled"]
+        );
+        // A copy is another disk.
+        std::fs::copy(directory.path().join("disk"), directory.path().join("copy")).unwrap();
+        known.push(token_of("copy"));
+        for (at, token) in known.iter().enumerate() {
+            assert!(!known[..at].contains(token), "{known:?}");
+        }
+        assert_eq!(token_of("disk"), known[5], "an unchanged disk keeps its token");
         assert_eq!(VolumeContents::Files { entries: 3 }.erase_token().as_deref(), Some("files-3"));
     }
 

@@ -12,7 +12,7 @@
 //!
 //! ```text
 //!  journal (ESP)   disk                                  mount_existing   mount_new
-//!  –               blank                                 Absent           starts
+//!  –               blank: all of it was read             Absent           starts
 //!  UUIDs, format   claim sector, and remains             ForeignData      formats again
 //!  UUIDs, format   header with the UUID, no token yet    ForeignData      formats again
 //!  UUIDs, …        header with the UUID, unfinished      Unfinished       resumes
@@ -44,12 +44,15 @@ mod token;
 pub(crate) mod tpm;
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::disk::{Disk, DiskAccess};
+use super::disk::DiskAccess;
 use super::filesystem::clean_label;
+use super::identity::DiskIdentity;
 use super::lifecycle::MountLifecycle;
+use super::reading::{ReadingHook, ReadingProgress};
 use super::{DataVolume, ErasePolicy, MountState, VolumeError};
 use crate::dir::Dir;
 use creation::LuksCreation;
@@ -180,6 +183,31 @@ impl LuksVolume {
         self
     }
 
+    /// Uses no other disk at this path than the one that was inspected.
+    pub fn expecting(mut self, disk: DiskIdentity) -> LuksVolume {
+        self.settings.device.identity = Some(disk);
+        self
+    }
+
+    /// Sets the function that receives the progress of the reading of a whole disk, before it counts as blank, and
+    /// cancels it by `Break`.
+    pub fn with_reading_progress(
+        mut self,
+        progress: impl Fn(ReadingProgress) -> ControlFlow<()> + Send + Sync + 'static,
+    ) -> LuksVolume {
+        self.settings.reading_hook = Some(ReadingHook(Arc::new(progress)));
+        self
+    }
+
+    /// Reads the whole disk, if only that shows whether it is blank. A [`mount_new`](DataVolume::mount_new) does it as
+    /// well.
+    ///
+    /// # Errors
+    /// [`VolumeError::Occupied`] if it has data; [`VolumeError::ReadingCanceled`], [`VolumeError::Device`].
+    pub fn read_disk(&self) -> Result<(), VolumeError> {
+        self.settings.device.read_disk(self.settings.reading())
+    }
+
     /// The path of the device.
     pub fn device_path(&self) -> &Path {
         &self.settings.config.device
@@ -295,7 +323,7 @@ impl LuksVolume {
         let device = &self.settings.config.device;
         // The lock of the open disk serializes changes of its header. Read access suffices, since cryptsetup
         // opens the disk itself; udev would probe a disk that this process had open to write.
-        let disk = Disk::open(device, DiskAccess::Read)?;
+        let disk = self.settings.open_disk(DiskAccess::Read)?;
         let slots = self.settings.slots_of(&disk);
         let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
         match &header.summary.volume {

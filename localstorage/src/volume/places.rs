@@ -75,7 +75,7 @@ pub(super) fn find_hidden_data(
 }
 
 /// None for zeros.
-fn identify_block(offset: u64, block: &[u8]) -> Option<DiskSignature> {
+pub(super) fn identify_block(offset: u64, block: &[u8]) -> Option<DiskSignature> {
     let first = block.iter().position(|byte| *byte != 0)?;
     let copy = COPY_SIGNATURES
         .iter()

@@ -4,7 +4,8 @@
 use std::fmt;
 use std::io::{self, Read, Seek};
 
-use super::claim::DiskClaim;
+use super::claim::{DiskClaim, claim_line};
+use super::digest::ContentsDigest;
 use super::disk_ends::DiskEnds;
 #[cfg(any(test, feature = "testing"))]
 use super::disk_ends::WINDOW_BYTES;
@@ -48,11 +49,17 @@ impl fmt::Display for DiskSignature {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VolumeContents {
-    /// Nothing but zeros in the first and the last MiB, where file systems, partition tables and encrypted
-    /// devices keep copies of their headers, and in 4 KiB at each of 4,096 even places.
+    /// Nothing but zeros: all of it was read.
     Blank,
+    /// Nothing but zeros in the first and the last MiB, where file systems, partition tables and encrypted
+    /// devices keep copies of their headers, and in 4 KiB at each of 4,096 even places. The rest was not read, so
+    /// it proves nothing: another disk may have its data elsewhere.
+    Unread {
+        /// Of these places.
+        digest: ContentsDigest,
+    },
     /// The claim of an interrupted format by this crate, and no data written since: as far as the disk was blank
-    /// when it was claimed, only what that format writes is in the places that [`Blank`](Self::Blank) names.
+    /// when it was claimed, only what that format writes is in the places that [`Unread`](Self::Unread) names.
     Interrupted,
     /// An XFS whose superblock is complete, with its label.
     Xfs {
@@ -60,6 +67,8 @@ pub enum VolumeContents {
         label: String,
         /// All signatures found, in the order of their offsets.
         found: Vec<DiskSignature>,
+        /// Of the places that were read.
+        digest: ContentsDigest,
     },
     /// Not a disk but a directory with files.
     Files {
@@ -70,15 +79,45 @@ pub enum VolumeContents {
     Occupied {
         /// All signatures found, in the order of their offsets; never empty.
         found: Vec<DiskSignature>,
+        /// Of the places that were read, or of the whole disk.
+        digest: ContentsDigest,
     },
 }
 
 impl VolumeContents {
     pub(super) fn signatures(&self) -> &[DiskSignature] {
         match self {
-            VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found } => found,
+            VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found, .. } => found,
             _ => &[],
         }
+    }
+
+    /// The digest of what was read; none if there is nothing to erase, and for a directory.
+    pub fn digest(&self) -> Option<ContentsDigest> {
+        match self {
+            VolumeContents::Unread { digest }
+            | VolumeContents::Xfs { digest, .. }
+            | VolumeContents::Occupied { digest, .. } => Some(*digest),
+            _ => None,
+        }
+    }
+
+    /// A number that names the file systems and other contents that were recognized, on this disk and on a copy; none
+    /// if none was. It stays the same when files change.
+    pub fn mark(&self) -> Option<u32> {
+        let lines: Vec<_> = self.signatures().iter().map(claim_line).collect();
+        (!lines.is_empty()).then(|| crc32c::crc32c(lines.join("\n").as_bytes()))
+    }
+
+    /// The same contents, on the disk with this identity.
+    pub(super) fn bound_to(mut self, identity: &[u8]) -> VolumeContents {
+        if let VolumeContents::Unread { digest }
+        | VolumeContents::Xfs { digest, .. }
+        | VolumeContents::Occupied { digest, .. } = &mut self
+        {
+            *digest = digest.bound_to(identity);
+        }
+        self
     }
 }
 
@@ -86,10 +125,11 @@ impl fmt::Display for VolumeContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             VolumeContents::Blank => f.write_str("nothing"),
+            VolumeContents::Unread { .. } => f.write_str("no data where it was sampled"),
             VolumeContents::Interrupted => f.write_str("an interrupted format"),
             VolumeContents::Xfs { label, .. } => write!(f, "an XFS labelled {label:?}"),
             VolumeContents::Files { entries } => write!(f, "{entries} files"),
-            VolumeContents::Occupied { found } => {
+            VolumeContents::Occupied { found, .. } => {
                 let all: Vec<_> = found.iter().map(DiskSignature::to_string).collect();
                 f.write_str(&all.join(", "))
             }
@@ -102,7 +142,7 @@ impl fmt::Display for VolumeContents {
 ///
 /// # Errors
 /// Errors of reading; [`io::ErrorKind::InvalidInput`] for a disk of less than 2 MiB. An unreadable disk is
-/// never reported as blank.
+/// never reported as one without data.
 pub fn probe_disk(disk: &mut (impl Read + Seek)) -> io::Result<VolumeContents> {
     probe_with_readahead(disk, |_| {})
 }
@@ -123,18 +163,27 @@ pub(crate) fn probe_with_readahead(
         // This was written after the claim, so the disk may not be formatted again without consent.
         found.retain(|signature| !signature.is_data());
         found.push(foreign);
-        return Ok(VolumeContents::Occupied { found });
+        let digest = ends.sampled_digest(&found);
+        return Ok(VolumeContents::Occupied { found, digest });
     }
     match found.first() {
         // The ends alone prove nothing: they may have been overwritten, and the rest can be recovered.
         None => Ok(match places::find_hidden_data(disk, ends.size, |_, _| false, readahead)? {
-            Some(signature) => VolumeContents::Occupied { found: vec![signature] },
-            None => VolumeContents::Blank,
+            Some(signature) => {
+                found.push(signature);
+                let digest = ends.sampled_digest(&found);
+                VolumeContents::Occupied { found, digest }
+            }
+            None => VolumeContents::Unread { digest: ends.sampled_digest(&found) },
         }),
         Some(first) if first.is_xfs() && !ends.xfs_in_progress() => {
-            Ok(VolumeContents::Xfs { label: ends.xfs_label(), found })
+            let digest = ends.sampled_digest(&found);
+            Ok(VolumeContents::Xfs { label: ends.xfs_label(), found, digest })
         }
-        Some(_) => Ok(VolumeContents::Occupied { found }),
+        Some(_) => {
+            let digest = ends.sampled_digest(&found);
+            Ok(VolumeContents::Occupied { found, digest })
+        }
     }
 }
 
@@ -199,7 +248,7 @@ pub(crate) fn is_unchanged_but_for_claim(
     Ok(found == before.signatures())
 }
 
-/// Checks that probing never panics, and that only zeros are reported as blank.
+/// Checks that probing never panics, and that only zeros are reported as no data.
 ///
 /// # Panics
 /// If the check fails.
@@ -215,10 +264,10 @@ pub fn fuzz_disk_image(bytes: &[u8]) {
         let start = (at as usize).min(image.len());
         let len = bytes.len().min(image.len() - start);
         image[start..start + len].copy_from_slice(&bytes[..len]);
-        if let Ok(VolumeContents::Blank) = probe_disk(&mut io::Cursor::new(&image)) {
+        if let Ok(VolumeContents::Unread { .. }) = probe_disk(&mut io::Cursor::new(&image)) {
             let (head, tail) =
                 (&image[..WINDOW_BYTES as usize], &image[image.len() - WINDOW_BYTES as usize..]);
-            assert!([head, tail].concat().iter().all(|byte| *byte == 0), "a disk with data is not blank");
+            assert!([head, tail].concat().iter().all(|byte| *byte == 0), "a disk with data shows them");
         }
     }
 }

@@ -3,6 +3,7 @@ use std::io::{Cursor, SeekFrom};
 use proptest::prelude::*;
 
 use super::super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
+use super::super::digest::DigestScope;
 use super::super::disk_ends::WINDOW_BYTES;
 use super::super::signatures::{MD_RAID_MAGIC, SIGNATURES, Start, ZFS_UBERBLOCKS};
 use super::super::uuid::Uuid;
@@ -25,7 +26,7 @@ fn probe_image(size: u64, parts: &[(u64, &[u8])]) -> VolumeContents {
 
 /// The names and offsets of the found signatures.
 fn signature_offsets(contents: VolumeContents) -> Vec<(&'static str, u64)> {
-    let VolumeContents::Occupied { found } = contents else { panic!("{contents:?}") };
+    let VolumeContents::Occupied { found, .. } = contents else { panic!("{contents:?}") };
     found.iter().map(|signature| (signature.name, signature.offset)).collect()
 }
 
@@ -35,11 +36,11 @@ const OURS: Uuid = Uuid(*b"a UUID of 16 byt");
 #[test]
 fn every_known_signature_is_found_on_any_disk_size() {
     for size in [2 * MIB, 2 * MIB + 512, 3 * MIB + 4096, 5 * MIB + 1024] {
-        assert_eq!(probe_image(size, &[]), VolumeContents::Blank);
+        assert!(matches!(probe_image(size, &[]), VolumeContents::Unread { .. }));
         for (name, from, distance, magic) in SIGNATURES {
             let offset = if matches!(from, Start) { *distance } else { size - distance };
             let found = match probe_image(size, &[(offset, magic)]) {
-                VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found } => found,
+                VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found, .. } => found,
                 other => panic!("{name} at {offset} of {size} is {other:?}"),
             };
             let is_it = |it: &&DiskSignature| (it.name, it.offset) == (*name, offset);
@@ -159,6 +160,20 @@ fn a_claim_covers_what_it_erases_beside_what_its_format_has_written() {
     assert_ne!(probe(&[label, uuid, (2048, b"somebody's")]), VolumeContents::Interrupted);
 }
 
+#[test]
+fn a_claim_of_a_disk_that_was_given_up_unread_covers_data_anywhere() {
+    let size = 4 * MIB;
+    let unread = probe_image(size, &[]);
+    let claim = encode_claim(OURS, "ours", &unread);
+    let parts: [(u64, &[u8]); 2] = [(claim_offset(size), &claim), (2 * MIB, b"anything")];
+    assert_eq!(probe_image(size, &parts), VolumeContents::Interrupted);
+    let blank = encode_claim(OURS, "ours", &VolumeContents::Blank);
+    assert!(
+        DiskClaim::parse(&blank).unwrap().erases_nothing()
+            && !DiskClaim::parse(&claim).unwrap().erases_nothing()
+    );
+}
+
 /// Claims of earlier builds name signatures by their blocks alone.
 #[test]
 fn a_claim_without_sectors_is_read() {
@@ -178,7 +193,7 @@ fn a_claim_without_sectors_is_read() {
 #[test]
 fn signatures_of_one_kind_have_different_fingerprints() {
     let mark = |parts: &[(u64, &[u8])]| match probe_image(2 * MIB, parts) {
-        VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found } => found[0].fingerprint,
+        VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found, .. } => found[0].fingerprint,
         other => panic!("{other:?}"),
     };
     let ext: (u64, &[u8]) = (1080, b"\x53\xef");
@@ -215,7 +230,8 @@ fn a_claim_names_as_many_signatures_as_fit() {
         .iter()
         .map(|(name, _, offset, _)| DiskSignature { name, offset: *offset, fingerprint: 7, sector: 8 })
         .collect();
-    let sector = encode_claim(OURS, "ours", &VolumeContents::Occupied { found });
+    let digest = ContentsDigest::new(DigestScope::Sampled, &[]);
+    let sector = encode_claim(OURS, "ours", &VolumeContents::Occupied { found, digest });
     let text = std::str::from_utf8(&sector).unwrap();
     assert!(text.contains("xfs_log at byte 0, 00000007, sector 00000008\n"), "{text}");
     assert_eq!(DiskClaim::parse(&sector).and_then(DiskClaim::uuid), Some(OURS));

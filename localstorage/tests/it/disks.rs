@@ -11,7 +11,7 @@ use nodekeel_localstorage::mount::{MountError, MountFlags, MountSpec, Mounter as
 use nodekeel_localstorage::testing::volume_conformance;
 use nodekeel_localstorage::tree::{LayoutEntry, LayoutTarget, MountPoint};
 use nodekeel_localstorage::volume::{
-    DataVolume as _, DiskVolume, ErasePolicy, VolumeContents, VolumeError, probe_disk,
+    DataVolume as _, DiskVolume, ErasePolicy, VolumeContents, VolumeError, inspect_disk,
 };
 use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -75,7 +75,7 @@ impl DiskFixture {
     }
 
     fn contents(&self) -> VolumeContents {
-        probe_disk(&mut File::open(self.disk.device_path()).unwrap()).unwrap()
+        inspect_disk(self.disk.device_path()).unwrap().contents
     }
 
     /// A replacement for mkfs.xfs.

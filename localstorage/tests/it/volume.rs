@@ -13,7 +13,8 @@ use nodekeel_localstorage::testing::{
     MountCall, RecordingMounter, SyscallAction, volume_conformance, with_failpoint_hook,
 };
 use nodekeel_localstorage::volume::{
-    DataVolume, DirectoryVolume, DiskVolume, ErasePolicy, MountState, VolumeContents, VolumeError, probe_disk,
+    DataVolume, DirectoryVolume, DiskVolume, ErasePolicy, MountState, VolumeContents, VolumeError,
+    inspect_disk, probe_disk,
 };
 use nodekeel_localstorage::{Dir, FileMode};
 use rustix::fs::{FlockOperation, flock};
@@ -75,7 +76,7 @@ impl VolumeFixture {
     }
 
     fn contents(&self) -> VolumeContents {
-        probe_disk(&mut File::open(self.path("disk")).unwrap()).unwrap()
+        inspect_disk(&self.path("disk")).unwrap().contents
     }
 }
 
@@ -206,18 +207,21 @@ fn a_half_erased_directory_is_not_a_volume() {
 fn a_blank_disk_is_claimed_formatted_released_mounted_and_marked() {
     let fixture = VolumeFixture::new();
     // While mkfs runs, the claim is on the disk.
-    fixture.write_mkfs(&format!("{MKFS_SCRIPT}cp \"$disk\" \"$disk.seen\"\necho \"$@\" >\"$disk.args\"\n"));
+    fixture.write_mkfs(&format!("{MKFS_SCRIPT}cp \"$disk\" \"$0.seen\"\necho \"$@\" >\"$0.args\"\n"));
     let volume = fixture.volume();
     assert_eq!(volume.state(), MountState::Unmounted);
     let top = volume.mount_new(ErasePolicy::Nothing).unwrap();
     assert_eq!(volume.state(), MountState::Mounted);
     assert_eq!(top.read(".data-volume").unwrap(), b"nodekeel data volume, format 1\n");
-    let seen = probe_disk(&mut File::open(fixture.path("disk.seen")).unwrap()).unwrap();
+    let seen = probe_disk(&mut File::open(fixture.path("mkfs.seen")).unwrap()).unwrap();
     assert_eq!(seen, VolumeContents::Interrupted);
     assert!(matches!(fixture.contents(), VolumeContents::Xfs { label, .. } if label == "nodekeel"));
-    let args = fs::read_to_string(fixture.path("disk.args")).unwrap();
+    let args = fs::read_to_string(fixture.path("mkfs.args")).unwrap();
     let (words, disk) = args.split_once(" -- ").unwrap();
-    assert_eq!(disk.trim_end(), fixture.path("disk").display().to_string());
+    assert!(
+        disk.trim_end().strip_prefix("/proc/self/fd/").is_some_and(|number| number.parse::<u32>().is_ok()),
+        "{disk}"
+    );
     let uuid = words.strip_prefix("-q -K -L nodekeel -m uuid=").unwrap();
     assert_eq!(fixture.bytes()[32..48], parse_hex(&uuid.replace('-', "")));
     let calls = [MountCall::Mount {
@@ -247,15 +251,15 @@ fn a_disk_with_data_is_rejected_and_not_a_byte_changes() {
         assert!(rejected.to_string().contains(if name == "xfs" { "XFS" } else { name }), "{rejected}");
         let foreign = fixture.volume().mount_existing().unwrap_err();
         assert!(matches!(foreign, VolumeError::ForeignData { .. }), "{name}: {foreign:?}");
-        let other = ErasePolicy::Exactly(VolumeContents::Occupied { found: vec![] });
+        let other = ErasePolicy::Exactly(VolumeContents::Files { entries: 1 });
         assert!(fixture.volume().mount_new(other).is_err(), "consent to erase other contents does not apply");
         assert_eq!(fixture.mounter.recorded_calls(), [], "foreign data is not even mounted");
         assert!(before == fixture.bytes(), "{name}: the disk has changed");
 
         let found = fixture.contents();
-        fixture.write_mkfs(&format!("{MKFS_SCRIPT}echo \"$@\" >\"$disk.args\"\n"));
+        fixture.write_mkfs(&format!("{MKFS_SCRIPT}echo \"$@\" >\"$0.args\"\n"));
         fixture.volume().mount_new(ErasePolicy::Exactly(found)).unwrap();
-        assert!(fs::read_to_string(fixture.path("disk.args")).unwrap().contains(" -f "));
+        assert!(fs::read_to_string(fixture.path("mkfs.args")).unwrap().contains(" -f "));
     }
 }
 

@@ -16,6 +16,7 @@ mod identity;
 pub(crate) mod keys;
 mod location;
 mod opener;
+mod reading;
 mod record;
 mod service;
 pub(crate) mod unlock;
@@ -304,6 +305,7 @@ impl DevicePlan {
             unlock: Arc::clone(unlock),
             last: Mutex::default(),
             size_problem: Mutex::default(),
+            read: Mutex::default(),
         }))))
     }
 }

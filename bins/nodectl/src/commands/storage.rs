@@ -44,6 +44,8 @@ pub(crate) enum StorageCommand {
     /// are free.
     Trim,
     /// Erase the disk that root.storage has refused
+    ///
+    /// Or one that it reads, without waiting for the end.
     Erase {
         /// Token that `storage status` shows
         token: String,
@@ -139,7 +141,10 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
         lines.push("to give it up: `nodectl reset`".to_owned());
     }
     if let Some(token) = &storage.erase_token {
-        lines.push(format!("to erase what the disk has: `nodectl storage erase {token}`"));
+        let covers = if token.contains("-read-") { "every byte" } else { "samples" };
+        lines.push(format!(
+            "to erase what the disk has: `nodectl storage erase {token}` (a token of {covers} of it)"
+        ));
     }
     lines.extend(storage.encryption_error.as_ref().map(|error| format!("its header: {error}")));
     if let Some(encryption) = &storage.encryption {
@@ -334,10 +339,19 @@ mod tests {
         let closed = v1::StorageResponse {
             state: "closed".into(),
             detail: "the disk has an ext4".into(),
-            erase_token: "ext4-1".into(),
+            erase_token: "ext-sampled-1".into(),
             ..Default::default()
         };
-        assert!(lines(closed)[2].ends_with("`nodectl storage erase ext4-1`"));
+        assert!(
+            lines(closed)[2].ends_with("`nodectl storage erase ext-sampled-1` (a token of samples of it)")
+        );
+        let reading = v1::StorageResponse {
+            state: "opening".into(),
+            detail: "is reading /dev/vdb to see whether it is blank: 12 %".into(),
+            erase_token: "unread-sampled-2".into(),
+            ..Default::default()
+        };
+        assert!(lines(reading)[2].contains("`nodectl storage erase unread-sampled-2`"));
         let wiping = v1::StorageResponse {
             state: "opening".into(),
             wiped_bytes: Some(1 << 29),

@@ -1,12 +1,14 @@
 //! The data volume on real disks, in a guest: created, opened again after stops and kills, refused, and grown.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
 use nodekeel_localstorage::mount::mount_table;
 use nodekeel_node::v1::{
-    AddRecoveryPassphraseRequest, EraseStorageRequest, HealthRequest, RestartRequest, UnlockStorageRequest,
+    AddRecoveryPassphraseRequest, EraseStorageRequest, HealthRequest, RestartRequest, StorageResponse,
+    UnlockStorageRequest,
 };
 use testbed::guest::disk::FileSystem;
 use testbed::{ScratchDir, command_output};
@@ -39,7 +41,7 @@ async fn a_node_keeps_its_data_on_a_disk_through_stops_and_kills() {
     ] {
         let fixture = DeviceFixture::new(384).await;
         let text = fixture.check(keys);
-        assert!(text.contains("which is blank, and noded creates the volume"), "{text}");
+        assert!(text.contains("and noded reads all of it, and creates the volume if it is blank"), "{text}");
         assert!(!fixture.data().exists(), "a check creates nothing");
         create_volume(&fixture, keys).await;
         let before = fixture.checksum();
@@ -137,6 +139,27 @@ async fn a_foreign_disk_is_left_as_it_is_until_its_token_is_given() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn a_disk_with_one_sector_of_data_is_read_and_left_as_it_is_until_its_token_is_given() {
+    let fixture = DeviceFixture::new(384).await;
+    let part = File::options().write(true).open(&fixture.part).unwrap();
+    part.write_all_at(&[7; 512], (77 << 20) + (68 << 10)).unwrap();
+    part.sync_all().unwrap();
+    let before = fixture.checksum();
+    let text = fixture.check(LOCAL);
+    assert!(text.contains("and noded reads all of it, and creates the volume if it is blank"), "{text}");
+    let mut node = fixture.start(LOCAL).await;
+    let is_read = |status: &StorageResponse| status.erase_token.starts_with("data-read-");
+    let status = node.wait_status(is_read).await;
+    assert!(status.detail.contains("the disk has data at byte 80809984"), "{status:?}");
+    assert!(status.detail.contains("a token of every byte of this disk"), "{status:?}");
+    assert!(before == fixture.checksum(), "the disk has changed");
+    node.client.erase_storage(EraseStorageRequest { token: status.erase_token }).await.unwrap();
+    node.wait_open().await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 #[ignore = "soak: needs kernel with a disk of 1 GiB"]
 async fn a_node_that_has_had_a_volume_takes_no_other_disk_for_it() {
     let fixture = DeviceFixture::new(384).await;
@@ -144,7 +167,7 @@ async fn a_node_that_has_had_a_volume_takes_no_other_disk_for_it() {
     // The volume of another node, then a blank disk, then a volume with another encryption.
     for (other, says) in [
         (Some(NOT_ENCRYPTED), "has had a volume"),
-        (None, "the disk is blank, but this node has had a volume"),
+        (None, "the disk has no data where it was sampled, but this node has had a volume"),
         (Some(LOCAL), "but storage.encryption is \"none\""),
     ] {
         wipe_device(&fixture.part);

@@ -1,6 +1,7 @@
 //! The creation of an encrypted volume: decided by the disk and the journal, in steps that resume after a kill.
 
 use std::fs;
+use std::os::fd::AsFd as _;
 
 use serde::{Deserialize, Serialize};
 
@@ -97,9 +98,9 @@ pub(super) struct LuksCreation<'a> {
 impl LuksCreation<'_> {
     pub(super) fn create_volume(&self, erase: &ErasePolicy) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
         self.settings.check_discards()?;
-        let disk = Disk::open(&self.settings.config.device, DiskAccess::Write)?;
+        let disk = self.settings.open_disk(DiskAccess::Write)?;
         let slots = self.settings.slots_of(&disk);
-        let found = disk.probe_contents()?;
+        let found = disk.read_undecided(disk.probe_contents()?, erase, self.settings.reading())?;
         // The disk is locked, so no other creation on it runs at this time.
         let recorded = self.recorded_run()?;
         let state = self.disk_state(&slots, &found, recorded.as_ref())?;
@@ -111,6 +112,7 @@ impl LuksCreation<'_> {
             }
             _ => return Err(VolumeError::Occupied { path: self.settings.config.device.clone(), found }),
         };
+        self.settings.reading().forget();
         let uuid = record.uuid;
         // A killed call leaves the mapping open, or even mounted: cryptsetup and mkfs.xfs would find the disk in use.
         self.close_interrupted(uuid)?;
@@ -149,7 +151,11 @@ impl LuksCreation<'_> {
             // luksFormat was cut off: a part of a header must be ours, and other data may only be where it writes.
             Err(HeaderError::Absent | HeaderError::Damaged) if run.current_step() == Some(FORMAT) => {
                 !slots.device.has_foreign_header(uuid).map_err(|error| self.settings.error(error))?
-                    && disk.has_only_claimed_data(record.claim, self.formatted_bytes())?
+                    && disk.has_only_claimed_data(
+                        record.claim,
+                        self.formatted_bytes(),
+                        self.settings.reading(),
+                    )?
             }
             // Once the format is recorded, the volume may be complete: a damaged header is no permission to erase it.
             Err(_) => false,
@@ -306,7 +312,8 @@ impl LuksCreation<'_> {
         let uuid = self.new_uuid()?;
         // Forced: what mkfs.xfs would recognize is noise, or what an interrupted call has written.
         let format = XfsFormat { mkfs: &self.settings.mkfs, label: &self.settings.label, force: true };
-        format.run_mkfs(&mapping.device_path, uuid)
+        let device = self.settings.open_mapping_device(&mapping)?;
+        format.run_mkfs(device.as_fd(), &mapping.device_path, uuid)
     }
 
     fn open_first_slot(&self, slots: &KeySlots<'_>) -> Result<(CheckedHeader, OpenedSlot), VolumeError> {

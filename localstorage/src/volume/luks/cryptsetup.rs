@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -55,6 +56,8 @@ pub struct CryptsetupCall<'a> {
     pub action: &'static str,
     /// The arguments after it. They contain no secret.
     pub arguments: Vec<OsString>,
+    /// The open disk, which the program inherits: the arguments name it by `/proc/self/fd/NUMBER`.
+    pub device: Option<BorrowedFd<'a>>,
     /// The standard input: secrets, or the JSON of a token.
     pub input: Zeroizing<Vec<u8>>,
     /// Receives the progress of a wipe.
@@ -158,6 +161,9 @@ impl Cryptsetup for CryptsetupProgram {
         let mut command = Command::new(&self.program);
         // Its error output becomes part of an error here, and must not depend on the locale of the host.
         command.args(call.action.split(' ')).args(&call.arguments).env("LC_ALL", "C");
+        if let Some(device) = call.device {
+            sys::inherit(&mut command, device);
+        }
         if !Path::new(UDEV_SOCKET).exists() {
             // Otherwise libdevmapper waits forever for an answer of udev.
             command.env("DM_DISABLE_UDEV", "1");
@@ -270,6 +276,7 @@ mod tests {
         CryptsetupCall {
             action,
             arguments: vec!["x".into()],
+            device: None,
             input: Zeroizing::new(input.to_vec()),
             progress: None,
         }

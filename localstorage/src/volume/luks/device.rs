@@ -15,6 +15,7 @@ use super::slot_kind::SlotToken;
 use super::token::{VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 use crate::dir::Dir;
 use crate::metadata::FileMode;
+use crate::syscalls;
 
 /// The slot that luksFormat creates.
 pub(super) const FIRST_SLOT: u32 = 0;
@@ -265,8 +266,12 @@ impl LuksDevice<'_> {
     ) -> Result<(), LuksError> {
         // cryptsetup would otherwise ask for confirmations.
         arguments.insert(0, "--batch-mode".into());
-        let call = CryptsetupCall { action, arguments, input, progress };
-        self.tool.run(&call).map_err(LuksError::Command)
+        let device = Some(self.disk.as_fd());
+        let call = CryptsetupCall { action, arguments, device, input, progress };
+        let done = self.tool.run(&call).map_err(LuksError::Command);
+        // A disk that was replaced explains any failure.
+        self.disk.check_identity().map_err(LuksError::device)?;
+        done
     }
 
     /// The device, and what follows it. The lock that cryptsetup takes on a disk image is the one that we hold on it;
@@ -274,7 +279,7 @@ impl LuksDevice<'_> {
     fn device_arguments(&self, behind: &[&str]) -> Vec<OsString> {
         let mut arguments = Vec::new();
         arguments.extend(self.disk.is_image().then(|| "--disable-locks".into()));
-        arguments.extend(["--".into(), self.disk.path().as_os_str().to_owned()]);
+        arguments.extend(["--".into(), syscalls::proc_path(self.disk.as_fd()).into_os_string()]);
         arguments.extend(words(behind));
         arguments
     }
@@ -294,6 +299,7 @@ pub(super) fn close_mapping(tool: &dyn Cryptsetup, name: &str) -> Result<(), Luk
     let call = CryptsetupCall {
         action: "close",
         arguments: words(&["--batch-mode", "--", name]),
+        device: None,
         input: Passphrase::default(),
         progress: None,
     };

@@ -27,6 +27,11 @@ impl FileCryptsetup {
         FileCryptsetup { program: CryptsetupProgram::default(), mappings: mappings.into() }
     }
 
+    /// Runs the program at this path, instead of the first cryptsetup in `PATH`.
+    pub fn with_program(self, program: impl Into<PathBuf>) -> FileCryptsetup {
+        FileCryptsetup { program: CryptsetupProgram::new(program), ..self }
+    }
+
     fn open(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
         let mut arguments = call.arguments.clone();
         let name = arguments.pop().unwrap_or_default();

@@ -4,7 +4,8 @@ use std::error::Error as _;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::super::disk::{Disk, DiskAccess};
+use super::super::disk::{Disk, DiskAccess, device_numbers};
+use super::super::filesystem::MountSource;
 use super::super::marker::VolumeMarker;
 use super::super::{VolumeContents, VolumeError};
 use super::cryptsetup::ActiveMapping;
@@ -28,7 +29,7 @@ pub(super) struct LuksOpening<'a> {
 impl LuksOpening<'_> {
     pub(super) fn open_volume(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError> {
         self.settings.check_discards()?;
-        let disk = Disk::open(&self.settings.config.device, DiskAccess::Read)?;
+        let disk = self.settings.open_disk(DiskAccess::Read)?;
         // Before any key: no key is unsealed for a disk without a complete volume.
         self.check_complete(&disk)?;
         let slots = self.settings.slots_of(&disk);
@@ -47,7 +48,7 @@ impl LuksOpening<'_> {
 
     /// Returns whether an earlier process has left the mapping of this volume open.
     pub(super) fn has_active_mapping(&self) -> Result<bool, VolumeError> {
-        let disk = Disk::open(&self.settings.config.device, DiskAccess::Read)?;
+        let disk = self.settings.open_disk(DiskAccess::Read)?;
         self.check_complete(&disk)?;
         let device = self.settings.slots_of(&disk).device;
         let name = &self.settings.mapping_name;
@@ -78,7 +79,7 @@ impl LuksOpening<'_> {
             // The other contents of the disk decide which error helps.
             Err(HeaderError::Absent) => {
                 return Err(match disk.probe_contents()? {
-                    VolumeContents::Blank => VolumeError::Absent { path: path() },
+                    VolumeContents::Unread { .. } => VolumeError::Absent { path: path() },
                     VolumeContents::Interrupted => VolumeError::Unfinished { path: path() },
                     found => VolumeError::ForeignData { path: path(), found },
                 });
@@ -125,7 +126,8 @@ impl LuksOpening<'_> {
             Ok(None) => return Err(self.settings.error(LuksError::MappingInUse { name: name.clone() })),
             Err(error) => return Err(self.settings.error(LuksError::FindMapping(error))),
         };
-        let mounted = self.settings.mount.mount_and_check(&mapping.device_path, check);
+        let source = self.mapping_source(&mapping);
+        let mounted = source.and_then(|source| self.settings.mount.mount_and_check(&source, check));
         mounted.map_err(|error| {
             // The first error is the useful one. The next call finds a mapping that stays open.
             let _ = self.close_unmounted();
@@ -136,6 +138,13 @@ impl LuksOpening<'_> {
             }
             error
         })
+    }
+
+    /// The device of an open mapping, with its numbers.
+    fn mapping_source(&self, mapping: &ActiveMapping) -> Result<MountSource, VolumeError> {
+        let device = self.settings.open_mapping_device(mapping)?;
+        let metadata = device.metadata().map_err(|source| self.settings.mapping_error(mapping, source))?;
+        Ok(MountSource { path: mapping.device_path.clone(), device: device_numbers(&metadata) })
     }
 
     /// Closes the mapping, unless something is mounted from it: then it is in use, and stays.

@@ -1,12 +1,16 @@
 //! The settings of an encrypted volume, which creating and opening it share.
 
+use std::fs::{self, File};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::VolumeError;
-use super::super::disk::Disk;
+use super::super::disk::{Disk, DiskAccess, VolumeDevice};
 use super::super::filesystem::{DEFAULT_LABEL, VolumeMount};
-use super::cryptsetup::{Cryptsetup, WipeProgress};
+use super::super::identity::device_directory;
+use super::super::reading::{DiskReading, ReadingHook};
+use super::cryptsetup::{ActiveMapping, Cryptsetup, WipeProgress};
 use super::device::LuksDevice;
 use super::error::LuksError;
 use super::key_slots::KeySlots;
@@ -32,7 +36,8 @@ pub struct LuksVolumeConfig {
     pub keys: KeyPolicy,
     /// A durable directory outside of the volume, on the ESP: the journal of the creation.
     pub journal: Dir,
-    /// A directory in memory, for root alone: the copy of the header that cryptsetup opens.
+    /// A directory in memory, for root alone: the copy of the header that cryptsetup opens, and the progress of the
+    /// reading of a whole disk.
     pub runtime: Dir,
     /// Keeps the node unlock key.
     pub seal: Arc<dyn KeySeal>,
@@ -48,6 +53,7 @@ type WipeHook = Arc<dyn Fn(WipeProgress) + Send + Sync>;
 /// All settings of a volume: those that the caller must choose, and those that have a default.
 pub(super) struct LuksSettings {
     pub(super) config: LuksVolumeConfig,
+    pub(super) device: VolumeDevice,
     pub(super) mount: VolumeMount,
     pub(super) label: String,
     pub(super) mkfs: PathBuf,
@@ -59,11 +65,13 @@ pub(super) struct LuksSettings {
     pub(super) wipe: bool,
     pub(super) allow_discards: bool,
     pub(super) progress: Option<WipeHook>,
+    pub(super) reading_hook: Option<ReadingHook>,
 }
 
 impl LuksSettings {
     pub(super) fn new(config: LuksVolumeConfig) -> LuksSettings {
         LuksSettings {
+            device: VolumeDevice::new(config.device.clone()),
             mount: VolumeMount { target: config.target.clone(), mounter: Arc::clone(&config.mounter) },
             config,
             label: DEFAULT_LABEL.into(),
@@ -74,7 +82,17 @@ impl LuksSettings {
             wipe: true,
             allow_discards: false,
             progress: None,
+            reading_hook: None,
         }
+    }
+
+    /// Opens the disk, and locks it.
+    pub(super) fn open_disk(&self, access: DiskAccess) -> Result<Disk, VolumeError> {
+        self.device.open(access)
+    }
+
+    pub(super) fn reading(&self) -> DiskReading<'_> {
+        DiskReading { hook: self.reading_hook.as_ref(), directory: Some(&self.config.runtime) }
     }
 
     /// Rejects an operation that an authenticated volume does not support.
@@ -114,6 +132,25 @@ impl LuksSettings {
             encryption: self.config.encryption,
         };
         KeySlots { device, seal: &*self.config.seal }
+    }
+
+    /// Opens the device of a mapping, which is checked to be that of this mapping: its name may be another device's by
+    /// now.
+    pub(super) fn open_mapping_device(&self, mapping: &ActiveMapping) -> Result<File, VolumeError> {
+        let to_error = |source| self.mapping_error(mapping, source);
+        let device = File::open(&mapping.device_path).map_err(to_error)?;
+        // An image stands for a mapping in tests.
+        if let Some(directory) = device_directory(&device).map_err(to_error)? {
+            let identifier = fs::read_to_string(directory.join("dm/uuid")).map_err(to_error)?;
+            if identifier.trim_end() != mapping.identifier {
+                return Err(VolumeError::Replaced { path: mapping.device_path.clone() });
+            }
+        }
+        Ok(device)
+    }
+
+    pub(super) fn mapping_error(&self, mapping: &ActiveMapping, source: io::Error) -> VolumeError {
+        VolumeError::Device { step: "open mapping", path: mapping.device_path.clone(), source }
     }
 
     /// The error of the volume, with the path of its device.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use nodekeel_localstorage::mount::{Mounter as _, OsMounter};
 use nodekeel_localstorage::volume::{
-    DataVolume as _, DiskVolume, ErasePolicy, VolumeContents, VolumeError, probe_disk,
+    DataVolume as _, DiskVolume, ErasePolicy, VolumeContents, VolumeError, inspect_disk,
 };
 use testbed::command_output;
 use testbed::power_cut::{CutPlan, PowerCut, RecordedDisk};
@@ -32,7 +32,7 @@ impl<'a> Machine<'a> {
     }
 
     fn contents(&self) -> Result<VolumeContents> {
-        Ok(probe_disk(&mut std::fs::File::open(self.device)?)?)
+        Ok(inspect_disk(self.device)?.contents)
     }
 }
 
@@ -53,14 +53,18 @@ fn check_creation(machine: &Machine<'_>, cut: &PowerCut, erase: &ErasePolicy) ->
         Err(_) => false,
     };
     volume.unmount()?;
-    if let ErasePolicy::Exactly(agreed) = erase
-        && machine.contents()? == *agreed
+    let mut erase = erase.clone();
+    let contents = machine.contents()?;
+    if let ErasePolicy::Exactly(agreed) = &erase
+        && contents.mark() == agreed.mark()
     {
+        // The operator gives up the disk that was attached again: it has a new identity.
+        erase = ErasePolicy::Exactly(contents);
         // Nothing was written yet, so nothing is erased without the operator.
         let kept = volume.mount_new(ErasePolicy::Nothing);
         ensure!(matches!(kept, Err(VolumeError::Occupied { .. })), "foreign data were given up: {kept:?}");
     }
-    match volume.mount_new(erase.clone()) {
+    match volume.mount_new(erase) {
         Ok(top) => {
             ensure!(!is_created, "a complete volume was created again");
             write_witness(&top)?;
@@ -86,7 +90,7 @@ fn check_creations(operation: &str, counts: [usize; 2], mkfs: Option<&[&str]>) -
     let erase = {
         let machine = Machine::start(disk.part(0));
         let erase = match machine.contents()? {
-            VolumeContents::Blank => ErasePolicy::Nothing,
+            VolumeContents::Unread { .. } => ErasePolicy::Nothing,
             found => ErasePolicy::Exactly(found),
         };
         let volume = machine.volume();

@@ -38,13 +38,13 @@ fn data_written_after_an_interrupted_format_is_never_erased() {
 }
 
 /// Leaves a copy of the disk as it was when mkfs.xfs started, and fails before the first byte.
-const COPY_AND_FAIL: &str = "#!/bin/sh\nfor disk; do :; done\ncp \"$disk\" \"$disk.cut\"\nexit 1\n";
+const COPY_AND_FAIL: &str = "#!/bin/sh\nfor disk; do :; done\ncp \"$disk\" \"$0.cut\"\nexit 1\n";
 
 /// A power cut between the claim and the first byte of mkfs.xfs.
 fn cut_before_first_byte(fixture: &VolumeFixture, erase: ErasePolicy) -> VolumeError {
     fixture.write_mkfs(COPY_AND_FAIL);
     let failed = fixture.volume().mount_new(erase).unwrap_err();
-    fs::rename(fixture.path("disk.cut"), fixture.path("disk")).unwrap();
+    fs::rename(fixture.path("mkfs.cut"), fixture.path("disk")).unwrap();
     failed
 }
 
@@ -133,6 +133,7 @@ fn consent_to_erase_one_disk_does_not_apply_to_another() {
 
         // After an interrupted format, the consent does not apply to data written since.
         let (erased, other) = (disk(b"the one"), disk(b"another"));
+        let erase = ErasePolicy::Exactly(erased.contents());
         cut_before_first_byte(&erased, erase.clone());
         assert_eq!(erased.contents(), VolumeContents::Interrupted);
         erased.write(at, &other.bytes()[at as usize..at as usize + 7]);

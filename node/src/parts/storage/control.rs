@@ -19,7 +19,7 @@ use super::config::{EncryptionMode, StorageConfig, VolumeKind};
 use super::device::OpenedVolume;
 use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
 use super::opener::VolumeOpener;
-use super::unlock::{UnlockError, UnlockStatus, VolumeUnlock};
+use super::unlock::{CreationWork, UnlockError, UnlockStatus, VolumeUnlock};
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::error_chain::error_chain;
@@ -212,9 +212,18 @@ pub(crate) fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
             erase_token: erase_token.unwrap_or_default(),
             ..of_state(if is_lost { "lost" } else { "closed" })
         },
-        UnlockStatus::Opening { wipe } => v1::StorageResponse {
-            wiped_bytes: wipe.map(|wipe| wipe.done_bytes),
-            wipe_bytes: wipe.map(|wipe| wipe.total_bytes),
+        UnlockStatus::Opening { work: None } => of_state("opening"),
+        UnlockStatus::Opening { work: Some(CreationWork::Wiping(wipe)) } => v1::StorageResponse {
+            wiped_bytes: Some(wipe.done_bytes),
+            wipe_bytes: Some(wipe.total_bytes),
+            ..of_state("opening")
+        },
+        UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) } => v1::StorageResponse {
+            detail: reading.to_string(),
+            read_bytes: Some(reading.progress.read_bytes),
+            disk_bytes: Some(reading.progress.disk_bytes),
+            left_seconds: reading.left.map(|left| left.as_secs()),
+            erase_token: reading.erase_token.unwrap_or_default(),
             ..of_state("opening")
         },
         UnlockStatus::Locked { since, reason } => {

@@ -24,7 +24,8 @@ pub(super) struct Expectation<'a> {
 pub(super) enum DiskStep {
     /// Open the volume.
     Open,
-    /// Create a volume, or complete one. Only a blank disk is written to, and what an interrupted creation has left.
+    /// Create a volume, or complete one. Only a disk that was read and is blank is written to, and what an interrupted
+    /// creation has left.
     Create,
     /// Create a volume in the place of the contents.
     Erase,
@@ -131,7 +132,7 @@ mod tests {
     #[test]
     fn a_node_that_has_had_a_volume_creates_no_other_one() {
         let record = Some(VolumeRecord::default());
-        for volume in [DiskFinding::Blank, DiskFinding::Unfinished, DiskFinding::Foreign] {
+        for volume in [DiskFinding::Unread, DiskFinding::Unfinished, DiskFinding::Foreign] {
             let report = with_volume(volume);
             assert!(matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)), "{report:?}");
             let lost = decide_step(&report, Expectation { record, ..expect(None) }).expect_err("lost");
@@ -183,7 +184,10 @@ mod tests {
             matches!(decide_step(&other, permitted), Ok(DiskStep::Create)),
             "which then finds it occupied"
         );
-        assert!(matches!(decide_step(&report_of(b""), permitted), Ok(DiskStep::Create)), "it is blank");
+        assert!(
+            matches!(decide_step(&report_of(b""), permitted), Ok(DiskStep::Create)),
+            "it has no data that were seen"
+        );
         let empty = Expectation { erase_permit: Some(""), ..expect(None) };
         assert!(matches!(decide_step(&report, empty), Ok(DiskStep::Create)));
     }

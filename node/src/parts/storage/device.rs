@@ -1,14 +1,16 @@
 //! The data volume on a disk or partition: found, decided upon, opened or created, and grown.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::volume::{
     CryptsetupProgram, DataVolume, DiskFinding, DiskReport, DiskVolume, EncryptedVolume as _, ErasePolicy,
-    FileSeal, KeySeal, LuksVolume, LuksVolumeConfig, MountState, SlotKind, TpmSeal, UnlockSecret,
-    VolumeEncryption, VolumeError, inspect_disk,
+    FileSeal, KeySeal, LuksVolume, LuksVolumeConfig, MountState, ReadingProgress, SlotKind, TpmSeal,
+    UnlockSecret, VolumeContents, VolumeEncryption, VolumeError, inspect_disk,
 };
 
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
@@ -16,6 +18,7 @@ use super::decision::{DiskStep, Expectation, decide_step};
 use super::error::StorageError;
 use super::identity::{RecordedVolume, forget_volume};
 use super::location::{FoundDevice, find_device, resume_growth};
+use super::reading::{ReadingSpeed, ReadingStatus};
 use super::record::VolumeRecord;
 use super::unlock::VolumeUnlock;
 use crate::error_chain::error_chain;
@@ -36,6 +39,14 @@ pub(super) enum DeviceVolume {
 }
 
 impl DeviceVolume {
+    /// Reads the whole disk, if only that shows whether it is blank.
+    fn read_disk(&self) -> Result<(), VolumeError> {
+        match self {
+            Self::Plain(volume) => volume.read_disk(),
+            Self::Encrypted(volume) => volume.read_disk(),
+        }
+    }
+
     fn as_volume(&self) -> Arc<dyn DataVolume> {
         match self {
             Self::Plain(volume) => Arc::clone(volume) as _,
@@ -69,10 +80,13 @@ pub(super) struct DeviceOpener {
     pub(super) last: Mutex<Option<(DeviceVolume, Option<SlotKind>)>>,
     /// The problem of the open volume's size.
     pub(super) size_problem: Mutex<Option<String>>,
+    /// The data that a reading of the whole disk has found last.
+    pub(super) read: Mutex<Option<VolumeContents>>,
 }
 
 impl DeviceOpener {
-    /// Opens the volume with a secret, if it is encrypted, and creates it on a blank disk. It blocks.
+    /// Opens the volume with a secret, if it is encrypted, and creates it on a blank disk, which takes as long as reading all
+    /// of it. It blocks.
     pub(super) fn open(
         &self,
         secret: &UnlockSecret,
@@ -87,14 +101,24 @@ impl DeviceOpener {
         self.check_mount_point()?;
         // Decide before anything is written: by the disk, the configuration and the record.
         let record = read_record(&self.esp)?;
-        let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        let mut report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        // The volume checks that the whole disk still has the contents whose token was given.
+        let is_given = |read: &VolumeContents| read.erase_token().as_deref() == erase_permit;
+        if let Some(read) =
+            lock(&self.read).clone().filter(|_| report.volume == DiskFinding::Unread).filter(is_given)
+        {
+            report.contents = read;
+        }
         let expected = expect_device(&self.config, &found.path, record);
         let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
-        let volume = self.new_volume(&found.path)?;
+        let volume = self.new_volume(&found.path, &report)?;
         // Remembered before it is opened: a failed attempt may leave it mounted.
         *lock(&self.last) = Some((volume.clone(), None));
-        // The partition grows first, so that the new volume takes all of it.
-        if report.volume == DiskFinding::Blank {
+        // The partition grows first, so that the new volume takes all of it; but that of another owner stays as it is.
+        if report.volume == DiskFinding::Unread && found.growable_bytes() > 0 {
+            if step == DiskStep::Create {
+                volume.read_disk().map_err(|error| self.creation_error(error))?;
+            }
             found.grow_partition();
         }
         let opened = self.open_by_step(&volume, step, &report, secret)?;
@@ -106,7 +130,11 @@ impl DeviceOpener {
         }
         let room = if self.is_authenticated() { found.growable_bytes() } else { 0 };
         // The size is read again: the partition may have grown.
+        let identity = report.identity;
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        if report.identity != identity {
+            return Err(StorageError::Open(VolumeError::Replaced { path: found.path }));
+        }
         let known = record.filter(|_| step == DiskStep::Open).and_then(|record| record.disk_bytes);
         // The record is written last: until then, each start tries to grow the volume again.
         if self.adapt_size(&volume, known, report.size_bytes, secret) {
@@ -214,12 +242,19 @@ impl DeviceOpener {
                 (dir, Some(SlotKind::Local))
             }),
         };
-        let (dir, slot) = created.map_err(|error| match error {
-            VolumeError::Occupied { path, found } => StorageError::Occupied { device: path, found },
-            error => StorageError::Open(error),
-        })?;
+        let (dir, slot) = created.map_err(|error| self.creation_error(error))?;
         tracing::info!("created the data volume");
         Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
+    }
+
+    fn creation_error(&self, error: VolumeError) -> StorageError {
+        match error {
+            VolumeError::Occupied { path, found } => {
+                *lock(&self.read) = Some(found.clone());
+                StorageError::Occupied { device: path, found }
+            }
+            error => StorageError::Open(error),
+        }
     }
 
     /// Grows the file system when the disk has grown. Returns whether the size that was found is to be recorded: until
@@ -265,19 +300,43 @@ impl DeviceOpener {
         lock(&self.size_problem).clone()
     }
 
-    fn new_volume(&self, device: &Path) -> Result<DeviceVolume, StorageError> {
+    fn new_volume(&self, device: &Path, report: &DiskReport) -> Result<DeviceVolume, StorageError> {
+        let reading = self.reading_hook(device, report);
         let volume = match &self.config.encryption {
             None => {
                 let volume = DiskVolume::new(device, self.target(), Arc::new(OsMounter));
-                DeviceVolume::Plain(Arc::new(volume.with_mkfs(&self.programs.mkfs)))
+                let runtime = self.runtime.try_clone().map_err(StorageError::Directory)?;
+                let volume = volume.with_mkfs(&self.programs.mkfs).with_runtime(runtime);
+                let volume = volume.expecting(report.identity.clone()).with_reading_progress(reading);
+                DeviceVolume::Plain(Arc::new(volume))
             }
-            Some(config) => DeviceVolume::Encrypted(Arc::new(self.new_luks_volume(device, config)?)),
+            Some(config) => {
+                let volume = self.new_luks_volume(device, config)?;
+                let volume = volume.expecting(report.identity.clone()).with_reading_progress(reading);
+                DeviceVolume::Encrypted(Arc::new(volume))
+            }
         };
         self.unlock.set_encrypted_volume(match &volume {
             DeviceVolume::Plain(_) => None,
             DeviceVolume::Encrypted(volume) => Some(Arc::clone(volume)),
         });
         Ok(volume)
+    }
+
+    /// Shows the reading of a whole disk, and ends it when root.storage is stopped.
+    fn reading_hook(
+        &self,
+        device: &Path,
+        report: &DiskReport,
+    ) -> impl Fn(ReadingProgress) -> ControlFlow<()> + Send + Sync + 'static {
+        let (device, erase_token) = (device.to_owned(), report.contents.erase_token());
+        let (speed, unlock) = (Mutex::new(ReadingSpeed::new()), Arc::downgrade(&self.unlock));
+        move |progress| {
+            let Some(unlock) = unlock.upgrade() else { return ControlFlow::Break(()) };
+            let left = lock(&speed).time_left(progress, Instant::now());
+            let (device, erase_token) = (device.clone(), erase_token.clone());
+            unlock.report_reading(ReadingStatus { device, progress, left, erase_token })
+        }
     }
 
     fn new_luks_volume(&self, device: &Path, config: &EncryptionConfig) -> Result<LuksVolume, StorageError> {
@@ -333,10 +392,13 @@ pub(super) fn describe_device(config: &DeviceConfig, data: &Path) -> String {
     let inspect = |found: FoundDevice| {
         let device = found.path;
         let report = inspect_disk(&device).map_err(StorageError::Open)?;
-        let is_blank = report.contents.erase_token().is_none();
+        let is_ours = report.contents.erase_token().is_none();
         let next = match decide_step(&report, expect_device(config, &device, record))? {
             DiskStep::Open => "",
-            DiskStep::Create if is_blank => ", and noded creates the volume",
+            DiskStep::Create if report.volume == DiskFinding::Unread => {
+                ", and noded reads all of it, and creates the volume if it is blank"
+            }
+            DiskStep::Create if is_ours => ", and noded creates the volume",
             DiskStep::Create | DiskStep::Erase => ", and noded creates no volume there",
         };
         Ok(format!("on {}, which {report}{next}", device.display()))

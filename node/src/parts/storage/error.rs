@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::mount::MountError;
 use nodekeel_localstorage::volume::{
-    DiskReport, LuksError, PartitionError, VOLUME_MARK, VOLUME_MARK_FILE, VolumeContents, VolumeError,
+    ContentsDigest, DigestScope, DiskReport, LuksError, PartitionError, VOLUME_MARK, VOLUME_MARK_FILE,
+    VolumeContents, VolumeError,
 };
 use thiserror::Error;
 
@@ -36,8 +37,8 @@ pub(super) enum StorageError {
     Directory(#[source] nodekeel_localstorage::Error),
     #[error(
         "can't create the data volume on {}: the disk has {found}, and noded wrote nothing to it; attach the node's own \
-         disk, or, if nobody needs what it has, type: nodectl storage erase {}",
-        device.display(), found.erase_token().unwrap_or_default()
+         disk, or, if nobody needs what it has, type: nodectl storage erase {} ({})",
+        device.display(), found.erase_token().unwrap_or_default(), describe_scope(found)
     )]
     Occupied { device: PathBuf, found: VolumeContents },
     #[error(
@@ -72,6 +73,14 @@ pub(super) enum StorageError {
     NewerIdentity { path: PathBuf },
     #[error("can't read or write the id of the data volume")]
     Identity(#[source] nodekeel_localstorage::Error),
+}
+
+/// What a token covers.
+fn describe_scope(found: &VolumeContents) -> &'static str {
+    match found.digest().map(ContentsDigest::scope) {
+        Some(DigestScope::Read) => "a token of every byte of this disk",
+        _ => "a token of samples of this disk: other data may be between them",
+    }
 }
 
 /// The EFI system partition can't be mounted.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::DN;
 use super::opener::VolumeOpener;
-use super::unlock::{UnlockStatus, VolumeUnlock};
+use super::unlock::{CreationWork, UnlockStatus, VolumeUnlock};
 use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
 
 /// Answers for the data volume.
@@ -25,7 +25,14 @@ fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<Health
             let condition = HealthCondition::problem(DN, format!("is locked: {reason}")).since(Some(*since));
             Some(condition.waiting_for("a key").hint("`nodectl storage unlock`"))
         }
-        UnlockStatus::Opening { wipe: Some(wipe) } => {
+        UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) } => {
+            let condition = HealthCondition { problem: reading.to_string(), ..node.condition_of(DN)? };
+            let hint = reading.erase_token.as_ref().map(|token| {
+                format!("wait, or, if nobody needs what the disk may have, `nodectl storage erase {token}`")
+            });
+            Some(hint.into_iter().fold(condition, HealthCondition::hint))
+        }
+        UnlockStatus::Opening { work: Some(CreationWork::Wiping(wipe)) } => {
             let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
             let (done, total) = (gib(wipe.done_bytes), gib(wipe.total_bytes));
             let problem = format!("wipes the new data volume: {done:.1} of {total:.1} GiB");

@@ -1,4 +1,4 @@
-//! The record that this node has a data volume on a device: a blank disk is then not the node's first one, but a wrong one.
+//! The record that this node has a data volume on a device: a disk without data is then not the node's first one, but a wrong one.
 
 use nodekeel_localstorage::volume::{DiskFinding, DiskReport, VolumeContents};
 use nodekeel_localstorage::{Dir, FileMode};
@@ -34,12 +34,14 @@ impl VolumeRecord {
 
     /// The record of a node whose operator gave up the contents of a disk.
     pub(super) fn of_given_up(report: &DiskReport) -> Self {
-        Self { given_up: contents_mark(report), ..Self::default() }
+        // Of data that a probe does not recognize, nothing is known later but that they were given up.
+        Self { given_up: Some(report.contents.mark().unwrap_or_default()), ..Self::default() }
     }
 
     /// Returns whether the disk has the contents that the operator gave up: the erasure failed before it wrote.
     pub(super) fn gives_up(self, report: &DiskReport) -> bool {
-        self.given_up.is_some() && self.given_up == contents_mark(report)
+        let found = report.contents.mark();
+        found.is_some() && self.given_up == found
     }
 
     /// Returns whether the disk may be that of the record.
@@ -90,11 +92,6 @@ impl VolumeRecord {
 
 fn parse_mark(text: &str) -> Option<u32> {
     u32::from_str_radix(text, 16).ok()
-}
-
-/// The number in the token of the contents.
-fn contents_mark(report: &DiskReport) -> Option<u32> {
-    parse_mark(report.contents.erase_token()?.rsplit('-').next()?)
 }
 
 /// The mark that distinguishes the file system of a volume that is not encrypted.

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::device::OpenedVolume;
 use super::error::StorageError;
 use super::opener::VolumeOpener;
-use super::unlock::{ClusterKeySource, ClusterKeysFuture, UnlockStatus, VolumeUnlock};
+use super::unlock::{ClusterKeySource, ClusterKeysFuture, CreationWork, UnlockStatus, VolumeUnlock};
 use crate::error_chain::error_chain;
 use crate::volume::{CloseOnDrop, NodeVolume, storage_stop_timeout};
 
@@ -50,8 +50,9 @@ impl StorageService {
         let mut closed = ClosedOnDrop { unlock, status: UnlockStatus::default() };
         // The error of the attempt before, with its token to erase the disk, stays visible until this attempt ends.
         if !matches!(unlock.status(), UnlockStatus::Closed { error: Some(_), .. }) {
-            unlock.set_status(UnlockStatus::Opening { wipe: None });
+            unlock.set_status(UnlockStatus::Opening { work: None });
         }
+        unlock.cancel_reading(false);
         let OpenedVolume { volume, dir, slot } = match self.open_volume(&ctx).await? {
             Ok(opened) => opened,
             Err(error) => {
@@ -100,7 +101,7 @@ impl StorageService {
     }
 
     /// Tries a secret. The volume is not left half-open: a stop waits for the attempt, but not for the wipe of a new disk,
-    /// which starts over.
+    /// which starts over. The reading of a disk ends soon, and the next attempt resumes it.
     async fn try_secret(
         &self,
         ctx: &Context,
@@ -114,8 +115,14 @@ impl StorageService {
             opened = &mut attempt => opened?,
             canceled = ctx.canceled() => match self.unlock.status() {
                 // The thread of a wipe is left behind: the next attempt starts the wipe over.
-                UnlockStatus::Opening { wipe: Some(_) } => return Err(canceled.into()),
-                _ => attempt.await?,
+                UnlockStatus::Opening { work: Some(CreationWork::Wiping(_)) } => return Err(canceled.into()),
+                _ => {
+                    self.unlock.cancel_reading(true);
+                    match attempt.await? {
+                        Err(StorageError::Open(VolumeError::ReadingCanceled { .. })) => return Err(canceled.into()),
+                        opened => opened,
+                    }
+                }
             },
         };
         // Without a slot the secret was not used: the volume is not encrypted, or was open.

@@ -9,6 +9,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -16,6 +17,8 @@ use std::time::SystemTime;
 use nodekeel_localstorage::volume::{LuksVolume, SlotKind, UnlockKey, UnlockSecret, WipeProgress};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
+
+use super::reading::ReadingStatus;
 
 /// The answer of a [`ClusterKeySource`].
 pub type ClusterKeysFuture<'a> =
@@ -37,12 +40,21 @@ pub(crate) enum UnlockStatus {
     /// Nothing: it is stopped, or between two attempts. Why the last one failed, what erases the disk that it found, and
     /// whether the node's volume is not there.
     Closed { error: Option<String>, erase_token: Option<String>, is_lost: bool },
-    /// Opening or creating the volume. A new authenticated volume is wiped first.
-    Opening { wipe: Option<WipeProgress> },
+    /// Opening or creating the volume. What takes long of a creation.
+    Opening { work: Option<CreationWork> },
     /// No key at hand opens the volume: it waits for one.
     Locked { since: SystemTime, reason: String },
     /// Open, by this kind of key slot; `None` if it is not encrypted, or if an earlier noded has left it open.
     Open { slot: Option<SlotKind> },
+}
+
+/// The work of a creation that takes as long as reading or writing a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CreationWork {
+    /// The whole disk is read, to see whether it is blank.
+    Reading(ReadingStatus),
+    /// A new authenticated volume is wiped.
+    Wiping(WipeProgress),
 }
 
 impl Default for UnlockStatus {
@@ -90,6 +102,8 @@ struct UnlockSlots {
     offers: Option<mpsc::Sender<UnlockOffer>>,
     /// The next attempt may erase the disk whose contents have this token.
     erase_permit: Option<String>,
+    /// root.storage is stopped, or to read no further.
+    is_reading_canceled: bool,
 }
 
 impl fmt::Debug for VolumeUnlock {
@@ -150,11 +164,13 @@ impl VolumeUnlock {
     /// [`UnlockError::WrongToken`].
     pub(crate) fn permit_erase(&self, token: &str) -> Result<(), UnlockError> {
         let mut slots = self.lock();
-        let is_found = matches!(
-            &slots.status,
-            UnlockStatus::Closed { erase_token: Some(found), .. } if found == token
-        );
-        if is_found {
+        let found = match &slots.status {
+            UnlockStatus::Closed { erase_token, .. } => erase_token,
+            // The operator does not wait for the end.
+            UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) } => &reading.erase_token,
+            _ => &None,
+        };
+        if found.as_deref() == Some(token) {
             slots.erase_permit = Some(token.to_owned())
         } else {
             return Err(UnlockError::WrongToken { given: token.to_owned() });
@@ -194,8 +210,23 @@ impl VolumeUnlock {
     pub(crate) fn report_wipe(&self, wipe: WipeProgress) {
         let mut slots = self.lock();
         if slots.status != UnlockStatus::default() {
-            slots.status = UnlockStatus::Opening { wipe: Some(wipe) };
+            slots.status = UnlockStatus::Opening { work: Some(CreationWork::Wiping(wipe)) };
         }
+    }
+
+    /// A reading of the disk makes progress. It ends if it was canceled, or if root.storage has ended.
+    pub(crate) fn report_reading(&self, reading: ReadingStatus) -> ControlFlow<()> {
+        let mut slots = self.lock();
+        if slots.is_reading_canceled || slots.status == UnlockStatus::default() {
+            return ControlFlow::Break(());
+        }
+        slots.status = UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) };
+        ControlFlow::Continue(())
+    }
+
+    /// Ends a reading of the disk soon; the next attempt resumes it. `false` permits it again.
+    pub(crate) fn cancel_reading(&self, is_canceled: bool) {
+        self.lock().is_reading_canceled = is_canceled;
     }
 
     /// The volume is locked: takes secrets from now on.
@@ -215,6 +246,8 @@ impl VolumeUnlock {
 
 #[cfg(test)]
 mod tests {
+    use nodekeel_localstorage::volume::ReadingProgress;
+
     use super::*;
 
     fn secret() -> UnlockSecret {
@@ -255,7 +288,7 @@ mod tests {
     fn a_wipe_is_reported_until_root_storage_has_ended() {
         let (unlock, wipe) = (VolumeUnlock::default(), WipeProgress { done_bytes: 1, total_bytes: 2 });
         for before in [
-            UnlockStatus::Opening { wipe: None },
+            UnlockStatus::Opening { work: None },
             UnlockStatus::Closed {
                 error: Some("the disk is absent".into()),
                 erase_token: None,
@@ -264,11 +297,32 @@ mod tests {
         ] {
             unlock.set_status(before);
             unlock.report_wipe(wipe);
-            assert_eq!(unlock.status(), UnlockStatus::Opening { wipe: Some(wipe) });
+            assert_eq!(unlock.status(), UnlockStatus::Opening { work: Some(CreationWork::Wiping(wipe)) });
         }
         unlock.set_status(UnlockStatus::default());
         unlock.report_wipe(wipe);
         assert_eq!(unlock.status(), UnlockStatus::default());
+    }
+
+    #[test]
+    fn a_reading_is_reported_until_it_is_canceled_and_its_disk_can_be_given_up() {
+        let unlock = VolumeUnlock::default();
+        let reading = || ReadingStatus {
+            device: "/dev/sdb".into(),
+            progress: ReadingProgress::new(1, 2, None),
+            left: None,
+            erase_token: Some("unread-sampled-1".into()),
+        };
+        assert!(unlock.report_reading(reading()).is_break(), "root.storage has ended");
+        unlock.set_status(UnlockStatus::Opening { work: None });
+        assert!(unlock.report_reading(reading()).is_continue());
+        assert_eq!(unlock.status(), UnlockStatus::Opening { work: Some(CreationWork::Reading(reading())) });
+        assert!(unlock.permit_erase("unread-sampled-2").is_err());
+        unlock.permit_erase("unread-sampled-1").expect("that of the disk");
+        unlock.cancel_reading(true);
+        assert!(unlock.report_reading(reading()).is_break());
+        unlock.cancel_reading(false);
+        assert!(unlock.report_reading(reading()).is_continue());
     }
 
     #[test]
