@@ -219,7 +219,7 @@ impl LuksVolume {
     /// and [confirms](Self::confirm_secret) it; a call that was killed is repeated with the old secret, and replaces what it
     /// has left. A recovery passphrase does not tell which key the cluster has: with one, the oldest slots remain, and
     /// the keys of rotations that were not confirmed are void. A local volume has only its new key when this returns.
-    /// Slots that the header does not name are removed, also those that an operator has added.
+    /// Slots that an operator has added stay, see [`KeySlotStatus::name`].
     ///
     /// # Errors
     /// [`VolumeError::Encryption`], with the old keys still valid.
@@ -238,7 +238,7 @@ impl LuksVolume {
     }
 
     /// Confirms that a secret is kept where it has to be: as read back from the cluster, or typed. Checks that it opens
-    /// the newest slot of its kind, and removes the slots that it supersedes, those without a name, and, for a
+    /// the newest slot of its kind, and removes the slots that it supersedes, those of interrupted rotations, and, for a
     /// cluster unlock key, the temporary slot of the node unlock key alone; with a [local cold start](ColdStart::Local),
     /// that slot gets the new node unlock key instead. May be repeated.
     ///

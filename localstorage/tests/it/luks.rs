@@ -137,6 +137,13 @@ impl LuksFixture {
         assert!(child.wait().unwrap().success(), "{arguments:?}");
     }
 
+    /// Adds a key slot as an operator does, with what opens another one.
+    fn add_key_by_hand(&self, existing: &str, new: &str) {
+        let size = format!("--keyfile-size={}", existing.len());
+        let options = ["luksAddKey", "-q", "--pbkdf=pbkdf2", "--key-file=-", &size];
+        self.run_by_hand(&options, format!("{existing}{new}").as_bytes());
+    }
+
     fn key_files(&self) -> Vec<PathBuf> {
         key_files_in(&self.path("esp"))
     }

@@ -31,7 +31,8 @@ pub(crate) enum StorageCommand {
     Unlock(PassphraseArgs),
     /// Give the volume new keys
     ///
-    /// Returns when the former keys no longer open it. The recovery passphrase stays. An older copy of the
+    /// Returns when the former keys no longer open it. The recovery passphrase stays, and so does a key slot that noded
+    /// did not add, which is named. An older copy of the
     /// header still opens by the former keys.
     Rotate(PermitArgs),
     /// Add a recovery passphrase, and show it once
@@ -189,7 +190,8 @@ fn print_slots(slots: &[SlotView], printer: &mut Printer) -> Result<(), CommandE
             Some("split") => "node and cluster unlock key".to_owned(),
             Some("recovery") => "recovery passphrase".to_owned(),
             Some(other) => escape_control(other),
-            None => "(no name)".to_owned(),
+            None if slot.stale => "(no name)".to_owned(),
+            None => "a key that noded did not add".to_owned(),
         };
         let generation = if slot.kind.is_some() { slot.generation.to_string() } else { "-".to_owned() };
         let marks =
@@ -214,8 +216,22 @@ async fn unlock(
 
 async fn rotate(api: &mut ApiClient, args: &PermitArgs, printer: &mut Printer) -> Result<(), CommandError> {
     let request = v1::RotateStorageKeysRequest { passphrase: read_permit(args)? };
-    api.call(async |client| client.rotate_storage_keys(request).await).await?;
-    print_change(printer, "rotated", "the data volume has new keys; its recovery passphrase is the same")
+    let rotated = api.call(async |client| client.rotate_storage_keys(request).await).await?;
+    let foreign = describe_foreign_slots(&rotated.foreign_slots);
+    let text = format!("the data volume has new keys; its recovery passphrase is the same{foreign}");
+    print_change(printer, "rotated", &text)
+}
+
+/// The key slots that stay, as the end of a sentence.
+fn describe_foreign_slots(slots: &[u32]) -> String {
+    let names: Vec<_> = slots.iter().map(u32::to_string).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        _ => format!(
+            "; noded did not add key slot {}, which stays, and opens the volume: remove it with `cryptsetup luksKillSlot`",
+            names.join(", ")
+        ),
+    }
 }
 
 async fn add_recovery(
@@ -352,6 +368,8 @@ mod tests {
             ..Default::default()
         };
         assert!(lines(reading)[2].contains("`nodectl storage erase unread-sampled-2`"));
+        let named = describe_foreign_slots(&[3, 5]);
+        assert!(named.starts_with("; noded did not add key slot 3, 5, which stays"), "{named}");
         let wiping = v1::StorageResponse {
             state: "opening".into(),
             wiped_bytes: Some(1 << 29),

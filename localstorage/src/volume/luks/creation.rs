@@ -353,9 +353,11 @@ impl LuksCreation<'_> {
         id: SealId,
     ) -> Result<Option<UnlockKey>, LuksError> {
         // A killed call may have added the slot of a cluster unlock key that it never returned.
-        for slot in header.summary.slots.iter().filter(|slot| **slot != opened.slot) {
+        let is_older = |slot: &&u32| **slot != opened.slot && header.summary.slot_token(**slot).is_some();
+        for slot in header.summary.slots.iter().filter(is_older) {
             slots.device.remove_slot(*slot)?;
         }
+        slots.remove_interrupted(header)?;
         let cluster_key = match self.settings.config.keys {
             KeyPolicy::Local => None,
             KeyPolicy::Split => {

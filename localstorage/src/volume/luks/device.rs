@@ -99,8 +99,8 @@ impl LuksDevice<'_> {
         self.run("luksFormat", arguments, passphrase.clone(), progress)
     }
 
-    /// Adds a key slot, and then names it by a token. If the process is killed in between, the next rotation removes
-    /// the unnamed slot.
+    /// Adds a key slot, which a token announces before and names afterwards. If the process is killed in between, the next
+    /// rotation removes the slot: without the announcement, it would be one that an operator has added.
     pub(super) fn add_slot(
         &self,
         existing: &Passphrase,
@@ -109,13 +109,15 @@ impl LuksDevice<'_> {
     ) -> Result<(), LuksError> {
         let header = self.check_header()?;
         let slot = free_slot(&header.summary).ok_or(LuksError::NoFreeSlot)?;
+        let token = token(slot);
+        self.write_slot_token(slot, &token.to_announcement())?;
         let mut arguments = slot_options();
         arguments.extend(words(&["--key-file=-", &format!("--keyfile-size={}", existing.len())]));
         arguments.extend(words(&["--new-key-slot", &slot.to_string()]));
         // cryptsetup reads the passphrase of this length, and the rest as the new one.
         let input = Zeroizing::new([&existing[..], &new[..]].concat());
         self.run("luksAddKey", arguments, input, None)?;
-        self.write_slot_token(slot, &token(slot))?;
+        self.write_slot_token(slot, &token)?;
         // The caller may remove the old slot next, so the new one is tried by the header that is on the disk now.
         if self.opens(&self.check_header()?, slot, new)? {
             Ok(())
@@ -150,11 +152,12 @@ impl LuksDevice<'_> {
             let arguments = self.device_arguments(&[&slot.to_string()]);
             self.call("luksKillSlot", arguments, Passphrase::default(), None)?;
         }
-        if summary.slot_tokens.contains_key(&(slot + 1)) {
-            let identifier = (slot + 1).to_string();
-            self.run("token remove", words(&["--token-id", &identifier]), Passphrase::default(), None)?;
-        }
-        Ok(())
+        if summary.slot_tokens.contains_key(&(slot + 1)) { self.remove_slot_token(slot) } else { Ok(()) }
+    }
+
+    pub(super) fn remove_slot_token(&self, slot: u32) -> Result<(), LuksError> {
+        let identifier = (slot + 1).to_string();
+        self.run("token remove", words(&["--token-id", &identifier]), Passphrase::default(), None)
     }
 
     /// Returns whether a passphrase opens this slot of the header that was checked.

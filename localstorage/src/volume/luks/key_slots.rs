@@ -6,10 +6,12 @@
 //! ```text
 //!  slots of the header        killed here, the next call …
 //!  split 1                    …
-//!  split 1, unnamed           removes the unnamed one, and adds split 2
+//!  split 1, an announced one  removes the announced one, and adds split 2
 //!  split 1, split 2           of rotate with key 1: replaces split 2 · of confirm with key 2: removes split 1
 //!  split 2                    has nothing left to do
 //! ```
+//!
+//! A token announces each slot before it is added. A slot without a token is an operator's, and stays.
 //!
 //! A passphrase does not tell which keys the cluster has. So a rotation with one keeps the oldest slots, which were
 //! confirmed last, and replaces the newer ones: at most two generations of a kind are in the header.
@@ -86,20 +88,16 @@ pub(super) fn describe_slots(
     opened: Option<u32>,
 ) -> Vec<KeySlotStatus> {
     let describe = |slot: &u32| {
-        let token = slot_token(summary, *slot);
+        let token = summary.slot_token(*slot);
         let name = token.map(|token| (token.kind, token.generation));
         let is_unconfirmed = token.is_some_and(|token| token.unconfirmed);
         let is_temporary = |kind| kind == SlotKind::Local && !volume.keeps_local_slot();
-        let is_stale = name.is_none_or(|(kind, generation)| {
+        let is_stale = name.map_or(summary.is_interrupted(*slot), |(kind, generation)| {
             is_temporary(kind) || newest_generation(summary, kind) > Some(generation)
         });
         KeySlotStatus { slot: *slot, name, is_opened: opened == Some(*slot), is_unconfirmed, is_stale }
     };
     summary.slots.iter().map(describe).collect()
-}
-
-fn slot_token(summary: &HeaderSummary, slot: u32) -> Option<&SlotToken> {
-    summary.slot_tokens.values().find(|token| token.slot() == Some(slot))
 }
 
 /// The slots of one kind with their tokens, the newest first.
@@ -122,16 +120,16 @@ fn next_generation(summary: &HeaderSummary, kinds: &[SlotKind]) -> u32 {
     kinds.iter().filter_map(|kind| newest_generation(summary, *kind)).max().unwrap_or(0).saturating_add(1)
 }
 
-/// The slots that a confirmed slot supersedes: older ones of its kind, unnamed ones, and for a split slot those of the
-/// node unlock key alone, except the one that a local cold start needs.
+/// The slots that a confirmed slot supersedes: older ones of its kind, those of interrupted rotations, and for a split
+/// slot those of the node unlock key alone, except the one that a local cold start needs. What an operator has added stays.
 fn superseded_slots(
     summary: &HeaderSummary,
     volume: &VolumeToken,
     kind: SlotKind,
     generation: u32,
 ) -> Vec<u32> {
-    let is_superseded = |slot: &u32| match slot_token(summary, *slot) {
-        None => true,
+    let is_superseded = |slot: &u32| match summary.slot_token(*slot) {
+        None => summary.is_interrupted(*slot),
         Some(token) if token.kind == kind => token.generation < generation,
         Some(token) if kind == SlotKind::Split && token.kind == SlotKind::Local => {
             !volume.keeps_local_slot() || token.generation < generation
@@ -250,7 +248,7 @@ impl KeySlots<'_> {
         let opened = self.open_slot(&header, secret)?;
         let confirmed = confirmed_generation(&header.summary, &opened);
         // Void slots go first: rotations that are repeated must not fill the header.
-        self.remove_slots(&header, &opened, &KEY_KINDS, |token| token.generation > confirmed)?;
+        self.remove_slots(&header, &KEY_KINDS, |token| token.generation > confirmed)?;
         let generation = next_generation(&header.summary, &KEY_KINDS);
         let id = SealId { volume: header.uuid, generation };
         // Sealed before its slot exists: a kill in between leaves an unused key, and no slot whose key is lost.
@@ -288,7 +286,7 @@ impl KeySlots<'_> {
         let opened = self.open_slot(&header, secret)?;
         // The passphrase that permits this was typed, and stays.
         let is_unknown = |token: &SlotToken| token.unconfirmed && token.slot() != Some(opened.slot);
-        self.remove_slots(&header, &opened, &[SlotKind::Recovery], is_unknown)?;
+        self.remove_slots(&header, &[SlotKind::Recovery], is_unknown)?;
         let passphrase = RecoveryPassphrase::generate().map_err(LuksError::Random)?;
         let generation = next_generation(&header.summary, &[SlotKind::Recovery]);
         self.device.add_slot(&opened.passphrase, &passphrase_bytes(&passphrase), |slot| {
@@ -312,7 +310,7 @@ impl KeySlots<'_> {
             self.add_key_slot(&opened.passphrase, id, &self.node_key(id)?, None)?;
         }
         // Before the older slots go, too: after a kill, the next confirmation removes those that are left.
-        if let Some(token) = slot_token(&header.summary, opened.slot).filter(|token| token.unconfirmed) {
+        if let Some(token) = header.summary.slot_token(opened.slot).filter(|token| token.unconfirmed) {
             self.device.write_slot_token(opened.slot, &token.to_confirmed())?;
         }
         let summary = self.device.check_header()?.summary;
@@ -338,11 +336,10 @@ impl KeySlots<'_> {
         Ok(())
     }
 
-    /// Removes the slots that interrupted rotations and unconfirmed additions have left: void ones, and unnamed ones.
+    /// Removes the slots that interrupted rotations and unconfirmed additions have left: void ones, and those without a name.
     fn remove_slots(
         &self,
         header: &CheckedHeader,
-        opened: &OpenedSlot,
         kinds: &[SlotKind],
         is_void: impl Fn(&SlotToken) -> bool,
     ) -> Result<(), LuksError> {
@@ -350,19 +347,18 @@ impl KeySlots<'_> {
         for (slot, _) in slots.filter(|(_, token)| is_void(token)) {
             self.device.remove_slot(slot)?;
         }
-        self.remove_unnamed(header, opened.slot)
+        self.remove_interrupted(header)
     }
 
-    fn remove_unnamed(&self, header: &CheckedHeader, opened: u32) -> Result<(), LuksError> {
+    /// Removes what an interrupted addition has left, a slot or its announcement, and an interrupted removal, a token. A
+    /// slot that an operator has added stays.
+    pub(super) fn remove_interrupted(&self, header: &CheckedHeader) -> Result<(), LuksError> {
         let summary = &header.summary;
-        let is_unnamed = |slot: &&u32| slot_token(summary, **slot).is_none() && **slot != opened;
-        for slot in summary.slots.iter().filter(is_unnamed) {
-            self.device.remove_slot(*slot)?;
-        }
-        // A removal was interrupted between a slot and its token.
-        for (identifier, token) in &summary.slot_tokens {
-            if token.slot().is_none() {
-                self.device.remove_slot(identifier - 1)?;
+        for (identifier, _) in summary.slot_tokens.iter().filter(|(_, token)| token.slot().is_none()) {
+            let slot = identifier - 1;
+            match summary.is_interrupted(slot) {
+                true => self.device.remove_slot(slot)?,
+                false => self.device.remove_slot_token(slot)?,
             }
         }
         Ok(())

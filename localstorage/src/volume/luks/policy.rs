@@ -103,6 +103,22 @@ pub(super) struct HeaderSummary {
     pub(super) slots: Vec<u32>,
     /// The tokens that name slots, by their identifiers. A slot may have none.
     pub(super) slot_tokens: BTreeMap<u32, SlotToken>,
+    /// The slots with the costs of those that this crate adds. Other programs choose far higher ones.
+    pub(super) cheap_slots: Vec<u32>,
+}
+
+impl HeaderSummary {
+    /// The token that names a slot.
+    pub(super) fn slot_token(&self, slot: u32) -> Option<&SlotToken> {
+        self.slot_tokens.values().find(|token| token.slot() == Some(slot))
+    }
+
+    /// Returns whether a slot without a name was added by an interrupted call of this crate. Any other one is an
+    /// operator's.
+    pub(super) fn is_interrupted(&self, slot: u32) -> bool {
+        let is_announced = self.slot_tokens.get(&(slot + 1)).is_some_and(|token| token.adding);
+        is_announced && self.cheap_slots.contains(&slot) && self.slot_token(slot).is_none()
+    }
 }
 
 /// Reads only the token of the volume, from a header that is not checked: to decide whose a volume is.
@@ -172,7 +188,10 @@ impl Metadata {
 
     fn read_tokens(&self) -> Result<HeaderSummary, PolicyViolation> {
         let slots = self.keyslots.keys().copied().collect();
-        let mut summary = HeaderSummary { volume: None, slots, slot_tokens: BTreeMap::new() };
+        let is_cheap =
+            |keyslot: &Keyslot| matches!(keyslot.kdf, Kdf::Pbkdf2 { iterations: MIN_PBKDF2_ITERATIONS, .. });
+        let cheap_slots = self.keyslots.iter().filter(|slot| is_cheap(slot.1)).map(|slot| *slot.0).collect();
+        let mut summary = HeaderSummary { volume: None, slots, slot_tokens: BTreeMap::new(), cheap_slots };
         for (identifier, value) in &self.tokens {
             match Token::parse(value) {
                 Some(Token::Volume(token)) if *identifier == VOLUME_TOKEN => summary.volume = Some(token),

@@ -36,17 +36,24 @@ impl fmt::Display for SlotKind {
 pub struct KeySlotStatus {
     /// The number in the header.
     pub slot: u32,
-    /// The kind of secret that opens it, and its generation; none if the header does not name it: a rotation was
-    /// interrupted, or an operator has added it.
+    /// The kind of secret that opens it, and its generation; none if this crate's tokens do not name it: an operator has
+    /// added it, and it stays, or, if it is stale, a rotation was interrupted.
     pub name: Option<(SlotKind, u32)>,
     /// True if the volume was opened with it, by this process.
     pub is_opened: bool,
     /// True if it holds an [unconfirmed](super::LuksVolume::confirm_secret) recovery passphrase, which the operator
     /// may not have saved.
     pub is_unconfirmed: bool,
-    /// True if the next confirmation of the newest key removes it: it is of an older generation, unnamed, or the
-    /// temporary slot of the node unlock key alone.
+    /// True if the next confirmation of the newest key removes it: it is of an older generation, of a rotation that was
+    /// interrupted, or the temporary slot of the node unlock key alone.
     pub is_stale: bool,
+}
+
+impl KeySlotStatus {
+    /// Returns whether an operator, or another program, has added it. This crate never removes it.
+    pub fn is_foreign(&self) -> bool {
+        self.name.is_none() && !self.is_stale
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +73,10 @@ pub(super) struct SlotToken {
     /// count as typed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) unconfirmed: bool,
+    /// True while the slot of this token is being added: it may have no slot yet, and does not name it. An older release
+    /// rejects it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) adding: bool,
 }
 
 impl SlotToken {
@@ -77,7 +88,14 @@ impl SlotToken {
             generation,
             node_check,
             unconfirmed: kind == SlotKind::Recovery,
+            adding: false,
         }
+    }
+
+    /// The token that announces the addition of its slot.
+    pub(super) fn to_announcement(&self) -> SlotToken {
+        // cryptsetup rejects a token with a slot that does not exist.
+        SlotToken { keyslots: Vec::new(), adding: true, ..self.clone() }
     }
 
     /// The same token, of a recovery passphrase that was typed.

@@ -11,6 +11,36 @@ use super::{LuksFixture, luks_error, slots_of};
 
 #[test]
 #[ignore = "needs cryptsetup"]
+fn a_key_slot_that_an_operator_has_added_stays() {
+    let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    let volume = fixture.volume(KeyPolicy::Split);
+    let recovery = volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap();
+    fixture.add_key_by_hand(recovery.reveal(), "the operator's");
+    let recovery = UnlockSecret::Recovery(recovery);
+    let foreign = || {
+        let slots = volume.encryption_status().unwrap().slots;
+        slots
+            .iter()
+            .filter(|slot| slot.name.is_none())
+            .map(|slot| (slot.slot, slot.is_stale))
+            .collect::<Vec<_>>()
+    };
+    let found = foreign();
+    assert!(found.len() == 1 && !found[0].1, "{found:?}");
+    volume.confirm_secret(&UnlockSecret::Cluster(key.unwrap())).unwrap();
+    let key = volume.rotate_keys(&recovery).unwrap().unwrap();
+    volume.confirm_secret(&UnlockSecret::Cluster(key)).unwrap();
+    volume.confirm_secret(&recovery).unwrap();
+    volume
+        .add_recovery_passphrase(&UnlockSecret::Recovery(volume.add_recovery_passphrase(&recovery).unwrap()))
+        .unwrap();
+    assert_eq!(foreign(), found, "the operator's slot was removed");
+    assert!(!volume.encryption_status().unwrap().needs_confirmation, "nothing is left to do");
+    fixture.run_by_hand(&["open", "--test-passphrase", "--key-file=-"], b"the operator's");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
 fn rotations_by_a_recovery_passphrase_whose_keys_are_lost_replace_each_other() {
     for keys in [KeyPolicy::Local, KeyPolicy::Split] {
         let (fixture, key) = LuksFixture::with_volume(keys);

@@ -440,8 +440,8 @@ impl Control for ControlService {
         request: Request<v1::RotateStorageKeysRequest>,
     ) -> Result<Response<v1::RotateStorageKeysResponse>, Status> {
         let request = self.record_action(request, |_| (STORAGE_DN, "rotation of its keys".into()));
-        self.storage()?.rotate(self.running.extension(), request.passphrase).await?;
-        Ok(Response::new(v1::RotateStorageKeysResponse {}))
+        let rotated = self.storage()?.rotate(self.running.extension(), request.passphrase).await?;
+        Ok(Response::new(rotated))
     }
 
     async fn add_recovery_passphrase(

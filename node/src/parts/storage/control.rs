@@ -135,15 +135,22 @@ impl StorageControl {
         })
     }
 
-    /// Gives the volume new keys. A client that disconnects does not end it.
+    /// Gives the volume new keys, and returns the key slots that noded did not add: they stay. A client that disconnects
+    /// does not end it.
     pub(crate) async fn rotate(
         &self,
         cluster: Option<ClusterNode>,
         passphrase: Option<v1::RecoveryPassphrase>,
-    ) -> Result<(), Status> {
+    ) -> Result<v1::RotateStorageKeysResponse, Status> {
         let passphrase = passphrase.map(parse_passphrase).transpose()?;
         let keys = Arc::clone(&self.keys);
-        detached(async move { keys.rotate(cluster.as_ref(), passphrase).await }).await
+        let status = detached(async move {
+            keys.rotate(cluster.as_ref(), passphrase).await?;
+            keys.encryption_status().await
+        });
+        let slots = status.await?.map(|status| status.slots).unwrap_or_default();
+        let foreign_slots = slots.iter().filter(|slot| slot.is_foreign()).map(|slot| slot.slot).collect();
+        Ok(v1::RotateStorageKeysResponse { foreign_slots })
     }
 
     /// Adds a recovery passphrase, which the response shows once.
