@@ -15,6 +15,7 @@ mod matrix;
 mod model;
 mod monogon_root;
 mod mount;
+mod owner;
 mod partitions;
 mod paths;
 mod pki;
