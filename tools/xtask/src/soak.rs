@@ -155,6 +155,12 @@ const SOAKS: &[Soak] = &[
         "NODEKEEL_FIFTY_DISKS=all",
     ),
     ("fifty-disks", GuestTests("nodekeel-localstorage it fifty_disks::guest"), ""),
+    // The link to a disk flips at random moments of a format; `cargo xtask test` takes a slice.
+    (
+        "link-flips",
+        Tests("nodekeel-localstorage it owner::a_link_that_flips_at_a_random"),
+        "NODEKEEL_LINK_FLIPS=all",
+    ),
     // Creation, rotation and confirmation of an encrypted volume, killed at each system call.
     ("luks-kills", Tests("nodekeel-localstorage it luks::kills::"), "NODEKEEL_LUKS_KILLS=all"),
     // Every system call of the code that writes a node's files, on each file system that a node has, and the
