@@ -11,9 +11,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use nodekeel_provisioner::{DriverName, SELECTED_NODE, STORAGE_PROVISIONER};
 use serde_json::{Value, json};
 use testbed::{FakeNode, Kube, ScratchDir, SharedKube, command_output, merge_patch};
+use tokio::runtime::Runtime;
 
 use crate::accounts;
-use crate::client_cluster::{self as cluster, DRIVER, TIMEOUT, claim_manifest, test_runtime};
+use crate::cluster::{self, DRIVER, TIMEOUT, claim_manifest};
 
 mod with_daemon;
 
@@ -44,13 +45,9 @@ const PROBE_SNAPSHOT: &str = r#"{
 fn start_control_plane() -> Kube {
     let kube = cluster::start_control_plane();
     cluster::install_snapshot_api(&kube);
-    for manifests in [
-        include_str!("../../../../deploy/agent/rbac.yaml"),
-        include_str!("../../../../deploy/agent/remove-volumes.yaml"),
-        CLASSES,
-        PROBE_CLAIM,
-        PROBE_SNAPSHOT,
-    ] {
+    for manifests in
+        [include_str!("../../../../deploy/agent/remove-volumes.yaml"), CLASSES, PROBE_CLAIM, PROBE_SNAPSHOT]
+    {
         kube.apply_manifests(manifests).expect("the manifests");
     }
     let policies = format!("{DEPLOY}/policy");
@@ -59,6 +56,10 @@ fn start_control_plane() -> Kube {
         kube.create_fake_node(&FakeNode::new(node).with_driver(DRIVER)).expect("a node");
     }
     kube
+}
+
+fn test_runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
 fn shared_kube() -> Arc<Kube> {
