@@ -3,7 +3,15 @@
 use std::fs;
 use std::process::Command;
 
+use tempfile::NamedTempFile;
 use testbed::{ScratchDir, UNREACHABLE_KUBECONFIG};
+
+/// A kubeconfig of an API server that does not answer.
+pub(crate) fn unreachable_kubeconfig() -> NamedTempFile {
+    let file = NamedTempFile::new().expect("a file");
+    fs::write(file.path(), UNREACHABLE_KUBECONFIG).expect("written");
+    file
+}
 
 /// Runs provisionerd, whose home has no kubeconfig; gives its exit code, output and errors.
 fn run_provisionerd(arguments: &[&str]) -> (Option<i32>, String, String) {

@@ -9,12 +9,15 @@ use nodekeel_provisioner::csi::proto::csi::NodeGetInfoRequest;
 use nodekeel_provisioner::csi::proto::csi::node_client::NodeClient;
 use nodekeel_provisioner::csi::testing::connect_socket;
 use testbed::{ConnectionFlood, Daemon, ScratchDir, Stranger, reserve_port};
+use tokio::runtime::Runtime;
 use tokio::time::timeout;
-
-use crate::cluster::test_runtime;
 
 /// The timeout of the kubelet's probes, unless a manifest has another.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+fn test_runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
 
 /// provisionerd with these arguments, which may open 1,024 files.
 fn limited_provisionerd(args: &[&str]) -> Command {
