@@ -391,6 +391,7 @@ fn a_link_that_flips_at_a_random_call_of_a_format_changes_nothing_on_the_other_d
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut pause = |longest: Duration| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            #[expect(clippy::disallowed_methods, reason = "that time goes by is the event")]
             thread::sleep(longest.mul_f64((random >> 40) as f64 / (1 << 24) as f64));
         };
         let begun = Instant::now();

@@ -245,6 +245,7 @@ fn a_pause_of_noded_ends_no_healthy_service() {
     for _ in 0..5 {
         node.signal(Signal::SIGSTOP);
         // Longer than the watchdog's interval and the probe's timeout: only time does that.
+        #[expect(clippy::disallowed_methods, reason = "that time goes by is the event")]
         std::thread::sleep(Duration::from_secs(2));
         node.signal(Signal::SIGCONT);
         check_untouched(&node, pid, "a pause");

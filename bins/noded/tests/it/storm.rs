@@ -81,6 +81,7 @@ fn send(signal: Signal, pid: i32) {
 /// Stops a process for a while.
 fn pause(pid: i32, dice: &mut Dice) {
     send(Signal::SIGSTOP, pid);
+    #[expect(clippy::disallowed_methods, reason = "that time goes by is the event")]
     std::thread::sleep(Duration::from_millis(dice.roll(2500)));
     send(Signal::SIGCONT, pid);
 }
@@ -126,6 +127,7 @@ fn a_storm_of_kills_and_pauses_loses_no_acknowledged_write_and_leaves_nothing() 
     let writer = spawn_writer(&ports, &ends);
     let (mut dice, started, mut acts) = (Dice::new(), Instant::now(), [0; 5]);
     while started.elapsed() < storm_time() {
+        #[expect(clippy::disallowed_methods, reason = "that time goes by is the event")]
         std::thread::sleep(Duration::from_millis(dice.roll(800)));
         let act = usize::try_from(dice.roll(5)).unwrap();
         acts[act] += 1;

@@ -1,4 +1,5 @@
 //! Tests of the provisionerd binary.
+#![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
 #[cfg(feature = "kill-points")]
 mod accounts;

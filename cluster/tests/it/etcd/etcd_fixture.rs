@@ -204,7 +204,8 @@ impl EtcdFixture {
         let builder = Supervisor::builder()
             .output_sink(output)
             .default_policy(ChildPolicy { backoff, ..ChildPolicy::default() });
-        let node = MemberRun::start_with(&self.consensus(extra_args), start, builder);
-        MemberRun { log: Some(log), ..node }
+        let mut member = MemberRun::start_with(&self.consensus(extra_args), start, builder);
+        member.log = Some(log);
+        member
     }
 }
