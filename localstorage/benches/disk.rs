@@ -14,8 +14,8 @@ use anyhow::{Context as _, Result, ensure};
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::volume::{
-    CryptsetupProgram, DataVolume as _, ErasePolicy, FileSeal, KeyPolicy, LuksVolume, LuksVolumeConfig,
-    VolumeEncryption,
+    CryptsetupProgram, DataVolume as _, DiskVolume, ErasePolicy, FileSeal, KeyPolicy, LuksVolume,
+    LuksVolumeConfig, VolumeEncryption,
 };
 use rustix::fs::{FallocateFlags, fallocate};
 use testbed::bench::{BenchRow, RowWriter, measure_interleaved, median};
@@ -37,6 +37,7 @@ fn main() -> Result<()> {
     let version = command_output(Command::new("cryptsetup").arg("--version"))?;
     let version = version.split_whitespace().nth(1).unwrap_or("unknown");
     let mut rows = RowWriter::new("disk");
+    rows.add_rows([bench_reading(&ours)?])?;
     for encryption in [VolumeEncryption::Encrypted, VolumeEncryption::EncryptedAndAuthenticated] {
         let mode = Mode { encryption, wipes: false };
         rows.add_rows(bench_mode(&ours, &bare, mode, version)?)?;
@@ -204,6 +205,31 @@ fn run(program: &str, arguments: &[&str], input: &[u8]) -> Result<()> {
 
 fn millis_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
+}
+
+/// Every byte of a blank disk is read before it is formatted.
+fn bench_reading(ours: &NodekeelSide) -> Result<BenchRow> {
+    let disk = ours.disk.device_path();
+    make_blank(disk)?;
+    let read = measure_interleaved(
+        ROUNDS,
+        || {
+            let volume = DiskVolume::new(disk, ours.data(), Arc::new(OsMounter));
+            let start = Instant::now();
+            volume.read_disk()?;
+            Ok(millis_since(start))
+        },
+        || {
+            let mut dd = Command::new("dd");
+            dd.arg(format!("if={}", disk.display()));
+            dd.args(["of=/dev/null", "bs=4M", "iflag=direct", "status=none"]);
+            let start = Instant::now();
+            command_output(&mut dd)?;
+            Ok(millis_since(start))
+        },
+    )?;
+    let row = BenchRow::new("read_blank", "read a blank disk of 512 MiB", "ms", median(&read.ours));
+    Ok(row.peer("dd iflag=direct", "coreutils", median(&read.peer)))
 }
 
 fn bench_mode(ours: &NodekeelSide, bare: &BareSide, mode: Mode, version: &str) -> Result<[BenchRow; 2]> {

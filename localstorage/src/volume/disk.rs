@@ -21,7 +21,7 @@ use super::places::{self, identify_block};
 #[cfg(feature = "luks")]
 use super::probe::has_only_claimed_data;
 use super::probe::{VolumeContents, is_unchanged_but_for_claim, probe_with_readahead};
-use super::reading::{DiskReading, Found};
+use super::reading::{DiskContents, DiskReader};
 use super::uuid::Uuid;
 use super::{ErasePolicy, VolumeError};
 use crate::syscalls;
@@ -64,7 +64,7 @@ impl VolumeDevice {
     }
 
     /// Reads the whole disk, if only that shows whether it is blank, and fails if it is not.
-    pub(super) fn read_disk(&self, reading: DiskReading<'_>) -> Result<(), VolumeError> {
+    pub(super) fn read_disk(&self, reading: DiskReader<'_>) -> Result<(), VolumeError> {
         let disk = self.open(DiskAccess::Read)?;
         let probed = disk.probe_contents()?;
         match disk.read_undecided(probed, &ErasePolicy::Nothing, reading)? {
@@ -153,7 +153,7 @@ impl Disk {
         &self,
         found: VolumeContents,
         erase: &ErasePolicy,
-        reading: DiskReading<'_>,
+        reading: DiskReader<'_>,
     ) -> Result<VolumeContents, VolumeError> {
         if *erase == ErasePolicy::Exactly(found.clone()) {
             return Ok(found);
@@ -182,10 +182,10 @@ impl Disk {
     /// Reads every byte of the disk, of which no other program gets exclusive use until then.
     fn read_whole(
         &self,
-        reading: DiskReading<'_>,
+        reading: DiskReader<'_>,
         purpose: &[u8],
         is_data: impl Fn(u64, &[u8]) -> bool,
-    ) -> Result<Found, VolumeError> {
+    ) -> Result<DiskContents, VolumeError> {
         // Past the cache: the disk is read at its speed, and the memory of the host is left to its programs.
         let flags = if self.is_image() { OFlags::RDONLY } else { OFlags::DIRECT | OFlags::EXCL };
         let disk = syscalls::reopen(&self.file, flags)
@@ -283,7 +283,7 @@ impl Disk {
         &self,
         uuid: Uuid,
         end: u64,
-        reading: DiskReading<'_>,
+        reading: DiskReader<'_>,
     ) -> Result<bool, VolumeError> {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);
         let is_claimed = has_only_claimed_data(&mut &self.file, uuid, end, readahead)

@@ -9,7 +9,7 @@ use super::filesystem::{DEFAULT_LABEL, VolumeMount, XfsFormat, clean_label};
 use super::identity::DiskIdentity;
 use super::lifecycle::MountLifecycle;
 use super::marker::VolumeMarker;
-use super::reading::{DiskReading, ReadingHook, ReadingProgress};
+use super::reading::{DiskReader, ReadingHook, ReadingProgress};
 use super::{DataVolume, ErasePolicy, MountState, VolumeContents, VolumeError};
 use crate::dir::Dir;
 use crate::mount::Mounter;
@@ -108,8 +108,8 @@ impl DiskVolume {
         self.device.read_disk(self.reading())
     }
 
-    fn reading(&self) -> DiskReading<'_> {
-        DiskReading { hook: self.reading_hook.as_ref(), directory: self.runtime.as_ref() }
+    fn reading(&self) -> DiskReader<'_> {
+        DiskReader { hook: self.reading_hook.as_ref(), directory: self.runtime.as_ref() }
     }
 
     fn create_volume(&self, erase: &ErasePolicy) -> Result<Dir, VolumeError> {

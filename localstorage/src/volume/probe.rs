@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, Read, Seek};
 
 use super::claim::{DiskClaim, claim_line};
-use super::digest::ContentsDigest;
+use super::digest::{ContentsDigest, DigestScope};
 use super::disk_ends::DiskEnds;
 #[cfg(any(test, feature = "testing"))]
 use super::disk_ends::WINDOW_BYTES;
@@ -245,7 +245,9 @@ pub(crate) fn is_unchanged_but_for_claim(
     if found.is_empty() {
         found.extend(places::find_hidden_data(disk, ends.size, |_, _| false, readahead)?);
     }
-    Ok(found == before.signatures())
+    // Data that only a reading of the whole disk finds is in none of these places.
+    let is_read_whole = before.digest().is_some_and(|digest| digest.scope() == DigestScope::Read);
+    Ok(found == before.signatures() || (found.is_empty() && is_read_whole))
 }
 
 /// Checks that probing never panics, and that only zeros are reported as no data.

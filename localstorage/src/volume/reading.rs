@@ -8,11 +8,12 @@
 //! The record counts while the kernel vouches for what was read before: in the same boot, of the same disk, to which
 //! nothing was written since. After a restart of the machine a disk is read again.
 
-use std::fs::File;
-use std::fs::read_to_string;
+use std::fmt::Write as _;
+use std::fs::{self, File, read_to_string};
 use std::io;
 use std::ops::{ControlFlow, Deref, DerefMut};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::{fmt, iter};
@@ -69,7 +70,7 @@ impl fmt::Debug for ReadingHook {
 
 /// How a whole disk is read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DiskReading<'a> {
+pub(super) struct DiskReader<'a> {
     pub(super) hook: Option<&'a ReadingHook>,
     /// The directory of the record.
     pub(super) directory: Option<&'a Dir>,
@@ -77,14 +78,14 @@ pub(super) struct DiskReading<'a> {
 
 /// What a reading has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct DiskContents {
     /// The offset of the first unexplained byte other than zero.
     pub(super) first_data: Option<u64>,
     /// A digest of all blocks other than zeros, with their offsets.
     pub(super) chain: [u8; 32],
 }
 
-impl DiskReading<'_> {
+impl DiskReader<'_> {
     /// Reads an open disk to its end. `explain` clears what does not count in a block at an offset, and returns whether the
     /// rest of it counts as data; a record of another purpose explains other blocks. None if the hook has canceled it:
     /// the next call resumes it.
@@ -94,12 +95,12 @@ impl DiskReading<'_> {
         size: u64,
         purpose: &[u8],
         explain: impl Fn(u64, &mut [u8]) -> bool,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<DiskContents>> {
         let witness = Witness::of(disk, purpose)?;
         let mut record = self.recorded(&witness, size).unwrap_or(Record {
             witness,
             read_bytes: 0,
-            found: Found { first_data: None, chain: [0; 32] },
+            found: DiskContents { first_data: None, chain: [0; 32] },
         });
         let resumed = record.read_bytes;
         let mut recorded = resumed;
@@ -129,7 +130,7 @@ impl DiskReading<'_> {
             let flow = self.hook.map_or(ControlFlow::Continue(()), |hook| (hook.0)(progress));
             if flow.is_break() || record.read_bytes - recorded >= RECORD_BYTES {
                 recorded = record.read_bytes;
-                self.keep(&record, &Witness::of(disk, purpose)?, resumed);
+                self.keep(&record, &Witness::of(disk, purpose)?, resumed)?;
             }
             Ok(flow)
         })?
@@ -138,9 +139,7 @@ impl DiskReading<'_> {
             return Ok(None);
         }
         record.read_bytes = size;
-        if !self.keep(&record, &Witness::of(disk, purpose)?, resumed) {
-            return Err(io::Error::other("another program wrote to it while it was read: stop that program"));
-        }
+        self.keep(&record, &Witness::of(disk, purpose)?, resumed)?;
         Ok(Some(record.found))
     }
 
@@ -159,19 +158,21 @@ impl DiskReading<'_> {
         (record.read_bytes <= size).then_some(record)
     }
 
-    /// Records the progress, for the next call. Returns whether nothing was written to the disk since the reading began.
-    fn keep(self, record: &Record, now: &Witness, resumed: u64) -> bool {
-        let is_unchanged = now.text == record.witness.text;
+    /// Records the progress, for the next call. An error if something was written to the disk since the reading began.
+    fn keep(self, record: &Record, now: &Witness, resumed: u64) -> io::Result<()> {
+        if now.text != record.witness.text {
+            return Err(io::Error::other("another program wrote to it while it was read: stop that program"));
+        }
         // A driver that counts no reads counts no writes either: nothing vouches for its disk later.
         let is_counted = match (record.witness.sectors_read, now.sectors_read) {
             (Some(before), Some(now)) => (now - before) * 512 >= record.read_bytes - resumed,
             _ => true,
         };
-        if let Some(directory) = self.directory.filter(|_| is_unchanged && is_counted) {
+        if let Some(directory) = self.directory.filter(|_| is_counted) {
             // Without a record, the next call reads the disk from its start.
             let _ = directory.write(RECORD_NAME, record.encode().as_bytes(), FileMode::PRIVATE_FILE);
         }
-        is_unchanged
+        Ok(())
     }
 }
 
@@ -189,13 +190,17 @@ impl Witness {
         let boot = read_to_string("/proc/sys/kernel/random/boot_id")?;
         let (changes, sectors_read) = match device_directory(disk)? {
             Some(directory) => {
-                // *Source:* Linux `Documentation/block/stat.rst`: reads, merges, sectors, ticks, writes, merges, sectors,
-                // …, and from the twelfth on discards.
-                let stat = read_to_string(directory.join("stat"))?;
-                let fields: Vec<_> = stat.split_whitespace().collect();
-                let field = |index: usize| fields.get(index).copied().unwrap_or_default();
-                let changes = [4, 6, 11, 13].map(field).join(" ");
-                (changes, Some(field(2).parse().unwrap_or_default()))
+                // What other programs have written is counted once it is on the disk.
+                disk.sync_all()?;
+                let [sectors_read, changes @ ..] = read_counters(&directory)?;
+                let mut text = format!("{changes:?}");
+                if directory.join("partition").exists() {
+                    // Writes by way of the whole disk have its page cache, and its counters alone.
+                    rustix::fs::sync();
+                    write!(text, " {:?}", count_writes_beside_partitions(&directory.join(".."))?)
+                        .expect("a String takes it");
+                }
+                (text, Some(sectors_read))
             }
             None => {
                 let image = disk.metadata()?;
@@ -212,16 +217,50 @@ impl Witness {
     }
 }
 
+/// The sectors that were read from a disk or partition; its writes and written sectors, and its discards and discarded
+/// sectors.
+///
+/// *Source:* Linux `Documentation/block/stat.rst`.
+fn read_counters(directory: &Path) -> io::Result<[u64; 5]> {
+    let stat = read_to_string(directory.join("stat"))?;
+    let fields: Vec<_> = stat.split_whitespace().collect();
+    // A kernel before 4.18 counts no discards.
+    let field = |index: usize| fields.get(index).and_then(|field| field.parse().ok()).unwrap_or_default();
+    Ok([2, 4, 6, 11, 13].map(field))
+}
+
+/// The writes and discards of a whole disk that came by way of none of its partitions, which the kernel counts for both.
+fn count_writes_beside_partitions(disk: &Path) -> io::Result<[u64; 4]> {
+    for _ in 0..1000 {
+        let before = read_counters(disk)?;
+        let mut beside = [before[1], before[2], before[3], before[4]];
+        for entry in fs::read_dir(disk)? {
+            let partition = entry?.path();
+            if partition.join("partition").exists() {
+                let [_, counters @ ..] = read_counters(&partition)?;
+                for (sum, counter) in beside.iter_mut().zip(counters) {
+                    *sum = sum.wrapping_sub(counter);
+                }
+            }
+        }
+        // The files are not read at one instant.
+        if read_counters(disk)?[1..] == before[1..] {
+            return Ok(beside);
+        }
+    }
+    Err(io::Error::other("other partitions of its disk are written to without a pause"))
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Record {
     witness: Witness,
     read_bytes: u64,
-    found: Found,
+    found: DiskContents,
 }
 
 impl Record {
     fn encode(&self) -> String {
-        let Found { first_data, chain } = &self.found;
+        let DiskContents { first_data, chain } = &self.found;
         let first = first_data.map_or("none".to_owned(), |offset| offset.to_string());
         let (witness, read, chain) = (&self.witness.text, self.read_bytes, encode_hex(chain));
         format!(
@@ -241,7 +280,7 @@ impl Record {
             offset => Some(offset.parse().ok()?),
         };
         let chain = decode_hex(value("digest = ")?)?;
-        Some(Record { witness: now.clone(), read_bytes, found: Found { first_data, chain } })
+        Some(Record { witness: now.clone(), read_bytes, found: DiskContents { first_data, chain } })
     }
 }
 

@@ -9,7 +9,7 @@ use super::super::VolumeError;
 use super::super::disk::{Disk, DiskAccess, VolumeDevice};
 use super::super::filesystem::{DEFAULT_LABEL, VolumeMount};
 use super::super::identity::device_directory;
-use super::super::reading::{DiskReading, ReadingHook};
+use super::super::reading::{DiskReader, ReadingHook};
 use super::cryptsetup::{ActiveMapping, Cryptsetup, WipeProgress};
 use super::device::LuksDevice;
 use super::error::LuksError;
@@ -91,8 +91,8 @@ impl LuksSettings {
         self.device.open(access)
     }
 
-    pub(super) fn reading(&self) -> DiskReading<'_> {
-        DiskReading { hook: self.reading_hook.as_ref(), directory: Some(&self.config.runtime) }
+    pub(super) fn reading(&self) -> DiskReader<'_> {
+        DiskReader { hook: self.reading_hook.as_ref(), directory: Some(&self.config.runtime) }
     }
 
     /// Rejects an operation that an authenticated volume does not support.
