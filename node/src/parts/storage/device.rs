@@ -16,7 +16,7 @@ use nodekeel_localstorage::volume::{
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
 use super::decision::{DiskStep, Expectation, decide_step};
 use super::error::StorageError;
-use super::identity::{RecordedVolume, forget_volume};
+use super::identity::{RecordedVolume, forget_volume, settle_identity};
 use super::location::{FoundDevice, find_device, resume_growth};
 use super::reading::{ReadingSpeed, ReadingStatus};
 use super::record::VolumeRecord;
@@ -114,15 +114,22 @@ impl DeviceOpener {
         let volume = self.new_volume(&found.path, &report)?;
         // Remembered before it is opened: a failed attempt may leave it mounted.
         *lock(&self.last) = Some((volume.clone(), None));
-        // The partition grows first, so that the new volume takes all of it; but that of another owner stays as it is.
-        if report.volume == DiskFinding::Unread && found.growable_bytes() > 0 {
-            if step == DiskStep::Create {
-                volume.read_disk().map_err(|error| self.creation_error(error))?;
-            }
+        // The partition grows first, so that the new volume takes all of it; but that of another owner stays as it is, and a
+        // token names the partition as it is: an erased one grows at the next start.
+        if step == DiskStep::Create && report.volume == DiskFinding::Unread && found.growable_bytes() > 0 {
+            volume.read_disk().map_err(|error| self.creation_error(error))?;
             found.grow_partition();
         }
         let opened = self.open_by_step(&volume, step, &report, secret)?;
         *lock(&self.last) = Some((volume.clone(), opened.slot));
+        // Before anything more is written to it, or of it.
+        if let Err(error) = settle_identity(&self.esp, &opened.dir) {
+            let OpenedVolume { volume, dir, .. } = opened;
+            drop(dir);
+            // One that can't be unmounted is found mounted by the next attempt, and refused again.
+            let _ = volume.unmount();
+            return Err(error);
+        }
         // Only after the volume has opened is the partition known to be the node's. Authenticated volumes can't
         // grow.
         if step == DiskStep::Open && !self.is_authenticated() {

@@ -51,7 +51,9 @@ impl ReadingSpeed {
 
     /// The time that the rest takes at the speed until now.
     pub(super) fn time_left(&mut self, progress: ReadingProgress, now: Instant) -> Option<Duration> {
-        let (begun, read_before) = *self.begun.get_or_insert((now, progress.read_bytes));
+        // Another reading of this attempt begins anew.
+        let begun = self.begun.filter(|(_, read_before)| progress.read_bytes >= *read_before);
+        let (begun, read_before) = *self.begun.insert(begun.unwrap_or((now, progress.read_bytes)));
         let read = progress.read_bytes - read_before;
         let left = progress.disk_bytes - progress.read_bytes;
         let seconds = now.duration_since(begun).as_secs_f64() * left as f64 / read as f64;
