@@ -44,9 +44,13 @@ fn main() -> ExitCode {
         NodedCommand::Check { node, running: true } => {
             running::compare_with_running(&node).map(|text| print_stdout(&text))
         }
-        NodedCommand::Reset(args) => make_plan(args.node.clone())
-            .and_then(|plan| reset::reset_node(plan, &args))
-            .map(|text| print_stdout(&text)),
+        NodedCommand::Reset(args) => {
+            // It opens an encrypted volume by the node's key.
+            protect_memory();
+            make_plan(args.node.clone())
+                .and_then(|plan| reset::reset_node(plan, &args))
+                .map(|text| print_stdout(&text))
+        }
         NodedCommand::Config => Ok(print_stdout(DEFAULT_CONFIG)),
         NodedCommand::Completion { shell } => {
             let mut script = Vec::new();

@@ -31,13 +31,13 @@ pub enum TrustError {
     #[error(
         "{} belongs to user {uid}, who decides what is there: use another one, or, if nothing there is theirs, type: \
          chown {}{trusted} {}",
-        path.display(), if *is_directory { "-R " } else { "" }, path.display()
+        path.display(), if *is_tree { "-R " } else { "" }, path.display()
     )]
     ForeignOwner {
         /// The file or directory, or a parent of it.
         path: PathBuf,
-        /// Whether it is a directory.
-        is_directory: bool,
+        /// Whether it is a directory, and not a parent: all that is in it counts.
+        is_tree: bool,
         /// Its owner.
         uid: u32,
         /// The user that runs this program.
@@ -139,8 +139,9 @@ fn judge_file(file: impl AsFd, path: &Path, role: Role) -> Result<(), TrustError
 fn judge(path: &Path, found: &Metadata, role: Role, trusted: u32) -> Result<(), TrustError> {
     let path = || path.to_owned();
     if found.uid != ROOT && found.uid != trusted {
-        let is_directory = found.kind == FileKind::Dir;
-        return Err(TrustError::ForeignOwner { path: path(), is_directory, uid: found.uid, trusted });
+        // What else is in a parent is not believed.
+        let is_tree = found.kind == FileKind::Dir && role != Role::Parent;
+        return Err(TrustError::ForeignOwner { path: path(), is_tree, uid: found.uid, trusted });
     }
     let bits = found.mode.bits();
     let protects_entries = role == Role::Parent && bits & STICKY != 0;
