@@ -32,7 +32,8 @@ impl LoopMount {
 
 impl Drop for LoopMount {
     fn drop(&mut self) {
-        let unmounted = testbed::command_output(Command::new("umount").arg(&self.point));
+        // A child of another test has the files of this process until it executes its program.
+        let unmounted = testbed::command_output(Command::new("umount").arg("--lazy").arg(&self.point));
         // A panic in a panic would hide the first one.
         assert!(unmounted.is_ok() || std::thread::panicking(), "{unmounted:?}");
     }

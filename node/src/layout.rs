@@ -271,7 +271,7 @@ mod tests {
         fs::set_permissions(scratch.path().join("run"), fs::Permissions::from_mode(0o777)).expect("set");
         place_layout(Dir::open(scratch.path()).expect("there")).expect("placed");
         let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
-        assert_eq!((mode(scratch.path()), mode(&scratch.path().join("run"))), (0o711, 0o700));
+        assert_eq!((mode(scratch.path()), mode(&scratch.path().join("run"))), (0o711, 0o711));
     }
 
     #[test]

@@ -284,7 +284,9 @@ impl TestDaemon {
 
     /// Runs `echo` in a container of an image and returns its output.
     pub(crate) fn run_echo(&self, image: &str, text: &str) -> String {
-        self.ctr(&["run", "--rm", image, &unique_name(), "/bin/busybox", "echo", text])
+        let run = || self.ctr(&["run", "--rm", image, &unique_name(), "/bin/busybox", "echo", text]);
+        // ctr 1.6 sometimes ends before it has copied the output.
+        (0..3).map(|_| run()).find(|output| !output.is_empty()).unwrap_or_default()
     }
 
     /// The log of a runnable and its children.

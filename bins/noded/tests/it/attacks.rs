@@ -324,7 +324,6 @@ fn a_record_ends_no_process_that_does_not_match_it() {
         fs::create_dir_all(&records).unwrap();
         let mut bystander = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
         let record = write_forged_record(&records, bystander.id());
-        std::os::unix::fs::chown(&records, owner, owner).unwrap();
         std::os::unix::fs::chown(&record, owner, owner).unwrap();
         let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
         assert_eq!(bystander.try_wait().unwrap(), None, "it runs on: the record's owner is {owner:?}");

@@ -8,11 +8,12 @@ use nodekeel_cluster::consensus::JoinRefusal;
 use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{EnrolmentPhase, FailureReason, StepError};
 use rstest::rstest;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::voter::{Voter, cluster_and_spare, get, put, start_cluster, stop_all};
 use crate::etcd::EtcdVersion::{self, Debian, Newest};
 use crate::etcd::retried;
+use crate::member_run::HANG;
 
 /// The refusal of a member that waits for none.
 async fn wait_refused(voter: &Voter) -> JoinRefusal {
@@ -97,8 +98,15 @@ async fn half_joined(version: EtcdVersion) -> (Vec<Voter>, Voter) {
     let gate = joiner.hold_etcd();
     joiner.start();
     let mut held = gate.wait_reached().await;
-    // It is admitted. Without a leader it can't publish its name.
+    // It is admitted. Without a leader it can't publish its name: the first voter is one for an election timeout.
+    let mut client = voters[0].client().await;
     voters[1].kill().await;
+    let leads = async {
+        while client.status().await.is_ok_and(|status| status.leader() != 0) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(HANG, leads).await.expect("its etcd has a leader no more");
     held.write_all(b"\n").unwrap();
     joiner.wait_log().await;
     joiner.kill().await;

@@ -127,6 +127,8 @@ fn table(disk: &GuestDisk, mebibytes: u64) -> String {
 }
 
 fn run_dmsetup(arguments: &[&str]) -> String {
+    // While another test has the kernel load it, its control device can't be opened.
+    command_output(Command::new("modprobe").arg("dm-mod")).unwrap();
     command_output(Command::new("dmsetup").args(arguments).env("DM_DISABLE_UDEV", "1")).unwrap()
 }
 

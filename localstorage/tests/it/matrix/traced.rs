@@ -28,7 +28,7 @@ const MARK: &str = "/nodekeel-kill-point";
 const HARMLESS: &str = "
     access brk clock_gettime close dup dup3 exit faccessat faccessat2 fadvise64 fcntl flock fstat
     fstatfs futex getdents64 getpid getrandom gettid lseek lstat madvise mmap mprotect mremap munmap
-    newfstatat pread64 prlimit64 read readlink readlinkat rt_sigaction rt_sigprocmask sigaltstack
+    newfstatat pread64 prlimit64 read readlink readlinkat recvfrom rt_sigaction rt_sigprocmask sigaltstack
     stat statx";
 /// System calls that start a program, and wait for it. Power cuts cut the work of the program.
 const CHILDREN: [&str; 9] =

@@ -105,7 +105,13 @@ const ONLY_SOURCES: [(&str, &str, &[&str]); 2] = [
     (
         "Dir::read_from(",
         "localstorage/src/syscalls.rs",
-        &["fsquota/src/engine.rs", "fsquota/src/testing/same_calls.rs"],
+        &[
+            "fsquota/src/engine.rs",
+            "fsquota/src/testing/same_calls.rs",
+            // Each lists one directory of its own.
+            "supervisor/src/process/notify_socket.rs",
+            "supervisor/src/process/records.rs",
+        ],
     ),
 ];
 
