@@ -296,7 +296,7 @@ impl OrphanSweeper {
     /// Removes a volume that was created and never published: a crash came between its directory and its
     /// PersistentVolume, and its claim was deleted since, or has its volume on another node.
     ///
-    /// Only an empty volume: one with data was in use, and its PersistentVolume may have been deleted in
+    /// Only an empty volume, or a marked copy or image: one with data was in use, and its PersistentVolume may have been deleted in
     /// order to keep them. None that a PersistentVolume of another node needs, which names the served store.
     async fn sweep_volume(
         &self,

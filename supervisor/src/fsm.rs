@@ -12,12 +12,15 @@
 //! # An exit, step by step
 //! **Exit** (`exit.rs`). The driver reports the end of a task:
 //! 1. `handle_exit` ignores a run that the tree has given up on.
-//! 2. `classify_exit` decides the state (done, canceled, dead) and the reason to record.
+//! 2. `classify_exit` decides the state (done, canceled, dead) and the reason to record. A canceled run that returns
+//!    anything but `CanceledError` has failed, unless it had signaled done and returned `Ok`.
 //! 3. `finish_run` performs the steps 4 to 8 for that state.
 //!
 //! **Fate** (`exit.rs`). The tree decides who ends together with it:
-//! 4. `enter_exited` counts the failure, records the exit and emits the event. After a failure, `cancel_subtree`
-//!    cancels all its descendants and `end_members_with` those members of its group that the group's policy names.
+//! 4. `enter_exited` counts the failure, after it has forgotten those before a run that was ready for `stable_after`;
+//!    it records the exit and emits the event. After a failure, `cancel_subtree` cancels all its descendants and
+//!    `end_members_with` those members of its group that the group's policy names and that are not in backoff or
+//!    stopped; not after an operator's cancellation, nor below a canceled parent.
 //!    The driver passes each [`TreeAction::CancelRun`] to its run; a process answers it in `process/run.rs`
 //!    (`end_processes`). Each running one gets a stop timeout; a later `fire_timers` aborts it (`abort_straggler`,
 //!    in `shutdown.rs`).
@@ -28,7 +31,8 @@
 //! that ended with it:
 //! 6. `restart_if_settled` walks up to the topmost canceled entry. It stops there while the subtree has running
 //!    tasks, or while members that end together with it do (`waits_for_group`): the last exit among
-//!    them comes to this step again, from its own entry. Then `release_ended_members` lets all of them go on.
+//!    them comes to this step again, from its own entry. Then `release_ended_members` lets all of them go on. What an
+//!    operator has asked for is done here: the entry is removed, or marked as stopped.
 //! 7. `restart_ended` applies the restart limits first. An entry that exceeds its limit stays dead, or
 //!    `fail_parent` makes its parent fail: a running parent is canceled, and comes to step 1 when it has returned;
 //!    one that is done goes to steps 4 and 6 at once. Each other entry that its policy restarts goes to
@@ -38,10 +42,11 @@
 //!    deadline. Without a delay, step 10 follows at once.
 //!
 //! **Start** (`restart.rs`). The driver (`run_timers`) calls `fire_timers` at the deadline:
-//! 9. `fire_timers` calls `start_after_group`: a member whose group has begun to end since step 8 waits for it,
-//!    without a timer, until step 7 of another exit starts it.
+//! 9. `fire_timers` calls `start_after_group`: a member that is among those that have begun to end together since
+//!    step 8 waits for them, without a timer, until step 7 of another exit starts it.
 //! 10. `start_run` counts the task and emits [`TreeAction::StartRun`]. The runnable adds its children anew
-//!     (`children.rs`), and each of them gets its history back. The driver spawns `task::run_incarnation`; for a
+//!     (`children.rs`), and each of them gets its history back (generation, failures, exits, an
+//!     operator's stop), but neither its backoff nor what its limit has counted. The driver spawns `task::run_incarnation`; for a
 //!     process, `process/run.rs` goes on (`run_once`, `RunningProcess::start`).
 //!
 //! In a shutdown (`shutdown.rs`), no group ends in step 4, and steps 6 to 10 do nothing. Instead, `advance_shutdown_above` stops what the exited

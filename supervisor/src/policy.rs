@@ -46,8 +46,8 @@ pub enum RestartLimitAction {
     /// [has ended](crate::Supervisor::ended).
     #[default]
     FailParent,
-    /// The runnable stays dead, and everything else runs on, until an operator starts it, with a new count, or its
-    /// parent restarts.
+    /// The runnable stays dead until an operator starts it, with a new count, or its parent restarts. Everything else
+    /// runs on; its group ends with this failure as with any, and restarts without it.
     StayDead,
 }
 
@@ -90,7 +90,7 @@ pub enum RestartPolicy {
     Always,
     /// Failures only; a return of `Ok` completes the work (OTP: transient).
     OnFailure,
-    /// No exit (OTP: temporary).
+    /// No exit (OTP: temporary). Its failure still ends its group.
     Never,
 }
 

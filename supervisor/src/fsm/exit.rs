@@ -71,7 +71,7 @@ impl TreeFsm {
     /// Enters the state after an exit. A failure cancels the subtree and ends the members of the group that
     /// share its fate, unless an operator requested the exit.
     pub(super) fn enter_exited(&mut self, slot: u32, state: RunnableState, exit: ExitReason, now: TreeTime) {
-        // Failures: the time of cleaning up does not count as stable.
+        // Failures: the time of cleaning up does not count as ready.
         let entry = self.entry_mut(slot);
         let worked_until = entry.ending_since.unwrap_or(now);
         entry.clear_failures_if_stable(worked_until);

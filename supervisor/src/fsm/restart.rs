@@ -155,7 +155,7 @@ impl TreeFsm {
         entry.process_exit = None;
         entry.forced_kill = None;
         entry.dependency = None;
-        // The generation, the failures, the restarts and the exits remain: they count across runs.
+        // The generation, the failures, the restarts and the exits of this entry remain: they count across runs.
         entry.groups.clear();
         self.entry_mut(slot).former_children = self.remove_children(slot);
     }
