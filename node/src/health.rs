@@ -39,7 +39,7 @@ pub use certificate::{CertificateValidity, InvalidCertificate};
 pub use condition::{ConditionSeverity, HealthCondition};
 pub(crate) use disk::{DiskSpace, format_bytes};
 use disk::{DiskWatch, MeasureLock};
-pub use probe::HealthProbe;
+pub use probe::DaemonProbe;
 pub(crate) use records::record_conditions;
 
 /// Timeout of one source: together with the call it stays below five seconds.

@@ -44,7 +44,7 @@ impl NodeFacts {
      {key}={node}`",
     found.as_ref().map_or("no label".to_owned(), |found| format!("the label {key}={found}"))
 )]
-pub(crate) struct TopologyMismatch {
+pub(crate) struct NodeLabelMismatch {
     node: NodeName,
     key: String,
     found: Option<String>,
@@ -56,12 +56,12 @@ pub(crate) fn topology_mismatch(
     identity: &ProvisionerIdentity,
     facts: &NodeFacts,
     is_registered: bool,
-) -> Option<TopologyMismatch> {
+) -> Option<NodeLabelMismatch> {
     let is_right = match &facts.topology {
         Some(found) => found == identity.node.as_str(),
         None => !is_registered,
     };
-    let mismatch = || TopologyMismatch {
+    let mismatch = || NodeLabelMismatch {
         node: identity.node.clone(),
         key: identity.driver.topology_key(),
         found: facts.topology.clone(),
@@ -90,7 +90,7 @@ pub(crate) struct NodeObserver(Arc<watch::Sender<ObservedNode>>);
 struct ObservedNode {
     /// `None` if it does not exist, or is not known yet.
     facts: Option<NodeFacts>,
-    mismatch: Option<TopologyMismatch>,
+    mismatch: Option<NodeLabelMismatch>,
 }
 
 impl NodeObserver {
@@ -100,12 +100,12 @@ impl NodeObserver {
     }
 
     /// The mismatch because of which pods can't be scheduled to the volumes of the node.
-    pub(crate) fn mismatch(&self) -> Option<TopologyMismatch> {
+    pub(crate) fn mismatch(&self) -> Option<NodeLabelMismatch> {
         self.0.borrow().mismatch.clone()
     }
 
     /// Records the Node, and logs a mismatch when it begins and when it ends. Returns whether anything changed.
-    fn record(&self, facts: Option<NodeFacts>, mismatch: Option<TopologyMismatch>) -> bool {
+    fn record(&self, facts: Option<NodeFacts>, mismatch: Option<NodeLabelMismatch>) -> bool {
         let old = self.mismatch();
         match &mismatch {
             Some(mismatch) if old.as_ref() != Some(mismatch) => tracing::error!("{mismatch}"),

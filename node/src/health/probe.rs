@@ -13,12 +13,12 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A source that asks a daemon, when the health is asked for, whether it answers: a stopped process is still ready for
 /// the tree. A daemon that is not ready in the tree is not asked.
 #[derive(Debug, Clone)]
-pub struct HealthProbe<P> {
+pub struct DaemonProbe<P> {
     dn: String,
     probe: P,
 }
 
-impl<P> HealthProbe<P> {
+impl<P> DaemonProbe<P> {
     /// Asks the daemon of this DN by `probe`, which has two seconds. Its error is the end of the sentence "does not
     /// answer: ".
     pub fn new(dn: impl Into<String>, probe: P) -> Self {
@@ -26,7 +26,7 @@ impl<P> HealthProbe<P> {
     }
 }
 
-impl<P, F> HealthSource for HealthProbe<P>
+impl<P, F> HealthSource for DaemonProbe<P>
 where
     P: Fn() -> F + Send + Sync + 'static,
     F: Future<Output = Result<(), Failure>> + Send,
@@ -63,7 +63,7 @@ mod tests {
     {
         let node = Node { dn: "root.etcd".into(), state: state.into(), ..Node::default() };
         let node = NodeSnapshot::new(SystemTime::UNIX_EPOCH, vec![node]);
-        let source = HealthProbe::new("root.etcd", probe);
+        let source = DaemonProbe::new("root.etcd", probe);
         source.conditions(&node).await.iter().map(ToString::to_string).collect()
     }
 

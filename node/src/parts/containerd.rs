@@ -17,7 +17,7 @@ use nodekeel_containerd_svc::{
 use nodekeel_logtree::parse::LogFormat;
 
 use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig};
-use crate::health::HealthProbe;
+use crate::health::DaemonProbe;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ContainerdLayout, ContainerdRunLayout};
 use crate::part::PartPlanner;
@@ -154,7 +154,7 @@ impl PlannedRunnable for ContainerdPlan {
             let socket = socket.clone();
             async move { Ok(daemon_version(&socket).await.map(drop)?) }
         };
-        node.health_sources().add("containerd", HealthProbe::new(DN, probe));
+        node.health_sources().add("containerd", DaemonProbe::new(DN, probe));
         let has_etcd = node.config().services.etcd.enable || node.config().cluster.is_some();
         // An etcd that has not started yet will allocate its space: the images must leave it free.
         let min_others = if has_etcd { MIN_ETCD_BYTES } else { 0 };

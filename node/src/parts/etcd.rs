@@ -14,7 +14,7 @@ use nodekeel_supervisor::process::{Process, Readiness};
 
 use self::config::check_etcd;
 use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
-use crate::health::HealthProbe;
+use crate::health::DaemonProbe;
 use crate::layout::EtcdLayout;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::part::PartPlanner;
@@ -101,7 +101,7 @@ impl fmt::Display for EtcdPlan {
 impl PlannedRunnable for EtcdPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let url = format!("http://127.0.0.1:{}", self.config.client_port);
-        node.health_sources().add("etcd", HealthProbe::new(DN, move || probe_read(url.clone())));
+        node.health_sources().add("etcd", DaemonProbe::new(DN, move || probe_read(url.clone())));
         let (plan, grace) = (self.clone(), node.config().node.grace);
         Ok(node.on_volume(move |volume| {
             let placed: EtcdLayout = volume.create_layout()?;

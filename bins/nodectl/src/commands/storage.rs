@@ -34,7 +34,7 @@ pub(crate) enum StorageCommand {
     /// Returns when the former keys no longer open it. The recovery passphrase stays, and so does a key slot that noded
     /// did not add, which is named. An older copy of the
     /// header still opens by the former keys.
-    Rotate(PermitArgs),
+    Rotate(AuthorizationArgs),
     /// Add a recovery passphrase, and show it once
     ///
     /// Valid once you have typed it, see --confirm; the former passphrase is void then. Until then, the next one replaces it.
@@ -54,7 +54,7 @@ pub(crate) enum StorageCommand {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct PermitArgs {
+pub(crate) struct AuthorizationArgs {
     /// Authorize by the recovery passphrase
     ///
     /// For a volume that neither the node nor its cluster can open. Default: by the keys of both.
@@ -72,7 +72,7 @@ pub(crate) struct RecoveryArgs {
     #[arg(long, conflicts_with = "recovery")]
     confirm: bool,
     #[command(flatten)]
-    permit: PermitArgs,
+    permit: AuthorizationArgs,
 }
 
 impl StorageCommand {
@@ -214,7 +214,11 @@ async fn unlock(
     print_change(printer, "unlocked", "the data volume is open")
 }
 
-async fn rotate(api: &mut ApiClient, args: &PermitArgs, printer: &mut Printer) -> Result<(), CommandError> {
+async fn rotate(
+    api: &mut ApiClient,
+    args: &AuthorizationArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
     let request = v1::RotateStorageKeysRequest { passphrase: read_permit(args)? };
     let rotated = api.call(async |client| client.rotate_storage_keys(request).await).await?;
     let foreign = describe_foreign_slots(&rotated.foreign_slots);
@@ -236,7 +240,7 @@ fn describe_foreign_slots(slots: &[u32]) -> String {
 
 async fn add_recovery(
     api: &mut ApiClient,
-    args: &PermitArgs,
+    args: &AuthorizationArgs,
     printer: &mut Printer,
 ) -> Result<(), CommandError> {
     let request = v1::AddRecoveryPassphraseRequest { passphrase: read_permit(args)? };
@@ -286,7 +290,7 @@ fn print_change(printer: &mut Printer, done: &str, text: &str) -> Result<(), Com
 }
 
 /// The passphrase that authorizes a change, if the operator asks to type it.
-fn read_permit(args: &PermitArgs) -> Result<Option<v1::RecoveryPassphrase>, CommandError> {
+fn read_permit(args: &AuthorizationArgs) -> Result<Option<v1::RecoveryPassphrase>, CommandError> {
     // A given file is a request to authorize by its passphrase, too.
     let is_given = args.recovery || args.passphrase.passphrase_file.is_some();
     is_given.then(|| read_passphrase(&args.passphrase)).transpose()
