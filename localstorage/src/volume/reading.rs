@@ -217,23 +217,23 @@ impl Witness {
     }
 }
 
-/// The sectors that were read from a disk or partition; its writes and written sectors, and its discards and discarded
-/// sectors.
+/// The sectors of a disk or partition that were read, written and discarded. The device mapper counts each flush as a
+/// write without sectors.
 ///
 /// *Source:* Linux `Documentation/block/stat.rst`.
-fn read_counters(directory: &Path) -> io::Result<[u64; 5]> {
+fn read_counters(directory: &Path) -> io::Result<[u64; 3]> {
     let stat = read_to_string(directory.join("stat"))?;
     let fields: Vec<_> = stat.split_whitespace().collect();
     // A kernel before 4.18 counts no discards.
     let field = |index: usize| fields.get(index).and_then(|field| field.parse().ok()).unwrap_or_default();
-    Ok([2, 4, 6, 11, 13].map(field))
+    Ok([2, 6, 13].map(field))
 }
 
-/// The writes and discards of a whole disk that came by way of none of its partitions, which the kernel counts for both.
-fn count_writes_beside_partitions(disk: &Path) -> io::Result<[u64; 4]> {
+/// The written and discarded sectors of a whole disk that came by way of none of its partitions, which the kernel counts for both.
+fn count_writes_beside_partitions(disk: &Path) -> io::Result<[u64; 2]> {
     for _ in 0..1000 {
-        let before = read_counters(disk)?;
-        let mut beside = [before[1], before[2], before[3], before[4]];
+        let [_, before @ ..] = read_counters(disk)?;
+        let mut beside = before;
         for entry in fs::read_dir(disk)? {
             let partition = entry?.path();
             if partition.join("partition").exists() {
@@ -244,7 +244,7 @@ fn count_writes_beside_partitions(disk: &Path) -> io::Result<[u64; 4]> {
             }
         }
         // The files are not read at one instant.
-        if read_counters(disk)?[1..] == before[1..] {
+        if read_counters(disk)?[1..] == before {
             return Ok(beside);
         }
     }
