@@ -298,8 +298,14 @@ pub(crate) fn count_messages(datagram: &[u8]) -> usize {
     messages.map(|message| state.apply_message(message)).count()
 }
 
+/// Reports without a socket.
 #[cfg(test)]
-pub(super) mod tests {
+pub(super) fn reports_of(state: watch::Receiver<NotifyState>) -> NotifyReports {
+    NotifyReports { state, inbox: None }
+}
+
+#[cfg(test)]
+mod tests {
     use super::*;
     use crate::process::notify_socket::NotifyDir;
     use crate::process::settings::Process;
@@ -368,11 +374,6 @@ pub(super) mod tests {
         let end = tokio::task::spawn_blocking(move || lifted.read(&mut [0])).await.expect("it reads");
         assert_eq!(end.expect("the other end is closed"), 0);
         assert!(listener.reports().last().stopping);
-    }
-
-    /// Reports without a socket.
-    pub(in crate::process) fn reports_of(state: watch::Receiver<NotifyState>) -> NotifyReports {
-        NotifyReports { state, inbox: None }
     }
 
     #[tokio::test(start_paused = true)]

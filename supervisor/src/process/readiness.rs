@@ -234,7 +234,7 @@ impl fmt::Debug for Readiness {
 mod tests {
     use super::*;
     use crate::failure::Failure;
-    use crate::process::notify::tests::reports_of;
+    use crate::process::notify::reports_of;
     use std::sync::atomic::{AtomicU32, Ordering};
     use tokio::sync::watch;
 
