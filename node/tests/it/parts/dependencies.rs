@@ -5,7 +5,7 @@ use std::time::Duration;
 use nodekeel_node::config::NodedConfig;
 use nodekeel_node::node::{BuildError, ExtraRunnable, NodeBuilder, NodeHandle};
 use nodekeel_node::part::{DependencyEntry, PlannedService};
-use nodekeel_node::v1::EventsRequest;
+use nodekeel_node::v1::{Event, EventsRequest};
 use nodekeel_supervisor::{Context, Failure};
 use testbed::ScratchDir;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -21,9 +21,16 @@ async fn a_part_waits_for_a_service_and_a_service_for_a_runnable_of_the_program(
     let builder = builder.with(ExtraRunnable::new("lease", run_ready));
     let mut node = TestNode::start_in(scratch, builder).await;
     node.wait_ready("root.ntp").await;
-    let request = EventsRequest { backlog: None, follow: false };
-    let mut events = node.client.events(request).await.unwrap().into_inner();
-    let events = events.message().await.unwrap().unwrap().events;
+    let request = EventsRequest { backlog: None, follow: true };
+    let mut stream = node.client.events(request).await.unwrap().into_inner();
+    let mut events = Vec::new();
+    // An event is recorded after the state that it reports.
+    let complete = async {
+        while !events.iter().any(|event: &Event| event.dn == "root.ntp" && event.change == "ready") {
+            events.extend(stream.message().await.unwrap().unwrap().events);
+        }
+    };
+    timeout(TEST_TIMEOUT, complete).await.unwrap();
     let at = |dn: &str, change: &str| {
         events
             .iter()
