@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
+use nodekeel_logtree::parse::{self, LineContext};
 use nodekeel_logtree::source::{FifoError, FifoSource};
-use nodekeel_logtree::{Dn, Level, LineWriter, LogMessage, LogStore, WriterOptions, parse};
+use nodekeel_logtree::{Dn, Level, LineWriter, LogMessage, LogStore, WriterOptions};
 use nodekeel_supervisor::{Context, Failure, Runnable};
 
 /// Creates a runnable that reads a FIFO into the journal, under the runnable's DN. Lines of runsc and of its
@@ -62,14 +62,14 @@ async fn drain_removed_fifo(ctx: Context, fifo: FifoSource, mut lines: LineWrite
 /// runsc logs in the format of glog with an additional severity, its shim in that of containerd.
 ///
 /// *Source:* gVisor's pkg/log/glog.go.
-fn parse_line(line: &str, now: SystemTime) -> Option<LogMessage> {
+fn parse_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     let debug = || {
         // klog has no debug lines, so it is parsed as an informational one, and gets its level back.
-        let mut message = parse::klog_line(&format!("I{}", line.strip_prefix('D')?), now)?;
+        let mut message = parse::klog_line(&format!("I{}", line.strip_prefix('D')?), context)?;
         message.level = Level::Debug;
         Some(message)
     };
-    parse::klog_line(line, now).or_else(debug).or_else(|| parse::logfmt_line(line, now))
+    parse::klog_line(line, context).or_else(debug).or_else(|| parse::logfmt_line(line, context))
 }
 
 /// Opens the FIFO, and creates it if it is missing.
@@ -91,21 +91,23 @@ fn is_file(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]
     fn lines_of_runsc_and_of_its_shim_are_parsed() {
-        let now = SystemTime::now();
+        let context = &LineContext::new(SystemTime::now());
         let runsc =
-            parse_line("W1121 18:01:02.123456   12345 boot.go:52] sandbox started", now).expect("glog");
+            parse_line("W1121 18:01:02.123456   12345 boot.go:52] sandbox started", context).expect("glog");
         assert_eq!((runsc.level, runsc.text.as_str()), (Level::Warn, "sandbox started"));
-        let debug = parse_line("D1121 18:01:02.123456       1 loader.go:9] args", now).expect("glog");
+        let debug = parse_line("D1121 18:01:02.123456       1 loader.go:9] args", context).expect("glog");
         assert_eq!((debug.level, debug.line, debug.text.as_str()), (Level::Debug, 9, "args"));
-        assert!(parse_line("Debugging is on", now).is_none());
-        let shims =
-            parse_line(r#"time="2026-11-21T11:26:16.7Z" level=info msg="shim ready""#, now).expect("logfmt");
+        assert!(parse_line("Debugging is on", context).is_none());
+        let shims = parse_line(r#"time="2026-11-21T11:26:16.7Z" level=info msg="shim ready""#, context)
+            .expect("logfmt");
         assert_eq!(shims.text, "shim ready");
-        let crash = parse_line("panic: no such thing", now).expect("a crash of a Go program");
+        let crash = parse_line("panic: no such thing", context).expect("a crash of a Go program");
         assert_eq!(crash.level, Level::Fatal);
     }
 

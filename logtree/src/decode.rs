@@ -34,6 +34,7 @@ fn decode_leveled(level: Level, mut from: RecordBytes<'_>) -> LeveledEntry {
     let file = from.take_name();
     let mut leveled = LeveledEntry {
         level,
+        claimed_time: None,
         file,
         line,
         message: String::new(),
@@ -46,6 +47,9 @@ fn decode_leveled(level: Level, mut from: RecordBytes<'_>) -> LeveledEntry {
         match tag {
             tag::MESSAGE => leveled.message = from.take_text(),
             tag::CUT => leveled.original_bytes = Some(u64::from_le_bytes(from.take_array())),
+            tag::CLAIMED_TIME => {
+                leveled.claimed_time = Some(time_from_nanos(i64::from_le_bytes(from.take_array())));
+            }
             tag::ORIGIN => leveled.origin = Some(from.take_origin()),
             // The others are tags of fields, each with its name.
             tag => {

@@ -14,7 +14,7 @@ pub struct LogEntry {
     pub seq: u64,
     /// The name it is stored under.
     pub dn: Dn,
-    /// When it was written, to the nanosecond; for parsed output the timestamp in the line.
+    /// When the store received it, to the nanosecond.
     pub time: SystemTime,
     /// The content.
     pub body: EntryBody,
@@ -38,6 +38,9 @@ pub enum EntryBody {
 pub struct LeveledEntry {
     /// The level.
     pub level: Level,
+    /// When it happened, as the line or the caller claims; `None` without a claim. Nothing depends on it: a writer's
+    /// clock and time zone can be wrong.
+    pub claimed_time: Option<SystemTime>,
     /// Source file, empty if unknown. Files of dependencies start at their crate's directory.
     pub file: String,
     /// Line in `file`, 0 if unknown.
@@ -167,8 +170,8 @@ impl From<bool> for FieldValue {
 pub struct LogMessage {
     /// The level.
     pub level: Level,
-    /// The timestamp; `None` means now.
-    pub time: Option<SystemTime>,
+    /// When it happened, if that is known. The entry keeps it beside the time at which it is stored.
+    pub claimed_time: Option<SystemTime>,
     /// Source file, empty if unknown.
     pub file: String,
     /// Line in `file`, 0 if unknown.
@@ -180,7 +183,7 @@ pub struct LogMessage {
 }
 
 impl LogMessage {
-    /// A message with the current time and the source position of the caller. A function that is
+    /// A message with the source position of the caller. A function that is
     /// `#[track_caller]` too passes on the position of its caller.
     #[track_caller]
     pub fn new(level: Level, text: impl Into<String>) -> LogMessage {
@@ -193,7 +196,14 @@ impl LogMessage {
     }
 
     pub(crate) fn without_position(level: Level, text: impl Into<String>) -> LogMessage {
-        LogMessage { level, time: None, file: String::new(), line: 0, text: text.into(), fields: Vec::new() }
+        LogMessage {
+            level,
+            claimed_time: None,
+            file: String::new(),
+            line: 0,
+            text: text.into(),
+            fields: Vec::new(),
+        }
     }
 
     /// Adds a field.

@@ -7,7 +7,7 @@
 //! ```text
 //! tracing events ── LogStoreLayer ───────┐                     ┌── LogReader: backlog, then live
 //! child's output ── LineWriter ──────────┤  one ring of bytes  ├── LogReader: node.etcd, warnings
-//!     (parsed: klog, zap, logfmt)        ├─ for each name, one ┤
+//!     (parsed: klog, JSON, …)            ├─ for each name, one ┤
 //! FIFOs ─────────── source::FifoSource ──┤  order over all     └── render: full, compact, json
 //! the kernel ────── source::KmsgSource ──┘
 //! ```

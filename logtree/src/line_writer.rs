@@ -3,27 +3,32 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use crate::line::{LineSplitter, OutputLine};
 use crate::name_log::RingAddress;
-use crate::parse::{LineParser, LogFormat};
+use crate::parse::{LineContext, LineParser, LogFormat, LogZone};
 use crate::record::{RecordBuffer, now_nanos, time_from_nanos};
 use crate::shared_store::SharedLogStore;
 use crate::text::sanitize_text;
 use crate::{Dn, LogMessage, StreamOrigin};
+
+/// Nanoseconds after a line in which the next one can be a part of its message.
+const CONTINUATION_TIME: i64 = 1_000_000_000;
 
 /// The origin of the lines of a [`LineWriter`], and their parser.
 #[derive(Clone, Debug)]
 pub struct WriterOptions {
     origin: StreamOrigin,
     format: LogFormat,
+    zone: LogZone,
 }
 
 impl WriterOptions {
     /// Lines of the stream with this name, stored raw.
     pub fn new(stream: impl Into<String>) -> WriterOptions {
         let origin = StreamOrigin { stream: stream.into(), generation: 0 };
-        WriterOptions { origin, format: LogFormat::Text }
+        WriterOptions { origin, format: LogFormat::Text, zone: LogZone::default() }
     }
 
     /// Sets the number of the program's start.
@@ -36,6 +41,12 @@ impl WriterOptions {
     /// level. All others stay raw: no line is lost.
     pub fn format(mut self, format: LogFormat) -> WriterOptions {
         self.format = format;
+        self
+    }
+
+    /// Sets the zone of times in the lines that name none; UTC by default.
+    pub fn zone(mut self, zone: LogZone) -> WriterOptions {
+        self.zone = zone;
         self
     }
 
@@ -69,8 +80,10 @@ struct LineSink {
     /// Buffers for raw lines and for parsed ones.
     raw: RecordBuffer,
     leveled: RecordBuffer,
-    /// The last message, without its text and fields, if the format has continuation lines.
-    continued: Option<LogMessage>,
+    context: LineContext,
+    /// The last message, without its text, fields and time, and when its last line came, if the format has
+    /// continuation lines.
+    continued: Option<(LogMessage, i64)>,
 }
 
 impl LineWriter {
@@ -86,6 +99,7 @@ impl LineWriter {
         let splitter = LineSplitter::new(limit, Arc::clone(&shared.partial_lines));
         let sink = LineSink {
             address: RingAddress::new(dn),
+            context: LineContext::new(UNIX_EPOCH).zone(options.zone.clone()),
             options,
             raw,
             leveled: RecordBuffer::default(),
@@ -125,16 +139,23 @@ impl LineSink {
 
     /// The message of a line, or of its part of the message before it.
     fn parse_line(&mut self, parse: LineParser, text: &str, now: i64) -> Option<LogMessage> {
-        let Some(message) = parse(text, time_from_nanos(now)) else {
-            // Without a message that it could continue, the line stays raw.
-            return self.continued.clone().map(|continued| LogMessage { text: text.to_owned(), ..continued });
-        };
-        if self.options.format.has_continuation_lines() {
-            let without_text = LogMessage::without_position(message.level, "");
-            let (time, file, line) = (message.time, message.file.clone(), message.line);
-            self.continued = Some(LogMessage { time, file, line, ..without_text });
+        self.context.received_at = time_from_nanos(now);
+        if let Some(message) = parse(text, &self.context) {
+            if self.options.format.has_continuation_lines() {
+                let without_text = LogMessage::without_position(message.level, "");
+                let (file, line) = (message.file.clone(), message.line);
+                self.continued = Some((LogMessage { file, line, ..without_text }, now));
+            }
+            return Some(message);
         }
-        Some(message)
+        // Without a message that it could continue, the line stays raw.
+        let (message, last) = self.continued.as_mut()?;
+        if !(0..=CONTINUATION_TIME).contains(&now.saturating_sub(*last)) {
+            self.continued = None;
+            return None;
+        }
+        *last = now;
+        Some(LogMessage { text: text.to_owned(), ..message.clone() })
     }
 
     fn store_raw(&mut self, line: OutputLine<'_>, now: i64) {
@@ -177,5 +198,45 @@ impl fmt::Debug for LineWriter {
             .field("to", &self.sink.address.dn)
             .field("options", &self.sink.options)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EntryBody, LogEntry, LogQuery, LogStore};
+
+    fn level_letter(entry: &LogEntry) -> char {
+        match &entry.body {
+            EntryBody::Leveled(leveled) => leveled.level.letter(),
+            _ => 'R',
+        }
+    }
+
+    #[test]
+    fn a_message_has_ended_where_no_line_comes_for_a_second_and_with_its_writer() {
+        let store = LogStore::default();
+        let open = || store.line_writer(&Dn::root(), WriterOptions::new("stderr").format(LogFormat::Klog));
+        let message = "E1121 11:26:08.703131 1 a.go:1] failed\n";
+        let mut writer = open();
+        let mut write = |now: i64, text: &str| {
+            writer.splitter.push(text.as_bytes(), |line| writer.sink.store_line(line, now));
+        };
+        write(0, message);
+        write(CONTINUATION_TIME, "its second line\n");
+        write(2 * CONTINUATION_TIME, "its third line\n");
+        write(3 * CONTINUATION_TIME + 1, "of a library\n");
+        write(4 * CONTINUATION_TIME, message);
+        // The clock was set back.
+        write(3 * CONTINUATION_TIME, "of a library\n");
+        write(5 * CONTINUATION_TIME, message);
+        drop(writer);
+        open()
+            .sink
+            .store_line(OutputLine { bytes: b"of the next process", length: 19 }, 5 * CONTINUATION_TIME);
+        let entries = store.open_reader(LogQuery::of_dn(Dn::root())).expect("a valid query").read_backlog();
+        assert_eq!(entries.iter().map(level_letter).collect::<String>(), "EEERERER");
+        let seconds = |entry: &LogEntry| entry.time.duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        assert_eq!(entries.iter().map(seconds).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 3, 5, 5]);
     }
 }

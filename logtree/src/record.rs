@@ -36,6 +36,7 @@ pub(crate) mod tag {
     pub(crate) const BOOL: u8 = 5;
     pub(crate) const CUT: u8 = 6;
     pub(crate) const ORIGIN: u8 = 7;
+    pub(crate) const CLAIMED_TIME: u8 = 8;
 }
 
 /// Nanoseconds since 1970, clamped if `time` is outside of the years 1677 to 2262.
@@ -174,6 +175,11 @@ impl RecordBuffer {
         self.push_origin(origin);
     }
 
+    fn push_claimed_time(&mut self, time: SystemTime) {
+        self.buf.push(tag::CLAIMED_TIME);
+        self.buf.extend_from_slice(&unix_nanos(time).to_le_bytes());
+    }
+
     /// Adds the message, without leading and trailing newlines.
     pub(crate) fn push_message(&mut self, message: fmt::Arguments<'_>) {
         self.buf.push(tag::MESSAGE);
@@ -275,8 +281,10 @@ impl RecordBuffer {
         limit: usize,
         original_bytes: Option<u64>,
     ) {
-        let time = message.time.map_or(now, unix_nanos);
-        self.start_leveled(message.level, time, short_source_path(&message.file), message.line, limit);
+        self.start_leveled(message.level, now, short_source_path(&message.file), message.line, limit);
+        if let Some(time) = message.claimed_time {
+            self.push_claimed_time(time);
+        }
         if let Some(origin) = origin {
             self.push_parsed_origin(origin);
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use unicode_width::UnicodeWidthStr;
 
-use crate::parse::{self, LineParser};
+use crate::parse::{self, LineContext, LineParser};
 use crate::text::is_unprintable;
 use crate::{
     Dn, EntryBody, Level, LogEntry, LogLimits, LogMessage, LogQuery, LogStore, NameAbbreviations, RawLine,
@@ -15,23 +15,27 @@ use crate::{
 
 /// [`parse::klog_line`] accepts or rejects any line.
 pub fn fuzz_klog(line: &[u8]) {
-    // The year of a line depends on the current time, which differs between the two compared parses.
-    check_parser(parse::klog_line, line, false);
+    check_parser(parse::klog_line, line);
 }
 
-/// [`parse::json_line`], of Kubernetes or zap, accepts or rejects any line.
+/// [`parse::json_line`] accepts or rejects any line.
 pub fn fuzz_json(line: &[u8]) {
-    check_parser(parse::json_line, line, true);
+    check_parser(parse::json_line, line);
 }
 
 /// [`parse::etcd_line`], which is zap or capnslog, accepts or rejects any line.
 pub fn fuzz_etcd(line: &[u8]) {
-    check_parser(parse::etcd_line, line, true);
+    check_parser(parse::etcd_line, line);
+}
+
+/// [`parse::level_prefix_line`] accepts or rejects any line.
+pub fn fuzz_level_prefix(line: &[u8]) {
+    check_parser(parse::level_prefix_line, line);
 }
 
 /// [`parse::logfmt_line`] accepts or rejects any line.
 pub fn fuzz_logfmt(line: &[u8]) {
-    check_parser(parse::logfmt_line, line, true);
+    check_parser(parse::logfmt_line, line);
 }
 
 /// [`parse::kmsg_record`] accepts or rejects any record.
@@ -44,11 +48,11 @@ pub fn fuzz_kmsg(record: &[u8]) {
 }
 
 /// A line is stored once, as a message if the parser accepts it, otherwise raw; the entry can be rendered.
-fn check_parser(parser: LineParser, line: &[u8], timeless: bool) {
+fn check_parser(parser: LineParser, line: &[u8]) {
     let line: Vec<u8> = line.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_000_000);
     let text = String::from_utf8_lossy(&line);
-    let parsed = parser(text.strip_suffix('\r').unwrap_or(&text), now).is_some();
+    let parsed = parser(text.strip_suffix('\r').unwrap_or(&text), &LineContext::new(now)).is_some();
 
     let store = LogStore::default();
     let mut writer = store.line_writer(&Dn::root(), WriterOptions::new("x").line_parser(parser));
@@ -57,7 +61,7 @@ fn check_parser(parser: LineParser, line: &[u8], timeless: bool) {
     let entries = read_all(&store);
     assert_eq!(entries.len(), 1, "{text:?}");
     let is_leveled = matches!(entries[0].body, EntryBody::Leveled(_));
-    if timeless && line.len() < LogLimits::default().message_bytes {
+    if line.len() < LogLimits::default().message_bytes {
         assert_eq!(is_leveled, parsed, "{text:?}");
     }
     fuzz_rendering(&entries[0]);

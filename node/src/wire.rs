@@ -189,6 +189,7 @@ pub(crate) fn entry_to_wire(entry: LogEntry) -> v1::LogEntry {
 fn leveled_to_wire(leveled: LeveledEntry) -> v1::Leveled {
     v1::Leveled {
         level: level_to_wire(leveled.level).into(),
+        claimed_time: leveled.claimed_time.and_then(timestamp),
         message: leveled.message,
         file: leveled.file,
         line: leveled.line,

@@ -10,7 +10,7 @@
 //! | restarted from the disk it has its key, its CA, its data | `etcd::lifecycle::a_restarted_member_has_the_same_ca_and_data` |
 //! | a revoked serial number is on the disk's list within 5 s | `etcd::rejections::a_revoked_client_is_rejected_once_the_crl_is_on_the_disk` |
 //! | a second member, added by the first, reads what that has written | `etcd::cluster::a_learner_joins_and_is_promoted` |
-//! | etcd's log lines: fields, callers, empty and invalid ones | logtree's `parse::zap` |
+//! | etcd's log lines: fields, callers, empty and invalid ones | logtree's `parse::json` |
 //! | keys end where their prefix does; names have no slash | `consensus::etcd::convert`, `node::node_id` (unit tests) |
 //! | an authority that may not certify, a leaf that would, another's certificate | `pki::stored::values_of_another_ca_are_rejected`, `a_leaf_certificate_is_rejected_as_a_ca` |
 //! | a ticket is the same however often it is requested | `nodes::tickets::repeated_ticket_requests_yield_one_node_and_one_learner` |

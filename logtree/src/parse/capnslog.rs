@@ -4,36 +4,31 @@ use std::time::SystemTime;
 
 use jiff::civil::{Date, DateTime};
 
-use super::time::{take_clock_time, take_digits, utc_system_time};
-use super::zap::zap_line;
+use super::json::leveled_json_line;
+use super::level_word::level_of_word;
+use super::time::{take_clock_time, take_digits};
+use super::{LineContext, LogZone};
 use crate::{Level, LogMessage};
 
-/// Parses a line of etcd: [`zap_line`] JSON, or the older text of [`capnslog_line`].
-pub fn etcd_line(line: &str, now: SystemTime) -> Option<LogMessage> {
-    zap_line(line, now).or_else(|| capnslog_line(line, now))
+/// Parses a line of etcd: [`leveled_json_line`], or the older text of [`capnslog_line`].
+pub fn etcd_line(line: &str, context: &LineContext) -> Option<LogMessage> {
+    leveled_json_line(line, context).or_else(|| capnslog_line(line, context))
 }
 
 /// Parses a line of capnslog, `2026-11-21 11:26:08.703131 I | embed: text`, or of etcd's raft library,
 /// `raft2026/11/21 11:26:08 INFO: text`. The package before the colon becomes the field `package`.
+/// The time is in the zone of the context.
 ///
 /// *Source:* github.com/coreos/pkg capnslog/formatters.go; etcd's raft/logger.go with Go's `log` package.
-pub fn capnslog_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
+pub fn capnslog_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     match line.strip_prefix("raft") {
         Some(rest) => {
-            let (time, rest) = take_timestamp(rest, '/')?;
+            let (time, rest) = take_timestamp(rest, '/', &context.zone)?;
             let (level, text) = rest.split_once(": ")?;
-            let level = match level {
-                "DEBUG" => Level::Debug,
-                "INFO" => Level::Info,
-                "WARN" => Level::Warn,
-                "ERROR" => Level::Error,
-                "PANIC" | "FATAL" => Level::Fatal,
-                _ => return None,
-            };
-            Some(build_message(level, time, "raft", text))
+            Some(build_message(level_of_word(level)?, time, "raft", text))
         }
         None => {
-            let (time, rest) = take_timestamp(line, '-')?;
+            let (time, rest) = take_timestamp(line, '-', &context.zone)?;
             let (level, rest) = rest.split_once(" | ")?;
             let level = match level {
                 "T" => Level::Trace,
@@ -51,17 +46,22 @@ pub fn capnslog_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
     }
 }
 
-fn build_message(level: Level, time: SystemTime, package: &str, text: &str) -> LogMessage {
-    let message = LogMessage { time: Some(time), ..LogMessage::without_position(level, text) };
+fn build_message(level: Level, time: Option<SystemTime>, package: &str, text: &str) -> LogMessage {
+    let message = LogMessage { claimed_time: time, ..LogMessage::without_position(level, text) };
     if package.is_empty() { message } else { message.with_field("package", package) }
 }
 
-/// Splits a date, a time of day and the space after it off the front.
-fn take_timestamp(text: &str, separator: char) -> Option<(SystemTime, &str)> {
+/// Splits a date, a time of day and the space after it off the front. No time if there is no such date.
+fn take_timestamp<'a>(
+    text: &'a str,
+    separator: char,
+    zone: &LogZone,
+) -> Option<(Option<SystemTime>, &'a str)> {
     let (year, rest) = take_digits::<4>(text)?;
     let (month, rest) = take_digits::<2>(rest.strip_prefix(separator)?)?;
     let (day, rest) = take_digits::<2>(rest.strip_prefix(separator)?)?;
     let (clock, rest) = take_clock_time(rest.strip_prefix(' ')?)?;
-    let date = Date::new(year, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok()?;
-    Some((utc_system_time(DateTime::from_parts(date, clock))?, rest.strip_prefix(' ')?))
+    let date = Date::new(year, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok();
+    let time = date.and_then(|date| zone.system_time(DateTime::from_parts(date, clock)));
+    Some((time, rest.strip_prefix(' ')?))
 }

@@ -2,14 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use jiff::Timestamp;
 use jiff::civil::{DateTime, Time};
-use jiff::tz::TimeZone;
 
 use serde_json::Value as Json;
 
+use super::LineContext;
 use super::logfmt::take_quoted;
-use super::time::{take_clock_time, take_digits, utc_system_time};
+use super::time::{take_clock_time, take_digits};
 use crate::{FieldValue, Level, LogField, LogMessage};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -36,11 +35,12 @@ const GO_CRASHES: [&str; 11] = [
 /// text`. The text of a structured message, `"text" key="value" other=[1,2]`, becomes the message and its fields. The
 /// first line of a crash of a Go program is a separate message, at [`Level::Fatal`].
 ///
-/// The format has no year: it is the latest year that puts the line at most an hour after `now`. The previous
-/// year is used only for lines of the last 48 hours, as around New Year. The process id is dropped.
+/// The time is in the zone of the context, and has no year: it is the latest year that puts the line at most an hour
+/// after its receipt. The previous year is used only for lines of the last 48 hours, as around New Year. Otherwise
+/// the zone is wrong, or the clock, and the message claims no time. The process id is dropped.
 ///
 /// *Source:* klog's `Format` comment in klog.go, and internal/serialize/keyvalues.go.
-pub fn klog_line(line: &str, now: SystemTime) -> Option<LogMessage> {
+pub fn klog_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     if GO_CRASHES.iter().any(|start| line.starts_with(start)) {
         return Some(LogMessage::without_position(Level::Fatal, line));
     }
@@ -63,12 +63,12 @@ pub fn klog_line(line: &str, now: SystemTime) -> Option<LogMessage> {
     let (position, text) = rest.trim_start_matches(' ').split_once(']')?;
     let (file, position) = position.split_once(':')?;
     let text = text.strip_prefix(' ')?.trim_start_matches(' ');
-    if file.is_empty() || text.is_empty() {
+    if file.is_empty() {
         return None;
     }
     let (text, fields) = split_fields(text).unwrap_or_else(|| (text.to_owned(), Vec::new()));
     Some(LogMessage {
-        time: Some(resolve_year(month, day, clock, now)?),
+        claimed_time: resolve_year(month, day, clock, context),
         file: file.to_owned(),
         line: position.parse().ok()?,
         fields,
@@ -114,12 +114,13 @@ fn take_spaces(text: &str) -> Option<&str> {
     Some(text.strip_prefix(' ')?.trim_start_matches(' '))
 }
 
-fn resolve_year(month: i16, day: i16, clock: Time, now: SystemTime) -> Option<SystemTime> {
-    let this_year = TimeZone::UTC.to_datetime(Timestamp::try_from(now).ok()?).year();
+fn resolve_year(month: i16, day: i16, clock: Time, context: &LineContext) -> Option<SystemTime> {
+    let (now, zone) = (context.received_at, &context.zone);
+    let this_year = zone.year_at(now)?;
     let (month, day) = (i8::try_from(month).ok()?, i8::try_from(day).ok()?);
     let in_year = |year: i16| {
         let date = jiff::civil::Date::new(year, month, day).ok()?;
-        utc_system_time(DateTime::from_parts(date, clock)).filter(|&time| time <= now + HOUR)
+        zone.system_time(DateTime::from_parts(date, clock)).filter(|&time| time <= now + HOUR)
     };
     let recent = |time: &SystemTime| now.duration_since(*time).is_ok_and(|age| age <= 48 * HOUR);
     // The next year is possible in the last hour of this one, if the clock of the writer is ahead.

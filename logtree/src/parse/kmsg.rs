@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{FieldValue, Level, LogField, LogMessage};
+use super::level_word::level_of_severity;
+use crate::{FieldValue, LogField, LogMessage};
 
 /// One record of `/dev/kmsg`.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,13 +36,7 @@ pub fn kmsg_record(record: &str) -> Option<KmsgRecord> {
     // The flags mark continued records; header fields of later kernels are ignored.
     header.next()?;
 
-    let level = match priority & 7 {
-        0 | 1 => Level::Fatal,
-        2 | 3 => Level::Error,
-        4 => Level::Warn,
-        7 => Level::Debug,
-        _ => Level::Info,
-    };
+    let level = level_of_severity(u64::from(priority & 7)).expect("three bits are a severity");
     let facility = priority >> 3;
     let mut lines = body.lines();
     let mut message = LogMessage::without_position(level, unescape_bytes(lines.next().unwrap_or_default()));
@@ -79,6 +74,7 @@ fn unescape_bytes(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Level;
 
     /// Reference case 15: empty, no `;`, a plain record, a warning with continuation lines.
     #[test]

@@ -1,37 +1,44 @@
 //! logfmt, the format of containerd.
 
-use std::time::SystemTime;
-
-use super::time::parse_zoned_time;
+use super::LineContext;
+use super::level_word::level_of_word;
+use super::time::parse_time;
 use crate::{FieldValue, Level, LogField, LogMessage};
 
-/// Parses `time="2026-11-21T11:26:16.7Z" level=info msg="text" key=value`, as logrus writes it. The level and
-/// the message are required; all keys but these three become fields, in order. Quoted values follow Go's
-/// syntax.
+/// Parses `time="2026-11-21T11:26:16.7Z" level=info msg="text" key=value`, as logrus and slog write it, or go-kit,
+/// which has `ts` and no message. The level is required; all other keys become fields, in order, and so do a time that
+/// is none and an unknown level, with which the message has [`Level::Warn`]. Quoted values follow Go's syntax.
 ///
 /// *Source:* github.com/sirupsen/logrus text_formatter.go; Go's `strconv.Quote`.
-pub fn logfmt_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
+pub fn logfmt_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     let (mut level, mut time, mut text, mut fields) = (None, None, None, Vec::new());
+    let mut has_level = false;
     let mut rest = line.trim_start_matches(' ');
     while !rest.is_empty() {
         let (name, value, after) = take_pair(rest)?;
         rest = after.trim_start_matches(' ');
-        match name {
-            // Of repeated keys the first counts, and the others become fields: nothing is lost.
-            "level" if level.is_none() => level = Some(self::parse_level(&value)?),
-            "time" if time.is_none() => time = Some(parse_zoned_time(&value)?),
-            "msg" if text.is_none() => text = Some(value),
-            _ => fields.push(LogField { name: name.to_owned(), value: FieldValue::Text(value) }),
+        // Of repeated keys the first counts, and the others become fields: nothing is lost.
+        let is_read = match name {
+            "level" | "lvl" if !has_level => {
+                (has_level, level) = (true, level_of_word(&value));
+                level.is_some()
+            }
+            "time" | "ts" if time.is_none() => {
+                time = parse_time(&value, &context.zone);
+                time.is_some()
+            }
+            "msg" if text.is_none() => {
+                text = Some(value.clone());
+                true
+            }
+            _ => false,
+        };
+        if !is_read {
+            fields.push(LogField { name: name.to_owned(), value: FieldValue::Text(value) });
         }
     }
-    Some(LogMessage { time, fields, ..LogMessage::without_position(level?, text?) })
-}
-
-fn parse_level(name: &str) -> Option<Level> {
-    match name {
-        "panic" => Some(Level::Fatal),
-        name => name.parse().ok(),
-    }
+    let message = LogMessage::without_position(level.unwrap_or(Level::Warn), text.unwrap_or_default());
+    has_level.then_some(LogMessage { claimed_time: time, fields, ..message })
 }
 
 /// Splits `name=value` off the front.

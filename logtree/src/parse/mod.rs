@@ -1,36 +1,38 @@
 //! Parsers of known log formats into leveled messages.
 //!
-//! Each takes a line without its terminator and the current time, and returns `None` for a line that does not
-//! fully match its format. Times without a zone are in UTC.
+//! Each takes a line without its terminator, and when it was received, and returns `None` for a line that is not in its
+//! format. A field that is doubtful costs itself and nothing else: a message whose time makes no sense keeps its level.
 //! A new format is a file here, and a variant of [`LogFormat`].
 
 mod capnslog;
+mod context;
+mod json;
 mod klog;
 mod kmsg;
-mod kubernetes;
+mod level_prefix;
+mod level_word;
 mod logfmt;
 #[cfg(test)]
 mod table_test;
 mod time;
-mod zap;
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::SystemTime;
 
 use thiserror::Error;
 
 use crate::LogMessage;
 
 pub use capnslog::{capnslog_line, etcd_line};
+pub use context::{LineContext, LogZone, UnknownZone};
+pub use json::{json_line, leveled_json_line};
 pub use klog::klog_line;
 pub use kmsg::{KmsgRecord, kmsg_record};
-pub use kubernetes::json_line;
+pub use level_prefix::level_prefix_line;
 pub use logfmt::logfmt_line;
-pub use zap::zap_line;
 
 /// A function that parses a line into a message; `None` if the line is not in its format.
-pub type LineParser = fn(line: &str, now: SystemTime) -> Option<LogMessage>;
+pub type LineParser = fn(line: &str, context: &LineContext) -> Option<LogMessage>;
 
 /// The format of a program's log.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,12 +44,13 @@ pub enum LogFormat {
     /// klog's text, the default of Kubernetes: [`klog_line`]. Lines that it rejects continue the message before
     /// them.
     Klog,
-    /// JSON objects, of Kubernetes or of zap: [`json_line`].
+    /// JSON objects, of Kubernetes, zap and others: [`json_line`].
     Json,
     /// logfmt, the format of containerd: [`logfmt_line`].
     Logfmt,
-    /// zap's JSON: [`zap_line`].
-    Zap,
+    /// Text that starts with the level, of CoreDNS, Python, Java and others: [`level_prefix_line`]. Lines that it rejects
+    /// continue the message before them.
+    LevelPrefix,
     /// etcd's formats, of which the operator need not know which one it writes: [`etcd_line`].
     Etcd,
     /// Another format. Lines that the parser rejects stay raw.
@@ -71,7 +74,7 @@ impl LogFormat {
         LogFormat::Klog,
         LogFormat::Json,
         LogFormat::Logfmt,
-        LogFormat::Zap,
+        LogFormat::LevelPrefix,
         LogFormat::Etcd,
     ];
 
@@ -82,7 +85,7 @@ impl LogFormat {
             LogFormat::Klog => "klog",
             LogFormat::Json => "json",
             LogFormat::Logfmt => "logfmt",
-            LogFormat::Zap => "zap",
+            LogFormat::LevelPrefix => "level-prefix",
             LogFormat::Etcd => "etcd",
             LogFormat::Custom(_) => "custom",
         }
@@ -95,16 +98,16 @@ impl LogFormat {
             LogFormat::Klog => Some(klog_line),
             LogFormat::Json => Some(json_line),
             LogFormat::Logfmt => Some(logfmt_line),
-            LogFormat::Zap => Some(zap_line),
+            LogFormat::LevelPrefix => Some(level_prefix_line),
             LogFormat::Etcd => Some(etcd_line),
             LogFormat::Custom(parser) => Some(parser),
         }
     }
 
-    /// Returns whether a message can have more than one line. Such a line has the level, the time and the position
-    /// of the message.
+    /// Returns whether a message can have more than one line. Such a line has the level and the position of the message,
+    /// if it comes within a second of the line before it.
     pub const fn has_continuation_lines(self) -> bool {
-        matches!(self, LogFormat::Klog)
+        matches!(self, LogFormat::Klog | LogFormat::LevelPrefix)
     }
 }
 
@@ -137,7 +140,7 @@ mod tests {
         for format in LogFormat::ALL {
             assert_eq!(format.to_string().parse(), Ok(format));
         }
-        let text = "unknown log format \"xml\"; known: text, klog, json, logfmt, zap, etcd";
+        let text = "unknown log format \"xml\"; known: text, klog, json, logfmt, level-prefix, etcd";
         assert_eq!("xml".parse::<LogFormat>().unwrap_err().to_string(), text);
     }
 }

@@ -13,7 +13,7 @@ fn at(text: &str) -> SystemTime {
 
 /// The parts of a message that are not empty, in one line.
 fn shown(message: &LogMessage) -> String {
-    let time = message.time.map(|time| Timestamp::try_from(time).expect("in range").to_string());
+    let time = message.claimed_time.map(|time| Timestamp::try_from(time).expect("in range").to_string());
     let position = (!message.file.is_empty()).then(|| format!("{}:{}", message.file, message.line));
     let fields = message.fields.iter().map(|field| format!("{}={}", field.name, field.value));
     let parts = [Some(message.level.to_string()), time, position, Some(message.text.clone())];
@@ -44,28 +44,96 @@ etcd raft2026/11/21 11:26:08 INFO: raft.node: 2e elected leader 2e at term 2
   = info | 2026-11-21T11:26:08Z | raft.node: 2e elected leader 2e at term 2 | package=raft
 etcd {"level":"info","msg":"x"}
   = info | x
-zap {"level":"info","ts":"2026-11-21T11:26:12.708+0100","caller":"embed/etcd.go:117","msg":"up","b":[1,"x"],"a":1.5}
-  = info | 2026-11-21T10:26:12.708Z | embed/etcd.go:117 | up | a=1.5 | b=[1,"x"]
-zap {"level":"warn","msg":"x"}
+json {"level":"info","ts":"2026-11-21T11:26:12.708+0100","caller":"embed/etcd.go:117","msg":"up","b":[1,"x"],"a":1.5}
+  = info | 2026-11-21T10:26:12.708Z | embed/etcd.go:117 | up | b=[1,"x"] | a=1.5
+json {"level":"warn","msg":"x"}
   = warn | x
-zap {"level":"error","message":"x"}
+json {"level":"error","message":"x"}
   = error | x
-zap {"level":"info","ts":1.5,"msg":"x"}
+json {"level":"info","ts":1.5,"msg":"x"}
   = info | 1970-01-01T00:00:01.5Z | x
 json {"ts":1795381794526.75,"caller":"lease/controller.go:201","msg":"Failed","interval":"200ms","err":"not found"}
-  = error | 2026-11-22T21:09:54.52675Z | lease/controller.go:201 | Failed | err=not found | interval=200ms
+  = error | 2026-11-22T21:09:54.52675Z | lease/controller.go:201 | Failed | interval=200ms | err=not found
 json {"ts":1.5,"caller":"app/server.go:545","msg":"Kubelet version\n","v":0}
   = info | 1970-01-01T00:00:00.0015Z | app/server.go:545 | Kubelet version
 json {"ts":1.5,"msg":"Updated","v":4}
   = info | 1970-01-01T00:00:00.0015Z | Updated | v=4
 json {"level":"warn","ts":1.5,"msg":"x"}
   = warn | 1970-01-01T00:00:01.5Z | x
+json {"level":"warning","msg":"logrus","time":"2026-11-21T11:26:08+09:00"}
+  = warn | 2026-11-21T02:26:08Z | logrus
+json {"time":"2026-11-21T11:26:08.703Z","level":"WARN+1","source":{"function":"main","file":"/a/b.go","line":7},"msg":"slog"}
+  = warn | 2026-11-21T11:26:08.703Z | /a/b.go:7 | slog
+json {"level":50,"time":1795260368703,"pid":1,"hostname":"h","msg":"pino"}
+  = error | 2026-11-21T11:26:08.703Z | pino | pid=1 | hostname=h
+json {"level":"error","time":1795260368,"caller":"m.go:7","message":"zerolog"}
+  = error | 2026-11-21T11:26:08Z | m.go:7 | zerolog
+json {"level":"info","ts":1795260368703131,"msg":"microseconds"}
+  = info | 2026-11-21T11:26:08.703131Z | microseconds
+json {"level":"info","ts":1795260368703131999,"msg":"nanoseconds"}
+  = info | 2026-11-21T11:26:08.703131999Z | nanoseconds
+json {"asctime":"2026-11-21 11:26:08,703","levelname":"CRITICAL","message":"python"}
+  = fatal | 2026-11-21T11:26:08.703Z | python
+json {"@timestamp":"2026-11-21T11:26:08.703Z","log.level":"SEVERE","message":"java"}
+  = error | 2026-11-21T11:26:08.703Z | java
+json {"severity":"ERROR","event":"structlog","timestamp":"2026-11-21T11:26:08Z"}
+  = error | 2026-11-21T11:26:08Z | structlog
+json {"level":3,"msg":"a severity of syslog"}
+  = error | a severity of syslog
+json {"level":"loud","msg":"an unknown level hides nothing, and is kept"}
+  = warn | an unknown level hides nothing, and is kept | level=loud
+json {"level":8000,"msg":"x"}
+  = warn | x | level=8000
+json {"level":"error","time":"yesterday","caller":"nowhere","msg":"a doubt costs only its field"}
+  = error | a doubt costs only its field | time=yesterday | caller=nowhere
+json {"level":"error","ts":-1.5,"msg":"x"}
+  = error | x | ts=-1.5
+json {"level":"info","msg":"x","a":1,"a":2}
+  = info | x | a=1 | a=2
+json {"level":"error","err":"no message"}
+  = error |  | err=no message
+json {"level":"error","msg":{"a":1}}
+  = error | {"a":1}
 logfmt time="2026-11-21T11:26:16.759613664Z" level=warning msg="skip \"aufs\"" error="\xc3\xbc \u00fc\n" type=io.v1 empty=
   = warn | 2026-11-21T11:26:16.759613664Z | skip "aufs" | error=ü ü\n | type=io.v1 | empty=
 logfmt level=panic msg=x
   = fatal | x
 logfmt level=info level=again msg=x
   = info | x | level=again
+logfmt ts=2026-11-21T11:26:16Z caller=main.go:7 level=error err="go-kit writes no message"
+  = error | 2026-11-21T11:26:16Z |  | caller=main.go:7 | err=go-kit writes no message
+logfmt time=2026-11-21T11:26:08.703+01:00 level=DEBUG-4 msg=slog
+  = trace | 2026-11-21T10:26:08.703Z | slog
+logfmt level=loud msg=x
+  = warn | x | level=loud
+logfmt time=yesterday level=error msg=x
+  = error | x | time=yesterday
+klog E1121 11:26:08.703131   12345 b.go:22] 
+  = error | 2026-11-21T11:26:08.703131Z | b.go:22 | 
+klog E1121 23:26:08.703131   12345 b.go:22] from a zone ahead of ours
+  = error | b.go:22 | from a zone ahead of ours
+etcd 2026-13-21 11:26:09.1 E | a: there is no such month
+  = error | there is no such month | package=a
+level-prefix [ERROR] plugin/errors: 2 example.org. A: read udp: i/o timeout
+  = error | plugin/errors: 2 example.org. A: read udp: i/o timeout
+level-prefix ERROR:root:failed
+  = error | root:failed
+level-prefix 2026-11-21 11:26:08,703 - app - WARNING - slow
+  = warn | 2026-11-21T11:26:08.703Z | app - WARNING - slow
+level-prefix [2026-11-21 11:26:08 +0000] [4711] [CRITICAL] worker timeout
+  = fatal | 2026-11-21T11:26:08Z | [4711] [CRITICAL] worker timeout
+level-prefix SEVERE: failed
+  = error | failed
+level-prefix 2026-11-21T11:26:08.703Z ERROR 1 --- [main] a.B : spring
+  = error | 2026-11-21T11:26:08.703Z | 1 --- [main] a.B : spring
+level-prefix 11:26:08.703 [main] WARN a.B - logback
+  = warn | 11:26:08.703 [main] WARN a.B - logback
+level-prefix error: can't open a
+  = error | can't open a
+level-prefix <3>an error of sd-daemon
+  = error | an error of sd-daemon
+level-prefix Traceback (most recent call last):
+  = error | Traceback (most recent call last):
 "#;
 
 /// A format, and a line that is not in it.
@@ -80,37 +148,31 @@ klog I1121 11:26:08.7 1 a:b:1] file
 klog SIGTERM: terminated
 etcd raft
 etcd 2026-11-21 11:26:09
-etcd 2026-13-21 11:26:09.1 I | a: b
 etcd 2026-11-21 11:26:09 X | a
-zap {
-zap []
-zap {}
-zap {"level":"info"}
-zap {"msg":"x"}
-zap {"level":"info","msg":1}
-zap {"level":"info","ts":-1e300,"msg":"x"}
+etcd {
+etcd []
+json {
 json {}
 json []
 json {"msg":"x"}
 json {"ts":"now","msg":"x"}
 json {"ts":1,"msg":2}
 json {"ts":-1e300,"msg":"x"}
-json {"ts":1,"msg":"x","level":1}
-logfmt level=info
 logfmt msg=x
-logfmt level=loud msg=x
 logfmt level=info msg=x y
+level-prefix all is well
+level-prefix this was no error at all
+level-prefix <9>x
 logfmt level=info msg="x
 logfmt level=info msg="x"y=z
 logfmt level=info msg="\q"
 logfmt level=info msg="\uD800"
-logfmt time=yesterday level=info msg=x
 "#;
 
 fn parse_as(format_and_line: &str) -> Option<LogMessage> {
     let (format, line) = format_and_line.split_once(' ').expect("a format and a line");
     let format: LogFormat = format.parse().expect("a format");
-    format.line_parser().expect("a parser")(line, at(NOON))
+    format.line_parser().expect("a parser")(line, &LineContext::new(at(NOON)))
 }
 
 #[test]
@@ -123,7 +185,7 @@ fn lines_become_messages() {
 
 #[test]
 fn lines_of_another_format_are_rejected() {
-    let empty = ["klog ", "etcd ", "zap ", "json ", "logfmt ", "klog I1121 11:26:08.7 1 a.go:1] "];
+    let empty = ["klog ", "etcd ", "level-prefix ", "json ", "logfmt "];
     for line in OTHER_LINES.trim().lines().chain(empty) {
         assert_eq!(parse_as(line), None, "{line}");
     }
@@ -141,15 +203,16 @@ fn the_year_of_a_klog_line_is_the_latest_that_is_not_in_the_future() {
         // A clock slightly ahead of ours at New Year is in the next year.
         ("0101 00:00:05.0", "2026-12-31T23:59:58Z", Some("2027-01-01T00:00:05Z")),
     ] {
-        let message = klog_line(&format!("I{day} 1 a.go:1] x"), at(now));
-        assert_eq!(message.and_then(|message| message.time), time.map(at), "{day} at {now}");
+        let message = klog_line(&format!("I{day} 1 a.go:1] x"), &LineContext::new(at(now)));
+        assert_eq!(message.expect("it is klog").claimed_time, time.map(at), "{day} at {now}");
     }
 }
 
 #[test]
 fn a_structured_message_of_klog_has_fields() {
     let parse = |text: &str| {
-        let message = klog_line(&format!("I1121 11:26:08.703131 1 a.go:1] {text}"), at(NOON));
+        let message =
+            klog_line(&format!("I1121 11:26:08.703131 1 a.go:1] {text}"), &LineContext::new(at(NOON)));
         shown(&message.expect("it is klog")).split_off("info | 2026-11-21T11:26:08.703131Z | a.go:1 | ".len())
     };
     for (fields, expected) in [
@@ -169,4 +232,34 @@ fn a_structured_message_of_klog_has_fields() {
     for text in ["FLAG: --a=\"b\"", "\"x\" and more", "\"x\" a=b  c=d", "\"x\" a={b", "\"open", "x a=b"] {
         assert_eq!(parse(text), text, "it has no structure");
     }
+}
+
+#[test]
+fn a_time_without_a_zone_is_in_that_of_its_program() {
+    for (format, line) in [
+        (LogFormat::Klog, "E1121 20:26:08.703 1 a.go:1] x"),
+        (LogFormat::Etcd, "2026-11-21 20:26:08.703 E | a: x"),
+        (LogFormat::Json, r#"{"level":"error","time":"2026-11-21 20:26:08.703","msg":"x"}"#),
+        (LogFormat::LevelPrefix, "2026-11-21 20:26:08,703 ERROR x"),
+    ] {
+        for zone in ["JST-9", "<+09>-9"] {
+            let context = LineContext::new(at(NOON)).zone(zone.parse().expect("a zone"));
+            let message =
+                format.line_parser().expect("a parser")(line, &context).expect("it is in the format");
+            assert_eq!(message.claimed_time, Some(at("2026-11-21T11:26:08.703Z")), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_zone_is_a_value_of_tz() {
+    assert_eq!("".parse(), Ok(LogZone::default()));
+    assert_eq!(LogZone::of_program(Some("no/where")), LogZone::default(), "as for the program itself");
+    for unknown in ["no/where", "/etc/hostname", "../etc/passwd"] {
+        assert_eq!(unknown.parse::<LogZone>(), Err(UnknownZone(unknown.to_owned())));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("zone");
+    std::fs::write(&path, b"no zone").unwrap();
+    assert!(path.to_str().unwrap().parse::<LogZone>().is_err());
 }

@@ -1,18 +1,49 @@
 //! The times in log lines.
 
-use std::time::SystemTime;
+use std::borrow::Cow;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
+use serde_json::Number;
 
-/// Parses a time with a zone (RFC 3339 and similar formats).
-pub(super) fn parse_zoned_time(text: &str) -> Option<SystemTime> {
-    text.parse::<Timestamp>().ok().map(SystemTime::from)
+use super::context::LogZone;
+
+/// Parses a date and a time, as RFC 3339 and in similar formats; without a zone, in that of the program.
+pub(super) fn parse_time(text: &str, zone: &LogZone) -> Option<SystemTime> {
+    // Some write a space before the offset.
+    let joined = match text.rsplit_once(' ') {
+        Some((time, offset)) if offset.starts_with(['+', '-']) => Cow::Owned(format!("{time}{offset}")),
+        _ => Cow::Borrowed(text),
+    };
+    match joined.parse::<Timestamp>() {
+        Ok(time) => Some(time.into()),
+        Err(_) => zone.system_time(text.parse::<DateTime>().ok()?),
+    }
 }
 
-pub(super) fn utc_system_time(civil: DateTime) -> Option<SystemTime> {
-    TimeZone::UTC.to_timestamp(civil).ok().map(SystemTime::from)
+/// The time of a number since 1970: seconds, milliseconds, microseconds or nanoseconds, by its size. Each unit reaches
+/// from 1973 (from 1970, seconds) to 5138.
+pub(super) fn time_of_number(number: &Number) -> Option<SystemTime> {
+    let size = number.as_f64().filter(|size| *size >= 0.0)?;
+    let units_of_second = match size {
+        ..1e11 => 1,
+        ..1e14 => 1_000,
+        ..1e17 => 1_000_000,
+        _ => 1_000_000_000,
+    };
+    let distance = match number.as_u64() {
+        Some(units) => {
+            let nanos = units % units_of_second * (1_000_000_000 / units_of_second);
+            Duration::new(units / units_of_second, u32::try_from(nanos).ok()?)
+        }
+        // To a microsecond: a float has no more digits for a present time.
+        None => {
+            let micros = (size / units_of_second as f64 * 1e6).round();
+            Duration::from_micros(if micros < 1e18 { micros as u64 } else { return None })
+        }
+    };
+    UNIX_EPOCH.checked_add(distance)
 }
 
 /// Splits a number of exactly `N` digits off the front.

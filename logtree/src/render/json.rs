@@ -1,40 +1,42 @@
 //! JSON for programs.
 
+use std::collections::HashMap;
 use std::fmt::Write;
+use std::time::SystemTime;
 
 use super::text::utc_time;
 use crate::text::is_unprintable;
-use crate::{EntryBody, FieldValue, LogEntry, StreamOrigin};
+use crate::{EntryBody, FieldValue, LogEntry, LogField, StreamOrigin};
 
 /// Renders the entry as one JSON object, on one line. Keys, in this order; those in brackets are optional:
 ///
 /// - all: `seq` (number), `time` (RFC 3339, UTC, to the nanosecond), `dn` (empty for the root), `kind`
-/// - `kind: "leveled"`: `level` (`trace debug info warn error fatal`), `[file, line]`, `message`, `[fields]`
-///   (an object: texts, numbers, booleans; numbers that JSON can't represent are texts), `[stream,
-///   generation]`, `[original_bytes]` (it was cut)
+/// - `kind: "leveled"`: `level` (`trace debug info warn error fatal`), `[claimed_time]` (of the line; `time` is that
+///   of its receipt), `[file, line]`, `message`, `[fields]`
+///   (an object: texts, numbers, booleans; numbers that JSON can't represent are texts; the values of a
+///   repeated name are a list), `[stream, generation]`, `[original_bytes]` (it was cut)
 /// - `kind: "raw"`: `stream`, `generation`, `text`, `[original_bytes]` (it was cut), `[lossy: true]` (it was
 ///   not UTF-8)
 /// - `kind: "dropped"`: `count`, `exact` (false: `count` is an upper bound)
 pub fn json_object(entry: &LogEntry) -> String {
     let mut object = JsonObject::default();
     object.put_value("seq", entry.seq);
-    object.put_value("time", json_string(&format!("{:.9}Z", utc_time(entry.time))));
+    object.put_value("time", json_time(entry.time));
     object.put_value("dn", json_string(entry.dn.as_str()));
     match &entry.body {
         EntryBody::Leveled(leveled) => {
             object.put_value("kind", "\"leveled\"");
             object.put_value("level", json_string(leveled.level.as_str()));
+            if let Some(time) = leveled.claimed_time {
+                object.put_value("claimed_time", json_time(time));
+            }
             if !leveled.file.is_empty() {
                 object.put_value("file", json_string(&leveled.file));
                 object.put_value("line", leveled.line);
             }
             object.put_value("message", json_string(&leveled.message));
             if !leveled.fields.is_empty() {
-                let mut fields = JsonObject::default();
-                for field in &leveled.fields {
-                    fields.put_value(&field.name, json_value(&field.value));
-                }
-                object.put_value("fields", fields.finish());
+                object.put_value("fields", fields_object(&leveled.fields));
             }
             object.put_origin(leveled.origin.as_ref());
             object.put_optional("original_bytes", leveled.original_bytes);
@@ -82,6 +84,31 @@ impl JsonObject {
     fn finish(self) -> String {
         self.0 + "}"
     }
+}
+
+/// An object with each name once, at its first place.
+fn fields_object(fields: &[LogField]) -> String {
+    let mut by_name: Vec<(&str, Vec<String>)> = Vec::with_capacity(fields.len());
+    let mut places = HashMap::with_capacity(fields.len());
+    for field in fields {
+        let place = *places.entry(field.name.as_str()).or_insert_with(|| {
+            by_name.push((&field.name, Vec::new()));
+            by_name.len() - 1
+        });
+        by_name[place].1.push(json_value(&field.value));
+    }
+    let mut object = JsonObject::default();
+    for (name, values) in by_name {
+        match &values[..] {
+            [value] => object.put_value(name, value),
+            values => object.put_value(name, format!("[{}]", values.join(","))),
+        }
+    }
+    object.finish()
+}
+
+fn json_time(time: SystemTime) -> String {
+    json_string(&format!("{:.9}Z", utc_time(time)))
 }
 
 fn json_string(text: &str) -> String {

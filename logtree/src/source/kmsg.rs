@@ -136,7 +136,7 @@ fn convert_record(
 ) -> Vec<LogMessage> {
     let Some(KmsgRecord { seq, since_boot: at, mut message, .. }) = kmsg_record(record) else {
         let text = format!("invalid kernel log record: {}", record.trim_end());
-        return vec![LogMessage { time: Some(now), ..LogMessage::without_position(Level::Warn, text) }];
+        return vec![LogMessage::without_position(Level::Warn, text)];
     };
     let expected = position.next_seq();
     // The device begins with its oldest record at each open: this one was stored before.
@@ -145,12 +145,12 @@ fn convert_record(
     }
     position.set_next_seq(seq.saturating_add(1));
     // The record has the time since boot, which `now` and `since_boot` relate to the wall clock.
-    message.time = (now + at).checked_sub(since_boot);
+    message.claimed_time = (now + at).checked_sub(since_boot);
     let lost = if expected > 0 { seq - expected } else { 0 };
     let report = (lost > 0).then(|| {
         let text = format!("{lost} kernel log records were overwritten before they were read");
         let report = LogMessage::without_position(Level::Warn, text).with_field("lost", lost);
-        LogMessage { time: message.time, ..report }
+        LogMessage { claimed_time: message.claimed_time, ..report }
     });
     report.into_iter().chain([message]).collect()
 }
@@ -171,7 +171,7 @@ mod tests {
     fn a_record_is_dated_by_its_time_since_boot() {
         let now = SystemTime::UNIX_EPOCH;
         let entries = convert_record("6,1,5000000,-;x", &KmsgPosition::default(), now, SINCE_BOOT);
-        assert_eq!(entries[0].time, Some(now - Duration::from_secs(2)));
+        assert_eq!(entries[0].claimed_time, Some(now - Duration::from_secs(2)));
     }
 
     #[test]

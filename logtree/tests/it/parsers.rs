@@ -1,8 +1,9 @@
 //! Output of real programs through parsing writers.
 
 use std::io::Write;
+use std::time::{Duration, SystemTime};
 
-use nodekeel_logtree::parse::{self, LineParser, LogFormat};
+use nodekeel_logtree::parse::{self, LineContext, LineParser, LogFormat, LogZone};
 use nodekeel_logtree::{EntryBody, Level, LogEntry, LogStore, WriterOptions};
 
 use crate::support::*;
@@ -69,12 +70,15 @@ fn every_line_of_containerd_logfmt_is_parsed() {
 }
 
 #[test]
-fn a_parsed_line_keeps_its_timestamp_and_a_raw_line_gets_its_arrival_time() {
-    let before = std::time::SystemTime::now();
+fn an_entry_has_the_time_of_its_receipt_beside_the_one_that_its_line_claims() {
+    let before = SystemTime::now();
     let entries =
         store_output(parse::logfmt_line, "time=\"2001-02-03T04:05:06Z\" level=error msg=x\nnot logfmt\n");
-    assert!(entries[0].time < before);
-    assert!(entries[1].time >= before);
+    assert!(entries.iter().all(|entry| entry.time >= before));
+    let EntryBody::Leveled(claimant) = &entries[0].body else { panic!() };
+    assert!(claimant.claimed_time.unwrap() < before);
+    let json = nodekeel_logtree::render::json_object(&entries[0]);
+    assert!(json.contains(r#""claimed_time":"2001-02-03T04:05:06.000000000Z""#), "{json}");
     assert_eq!(entry_texts(&entries), ["x", "not logfmt"]);
 }
 
@@ -119,7 +123,8 @@ fn every_line_of_kubernetes_klog_has_a_level_also_in_the_middle_of_a_message() {
     assert_eq!(errors_of(&entries), errors);
     let continued =
         entries.iter().position(|entry| entry_text(entry).starts_with("[-]informer-sync")).unwrap();
-    assert_eq!(entries[continued].time, entries[continued - 1].time, "it is a part of the message");
+    let level = |at: usize| entry_level(&entries[at]);
+    assert_eq!(level(continued), level(continued - 1), "it is a part of the message");
 }
 
 #[test]
@@ -140,5 +145,69 @@ fn lines_before_the_first_message_stay_raw_and_a_crash_is_fatal_with_its_trace()
     let output = "starting\nI1121 11:26:08.703131 1 a.go:1] up\npanic: a bug\n\ngoroutine 1 [running]:\n";
     assert_eq!(level_letters(&store_format(LogFormat::Klog, output)), "RIF");
     let output = "{\"level\":\"error\",\"msg\":\"x\"}\ncontinued\n";
-    assert_eq!(level_letters(&store_format(LogFormat::Zap, output)), "ER", "a message of zap has one line");
+    assert_eq!(level_letters(&store_format(LogFormat::Json, output)), "ER", "a message in JSON has one line");
+}
+
+#[test]
+fn a_field_that_a_line_repeats_is_a_list_in_json() {
+    let entries = store_output(parse::logfmt_line, "level=info a=1 b=2 a=3\n");
+    let json = nodekeel_logtree::render::json_object(&entries[0]);
+    assert!(json.contains(r#""fields":{"a":["1","3"],"b":"2"}"#), "{json}");
+}
+
+/// Real output of programs in two zones, of which each line without a zone is of one second.
+#[test]
+fn lines_of_programs_in_other_zones_have_their_levels_and_claim_the_right_time() {
+    let programs = [
+        (
+            LogFormat::LevelPrefix,
+            [
+                ("JST-9", include_str!("../../testdata/python-3.11.2-Asia_Tokyo.txt"), 1_795_781_153),
+                (
+                    "EST5EDT,M3.2.0,M11.1.0",
+                    include_str!("../../testdata/python-3.11.2-America_New_York.txt"),
+                    1_795_781_157,
+                ),
+            ],
+            ["an error", "a critical one", "an exception", "Traceback (most recent call last):"],
+        ),
+        (
+            LogFormat::Klog,
+            [
+                ("JST-9", include_str!("../../testdata/kube-scheduler-1.36.3-Asia_Tokyo.txt"), 1_795_781_154),
+                (
+                    "EST5EDT,M3.2.0,M11.1.0",
+                    include_str!("../../testdata/kube-scheduler-1.36.3-America_New_York.txt"),
+                    1_795_781_158,
+                ),
+            ],
+            ["command failed"; 4],
+        ),
+    ];
+    for (format, zones, errors) in programs {
+        for (zone, output, second) in zones {
+            let parse = format.line_parser().unwrap();
+            let context = LineContext::new(SystemTime::UNIX_EPOCH + Duration::from_secs(second))
+                .zone(zone.parse::<LogZone>().unwrap());
+            for line in output.lines() {
+                let claimed = parse(line, &context).and_then(|message| message.claimed_time);
+                let distance = claimed.map(|time| time.duration_since(context.received_at).unwrap());
+                assert!(distance.unwrap_or_default() < Duration::from_secs(2), "{line}");
+            }
+            let entries = store_lines(WriterOptions::new("stderr").format(format), output);
+            let is_error = |entry: &&LogEntry| matches!(&entry.body, EntryBody::Leveled(leveled) if leveled.level >= Level::Error);
+            let seen: Vec<_> = entries.iter().filter(is_error).map(entry_text).collect();
+            for error in errors {
+                assert!(seen.iter().any(|text| text.contains(error)), "{error}: {seen:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_of_java_has_its_stack_as_its_lines() {
+    let entries = store_format(LogFormat::LevelPrefix, include_str!("../../testdata/java-17.0.15.txt"));
+    assert_eq!(level_letters(&entries), "RIWE");
+    let stack = entries.iter().filter(|entry| entry_text(entry).starts_with("\tat "));
+    assert!(stack.map(entry_level).all(|level| level == Level::Error));
 }

@@ -50,6 +50,11 @@ proptest! {
     }
 
     #[test]
+    fn a_leading_level_is_found_or_not_in_any_line(line in r#"(<[0-9]{1,2}>)?\[?(2026-11-21[T ][0-9:.,]{0,12}( ?[+-][0-9:]{4,5}|Z)?)?\]? ?([\[<]?(ERROR|warn|SEVERE)[\]>:]?|[a-zü]{0,3}|[ |:-]{1,2}){0,9}.{0,5}|.*"#) {
+        testing::fuzz_level_prefix(line.as_bytes());
+    }
+
+    #[test]
     fn kmsg_accepts_or_rejects_any_record(record in "[0-9]{0,4},[0-9]{0,20},[0-9]{0,20},-?;.{0,30}(\n [A-Z]{0,4}=?.{0,10}){0,3}|.*") {
         testing::fuzz_kmsg(record.as_bytes());
     }

@@ -18,6 +18,7 @@ fn build_entry(name: &str, body: EntryBody) -> LogEntry {
 fn leveled_body(level: Level, text: &str) -> LeveledEntry {
     LeveledEntry {
         level,
+        claimed_time: None,
         file: "etcd/src/main.rs".to_owned(),
         line: 42,
         message: text.to_owned(),

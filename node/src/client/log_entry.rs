@@ -46,6 +46,7 @@ impl TryFrom<v1::LogEntry> for LogEntry {
 fn leveled_from_wire(level: Level, body: v1::Leveled) -> LeveledEntry {
     LeveledEntry {
         level,
+        claimed_time: body.claimed_time.and_then(|time| SystemTime::try_from(time).ok()),
         file: body.file,
         line: body.line,
         message: body.message,
