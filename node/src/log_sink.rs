@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use nodekeel_logtree::parse::LogFormat;
+use nodekeel_logtree::parse::{LogFormat, LogZone};
 use nodekeel_logtree::{Dn, LogStore, WriterOptions};
 use nodekeel_supervisor::{OutputOrigin, OutputSink};
 
@@ -13,19 +13,20 @@ use nodekeel_supervisor::{OutputOrigin, OutputSink};
 #[derive(Debug, Clone)]
 pub(crate) struct LogStoreSink {
     log_store: LogStore,
-    /// By DN.
-    formats: Arc<RwLock<BTreeMap<String, LogFormat>>>,
+    formats: Arc<RwLock<Formats>>,
 }
+
+/// By DN; without a zone, that of the machine.
+type Formats = BTreeMap<String, (LogFormat, Option<LogZone>)>;
 
 impl LogStoreSink {
     /// A sink that parses the lines of these DNs.
-    pub(crate) fn new(log_store: LogStore, formats: impl IntoIterator<Item = (String, LogFormat)>) -> Self {
-        Self { log_store, formats: Arc::new(RwLock::new(formats.into_iter().collect())) }
+    pub(crate) fn new(log_store: LogStore, formats: Formats) -> Self {
+        Self { log_store, formats: Arc::new(RwLock::new(formats)) }
     }
 
     /// Changes the formats of all DNs. A writer keeps its own.
-    pub(crate) fn set_formats(&self, formats: impl IntoIterator<Item = (String, LogFormat)>) {
-        let formats = formats.into_iter().collect();
+    pub(crate) fn set_formats(&self, formats: Formats) {
         *self.formats.write().unwrap_or_else(PoisonError::into_inner) = formats;
     }
 }
@@ -36,7 +37,9 @@ impl OutputSink for LogStoreSink {
         // A writer keeps the format that it was opened with: a reload that changes the format restarts the
         // runnable.
         let options = match self.formats.read().unwrap_or_else(PoisonError::into_inner).get(origin.dn) {
-            Some(format) => options.format(*format),
+            Some((format, zone)) => {
+                options.format(*format).zone(zone.clone().unwrap_or_else(|| LogZone::of_program(None)))
+            }
             None => options,
         };
         let dn: Dn = origin.dn.parse().expect("every name in the tree is a DN");

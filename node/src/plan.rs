@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use nodekeel_fsquota::Bytes;
-use nodekeel_logtree::parse::LogFormat;
+use nodekeel_logtree::parse::{LogFormat, LogZone};
 use thiserror::Error;
 
 use crate::config::{ConfigError, NodedConfig};
@@ -190,9 +190,13 @@ impl NodePlan {
         RunningPlan { config: self.config.clone(), skipped: skipped.collect() }
     }
 
-    /// The formats of the logs of what it runs, by DN.
-    pub(crate) fn log_formats(&self) -> impl Iterator<Item = (String, LogFormat)> + '_ {
-        self.active_services().flat_map(|planned| planned.log_formats.iter().cloned())
+    /// The formats of the logs of what it runs, and their zones, by DN.
+    pub(crate) fn log_formats(&self) -> impl Iterator<Item = (String, (LogFormat, Option<LogZone>))> + '_ {
+        self.active_services().flat_map(|planned| {
+            let with_zone =
+                |(dn, format): &(String, LogFormat)| (dn.clone(), (*format, planned.log_zone.clone()));
+            planned.log_formats.iter().map(with_zone)
+        })
     }
 }
 

@@ -208,7 +208,7 @@ fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) 
     let is_new = |planned: &&PlannedService| running.skipped_services().all(|known| known.dn != planned.dn);
     log_skipped(&state.running.log_store, plan.skipped_services().filter(is_new));
     // These are set before the new runnables start, which use them from their first line on.
-    state.log_sink.set_formats(plan.log_formats());
+    state.log_sink.set_formats(plan.log_formats().collect());
     set_configured_levels(&state.running.log_store, &running.config.log.levels, &plan.config.log.levels);
     state.running.replace_additions(additions);
     state.replace_plan(plan);

@@ -31,7 +31,7 @@ impl NodeState {
             let state = Weak::clone(state);
             let answer: AnswerConfig = Box::new(move |request| answer_config(state.upgrade(), request));
             Self {
-                log_sink: LogStoreSink::new(log_store.clone(), plan.log_formats()),
+                log_sink: LogStoreSink::new(log_store.clone(), plan.log_formats().collect()),
                 running: Arc::new(RunningNode::new(plan.to_running(), Arc::clone(&data), log_store, answer)),
                 plan: RwLock::new(Arc::new(plan)),
                 tree: NodeTree::new(data),

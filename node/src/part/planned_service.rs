@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use nodekeel_localstorage::tree::LayoutEntry;
-use nodekeel_logtree::parse::LogFormat;
+use nodekeel_logtree::parse::{LogFormat, LogZone};
 use nodekeel_supervisor::Runnable;
 
 use super::on_volume::{RunnableOnVolume, share_build};
@@ -33,6 +33,9 @@ pub struct PlannedService {
     pub disk_bytes: u64,
     /// The log formats of runnables at and below its DN.
     pub log_formats: Vec<(String, LogFormat)>,
+    /// The zone of the times in those logs that name none; `None` for that of the machine, in which a program without
+    /// `TZ` writes.
+    pub log_zone: Option<LogZone>,
     /// The next noded adopts a process of this DN that was [kept](nodekeel_supervisor::process::Process::keep).
     pub keep: bool,
 }
@@ -49,6 +52,7 @@ impl PlannedService {
             volume_directories: Vec::new(),
             disk_bytes: 0,
             log_formats: Vec::new(),
+            log_zone: None,
             keep: false,
         }
     }
@@ -130,6 +134,12 @@ impl PlannedService {
     pub fn log_format(mut self, dn: impl Into<String>, format: LogFormat) -> Self {
         self.log_formats.push((dn.into(), format));
         self
+    }
+
+    /// Sets the zone of the times in its logs that name none.
+    #[must_use]
+    pub fn log_zone(self, zone: Option<LogZone>) -> Self {
+        Self { log_zone: zone, ..self }
     }
 }
 

@@ -9,6 +9,7 @@ mod process;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use nodekeel_logtree::parse::LogZone;
 use nodekeel_supervisor::process::ProcessHandle;
 
 use self::process::prepare_service;
@@ -99,7 +100,10 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
     let config = service.clone();
     let plan = UserServicePlan { binary, config, programs, account, groups, oom_score_adj };
     let dn = format!("root.{NAME}.{name}");
-    let planned = PlannedService::new(dn.clone(), plan).log_format(dn, service.log).keep(service.keep);
+    let environment_zone = || service.environment.get("TZ").map(|tz| LogZone::of_program(Some(tz)));
+    let zone = service.log_zone.clone().or_else(environment_zone);
+    let planned = PlannedService::new(dn.clone(), plan).log_format(dn, service.log).log_zone(zone);
+    let planned = planned.keep(service.keep);
     planner.add(planned.skip(skipped));
 }
 

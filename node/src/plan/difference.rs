@@ -157,6 +157,7 @@ fn runs_the_same(running: &PlannedService, new: &PlannedService) -> bool {
         // A child gets its dependencies when it is added, and its writers their format when they are opened.
         && running.start_after == new.start_after
         && running.log_formats == new.log_formats
+        && running.log_zone == new.log_zone
 }
 
 /// The keys that make a runnable differ.

@@ -41,6 +41,21 @@ fn the_errors_of_a_kubelet_are_errors_of_its_log() {
     }
 }
 
+/// klog writes the local time of its program, without its zone.
+#[test]
+fn an_error_of_a_service_in_any_zone_is_an_error_of_now() {
+    let line = r#"date "+E%m%d %H:%M:%S.000000 1 a.go:1] failed"; exec sleep 1000"#;
+    for keys in ["environment = { PATH = \"/usr/bin:/bin\", TZ = \"JST-9\" }", ""] {
+        let noded = start_service(line, &format!("log = \"klog\"\n{keys}"));
+        let errors = noded.follow(&["logs", "-f", "--min-level", "error", "--since", "1m", "root.service.a"]);
+        let entry = errors.find_value(|entry| entry["message"] == "failed");
+        let seconds =
+            |key: &str| entry[key].as_str().unwrap().parse::<prost_types::Timestamp>().unwrap().seconds;
+        assert!((seconds("time") - seconds("claimed_time")).abs() <= 5, "{entry}");
+        noded.stop();
+    }
+}
+
 #[test]
 fn a_service_that_is_silent_or_not_alive_restarts_with_the_reason() {
     let cases = [

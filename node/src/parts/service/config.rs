@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use nodekeel_fsquota::Bytes;
-use nodekeel_logtree::parse::LogFormat;
+use nodekeel_logtree::parse::{LogFormat, LogZone};
 use nodekeel_supervisor::Backoff;
 use nodekeel_supervisor::process::{Capability, Rlimit, RlimitResource, Signal};
 use serde::Deserialize;
@@ -72,6 +72,10 @@ pub struct UserService {
     /// The format of its log.
     #[serde(default, deserialize_with = "deserialize_text")]
     pub log: LogFormat,
+    /// The zone of the times in its log that name none, as a value of `TZ`; `None` for that of its environment, and
+    /// without one that of the machine.
+    #[serde(default, deserialize_with = "deserialize_optional_text")]
+    pub log_zone: Option<LogZone>,
     /// The limits of what it may use.
     #[serde(default)]
     pub limits: ServiceLimits,

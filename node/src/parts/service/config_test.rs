@@ -31,7 +31,8 @@ fn every_setting_of_a_service_parses() {
         reload = ["/bin/kill"]
         stop_signal = "INT"
         liveness = { probe = ["/bin/true"] }
-        log = "klog""#;
+        log = "klog"
+        log_zone = "JST-9""#;
     let service = parse_service(keys).expect("it parses");
     let (core, nofile) = (RlimitResource::Core, RlimitResource::Nofile);
     assert_eq!((service.limits.memory_max, service.limits.cpu_max), (Some(Bytes(64 << 20)), Some(0.5)));
@@ -40,6 +41,7 @@ fn every_setting_of_a_service_parses() {
     assert_eq!((service.privileges.capabilities, service.privileges.umask), (Some(vec![]), Some(0o027)));
     assert_eq!(service.reload, Some(ReloadConfig::Command(vec!["/bin/kill".into()])));
     assert_eq!((service.stop_signal, service.log), (Some(Signal::INT), LogFormat::Klog));
+    assert_eq!(service.log_zone, Some("JST-9".parse().unwrap()));
     let liveness = service.liveness.expect("it is given");
     let defaults = (Duration::from_secs(10), Duration::from_secs(5), 3);
     assert_eq!((liveness.period, liveness.timeout, liveness.failure_threshold), defaults);
@@ -53,6 +55,10 @@ fn an_invalid_setting_is_named_with_what_is_valid() {
         (
             "log = \"xml\"",
             "noded.toml:4:7: service[0].log: unknown log format \"xml\"; known: text, klog, json",
+        ),
+        (
+            "log_zone = \"Tokio\"",
+            "noded.toml:4:12: service[0].log_zone: unknown time zone \"Tokio\": use a name from /usr/share/zoneinfo",
         ),
         (
             "limits = { memory_max = \"64MX\" }",
