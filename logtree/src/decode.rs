@@ -1,6 +1,7 @@
 //! Decodes records into entries.
 
-use crate::record::{CUT_FLAG, LOSSY_FLAG, TRAILER_BYTES, tag, time_from_nanos};
+use crate::clock::{time_from_nanos, wall_time};
+use crate::record::{CUT_FLAG, LOSSY_FLAG, TRAILER_BYTES, tag};
 use crate::{Dn, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, RawLine, StreamOrigin};
 
 /// Decodes a record written by [`RecordBuffer`](crate::record::RecordBuffer).
@@ -9,7 +10,7 @@ pub(crate) fn decode_record(dn: Dn, record: &[u8]) -> LogEntry {
     let mut fields = RecordBytes(&record[4..record.len() - TRAILER_BYTES - padding]);
     let [class, flags, _, _] = fields.take_array();
     let seq = u64::from_le_bytes(fields.take_array());
-    let time = time_from_nanos(i64::from_le_bytes(fields.take_array()));
+    let time = wall_time(i64::from_le_bytes(fields.take_array()));
     let body = match Level::ALL.get(usize::from(class)) {
         Some(&level) => EntryBody::Leveled(decode_leveled(level, fields)),
         None => {

@@ -14,7 +14,8 @@ pub struct LogEntry {
     pub seq: u64,
     /// The name it is stored under.
     pub dn: Dn,
-    /// When the store received it, to the nanosecond.
+    /// When the store received it, to the nanosecond, by the wall clock of the read: the store counts from boot, so a
+    /// step of the clock moves the times of all entries, and never their order.
     pub time: SystemTime,
     /// The content.
     pub body: EntryBody,

@@ -12,8 +12,9 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::clock::now_nanos;
 use crate::name_log::RingAddress;
-use crate::record::{RecordBuffer, now_nanos, short_source_path};
+use crate::record::{RecordBuffer, short_source_path};
 use crate::shared_store::SharedLogStore;
 use crate::text::floor_char_boundary;
 use crate::{Dn, FieldValue, Level, LogField};

@@ -81,6 +81,7 @@
 
 mod abbreviations;
 mod class;
+mod clock;
 mod content_filter;
 mod cursor;
 mod decode;

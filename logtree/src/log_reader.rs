@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker, ready};
 use futures_core::Stream;
 use tokio::task::coop::poll_proceed;
 
+use crate::clock::follow_wall_clock;
 use crate::merge::{Remaining, RingMerge};
 use crate::shared_store::SharedLogStore;
 use crate::{EntryBody, LogCursor, LogEntry};
@@ -155,6 +156,7 @@ impl LogReader {
         if !self.in_backlog && !self.follow {
             return FetchResult::End;
         }
+        follow_wall_clock();
         // Read before the notices: a reader with an earlier number has given notice.
         let newest = self.shared.next_seq.0.load(Ordering::Acquire);
         self.merge.take_notices();

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::clock::now_nanos;
 use crate::limits::LogLimits;
 use crate::name_log::{NameLog, RingAddress};
 use crate::query::{LogCursor, LogQuery, QueryError};
-use crate::record::{RecordBuffer, now_nanos};
+use crate::record::RecordBuffer;
 use crate::shared_store::SharedLogStore;
 use crate::{Dn, Level, LineWriter, LogMessage, LogReader, LogStoreLayer, WriterOptions};
 

@@ -7,11 +7,10 @@
 //! follow the payload. It is stored at both ends, so that a ring can be walked in both directions.
 
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use nix::time::{ClockId, clock_gettime};
+use std::time::SystemTime;
 
 use crate::class::RAW_CLASS;
+use crate::clock::unix_nanos;
 use crate::text::floor_char_boundary;
 use crate::{FieldValue, Level, LogMessage, StreamOrigin};
 
@@ -37,33 +36,6 @@ pub(crate) mod tag {
     pub(crate) const CUT: u8 = 6;
     pub(crate) const ORIGIN: u8 = 7;
     pub(crate) const CLAIMED_TIME: u8 = 8;
-}
-
-/// Nanoseconds since 1970, clamped if `time` is outside of the years 1677 to 2262.
-pub(crate) fn unix_nanos(time: SystemTime) -> i64 {
-    let (sign, distance) = match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => (1, after),
-        Err(before) => (-1, before.duration()),
-    };
-    let seconds = i64::try_from(distance.as_secs()).unwrap_or(i64::MAX);
-    sign * seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(distance.subsec_nanos()))
-}
-
-/// The current time, in the unit of [`unix_nanos`].
-pub(crate) fn now_nanos() -> i64 {
-    // Without `SystemTime`, whose arithmetic costs half as much as reading the clock. The clock is a third of an
-    // append, and CLOCK_REALTIME_COARSE would be a few nanoseconds; but its tick is 4 ms (CONFIG_HZ=250): a line would
-    // seem to be older than what caused it under another name.
-    match clock_gettime(ClockId::CLOCK_REALTIME) {
-        Ok(now) => now.tv_sec().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec()),
-        Err(_) => unix_nanos(SystemTime::now()),
-    }
-}
-
-/// The inverse of [`unix_nanos`].
-pub(crate) fn time_from_nanos(nanos: i64) -> SystemTime {
-    let distance = Duration::from_nanos(nanos.unsigned_abs());
-    if nanos < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
 }
 
 /// Encodes one record at a time; the buffer is reused for the next one.
@@ -382,15 +354,6 @@ mod tests {
         assert_eq!(back.message, "ü".repeat((101 - 5) / 2));
         assert_eq!(back.original_bytes, Some(207));
         assert_eq!(back.fields, []);
-    }
-
-    #[test]
-    fn times_before_1970_and_out_of_range_survive() {
-        assert_eq!(
-            time_from_nanos(unix_nanos(UNIX_EPOCH - Duration::from_millis(1))),
-            UNIX_EPOCH - Duration::from_millis(1)
-        );
-        assert_eq!(unix_nanos(UNIX_EPOCH + Duration::from_secs(1 << 40)), i64::MAX);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::task::Waker;
 
 use crate::class::ClassMask;
+use crate::clock::{follow_wall_clock, now_nanos};
 use crate::directory::Directory;
 use crate::follower::Follower;
 use crate::limits::LogLimits;
@@ -16,7 +17,7 @@ use crate::name_levels::AtomicLevel;
 use crate::name_log::{CacheLine, NameLog, RingAddress, SuppressResult};
 use crate::partial_lines::PartialLineBudget;
 use crate::query::{BacklogLimit, LogCursor, LogQuery, QueryError};
-use crate::record::{RecordBuffer, now_nanos};
+use crate::record::RecordBuffer;
 use crate::ring::AppendResult;
 use crate::{Dn, Level};
 
@@ -113,6 +114,7 @@ impl SharedLogStore {
         query: LogQuery,
         mask: ClassMask,
     ) -> Result<(RingMerge, u64), QueryError> {
+        follow_wall_clock();
         let after = query.after.map_or(0, |cursor| cursor.seq);
         let follower = query.follow.then(|| Arc::new(Follower::new(query.clone(), mask)));
         let mut directory = self.write_directory();
