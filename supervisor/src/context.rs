@@ -97,9 +97,9 @@ impl Context {
         self.run_group_with(GroupPolicy::OneForAll, children)
     }
 
-    /// Adds a group of children and starts them. The policy decides which of them end together with a failed one.
-    /// These restart after all of them, with their subtrees, have exited: the canceled members at once, each
-    /// failed member after its backoff.
+    /// Adds a group of children and starts them, also when this runnable is ready. They end with this run. The policy
+    /// decides which of them end together with a failed one. These restart after all of them, with their subtrees, have
+    /// exited: the canceled members at once, each failed member after its backoff.
     ///
     /// The children run when this task next waits: a runnable that blocks its thread holds them up.
     ///
@@ -113,8 +113,7 @@ impl Context {
         self.0.driver.add_group(self.0.key, policy, children.into_iter().collect())
     }
 
-    /// Signals that this runnable now does its work. No children can be added after this. It can be repeated
-    /// only after [`signal_not_ready`](Self::signal_not_ready).
+    /// Signals that this runnable now does its work. It can be repeated only after [`signal_not_ready`](Self::signal_not_ready).
     ///
     /// # Errors
     /// [`LifecycleSignalError::StaleContext`], [`LifecycleSignalError::ForeignContext`], or

@@ -13,7 +13,7 @@
 //! **Exit** (`exit.rs`). The driver reports the end of a task:
 //! 1. `handle_exit` ignores a run that the tree has given up on.
 //! 2. `classify_exit` decides the state (done, canceled, dead) and the reason to record. A canceled run that returns
-//!    anything but `CanceledError` has failed, unless it had signaled done and returned `Ok`.
+//!    an error other than `CanceledError` has failed.
 //! 3. `finish_run` performs the steps 4 to 8 for that state.
 //!
 //! **Fate** (`exit.rs`). The tree decides who ends together with it:
@@ -43,10 +43,13 @@
 //!
 //! **Start** (`restart.rs`). The driver (`run_timers`) calls `fire_timers` at the deadline:
 //! 9. `fire_timers` calls `start_after_group`: a member that is among those that have begun to end together since
-//!    step 8 waits for them, without a timer, until step 7 of another exit starts it.
+//!    step 8 waits for them, without a timer, until step 7 of another exit starts it. A member of a rest-for-one group
+//!    also waits while one before it is neither ready nor done (`unready_member_before`), until that one is, or has left
+//!    the tree (`start_members_after`).
 //! 10. `start_run` counts the task and emits [`TreeAction::StartRun`]. The runnable adds its children anew
 //!     (`children.rs`), and each of them gets its history back (generation, failures, exits, an
-//!     operator's stop), but neither its backoff nor what its limit has counted. The driver spawns `task::run_incarnation`; for a
+//!     operator's stop), but neither its backoff nor what its limit has counted; in a rest-for-one group they start in
+//!     order, as in step 9. The driver spawns `task::run_incarnation`; for a
 //!     process, `process/run.rs` goes on (`run_once`, `RunningProcess::start`).
 //!
 //! In a shutdown (`shutdown.rs`), no group ends in step 4, and steps 6 to 10 do nothing. Instead, `advance_shutdown_above` stops what the exited

@@ -41,7 +41,8 @@
 //! - Fate: a failure (an error, a panic, a return without [`signal_done`](Context::signal_done), an invalid signal)
 //!   cancels the runnable's whole subtree and those members of its group that its [`GroupPolicy`] names.
 //! - Restart: none of these members starts before all of them, with their subtrees, have exited. Then a canceled
-//!   runnable restarts at once, and a failed one after its [`Backoff`]. A parent restarts only after its own
+//!   runnable restarts at once, and a failed one after its [`Backoff`]; in a rest-for-one group each when those before it
+//!   are ready or done. A parent restarts only after its own
 //!   failure, or after a child that exceeds its [`RestartLimit`].
 //! - Order: a runnable starts when those that it [depends on](ChildSpec::depends_on) are ready, and a
 //!   [shutdown](Supervisor::shutdown) stops it before them. Independent runnables stop at the same time.

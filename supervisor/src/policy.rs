@@ -54,8 +54,8 @@ pub enum RestartLimitAction {
 /// The members of a group that end and restart together when one of them fails.
 ///
 /// Members that end together start only after all of them have ended: then the canceled ones at once, and each
-/// failed one after its backoff. The policy concerns failures only, and neither the order of a
-/// [shutdown](crate::ChildSpec::stop_before) nor an operator's requests.
+/// failed one after its backoff. The policy concerns neither the order of a
+/// [shutdown](crate::ChildSpec::stop_before), nor what an operator stops or restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum GroupPolicy {
@@ -64,7 +64,8 @@ pub enum GroupPolicy {
     /// All members.
     #[default]
     OneForAll,
-    /// The failed member and those after it, in the order of their addition.
+    /// The failed member and those after it, in the order of their addition. In this order they start, each when those
+    /// before it are ready or done: one that is dead or stopped keeps those after it waiting, if they are not running.
     RestForOne,
 }
 

@@ -22,9 +22,10 @@ use crate::process_exit::{ForcedKill, ProcessExit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RunnableState {
-    /// Not running: its start is due after a backoff, or when the members of its group that are ending have ended.
+    /// Not running: its start is due after a backoff, when the members of its group that are ending have ended, or when
+    /// those before it in a [rest-for-one](crate::GroupPolicy::RestForOne) group are ready.
     Waiting,
-    /// Running, not ready: not yet, or not at present. It may add children until it is ready for the first time.
+    /// Running, not ready: not yet, or not at present.
     New,
     /// Running and ready.
     Ready,

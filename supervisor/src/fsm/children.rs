@@ -27,13 +27,6 @@ pub enum AddChildError {
     /// A name is invalid or in use. None of the group was added.
     #[error(transparent)]
     Name(NameError),
-    /// The runnable has already signaled ready. Add children before
-    /// [`signal_ready`](crate::Context::signal_ready).
-    #[error("can't add children to {dn}: it has signaled ready; add them before")]
-    AlreadyReady {
-        /// The parent's DN.
-        dn: String,
-    },
     /// The context is canceled, so the children would never run.
     #[error("can't add child runnables: their parent is stopping")]
     Canceled(#[source] CanceledError),
@@ -56,8 +49,7 @@ pub(crate) struct NewChild<'a> {
 }
 
 impl TreeFsm {
-    /// Adds a group of children below a runnable that is not ready yet, and starts them. Returns their slots
-    /// in order.
+    /// Adds a group of children below a run, and starts them. Returns their slots in order.
     pub(crate) fn add_group(
         &mut self,
         now: TreeTime,
@@ -68,14 +60,10 @@ impl TreeFsm {
         let slot = self.resolve_key(parent).ok_or(AddChildError::Name(NameError::StaleContext))?;
         let entry = self.entry(slot);
         match entry.state {
-            RunnableState::New if entry.canceled || self.is_shutting_down() => {
+            RunnableState::New | RunnableState::Ready if entry.canceled || self.is_shutting_down() => {
                 return Err(AddChildError::Canceled(CanceledError));
             }
-            // A not-ready signal makes the state New again, but not `was_ready` false.
-            RunnableState::New if !entry.was_ready => {}
-            RunnableState::New | RunnableState::Ready => {
-                return Err(AddChildError::AlreadyReady { dn: entry.dn.to_string() });
-            }
+            RunnableState::New | RunnableState::Ready => {}
             // The run has exited. Its key stays valid until the next run.
             _ => return Err(AddChildError::Name(NameError::StaleContext)),
         }
@@ -139,8 +127,10 @@ impl TreeFsm {
         for &member in &members {
             if self.entry(member).held_by_operator {
                 self.mark_stopped(member, now);
-            } else {
+            } else if self.unready_member_before(member).is_none() {
                 self.start_run(member, now);
+            } else {
+                self.enter_waiting(member, TreeTime::ZERO, now);
             }
         }
         members
@@ -198,7 +188,12 @@ impl TreeFsm {
         let key = RunKey { slot, incarnation: entry.incarnation };
         match entry.state {
             // No task of it exists, so no exit would remove it later.
-            RunnableState::Stopped | RunnableState::Waiting => self.remove_child(slot),
+            RunnableState::Stopped | RunnableState::Waiting => {
+                let TreeEntry { parent, group, rank, .. } = *self.entry(slot);
+                self.remove_child(slot);
+                let parent = parent.expect("it is not the root");
+                self.start_members_after(parent, group, rank, now);
+            }
             _ => {
                 // `restart_if_settled` removes it, in this call or after the exit of its last task.
                 self.cancel_subtree(slot, &CancelCause::Operator, now);
@@ -220,9 +215,13 @@ impl TreeFsm {
         if !self.waits_for_group(slot) {
             released = self.release_ended_members(slot).unwrap_or_default();
         }
+        let TreeEntry { parent, group, rank, .. } = *self.entry(slot);
         self.remove_child(slot);
         let others: Vec<u32> = released.into_iter().filter(|member| *member != slot).collect();
         self.restart_ended(&others, now);
+        if let Some(parent) = parent {
+            self.start_members_after(parent, group, rank, now);
+        }
     }
 
     /// Removes an entry without running tasks. Its parent keeps its history for a child of the same name.

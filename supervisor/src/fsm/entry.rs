@@ -138,8 +138,6 @@ pub(super) struct TreeEntry {
     pub(super) ending_since: Option<TreeTime>,
     /// The context is canceled, and so are its descendants'.
     pub(super) canceled: bool,
-    /// This run has signaled ready at least once: it can add no more children.
-    pub(super) was_ready: bool,
     /// The reason why it can't do its work at present, in its own words.
     pub(super) not_ready_reason: Option<Arc<str>>,
     pub(super) signaled_done: bool,
@@ -198,7 +196,6 @@ impl TreeEntry {
             since: now,
             ending_since: None,
             canceled: false,
-            was_ready: false,
             not_ready_reason: None,
             signaled_done: false,
             forced_exit: None,
@@ -219,6 +216,14 @@ impl TreeEntry {
             former_children: history.children,
             timer: None,
             stop_requested: false,
+        }
+    }
+
+    /// Returns whether it does its work, or has done it. A run that is ending is not ready, although it may signal it.
+    pub(super) fn is_ready_or_done(&self) -> bool {
+        match self.state {
+            RunnableState::Ready => self.ending_since.is_none(),
+            state => state == RunnableState::Done && !self.canceled,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::entry::{EndingMembers, PastExit};
+use super::entry::{EndingMembers, PastExit, TreeEntry};
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::policy::{GroupPolicy, RestartPolicy};
@@ -39,7 +39,8 @@ impl TreeFsm {
         }
         match outcome {
             RunOutcome::Ok if entry.signaled_done => (RunnableState::Done, ExitReason::Done),
-            RunOutcome::Ok if entry.canceled => (RunnableState::Dead, entry.exit_after_return()),
+            // The end that was asked for, as with a `CanceledError`.
+            RunOutcome::Ok if entry.canceled => (RunnableState::Canceled, entry.exit_after_cancellation()),
             RunOutcome::Ok if entry.settings.policy.restart != RestartPolicy::Always => {
                 (RunnableState::Done, ExitReason::Done)
             }
@@ -63,6 +64,10 @@ impl TreeFsm {
         // Before the count: the members that end with it must be counted as ending while it still counts as live.
         self.enter_exited(slot, state, exit, now);
         self.adjust_live_counts(slot, -1);
+        let TreeEntry { parent, group, rank, .. } = *self.entry(slot);
+        if let Some(parent) = parent.filter(|_| state == RunnableState::Done) {
+            self.start_members_after(parent, group, rank, now);
+        }
         // At most one of the two does something: nothing restarts in a shutdown.
         self.restart_if_settled(slot, now);
         self.advance_shutdown_above(slot, now);

@@ -352,10 +352,12 @@ impl ExploredTree {
         }
         for (slot, entry) in self.entries() {
             let dn = &entry.dn;
-            assert_ne!(entry.state, RunnableState::Waiting, "{dn} waits for nothing");
+            let waits_in_order =
+                entry.state == RunnableState::Waiting && self.fsm.unready_member_before(slot).is_some();
+            assert!(entry.state != RunnableState::Waiting || waits_in_order, "{dn} waits for nothing");
             let is_held = entry.held_by_operator;
             let is_due = !is_held && entry.settings.policy.restart == RestartPolicy::Always;
-            let may_rest = entry.state.is_running() || entry.state == RunnableState::Done;
+            let may_rest = entry.state.is_running() || entry.state == RunnableState::Done || waits_in_order;
             assert!(may_rest || !is_due, "{dn} is {} for good", entry.state);
             let is_stopped = entry.state == RunnableState::Stopped || self.fsm.parent_is_canceled(slot);
             assert!(is_stopped || !is_held, "{dn} is {} although an operator stopped it", entry.state);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::entry::EndingMembers;
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{RestartLimit, RestartLimitAction, RestartPolicy};
+use crate::policy::{GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
 impl TreeFsm {
@@ -85,13 +85,13 @@ impl TreeFsm {
                 }
             }
         }
-        // Each with its own delay: a canceled member starts now, also when it depends on the failed one, which waits for
-        // its backoff. Readiness, not order, is what a dependent waits for.
+        // Each with its own delay: a canceled member starts now, unless those before it in a rest-for-one group have to be
+        // ready first.
         for &slot in slots {
             let entry = self.entry(slot);
             match entry.state {
                 // Its backoff has expired while it waited for the group.
-                RunnableState::Waiting if entry.timer.is_none() => self.start_run(slot, now),
+                RunnableState::Waiting if entry.timer.is_none() => self.start_after_group(slot, now),
                 RunnableState::Waiting | RunnableState::Stopped => {}
                 _ if entry.restart_requested || self.wants_restart(slot) => self.schedule_restart(slot, now),
                 _ => {}
@@ -132,7 +132,7 @@ impl TreeFsm {
         self.reset_incarnation(slot);
         self.enter_waiting(slot, delay, now);
         if delay.is_zero() {
-            self.start_run(slot, now);
+            self.start_after_group(slot, now);
         } else {
             // `fire_timers` continues.
             self.arm_timer(slot, now, delay);
@@ -165,15 +165,41 @@ impl TreeFsm {
         self.report_change(slot, RunnableChange::Scheduled { delay });
     }
 
-    /// Starts an entry, or lets it wait for the members of its group that are ending.
+    /// Starts an entry, or lets it wait for the members of its group that are ending, or that come before it.
     pub(super) fn start_after_group(&mut self, slot: u32, now: TreeTime) {
-        if !self.waits_for_group(slot) {
+        if !self.waits_for_group(slot) && self.unready_member_before(slot).is_none() {
             return self.start_run(slot, now);
         }
-        // Without a timer it is waiting for the group, see `restart_ended`.
+        // Without a timer it is waiting for the group, see `restart_ended` and `start_members_after`.
         self.disarm_timer(slot);
         if self.entry(slot).state == RunnableState::Stopped {
             self.enter_waiting(slot, TreeTime::ZERO, now);
+        }
+    }
+
+    /// The member before this one, in a group whose members start in order, that is neither ready nor done.
+    pub(super) fn unready_member_before(&self, slot: u32) -> Option<u32> {
+        let entry = self.entry(slot);
+        let group = &self.entry(entry.parent?).groups[entry.group as usize];
+        let before = &group.members[..entry.rank as usize];
+        // From the last one, which is usually the one that is not ready.
+        let unready = || before.iter().rev().copied().find(|member| !self.entry(*member).is_ready_or_done());
+        (group.policy == GroupPolicy::RestForOne).then(unready)?
+    }
+
+    /// Starts the members of a group from a rank on that have waited for those before them, and for nothing else.
+    pub(super) fn start_members_after(&mut self, parent: u32, group: u32, rank: u32, now: TreeTime) {
+        let group = &self.entry(parent).groups[group as usize];
+        if group.policy != GroupPolicy::RestForOne || self.shutdown.is_some() {
+            return;
+        }
+        let mut later = group.members[rank as usize..].iter().copied();
+        let next = later.find(|member| !self.entry(*member).is_ready_or_done());
+        if let Some(next) = next
+            && self.entry(next).state == RunnableState::Waiting
+            && self.entry(next).timer.is_none()
+        {
+            self.start_after_group(next, now);
         }
     }
 
@@ -184,7 +210,7 @@ impl TreeFsm {
         debug_assert!(!entry.canceled && entry.live_tasks == 0 && entry.groups.is_empty());
         entry.generation += 1;
         entry.restart_requested = false;
-        (entry.was_ready, entry.not_ready_reason) = (false, None);
+        entry.not_ready_reason = None;
         entry.enter_state(RunnableState::New, now);
         let start = TreeAction::StartRun {
             key: RunKey { slot, incarnation: entry.incarnation },

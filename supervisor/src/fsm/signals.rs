@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::entry::TreeEntry;
 use super::{RunKey, TreeFsm, TreeTime};
 use crate::event::RunnableChange;
 use crate::state::{ExitReason, RunnableState};
@@ -51,9 +52,13 @@ impl TreeFsm {
             return Err(self.fail_invalid_signal(slot, error, now));
         }
         let entry = self.entry_mut(slot);
-        (entry.was_ready, entry.not_ready_reason) = (true, None);
+        entry.not_ready_reason = None;
         entry.enter_state(RunnableState::Ready, now);
         self.report_change(slot, RunnableChange::Ready);
+        let TreeEntry { parent, group, rank, .. } = *self.entry(slot);
+        if let Some(parent) = parent {
+            self.start_members_after(parent, group, rank, now);
+        }
         Ok(())
     }
 

@@ -46,14 +46,9 @@ impl TreeFsm {
         statuses
     }
 
-    /// Returns whether the entry with this DN is ready or done; `None` without such an entry. A run that is ending
-    /// is not ready, although it may signal it.
+    /// Returns whether the entry with this DN is ready or done; `None` without such an entry.
     pub(crate) fn readiness_of(&self, dn: &str) -> Option<bool> {
-        let entry = self.entry(self.find_slot(dn)?);
-        Some(match entry.state {
-            RunnableState::Ready => entry.ending_since.is_none(),
-            state => state == RunnableState::Done,
-        })
+        Some(self.entry(self.find_slot(dn)?).is_ready_or_done())
     }
 
     fn wait_reason(&self, slot: u32) -> WaitReason<TreeTime> {
@@ -62,7 +57,12 @@ impl TreeFsm {
             RunnableState::Waiting => match entry.timer {
                 Some(until) => WaitReason::Backoff(until),
                 // `start_after_group` has taken its timer.
-                None => WaitReason::GroupMembers(self.running_members(slot)),
+                None => match self.unready_member_before(slot) {
+                    Some(before) if !self.waits_for_group(slot) => {
+                        WaitReason::Dependency(self.entry(before).dn.clone())
+                    }
+                    _ => WaitReason::GroupMembers(self.running_members(slot)),
+                },
             },
             RunnableState::Stopped => WaitReason::OperatorStart,
             RunnableState::New | RunnableState::Ready if entry.canceled => WaitReason::RunnableReturn,

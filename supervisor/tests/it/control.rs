@@ -55,9 +55,13 @@ async fn an_operators_stop_or_restart_cancels_no_group_sibling() {
         ctx.run_group(group)
     });
     settle().await;
-    for dn in ["root.rude", "root.lazy", "root.deaf"] {
+    for (dn, end) in [
+        ("root.rude", RunnableState::Dead),
+        ("root.lazy", RunnableState::Canceled),
+        ("root.deaf", RunnableState::Dead),
+    ] {
         tree.supervisor.restart_runnable(dn).expect("the DN exists");
-        tree.recorder.wait_for_state(dn, RunnableState::Dead).await;
+        tree.recorder.wait_for_state(dn, end).await;
         tree.recorder.wait_for_state(dn, RunnableState::Ready).await;
         tree.supervisor.stop_runnable(dn).expect("the DN exists");
         tree.recorder.wait_for_state(dn, RunnableState::Stopped).await;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    Backoff, CancelCause, ChildPolicy, ChildSpec, Context, ExitReason, Failure, GroupPolicy, RunnableChange,
-    RunnableState, Supervisor,
+    Backoff, CancelCause, ChildPolicy, ChildSpec, Context, ExitReason, Failure, GroupPolicy, Removal,
+    RestartLimit, RestartLimitAction, RunnableChange, RunnableState, Supervisor,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -282,9 +282,10 @@ async fn a_policy_decides_which_members_end_with_a_failed_one() {
             ];
             ctx.run_group_with(policy, members)
         });
-        settle().await;
+        failing.signal_ready().await;
         failing.fail("gone").await;
         tokio::time::sleep(Duration::from_secs(1)).await;
+        failing.signal_ready().await;
         let generations = ["root.before", "root.failing", "root.after"].map(|dn| tree.generation(dn));
         assert_eq!(generations, expected, "{policy:?}");
     }
@@ -317,4 +318,117 @@ async fn no_member_starts_before_all_that_end_with_it_have_ended() {
     assert_eq!(generations(), [1, 1, 1]);
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(generations(), [2, 2, 2]);
+}
+
+fn rest_for_one(members: [(&'static str, RemoteRunnable); 3]) -> TestTree {
+    TestTree::with_children(move |ctx| {
+        let limit = RestartLimit {
+            restarts: 1,
+            period: Duration::from_secs(60),
+            action: RestartLimitAction::StayDead,
+        };
+        let policy = ChildPolicy { restart_limit: Some(limit), ..ChildPolicy::default() };
+        let member = |(name, remote): &(&'static str, RemoteRunnable)| {
+            ChildSpec::new(*name, remote.clone()).policy(policy.clone())
+        };
+        ctx.run_group_with(GroupPolicy::RestForOne, members.iter().map(member))
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_of_a_rest_for_one_group_start_in_order_each_when_those_before_it_are_ready() {
+    let [db, web, edge] = [(); 3].map(|()| RemoteRunnable::default());
+    let tree = rest_for_one([("db", db.clone()), ("web", web.clone()), ("edge", edge.clone())]);
+    let states = |tree: &TestTree| ["root.db", "root.web", "root.edge"].map(|dn| tree.state(dn).unwrap());
+    let waiting_for =
+        |tree: &TestTree, index: usize| tree.supervisor.snapshot()[index].waiting_for.to_string();
+    settle().await;
+    assert_eq!(states(&tree), [RunnableState::New, RunnableState::Waiting, RunnableState::Waiting]);
+    assert_eq!(waiting_for(&tree, 3), "root.web to become ready");
+    db.signal_ready().await;
+    web.signal_ready().await;
+    edge.signal_ready().await;
+    assert_eq!(states(&tree), [RunnableState::Ready; 3]);
+    // An operator's restart of one member ends no other.
+    tree.supervisor.restart_runnable("root.db").expect("it is known");
+    settle().await;
+    assert_eq!(states(&tree), [RunnableState::New, RunnableState::Ready, RunnableState::Ready]);
+    db.signal_ready().await;
+
+    db.fail("disk gone").await;
+    settle().await;
+    assert_eq!(states(&tree), [RunnableState::Waiting; 3], "those after it wait for more than its backoff");
+    tree.supervisor.start_runnable("root.edge").expect("it is known");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(states(&tree), [RunnableState::New, RunnableState::Waiting, RunnableState::Waiting]);
+    db.signal_ready().await;
+    settle().await;
+    assert_eq!(states(&tree), [RunnableState::Ready, RunnableState::New, RunnableState::Waiting]);
+
+    // The second failure exceeds the limit: it stays dead, and keeps those after it waiting.
+    db.fail("disk gone").await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(states(&tree), [RunnableState::Dead, RunnableState::Waiting, RunnableState::Waiting]);
+    tree.supervisor.start_runnable("root.db").expect("it is known");
+    for remote in [&db, &web, &edge] {
+        remote.signal_ready().await;
+    }
+    assert_eq!(states(&tree), [RunnableState::Ready; 3]);
+
+    // Those after a member that leaves wait for it no longer.
+    tree.supervisor.stop_runnable("root.db").expect("it is known");
+    web.fail("gone").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(states(&tree), [RunnableState::Stopped, RunnableState::Waiting, RunnableState::Waiting]);
+    tree.supervisor.remove_runnable("root.db", Removal::ForGood).await.expect("it is known");
+    web.signal_ready().await;
+    edge.signal_ready().await;
+    assert_eq!(["root.web", "root.edge"].map(|dn| tree.state(dn).unwrap()), [RunnableState::Ready; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ready_runnable_adds_children_which_end_with_its_run() {
+    let (parent, remote) = (RemoteRunnable::default(), RemoteRunnable::default());
+    let running = parent.clone();
+    let (contexts, seen) = watch::channel(None);
+    let tree = TestTree::with_children(move |ctx| {
+        let (running, contexts) = (running.clone(), contexts.clone());
+        ctx.run_child("pods", move |ctx: Context| {
+            contexts.send_replace(Some(ctx.clone()));
+            let running = running.clone();
+            async move { nodekeel_supervisor::Runnable::run(&running, ctx).await }
+        })
+    });
+    parent.signal_ready().await;
+    let ctx: Context = seen.borrow().clone().expect("it runs");
+    assert_eq!(ctx.run_child("a", remote.clone()), Ok(()));
+    remote.signal_ready().await;
+    assert_eq!(tree.state("root.pods.a"), Some(RunnableState::Ready));
+    // They may also be added while it can't do its work.
+    ctx.signal_not_ready("waits for a disk").expect("it runs");
+    assert_eq!(ctx.run_child("b", steady), Ok(()));
+    parent.fail("gone").await;
+    settle().await;
+    assert_eq!(tree.state("root.pods.a"), None);
+    assert!(ctx.run_child("c", steady).is_err(), "its run has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_returns_ok_after_its_cancellation_has_not_failed() {
+    let failing = RemoteRunnable::default();
+    let member = failing.clone();
+    let tree = TestTree::with_children(move |ctx| {
+        let polite = |ctx: Context| async move {
+            ctx.signal_ready()?;
+            ctx.canceled().await;
+            Ok::<(), Failure>(())
+        };
+        ctx.run_group([ChildSpec::new("a", polite), ChildSpec::new("b", member.clone())])
+    });
+    failing.signal_ready().await;
+    failing.fail("gone").await;
+    settle().await;
+    let polite = &tree.supervisor.snapshot()[1];
+    assert_eq!((polite.state, polite.generation, polite.failures), (RunnableState::Ready, 2, 0));
+    assert_eq!(polite.exits[0].state, RunnableState::Canceled);
 }

@@ -76,23 +76,6 @@ async fn a_ready_runnable_that_can_not_work_is_not_ready_with_its_reason_until_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runnable_that_was_ready_adds_no_children_while_it_is_not_ready() {
-    let (sender, result) = watch::channel(None);
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let sender = sender.clone();
-        async move {
-            ctx.signal_ready()?;
-            ctx.signal_not_ready("waits for a disk")?;
-            sender.send_replace(Some(ctx.run_child("late", steady)));
-            Err::<(), Failure>(ctx.canceled().await.into())
-        }
-    });
-    settle().await;
-    assert_eq!(tree.state("root"), Some(RunnableState::New));
-    assert_eq!(*result.borrow(), Some(Err(AddChildError::AlreadyReady { dn: "root".into() })));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_runnable_that_was_ready_for_long_has_no_failures_when_it_stops_being_ready() {
     let (reasons, watched) = watch::channel(None);
     let tree = tree_with_reasons(watched);

@@ -20,7 +20,6 @@ impl ExploredTree {
         let entry = self.fsm.entry(slot);
         let flags = [
             entry.canceled,
-            entry.was_ready,
             entry.signaled_done,
             entry.forced_exit.is_some(),
             entry.held_by_operator,

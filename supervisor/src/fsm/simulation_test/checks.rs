@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::RunKey;
+use super::super::{RunKey, TreeTime};
 use super::expected::{Barrier, ExpectedEntry};
 use super::{SimulatedDriver, SimulatedTask, exit_of_process};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{RestartLimitAction, RestartPolicy};
+use crate::policy::{GroupPolicy, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState, WaitReason};
 
 impl SimulatedDriver {
@@ -24,6 +24,7 @@ impl SimulatedDriver {
         assert!(generation > 0);
         if let Some(known) = self.entries.get(dn) {
             assert!(!self.waits_for_barrier(known), "{dn} was started before its group has ended");
+            assert!(!self.waits_for_earlier(known), "{dn} was started before those before it are ready");
         }
         if !self.entries.contains_key(dn) {
             self.add_expected_entry(dn, RunnableState::Waiting);
@@ -45,6 +46,12 @@ impl SimulatedDriver {
         {
             // Stopped from the start: an operator had stopped it before its parent's restart.
             return self.add_expected_entry(dn, RunnableState::Stopped);
+        }
+        if let RunnableChange::Scheduled { delay: TreeTime::ZERO } = change
+            && !self.entries.contains_key(dn)
+        {
+            // It waits from the start, for a member before it.
+            return self.add_expected_entry(dn, RunnableState::Waiting);
         }
         let now = self.now;
         // Unknown where the same call has also removed the entry.
@@ -142,6 +149,18 @@ impl SimulatedDriver {
         held.flat_map(|barrier| &barrier.keys).any(|key| self.tasks.iter().any(|task| task.key == *key))
     }
 
+    /// Returns whether a member before this one, in a group whose members start in order, is neither ready nor done.
+    fn waits_for_earlier(&self, known: &ExpectedEntry) -> bool {
+        let is_before = |other: &&ExpectedEntry| {
+            other.group.number == known.group.number && other.group.rank < known.group.rank
+        };
+        known.group.policy == GroupPolicy::RestForOne
+            && self.entries.values().filter(is_before).any(|other| match other.state {
+                RunnableState::Ready => other.ending_since.is_some(),
+                state => state != RunnableState::Done || other.canceled,
+            })
+    }
+
     /// A failure cancels only those members that share its fate.
     fn check_sibling(&self, dn: &str, failed: &str) {
         let (canceled, failed) = (&self.entries[dn].group, &self.entries[failed].group);
@@ -212,7 +231,8 @@ impl SimulatedDriver {
                 assert!(until > self.now, "{dn} is due and was not started");
                 assert!(self.fsm.next_deadline().is_some_and(|at| at <= until), "no timer will start {dn}");
             } else if status.state == RunnableState::Waiting {
-                assert!(self.waits_for_barrier(known), "{dn} waits without a timer");
+                let waits = self.waits_for_barrier(known) || self.waits_for_earlier(known);
+                assert!(waits, "{dn} waits without a timer");
             }
             self.check_restarted(dn, known);
         }
