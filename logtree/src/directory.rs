@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use crate::class::ClassMask;
 use crate::follower::Follower;
+use crate::line_budget::PartialLineBudget;
 use crate::missed::MissedEntries;
 use crate::name_levels::LevelTable;
 use crate::name_log::NameLog;
-use crate::partial_lines::PartialLineBudget;
 use crate::query::LogQuery;
 use crate::ring::{LogRing, MAX_SEGMENT_BYTES};
 use crate::{Dn, Level, LogLimits};

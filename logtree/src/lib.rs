@@ -94,6 +94,7 @@ mod layer;
 mod level;
 mod limits;
 mod line;
+mod line_budget;
 mod line_writer;
 mod log_reader;
 mod log_store;
@@ -102,7 +103,7 @@ mod missed;
 mod name_levels;
 mod name_log;
 pub mod parse;
-mod partial_lines;
+
 mod query;
 mod record;
 pub mod render;

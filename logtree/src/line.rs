@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memchr::memchr;
 
-use crate::partial_lines::{PartialLine, PartialLineBudget};
+use crate::line_budget::{PartialLine, PartialLineBudget};
 
 /// A line without its terminator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

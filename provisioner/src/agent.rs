@@ -45,9 +45,9 @@ mod plan_test;
 use applier::AgentApplier;
 use lease::LeaderElection;
 pub use metrics::AgentMetrics;
+use metrics::AgentWatchMetrics;
 #[cfg(feature = "metrics")]
 pub use metrics::PrometheusAgentMetrics;
-use metrics::WatchMetrics;
 
 /// The dependencies of an agent.
 #[derive(Clone)]
@@ -140,7 +140,7 @@ impl Agent {
     pub fn new(config: AgentConfig, deps: AgentDeps) -> Self {
         let steps = StepRunner::new(deps.hook);
         let watch_errors =
-            WatchErrors::new(Arc::new(WatchMetrics(Arc::clone(&deps.metrics))), deps.client.clone());
+            WatchErrors::new(Arc::new(AgentWatchMetrics(Arc::clone(&deps.metrics))), deps.client.clone());
         let election = LeaderElection::new(deps.client.clone(), &config, watch_errors.clone());
         let recorder =
             EventRecorder::new(deps.client.clone(), &config.driver, &config.identity, steps.clone());

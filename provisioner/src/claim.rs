@@ -8,7 +8,8 @@
 //! 3. `provision_claim` reads the claim, and decides again.
 //! 4. `VolumeStore::create` (`dir_store/open_store.rs`): a directory in staging, its limits, the rename. A copy or an
 //!    image gets its content, and then the mark of an unpublished volume, before the rename. It reserves capacity
-//!    first; without it, `Exhausted` gives the claim to another node.
+//!    first; without it, `Exhausted` gives the claim to another node, unless its data source is on this
+//!    one.
 //! 5. `create_volume` writes the PersistentVolume.
 //! 6. The claim gets its event. `deletion` sees the PersistentVolume, and removes the mark, unless a pod's mount has
 //!    done so.

@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::config::DaemonConfig;
 use crate::{api_server, run, volumes};
 
-/// The volumes of the node.
+/// What the commands `volumes`, `orphans` and `store` read, from the directory and the API server.
 pub(crate) struct NodeInventory {
     pub(crate) identity: ProvisionerIdentity,
     /// The identity of the store; `None` if it has none.

@@ -11,8 +11,8 @@ use super::stored::{StoredValues, issued_path, key_to_raw};
 use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ClusterCa};
 use crate::consensus::kv::{Compare, KvStore, Txn, TxnOp};
 
-/// The CA of a cluster that is being bootstrapped: it exists in memory, and wherever the caller has written
-/// it.
+/// The CA of a cluster that is being bootstrapped, made by the member that creates it: it exists in memory, and wherever
+/// that member keeps it until it is saved.
 ///
 /// It issues the first member's certificate, and is then [saved](Self::save_to) into the cluster.
 #[derive(Debug)]

@@ -32,7 +32,7 @@ const STATES: [(State, &str); 8] = [
 
 type Labels = Vec<(&'static str, String)>;
 
-/// The figures that the metrics show.
+/// The figures that the metrics show, collected for one scrape.
 #[derive(Debug, Default)]
 pub(crate) struct NodeFigures {
     pub(crate) nodes: Vec<Node>,

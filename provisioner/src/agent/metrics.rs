@@ -51,11 +51,11 @@ pub trait AgentMetrics: Send + Sync + fmt::Debug {
 
 impl AgentMetrics for () {}
 
-/// Records the errors of watches.
+/// Passes the API errors, which watches count in a [`VolumeMetrics`], on to the agent's metrics.
 #[derive(Debug)]
-pub(super) struct WatchMetrics(pub(super) Arc<dyn AgentMetrics>);
+pub(super) struct AgentWatchMetrics(pub(super) Arc<dyn AgentMetrics>);
 
-impl VolumeMetrics for WatchMetrics {
+impl VolumeMetrics for AgentWatchMetrics {
     fn record_provision(&self, _class: &str, _took: Duration, _succeeded: bool) {}
 
     fn record_delete(&self, _class: &str, _took: Duration, _succeeded: bool) {}

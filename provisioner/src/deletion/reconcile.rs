@@ -19,7 +19,8 @@ use crate::objects::object_reference;
 use crate::snapshot::SnapshotStore;
 use crate::step::VolumeStep;
 
-/// Reconciles the PersistentVolumes of this node: keeps their finalizers, and deletes the released ones.
+/// Reconciles the PersistentVolumes of this node: keeps their finalizers, takes the
+/// marks of unpublished copies off, and deletes the released ones.
 #[derive(Debug)]
 pub(crate) struct VolumeReconciler {
     pub(crate) remover: Arc<VolumeRemover>,

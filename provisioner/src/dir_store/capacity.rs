@@ -117,7 +117,8 @@ impl CapacityLedger {
         self.update(|all| all.limits.replace(name.to_owned(), limit))
     }
 
-    /// Records that a volume is a trash entry now, of so many bytes.
+    /// Records that a volume is a trash entry now: its promise ends, and the bytes that it still uses count until
+    /// [`mark_erased`](Self::mark_erased).
     pub(super) fn move_to_trash(&self, name: &str, entry: &TrashEntry, used: Bytes) {
         self.update(|all| {
             all.limits.replace(name.to_owned(), None);

@@ -15,7 +15,7 @@ use crate::dir_store::eraser::{EraseQueue, Eraser};
 use crate::dir_store::error::DirStoreError;
 use crate::dir_store::image_file::{open_image, read_image, visible_limits};
 use crate::dir_store::images::ImageVolumes;
-use crate::dir_store::import::journal::check_not_imported;
+use crate::dir_store::import::journal::check_import_complete;
 use crate::dir_store::kinds::KindMarks;
 use crate::dir_store::limits::VolumeLimits;
 use crate::dir_store::location::{self, StoreLocation, try_lock};
@@ -198,7 +198,7 @@ impl OpenStore {
         let stored = StoredId::from(id.clone());
         if let Some(dir) = self.parts.dirs.find(&stored)? {
             self.parts.kinds.check(&stored, &dir, VolumeKind::Directory)?;
-            check_not_imported(&self.parts.dirs.base, id, &dir)?;
+            check_import_complete(&self.parts.dirs.base, id, &dir)?;
             self.ledger.raise_limits(id, &dir, limits)?;
             return self.parts.dirs.sync(&stored);
         }

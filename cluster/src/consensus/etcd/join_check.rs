@@ -20,7 +20,8 @@ use crate::consensus::kv::KvStore;
 use crate::consensus::{ClusterMembers, ConsensusError, JoinRefusal, Member, MemberId, Peer, StatusReporter};
 use crate::pki::CRL_PATH;
 
-/// A member that has not joined yet and is about to start.
+/// What a member that has not joined yet needs to ask its cluster whether it may start: another host may have used its
+/// ticket.
 pub(super) struct JoinCheck<'a> {
     pub(super) question: &'a JoinQuestion,
     pub(super) this: Peer,
