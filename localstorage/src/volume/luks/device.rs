@@ -116,7 +116,11 @@ impl LuksDevice<'_> {
         arguments.extend(words(&["--new-key-slot", &slot.to_string()]));
         // cryptsetup reads the passphrase of this length, and the rest as the new one.
         let input = Zeroizing::new([&existing[..], &new[..]].concat());
-        self.run("luksAddKey", arguments, input, None)?;
+        if let Err(error) = self.run("luksAddKey", arguments, input, None) {
+            // The error that led here is the useful one.
+            let _ = self.take_back_announcement(slot);
+            return Err(error);
+        }
         self.write_slot_token(slot, &token)?;
         // The caller may remove the old slot next, so the new one is tried by the header that is on the disk now.
         if self.opens(&self.check_header()?, slot, new)? {
@@ -124,6 +128,12 @@ impl LuksDevice<'_> {
         } else {
             Err(LuksError::SlotNotVerified { slot })
         }
+    }
+
+    /// Removes the announcement of a slot that was not added: one that an operator adds later would be taken for it.
+    fn take_back_announcement(&self, slot: u32) -> Result<(), LuksError> {
+        let was_added = self.check_header()?.summary.slots.contains(&slot);
+        if was_added { Ok(()) } else { self.remove_slot_token(slot) }
     }
 
     pub(super) fn write_slot_token(&self, slot: u32, token: &SlotToken) -> Result<(), LuksError> {

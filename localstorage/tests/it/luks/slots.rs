@@ -1,10 +1,14 @@
 //! Key slots that supersede each other.
 
 use std::fs;
+use std::io;
+use std::sync::Arc;
 
+use nodekeel_localstorage::testing::FileCryptsetup;
 use nodekeel_localstorage::volume::{
-    ColdStart, DataVolume as _, EncryptedVolume as _, ErasePolicy, KeyPolicy, LuksError, PolicyViolation,
-    RecoveryPassphrase, UnlockKey, UnlockSecret,
+    ActiveMapping, ColdStart, Cryptsetup, CryptsetupCall, CryptsetupError, DataVolume as _,
+    EncryptedVolume as _, ErasePolicy, KeyPolicy, LuksError, PolicyViolation, RecoveryPassphrase, UnlockKey,
+    UnlockSecret,
 };
 
 use super::{LuksFixture, luks_error, slots_of};
@@ -36,6 +40,43 @@ fn a_key_slot_that_an_operator_has_added_stays() {
         .unwrap();
     assert_eq!(foreign(), found, "the operator's slot was removed");
     assert!(!volume.encryption_status().unwrap().needs_confirmation, "nothing is left to do");
+    fixture.run_by_hand(&["open", "--test-passphrase", "--key-file=-"], b"the operator's");
+}
+
+/// Adds no key slot.
+#[derive(Debug)]
+struct RefusedAddition(FileCryptsetup);
+
+impl Cryptsetup for RefusedAddition {
+    fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
+        match call.action {
+            "luksAddKey" => Err(CryptsetupError::TimedOut { action: call.action }),
+            _ => self.0.run(call),
+        }
+    }
+
+    fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
+        self.0.find_mapping(name)
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_key_slot_that_an_operator_adds_after_a_failed_addition_stays() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let recovery = volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap();
+    let refusing = fixture.volume_by(KeyPolicy::Local, Arc::new(RefusedAddition(fixture.tool())));
+    refusing.rotate_keys(&UnlockSecret::Node).unwrap_err();
+    // At the cost of the slots of this crate.
+    let size = format!("--keyfile-size={}", recovery.reveal().len());
+    let options =
+        ["luksAddKey", "-q", "--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000", "--key-file=-", &size];
+    fixture.run_by_hand(&options, format!("{}the operator's", recovery.reveal()).as_bytes());
+    let slots = || volume.encryption_status().unwrap().slots;
+    let foreign: Vec<_> = slots().iter().filter(|slot| slot.is_foreign()).map(|slot| slot.slot).collect();
+    assert_eq!(foreign.len(), 1, "{:?}", slots());
+    volume.rotate_keys(&UnlockSecret::Node).unwrap();
     fixture.run_by_hand(&["open", "--test-passphrase", "--key-file=-"], b"the operator's");
 }
 
