@@ -104,6 +104,7 @@ impl DiskReader<'_> {
         });
         let resumed = record.read_bytes;
         let mut recorded = resumed;
+        let mut is_counted = false;
         let canceled = read_chunks(disk, resumed, size, |offset, chunk| {
             // The usual chunk is looked at once.
             let blocks: &mut [u8] = if is_zero(chunk) { &mut [] } else { &mut *chunk };
@@ -126,11 +127,16 @@ impl DiskReader<'_> {
                 }
             }
             record.read_bytes = offset + chunk.len() as u64;
+            // At once, and not at the end of a reading of hours.
+            if !is_counted {
+                record.check_counters(&Witness::of(disk, purpose)?, resumed, disk)?;
+                is_counted = true;
+            }
             let progress = ReadingProgress::new(record.read_bytes, size, record.found.first_data);
             let flow = self.hook.map_or(ControlFlow::Continue(()), |hook| (hook.0)(progress));
             if flow.is_break() || record.read_bytes - recorded >= RECORD_BYTES {
                 recorded = record.read_bytes;
-                self.keep(&record, &Witness::of(disk, purpose)?, resumed)?;
+                self.keep(&record, &Witness::of(disk, purpose)?)?;
             }
             Ok(flow)
         })?
@@ -139,7 +145,7 @@ impl DiskReader<'_> {
             return Ok(None);
         }
         record.read_bytes = size;
-        self.keep(&record, &Witness::of(disk, purpose)?, resumed)?;
+        self.keep(&record, &Witness::of(disk, purpose)?)?;
         Ok(Some(record.found))
     }
 
@@ -159,16 +165,11 @@ impl DiskReader<'_> {
     }
 
     /// Records the progress, for the next call. An error if something was written to the disk since the reading began.
-    fn keep(self, record: &Record, now: &Witness, resumed: u64) -> io::Result<()> {
+    fn keep(self, record: &Record, now: &Witness) -> io::Result<()> {
         if now.text != record.witness.text {
             return Err(io::Error::other("another program wrote to it while it was read: stop that program"));
         }
-        // A driver that counts no reads counts no writes either: nothing vouches for its disk later.
-        let is_counted = match (record.witness.sectors_read, now.sectors_read) {
-            (Some(before), Some(now)) => (now - before) * 512 >= record.read_bytes - resumed,
-            _ => true,
-        };
-        if let Some(directory) = self.directory.filter(|_| is_counted) {
+        if let Some(directory) = self.directory {
             // Without a record, the next call reads the disk from its start.
             let _ = directory.write(RECORD_NAME, record.encode().as_bytes(), FileMode::PRIVATE_FILE);
         }
@@ -259,6 +260,25 @@ struct Record {
 }
 
 impl Record {
+    /// Checks that the kernel has counted what was read. One that counts no reads counts no writes either, and nothing vouches
+    /// for what was read before.
+    fn check_counters(&self, now: &Witness, resumed: u64, disk: &File) -> io::Result<()> {
+        match (self.witness.sectors_read, now.sectors_read) {
+            (Some(before), Some(now)) if now.wrapping_sub(before) * 512 < self.read_bytes - resumed => {
+                let directory = device_directory(disk)?.unwrap_or_default();
+                let whole =
+                    if directory.join("partition").exists() { directory.join("..") } else { directory };
+                let switch = whole.canonicalize()?.join("queue/iostats");
+                Err(io::Error::other(format!(
+                    "the kernel does not count its reads and writes, so that a write during the reading would go unnoticed: \
+                     type: echo 1 > {}",
+                    switch.display()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn encode(&self) -> String {
         let DiskContents { first_data, chain } = &self.found;
         let first = first_data.map_or("none".to_owned(), |offset| offset.to_string());

@@ -288,6 +288,31 @@ fn a_disk_that_is_written_to_while_it_is_read_is_not_blank() {
     assert!(matches!(error, VolumeError::Occupied { .. }), "{error:?}");
 }
 
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_disk_whose_writes_nobody_counts_is_not_read() {
+    let desk = Desk::new();
+    let disk = run("losetup", &["--find", "--show", make_zeroed_disk(&desk).to_str().unwrap()]);
+    let switch = disk.replace("/dev/", "/sys/block/") + "/queue/iostats";
+    let volume = DiskVolume::new(&disk, desk.path("data"), Arc::<RecordingMounter>::default());
+    fs::write(&switch, "0").unwrap();
+    let unread = volume.read_disk();
+    fs::write(&switch, "1").unwrap();
+    let read = volume.read_disk();
+    drop(volume);
+    run("losetup", &["--detach", &disk]);
+    let error = unread.unwrap_err();
+    assert!(matches!(error, VolumeError::Device { step: "read all of", .. }), "{error:?}");
+    assert!(format!("{error:?}").contains("queue/iostats"), "{error:?}");
+    read.unwrap();
+}
+
 /// What other programs write by way of the whole disk is in none of the counters of its partition.
 #[test]
 #[ignore = "needs root"]
@@ -295,11 +320,6 @@ fn a_partition_that_is_written_to_by_way_of_its_disk_is_not_blank() {
     let dirs = NodeDirs::new();
     let image = dirs.path("image");
     File::create(&image).unwrap().set_len(64 * MIB).unwrap();
-    let run = |program: &str, arguments: &[&str]| {
-        let output = Command::new(program).args(arguments).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    };
     let disk = run("losetup", &["--find", "--show", "--partscan", image.to_str().unwrap()]);
     run("addpart", &[&disk, "1", "2048", "65536"]);
     let (whole, written) = (File::options().write(true).open(&disk).unwrap(), AtomicBool::new(false));
