@@ -267,6 +267,12 @@ impl Disk {
         Ok(DiskClaim::parse(&self.read_claim_sector()?).and_then(DiskClaim::uuid))
     }
 
+    /// Returns whether the disk has a claim whose format erases contents.
+    pub(super) fn is_claimed_to_erase(&self) -> Result<bool, VolumeError> {
+        let sector = self.read_claim_sector()?;
+        Ok(DiskClaim::parse(&sector).is_some_and(|claim| !claim.erases_nothing()))
+    }
+
     /// Releases the claim if nothing was formatted. The error that led here is the useful one.
     pub(super) fn release_unused_claim(&self, erased: &VolumeContents) {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);

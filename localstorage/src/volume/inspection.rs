@@ -33,6 +33,9 @@ pub enum DiskFinding {
     Unread,
     /// One whose creation was interrupted.
     Unfinished,
+    /// One whose creation was interrupted, in the place of contents that may still be there: the node that began it knows
+    /// whether they were given up.
+    Erasing,
     /// One that is not encrypted: an XFS with our label.
     Plain,
     /// One that is encrypted.
@@ -54,6 +57,7 @@ impl fmt::Display for DiskReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.volume {
             DiskFinding::Unfinished => f.write_str("has a data volume whose creation was interrupted"),
+            DiskFinding::Erasing => f.write_str("has other contents, whose erasure was interrupted"),
             DiskFinding::Plain => f.write_str("has a data volume that is not encrypted"),
             #[cfg(feature = "luks")]
             DiskFinding::Encrypted { encryption, keys, node } => {
@@ -75,6 +79,7 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
     let contents = disk.probe_contents()?;
     let volume = match &contents {
         VolumeContents::Unread { .. } => DiskFinding::Unread,
+        VolumeContents::Interrupted if disk.is_claimed_to_erase()? => DiskFinding::Erasing,
         VolumeContents::Interrupted => DiskFinding::Unfinished,
         // No configuration is known here, and so no other label: such a volume counts as foreign.
         VolumeContents::Xfs { label, .. } if label == DEFAULT_LABEL => DiskFinding::Plain,
@@ -109,6 +114,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt as _;
 
+    use super::super::claim::{claim_offset, encode_claim};
     use super::*;
 
     fn inspect(writes: &[(u64, &[u8])]) -> DiskReport {
@@ -143,6 +149,19 @@ mod tests {
             (damaged.volume, damaged.contents.to_string().as_str()),
             (DiskFinding::Foreign, "luks at byte 0")
         );
+    }
+
+    #[test]
+    fn an_interrupted_erasure_is_not_an_interrupted_creation_on_a_blank_disk() {
+        let uuid = super::super::uuid::Uuid([1; 16]);
+        let mut superblock = [0; 2048];
+        superblock[1080..1082].copy_from_slice(b"\x53\xef");
+        let claim = |erased: &VolumeContents| encode_claim(uuid, DEFAULT_LABEL, erased);
+        let blank = inspect(&[(claim_offset(8 << 20), &claim(&VolumeContents::Blank))]);
+        assert_eq!(blank.volume, DiskFinding::Unfinished);
+        let claim = claim(&inspect(&[(0, &superblock)]).contents);
+        let erasing = inspect(&[(0, &superblock), (claim_offset(8 << 20), &claim)]);
+        assert_eq!(erasing.volume, DiskFinding::Erasing);
     }
 
     #[test]
