@@ -16,7 +16,9 @@ use tokio::task::spawn_blocking;
 use tonic::{Code, Status};
 
 use super::config::{EncryptionMode, StorageConfig, VolumeKind};
+use super::decision::Attempt;
 use super::device::OpenedVolume;
+use super::error::StorageError;
 use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
 use super::opener::VolumeOpener;
 use super::unlock::{CreationWork, UnlockError, UnlockStatus, VolumeUnlock};
@@ -61,18 +63,19 @@ impl StorageControl {
         self.opener.give_up_volume().map_err(Into::into)
     }
 
-    /// Opens the volume of a node that does not run, by the node's own key, as root.storage would; creates none. It blocks.
+    /// Opens the volume of a node that does not run, by the node's own key; creates none, and records nothing. It blocks.
     pub(crate) fn open_offline(&self) -> Option<Arc<dyn DataVolume>> {
         if !self.opener.may_have_volume() {
             return None;
         }
         let mut opened = None;
-        self.unlock.set_status(match self.opener.open(&UnlockSecret::Node, None) {
+        self.unlock.set_status(match self.opener.open(&UnlockSecret::Node, Attempt::Open) {
             Ok(OpenedVolume { dir, slot, volume }) => {
                 self.volume.open(dir);
                 opened = Some(volume);
                 UnlockStatus::Open { slot }
             }
+            Err(StorageError::NoVolume) => UnlockStatus::default(),
             Err(error) if error.needs_key() => {
                 UnlockStatus::Locked { since: SystemTime::now(), reason: error_chain(&error) }
             }

@@ -19,6 +19,27 @@ pub(super) struct Expectation<'a> {
     pub(super) erase_permit: Option<&'a str>,
 }
 
+/// How far an attempt to open the volume may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt<'a> {
+    /// It opens the node's volume, and creates, grows and records nothing: an operator is about to decide.
+    Open,
+    /// It creates a volume where the node has had none.
+    OpenOrCreate {
+        /// The token of the contents that an operator has agreed to erase.
+        erase_permit: Option<&'a str>,
+    },
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn erase_permit(self) -> Option<&'a str> {
+        match self {
+            Self::Open => None,
+            Self::OpenOrCreate { erase_permit } => erase_permit,
+        }
+    }
+}
+
 /// The next step with a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DiskStep {
@@ -43,8 +64,8 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
         let (device, found) = (expected.device.to_owned(), report.contents.clone());
         return Err(StorageError::Occupied { device, found });
     }
-    // The record of given up contents is not the record of a volume.
-    let record = expected.record.filter(|record| record.given_up.is_none());
+    let record = expected.record.filter(|_| !may_complete(expected.record));
+    let was_given_up = expected.record.is_some() && record.is_none();
     let lost = || {
         let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
         Err(StorageError::Lost { device, report })
@@ -52,8 +73,13 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
     let is_expected = match &report.volume {
         DiskFinding::Plain => expected.encryption.is_none(),
         DiskFinding::Encrypted { encryption, .. } => expected.encryption == Some(*encryption),
+        _ if record.is_some() => return lost(),
+        // Another node's operator gave up what this disk had, or may still have.
+        DiskFinding::Erasing if !was_given_up => {
+            return Err(StorageError::OtherErasure { device: expected.device.to_owned() });
+        }
         // The remains of an interrupted creation may have no name yet: the creation knows them by its journal.
-        _ => return if record.is_some() { lost() } else { Ok(DiskStep::Create) },
+        _ => return Ok(DiskStep::Create),
     };
     match record {
         _ if !is_expected => {
@@ -65,6 +91,12 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
         Some(record) if !record.is_of(report) => lost(),
         _ => Ok(DiskStep::Open),
     }
+}
+
+/// Returns whether an interrupted creation may be the node's, which has no volume yet. The record of given up contents is
+/// not the record of a volume.
+pub(super) fn may_complete(record: Option<VolumeRecord>) -> bool {
+    record.is_none_or(|record| record.given_up.is_some())
 }
 
 /// The value of `storage.encryption`.
@@ -132,13 +164,29 @@ mod tests {
     #[test]
     fn a_node_that_has_had_a_volume_creates_no_other_one() {
         let record = Some(VolumeRecord::default());
-        for volume in [DiskFinding::Unread, DiskFinding::Unfinished, DiskFinding::Foreign] {
+        for volume in
+            [DiskFinding::Unread, DiskFinding::Unfinished, DiskFinding::Foreign, DiskFinding::Erasing]
+        {
             let report = with_volume(volume);
-            assert!(matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)), "{report:?}");
+            let is_erasing = report.volume == DiskFinding::Erasing;
+            assert!(
+                is_erasing || matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)),
+                "{report:?}"
+            );
             let lost = decide_step(&report, Expectation { record, ..expect(None) }).expect_err("lost");
             assert!(matches!(lost, StorageError::Lost { .. }), "{lost:?}");
             assert!(lost.to_string().ends_with("type: nodectl reset"), "{lost}");
         }
+    }
+
+    #[test]
+    fn an_erasure_is_completed_only_by_a_node_whose_operator_gave_the_contents_up() {
+        let report = with_volume(DiskFinding::Erasing);
+        let error = decide_step(&report, expect(None)).expect_err("another node's");
+        assert!(matches!(error, StorageError::OtherErasure { .. }), "{error}");
+        let record = Some(VolumeRecord { given_up: Some(0), ..VolumeRecord::default() });
+        let own = decide_step(&report, Expectation { record, ..expect(None) });
+        assert!(matches!(own, Ok(DiskStep::Create)), "{own:?}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use nodekeel_localstorage::volume::{
 };
 
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
-use super::decision::{DiskStep, Expectation, decide_step};
+use super::decision::{Attempt, DiskStep, Expectation, decide_step, may_complete};
 use super::error::StorageError;
 use super::identity::{RecordedVolume, forget_volume, settle_identity};
 use super::location::{FoundDevice, find_device, resume_growth};
@@ -85,12 +85,12 @@ pub(super) struct DeviceOpener {
 }
 
 impl DeviceOpener {
-    /// Opens the volume with a secret, if it is encrypted, and creates it on a blank disk, which takes as long as reading all
+    /// Opens the volume with a secret, if it is encrypted, or creates it on a blank disk, which takes as long as reading all
     /// of it. It blocks.
     pub(super) fn open(
         &self,
         secret: &UnlockSecret,
-        erase_permit: Option<&str>,
+        attempt: Attempt<'_>,
     ) -> Result<OpenedVolume, StorageError> {
         if let Some(opened) = self.reopen_mounted()? {
             return Ok(opened);
@@ -102,6 +102,7 @@ impl DeviceOpener {
         // Decide before anything is written: by the disk, the configuration and the record.
         let record = read_record(&self.esp)?;
         let mut report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        let erase_permit = attempt.erase_permit();
         // The volume checks that the whole disk still has the contents whose token was given.
         let is_given = |read: &VolumeContents| read.erase_token().as_deref() == erase_permit;
         if let Some(read) =
@@ -111,6 +112,9 @@ impl DeviceOpener {
         }
         let expected = expect_device(&self.config, &found.path, record);
         let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
+        if attempt == Attempt::Open && step != DiskStep::Open {
+            return Err(StorageError::NoVolume);
+        }
         let volume = self.new_volume(&found.path, &report)?;
         // Remembered before it is opened: a failed attempt may leave it mounted.
         *lock(&self.last) = Some((volume.clone(), None));
@@ -120,15 +124,40 @@ impl DeviceOpener {
             volume.read_disk().map_err(|error| self.creation_error(error))?;
             found.grow_partition();
         }
-        let opened = self.open_by_step(&volume, step, &report, secret)?;
+        let opened = match step {
+            DiskStep::Open => match self.mount_existing(&volume, secret) {
+                // The creation was cut off before its last step: the volume has no data, and is not the one that the node
+                // has had.
+                Err(VolumeError::Unfinished { .. }) if !may_complete(record) => {
+                    let (device, report) = (found.path.clone(), Box::new(report.clone()));
+                    Err(StorageError::Lost { device, report })
+                }
+                Err(VolumeError::Unfinished { .. }) if attempt == Attempt::Open => {
+                    Err(StorageError::NoVolume)
+                }
+                Err(VolumeError::Unfinished { .. }) => self.create(&volume, ErasePolicy::Nothing),
+                opened => opened.map_err(StorageError::Open),
+            },
+            DiskStep::Create => self.create(&volume, ErasePolicy::Nothing),
+            DiskStep::Erase => {
+                // The record comes before the erasure: after a kill, the blank disk does not count as a lost
+                // volume.
+                VolumeRecord::of_given_up(&report).write_to(&self.esp)?;
+                forget_volume(&self.esp)?;
+                self.create(&volume, ErasePolicy::Exactly(report.contents.clone()))
+            }
+        }?;
         *lock(&self.last) = Some((volume.clone(), opened.slot));
         // Before anything more is written to it, or of it.
-        if let Err(error) = settle_identity(&self.esp, &opened.dir) {
+        if let Err(error) = settle_identity(&self.esp, &opened.dir, attempt) {
             let OpenedVolume { volume, dir, .. } = opened;
             drop(dir);
             // One that can't be unmounted is found mounted by the next attempt, and refused again.
             let _ = volume.unmount();
             return Err(error);
+        }
+        if attempt == Attempt::Open {
+            return Ok(opened);
         }
         // Only after the volume has opened is the partition known to be the node's. Authenticated volumes can't
         // grow.
@@ -197,30 +226,6 @@ impl DeviceOpener {
             Ok(())
         } else {
             Err(StorageError::Hidden { path: self.target() })
-        }
-    }
-
-    fn open_by_step(
-        &self,
-        volume: &DeviceVolume,
-        step: DiskStep,
-        report: &DiskReport,
-        secret: &UnlockSecret,
-    ) -> Result<OpenedVolume, StorageError> {
-        match step {
-            DiskStep::Open => match self.mount_existing(volume, secret) {
-                // The creation was cut off before its last step: the volume has no data.
-                Err(VolumeError::Unfinished { .. }) => self.create(volume, ErasePolicy::Nothing),
-                opened => opened.map_err(StorageError::Open),
-            },
-            DiskStep::Create => self.create(volume, ErasePolicy::Nothing),
-            DiskStep::Erase => {
-                // The record comes before the erasure: after a kill, the blank disk does not count as a lost
-                // volume.
-                VolumeRecord::of_given_up(report).write_to(&self.esp)?;
-                forget_volume(&self.esp)?;
-                self.create(volume, ErasePolicy::Exactly(report.contents.clone()))
-            }
         }
     }
 
@@ -387,10 +392,10 @@ fn expect_device<'a>(
     Expectation { device, encryption, record, erase_permit: None }
 }
 
-/// The record of the disk of the node's volume. A node that has had a volume elsewhere has one without a disk.
+/// The record by which the node knows its disk.
 fn read_record(esp: &Dir) -> Result<Option<VolumeRecord>, StorageError> {
     let has_had = RecordedVolume::read_from(esp)?.exists();
-    Ok(VolumeRecord::read_from(esp)?.or(has_had.then(VolumeRecord::default)))
+    Ok(VolumeRecord::of_node(VolumeRecord::read_from(esp)?, has_had))
 }
 
 /// Describes what noded would do with the disk, for people: the end of a sentence about the volume. Changes nothing.
@@ -417,4 +422,46 @@ pub(super) fn describe_device(config: &DeviceConfig, data: &Path) -> String {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::device::{DeviceLocation, EspLocation};
+    use super::*;
+
+    /// A node whose disk shows no data.
+    fn new_opener(scratch: &Path) -> DeviceOpener {
+        let dir = |name: &str| {
+            std::fs::create_dir_all(scratch.join(name)).expect("made");
+            Dir::open(scratch.join(name)).expect("there")
+        };
+        dir("data/data");
+        let disk = scratch.join("disk");
+        std::fs::File::create(&disk).and_then(|disk| disk.set_len(8 << 20)).expect("made");
+        let location = DeviceLocation::Disk(disk);
+        DeviceOpener {
+            config: DeviceConfig { location, encryption: None, esp: EspLocation::Directory },
+            programs: VolumePrograms { mkfs: "/bin/false".into(), cryptsetup: PathBuf::new() },
+            node: "node-1".into(),
+            data: dir("data"),
+            esp: dir("esp"),
+            runtime: dir("run"),
+            unlock: Arc::default(),
+            last: Mutex::default(),
+            size_problem: Mutex::default(),
+            read: Mutex::default(),
+        }
+    }
+
+    #[test]
+    fn an_attempt_that_changes_nothing_leaves_a_disk_that_was_given_up() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let opener = new_opener(scratch.path());
+        opener.give_up_volume().expect("recorded");
+        let disk = || std::fs::read(scratch.path().join("disk")).expect("read");
+        let before = disk();
+        let opened = opener.open(&UnlockSecret::Node, Attempt::Open);
+        assert!(matches!(opened, Err(StorageError::NoVolume)), "{opened:?}");
+        assert!(disk() == before, "it was written to");
+    }
 }

@@ -33,6 +33,8 @@ pub(super) enum StorageError {
         path.display()
     )]
     LostVolume { path: PathBuf, found: &'static str },
+    #[error("the node has no data volume yet")]
+    NoVolume,
     #[error("can't open the directory of the data volume")]
     Directory(#[source] nodekeel_localstorage::Error),
     #[error(
@@ -53,6 +55,12 @@ pub(super) enum StorageError {
         device.display()
     )]
     Lost { device: PathBuf, report: Box<DiskReport> },
+    #[error(
+        "can't create the data volume on {}: another node has begun to erase the disk; attach the node's own disk, or, if \
+         nobody needs what it has, type: nodectl reset --give-up-volume",
+        device.display()
+    )]
+    OtherErasure { device: PathBuf },
     #[error(
         "can't mount a file system on {}: the directory has files, which the file system would hide; move them away",
         path.display()

@@ -18,6 +18,7 @@ use std::str::FromStr;
 use nodekeel_localstorage::volume::{DataVolume, ErasePolicy, VolumeError};
 use nodekeel_localstorage::{Dir, Error as DirError, FileMode, FileOperation};
 
+use super::decision::Attempt;
 use super::error::StorageError;
 use crate::layout::ESP_DIR;
 
@@ -133,14 +134,16 @@ fn decide_step(record: RecordedVolume, found: Option<VolumeId>) -> IdentityStep 
     }
 }
 
-/// Checks that a volume that has opened is the node's, and makes it that of a node that has had none.
+/// Checks that a volume that has opened is the node's, and makes it that of a node that has had none, unless the attempt
+/// changes nothing.
 ///
 /// # Errors
 /// [`StorageError::LostVolume`] if it is another one.
-pub(super) fn settle_identity(esp: &Dir, volume: &Dir) -> Result<(), StorageError> {
+pub(super) fn settle_identity(esp: &Dir, volume: &Dir, attempt: Attempt<'_>) -> Result<(), StorageError> {
     let found = read_id(volume, ID_FILE)?.flatten();
     let recorded = match decide_step(RecordedVolume::read_from(esp)?, found) {
         IdentityStep::Keep => return Ok(()),
+        IdentityStep::Record(_) | IdentityStep::Assign if attempt == Attempt::Open => return Ok(()),
         IdentityStep::Refuse => return Err(lost(volume.path(), "is another one")),
         IdentityStep::Record(id) => id.write_to(esp, RECORD_FILE),
         IdentityStep::Assign => {
@@ -161,13 +164,25 @@ pub(super) fn settle_identity(esp: &Dir, volume: &Dir) -> Result<(), StorageErro
     }
 }
 
+/// Returns whether there is no volume. An unfinished one was cut off before the last step of its creation, and has no data.
+pub(super) fn is_absent<T>(opened: &Result<T, VolumeError>) -> bool {
+    matches!(opened, Err(VolumeError::Absent { .. } | VolumeError::Unfinished { .. }))
+}
+
 /// Opens a volume. Creates it if it is blank, and the node has had none.
-pub(super) fn open_or_create(esp: &Dir, volume: &dyn DataVolume, place: &Path) -> Result<Dir, StorageError> {
+pub(super) fn open_or_create(
+    esp: &Dir,
+    volume: &dyn DataVolume,
+    place: &Path,
+    attempt: Attempt<'_>,
+) -> Result<Dir, StorageError> {
     match volume.mount_existing() {
-        // An unfinished volume was cut off before the last step of its creation, and has no data.
-        Err(VolumeError::Absent { .. } | VolumeError::Unfinished { .. }) => {
+        opened if is_absent(&opened) => {
             if RecordedVolume::read_from(esp)?.exists() {
                 return Err(lost(place, "is empty"));
+            }
+            if attempt == Attempt::Open {
+                return Err(StorageError::NoVolume);
             }
             let dir = volume.mount_new(ErasePolicy::Nothing).map_err(StorageError::Open)?;
             tracing::info!("created the data volume");
@@ -227,6 +242,25 @@ mod tests {
     }
 
     #[test]
+    fn an_attempt_that_changes_nothing_creates_and_records_no_volume() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let esp = Dir::open(scratch.path()).expect("there");
+        let disk = esp.ensure_dir("disk", FileMode::PRIVATE_DIR).expect("made");
+        let open = |attempt| {
+            let volume = DirectoryVolume::new(disk.try_clone().expect("open"));
+            let opened = open_or_create(&esp, &volume, disk.path(), attempt)?;
+            settle_identity(&esp, &opened, attempt)
+        };
+        assert!(matches!(open(Attempt::Open), Err(StorageError::NoVolume)));
+        assert_eq!(disk.list().expect("listed").len(), 0);
+        let other = DirectoryVolume::new(disk.try_clone().expect("open"));
+        other.mount_new(ErasePolicy::Nothing).expect("another node's");
+        open(Attempt::Open).expect("opened");
+        assert!(!RecordedVolume::read_from(&esp).expect("read").exists());
+        assert_eq!(disk.list().expect("listed").len(), 1, "it got no id");
+    }
+
+    #[test]
     fn a_volume_that_is_gone_is_not_created_again_until_the_operator_gives_it_up() {
         let scratch = tempfile::tempdir().expect("a directory");
         let make = |name: &str| {
@@ -237,8 +271,9 @@ mod tests {
         let (esp, disk, other) = (make("esp"), make("disk"), make("other"));
         let open = |dir: &Dir| {
             let volume = DirectoryVolume::new(dir.try_clone().expect("open"));
-            let opened = open_or_create(&esp, &volume, dir.path())?;
-            settle_identity(&esp, &opened)
+            let attempt = Attempt::OpenOrCreate { erase_permit: None };
+            let opened = open_or_create(&esp, &volume, dir.path(), attempt)?;
+            settle_identity(&esp, &opened, attempt)
         };
         open(&disk).expect("created");
         open(&disk).expect("opened");

@@ -9,6 +9,7 @@ use nodekeel_localstorage::volume::{
     DataVolume, DirectoryVolume, MountState, UnlockSecret, VOLUME_MARK_FILE, VolumeError,
 };
 
+use super::decision::Attempt;
 use super::device::{DeviceOpener, OpenedVolume};
 use super::error::{EspError, StorageError};
 use super::identity::{self, RecordedVolume, open_or_create, settle_identity};
@@ -47,33 +48,35 @@ impl VolumeOpener {
         }
     }
 
-    /// Opens the node's volume, and creates it if it is blank and the node has had none. It blocks.
+    /// Opens the node's volume. It blocks.
     pub(super) fn open(
         &self,
         secret: &UnlockSecret,
-        erase_permit: Option<&str>,
+        attempt: Attempt<'_>,
     ) -> Result<OpenedVolume, StorageError> {
         let esp = self.esp()?;
         let opened = match self {
-            Self::Directory { path, mounted, esp } => open_directory(path, mounted, esp)?,
-            Self::Device(Ok(opener)) => opener.open(secret, erase_permit)?,
+            Self::Directory { path, mounted, esp } => open_directory(path, mounted, esp, attempt)?,
+            Self::Device(Ok(opener)) => opener.open(secret, attempt)?,
             Self::Device(Err(error)) => return Err(StorageError::Esp(Arc::clone(error))),
             Self::Provided { volume, mounted_at, esp } => {
                 let mut mounted_at = mounted_at.lock().unwrap_or_else(PoisonError::into_inner);
-                let dir = open_provided(&**volume, mounted_at.as_deref(), esp)?;
+                let dir = open_provided(&**volume, mounted_at.as_deref(), esp, attempt)?;
                 *mounted_at = Some(dir.path().to_owned());
                 OpenedVolume { volume: Arc::clone(volume), dir, slot: None }
             }
         };
         let OpenedVolume { volume, dir, slot } = opened;
-        if let Err(error) = settle_identity(esp, &dir) {
+        if let Err(error) = settle_identity(esp, &dir, attempt) {
             drop(dir);
             // One that can't be unmounted is found mounted by the next attempt, and refused again.
             let _ = volume.unmount();
             return Err(error);
         }
         // The mount is recorded when it is known to be the node's volume.
-        if let Self::Directory { path, mounted, .. } = self {
+        if let Self::Directory { path, mounted, .. } = self
+            && attempt != Attempt::Open
+        {
             record_mount(path, mounted)?;
         }
         Ok(OpenedVolume { volume, dir, slot })
@@ -122,7 +125,12 @@ impl VolumeOpener {
 }
 
 /// At each start: a file system may have been mounted there since.
-fn open_directory(path: &Path, mounted: &LayoutFile, esp: &Dir) -> Result<OpenedVolume, StorageError> {
+fn open_directory(
+    path: &Path,
+    mounted: &LayoutFile,
+    esp: &Dir,
+    attempt: Attempt<'_>,
+) -> Result<OpenedVolume, StorageError> {
     let data = Dir::open(path.parent().unwrap_or(path)).map_err(StorageError::Directory)?;
     // A directory in place of the disk would hide that the disk is missing.
     if VolumeRecord::read_from(esp)?.is_some() {
@@ -134,7 +142,7 @@ fn open_directory(path: &Path, mounted: &LayoutFile, esp: &Dir) -> Result<Opened
     }
     let dir = data.ensure_dir(VOLUME_DIR, VOLUME_MODE).map_err(StorageError::Directory)?;
     let volume = DirectoryVolume::new(dir);
-    let dir = open_or_create(esp, &volume, path).map_err(|error| match error {
+    let dir = open_or_create(esp, &volume, path, attempt).map_err(|error| match error {
         StorageError::Open(VolumeError::ForeignData { path, .. }) => StorageError::Unmarked { path },
         error => error,
     })?;
@@ -153,9 +161,14 @@ fn record_mount(path: &Path, mounted: &LayoutFile) -> Result<(), StorageError> {
 
 /// Opens a volume that the last incarnation may have left mounted, because it did not end in time, or because something
 /// uses the volume that noded does not stop.
-fn open_provided(volume: &dyn DataVolume, mounted_at: Option<&Path>, esp: &Dir) -> Result<Dir, StorageError> {
+fn open_provided(
+    volume: &dyn DataVolume,
+    mounted_at: Option<&Path>,
+    esp: &Dir,
+    attempt: Attempt<'_>,
+) -> Result<Dir, StorageError> {
     match (volume.unmount(), mounted_at) {
-        (Ok(()), _) => open_or_create(esp, volume, Path::new("the volume of this program")),
+        (Ok(()), _) => open_or_create(esp, volume, Path::new("the volume of this program"), attempt),
         (Err(_), Some(path)) if volume.state() == MountState::Mounted => {
             Dir::open(path).map_err(StorageError::Directory)
         }

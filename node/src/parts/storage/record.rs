@@ -50,6 +50,13 @@ impl VolumeRecord {
         known.is_none() || found.is_none() || known == found
     }
 
+    /// The record by which the node knows its disk. One that has had a volume elsewhere has one without a disk; so has one
+    /// that has recorded the id of its new volume, but not yet its disk in the place of contents that were given up.
+    pub(super) fn of_node(on_device: Option<Self>, has_had_volume: bool) -> Option<Self> {
+        let known = on_device.filter(|record| record.given_up.is_none() || !has_had_volume);
+        known.or(has_had_volume.then(Self::default))
+    }
+
     /// Reads the record of `esp/`; `None` if the node has had no volume.
     pub(super) fn read_from(esp: &Dir) -> Result<Option<Self>, StorageError> {
         match esp.read_at_most(RECORD_FILE, 4096) {
@@ -105,6 +112,22 @@ fn file_system_mark(report: &DiskReport) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_given_up_counts_until_the_new_volume_is_recorded() {
+        let given_up = VolumeRecord { given_up: Some(1), ..VolumeRecord::default() };
+        let disk = VolumeRecord { disk_bytes: Some(1), ..VolumeRecord::default() };
+        for (on_device, has_had_volume, expected) in [
+            (None, false, None),
+            (None, true, Some(VolumeRecord::default())),
+            (Some(disk), true, Some(disk)),
+            (Some(disk), false, Some(disk)),
+            (Some(given_up), false, Some(given_up)),
+            (Some(given_up), true, Some(VolumeRecord::default())),
+        ] {
+            assert_eq!(VolumeRecord::of_node(on_device, has_had_volume), expected, "{on_device:?}");
+        }
+    }
 
     #[test]
     fn a_record_is_read_back_and_a_damaged_one_still_says_that_there_was_a_volume() {

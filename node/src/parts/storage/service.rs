@@ -8,6 +8,7 @@ use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
+use super::decision::Attempt;
 use super::device::OpenedVolume;
 use super::error::StorageError;
 use super::opener::VolumeOpener;
@@ -109,8 +110,12 @@ impl StorageService {
         erase_permit: Option<String>,
     ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
         let (opener, kept, span) = (self.opener.clone(), secret.clone(), tracing::Span::current());
-        let mut attempt =
-            spawn_blocking(move || span.in_scope(|| opener.open(&secret, erase_permit.as_deref())));
+        let mut attempt = spawn_blocking(move || {
+            span.in_scope(|| {
+                let attempt = Attempt::OpenOrCreate { erase_permit: erase_permit.as_deref() };
+                opener.open(&secret, attempt)
+            })
+        });
         let opened = tokio::select! {
             opened = &mut attempt => opened?,
             canceled = ctx.canceled() => match self.unlock.status() {
