@@ -123,10 +123,10 @@ struct ResetFacts {
 enum VolumeFacts {
     /// The node has had none.
     Absent,
-    /// The node's is not there.
-    Lost,
-    /// It is there, and does not open.
-    Closed { state: String, detail: String },
+    /// The node's is not there. The volume of the next start, once this one is forgotten.
+    Lost { next: String },
+    /// It is there, and does not open. The volume of the next start, once this one is given up.
+    Closed { state: String, detail: String, next: String },
     Open {
         path: PathBuf,
         has_cluster: bool,
@@ -154,9 +154,9 @@ enum ResetStep {
     /// Removes the record that permits no other bootstrap.
     RemoveBootstrapRecord { path: PathBuf },
     /// Removes what the node knows of the volume that is lost.
-    ForgetVolume { esp: PathBuf },
+    ForgetVolume { esp: PathBuf, next: String },
     /// Records that the operator gave up the volume that does not open: its disk can be erased then.
-    GiveUpVolume { esp: PathBuf },
+    GiveUpVolume { esp: PathBuf, next: String },
 }
 
 impl fmt::Display for ResetStep {
@@ -174,14 +174,14 @@ impl fmt::Display for ResetStep {
             Self::RemoveBootstrapRecord { path } => {
                 write!(f, "{}: the record that permits no other bootstrap", path.display())
             }
-            Self::ForgetVolume { esp } => write!(
+            Self::ForgetVolume { esp, next } => write!(
                 f,
-                "the record of the lost data volume in {}: the next start creates a new volume",
+                "the record of the lost data volume in {}; the volume of the next start: {next}",
                 esp.display()
             ),
-            Self::GiveUpVolume { esp } => write!(
+            Self::GiveUpVolume { esp, next } => write!(
                 f,
-                "the record of the data volume in {}: root.storage asks for the erasure of its disk then",
+                "the record of the data volume in {}; the volume of the next start: {next}",
                 esp.display()
             ),
         }
@@ -225,11 +225,13 @@ impl ResetPlan {
             None => {}
         }
         match &facts.volume {
-            VolumeFacts::Lost => steps.push(ResetStep::ForgetVolume { esp: esp.clone() }),
-            VolumeFacts::Closed { .. } if options.give_up_volume => {
-                steps.push(ResetStep::GiveUpVolume { esp: esp.clone() });
+            VolumeFacts::Lost { next } => {
+                steps.push(ResetStep::ForgetVolume { esp: esp.clone(), next: next.clone() });
             }
-            VolumeFacts::Closed { state, detail } => {
+            VolumeFacts::Closed { next, .. } if options.give_up_volume => {
+                steps.push(ResetStep::GiveUpVolume { esp: esp.clone(), next: next.clone() });
+            }
+            VolumeFacts::Closed { state, detail, .. } => {
                 let (state, detail) = (state.clone(), detail.clone());
                 return Err(ResetError::VolumeNotOpen { state, detail });
             }
@@ -313,7 +315,10 @@ pub(crate) async fn plan_reset(
                 needs_cluster: encryption.as_ref().is_some_and(needs_cluster),
             }
         }
-        UnlockStatus::Closed { is_lost: true, .. } => VolumeFacts::Lost,
+        UnlockStatus::Closed { is_lost: true, .. } => {
+            let next = storage.describe_next_start(true).await.map_err(ResetError::Panicked)?;
+            VolumeFacts::Lost { next }
+        }
         UnlockStatus::Closed { error: None, .. } if running.supervisor.get().is_none() => VolumeFacts::Absent,
         UnlockStatus::Opening { .. } => {
             let (state, detail) = ("being opened".to_owned(), "try again".to_owned());
@@ -321,7 +326,8 @@ pub(crate) async fn plan_reset(
         }
         other => {
             let v1::StorageResponse { state, detail, .. } = describe_state(other);
-            VolumeFacts::Closed { state, detail }
+            let next = storage.describe_next_start(false).await.map_err(ResetError::Panicked)?;
+            VolumeFacts::Closed { state, detail, next }
         }
     };
     let (config, data) = (running.plan(), running.data().path().to_owned());
@@ -516,7 +522,9 @@ mod tests {
 
     #[test]
     fn a_lost_volume_is_given_up_and_its_key_is_not() {
-        let plan = ResetPlan::decide(&facts(VolumeFacts::Lost), ResetOptions::default()).expect("possible");
+        let plan =
+            ResetPlan::decide(&facts(VolumeFacts::Lost { next: "/d/data".into() }), ResetOptions::default())
+                .expect("possible");
         assert!(matches!(plan.steps.last(), Some(ResetStep::ForgetVolume { .. })), "{plan:?}");
         assert!(plan.keeps.iter().any(|kept| kept.starts_with("/d/esp/0a1b.1.key")), "{plan:?}");
         assert!(plan.steps.iter().all(|step| !step.to_string().contains(".key")), "{plan:?}");
@@ -524,7 +532,11 @@ mod tests {
 
     #[test]
     fn a_volume_that_is_there_is_given_up_only_if_that_is_asked_for() {
-        let closed = || VolumeFacts::Closed { state: "locked".into(), detail: "no key".into() };
+        let closed = || VolumeFacts::Closed {
+            state: "locked".into(),
+            detail: "no key".into(),
+            next: "/d/data".into(),
+        };
         let refused = ResetPlan::decide(&facts(closed()), ResetOptions::default());
         assert!(matches!(refused, Err(ResetError::VolumeNotOpen { .. })), "{refused:?}");
         let plan = ResetPlan::decide(&facts(closed()), ResetOptions::new(false, true)).expect("asked for");

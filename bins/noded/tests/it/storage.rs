@@ -90,16 +90,23 @@ fn a_volume_that_is_gone_is_lost_and_not_a_new_one_until_the_operator_gives_it_u
     let plan = node.nodectl(&["reset"]);
     plan.assert_fails(1, "nothing was changed: type yes, or add --yes");
     assert!(plan.stdout.contains("the record of the lost data volume"), "{plan:#?}");
+    assert!(plan.stdout.contains("/data, in which noded creates one"), "{plan:#?}");
     node.nodectl(&["reset", "--yes"]).output();
     node.wait_ready("root.storage");
     assert!(volume.join(".data-volume").exists());
     assert_eq!(node.nodectl(&["reset"]).output().lines().next(), Some("nothing to reset"));
 
-    // The same, while noded does not run.
+    // The same, while noded does not run, and with the volume of another node in its place.
     let scratch = node.stop_and_keep();
     fs::remove_dir_all(&volume).unwrap();
+    fs::create_dir(&volume).unwrap();
+    fs::write(volume.join(".data-volume"), "nodekeel data volume, format 1\n").unwrap();
     let reset = |args: &[&str]| Ended::of(node_command("reset", scratch.path(), NO_DAEMONS).args(args));
-    reset(&[]).assert_fails(1, "nothing was changed");
+    let plan = reset(&[]);
+    plan.assert_fails(1, "nothing was changed");
+    assert!(plan.stderr.contains("/data, which has a data volume, and noded opens it"), "{plan:#?}");
+    assert_eq!(fs::read_dir(&volume).unwrap().count(), 1, "nothing is written");
+    fs::remove_dir_all(&volume).unwrap();
     assert!(reset(&["--yes"]).output().starts_with("removed:\n  the record of the lost data volume"));
     assert!(!volume.join(".data-volume").exists(), "no volume is created");
     let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);

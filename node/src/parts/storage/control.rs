@@ -12,7 +12,7 @@ use nodekeel_localstorage::volume::{
     DataVolume, EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, SealError,
     UnlockSecret, VolumeError,
 };
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 use tonic::{Code, Status};
 
 use super::config::{EncryptionMode, StorageConfig, VolumeKind};
@@ -53,7 +53,7 @@ impl StorageControl {
         self.keys.encryption_status().await.map_err(Into::into)
     }
 
-    /// Removes what the node knows of its volume, which is lost: the next start creates one. It blocks.
+    /// Removes what the node knows of its volume, which is lost. It blocks.
     pub(crate) fn forget_volume(&self) -> Result<(), BoxError> {
         self.opener.forget_volume().map_err(Into::into)
     }
@@ -61,6 +61,12 @@ impl StorageControl {
     /// Records that the operator gave up the volume, which is there and does not open. It blocks.
     pub(crate) fn give_up_volume(&self) -> Result<(), BoxError> {
         self.opener.give_up_volume().map_err(Into::into)
+    }
+
+    /// The volume that the next start finds once this one was given up, and what it does with it, for people.
+    pub(crate) async fn describe_next_start(&self, is_lost: bool) -> Result<String, JoinError> {
+        let opener = self.opener.clone();
+        spawn_blocking(move || opener.describe_next_start(is_lost)).await
     }
 
     /// Opens the volume of a node that does not run, by the node's own key; creates none, and records nothing. It blocks.

@@ -211,6 +211,11 @@ impl DeviceOpener {
         forget_volume(&self.esp)
     }
 
+    /// Describes what the next start does with the disk once the node has given its volume up: a lost one, or this disk.
+    pub(super) fn describe_next_start(&self, is_lost: bool) -> String {
+        describe_step(&self.config, |report| (!is_lost).then(|| VolumeRecord::of_given_up(report)))
+    }
+
     /// The mount point of the volume.
     fn target(&self) -> PathBuf {
         self.data.path().join(VOLUME_DIR)
@@ -401,12 +406,17 @@ fn read_record(esp: &Dir) -> Result<Option<VolumeRecord>, StorageError> {
 /// Describes what noded would do with the disk, for people: the end of a sentence about the volume. Changes nothing.
 pub(super) fn describe_device(config: &DeviceConfig, data: &Path) -> String {
     let record = Dir::open(data.join(ESP_DIR)).ok().and_then(|esp| read_record(&esp).ok().flatten());
+    describe_step(config, |_| record)
+}
+
+/// Describes what a node with this record of the disk would do with it.
+fn describe_step(config: &DeviceConfig, record: impl FnOnce(&DiskReport) -> Option<VolumeRecord>) -> String {
     let inspect = |found: FoundDevice| {
         let device = found.path;
         let report = inspect_disk(&device).map_err(StorageError::Open)?;
         let is_ours = report.contents.erase_token().is_none();
-        let next = match decide_step(&report, expect_device(config, &device, record))? {
-            DiskStep::Open => "",
+        let next = match decide_step(&report, expect_device(config, &device, record(&report)))? {
+            DiskStep::Open => ", and noded opens it",
             DiskStep::Create if report.volume == DiskFinding::Unread => {
                 ", and noded reads all of it, and creates the volume if it is blank"
             }
@@ -463,5 +473,31 @@ mod tests {
         let opened = opener.open(&UnlockSecret::Node, Attempt::Open);
         assert!(matches!(opened, Err(StorageError::NoVolume)), "{opened:?}");
         assert!(disk() == before, "it was written to");
+    }
+
+    #[test]
+    fn the_next_start_is_described_as_it_decides() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let opener = new_opener(scratch.path());
+        let mut superblock = [0; 512];
+        superblock[..4].copy_from_slice(b"XFSB");
+        superblock[108..116].copy_from_slice(b"nodekeel");
+        for (start, lost, given_up) in [
+            (&[][..], ", and noded reads all of it", ", and noded reads all of it"),
+            (&superblock[..], ", and noded opens it", "type: nodectl storage erase xfs-sampled-"),
+            (
+                &b"LUKS\xba\xbe"[..],
+                ", and noded creates no volume there",
+                "type: nodectl storage erase luks-sampled-",
+            ),
+        ] {
+            let mut image = start.to_vec();
+            image.resize(8 << 20, 0);
+            std::fs::write(scratch.path().join("disk"), image).expect("written");
+            for (is_lost, says) in [(true, lost), (false, given_up)] {
+                let text = opener.describe_next_start(is_lost);
+                assert!(text.contains(says), "{text}");
+            }
+        }
     }
 }

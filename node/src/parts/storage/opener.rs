@@ -12,8 +12,9 @@ use nodekeel_localstorage::volume::{
 use super::decision::Attempt;
 use super::device::{DeviceOpener, OpenedVolume};
 use super::error::{EspError, StorageError};
-use super::identity::{self, RecordedVolume, open_or_create, settle_identity};
+use super::identity::{self, RecordedVolume, is_absent, open_or_create, settle_identity};
 use super::record::VolumeRecord;
+use crate::error_chain::error_chain;
 use crate::layout::{VOLUME_DIR, VOLUME_MODE};
 
 /// The content of the file that records that a file system was mounted on the directory of the volume.
@@ -115,6 +116,19 @@ impl VolumeOpener {
         }
     }
 
+    /// The volume that the next start finds once the node has given its volume up, and what it does with it, for people: a
+    /// place, and a sentence about it. Changes nothing. It blocks.
+    pub(super) fn describe_next_start(&self, is_lost: bool) -> String {
+        match self {
+            Self::Directory { path, .. } => describe_directory(path),
+            Self::Device(Ok(opener)) => opener.describe_next_start(is_lost),
+            Self::Device(Err(error)) => format!("none: {}", error_chain(&**error)),
+            Self::Provided { .. } => {
+                "that of this program, which noded opens as it is, or creates if there is none".to_owned()
+            }
+        }
+    }
+
     /// The problem of the open volume's size.
     pub(super) fn size_problem(&self) -> Option<String> {
         match self {
@@ -149,6 +163,21 @@ fn open_directory(
     Ok(OpenedVolume { volume: Arc::new(volume), dir, slot: None })
 }
 
+/// Describes what noded would do with the directory of a node that has had no volume, for people.
+fn describe_directory(path: &Path) -> String {
+    let dir = match Dir::open(path) {
+        Ok(dir) => DirectoryVolume::new(dir).mount_existing(),
+        Err(error) if error.is_not_found() => Err(VolumeError::Absent { path: path.to_owned() }),
+        Err(error) => Err(VolumeError::Finish(error)),
+    };
+    let place = path.display();
+    match dir {
+        absent if is_absent(&absent) => format!("{place}, in which noded creates one"),
+        Ok(_) => format!("{place}, which has a data volume, and noded opens it"),
+        Err(error) => format!("{place}, which does not open: {}", error_chain(&error)),
+    }
+}
+
 /// Records that a file system was mounted on the directory of the volume, if it is.
 fn record_mount(path: &Path, mounted: &LayoutFile) -> Result<(), StorageError> {
     let data = Dir::open(path.parent().unwrap_or(path)).map_err(StorageError::Directory)?;
@@ -173,5 +202,29 @@ fn open_provided(
             Dir::open(path).map_err(StorageError::Directory)
         }
         (Err(error), _) => Err(StorageError::Open(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodekeel_localstorage::volume::VOLUME_MARK;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_is_described_as_the_next_start_uses_it() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("data");
+        let says = |end: &str| {
+            let text = describe_directory(&path);
+            assert!(text.starts_with(&format!("{}{end}", path.display())), "{text}");
+        };
+        says(", in which noded creates one");
+        std::fs::create_dir(&path).expect("made");
+        says(", in which noded creates one");
+        std::fs::write(path.join("letter"), "").expect("written");
+        says(", which does not open: ");
+        std::fs::write(path.join(VOLUME_MARK_FILE), VOLUME_MARK).expect("written");
+        says(", which has a data volume, and noded opens it");
     }
 }
