@@ -102,6 +102,8 @@ impl DeviceOpener {
         // Decide before anything is written: by the disk, the configuration and the record.
         let record = read_record(&self.esp)?;
         let mut report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        let sampled = report.contents.clone();
+        let sampled = Some(&sampled).filter(|_| report.volume == DiskFinding::Unread);
         let erase_permit = attempt.erase_permit();
         // The volume checks that the whole disk still has the contents whose token was given.
         let is_given = |read: &VolumeContents| read.erase_token().as_deref() == erase_permit;
@@ -121,7 +123,7 @@ impl DeviceOpener {
         // The partition grows first, so that the new volume takes all of it; but that of another owner stays as it is, and a
         // token names the partition as it is: an erased one grows at the next start.
         if step == DiskStep::Create && report.volume == DiskFinding::Unread && found.growable_bytes() > 0 {
-            volume.read_disk().map_err(|error| self.creation_error(error))?;
+            volume.read_disk().map_err(|error| self.creation_error(error, sampled))?;
             found.grow_partition();
         }
         let opened = match step {
@@ -135,16 +137,16 @@ impl DeviceOpener {
                 Err(VolumeError::Unfinished { .. }) if attempt == Attempt::Open => {
                     Err(StorageError::NoVolume)
                 }
-                Err(VolumeError::Unfinished { .. }) => self.create(&volume, ErasePolicy::Nothing),
+                Err(VolumeError::Unfinished { .. }) => self.create(&volume, sampled, ErasePolicy::Nothing),
                 opened => opened.map_err(StorageError::Open),
             },
-            DiskStep::Create => self.create(&volume, ErasePolicy::Nothing),
+            DiskStep::Create => self.create(&volume, sampled, ErasePolicy::Nothing),
             DiskStep::Erase => {
                 // The record comes before the erasure: after a kill, the blank disk does not count as a lost
                 // volume.
                 VolumeRecord::of_given_up(&report).write_to(&self.esp)?;
                 forget_volume(&self.esp)?;
-                self.create(&volume, ErasePolicy::Exactly(report.contents.clone()))
+                self.create(&volume, sampled, ErasePolicy::Exactly(report.contents.clone()))
             }
         }?;
         *lock(&self.last) = Some((volume.clone(), opened.slot));
@@ -250,7 +252,12 @@ impl DeviceOpener {
         Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
     }
 
-    fn create(&self, volume: &DeviceVolume, erase: ErasePolicy) -> Result<OpenedVolume, StorageError> {
+    fn create(
+        &self,
+        volume: &DeviceVolume,
+        sampled: Option<&VolumeContents>,
+        erase: ErasePolicy,
+    ) -> Result<OpenedVolume, StorageError> {
         let created = match volume {
             DeviceVolume::Plain(volume) => volume.mount_new(erase).map(|dir| (dir, None)),
             DeviceVolume::Encrypted(volume) => volume.mount_new_with_key(erase).map(|(dir, cluster_key)| {
@@ -259,18 +266,23 @@ impl DeviceOpener {
                 (dir, Some(SlotKind::Local))
             }),
         };
-        let (dir, slot) = created.map_err(|error| self.creation_error(error))?;
+        let (dir, slot) = created.map_err(|error| self.creation_error(error, sampled))?;
         tracing::info!("created the data volume");
         Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
     }
 
-    fn creation_error(&self, error: VolumeError) -> StorageError {
-        match error {
-            VolumeError::Occupied { path, found } => {
+    /// The error of a creation on a disk that shows no data where it was sampled, or on another one.
+    fn creation_error(&self, error: VolumeError, sampled: Option<&VolumeContents>) -> StorageError {
+        match (error, sampled) {
+            (VolumeError::Occupied { path, found }, _) => {
                 *lock(&self.read) = Some(found.clone());
                 StorageError::Occupied { device: path, found }
             }
-            error => StorageError::Open(error),
+            // Its owner can give the disk up without a reading, which may fail again.
+            (source @ VolumeError::Device { .. }, Some(found)) => {
+                StorageError::Unreadable { found: found.clone(), source: Box::new(source) }
+            }
+            (error, _) => StorageError::Open(error),
         }
     }
 
@@ -347,12 +359,13 @@ impl DeviceOpener {
         report: &DiskReport,
     ) -> impl Fn(ReadingProgress) -> ControlFlow<()> + Send + Sync + 'static {
         let (device, erase_token) = (device.to_owned(), report.contents.erase_token());
+        let read_token = lock(&self.read).as_ref().and_then(VolumeContents::erase_token);
         let (speed, unlock) = (Mutex::new(ReadingSpeed::new()), Arc::downgrade(&self.unlock));
         move |progress| {
             let Some(unlock) = unlock.upgrade() else { return ControlFlow::Break(()) };
             let left = lock(&speed).time_left(progress, Instant::now());
-            let (device, erase_token) = (device.clone(), erase_token.clone());
-            unlock.report_reading(ReadingStatus { device, progress, left, erase_token })
+            let (device, erase_token, read_token) = (device.clone(), erase_token.clone(), read_token.clone());
+            unlock.report_reading(ReadingStatus { device, progress, left, erase_token, read_token })
         }
     }
 
@@ -436,6 +449,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::super::config::device::{DeviceLocation, EspLocation};
     use super::*;
 
@@ -473,6 +488,26 @@ mod tests {
         let opened = opener.open(&UnlockSecret::Node, Attempt::Open);
         assert!(matches!(opened, Err(StorageError::NoVolume)), "{opened:?}");
         assert!(disk() == before, "it was written to");
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_read_can_be_given_up() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let opener = new_opener(scratch.path());
+        let path = scratch.path().join("disk");
+        let found = inspect_disk(&path).expect("read").contents;
+        let source = io::Error::from_raw_os_error(5);
+        let error = VolumeError::Device { step: "read all of", path, source };
+        let error = opener.creation_error(error, Some(&found));
+        let token = error.erase_token().expect("that of samples");
+        assert!(token.starts_with("unread-sampled-"), "{token}");
+        assert!(error.to_string().contains(&format!("nodectl storage erase {token}")), "{error}");
+        opener.unlock.set_status(super::super::unlock::UnlockStatus::Closed {
+            error: Some(error_chain(&error)),
+            erase_token: error.erase_token(),
+            is_lost: false,
+        });
+        opener.unlock.permit_erase(&token).expect("offered");
     }
 
     #[test]

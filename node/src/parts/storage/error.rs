@@ -44,6 +44,12 @@ pub(super) enum StorageError {
     )]
     Occupied { device: PathBuf, found: VolumeContents },
     #[error(
+        "can't create the data volume; correct the cause, or, if nobody needs what the disk has, type: nodectl storage erase \
+         {} ({})",
+        found.erase_token().unwrap_or_default(), describe_scope(found)
+    )]
+    Unreadable { found: VolumeContents, source: Box<VolumeError> },
+    #[error(
         "can't open the data volume on {}: the disk {report}, but storage.encryption is {configured}; correct the \
          configuration, or attach the node's own disk",
         device.display()
@@ -127,7 +133,7 @@ impl StorageError {
     /// The token that names the contents of the disk, to erase them.
     pub(super) fn erase_token(&self) -> Option<String> {
         match self {
-            Self::Occupied { found, .. } => found.erase_token(),
+            Self::Occupied { found, .. } | Self::Unreadable { found, .. } => found.erase_token(),
             Self::OtherEncryption { report, .. } | Self::Lost { report, .. } => report.contents.erase_token(),
             _ => None,
         }

@@ -15,6 +15,8 @@ pub(crate) struct ReadingStatus {
     pub(super) left: Option<Duration>,
     /// By this token an operator gives the disk up, without waiting.
     pub(super) erase_token: Option<String>,
+    /// The token of an earlier reading: it counts if the disk still has the same contents.
+    pub(super) read_token: Option<String>,
 }
 
 /// As the end of a sentence about root.storage: "is reading …".
@@ -77,7 +79,8 @@ mod tests {
         let mut text = |read: u64, first_data, seconds| {
             let progress = progress(read, first_data);
             let left = speed.time_left(progress, begun + Duration::from_secs(seconds));
-            ReadingStatus { device: "/dev/sdb".into(), progress, left, erase_token: None }.to_string()
+            ReadingStatus { device: "/dev/sdb".into(), progress, left, erase_token: None, read_token: None }
+                .to_string()
         };
         // It resumes at 400 GB.
         let at = "is reading /dev/sdb to see whether it is blank: ";

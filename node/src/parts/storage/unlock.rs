@@ -165,12 +165,14 @@ impl VolumeUnlock {
     pub(crate) fn permit_erase(&self, token: &str) -> Result<(), UnlockError> {
         let mut slots = self.lock();
         let found = match &slots.status {
-            UnlockStatus::Closed { erase_token, .. } => erase_token,
+            UnlockStatus::Closed { erase_token, .. } => [erase_token, &None],
             // The operator does not wait for the end.
-            UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) } => &reading.erase_token,
-            _ => &None,
+            UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) } => {
+                [&reading.erase_token, &reading.read_token]
+            }
+            _ => [&None; 2],
         };
-        if found.as_deref() == Some(token) {
+        if found.iter().any(|found| found.as_deref() == Some(token)) {
             slots.erase_permit = Some(token.to_owned())
         } else {
             return Err(UnlockError::WrongToken { given: token.to_owned() });
@@ -312,6 +314,7 @@ mod tests {
             progress: ReadingProgress::new(1, 2, None),
             left: None,
             erase_token: Some("unread-sampled-1".into()),
+            read_token: Some("data-read-1".into()),
         };
         assert!(unlock.report_reading(reading()).is_break(), "root.storage has ended");
         unlock.set_status(UnlockStatus::Opening { work: None });
@@ -319,6 +322,7 @@ mod tests {
         assert_eq!(unlock.status(), UnlockStatus::Opening { work: Some(CreationWork::Reading(reading())) });
         assert!(unlock.permit_erase("unread-sampled-2").is_err());
         unlock.permit_erase("unread-sampled-1").expect("that of the disk");
+        unlock.permit_erase("data-read-1").expect("that of the reading before");
         unlock.cancel_reading(true);
         assert!(unlock.report_reading(reading()).is_break());
         unlock.cancel_reading(false);
