@@ -25,6 +25,9 @@ pub use error::DataError;
 /// Name of the lock file, as the layout declares it.
 const LOCK_FILE: &str = "lock";
 
+/// The most bytes of the lock file that are read: a pid has ten digits at most.
+const PID_BYTES: u64 = 32;
+
 /// Mode of a new data directory; an existing one keeps its mode.
 const DATA_DIR_MODE: FileMode = FileMode::new(0o755);
 
@@ -104,8 +107,8 @@ pub(crate) fn open_trusted_directory(path: &Path) -> Result<Dir, DataError> {
     Ok(dir)
 }
 
-/// Checks that no other instance uses the directory. It comes before all other checks, whose answers do not matter then, and
-/// waits for what a killed one has left in the kernel: with the lock, its sockets go.
+/// Checks that no other instance uses the directory. It comes before all other checks but that of the owner, whose lock is
+/// no other user's word; their answers do not matter then. It waits for what a killed one has left in the kernel: with the lock, its sockets go.
 ///
 /// # Errors
 /// See [`DataError`].
@@ -113,7 +116,7 @@ pub(crate) fn check_lock(data: &Path) -> Result<(), DataError> {
     if data.symlink_metadata().is_err() {
         return Ok(());
     }
-    let data = open_directory(data)?;
+    let data = open_trusted_directory(data)?;
     match data.open_file(LOCK_FILE) {
         Ok(mut lock) => {
             let mut found = whole_file_lock(libc::F_WRLCK);
@@ -276,7 +279,8 @@ fn whole_file_lock(kind: libc::c_int) -> libc::flock {
 /// The process that wrote the lock file, if it is running; another process may have locked it.
 fn lock_holder(lock: &mut File) -> String {
     let mut text = String::new();
-    let pid = lock.read_to_string(&mut text).ok().and_then(|_| text.trim().parse::<u32>().ok());
+    let read = lock.take(PID_BYTES).read_to_string(&mut text);
+    let pid = read.ok().and_then(|_| text.trim().parse::<u32>().ok());
     // The file keeps the pid of the last noded. It is not named if no such process runs.
     match pid.filter(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
         Some(pid) => format!("another noded (pid {pid})"),
@@ -287,6 +291,7 @@ fn lock_holder(lock: &mut File) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::Seek as _;
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -365,6 +370,26 @@ mod tests {
         fcntl(&foreign, FcntlArg::F_OFD_SETLK(&whole_file_lock(libc::F_UNLCK))).expect("it was locked");
         let _data = DataDir::acquire(scratch.path()).expect("free");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn the_lock_of_a_directory_that_others_can_change_is_not_believed() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let _data = DataDir::acquire(scratch.path()).expect("free");
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).expect("set");
+        let error = check_lock(scratch.path()).expect_err("others can write");
+        assert!(matches!(error, DataError::Untrusted(_)), "{error}");
+    }
+
+    #[test]
+    fn of_a_lock_file_no_more_is_read_than_a_pid() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("lock");
+        let pid = std::process::id().to_string();
+        fs::write(&path, format!("{pid}{}", " ".repeat(PID_BYTES as usize))).expect("written");
+        let mut lock = File::open(&path).expect("there");
+        assert_eq!(lock_holder(&mut lock), format!("another noded (pid {pid})"));
+        assert_eq!(lock.stream_position().expect("known"), PID_BYTES);
     }
 
     #[test]
