@@ -111,6 +111,8 @@ pub mod plan;
 #[cfg(feature = "node")]
 mod ports;
 #[cfg(feature = "node")]
+mod preparation;
+#[cfg(feature = "node")]
 pub mod reset;
 #[cfg(feature = "node")]
 mod running;

@@ -15,22 +15,19 @@ use nodekeel_fsquota::Bytes;
 use nodekeel_logtree::{Level, LogLimits, LogMessage, LogStore};
 use nodekeel_supervisor::process::{ProcessRecords, Rlimit};
 use nodekeel_supervisor::{Runnable, RunnableStatus, ShutdownReport, Supervisor};
-use thiserror::Error;
 
 use crate::config::LogConfig;
-use crate::control::socket::{BindError, NodeSocket};
+use crate::control::socket::NodeSocket;
 use crate::data::{self, DataDir, DataError};
 use crate::dn::CONTROL as CONTROL_DN;
-use crate::dn::STORAGE as STORAGE_DN;
 use crate::dn::is_valid_runnable_name;
 use crate::layout::ProcessesLayout;
-use crate::part::{
-    NodePreparation, Part, PartAdditions, Parts, PlannedService, PrepareError, PreparedRunnable,
-};
+use crate::part::{Part, Parts, PlannedService, PreparedRunnable};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{NodePlan, PartPlanner};
-use crate::running::RunningNode;
+use crate::preparation::{PreparedParts, prepare_services};
 
+pub use crate::preparation::StartError;
 pub use builder::{BuildError, NodeBuilder};
 pub use reload::ReloadError;
 use state::NodeState;
@@ -101,40 +98,6 @@ pub fn new_log_store(config: &LogConfig) -> LogStore {
     log_store
 }
 
-/// The reason why a node can't start. Nothing runs then.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The data directory can't be used. The message has the hint.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// A part can't be prepared: the volumes can't be opened, for example. The message has the hint.
-    #[error(transparent)]
-    Part(PrepareError),
-    /// The control socket can't be bound. The message has the hint.
-    #[error(transparent)]
-    Control(Box<dyn std::error::Error + Send + Sync>),
-    /// An additional runnable has an invalid name, or that of a part or another one. Use another name.
-    #[error(
-        "invalid runnable name {name:?}: use 1 to 64 of a-z, 0-9, '_' and '-', and no name of a part or another runnable"
-    )]
-    RunnableName {
-        /// The name.
-        name: String,
-    },
-}
-
-/// Chooses the variant by the error's type.
-impl From<PrepareError> for StartError {
-    fn from(error: PrepareError) -> Self {
-        match error.downcast::<DataError>() {
-            Ok(error) => Self::Data(*error),
-            Err(error) if error.is::<BindError>() => Self::Control(error),
-            Err(error) => Self::Part(error),
-        }
-    }
-}
-
 /// A running node. Dropping it stops it without waiting; the data directory stays locked until it has stopped.
 #[derive(Debug)]
 pub struct NodeHandle {
@@ -164,7 +127,7 @@ impl NodeHandle {
         let plan = shared.plan();
         // All runnables are prepared before one starts: an error leaves nothing running.
         let PreparedParts { runnables: mut prepared, additions } =
-            prepare_services(&shared, &plan, plan.active_services())?;
+            prepare_services(&shared.running, &plan, plan.active_services())?;
         // The control API, the health and the metrics find what the parts have added from the first call on.
         shared.running.replace_additions(additions);
         log_skipped(&shared.running.log_store, plan.skipped_services());
@@ -245,17 +208,6 @@ impl Drop for NodeHandle {
     }
 }
 
-/// Opens the data directory of a node that does not run, and prepares its part for storage alone: nothing runs.
-pub(crate) fn open_storage(plan: NodePlan, log_store: LogStore) -> Result<Arc<RunningNode>, StartError> {
-    let data = DataDir::acquire(&plan.config.node.data)?;
-    let shared = NodeState::new(plan, data, log_store);
-    let plan = shared.plan();
-    let storage = plan.active_services().filter(|planned| planned.dn == STORAGE_DN);
-    let PreparedParts { additions, .. } = prepare_services(&shared, &plan, storage)?;
-    shared.running.replace_additions(additions);
-    Ok(Arc::clone(&shared.running))
-}
-
 /// Logs under their DNs why services are skipped.
 fn log_skipped<'p>(log_store: &LogStore, skipped: impl Iterator<Item = &'p PlannedService>) {
     for planned in skipped {
@@ -288,33 +240,4 @@ fn check_runnable_names(parts: &Parts, runnables: &[ExtraRunnable]) -> Result<()
         }
     }
     Ok(())
-}
-
-/// Prepared runnables and additions of the parts, before the node uses them.
-struct PreparedParts {
-    /// By DN, in the order of the plan.
-    runnables: Vec<(String, PreparedRunnable)>,
-    additions: PartAdditions,
-}
-
-/// Prepares runnables of a plan, in their order. The node does not have yet what they add to it.
-fn prepare_services<'p>(
-    state: &NodeState,
-    plan: &NodePlan,
-    services: impl Iterator<Item = &'p PlannedService>,
-) -> Result<PreparedParts, PrepareError> {
-    // The runnables add to a copy: an error leaves the additions of the node as they are.
-    let mut additions = state.running.additions();
-    let mut node = NodePreparation {
-        running: &state.running,
-        config: &plan.config,
-        search: &plan.search,
-        additions: &mut additions,
-    };
-    let prepare = |planned: &PlannedService| {
-        let prepared = planned.runnable.prepare(&mut node)?;
-        Ok((planned.dn.clone(), prepared.start_after(&planned.start_after)))
-    };
-    let runnables = services.map(prepare).collect::<Result<_, PrepareError>>()?;
-    Ok(PreparedParts { runnables, additions })
 }

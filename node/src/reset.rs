@@ -22,15 +22,16 @@ use thiserror::Error;
 use tokio::task::{JoinError, spawn_blocking};
 
 use crate::config::NodedConfig;
-use crate::data::has_run;
+use crate::control::stopping_status;
+use crate::data::{DataDir, has_run};
 use crate::error_chain::error_chain;
 use crate::layout::{CLUSTER_DIR, ESP_DIR, VOLUMES_DIR};
-use crate::node::{StartError, open_storage};
 use crate::parts::cluster::bootstrap_record;
 use crate::parts::storage::control::{StorageControl, describe_state};
 use crate::parts::storage::unlock::UnlockStatus;
 use crate::plan::NodePlan;
-use crate::running::RunningNode;
+use crate::preparation::{PreparedParts, StartError, prepare_services};
+use crate::running::{AnswerConfig, RunningNode};
 use crate::volume::{CloseOnDrop, has_running_descendant};
 use crate::{dn, v1};
 
@@ -452,7 +453,7 @@ impl OfflineReset {
         if !has_run(&plan.config.node.data) {
             return Err(ResetError::NoNode { path: plan.config.node.data });
         }
-        let running = open_storage(plan, log_store)?;
+        let running = open_storage(&plan, log_store)?;
         let storage = running.extension::<Arc<StorageControl>>().ok_or(ResetError::NoStorage)?;
         Ok(Self { volume: storage.open_offline(), running })
     }
@@ -472,6 +473,18 @@ impl OfflineReset {
     pub async fn perform(&self, plan: &ResetPlan) -> Result<(), ResetError> {
         perform_reset(&self.running, plan).await
     }
+}
+
+/// Opens the data directory of a node that does not run, and prepares its part for storage alone: nothing runs.
+fn open_storage(plan: &NodePlan, log_store: LogStore) -> Result<Arc<RunningNode>, StartError> {
+    let data = Arc::new(DataDir::acquire(&plan.config.node.data)?);
+    // No client reaches it.
+    let answer: AnswerConfig = Box::new(|_| Box::pin(async { Err(stopping_status()) }));
+    let running = Arc::new(RunningNode::new(plan.to_running(), data, log_store, answer));
+    let storage = plan.active_services().filter(|planned| planned.dn == dn::STORAGE);
+    let PreparedParts { additions, .. } = prepare_services(&running, plan, storage)?;
+    running.replace_additions(additions);
+    Ok(running)
 }
 
 impl Drop for OfflineReset {

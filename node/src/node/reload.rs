@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::state::NodeState;
 use super::tree::child_dns;
-use super::{NodeHandle, PreparedParts, log_skipped, prepare_services};
+use super::{NodeHandle, log_skipped};
 use crate::config::{ConfigError, read_text};
 use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
@@ -23,6 +23,7 @@ use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
 };
+use crate::preparation::{PreparedParts, prepare_services};
 
 /// The DN of what the program logs about itself.
 const LOG_DN: &str = "noded";
@@ -185,7 +186,7 @@ async fn prepare_again(
     let (state, plan) = (Arc::clone(state), Arc::clone(plan));
     blocking(move || {
         let services = plan.active_services().filter(|planned| dns.contains(&planned.dn));
-        prepare_services(&state, &plan, services).map_err(ReloadError::Prepare)
+        prepare_services(&state.running, &plan, services).map_err(ReloadError::Prepare)
     })
     .await
 }
