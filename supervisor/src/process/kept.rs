@@ -57,10 +57,9 @@ impl KeptProcess {
             boot: records.boot().clone(),
             dn: dn.to_owned(),
             mark,
-            user: Some(process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw())),
+            user: process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw()),
             definition: definition_hash(process),
             cgroup: cgroup.map(Path::to_owned),
-            notify: None,
             process: None,
             is_ready: false,
         };
@@ -75,11 +74,9 @@ impl KeptProcess {
         Self { records: Arc::clone(records), record: Mutex::new(record), is_left }
     }
 
-    /// Returns whether this process would be started in the same way, and be kept. An earlier release has given it a
-    /// notification socket that it has no more.
+    /// Returns whether this process would be started in the same way, and be kept.
     pub(super) fn has_definition(&self, process: &Process) -> bool {
-        let record = self.lock();
-        process.keep && record.user.is_some() && record.definition == definition_hash(process)
+        process.keep && self.lock().definition == definition_hash(process)
     }
 
     pub(super) fn mark(&self) -> ProcessMark {
@@ -157,16 +154,10 @@ impl KeptProcess {
             cgroup.map_or(KillScope::ByParents, |cgroup| KillScope::WholeCgroup(Arc::new(cgroup)));
         // From now on a run waits for it, and the reaper leaves it alone.
         shared.end_start(mark, Some(pid));
-        let kinship = Kinship::User(user.unwrap_or_else(|| rustix::process::geteuid().as_raw()));
         let child = StartedChild { pid, pidfd };
-        let mut main = MainProcess::new(Arc::clone(shared), child, mark, kill_scope, kinship);
+        let mut main = MainProcess::new(Arc::clone(shared), child, mark, kill_scope, Kinship::User(user));
         main.is_left_alone = true;
         Ok(main)
-    }
-
-    /// Returns whether a release has recorded it that gave it no socket that can be bound again.
-    pub(super) fn is_of_version_1(&self) -> bool {
-        self.lock().user.is_none()
     }
 
     /// When it started.

@@ -98,16 +98,13 @@ impl LeftoverSet {
     }
 
     fn identifies(&self, process: &ObservedProcess) -> bool {
-        let own = rustix::process::geteuid().as_raw();
         let (Some(mark), Some(user)) = (ProcessMark::from_limit(process.limit), process.user) else {
             return false;
         };
         let is_of = |host: &HostRecord| {
-            let is_user = host.users.contains(&user) || host.users.is_empty() && user == own;
-            host.host_id == mark.host_id() && process.id.start >= host.start && is_user
+            host.host_id == mark.host_id() && process.id.start >= host.start && host.users.contains(&user)
         };
-        // Without a user, an earlier release wrote it.
-        let is_kept = |kept: &KeptRecord| kept.mark == mark && kept.user.unwrap_or(own) == user;
+        let is_kept = |kept: &KeptRecord| kept.mark == mark && kept.user == user;
         self.kept.iter().any(is_kept) || !mark.survives() && self.hosts.iter().any(is_of)
     }
 }

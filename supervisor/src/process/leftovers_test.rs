@@ -28,10 +28,9 @@ fn kept_record(dn: &str, mark: ProcessMark, process: Option<ProcessId>) -> KeptR
         boot: boot(1),
         dn: dn.to_owned(),
         mark,
-        user: Some(USER),
+        user: USER,
         definition: 0,
         cgroup: None,
-        notify: None,
         process,
         is_ready: false,
     }

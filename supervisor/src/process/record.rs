@@ -1,7 +1,7 @@
-//! The text of the records in a record directory, version 2.
+//! The text of the records in a record directory, version 1.
 //!
 //! ```text
-//! nodekeel-record 2 host                 nodekeel-record 2 kept
+//! nodekeel-record 1 host                 nodekeel-record 1 kept
 //! boot 5c5f…-…                           boot 5c5f…-…
 //! pidns pid:[4026531836]                 pidns pid:[4026531836]
 //! host 7fff-3fffff                       dn root.service.web
@@ -15,8 +15,6 @@
 //! ```
 //!
 //! The last three before the sum are optional. The sum is the FNV-1a hash of everything before its line.
-//!
-//! Version 1 has neither users nor user, and `notify`, the abstract name of a socket, after the cgroup.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,8 +23,7 @@ use std::path::PathBuf;
 use super::mark::{HostId, ProcessMark};
 
 const MAGIC: &str = "nodekeel-record ";
-/// The version that is written.
-const VERSION: u32 = 2;
+const VERSION: u32 = 1;
 /// No record is longer: a DN has 255 bytes, a path 4,096.
 pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024;
 
@@ -52,7 +49,7 @@ pub(super) struct HostRecord {
     pub(super) host_id: HostId,
     /// The start time of the program. None of its processes is older.
     pub(super) start: u64,
-    /// The users as which it has started processes, and its own; empty in version 1.
+    /// The users as which it has started processes, and its own.
     pub(super) users: BTreeSet<u32>,
 }
 
@@ -62,13 +59,11 @@ pub(super) struct KeptRecord {
     pub(super) boot: BootId,
     pub(super) dn: String,
     pub(super) mark: ProcessMark,
-    /// The user as which it was started; `None` in version 1.
-    pub(super) user: Option<u32>,
+    /// The user as which it was started.
+    pub(super) user: u32,
     /// The hash of what the process was started with.
     pub(super) definition: u64,
     pub(super) cgroup: Option<PathBuf>,
-    /// The abstract name of its notification socket, in version 1.
-    pub(super) notify: Option<String>,
     /// `None` until it has started.
     pub(super) process: Option<ProcessId>,
     /// The process has reported `READY=1`.
@@ -105,7 +100,7 @@ impl Record {
         // Before the sum, which a newer release may compute in another way.
         match version.parse::<u32>() {
             Ok(version) if version > VERSION => return Err(ParseRecordError::Newer),
-            Ok(1 | VERSION) => {}
+            Ok(VERSION) => {}
             _ => return Err(ParseRecordError::NotRecord),
         }
         // A changed byte shows in the sum, so that the error does not blame the line.
@@ -139,25 +134,18 @@ fn parse_lines(text: &str) -> Result<Record, ParseRecordError> {
             boot: boot()?,
             host_id: HostId::parse(field("host")?).ok_or(bad_line("host"))?,
             start: field("start")?.parse().map_err(|_| bad_line("start"))?,
-            users: match field("users") {
-                Ok(users) => users
-                    .split(' ')
-                    .map(|user| user.parse().map_err(|_| bad_line("users")))
-                    .collect::<Result<_, _>>()?,
-                Err(_) => BTreeSet::new(),
-            },
+            users: field("users")?
+                .split(' ')
+                .map(|user| user.parse().map_err(|_| bad_line("users")))
+                .collect::<Result<_, _>>()?,
         })),
         Some("kept") => Ok(Record::Kept(KeptRecord {
             boot: boot()?,
             dn: field("dn")?.to_owned(),
             mark: ProcessMark::from_limit(hex("mark")?).ok_or(bad_line("mark"))?,
-            user: match field("user") {
-                Ok(user) => Some(user.parse().map_err(|_| bad_line("user"))?),
-                Err(_) => None,
-            },
+            user: field("user")?.parse().map_err(|_| bad_line("user"))?,
             definition: hex("definition")?,
             cgroup: field("cgroup").ok().map(PathBuf::from),
-            notify: field("notify").ok().map(str::to_owned),
             process: match field("process") {
                 Ok(process) => Some(parse_process(process).ok_or(bad_line("process"))?),
                 Err(_) => None,
@@ -188,15 +176,10 @@ impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self {
             Self::Host(HostRecord { boot, host_id, start, users }) => {
-                let version = if users.is_empty() { 1 } else { VERSION };
                 let users: String = users.iter().map(|user| format!(" {user}")).collect();
-                let users = if users.is_empty() { users } else { format!("users{users}\n") };
-                format!("{MAGIC}{version} host\n{boot}host {host_id}\nstart {start}\n{users}")
+                format!("{MAGIC}{VERSION} host\n{boot}host {host_id}\nstart {start}\nusers{users}\n")
             }
-            Self::Kept(kept) => {
-                let version = if kept.user.is_none() { 1 } else { VERSION };
-                format!("{MAGIC}{version} kept\n{kept}")
-            }
+            Self::Kept(kept) => format!("{MAGIC}{VERSION} kept\n{kept}"),
         };
         write!(f, "{text}{}", sum_line(&text))
     }
@@ -210,17 +193,11 @@ impl fmt::Display for BootId {
 
 impl fmt::Display for KeptRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { boot, dn, mark, user, definition, cgroup, notify, process, is_ready } = self;
-        writeln!(f, "{boot}dn {dn}\nmark {:x}", mark.as_limit())?;
-        if let Some(user) = user {
-            writeln!(f, "user {user}")?;
-        }
-        writeln!(f, "definition {definition:016x}")?;
+        let Self { boot, dn, mark, user, definition, cgroup, process, is_ready } = self;
+        let mark = mark.as_limit();
+        writeln!(f, "{boot}dn {dn}\nmark {mark:x}\nuser {user}\ndefinition {definition:016x}")?;
         if let Some(cgroup) = cgroup {
             writeln!(f, "cgroup {}", cgroup.display())?;
-        }
-        if let (Some(notify), None) = (notify, user) {
-            writeln!(f, "notify {notify}")?;
         }
         if let Some(ProcessId { pid, start }) = process {
             writeln!(f, "process {pid} {start}")?;
@@ -244,10 +221,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const HOST_1: &[u8] = include_bytes!("../../testdata/records/host-1");
-    const KEPT_1: &[u8] = include_bytes!("../../testdata/records/kept-1");
-    const HOST: &[u8] = include_bytes!("../../testdata/records/host-2");
-    const KEPT: &[u8] = include_bytes!("../../testdata/records/kept-2");
+    const HOST: &[u8] = include_bytes!("../../testdata/records/host-1");
+    const KEPT: &[u8] = include_bytes!("../../testdata/records/kept-1");
 
     fn boot() -> BootId {
         let boot = "5c5f1b4e-9d9b-4c55-9a56-5b8b6e1c1c02".to_owned();
@@ -263,32 +238,23 @@ mod tests {
             boot: boot(),
             dn: "root.service.web".to_owned(),
             mark: mark(),
-            user: Some(65534),
+            user: 65534,
             definition: 0x9f3c,
             cgroup: Some("/sys/fs/cgroup/nodekeel-keep-2bffffffff800001".into()),
-            notify: None,
             process: Some(ProcessId { pid: 4711, start: 98_766 }),
             is_ready: true,
         }
     }
 
     #[test]
-    fn records_of_all_versions_stay_readable() {
+    fn records_of_a_release_stay_readable() {
         let host =
             HostRecord { boot: boot(), host_id: mark().host_id(), start: 98_765, users: [0, 65534].into() };
-        let host_1 = HostRecord { users: BTreeSet::new(), ..host.clone() };
-        let notify = Some("nodekeel-2bffffffff800001-0123456789abcdef".to_owned());
-        let kept_1 = KeptRecord { user: None, notify, ..kept() };
-        for (bytes, record) in [
-            (HOST_1, Record::Host(host_1)),
-            (KEPT_1, Record::Kept(kept_1)),
-            (HOST, Record::Host(host)),
-            (KEPT, Record::Kept(kept())),
-        ] {
+        for (bytes, record) in [(HOST, Record::Host(host)), (KEPT, Record::Kept(kept()))] {
             assert_eq!(String::from_utf8_lossy(bytes), record.to_string());
             assert_eq!(Record::parse(bytes), Ok(record));
         }
-        let newer = String::from_utf8_lossy(KEPT).replacen(" 2 ", " 3 ", 1);
+        let newer = String::from_utf8_lossy(KEPT).replacen(" 1 ", " 2 ", 1);
         assert_eq!(Record::parse(newer.as_bytes()), Err(ParseRecordError::Newer));
     }
 
@@ -301,10 +267,10 @@ mod tests {
             ("process 4711", "process 1", bad_line("process")),
             ("boot ", "Boot ", bad_line("boot")),
             ("ready yes", "ready maybe", bad_line("ready")),
-            ("2 kept", "2 else", ParseRecordError::NotRecord),
-            ("2 kept", "0 kept", ParseRecordError::NotRecord),
-            ("2 kept", "1 kept", bad_line("nodekeel-record")),
+            ("1 kept", "1 else", ParseRecordError::NotRecord),
+            ("1 kept", "0 kept", ParseRecordError::NotRecord),
             ("user 65534", "user nobody", bad_line("user")),
+            ("user 65534\n", "", bad_line("user")),
         ] {
             let changed = content.replacen(from, to, 1);
             assert_ne!(changed, content);
@@ -320,7 +286,7 @@ mod tests {
             let mut flipped = KEPT.to_vec();
             flipped[at] ^= 1 << bit;
             prop_assert!(Record::parse(&flipped).is_err());
-            let begins = MAGIC.len() + "2 ".len();
+            let begins = MAGIC.len() + "1 ".len();
             let error = if cut < begins { ParseRecordError::NotRecord } else { ParseRecordError::Sum };
             prop_assert_eq!(Record::parse(&KEPT[..cut]), Err(error));
         }
@@ -329,14 +295,12 @@ mod tests {
         fn what_is_written_is_read(
             (dn, definition, start, pid) in ("[a-z.]{1,40}", any::<u64>(), any::<u64>(), 2..i32::MAX),
             cgroup in proptest::option::of("/[ -~]{0,40}"),
-            (is_first, has_process, is_ready) in any::<(bool, bool, bool)>(),
+            (has_process, is_ready) in any::<(bool, bool)>(),
         ) {
             let record = Record::Kept(KeptRecord {
                 dn,
                 definition,
                 cgroup: cgroup.map(PathBuf::from),
-                user: kept().user.filter(|_| !is_first),
-                notify: is_first.then(|| "nodekeel-2b-01".to_owned()),
                 process: has_process.then_some(ProcessId { pid, start }),
                 is_ready,
                 ..kept()

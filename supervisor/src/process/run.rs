@@ -141,14 +141,7 @@ impl Process {
             }
             Ok(Some(mut running)) => {
                 let pid = running.pid();
-                if kept.is_of_version_1() {
-                    tracing::info!(
-                        pid,
-                        "the kept process was started by an earlier release, and can't be kept: restarting it"
-                    );
-                } else {
-                    tracing::info!(pid, "the kept process has an earlier definition: restarting it");
-                }
+                tracing::info!(pid, "the kept process has an earlier definition: restarting it");
                 if let Err(error) = self.end_processes(&mut running, ctx, &StopReason::Replaced).await {
                     tracing::error!(%error, "can't watch the exit of the kept process");
                 }

@@ -163,7 +163,7 @@ impl RunningProcess {
         };
         let since = kept.started_at()?;
         let readers = kept.open_fifos()?;
-        let needs_socket = process.needs_notify_socket() && !kept.is_of_version_1();
+        let needs_socket = process.needs_notify_socket();
         let socket = needs_socket.then(|| host.bind_notify_socket(kept.mark(), process)).transpose();
         // It is well without, as far as anybody can tell.
         let socket = socket.unwrap_or_else(|error| {
