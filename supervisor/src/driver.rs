@@ -116,11 +116,15 @@ struct DeferredEffects {
 }
 
 impl DeferredEffects {
-    fn apply_deferred(self, runtime: &Handle) {
-        spawn_runs(runtime, self.starts);
+    fn apply_deferred(self, driver: &TreeDriver) {
+        spawn_runs(&driver.runtime, self.starts);
         drop(self.dropped_runs);
         for event in &self.events {
             log_event(event);
+            // The process that an earlier program has kept for it ends with it, also if no run could adopt that.
+            if matches!(event.change, RunnableChange::Stopped | RunnableChange::Removed) {
+                driver.end_kept_process(&event.dn);
+            }
         }
     }
 }
@@ -191,7 +195,7 @@ impl TreeDriver {
         let result = call(&mut state.fsm, now);
         let outcome = self.perform_actions(&mut state, now);
         drop(state);
-        outcome.apply_deferred(&self.runtime);
+        outcome.apply_deferred(self);
         result
     }
 
@@ -271,7 +275,7 @@ impl TreeDriver {
             let added = AddedRuns(Arc::clone(self));
             self.runtime.spawn(async move { drop(added) });
         }
-        outcome.apply_deferred(&self.runtime);
+        outcome.apply_deferred(self);
         Ok(())
     }
 
@@ -456,6 +460,15 @@ impl TreeDriver {
     pub(crate) fn has_kept_process(&self, dn: &str) -> bool {
         let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
         host.as_ref().is_some_and(|host| host.has_unclaimed(dn))
+    }
+
+    /// Ends the process of this DN that an earlier program has kept, if it waits for its adoption. Returns at once.
+    fn end_kept_process(&self, dn: &Arc<str>) {
+        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(host) = host.filter(|host| host.has_unclaimed(dn)) {
+            let dn = Arc::clone(dn);
+            self.runtime.spawn_blocking(move || host.end_unclaimed(&dn));
+        }
     }
 }
 

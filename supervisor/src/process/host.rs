@@ -174,6 +174,11 @@ impl ProcessHost {
         self.records.as_ref().is_some_and(|records| records.has_unclaimed(dn))
     }
 
+    /// Ends the kept process of this DN that waits for its adoption, if there is one. Blocks, at most a second.
+    pub(crate) fn end_unclaimed(&self, dn: &str) {
+        self.records.iter().for_each(|records| records.end_unclaimed(dn));
+    }
+
     /// The reason why processes of an earlier host may still run.
     pub(crate) fn record_problems(&self) -> &[RecordProblem] {
         &self.record_problems
@@ -187,7 +192,7 @@ impl ProcessHost {
         let reaped = timeout(REAP_TIMEOUT, self.reap_tasks.wait()).await;
         if let Some(records) = &self.records {
             // No run can adopt these any more, and this is not a kill: they end as all others do.
-            records.end_unclaimed();
+            records.end_all_unclaimed();
             if reaped.is_ok() {
                 records.remove_host();
             }

@@ -161,7 +161,8 @@ impl LeftoverPlan {
                             Some(ProcessId { pid, .. }) => plan.rejected.push((
                                 file,
                                 format!(
-                                    "process {pid} has neither its mark nor its cgroup, and is left alone"
+                                    "process {pid} of {} has neither its mark nor its cgroup, and is left alone",
+                                    kept.dn
                                 ),
                             )),
                             None => plan.end_kept.push(kept),
@@ -228,18 +229,24 @@ pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io
     Ok(LeftoverReport { ended, rejected: plan.rejected.into_iter().map(unread).collect() })
 }
 
-/// Ends one kept process with its descendants. Blocks until they have exited, at most a second.
-pub(super) fn end_kept(records: &HostRecords, kept: &KeptRecord) {
+/// Ends one kept process with its descendants, and removes its record. Blocks until they have exited, at most a second.
+/// Returns whether they have; else the record stays.
+pub(super) fn end_kept(records: &HostRecords, kept: &KeptRecord) -> bool {
     let cgroup = open_cgroup(kept);
     let mut leftovers = LeftoverSet::default();
     let is_running = observe().is_ok_and(|observed| is_running(kept, &observed, is_in_cgroup));
     leftovers.add_kept(kept, is_running);
-    match leftovers.end_all(cgroup.as_slice(), Instant::now() + LEFTOVER_TIMEOUT) {
-        Ok((_, true)) => records.remove_kept(kept.mark),
-        Ok((_, false)) => {}
-        Err(error) => tracing::error!(dn = "supervisor", %error, "can't scan /proc for leftover processes"),
-    }
+    let ended = leftovers.end_all(cgroup.as_slice(), Instant::now() + LEFTOVER_TIMEOUT);
+    let complete = ended.map(|(_, complete)| complete).unwrap_or_else(|error| {
+        tracing::error!(dn = "supervisor", %error, "can't scan /proc for leftover processes");
+        false
+    });
+    // It is removed with its directory, if that is empty.
     drop(cgroup);
+    if complete {
+        records.remove_kept(kept.mark);
+    }
+    complete
 }
 
 /// The cgroup of a kept process. It is removed when the result is dropped.

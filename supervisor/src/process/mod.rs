@@ -60,6 +60,7 @@
 //! - It is ready when its readiness is met again: a probe is repeated; a `READY=1` is remembered. Messages that it
 //!   sends to its `NOTIFY_SOCKET` while no supervisor runs fail.
 //! - If it can't be taken over, as for lack of descriptors, it runs on: its run fails, and the next one tries again.
+//!   When its runnable is stopped or leaves the tree, it is killed.
 //! - Its exit is noticed, but its code is unknown ([`ProcessExit::is_status_known`]), which counts as a failure.
 //! - Its cgroup is next to those of other processes: `nodekeel-keep-<mark>`.
 //!

@@ -100,6 +100,8 @@ pub(super) struct HostRecords {
     host: Mutex<HostRecord>,
     /// The kept processes that no run has adopted yet, by DN.
     unclaimed: Mutex<HashMap<String, KeptRecord>>,
+    /// Held while one of them is being ended, so that none is adopted at its end.
+    ending: Mutex<()>,
 }
 
 impl HostRecords {
@@ -126,6 +128,7 @@ impl HostRecords {
             host_file: format!("host-{host_id}"),
             host: Mutex::new(host.clone()),
             unclaimed: Mutex::default(),
+            ending: Mutex::default(),
         };
         let leftovers = leftovers::end_recorded(&records, wanted)?;
         // Before anything is started: a kill from here on leaves a record of this host.
@@ -153,6 +156,7 @@ impl HostRecords {
     }
 
     pub(super) fn claim(&self, dn: &str) -> Option<KeptRecord> {
+        let _none_is_ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         self.lock().remove(dn)
     }
 
@@ -160,10 +164,20 @@ impl HostRecords {
         self.lock().insert(kept.dn.clone(), kept);
     }
 
-    /// Ends the kept processes that no run has adopted. Blocks until they have exited, at most a second.
-    pub(super) fn end_unclaimed(&self) {
-        let unclaimed: Vec<_> = self.lock().drain().map(|(_, kept)| kept).collect();
-        unclaimed.iter().for_each(|kept| leftovers::end_kept(self, kept));
+    /// Ends the kept process of a DN that no run has adopted, if there is one. Blocks until it has exited, at most a
+    /// second; one that takes longer still waits for its adoption.
+    pub(super) fn end_unclaimed(&self, dn: &str) {
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let unclaimed = self.lock().get(dn).cloned();
+        if unclaimed.is_some_and(|kept| leftovers::end_kept(self, &kept)) {
+            self.lock().remove(dn);
+        }
+    }
+
+    /// Ends the kept processes of all DNs that no run has adopted, as [`end_unclaimed`](Self::end_unclaimed).
+    pub(super) fn end_all_unclaimed(&self) {
+        let dns: Vec<_> = self.lock().keys().cloned().collect();
+        dns.iter().for_each(|dn| self.end_unclaimed(dn));
     }
 
     /// The host has ended all its processes.

@@ -148,7 +148,9 @@ impl Process {
             }
             Ok(None) => {
                 tracing::info!("the kept process has exited: ending what is left of it");
-                leftovers::end_kept(records, &record);
+                if !leftovers::end_kept(records, &record) {
+                    kept.leave();
+                }
             }
             Err(error) => {
                 kept.leave();

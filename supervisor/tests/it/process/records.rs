@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use nodekeel_supervisor::process::{
     CgroupParent, KillMode, Process, ProcessRecords, Readiness, RecordProblem,
 };
-use nodekeel_supervisor::{RestartPolicy, RunnableChange, RunnableState, Supervisor};
+use nodekeel_supervisor::{Removal, RestartPolicy, RunnableChange, RunnableState, Supervisor};
 
 use crate::logging::LineCollector;
 
@@ -250,6 +250,43 @@ fn a_kept_process_that_was_ready_need_not_report_it_again() {
     wait_gone(pid);
 }
 
+/// The FIFO without which it can't be taken over.
+fn stdout_of_kept(records: &Path) -> std::path::PathBuf {
+    let mut files = files_in(records).into_iter();
+    records.join(files.find(|file| file.ends_with(".stdout")).expect("it has output"))
+}
+
+#[test]
+fn a_kept_process_that_can_not_be_taken_over_ends_when_its_runnable_is_stopped_or_removed() {
+    let cgroups = configured_cgroups();
+    let test = "a_kept_process_that_can_not_be_taken_over_ends_when_its_runnable_is_stopped_or_removed";
+    // With the first policy it runs, or waits for its backoff; with the second it has failed for good.
+    for (restart, is_removed) in [RestartPolicy::Always, RestartPolicy::Never]
+        .into_iter()
+        .flat_map(|restart| [(restart, false), (restart, true)])
+    {
+        let (records, pid) = leave_behind(test, &cgroups, kept_process());
+        fs::remove_file(stdout_of_kept(records.path())).expect("it is there");
+        runtime().block_on(async {
+            let builder = Supervisor::builder().cgroup_parent(cgroups.clone());
+            let builder =
+                builder.process_records(ProcessRecords::new(records.path()).expect_kept(["root.p"]));
+            let tree = ProcessFixture::start_built(builder, restart, None, vec![("p", kept_process())]);
+            let failed = tree.wait_for_state(RunnableState::Dead).await;
+            let RunnableChange::Exited { exit, .. } = failed.change else { panic!("{failed:?}") };
+            assert!(exit.to_string().contains("it runs on, and no other one is started"), "{exit}");
+            if is_removed {
+                tree.supervisor.remove_runnable("root.p", Removal::ForGood).await.expect("it is there");
+            } else {
+                tree.supervisor.stop_runnable("root.p").expect("it is there");
+            }
+            wait_gone(pid);
+            tree.shutdown().await;
+        });
+        assert_eq!(files_in(records.path()), [""; 0]);
+    }
+}
+
 /// What could not be read of a kept process, or bound for it, tells nothing about it.
 #[test]
 fn a_kept_process_that_can_not_be_taken_over_runs_on_until_it_can() {
@@ -257,11 +294,7 @@ fn a_kept_process_that_can_not_be_taken_over_runs_on_until_it_can() {
     let process = || kept_process().watchdog(Duration::from_secs(3600));
     let test = "a_kept_process_that_can_not_be_taken_over_runs_on_until_it_can";
     let (records, pid) = leave_behind(test, &cgroups, process());
-    let fifo = |name: &str| {
-        let mut files = files_in(records.path()).into_iter();
-        records.path().join(files.find(|file| file.ends_with(name)).expect("it has output"))
-    };
-    let (stdout, aside) = (fifo(".stdout"), records.path().join("aside"));
+    let (stdout, aside) = (stdout_of_kept(records.path()), records.path().join("aside"));
     fs::rename(&stdout, &aside).expect("it is there");
     runtime().block_on(async {
         let builder = Supervisor::builder().cgroup_parent(cgroups.clone());
