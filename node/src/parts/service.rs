@@ -9,6 +9,7 @@ mod process;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::{Uid, User};
 use nodekeel_logtree::parse::LogZone;
 use nodekeel_supervisor::process::ProcessHandle;
 
@@ -75,10 +76,14 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
         Some(_) => HelperPrograms::default(),
     };
     let account = match (&skipped, &service.user) {
-        (None, Some(user)) => find_account(planner, name, user).unwrap_or_else(|reason| {
-            skipped = reason;
-            None
-        }),
+        (None, Some(user)) => {
+            let found = User::from_name(user).ok().flatten();
+            let is_confined = service.privileges.capabilities.is_some();
+            choose_account(user, found, nix::unistd::geteuid(), is_confined).unwrap_or_else(|reason| {
+                skipped = planner.skip_or_report(name, reason);
+                None
+            })
+        }
         _ => None,
     };
     if skipped.is_none() && !service.directory.is_dir() {
@@ -107,21 +112,26 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
     planner.add(planned.skip(skipped));
 }
 
-/// Uid and gid of a service's user, `None` if it is noded's; or the reason to skip the service.
-fn find_account(
-    planner: &mut PartPlanner<'_>,
-    service: &str,
+/// Uid and gid of a service's user, `None` if it is noded's; or the reason why it can't run as that user, and what to do.
+/// `is_confined`: the service has only certain capabilities.
+fn choose_account(
     name: &str,
-) -> Result<Option<(u32, u32)>, Option<String>> {
-    let noded_uid = nix::unistd::geteuid();
-    let reason = match nix::unistd::User::from_name(name) {
+    found: Option<User>,
+    noded: Uid,
+    is_confined: bool,
+) -> Result<Option<(u32, u32)>, String> {
+    match found {
+        // Root has more names than its own. The check of the configuration knows that one.
+        Some(user) if user.uid.is_root() && is_confined => Err(format!(
+            "user {name} is root (uid 0), which owns the node's files and its control socket, with or without \
+             privileges.capabilities: correct its key user, or remove that key"
+        )),
         // noded's own user needs no change of the uid, which only root may make.
-        Ok(Some(user)) if user.uid == noded_uid => return Ok(None),
-        Ok(Some(user)) if noded_uid.is_root() => return Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
-        Ok(Some(_)) => format!("running as {name} needs root: run noded as root"),
-        _ => format!("user {name} does not exist: create it, or correct its key user"),
-    };
-    Err(planner.skip_or_report(service, reason))
+        Some(user) if user.uid == noded => Ok(None),
+        Some(user) if noded.is_root() => Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
+        Some(_) => Err(format!("running as {name} needs root: run noded as root")),
+        None => Err(format!("user {name} does not exist: create it, or correct its key user")),
+    }
 }
 
 /// The `oom_score_adj` of a service: the configured one, or 0 where noded itself is protected by a negative one, which
@@ -175,6 +185,20 @@ impl PlannedRunnable for UserServicePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn capabilities_confine_no_user_with_the_uid_of_root_under_any_name() {
+        let mut toor = User::from_name("root").expect("it is readable").expect("it is there");
+        toor.name = "toor".to_owned();
+        let (root, other) = (Uid::from_raw(0), Uid::from_raw(7));
+        let reason = choose_account("toor", Some(toor.clone()), root, true).expect_err("it is root");
+        assert!(reason.starts_with("user toor is root (uid 0), which owns the node's files"), "{reason}");
+        assert_eq!(choose_account("toor", Some(toor.clone()), root, false), Ok(None));
+        let plain = User { uid: other, ..toor };
+        let account = Some((7, plain.gid.as_raw()));
+        assert_eq!(choose_account("plain", Some(plain.clone()), root, true), Ok(account));
+        assert_eq!(choose_account("plain", Some(plain), other, true), Ok(None));
+    }
 
     #[test]
     fn the_protection_of_noded_is_not_that_of_its_services() {
