@@ -304,8 +304,8 @@ impl SupervisorBuilder {
     /// An existing directory for the sockets to which processes report by sd_notify(3): for a
     /// [readiness by notification](crate::process::Readiness::on_notify), a watchdog, or an extended stop. It must
     /// belong to this program's user, with mode 0711 or less, and other users of processes must be able to enter it.
-    /// With a path of at most 80 bytes, each socket's is short enough for unix(7). Default: none; then such processes
-    /// don't start.
+    /// unix(7) limits the length of a path, see [`longest_notify_path`](crate::process::longest_notify_path). Default:
+    /// none; then such processes don't start.
     #[must_use]
     pub fn notify_directory(mut self, dir: impl Into<PathBuf>) -> Self {
         self.host_settings.notify_dir = Some(dir.into());

@@ -4,13 +4,14 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::tree::LayoutEntry;
+use nodekeel_supervisor::process::longest_notify_path;
 
 use super::{Part, PlannedService};
 use crate::config::NodedConfig;
 use crate::data::{self, DataError};
 use crate::dependency::{DependencyEntry, is_descendant};
-use crate::layout::{DataLayout, VolumeLayout};
-use crate::listen_address::ListenAddress;
+use crate::layout::{DataLayout, PLACED_IN_MEMORY, ProcessesLayout, VolumeLayout};
+use crate::listen_address::{ListenAddress, check_socket_path};
 use crate::ports;
 use crate::search_path::SearchPath;
 
@@ -171,6 +172,14 @@ impl<'a> PartPlanner<'a> {
         if let Some(holder) = ports::lasting_holder(address, port) {
             self.problems.push(format!("port {port} is in use by {}: set {field} to another port", holder.0));
         }
+    }
+
+    /// Records a problem if the processes of a service could not get their sockets for sd_notify(3).
+    pub(crate) fn check_notify_socket(&mut self, service: &str) {
+        let placed: ProcessesLayout = self.input.root.run.add_layout().expect(PLACED_IN_MEMORY);
+        let socket = longest_notify_path(placed.notify.path());
+        let problem = check_socket_path(&socket, "set node.data or --data to a shorter path");
+        self.problems.extend(problem.map(|problem| format!("{service}: {problem}")));
     }
 
     /// Reserves an address for the runnable of a key. Records a problem, and returns false, if it is that of another key.

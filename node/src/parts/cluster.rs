@@ -80,6 +80,9 @@ impl Part for ClusterPart {
         {
             check_ports(planner, address, etcd);
         }
+        if let (None, ConsensusBackend::Etcd { .. }) = (&unreachable, &consensus) {
+            planner.check_notify_socket("cluster");
+        }
         let skipped = unreachable.and_then(|reason| planner.skip_or_report("cluster", reason));
         let skipped = skipped.or_else(|| {
             let needs_root = cluster.hostname && !nix::unistd::geteuid().is_root();

@@ -66,6 +66,7 @@ impl Part for EtcdPart {
         let (binary, skipped) = planner.find_program("etcd", etcd.binary.as_deref(), hint);
         if skipped.is_none() {
             check_ports(planner, Ipv4Addr::LOCALHOST.into(), etcd);
+            planner.check_notify_socket("etcd");
         }
         let placed: EtcdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let data = placed.etcd.data.path().to_owned();

@@ -14,7 +14,7 @@ use nodekeel_logtree::parse::LogZone;
 use nodekeel_supervisor::process::ProcessHandle;
 
 use self::process::prepare_service;
-use crate::config::{ConfigSection, ConfigViolation, NodedConfig, UserService};
+use crate::config::{ConfigSection, ConfigViolation, NodedConfig, ReadinessConfig, UserService};
 use crate::dn::SERVICES as NAME;
 use crate::part::PartPlanner;
 use crate::part::{
@@ -101,6 +101,12 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
         }),
         Some(_) => None,
     };
+    let reports = service.readiness == ReadinessConfig::Notify
+        || service.watchdog.is_some()
+        || service.grace_max.is_some_and(|longest| !longest.is_zero());
+    if skipped.is_none() && reports {
+        planner.check_notify_socket(name);
+    }
     let oom_score_adj = choose_oom_score(service.limits.oom_score_adj, own_oom_score());
     let config = service.clone();
     let plan = UserServicePlan { binary, config, programs, account, groups, oom_score_adj };
@@ -185,6 +191,34 @@ impl PlannedRunnable for UserServicePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::{PartDeps, shipped_parts};
+    use crate::plan::PlanSource;
+    use crate::search_path::SearchPath;
+
+    #[test]
+    fn a_service_whose_notification_socket_has_too_long_a_path_is_refused() {
+        let plan = |data_bytes: usize, keys: &str| {
+            let data = Some(format!("/tmp/{}", "x".repeat(data_bytes - "/tmp/".len())).into());
+            let search = SearchPath::with_default_directories(None, None);
+            let parts = shipped_parts(PartDeps::default());
+            let source = PlanSource { parts, search, dev: false, file: None, data };
+            let text = format!(
+                "services = {{ etcd.enable = false, containerd.enable = false }}\n\
+                 [[service]]\nname = \"a\"\ncommand = [\"/bin/true\"]\n{keys}\n"
+            );
+            source.plan_text(Path::new("a.toml"), &text, None).err().map(|error| error.to_string())
+        };
+        assert_eq!(plan(79, "watchdog = \"5s\""), None);
+        for keys in ["watchdog = \"5s\"", "readiness = \"notify\"", "grace_max = \"60s\""] {
+            let error = plan(80, keys).expect(keys);
+            assert!(error.starts_with("a: socket path /tmp/x") && error.contains("/run/notify/"), "{error}");
+            assert!(
+                error.ends_with("unix socket is 107; set node.data or --data to a shorter path"),
+                "{error}"
+            );
+        }
+        assert_eq!(plan(80, ""), None, "it needs none");
+    }
 
     #[test]
     fn capabilities_confine_no_user_with_the_uid_of_root_under_any_name() {

@@ -17,7 +17,7 @@ use super::kept::KeptProcess;
 use super::leftovers::{LeftoverProcess, LeftoverReport};
 use super::limits;
 use super::mark::{HostId, MarkAllocator, ProcessMark, ProgramId};
-use super::notify_socket::{NotifyDir, NotifySocket};
+use super::notify_socket::{NotifyDir, NotifySocket, socket_name};
 use super::procfs;
 use super::reap;
 use super::records::{HostRecords, ProcessRecords, RecordProblem};
@@ -166,7 +166,7 @@ impl ProcessHost {
         process: &Process,
     ) -> io::Result<NotifySocket> {
         let dir = self.notify_dir.as_ref().map_err(|reason| io::Error::other(reason.clone()))?;
-        dir.bind(&format!("{:x}", mark.as_limit()), process)
+        dir.bind(&socket_name(mark.as_limit()), process)
     }
 
     /// Returns whether a kept process of this DN waits for its adoption.

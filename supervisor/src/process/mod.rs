@@ -108,6 +108,7 @@ pub use handle::{ProcessHandle, ProcessHandleError, ReloadAction};
 pub(crate) use host::{HostSettings, ProcessHost};
 pub use limits::{ParseRlimitError, ProcessLimits, Rlimit, RlimitResource};
 pub use liveness::Liveness;
+pub use notify_socket::longest_notify_path;
 pub use output::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES};
 pub use own_memory::protect_own_memory;
 pub use privileges::{Capability, CapabilitySet, ParseCapabilityError, Privileges};

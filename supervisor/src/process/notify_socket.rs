@@ -25,6 +25,19 @@ const MAX_SOCKET_PATH: usize = 107;
 /// The end of the name of a socket that has not its owner yet.
 const NEW_SUFFIX: &str = ".new";
 
+/// The longest path that a notification socket has in a
+/// [directory](crate::SupervisorBuilder::notify_directory). Beyond the 107 bytes of unix(7), the processes that need
+/// one may not start.
+#[must_use]
+pub fn longest_notify_path(dir: &Path) -> PathBuf {
+    dir.join(socket_name(u64::MAX))
+}
+
+/// The name of the socket of a start, by its mark.
+pub(super) fn socket_name(mark: u64) -> String {
+    format!("{mark:x}")
+}
+
 /// The directory of the sockets.
 #[derive(Debug)]
 pub(super) struct NotifyDir {
