@@ -1,7 +1,10 @@
 //! The sockets to which processes send sd_notify(3) messages: a file for each start of a process.
 //!
 //! The file belongs to the user of the process, with mode 0600: no other user can send to it. Who sends is judged for
-//! each message besides: see [`MessageSenders`](super::notify::MessageSenders).
+//! each message besides: see [`MessageSenders`](super::notify::MessageSenders). systemd's socket is open to all users,
+//! and so is its queue, which has room for few messages (`net.unix.max_dgram_qlen`, 10 by default): a stranger who
+//! keeps it full would delay the `WATCHDOG=1` of a healthy process, and have it aborted. So a process that changes its
+//! user by itself can't report afterwards; it has to be started as that user.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};

@@ -36,7 +36,7 @@ impl Readiness {
     /// When it or one of its descendants sends `READY=1` to its `NOTIFY_SOCKET`, see `sd_notify(3)`.
     ///
     /// The sender must still be running when the message is read, as systemd-notify(1) is, which waits for that by
-    /// `BARRIER=1`. It needs a directory for the socket:
+    /// `BARRIER=1`, and have the user as which the process was started. It needs a directory for the socket:
     /// [`notify_directory`](crate::SupervisorBuilder::notify_directory).
     pub fn on_notify() -> Self {
         Self { on_notify: true, ..Self::default() }

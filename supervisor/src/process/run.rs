@@ -13,6 +13,7 @@ use super::notify::{NotifyListener, NotifyState};
 use super::output::StreamSink;
 use super::probe::{CommandRunner, ProbeFailure};
 use super::probe_command;
+use super::procfs;
 use super::readiness::NotReady;
 use super::running_process::{RunningProcess, StopDeadline};
 use super::settings::Process;
@@ -199,6 +200,15 @@ impl Process {
         running.stop(stop_signal, new_deadline(), report_kill).await.map_err(ProcessError::Watch)
     }
 
+    /// The user to which a process that should have reported has changed by itself. Its socket is that of the user as
+    /// which it was started.
+    fn user_without_socket(&self, running: &RunningProcess) -> Option<u32> {
+        let listener = running.listener.as_ref().filter(|_| self.readiness.on_notify)?;
+        let user = procfs::only_user(running.pid().try_into().ok()?).ok()??;
+        let started_as = self.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+        (!listener.reports().last().ready && user != started_as && user != 0).then_some(user)
+    }
+
     /// Signals ready when the process is, and returns when the process has exited or has to stop.
     async fn wait_for_stop_reason(
         &self,
@@ -220,7 +230,12 @@ impl Process {
             () = NotifyState::wait_stopping(reports.clone()) => return StopReason::Stopping,
             ready = self.readiness.wait_ready(reports.clone(), &report_unasked) => ready,
         };
-        if let Err(not_ready) = ready {
+        if let Err(mut not_ready) = ready {
+            if let Some(user) = self.user_without_socket(running) {
+                not_ready.missing += &format!(
+                    "; it runs as user {user} now, who can't send to its NOTIFY_SOCKET: have it started as that user"
+                );
+            }
             return StopReason::NotReady(not_ready);
         }
         // They were for the start.

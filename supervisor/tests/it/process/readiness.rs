@@ -46,6 +46,19 @@ async fn a_process_is_ready_when_it_sends_ready() {
 }
 
 #[tokio::test]
+#[ignore = "needs root: a process that changes its user"]
+async fn a_process_that_changes_its_user_before_it_reports_fails_with_the_remedy() {
+    let script = r#"use Socket; $< = $> = 65534; socket(my $s, AF_UNIX, SOCK_DGRAM, 0);
+        send($s, "READY=1", 0, sockaddr_un($ENV{NOTIFY_SOCKET})); sleep 100"#;
+    let readiness = Readiness::on_notify().with_timeout(Duration::from_secs(1));
+    let fixture = ProcessFixture::run_once(perl(script).ready_when(readiness));
+    let (error, _) = fixture.wait_failure().await;
+    let remedy = "it has not sent READY=1; it runs as user 65534 now, who can't send to its NOTIFY_SOCKET: have it started as that user";
+    assert!(error.ends_with(remedy), "{error}");
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_descendant_may_send_ready() {
     let script = r#"use Socket; my $name = $ENV{NOTIFY_SOCKET}; if (!fork) {
         socket(my $s, AF_UNIX, SOCK_DGRAM, 0); send($s, "READY=1", 0, sockaddr_un($name)); sleep 100 } wait"#;
