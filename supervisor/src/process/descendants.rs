@@ -357,18 +357,33 @@ impl DescendantSet {
         let parents = marked.iter().chain(&self.unmarked).map(|member| member.pid).chain(main);
         let mut known: HashSet<i32> = parents.collect();
         let mut parents: Vec<i32> = known.iter().copied().collect();
-        if parents.is_empty() {
+        let of_others = self.marked_of_others(snapshot);
+        if parents.is_empty() && of_others.is_empty() {
             return Ok(());
         }
         let mut children = HashMap::<i32, Vec<i32>>::new();
         for (&pid, &parent) in snapshot.parents() {
             children.entry(parent).or_default().push(pid);
         }
+        if let Some(main) = main {
+            // Only a descendant of the main process can be in its session while that is running.
+            let in_session = |pid: &i32| sys::session_id(*pid).is_ok_and(|session| session == main);
+            let in_session: Vec<i32> = of_others.iter().copied().filter(in_session).collect();
+            if !has_exited(self.main_pidfd.as_fd()) {
+                children.entry(main).or_default().extend(in_session);
+            }
+        }
         while let Some(parent) = parents.pop() {
             for &pid in children.get(&parent).into_iter().flatten().filter(|pid| known.insert(**pid)) {
                 parents.push(pid);
                 let Some(limit) = snapshot.limit_of(pid) else { continue };
                 match (ProcessMark::from_limit(limit).map(ProcessMark::host_id), procfs::read_stat(pid)) {
+                    // It is found by its mark only while its descent, or its user, shows whose it is.
+                    (_, Ok(stat))
+                        if of_others.contains(&pid) && [stat.parent, stat.session].contains(&parent) =>
+                    {
+                        self.unmarked.push(DescendantProcess { pid, limit, start: Some(stat.start) });
+                    }
                     // An adopted process has the mark of an earlier host, as others that were adopted.
                     (Some(host_id), _) if host_id == self.mark.host_id() => {}
                     (Some(host_id), _) => _ = self.nested_hosts.insert(host_id),
@@ -380,7 +395,22 @@ impl DescendantSet {
                 }
             }
         }
+        let left: Vec<_> = of_others.iter().filter(|pid| !known.contains(*pid)).collect();
+        if self.searched_before.is_none() && !left.is_empty() && self.cgroup.is_none() {
+            tracing::warn!(
+                "processes {left:?} may be descendants of the kept process {}, and are left alone: they have its mark, but another user, and neither their parents nor their session show it",
+                self.main_pid
+            );
+        }
         Ok(())
+    }
+
+    /// The processes with the mark of an adopted start, but another user than its main process.
+    fn marked_of_others(&self, snapshot: &ProcessSnapshot) -> Vec<i32> {
+        let Kinship::User(_) = self.kinship else { return Vec::new() };
+        let marked = snapshot.limits().iter().filter(|(_, limit)| *limit == self.mark.as_limit());
+        let of_other = |pid: &i32| self.kinship.includes(*pid).is_ok_and(|is_kin| !is_kin);
+        marked.map(|(pid, _)| *pid).filter(of_other).collect()
     }
 
     fn forget_exited_unmarked(&mut self, snapshot: &ProcessSnapshot) {

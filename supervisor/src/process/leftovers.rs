@@ -30,6 +30,8 @@ use crate::sys;
 const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of exits that are awaited at once: each needs a descriptor.
 const MAX_WATCHED: usize = 128;
+/// The number of processes that are named because they may be leftovers: every user can make more of them.
+const MAX_NAMED: usize = 16;
 
 /// A process that a killed supervisor had left behind, and that was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub(super) struct LeftoverReport {
 struct ObservedProcess {
     id: ProcessId,
     parent: i32,
+    /// The leader of its session.
+    session: i32,
     /// The soft limit of file locks, which may be a mark.
     limit: u64,
     /// Its user, if it has a mark and no other user: see [`procfs::only_user`].
@@ -61,7 +65,8 @@ struct ObservedProcess {
 /// The records and processes that identify leftovers.
 ///
 /// Every process can take a mark, but only one of its own user. So a mark ends nothing but processes of the users as
-/// which the recorded ones were started.
+/// which the recorded ones were started. Descent ends those of every user: nothing else gives a process its parent, or
+/// the leader of its session.
 #[derive(Debug, Default)]
 struct LeftoverSet {
     hosts: Vec<HostRecord>,
@@ -72,7 +77,7 @@ struct LeftoverSet {
 }
 
 impl LeftoverSet {
-    /// The leftovers among these processes: those with a mark of the set, and all that descend from one.
+    /// The leftovers among these processes: those with a mark of the set, and all that descend from one that is there.
     fn find(&mut self, observed: &[ObservedProcess]) -> Vec<ObservedProcess> {
         // Neither init nor this program is a leftover, although both may carry a mark.
         let own = procfs::own_pid();
@@ -84,13 +89,16 @@ impl LeftoverSet {
                 self.known.insert(process.id);
                 found.push(process);
             }
-            children.entry(process.parent).or_default().push(process);
+            for above in [process.parent, process.session] {
+                children.entry(above).or_default().push(process);
+            }
         }
         let mut next = 0;
         // `found` grows while it is read: the children of each process in it are added.
         while let Some(parent) = found.get(next) {
             let born_below = children.get(&parent.id.pid).into_iter().flatten();
-            let is_new = |child: &&ObservedProcess| !survives(child.limit) && self.known.insert(child.id);
+            let ends = |limit| !survives(limit) || self.kept.iter().any(|kept| kept.mark.as_limit() == limit);
+            let is_new = |child: &&ObservedProcess| ends(child.limit) && self.known.insert(child.id);
             found.extend(born_below.filter(is_new).copied());
             next += 1;
         }
@@ -98,14 +106,26 @@ impl LeftoverSet {
     }
 
     fn identifies(&self, process: &ObservedProcess) -> bool {
-        let (Some(mark), Some(user)) = (ProcessMark::from_limit(process.limit), process.user) else {
-            return false;
+        process.user.is_some_and(|user| self.users_of_mark(process).any(|of_mark| of_mark == user))
+    }
+
+    /// The pids of those that carry a mark of the set, and that neither their user nor their descent proves to be
+    /// leftovers.
+    fn unproven(&self, observed: &[ObservedProcess]) -> Vec<i32> {
+        let is_unproven = |process: &&ObservedProcess| {
+            !self.known.contains(&process.id) && self.users_of_mark(process).next().is_some()
         };
-        let is_of = |host: &HostRecord| {
-            host.host_id == mark.host_id() && process.id.start >= host.start && host.users.contains(&user)
-        };
-        let is_kept = |kept: &KeptRecord| kept.mark == mark && kept.user == user;
-        self.kept.iter().any(is_kept) || !mark.survives() && self.hosts.iter().any(is_of)
+        observed.iter().filter(is_unproven).map(|process| process.id.pid).collect()
+    }
+
+    /// The users as which processes with the mark of this one were started; none if it has no mark of the set.
+    fn users_of_mark(&self, process: &ObservedProcess) -> impl Iterator<Item = u32> {
+        let (mark, start) = (ProcessMark::from_limit(process.limit), process.id.start);
+        let kept = self.kept.iter().filter(move |kept| Some(kept.mark) == mark).map(|kept| kept.user);
+        let of_host = mark.filter(|mark| !mark.survives()).map(ProcessMark::host_id);
+        let hosts =
+            self.hosts.iter().filter(move |host| Some(host.host_id) == of_host && start >= host.start);
+        kept.chain(hosts.flat_map(|host| host.users.iter().copied()))
     }
 }
 
@@ -218,6 +238,7 @@ pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io
     let cgroups: Vec<_> = of_this_boot.filter_map(open_cgroup).collect();
     let (ended, complete) = plan.leftovers.end_all(&cgroups, Instant::now() + LEFTOVER_TIMEOUT)?;
     drop(cgroups);
+    name_unproven(&plan.leftovers.unproven(&observe()?));
     // Else the records stay, and the next start tries again.
     if complete {
         plan.end_kept.iter().for_each(|kept| records.remove_kept(kept.mark));
@@ -227,6 +248,21 @@ pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io
     let unread =
         |(file, reason): (String, String)| RecordProblem::Record { path: records.path_of(&file), reason };
     Ok(LeftoverReport { ended, rejected: plan.rejected.into_iter().map(unread).collect() })
+}
+
+/// Logs which processes may be leftovers, and run on.
+fn name_unproven(pids: &[i32]) {
+    let (named, others) = pids.split_at(pids.len().min(MAX_NAMED));
+    for &pid in named {
+        let name = read_name(pid);
+        tracing::warn!(
+            dn = "supervisor",
+            "{name}, process {pid}, may be a leftover of a killed supervisor, and is left alone: it has the mark, but a user as which none was started"
+        );
+    }
+    if !others.is_empty() {
+        tracing::warn!(dn = "supervisor", "{} more processes with such a mark are left alone", others.len());
+    }
 }
 
 /// Ends one kept process with its descendants, and removes its record. Blocks until they have exited, at most a second.
@@ -348,7 +384,7 @@ fn observe_process(pid: i32) -> io::Result<ObservedProcess> {
     let (id, limit) = (ProcessId { pid, start: stat.start }, procfs::locks_limit(pid)?);
     // Few have a mark.
     let user = ProcessMark::from_limit(limit).map(|_| procfs::only_user(pid)).transpose()?.flatten();
-    Ok(ObservedProcess { id, parent: stat.parent, limit, user })
+    Ok(ObservedProcess { id, parent: stat.parent, session: stat.session, limit, user })
 }
 
 /// Waits until one of them has exited.

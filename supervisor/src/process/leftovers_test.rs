@@ -37,7 +37,7 @@ fn kept_record(dn: &str, mark: ProcessMark, process: Option<ProcessId>) -> KeptR
 }
 
 fn process(pid: i32, parent: i32, start: u64, limit: u64) -> ObservedProcess {
-    ObservedProcess { id: ProcessId { pid, start }, parent, limit, user: Some(USER) }
+    ObservedProcess { id: ProcessId { pid, start }, parent, session: pid, limit, user: Some(USER) }
 }
 
 /// A process below a kept one's cgroup has a pid above 200.
@@ -115,6 +115,43 @@ fn a_mark_ends_no_process_of_a_user_as_which_none_was_started() {
     let of = |pid, user| ObservedProcess { user, ..process(pid, 1, 50, limit) };
     let observed = [of(100, Some(USER)), of(101, Some(USER + 1)), of(102, None)];
     assert_eq!(plan(vec![host_record(5, 10, 1)], &observed).1, [100]);
+}
+
+/// Its descendants keep its session or a parent, as whichever user they run.
+#[test]
+fn descendants_of_another_user_end_with_a_process_that_is_there() {
+    let mark_of_kept = mark(5, true, 1);
+    let of_other = |pid, parent, session, limit| ObservedProcess {
+        user: Some(USER + 1),
+        session,
+        ..process(pid, parent, 50, limit)
+    };
+    let limit = mark_of_kept.as_limit();
+    let main = process(100, 1, 50, limit);
+    let below = [
+        of_other(101, 100, 101, limit),
+        of_other(102, 1, 100, limit),
+        of_other(103, 1, 100, 1024),
+        of_other(104, 102, 104, 1024),
+    ];
+    let orphan = of_other(105, 1, 99, limit);
+    let of_another_kept = of_other(106, 100, 106, mark(5, true, 2).as_limit());
+    let observed = [&[main][..], &below, &[orphan, of_another_kept]].concat();
+    let record = kept_record("root.other", mark_of_kept, Some(main.id));
+    let (plan, ended) = plan(vec![Record::Kept(record)], &observed);
+    assert_eq!(ended, [100, 101, 102, 103, 104]);
+    assert_eq!(plan.leftovers.unproven(&observed), [105], "it is named");
+}
+
+/// A pid may be that of a stranger's session by then.
+#[test]
+fn a_session_whose_leader_has_exited_proves_nothing() {
+    let limit = mark(5, false, 1).as_limit();
+    let of_other = ObservedProcess { user: Some(USER + 1), session: 100, ..process(101, 1, 50, limit) };
+    let observed = [of_other, ObservedProcess { session: 100, ..process(102, 1, 50, 1024) }];
+    let (plan, ended) = plan(vec![host_record(5, 10, 1)], &observed);
+    assert_eq!(ended, [0; 0]);
+    assert_eq!(plan.leftovers.unproven(&observed), [101]);
 }
 
 #[test]

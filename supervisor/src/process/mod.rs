@@ -30,8 +30,9 @@
 //! start an orphan is, each start carries a mark that all its descendants inherit: the soft limit of file locks
 //! (`RLIMIT_LOCKS`), which Linux passes on but has not enforced for twenty years. `ulimit -x` shows it. Every process can
 //! set it, so a mark counts only among the program's own descendants; and for what a killed program has left behind,
-//! whose parents have gone, only for processes of the users as which it started some. A process that changes that limit
-//! is still identified while its parents are running.
+//! whose parents have gone, only for processes of the users as which it started some. Those that have changed their
+//! user are identified while a parent, or the leader of their session, is running; the log names others with the mark,
+//! which run on. A process that changes that limit is still identified while its parents are running.
 //!
 //! The program reaps these orphans and no other children:
 //! `std::process` and `tokio::process` work alongside, also when the program is PID 1.

@@ -15,6 +15,8 @@ use crate::sys;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessStat {
     pub(super) parent: i32,
+    /// The pid of the leader of its session: none but a descendant can join that.
+    pub(super) session: i32,
     /// In clock ticks since boot. With the pid, it identifies a process uniquely.
     pub(super) start: u64,
 }
@@ -239,10 +241,12 @@ fn parse_locks_limit(text: &[u8]) -> Option<u64> {
 fn parse_stat(text: &[u8]) -> Option<ProcessStat> {
     let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
     let mut fields = text[after_name..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
-    // The parent is field 4 and the start time field 22, see proc_pid_stat(5); the first one here is field 3.
+    // The parent is field 4, the session field 6 and the start time field 22, see proc_pid_stat(5); the first one here
+    // is field 3.
     let parent = parse_number(fields.nth(1)?)?;
-    let start = parse_number(fields.nth(17)?)?;
-    Some(ProcessStat { parent, start })
+    let session = parse_number(fields.nth(1)?)?;
+    let start = parse_number(fields.nth(15)?)?;
+    Some(ProcessStat { parent, session, start })
 }
 
 fn parse_number<T: FromStr>(field: &[u8]) -> Option<T> {
@@ -255,8 +259,8 @@ mod tests {
 
     #[test]
     fn a_program_name_may_contain_spaces_and_parentheses() {
-        let stat = b"77 (a) S 1 (b c) S 42 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 3000 100 1\n";
-        assert_eq!(parse_stat(stat), Some(ProcessStat { parent: 42, start: 987_654 }));
+        let stat = b"77 (a) S 1 (b c) S 42 76 75 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 3000 100 1\n";
+        assert_eq!(parse_stat(stat), Some(ProcessStat { parent: 42, session: 75, start: 987_654 }));
         assert_eq!(parse_stat(b"77 (short) S 42"), None);
     }
 

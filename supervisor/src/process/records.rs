@@ -33,7 +33,7 @@ use super::record::{BootId, HostRecord, KeptRecord, MAX_RECORD_BYTES, Record};
 /// also where no cgroups are available, before it starts anything; it waits up to a second for their exit. It
 /// signals only processes of the same boot and PID namespace that are in a recorded cgroup; or that carry the recorded
 /// mark, are not older than the killed program, and have no user but one as which it started processes; or that descend
-/// from one of these. Every process can take a mark, but by that only has itself ended. It logs each of them by pid and name, and reports it as
+/// from one of these that is running. It logs others with the mark, and leaves them alone. Every process can take a mark, but by that only has itself ended. It logs each of them by pid and name, and reports it as
 /// [`RunnableChange::LeftoverEnded`](crate::RunnableChange::LeftoverEnded).
 ///
 /// Processes that are [kept](super::Process::keep) stay, and are adopted by the runnable with the same DN.

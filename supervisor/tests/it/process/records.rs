@@ -250,6 +250,57 @@ fn a_kept_process_that_was_ready_need_not_report_it_again() {
     wait_gone(pid);
 }
 
+/// The kernel shows whose they are by their parents, or by their session; not by the mark that they took along.
+#[test]
+#[ignore = "needs root: descendants of another user"]
+fn descendants_of_another_user_end_without_cgroups_where_it_is_proven_and_are_named_elsewhere() {
+    // It has its user when it prints its pid.
+    const OTHER: &str = "other() { name=$1; shift; exec setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\" \
+        sh -c \"echo $name \\$\\$; exec sleep 1000\"; }";
+    let kept = || {
+        let below = "other child & (other orphan &); (other lost setsid -f); echo p $$; wait";
+        sh(&format!("{OTHER}\n{below}")).keep(true)
+    };
+    let test = "descendants_of_another_user_end_without_cgroups_where_it_is_proven_and_are_named_elsewhere";
+    let names = ["child ", "orphan ", "lost ", "p ", "left ", "q "];
+    if let Some(records) = records_of_killed() {
+        return runtime().block_on(async {
+            let ended = sh(&format!("{OTHER}\nother left & echo q $$; wait"));
+            let children = vec![("p", kept()), ("q", ended)];
+            let tree = start_recorded(Path::new(&records), CgroupParent::Disabled, children);
+            for name in names {
+                println!("\n{name}{}", tree.output.wait_line(name).await);
+            }
+            std::future::pending::<()>().await;
+        });
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let mut program = KilledProgram::start(&format!("records::{test}"), RECORDS, records.path());
+    let [child, orphan, lost, main, left, parent] = names.map(|name| program.read_pid(name));
+    program.kill();
+    // It dies with the program, a moment later.
+    wait_gone(parent);
+    let (lines, _guard) = LineCollector::collect();
+    // The collector sees the lines of this thread.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let tree = start_recorded(records.path(), CgroupParent::Disabled, vec![("p", kept())]);
+        wait_adopted(&tree).await.expect("it is adopted");
+        tree.stop().await;
+        tree.shutdown().await;
+    });
+    [child, orphan, main].into_iter().for_each(wait_gone);
+    for (name, pid) in [("lost", lost), ("left", left)] {
+        assert!(read_mark(pid).is_some(), "nothing but its mark shows whose {name} is");
+        super::send_signal("KILL", pid);
+    }
+    let is_named = |dn, start: &str| lines.lines_of(dn).iter().any(|line| line.starts_with(start));
+    let at_the_stop = format!("processes [{lost}] may be descendants of the kept process {main}");
+    assert!(is_named("root.p", &at_the_stop), "{:?}", lines.lines_of("root.p"));
+    let at_the_start = format!("sleep, process {left}, may be a leftover of a killed supervisor");
+    assert!(is_named("supervisor", &at_the_start), "{:?}", lines.lines_of("supervisor"));
+}
+
 /// The FIFO without which it can't be taken over.
 fn stdout_of_kept(records: &Path) -> std::path::PathBuf {
     let mut files = files_in(records).into_iter();
