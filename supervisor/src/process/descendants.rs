@@ -28,6 +28,8 @@ const MAX_SCANS_IN_A_ROW: usize = 16;
 /// The number of passes in a row that may find nothing but processes that have exited before they could be looked at:
 /// one that forks and exits leaves another one, and a stranger with a copied mark can do so for ever.
 const MAX_PASSES_WITHOUT_KIN: usize = 200;
+/// The number of processes that are named because they may be descendants: every user can make more of them.
+pub(super) const MAX_NAMED: usize = 16;
 /// The pause before a retry while no descriptors are available: the kernel does not report when some are.
 const DESCRIPTOR_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -397,9 +399,10 @@ impl DescendantSet {
         }
         let left: Vec<_> = of_others.iter().filter(|pid| !known.contains(*pid)).collect();
         if self.searched_before.is_none() && !left.is_empty() && self.cgroup.is_none() {
+            let (main, named) = (self.main_pid, &left[..left.len().min(MAX_NAMED)]);
+            let more = if left.len() > named.len() { " and more" } else { "" };
             tracing::warn!(
-                "processes {left:?} may be descendants of the kept process {}, and are left alone: they have its mark, but another user, and neither their parents nor their session show it",
-                self.main_pid
+                "processes {named:?}{more} may be descendants of the kept process {main}, and are left alone: they have its mark, but another user, and neither a parent nor their session shows it"
             );
         }
         Ok(())

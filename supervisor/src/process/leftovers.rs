@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use super::cgroup::RunCgroup;
-use super::descendants::has_exited;
+use super::descendants::{MAX_NAMED, has_exited};
 use super::mark::ProcessMark;
 use super::output::sanitize_line;
 use super::procfs;
@@ -30,8 +30,6 @@ use crate::sys;
 const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of exits that are awaited at once: each needs a descriptor.
 const MAX_WATCHED: usize = 128;
-/// The number of processes that are named because they may be leftovers: every user can make more of them.
-const MAX_NAMED: usize = 16;
 
 /// A process that a killed supervisor had left behind, and that was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
