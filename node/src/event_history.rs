@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::Instant;
 
 use nodekeel_supervisor::{Event, EventHook, FairEventBuffer, NumberedEvent, RunnableChange};
 use tokio::sync::watch;
@@ -14,7 +14,7 @@ use crate::caller::Caller;
 pub(crate) struct NodeEvent {
     /// The sequence number, from 1. A gap means that events were dropped.
     pub(crate) seq: u64,
-    pub(crate) at: SystemTime,
+    pub(crate) at: Instant,
     /// The DN that it concerns.
     pub(crate) dn: Arc<str>,
     /// The incarnation of this DN that it belongs to, counted from 1; 0 if there was none.
@@ -87,7 +87,7 @@ impl EventHistory {
         let kind = NodeEventKind::Request { action: action.into(), caller };
         self.push_event(|events| {
             events.requests += 1;
-            NodeEvent { seq: events.newest + 1, at: SystemTime::now(), dn: dn.into(), generation, kind }
+            NodeEvent { seq: events.newest + 1, at: Instant::now(), dn: dn.into(), generation, kind }
         });
     }
 

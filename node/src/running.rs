@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use nodekeel_logtree::LogStore;
 use nodekeel_supervisor::process::ProcessHandle;
-use nodekeel_supervisor::{RunnableStatus, Supervisor};
+use nodekeel_supervisor::{RunnableStatus, Supervisor, wall_clock_time};
 use tonic::Status;
 
 use crate::config::NodedConfig;
@@ -26,15 +26,15 @@ use crate::{v1, wire};
 pub(crate) struct RunningNode {
     pub(crate) log_store: LogStore,
     pub(crate) history: EventHistory,
-    pub(crate) started_at: SystemTime,
+    pub(crate) started_at: Instant,
     pub(crate) supervisor: SupervisorSlot,
     /// The data volume, while root.storage has it open.
     pub(crate) volume: NodeVolume,
     data: Arc<DataDir>,
     plan: RwLock<Arc<RunningPlan>>,
     additions: RwLock<PartAdditions>,
-    /// The warning about a file that the last reload refused.
-    refused_reload: Mutex<Option<HealthCondition>>,
+    /// The warning about a file that the last reload refused, and when it did.
+    refused_reload: Mutex<Option<(HealthCondition, Instant)>>,
     answer_config: AnswerConfig,
 }
 
@@ -85,7 +85,7 @@ impl RunningNode {
         Self {
             log_store,
             history: EventHistory::new(plan.config.events.keep),
-            started_at: SystemTime::now(),
+            started_at: Instant::now(),
             volume: NodeVolume::new(supervisor.clone()),
             supervisor,
             data,
@@ -143,7 +143,8 @@ impl RunningNode {
 
     /// Sets the warning about the last reload, or clears it.
     pub(crate) fn set_refused_reload(&self, condition: Option<HealthCondition>) {
-        *self.refused_reload.lock().unwrap_or_else(PoisonError::into_inner) = condition;
+        let refused = condition.map(|condition| (condition, Instant::now()));
+        *self.refused_reload.lock().unwrap_or_else(PoisonError::into_inner) = refused;
     }
 
     /// Everything that is not well on the node, problems before warnings.
@@ -157,7 +158,8 @@ impl RunningNode {
         let health = node.with_config(self.plan().config.health.clone());
         let mut conditions = self.health_sources().assess(&health).await;
         conditions.extend(record_conditions(record_problems));
-        conditions.extend(self.refused_reload.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        let refused = self.refused_reload.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        conditions.extend(refused.map(|(condition, at)| condition.since(Some(wall_clock_time(at)))));
         conditions
     }
 
@@ -193,7 +195,7 @@ impl RunningNode {
         let skipped = plan.skipped.iter().map(|skipped| v1::Node {
             dn: skipped.dn.clone(),
             state: v1::State::Skipped.into(),
-            since: wire::timestamp(self.started_at),
+            since: wire::timestamp(wall_clock_time(self.started_at)),
             waiting_for: skipped.reason.clone(),
             ..v1::Node::default()
         });

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use nodekeel_logtree::{EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, RawLine, StreamOrigin};
 use nodekeel_supervisor::process::{ProcessHandle, Signal};
 use nodekeel_supervisor::{
-    ExitReason, ExitRecord, RunnableChange, RunnableState, RunnableStatus, WaitReason,
+    ExitReason, ExitRecord, RunnableChange, RunnableState, RunnableStatus, WaitReason, wall_clock_time,
 };
 use prost_types::Timestamp;
 
@@ -130,7 +130,7 @@ pub(crate) fn health_to_wire(conditions: Vec<HealthCondition>) -> v1::HealthResp
 pub(crate) fn event_to_wire(event: &NodeEvent) -> v1::Event {
     let wire = v1::Event {
         seq: event.seq,
-        at: timestamp(event.at),
+        at: timestamp(wall_clock_time(event.at)),
         dn: event.dn.to_string(),
         generation: event.generation,
         ..v1::Event::default()

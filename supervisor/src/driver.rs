@@ -28,6 +28,7 @@ use crate::process::{HostSettings, ProcessHost, RecordProblem};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
 use crate::task;
+use crate::wall_clock::wall_clock_time;
 
 /// The state that all contexts of one supervisor share.
 pub(crate) struct TreeDriver {
@@ -35,7 +36,6 @@ pub(crate) struct TreeDriver {
     defaults: Arc<RunnableSettings>,
     runtime: Handle,
     started_at: Instant,
-    started_wall: SystemTime,
     /// Wakes the timer task when the next deadline has changed.
     deadline_changed: Notify,
     /// Counts the tree's changes.
@@ -156,10 +156,7 @@ impl TreeDriver {
             defaults,
             // Runs are spawned here, also when a thread without a runtime adds a child.
             runtime: Handle::current(),
-            // Read together: each wall-clock time is computed from the monotonic clock, so a change of the host's clock
-            // does not reorder events.
             started_at: Instant::now(),
-            started_wall: SystemTime::now(),
             deadline_changed: Notify::new(),
             version: watch::Sender::new(0),
             finished: watch::Sender::new(false),
@@ -291,9 +288,14 @@ impl TreeDriver {
         self.started_at.elapsed()
     }
 
-    /// The wall-clock time of a point in the tree's time.
+    /// The moment of a point in the tree's time.
+    pub(crate) fn moment_of(&self, time: TreeTime) -> std::time::Instant {
+        (self.started_at + time).into_std()
+    }
+
+    /// Its time by the wall clock, as that is set now.
     pub(crate) fn wall_time(&self, time: TreeTime) -> SystemTime {
-        self.started_wall + time
+        wall_clock_time(self.moment_of(time))
     }
 
     fn lock(&self) -> MutexGuard<'_, DriverState> {
@@ -328,7 +330,7 @@ impl TreeDriver {
                     outcome.dropped_runs.extend(state.runs[slot as usize].take())
                 }
                 TreeAction::EmitEvent { dn, generation, change } => {
-                    let at = self.wall_time(now);
+                    let at = self.moment_of(now);
                     outcome.events.push(state.publish_event(at, dn, generation, change));
                 }
                 TreeAction::ShutdownComplete => {
@@ -443,7 +445,7 @@ impl TreeDriver {
         let (host, leftovers) = ProcessHost::new(&self.host_settings)?;
         for leftover in leftovers {
             let change = RunnableChange::LeftoverEnded { pid: leftover.pid, name: leftover.name.into() };
-            let at = self.wall_time(self.now());
+            let at = self.moment_of(self.now());
             // Not for the log: each kill is in it already.
             self.lock().publish_event(at, "supervisor".into(), 0, change);
         }
@@ -476,7 +478,7 @@ impl DriverState {
     /// Numbers an event and queues it for the hook. Returns it for the log.
     fn publish_event(
         &mut self,
-        at: SystemTime,
+        at: std::time::Instant,
         dn: Arc<str>,
         generation: u64,
         change: RunnableChange,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use crate::policy::RestartLimit;
 use crate::process_exit::{AdoptedProcess, ForcedKill};
@@ -14,8 +14,8 @@ use crate::state::{ExitReason, RunnableState};
 pub struct Event {
     /// The sequence number among the supervisor's events, from 1. A gap means that events were dropped.
     pub seq: u64,
-    /// When it happened.
-    pub at: SystemTime,
+    /// When it happened. [`wall_clock_time`](crate::wall_clock_time) shows it.
+    pub at: Instant,
     /// The runnable's name in the tree.
     pub dn: Arc<str>,
     /// The incarnation of this DN that it belongs to, counted from 1; 0 before the first.

@@ -162,11 +162,11 @@ impl EventQueue {
 mod tests {
     use super::*;
     use crate::event::RunnableChange;
-    use std::time::SystemTime;
+    use std::time::Instant;
 
     fn event(seq: u64, dn: &str) -> Event {
         let change = RunnableChange::Started;
-        Event { seq, at: SystemTime::UNIX_EPOCH, dn: dn.into(), generation: 1, change }
+        Event { seq, at: Instant::now(), dn: dn.into(), generation: 1, change }
     }
 
     fn kept(buffer: &FairEventBuffer) -> Vec<(u64, &str)> {
@@ -205,12 +205,13 @@ mod tests {
                 // Some names are much more frequent than others.
                 let dn =
                     ["a", "b", "c", "d", "e"][((random >> 33) as u32 % 1000 + 1).ilog(6).min(4) as usize];
-                model.push(event(seq, dn));
+                let new = event(seq, dn);
+                model.push(new.clone());
                 let count = |event: &Event| model.iter().filter(|other| other.dn == event.dn).count();
                 let most = model.iter().map(count).max();
                 let at = model.iter().position(|event| Some(count(event)) == most);
                 let dropped = at.filter(|_| model.len() > capacity).map(|at| model.remove(at));
-                assert_eq!(buffer.push(event(seq, dn)), dropped);
+                assert_eq!(buffer.push(new), dropped);
                 assert_eq!(buffer.events_after(0).cloned().collect::<Vec<_>>(), model);
                 assert_eq!(buffer.busiest.len(), buffer.seqs_by_dn.len());
             }

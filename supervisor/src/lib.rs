@@ -102,6 +102,7 @@ mod task;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tree;
+mod wall_clock;
 
 pub use context::{Context, StaleContextError, WaitReadyError};
 pub use event::{CancelCause, Event, EventHook, RunnableChange};
@@ -121,3 +122,4 @@ pub use state::{
     ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,
 };
 pub use tree::{ShutdownReport, Straggler, Supervisor, SupervisorBuilder};
+pub use wall_clock::wall_clock_time;

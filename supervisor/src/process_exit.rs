@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use rustix::process::WaitIdStatus;
 use thiserror::Error;
@@ -233,14 +233,14 @@ impl fmt::Display for ForcedKill {
 pub struct AdoptedProcess {
     /// The pid.
     pub pid: u32,
-    /// When it was started.
-    pub since: SystemTime,
+    /// When it was started. [`wall_clock_time`](crate::wall_clock_time) shows it.
+    pub since: Instant,
 }
 
 impl fmt::Display for AdoptedProcess {
     /// `adopted process 4711, running for 90 s`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let age = self.since.elapsed().unwrap_or_default().as_secs();
+        let age = self.since.elapsed().as_secs();
         write!(f, "adopted process {}, running for {age} s", self.pid)
     }
 }

@@ -160,7 +160,7 @@ impl fmt::Display for ExitReason {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitRecord {
-    /// When it exited.
+    /// When it exited, by the wall clock as it is set now.
     pub at: SystemTime,
     /// The number of this incarnation of its DN, counted from 1.
     pub generation: u64,
@@ -241,7 +241,7 @@ pub struct RunnableStatus {
     pub dn: Arc<str>,
     /// The state.
     pub state: RunnableState,
-    /// The time since which it is in this state.
+    /// The time since which it is in this state, by the wall clock as it is set now.
     pub since: SystemTime,
     /// The number of starts of this DN, also before the last restart of its parent.
     pub generation: u64,

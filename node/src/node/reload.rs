@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use nodekeel_logtree::{Level, LogMessage};
@@ -298,7 +297,7 @@ fn refusal_condition(state: &NodeState, error: &ReloadError) -> Option<HealthCon
     let problem = format!("is not what the node runs: {}", error.describe());
     let mut condition = HealthCondition::warning(file.display().to_string(), problem);
     condition.part = NODE_PART.to_owned();
-    Some(condition.since(Some(SystemTime::now())).hint("correct the file, then `nodectl reload`"))
+    Some(condition.hint("correct the file, then `nodectl reload`"))
 }
 
 fn log_result(state: &NodeState, result: &Result<PlanDifference, ReloadError>) {

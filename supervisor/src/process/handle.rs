@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use thiserror::Error;
 
@@ -14,6 +14,7 @@ use super::settings::Process;
 use crate::failure::Failure;
 use crate::process_exit::Signal;
 use crate::sys;
+use crate::wall_clock::wall_clock_time;
 
 /// Signals and reloads the running process of a [`Process`] to which it was [given](Process::handle), or fails where
 /// none is running. It is cheap to clone.
@@ -40,7 +41,7 @@ impl fmt::Debug for AttachedProcess {
 pub(super) struct HandleTarget {
     pub(super) pid: i32,
     pub(super) pidfd: Arc<OwnedFd>,
-    pub(super) since: SystemTime,
+    pub(super) since: Instant,
     pub(super) reload: Option<ReloadAction>,
 }
 
@@ -115,9 +116,9 @@ impl ProcessHandle {
         self.attached().ok().map(|attached| attached.target.pid.unsigned_abs())
     }
 
-    /// When the running process started: before this program did, if it was adopted.
+    /// When the running process started, by the wall clock as it is set now: before this program did, if it was adopted.
     pub fn running_since(&self) -> Option<SystemTime> {
-        self.attached().ok().map(|attached| attached.target.since)
+        self.attached().ok().map(|attached| wall_clock_time(attached.target.since))
     }
 
     /// The reason why the running process could not be asked whether it is ready or alive: `could not ask: ...`. The

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -164,9 +164,11 @@ impl KeptProcess {
     ///
     /// # Errors
     /// `ESRCH` if it has not, or the error of reading `/proc`.
-    pub(super) fn started_at(&self) -> io::Result<SystemTime> {
+    pub(super) fn started_at(&self) -> io::Result<Instant> {
         let ticks = self.lock().process.ok_or(Errno::SRCH)?.start;
-        Ok(procfs::boot_time()? + ticks_to_time(ticks))
+        let age = procfs::time_since_boot().saturating_sub(ticks_to_time(ticks));
+        // It has run since this boot, and so has the clock of `Instant`.
+        Ok(Instant::now().checked_sub(age).unwrap_or_else(Instant::now))
     }
 
     fn write(&self) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags};
 
@@ -202,12 +202,10 @@ fn find_cgroup(own: &str, mount: &Path, pid: i32) -> Option<PathBuf> {
     })
 }
 
-/// When the kernel was booted.
-pub(super) fn boot_time() -> io::Result<SystemTime> {
-    let text = fs::read_to_string("/proc/stat")?;
-    let seconds = text.lines().find_map(|line| line.strip_prefix("btime ")?.parse().ok());
-    let missing = || io::Error::new(io::ErrorKind::InvalidData, "/proc/stat has no btime");
-    Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.ok_or_else(missing)?))
+/// The time since the kernel was booted, as the start times of processes count it.
+pub(super) fn time_since_boot() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.try_into().unwrap_or_default())
 }
 
 /// The parent and the start time of a process.

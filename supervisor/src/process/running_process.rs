@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{WaitId, WaitIdOptions};
@@ -71,7 +71,7 @@ pub(super) struct RunningProcess {
     host: Arc<ProcessHost>,
     /// The main process and its exit notification. `None` only in `drop`.
     main_process: Option<(MainProcess, ReadableFd)>,
-    since: SystemTime,
+    since: std::time::Instant,
     status: Option<ExitStatus>,
     /// An earlier program is, or was, its parent.
     is_adopted: bool,
@@ -207,7 +207,7 @@ impl RunningProcess {
         Ok(Self {
             host,
             main_process: Some((main, ended)),
-            since: SystemTime::now(),
+            since: std::time::Instant::now(),
             status: None,
             is_adopted: false,
             output: Some(output),
@@ -223,7 +223,7 @@ impl RunningProcess {
         self.main_process().pid.unsigned_abs()
     }
 
-    pub(super) fn since(&self) -> SystemTime {
+    pub(super) fn since(&self) -> std::time::Instant {
         self.since
     }
 

@@ -329,7 +329,7 @@ fn rest_for_one(members: [(&'static str, RemoteRunnable); 3]) -> TestTree {
         };
         let policy = ChildPolicy { restart_limit: Some(limit), ..ChildPolicy::default() };
         let member = |(name, remote): &(&'static str, RemoteRunnable)| {
-            ChildSpec::new(*name, remote.clone()).policy(policy.clone())
+            ChildSpec::new(*name, remote.clone()).policy(policy)
         };
         ctx.run_group_with(GroupPolicy::RestForOne, members.iter().map(member))
     })

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_supervisor::{AddChildError, Context, Failure, RunnableChange, RunnableState, WaitReason};
+use nodekeel_supervisor::{Context, Failure, RunnableChange, RunnableState, WaitReason};
 use tokio::sync::watch;
 
 use nodekeel_supervisor::testing::settle;
 
-use crate::harness::{TestTree, steady};
+use crate::harness::TestTree;
 
 /// A tree whose child is ready while the channel holds no reason.
 fn tree_with_reasons(reasons: watch::Receiver<Option<&'static str>>) -> TestTree {

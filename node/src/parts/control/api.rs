@@ -9,7 +9,7 @@ use futures_util::Stream;
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_logtree::{Dn, LogQuery};
 use nodekeel_supervisor::process::ProcessHandle;
-use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor};
+use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor, wall_clock_time};
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::http;
 use tonic::{Request, Response, Status};
@@ -226,7 +226,7 @@ impl Control for ControlService {
             version: env!("CARGO_PKG_VERSION").into(),
             name: node.name.clone(),
             pid: std::process::id(),
-            started: wire::timestamp(self.running.started_at),
+            started: wire::timestamp(wall_clock_time(self.running.started_at)),
             data: node.data.display().to_string(),
         }))
     }

@@ -151,7 +151,7 @@ fn stops_control_api(event: &NodeEvent, generation: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroUsize;
-    use std::time::SystemTime;
+    use std::time::Instant;
 
     use nodekeel_supervisor::{CancelCause, ChildSpec, Context};
 
@@ -160,7 +160,7 @@ mod tests {
 
     fn stopping_event(dn: &str, generation: u64) -> NodeEvent {
         let kind = NodeEventKind::Change(RunnableChange::Canceling { cause: CancelCause::Shutdown });
-        NodeEvent { seq: 1, at: SystemTime::UNIX_EPOCH, dn: dn.into(), generation, kind }
+        NodeEvent { seq: 1, at: Instant::now(), dn: dn.into(), generation, kind }
     }
 
     #[test]

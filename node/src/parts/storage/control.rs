@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::Instant;
 
 use nix::sys::statvfs::fstatvfs;
 use nodekeel_cluster::enrolment::ClusterNode;
@@ -12,6 +12,7 @@ use nodekeel_localstorage::volume::{
     DataVolume, EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, SealError,
     UnlockSecret, VolumeError,
 };
+use nodekeel_supervisor::wall_clock_time;
 use tokio::task::{JoinError, spawn_blocking};
 use tonic::{Code, Status};
 
@@ -83,7 +84,7 @@ impl StorageControl {
             }
             Err(StorageError::NoVolume) => UnlockStatus::default(),
             Err(error) if error.needs_key() => {
-                UnlockStatus::Locked { since: SystemTime::now(), reason: error_chain(&error) }
+                UnlockStatus::Locked { since: Instant::now(), reason: error_chain(&error) }
             }
             Err(error) => UnlockStatus::Closed {
                 is_lost: error.is_lost(),
@@ -242,9 +243,11 @@ pub(crate) fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
             erase_token: reading.erase_token.unwrap_or_default(),
             ..of_state("opening")
         },
-        UnlockStatus::Locked { since, reason } => {
-            v1::StorageResponse { detail: reason, since: wire::timestamp(since), ..of_state("locked") }
-        }
+        UnlockStatus::Locked { since, reason } => v1::StorageResponse {
+            detail: reason,
+            since: wire::timestamp(wall_clock_time(since)),
+            ..of_state("locked")
+        },
         UnlockStatus::Open { .. } => of_state("open"),
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use nodekeel_supervisor::wall_clock_time;
+
 use super::DN;
 use super::opener::VolumeOpener;
 use super::unlock::{CreationWork, UnlockStatus, VolumeUnlock};
@@ -22,7 +24,8 @@ pub(super) fn health_source(unlock: Arc<VolumeUnlock>, opener: VolumeOpener) -> 
 fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<HealthCondition> {
     match status {
         UnlockStatus::Locked { since, reason } => {
-            let condition = HealthCondition::problem(DN, format!("is locked: {reason}")).since(Some(*since));
+            let condition = HealthCondition::problem(DN, format!("is locked: {reason}"))
+                .since(Some(wall_clock_time(*since)));
             Some(condition.waiting_for("a key").hint("`nodectl storage unlock`"))
         }
         UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) } => {

@@ -12,7 +12,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::Instant;
 
 use nodekeel_localstorage::volume::{LuksVolume, SlotKind, UnlockKey, UnlockSecret, WipeProgress};
 use thiserror::Error;
@@ -43,7 +43,7 @@ pub(crate) enum UnlockStatus {
     /// Opening or creating the volume. What takes long of a creation.
     Opening { work: Option<CreationWork> },
     /// No key at hand opens the volume: it waits for one.
-    Locked { since: SystemTime, reason: String },
+    Locked { since: Instant, reason: String },
     /// Open, by this kind of key slot; `None` if it is not encrypted, or if an earlier noded has left it open.
     Open { slot: Option<SlotKind> },
 }
@@ -237,7 +237,7 @@ impl VolumeUnlock {
         let (sender, offers) = mpsc::channel(1);
         let mut slots = self.lock();
         slots.offers = Some(sender);
-        slots.status = UnlockStatus::Locked { since: SystemTime::now(), reason };
+        slots.status = UnlockStatus::Locked { since: Instant::now(), reason };
         offers
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::process::{
     CgroupParent, KillMode, Process, ProcessRecords, Readiness, RecordProblem,
@@ -42,7 +42,7 @@ fn start_recorded(
 }
 
 /// The pid and the start of the process that was adopted, if one was before the DN became ready.
-async fn wait_adopted(tree: &ProcessFixture) -> Option<(u32, SystemTime)> {
+async fn wait_adopted(tree: &ProcessFixture) -> Option<(u32, Instant)> {
     tree.wait_for_state(RunnableState::Ready).await;
     let adopted = |event: nodekeel_supervisor::Event| match event.change {
         RunnableChange::Adopted { process } if &*event.dn == "root.p" => Some((process.pid, process.since)),
@@ -135,7 +135,7 @@ fn kept_process() -> Process {
 #[test]
 fn a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable() {
     let cgroups = configured_cgroups();
-    let before = SystemTime::now();
+    let before = Instant::now();
     let test = "a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable";
     let (records, pid) = leave_behind(test, &cgroups, kept_process());
     super::send_signal("USR1", pid);
@@ -146,7 +146,7 @@ fn a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable() {
         assert_eq!(adopted, pid.unsigned_abs());
         // The kernel counts in ticks, and its boot time in seconds.
         let margin = Duration::from_secs(2);
-        assert!(before - margin <= since && since <= SystemTime::now() + margin, "{since:?}");
+        assert!(before - margin <= since && since <= Instant::now() + margin, "{since:?}");
         tree.output.wait_line("signaled").await;
         assert_eq!(super::marked_processes(&mark).len(), 2, "the shell and its sleep, and no second one");
         super::send_signal("KILL", pid);
