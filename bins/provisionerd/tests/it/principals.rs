@@ -502,6 +502,57 @@ fn a_nodes_token_offers_only_the_capacity_of_its_node_to_classes_of_its_driver()
     });
 }
 
+#[test]
+#[ignore = "needs kube"]
+fn what_others_add_to_a_capacity_does_not_keep_its_node_from_updating_it() {
+    let kube = shared_kube();
+    test_runtime().block_on(async {
+        let node = Principal::of_node(&kube, "capacity-owner").await;
+        let own = capacity(json!({ "metadata": { "name": "csisc-2", "ownerReferences": null } }));
+        node.create(&own).await;
+        // The garbage collector removes owners that do not exist.
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "tool", "namespace": "nodekeel" },
+        });
+        let owners = [
+            kube.create_objects(&map.to_string()).expect("a ConfigMap"),
+            kube.get_object("node", "node-a").expect("a node"),
+        ];
+        let [tool, of_node] = owners.map(|it| {
+            let (name, uid) = (&it["metadata"]["name"], &it["metadata"]["uid"]);
+            json!({ "apiVersion": "v1", "kind": it["kind"], "name": name, "uid": uid })
+        });
+        let foreign = json!({ "metadata": {
+            "labels": { "example.org/x": "y" }, "annotations": { "example.org/x": "y" },
+            "finalizers": ["example.org/held"], "ownerReferences": [tool, of_node],
+        } });
+        kube.patch_object("csistoragecapacity", "nodekeel/csisc-2", &foreign).expect("the tool's");
+        for patch in [
+            json!({ "capacity": "2Gi", "maximumVolumeSize": "2Gi" }),
+            // As provisionerd writes it.
+            json!({ "capacity": "2Gi", "metadata": { "ownerReferences": [of_node], "labels": own["metadata"]["labels"] } }),
+        ] {
+            assert_allowed(node.try_patch(&own, patch.clone()).await, &patch);
+        }
+        for metadata in [
+            json!({ "labels": { "example.org/x": "z" } }),
+            json!({ "labels": { "example.org/x": null } }),
+            json!({ "labels": { "example.org/new": "y" } }),
+            json!({ "labels": { "csi.storage.k8s.io/managed-by": "node-b" } }),
+            json!({ "annotations": { "example.org/x": null } }),
+            json!({ "annotations": { "example.org/new": "y" } }),
+            json!({ "finalizers": null }),
+            json!({ "finalizers": ["example.org/held", "example.org/new"] }),
+            json!({ "ownerReferences": [with(tool.clone(), json!({ "name": "another" })), of_node] }),
+            json!({ "ownerReferences": [tool, with(of_node.clone(), json!({ "blockOwnerDeletion": true }))] }),
+        ] {
+            let patch = json!({ "metadata": metadata });
+            assert_denied(node.try_patch(&own, patch.clone()).await, "this node alone", &patch);
+        }
+        assert_allowed(node.try_delete(&own).await, &own);
+    });
+}
+
 /// What a token may not change of an event, and may create.
 async fn assert_own_events_only(principal: &Principal, reporter: &str) {
     const NAME: &str = "the event is not in the name of this driver";
