@@ -415,6 +415,43 @@ fn a_nodes_token_writes_no_field_of_a_volume_that_provisionerd_does_not_set() {
 
 #[test]
 #[ignore = "needs kube"]
+fn a_nodes_token_changes_each_volume_that_provisionerd_regards_as_its_nodes() {
+    let kube = shared_kube();
+    test_runtime().block_on(async {
+        let node = Principal::of_node(&kube, "volume-owner").await;
+        let key = DriverName::try_new(DRIVER).expect("a driver name").topology_key();
+        let on = |nodes: &[&str]| json!({ "key": key, "operator": "In", "values": nodes });
+        let zone = json!({ "key": "topology.kubernetes.io/zone", "operator": "In", "values": ["node-a"] });
+        let term = |expressions: &[&Value]| json!({ "matchExpressions": expressions });
+        let here = on(&["node-a"]);
+        let field = json!({ "key": "metadata.name", "operator": "In", "values": ["node-a"] });
+        for (digits, terms, is_own) in [
+            ("0010", json!([term(&[&zone, &here])]), true),
+            ("0011", json!([{ "matchExpressions": [here], "matchFields": [field] }]), true),
+            ("0012", json!([term(&[&zone])]), false),
+            ("0013", json!([term(&[&zone, &on(&["node-b"])])]), false),
+            ("0014", json!([term(&[&zone, &here]), term(&[&on(&["node-b"])])]), false),
+            ("0015", json!([term(&[&zone, &on(&["node-a", "node-b"])])]), false),
+        ] {
+            let object = volume(
+                digits,
+                json!({ "spec": { "nodeAffinity": { "required": { "nodeSelectorTerms": terms } } } }),
+            );
+            assert_denied(node.try_create(&object).await, FOREIGN, &object);
+            kube.create_objects(&object.to_string()).expect("the operator's");
+            let mark = json!({ "metadata": { "annotations": { "volumes.nodekeel/condition": "abnormal" } } });
+            for tried in [node.try_patch(&object, mark).await, node.try_delete(&object).await] {
+                match is_own {
+                    true => assert_allowed(tried, &object),
+                    false => assert_denied(tried, FOREIGN, &object),
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs kube"]
 fn a_nodes_token_selects_its_node_only_for_claims_that_no_scheduler_places() {
     const ONLY_SCHEDULER: &str = "only the scheduler selects the node";
     let kube = shared_kube();
