@@ -15,7 +15,6 @@ use crate::cluster::{self, DRIVER, claim_manifest};
 const POLICY: &str = "provisionerd-own-node";
 const SELECTION_POLICY: &str = "provisionerd-own-selection";
 const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
-const CLAIMS_POLICY: &str = "provisionerd-own-claims";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
 /// kubectl reads what it patches; provisionerd does not.
@@ -37,7 +36,6 @@ fn start_with_policies() -> Kube {
     for manifests in [
         include_str!("../../../../deploy/policy/own-node.yaml"),
         include_str!("../../../../deploy/policy/own-capacity.yaml"),
-        include_str!("../../../../deploy/policy/own-claims.yaml"),
         STATUS_READER,
     ] {
         kube.apply_manifests(manifests).expect("the policies and a role");
@@ -150,7 +148,6 @@ fn assert_rejected(tried: Result<String>, why: &str) {
 }
 
 const FOREIGN: &str = "not one of this driver on this node alone";
-const VOLUME_ELSEWHERE: &str = "the volume of the claim is not one of this driver on this node alone";
 
 #[test]
 #[ignore = "needs kube"]
@@ -240,8 +237,6 @@ fn an_account_changes_no_other_metadata_of_a_claim() {
     let owner = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-4000-8000-00000000dead",
     });
-    // Without any volume, the policy of claims rejects each status before this one.
-    site.create_claim("bound", "volume", json!({}));
     let labels = json!({ "metadata": { "labels": { "app": "other" } } });
     wait_until_rejected(|| site.patch_status_as("node-b", "annotated", &labels), KEPT);
     for metadata in [
@@ -309,7 +304,7 @@ fn resized(size: &str) -> Value {
 
 #[test]
 #[ignore = "needs kube"]
-fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
+fn an_account_resizes_only_bound_claims_that_its_node_is_selected_for() {
     let site = PolicyFixture::start();
     let selected = json!({ "volume.kubernetes.io/selected-node": "node-a" });
     site.create_claim("ours", "pvc-ours", selected.clone());
@@ -318,7 +313,7 @@ fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
     let provisioners =
         ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
     for (number, key) in provisioners.into_iter().enumerate() {
-        let with = |driver: &str| json!({ key: driver });
+        let with = |driver: &str| json!({ key: driver, "volume.kubernetes.io/selected-node": "node-a" });
         site.create_claim(&format!("ours-{number}"), &format!("pvc-ours-{number}"), with(DRIVER));
         site.create_claim(
             &format!("foreign-{number}"),
@@ -346,20 +341,28 @@ fn an_account_resizes_only_bound_claims_that_no_other_node_is_selected_for() {
 
 #[test]
 #[ignore = "needs kube"]
-fn an_account_resizes_a_claim_without_a_selected_node_only_if_its_volume_is_on_its_node() {
+fn an_account_resizes_a_claim_that_was_bound_to_an_existing_volume_once_somebody_has_selected_its_node() {
     let site = PolicyFixture::start();
     site.create_claim("rebound", "pvc-rebound", json!({}));
-    let by_other_node = || site.patch_status_as("node-b", "rebound", &resized("2Mi"));
-    wait_until_rejected(by_other_node, VOLUME_ELSEWHERE);
-    // A node that selected itself would pass for that of the volume.
-    let selected = site.select_as("node-b", "rebound", Some("node-b"));
-    assert_rejected(selected, "the selected node of a bound claim");
-    site.patch_status_as("node-a", "rebound", &resized("3Mi")).expect("its volume is on this node");
+    for node in ["node-a", "node-b"] {
+        let resized = site.patch_status_as(node, "rebound", &resized("2Mi"));
+        assert_rejected(
+            resized,
+            "annotate it with volume.kubernetes.io/selected-node and the node of its volume",
+        );
+        // A node that selected itself would pass for that of the volume.
+        let selected = site.select_as(node, "rebound", Some(node));
+        assert_rejected(selected, "the selected node of a bound claim");
+    }
+    let annotate = ["annotate", "pvc", "rebound", "volume.kubernetes.io/selected-node=node-a"];
+    command_output(site.kube.kubectl_command().args(annotate)).expect("by an operator");
+    site.patch_status_as("node-a", "rebound", &resized("3Mi")).expect("its node is selected");
+    assert_rejected(site.patch_status_as("node-b", "rebound", &resized("4Mi")), "only its selected node");
 }
 
 #[test]
 #[ignore = "needs kube"]
 fn the_policys_expressions_pass_type_checking() {
     let site = PolicyFixture::start();
-    accounts::assert_type_checked(&site.kube, &[POLICY, SELECTION_POLICY, CAPACITY_POLICY, CLAIMS_POLICY]);
+    accounts::assert_type_checked(&site.kube, &[POLICY, SELECTION_POLICY, CAPACITY_POLICY]);
 }
