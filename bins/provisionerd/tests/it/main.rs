@@ -27,6 +27,7 @@ mod messages;
 mod own_memory;
 #[cfg(feature = "kill-points")]
 mod policy;
+#[cfg(feature = "kill-points")]
 mod ports;
 #[cfg(feature = "kill-points")]
 mod principals;
