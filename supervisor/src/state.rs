@@ -247,6 +247,8 @@ pub struct RunnableStatus {
     pub generation: u64,
     /// Consecutive failures. Readiness for [`stable_after`](crate::ChildPolicy::stable_after) clears them.
     pub failures: u32,
+    /// The time of the first of them, by the wall clock as it is set now; `None` without failures.
+    pub failing_since: Option<SystemTime>,
     /// The time that it must stay ready until its failures are cleared; `None` if it is not ready, or has
     /// none.
     pub failures_clear_in: Option<Duration>,
@@ -254,6 +256,9 @@ pub struct RunnableStatus {
     pub exits: Vec<ExitRecord>,
     /// The reason for which it waits.
     pub waiting_for: WaitReason,
+    /// The reason for which [`withhold_ready`](crate::Supervisor::withhold_ready) keeps it from being ready, although it
+    /// has signaled that it is.
+    pub withheld: Option<Arc<str>>,
 }
 
 impl RunnableStatus {

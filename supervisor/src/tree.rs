@@ -151,9 +151,19 @@ impl Supervisor {
         self.driver.apply(|fsm, now| fsm.restart_runnable(now, dn))
     }
 
+    /// Keeps a runnable that runs from being ready, for this reason, whatever it signals itself; `None` gives its own
+    /// readiness back. For what others know of it: a monitor, a probe from outside. Each run starts without it, and one
+    /// that does not run, or has signaled done, is left as it is.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub fn withhold_ready(&self, dn: &str, reason: Option<Arc<str>>) -> Result<(), ControlError> {
+        self.driver.apply(|fsm, now| fsm.withhold_ready(now, dn, reason))
+    }
+
     /// Adds a child below a running runnable, also one that is ready, and starts it, in a separate group. A child that
-    /// left the tree before has left its [history](crate::RunnableStatus) to one of its name: its generation and its
-    /// exits. The parent's next run has to add it by itself.
+    /// left the tree before has left its generation to one of its name, and an operator's stop if it left
+    /// [for a replacement](Removal::ForReplacement). The parent's next run has to add it by itself.
     ///
     /// # Errors
     /// See [`ControlError`]; nothing was added.
@@ -228,9 +238,12 @@ impl Supervisor {
             since: self.driver.wall_time(status.since),
             generation: status.generation,
             failures: if is_stable { 0 } else { status.failures },
+            failing_since: (status.failures > 0 && !is_stable)
+                .then(|| self.driver.wall_time(status.failing_since)),
             failures_clear_in: clear_in.filter(|_| !is_stable),
             exits: status.exits.iter().map(record).collect(),
             waiting_for: status.waiting_for.clone().map_time(|until| self.driver.wall_time(until)),
+            withheld: status.withheld.cloned(),
         }
     }
 }

@@ -224,11 +224,12 @@ impl TreeFsm {
         }
     }
 
-    /// Removes an entry without running tasks. Its parent keeps its history for a child of the same name.
+    /// Removes an entry without running tasks. Its parent keeps its generation and an operator's stop for a child of the
+    /// same name: how often and why another definition has failed says nothing about that one.
     pub(super) fn remove_child(&mut self, slot: u32) {
         let TreeEntry { parent: Some(parent), group, rank, .. } = *self.entry(slot) else { return };
         let name: Box<str> = self.entry(slot).local_name().into();
-        let history = self.remove_entry(slot);
+        let history = RunnableHistory { failures: 0, exits: Vec::new(), ..self.remove_entry(slot) };
         let entry = self.entry_mut(parent);
         entry.names.remove(&*name);
         // Names that never come back would take more and more memory. Only an operator's stop must not be lost.
@@ -284,6 +285,7 @@ impl TreeFsm {
         RunnableHistory {
             generation: entry.generation,
             failures: entry.failures,
+            failing_since: entry.failing_since,
             exits: entry.exits,
             held_by_operator: entry.held_by_operator,
             children,

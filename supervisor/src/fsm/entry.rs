@@ -39,6 +39,8 @@ pub(crate) struct PastExit {
 pub(crate) struct RunnableHistory {
     pub(super) generation: u64,
     pub(super) failures: u32,
+    /// The time of the first of them, if there are any.
+    pub(super) failing_since: TreeTime,
     pub(super) exits: Vec<PastExit>,
     pub(super) held_by_operator: bool,
     pub(super) children: ChildHistories,
@@ -140,6 +142,10 @@ pub(super) struct TreeEntry {
     pub(super) canceled: bool,
     /// The reason why it can't do its work at present, in its own words.
     pub(super) not_ready_reason: Option<Arc<str>>,
+    /// It has signaled ready, and not taken it back.
+    pub(super) signaled_ready: bool,
+    /// The reason for which others withhold its readiness.
+    pub(super) withheld: Option<Arc<str>>,
     pub(super) signaled_done: bool,
     /// The exit to record, regardless of the result of its runnable.
     pub(super) forced_exit: Option<Box<ExitReason>>,
@@ -165,6 +171,8 @@ pub(super) struct TreeEntry {
     /// The number of entries of its subtree, including itself, that have a task.
     pub(super) live_tasks: u32,
     pub(super) failures: u32,
+    /// The time of the first of them, if there are any.
+    pub(super) failing_since: TreeTime,
     /// When it restarted after failures, as far as its restart limit counts them.
     pub(super) restarts: Vec<TreeTime>,
     /// At most [`MAX_EXITS`], oldest first.
@@ -197,6 +205,8 @@ impl TreeEntry {
             ending_since: None,
             canceled: false,
             not_ready_reason: None,
+            signaled_ready: false,
+            withheld: None,
             signaled_done: false,
             forced_exit: None,
             process_exit: None,
@@ -211,6 +221,7 @@ impl TreeEntry {
             groups: Vec::new(),
             live_tasks: 0,
             failures: history.failures,
+            failing_since: history.failing_since,
             restarts: Vec::new(),
             exits: history.exits,
             former_children: history.children,

@@ -84,6 +84,9 @@ impl TreeFsm {
             entry.failures = 0;
         }
         if state == RunnableState::Dead {
+            if entry.failures == 0 {
+                entry.failing_since = now;
+            }
             entry.failures = entry.failures.saturating_add(1);
         }
         // State, history and event.

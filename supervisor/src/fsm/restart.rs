@@ -211,6 +211,7 @@ impl TreeFsm {
         entry.generation += 1;
         entry.restart_requested = false;
         entry.not_ready_reason = None;
+        (entry.signaled_ready, entry.withheld) = (false, None);
         entry.enter_state(RunnableState::New, now);
         let start = TreeAction::StartRun {
             key: RunKey { slot, incarnation: entry.incarnation },

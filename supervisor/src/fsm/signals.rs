@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::entry::TreeEntry;
-use super::{RunKey, TreeFsm, TreeTime};
+use super::{ControlError, RunKey, TreeFsm, TreeTime};
 use crate::event::RunnableChange;
 use crate::state::{ExitReason, RunnableState};
 
@@ -47,18 +47,14 @@ impl TreeFsm {
     pub(crate) fn signal_ready(&mut self, now: TreeTime, key: RunKey) -> Result<(), LifecycleSignalError> {
         let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
         let entry = self.entry(slot);
-        if entry.state == RunnableState::Ready {
+        if entry.signaled_ready {
             let error = LifecycleSignalError::ReadyTwice { dn: entry.dn.to_string() };
             return Err(self.fail_invalid_signal(slot, error, now));
         }
         let entry = self.entry_mut(slot);
+        entry.signaled_ready = true;
         entry.not_ready_reason = None;
-        entry.enter_state(RunnableState::Ready, now);
-        self.report_change(slot, RunnableChange::Ready);
-        let TreeEntry { parent, group, rank, .. } = *self.entry(slot);
-        if let Some(parent) = parent {
-            self.start_members_after(parent, group, rank, now);
-        }
+        self.update_readiness(slot, now);
         Ok(())
     }
 
@@ -75,14 +71,48 @@ impl TreeFsm {
             return Ok(());
         }
         // Before the first ready signal, only the status shows the reason: the state does not change.
-        entry.not_ready_reason = Some(Arc::clone(&reason));
-        if entry.state == RunnableState::Ready {
+        entry.signaled_ready = false;
+        entry.not_ready_reason = Some(reason);
+        self.update_readiness(slot, now);
+        Ok(())
+    }
+
+    /// Withholds the readiness of a run for this reason, or gives it back. Without effect on what is not running, or
+    /// has signaled done; the next run starts without it.
+    pub(crate) fn withhold_ready(
+        &mut self,
+        now: TreeTime,
+        dn: &str,
+        reason: Option<Arc<str>>,
+    ) -> Result<(), ControlError> {
+        let slot = self.controllable_slot(dn)?;
+        let entry = self.entry_mut(slot);
+        if entry.state.is_running() && !entry.signaled_done {
+            entry.withheld = reason;
+            self.update_readiness(slot, now);
+        }
+        Ok(())
+    }
+
+    /// Enters the state of a running entry that follows from its own signals and from what others withhold.
+    fn update_readiness(&mut self, slot: u32, now: TreeTime) {
+        let entry = self.entry_mut(slot);
+        let is_ready = entry.signaled_ready && entry.withheld.is_none();
+        if is_ready && entry.state == RunnableState::New {
+            entry.enter_state(RunnableState::Ready, now);
+            self.report_change(slot, RunnableChange::Ready);
+            let TreeEntry { parent, group, rank, .. } = *self.entry(slot);
+            if let Some(parent) = parent {
+                self.start_members_after(parent, group, rank, now);
+            }
+        } else if !is_ready && entry.state == RunnableState::Ready {
             // The time until now counts as ready, although the run may fail before it is ready again.
             entry.clear_failures_if_stable(entry.ending_since.unwrap_or(now));
             entry.enter_state(RunnableState::New, now);
+            let reason = entry.not_ready_reason.clone().or_else(|| entry.withheld.clone());
+            let reason = reason.expect("one of both has just been set");
             self.report_change(slot, RunnableChange::NotReady { reason });
         }
-        Ok(())
     }
 
     /// The runnable signals that its work is done and that it will return.
@@ -90,12 +120,12 @@ impl TreeFsm {
         let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
         let entry = self.entry_mut(slot);
         let dn = entry.dn.to_string();
-        let error = match (entry.state, entry.signaled_done) {
-            (RunnableState::Ready, false) => {
+        let error = match (entry.signaled_ready, entry.signaled_done) {
+            (true, false) => {
                 entry.signaled_done = true;
                 return Ok(());
             }
-            (RunnableState::Ready, true) => LifecycleSignalError::DoneTwice { dn },
+            (true, true) => LifecycleSignalError::DoneTwice { dn },
             _ => LifecycleSignalError::DoneBeforeReady { dn },
         };
         Err(self.fail_invalid_signal(slot, error, now))

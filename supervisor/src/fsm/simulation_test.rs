@@ -111,7 +111,8 @@ impl SimulatedDriver {
         match self.random_below(100) {
             0..=24 => self.add_children(),
             25..=36 => self.signal_ready(),
-            37..=39 => self.signal_not_ready(),
+            37..=38 => self.signal_not_ready(),
+            39 => self.withhold_ready(),
             40..=46 => self.signal_done(),
             47..=69 => self.end_random_task(),
             70..=76 => self.use_stale_key(),
@@ -131,10 +132,11 @@ impl SimulatedDriver {
     fn signal_ready(&mut self) {
         let Some(at) = self.random_task() else { return };
         let task = self.tasks[at].clone();
-        let was_new = self.entries[&task.dn].state == RunnableState::New;
-        if was_new || self.random_below(10) == 0 {
+        let is_first = !self.entries[&task.dn].signaled_ready;
+        if is_first || self.random_below(10) == 0 {
             let result = self.fsm.signal_ready(self.now, task.key);
-            assert_eq!(result.is_ok(), was_new, "ready is accepted exactly from new runnables");
+            assert_eq!(result.is_ok(), is_first, "ready is accepted once, until it is taken back");
+            self.entries.get_mut(&task.dn).expect("known").signaled_ready = true;
             self.count_operation("ready");
         }
     }
@@ -144,14 +146,29 @@ impl SimulatedDriver {
         let task = self.tasks[at].clone();
         let result = self.fsm.signal_not_ready(self.now, task.key, "no leader".into());
         assert!(result.is_ok(), "a running runnable may always signal that it is not ready");
+        let known = self.entries.get_mut(&task.dn).expect("known");
+        known.signaled_ready &= known.signaled_done;
         self.count_operation("not ready");
+    }
+
+    fn withhold_ready(&mut self) {
+        let Some(at) = self.random_task() else { return };
+        let dn = Arc::clone(&self.tasks[at].dn);
+        let is_withheld = self.random_below(3) == 0;
+        let reason = is_withheld.then(|| "no disk".into());
+        self.fsm.withhold_ready(self.now, &dn, reason).expect("it is in the tree");
+        let known = self.entries.get_mut(&dn).expect("known");
+        if !known.signaled_done {
+            known.is_withheld = is_withheld;
+        }
+        self.count_operation("withheld");
     }
 
     fn signal_done(&mut self) {
         let Some(at) = self.random_task() else { return };
         let task = self.tasks[at].clone();
         let known = &self.entries[&task.dn];
-        let legal = known.state == RunnableState::Ready && !known.signaled_done;
+        let legal = known.signaled_ready && !known.signaled_done;
         if legal || self.random_below(10) == 0 {
             let result = self.fsm.signal_done(self.now, task.key);
             assert_eq!(result.is_ok(), legal, "done is accepted once, after ready");

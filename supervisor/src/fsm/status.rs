@@ -17,10 +17,14 @@ pub(crate) struct EntryStatus<'a> {
     pub(crate) since: TreeTime,
     pub(crate) generation: u64,
     pub(crate) failures: u32,
+    /// The time of the first of them, if there are any.
+    pub(crate) failing_since: TreeTime,
     /// When its readiness clears its failures, if it stays ready.
     pub(crate) failures_clear_at: Option<TreeTime>,
     pub(crate) exits: &'a [PastExit],
     pub(crate) waiting_for: WaitReason<TreeTime>,
+    /// The reason for which others withhold the readiness that it has signaled.
+    pub(crate) withheld: Option<&'a Arc<str>>,
 }
 
 impl TreeFsm {
@@ -36,9 +40,14 @@ impl TreeFsm {
                 since: entry.since,
                 generation: entry.generation,
                 failures: entry.failures,
+                failing_since: entry.failing_since,
                 failures_clear_at: entry.failures_clear_at(),
                 exits: &entry.exits,
                 waiting_for: self.wait_reason(slot),
+                withheld: entry
+                    .withheld
+                    .as_ref()
+                    .filter(|_| entry.signaled_ready && entry.state.is_running()),
             });
             // In reverse, because `open` is a stack: the first child is next.
             open.extend(entry.child_slots().rev());
@@ -67,6 +76,9 @@ impl TreeFsm {
             RunnableState::Stopped => WaitReason::OperatorStart,
             RunnableState::New | RunnableState::Ready if entry.canceled => WaitReason::RunnableReturn,
             RunnableState::New => match (&entry.not_ready_reason, &entry.dependency) {
+                _ if entry.signaled_ready => WaitReason::Condition(
+                    entry.withheld.clone().expect("nothing else keeps it from being ready"),
+                ),
                 (Some(reason), _) => WaitReason::Condition(Arc::clone(reason)),
                 (None, Some(dn)) => WaitReason::Dependency(Arc::clone(dn)),
                 (None, None) => WaitReason::ReadySignal,

@@ -335,10 +335,13 @@ async fn children_are_added_to_and_removed_from_a_ready_parent() {
     let absent = supervisor.add_child("root.b", ChildSpec::new("a", steady)).expect_err("b does not exist");
     assert_eq!(absent, ControlError::UnknownDn { dn: "root.b".into() });
     supervisor.stop_runnable("root.a").expect("the DN exists");
+    settle().await;
+    assert_eq!(supervisor.snapshot()[1].exits.len(), 1);
     supervisor.remove_runnable("root.a", Removal::ForReplacement).await.expect("the DN exists");
     assert_eq!(tree.state("root.a"), None);
     supervisor.add_child("root", ChildSpec::new("a", steady)).expect("its name is free");
     assert_eq!(tree.latest_run("root.a"), (RunnableState::Stopped, 1));
+    assert_eq!(supervisor.snapshot()[1].exits, [], "those of another definition");
     supervisor.remove_runnable("root.a", Removal::ForGood).await.expect("the DN exists");
     supervisor.add_child("root", ChildSpec::new("a", steady)).expect("its name is free");
     settle().await;

@@ -88,3 +88,53 @@ async fn a_runnable_that_was_ready_for_long_has_no_failures_when_it_stops_being_
     let status = tree.supervisor.snapshot().swap_remove(1);
     assert_eq!((status.state, status.failures), (RunnableState::Waiting, 1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_readiness_that_others_withhold_is_given_back_as_the_runnable_signals_it_then() {
+    let (reasons, watched) = watch::channel(None);
+    let tree = tree_with_reasons(watched);
+    settle().await;
+    let supervisor = &tree.supervisor;
+    let withhold = |reason: Option<&str>| {
+        supervisor.withhold_ready("root.child", reason.map(Arc::from)).expect("it is in the tree");
+        let status = supervisor.snapshot().swap_remove(1);
+        (status.state, status.waiting_for.to_string(), status.withheld.as_deref().map(str::to_owned))
+    };
+    let not_ready = |reason: &str, withheld: Option<&str>| {
+        (RunnableState::New, reason.to_owned(), withheld.map(str::to_owned))
+    };
+    let ready = (RunnableState::Ready, "nothing".to_owned(), None);
+    assert_eq!(withhold(Some("its API is gone")), not_ready("its API is gone", Some("its API is gone")));
+    assert_eq!(withhold(Some("its disk is gone")), not_ready("its disk is gone", Some("its disk is gone")));
+    assert_eq!(withhold(None), ready);
+    // Its own reason comes first, and outlasts the other.
+    withhold(Some("its API is gone"));
+    reasons.send_replace(Some("has no leader"));
+    settle().await;
+    assert_eq!(withhold(Some("its API is gone")), not_ready("has no leader", None));
+    assert_eq!(withhold(None), not_ready("has no leader", None));
+    // A ready signal does not end what others withhold.
+    withhold(Some("its API is gone"));
+    reasons.send_replace(None);
+    settle().await;
+    assert_eq!(withhold(Some("its API is gone")), not_ready("its API is gone", Some("its API is gone")));
+    // The next run starts without it.
+    supervisor.restart_runnable("root.child").expect("it is in the tree");
+    settle().await;
+    assert_eq!(tree.latest_run("root.child"), (RunnableState::Ready, 2));
+    supervisor.withhold_ready("root.absent", None).expect_err("it is not in the tree");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_count_from_the_first_of_them_however_many_exits_are_kept() {
+    let tree = TestTree::with_children(|ctx| {
+        ctx.run_child("child", |_: Context| async { Err::<(), _>(Failure::new("no")) })
+    });
+    settle().await;
+    tokio::time::sleep(Duration::from_secs(2 * 3600)).await;
+    let status = tree.supervisor.snapshot().swap_remove(1);
+    assert!(status.failures as usize > status.exits.len(), "{status:?}");
+    let failing_since = status.failing_since.expect("it fails");
+    let shown = status.since.duration_since(failing_since).expect("not before the first failure");
+    assert!(shown > Duration::from_secs(2 * 3600 - 120), "{shown:?}");
+}

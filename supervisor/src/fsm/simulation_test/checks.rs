@@ -121,7 +121,9 @@ impl SimulatedDriver {
         assert!(!before.is_running(), "{dn} was removed while {before}");
         assert_eq!(self.tasks_within(dn).count(), 0, "{dn} was removed with running tasks");
         self.entries.remove(dn);
-        self.removals.remove(dn);
+        if self.removals.remove(dn) {
+            self.failures.remove(dn);
+        }
     }
 
     /// The members that share the fate of a failed one have to end before any of it starts.
@@ -227,6 +229,10 @@ impl SimulatedDriver {
                 "{dn} is {} and its task exists: {runs}",
                 status.state
             );
+            if runs {
+                let is_ready = known.signaled_ready && !known.is_withheld;
+                assert_eq!(status.state == RunnableState::Ready, is_ready, "{dn}");
+            }
             if let WaitReason::Backoff(until) = status.waiting_for {
                 assert!(until > self.now, "{dn} is due and was not started");
                 assert!(self.fsm.next_deadline().is_some_and(|at| at <= until), "no timer will start {dn}");

@@ -41,7 +41,10 @@ pub(super) struct ExpectedEntry {
     pub(super) state: RunnableState,
     pub(super) key: Option<RunKey>,
     pub(super) canceled: bool,
+    /// It has signaled ready, and not taken it back.
     pub(super) signaled_ready: bool,
+    /// Others withhold its readiness.
+    pub(super) is_withheld: bool,
     pub(super) signaled_done: bool,
     pub(super) ended_ok: bool,
     pub(super) ready_since: TreeTime,
@@ -69,6 +72,7 @@ impl ExpectedEntry {
             key: None,
             canceled: false,
             signaled_ready: false,
+            is_withheld: false,
             signaled_done: false,
             ended_ok: false,
             ready_since: TreeTime::ZERO,
@@ -137,14 +141,17 @@ impl ExpectedEntry {
                 );
                 (self.signaled_ready, self.signaled_done, self.ended_ok) = (false, false, false);
                 (self.restart_requested, self.ending_since, self.killed) = (false, None, false);
+                self.is_withheld = false;
                 self.stays_dead = false;
             }
             RunnableChange::Ready => {
                 assert_eq!(before, RunnableState::New, "{dn}: {before} → {change}");
-                (self.signaled_ready, self.ready_since) = (true, now);
+                assert!(self.signaled_ready && !self.is_withheld, "{dn} is ready without its signal");
+                self.ready_since = now;
             }
             RunnableChange::NotReady { .. } => {
                 assert_eq!(before, RunnableState::Ready, "{dn}: {before} → {change}");
+                assert!(!self.signaled_ready || self.is_withheld, "{dn} is not ready for no reason");
                 assert!(!self.signaled_done, "{dn} is not ready after it signaled done");
             }
             RunnableChange::LimitExceeded { .. } => self.stay_dead(dn, now),
