@@ -113,7 +113,7 @@ pub use notify_socket::longest_notify_path;
 pub use output::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES};
 pub use own_memory::protect_own_memory;
 pub use privileges::{Capability, CapabilitySet, ParseCapabilityError, Privileges};
-pub use probe::{ProbeFuture, ProcessProbe};
+pub use probe::{ProbeFuture, ProcessProbe, Unready};
 pub use readiness::Readiness;
 pub use records::{ProcessRecords, RecordProblem};
 pub use settings::{KillMode, Process};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use thiserror::Error;
 
 use super::error::ProcessError;
 use super::pause::pausable_timeout;
@@ -49,9 +50,25 @@ where
 /// killed when it has exited, or when the future is dropped.
 pub(super) type CommandRunner = Arc<dyn Fn(Arc<Process>) -> ProbeFuture + Send + Sync>;
 
+/// The error of a probe whose process answers, and can't do its work at present: one without a majority, or with a disk
+/// that stands still. It takes the readiness, as each failure does; and it ends no process by its
+/// [liveness](super::Liveness), since a restart would not help.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct Unready(String);
+
+impl Unready {
+    /// With the reason in words: a clause about the process.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
 /// The reason why one probe did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProbeFailure {
+    /// The process is alive, and can't do its work: see [`Unready`].
+    Unready(String),
     /// The process is not well, or did not answer in time.
     Failed(String),
     /// The host had no process, descriptor or memory for the probe, which tells nothing about the process.
@@ -61,7 +78,7 @@ pub(super) enum ProbeFailure {
 impl std::fmt::Display for ProbeFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Failed(reason) => f.write_str(reason),
+            Self::Unready(reason) | Self::Failed(reason) => f.write_str(reason),
             Self::NotAsked(reason) => write!(f, "could not ask: {reason}"),
         }
     }
@@ -85,6 +102,8 @@ pub(super) async fn probe_once(
             let reason = failure.to_string();
             Err(if is_shortage(&failure) {
                 ProbeFailure::NotAsked(reason)
+            } else if failure.error_chain().any(|error| error.is::<Unready>()) {
+                ProbeFailure::Unready(reason)
             } else {
                 ProbeFailure::Failed(reason)
             })

@@ -216,6 +216,21 @@ pub(super) fn read_stat(pid: i32) -> io::Result<ProcessStat> {
     read_proc_file(&format!("/proc/{pid}/stat"), parse_stat)
 }
 
+/// Returns whether a thread of this process waits for something that no signal interrupts: state D of
+/// proc_pid_stat(5). False if that can't be read.
+pub(super) fn waits_in_kernel(pid: u32) -> bool {
+    let is_waiting = |thread: &fs::DirEntry| {
+        let path = thread.path().join("stat");
+        let state = read_proc_file(&path.to_string_lossy(), |text| {
+            let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
+            text[after_name..].trim_ascii_start().first().copied()
+        });
+        state.is_ok_and(|state| state == b'D')
+    };
+    fs::read_dir(format!("/proc/{pid}/task"))
+        .is_ok_and(|threads| threads.flatten().any(|thread| is_waiting(&thread)))
+}
+
 /// Reads a small file with one system call; the functions for files of any size use several.
 fn read_proc_file<T>(path: &str, parse: impl Fn(&[u8]) -> Option<T>) -> io::Result<T> {
     let mut text = [0; 4096];

@@ -141,7 +141,7 @@ impl Readiness {
             match failure {
                 // It may well be ready: nobody could ask.
                 ProbeFailure::NotAsked(_) => start.restart(),
-                ProbeFailure::Failed(reason) => {
+                ProbeFailure::Unready(reason) | ProbeFailure::Failed(reason) => {
                     return Err(start.not_ready(format!("its probe fails: {reason}")));
                 }
             }

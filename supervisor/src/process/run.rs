@@ -8,7 +8,7 @@ use super::error::ProcessError;
 use super::host::ProcessHost;
 use super::kept::KeptProcess;
 use super::leftovers;
-use super::liveness::LivenessFailure;
+use super::liveness::{LivenessFailure, WatchedProcess};
 use super::notify::{NotifyListener, NotifyState};
 use super::output::StreamSink;
 use super::probe::{CommandRunner, ProbeFailure};
@@ -243,6 +243,16 @@ impl Process {
         if let Err(error) = ctx.signal_ready() {
             return StopReason::Failed(ProcessError::Signal(error));
         }
+        let pid = running.pid();
+        let watched = WatchedProcess {
+            report_unasked: &report_unasked,
+            // A signal fails only when the run has ended, and with it this wait.
+            report_ready: &|unready| match unready {
+                Some(reason) => _ = ctx.signal_not_ready(reason),
+                None => _ = ctx.signal_ready(),
+            },
+            waits_in_kernel: &|| procfs::waits_in_kernel(pid),
+        };
         tokio::select! {
             biased;
             canceled = ctx.canceled() => StopReason::Canceled(canceled),
@@ -251,7 +261,7 @@ impl Process {
             triggered = NotifyState::wait_watchdog(reports, self.watchdog) => StopReason::Watchdog { triggered },
             failure = async {
                 match &self.liveness {
-                    Some(liveness) => liveness.wait_failure(run_command, &report_unasked).await,
+                    Some(liveness) => liveness.wait_failure(run_command, watched).await,
                     None => std::future::pending().await,
                 }
             } => StopReason::NotAlive(failure),

@@ -1,9 +1,11 @@
 //! Probes of a process that is ready.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nodekeel_supervisor::RunnableState;
-use nodekeel_supervisor::process::{Liveness, Readiness, Signal};
+use nodekeel_supervisor::process::{Liveness, Process, Readiness, Signal, Unready};
+use nodekeel_supervisor::{Failure, RunnableChange, RunnableState};
 
 use super::{ProcessFixture, sh};
 
@@ -24,5 +26,54 @@ async fn a_process_whose_probe_keeps_failing_is_stopped_with_the_last_failure_an
     let text = "the process failed 2 liveness probes in a row, and was stopped: exited with code 3: stuck";
     assert_eq!((error.as_str(), exit.signal), (text, Some(Signal::TERM)));
     fixture.wait_for_state(RunnableState::Ready).await;
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_process_is_not_ready_from_the_first_failed_probe_on_until_one_succeeds() {
+    let serves = Arc::new(AtomicBool::new(true));
+    let probed = Arc::clone(&serves);
+    let probe = move || {
+        let serves = probed.load(Ordering::Relaxed);
+        async move { if serves { Ok(()) } else { Err(Failure::from(Unready::new("has no leader"))) } }
+    };
+    let liveness = Liveness::probe(probe).with_period(Duration::from_millis(20)).with_failure_threshold(1);
+    let fixture = ProcessFixture::restart_always(Process::new("sleep").args(["100"]).liveness(liveness));
+    fixture.wait_for_state(RunnableState::Ready).await;
+    serves.store(false, Ordering::Relaxed);
+    let taken = fixture.wait_for_state(RunnableState::New).await;
+    assert_eq!(taken.change, RunnableChange::NotReady { reason: "has no leader".into() });
+    serves.store(true, Ordering::Relaxed);
+    let given = fixture.wait_for_state(RunnableState::Ready).await;
+    assert_eq!((given.generation, taken.generation), (1, 1));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_process_that_waits_in_the_kernel_is_not_ready_and_left_alone_until_it_does_not() {
+    // A vfork(2) waits like a read of a disk that does not answer, until its child ends.
+    let vfork = format!("syscall({}) == 0 and sleep(1000); sleep(1000)", libc::SYS_vfork);
+    let frozen = Arc::new(AtomicBool::new(false));
+    let probed = Arc::clone(&frozen);
+    let probe = move || {
+        let answers = !probed.load(Ordering::Relaxed);
+        async move { if answers { Ok(()) } else { Err("no answer") } }
+    };
+    let liveness = Liveness::probe(probe).with_period(Duration::from_millis(20)).with_failure_threshold(2);
+    let process = Process::new("perl").args(["-e", &vfork]).liveness(liveness);
+    let fixture = ProcessFixture::restart_always(process);
+    fixture.wait_for_state(RunnableState::Ready).await;
+    frozen.store(true, Ordering::Relaxed);
+    let reason = "its liveness probe fails: no answer, and a thread of it waits in the kernel";
+    let mut changes = fixture.supervisor.watch_changes();
+    let status = loop {
+        changes.mark_unchanged();
+        let found = fixture.supervisor.snapshot().into_iter().find(|status| &*status.dn == "root.p");
+        match found.filter(|status| status.waiting_for.to_string().starts_with(reason)) {
+            Some(status) => break status,
+            None => changes.changed().await.expect("the supervisor exists"),
+        }
+    };
+    assert_eq!((status.state, status.generation), (RunnableState::New, 1));
     fixture.shutdown().await;
 }
