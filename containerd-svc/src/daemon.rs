@@ -6,15 +6,12 @@ mod preseed_task;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_logtree::LogStore;
-use nodekeel_supervisor::process::{KillMode, Process, Readiness};
+use nodekeel_supervisor::process::{KillMode, Liveness, Process, Readiness};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
-use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 use crate::config::ContainerdSettings;
 use crate::containerd::daemon_version;
@@ -93,30 +90,23 @@ pub enum ContainerdConfig {
     },
 }
 
-/// The liveness probe of a running containerd, which is killed and restarted when it fails.
+/// The liveness probe of a running containerd: it is not ready from the first failure on, and restarted when it goes on
+/// failing, see [`Liveness`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LivenessProbe {
-    /// Interval between version calls to the daemon, and to its CRI if it has one. Default: one minute.
+    /// The pause before each version call to the daemon, and to its CRI if it has one. Default: two seconds.
     pub period: Duration,
-    /// Timeout of a call. Default: ten seconds.
+    /// Timeout of a call. Default: two seconds.
     pub timeout: Duration,
-    /// Consecutive failures that are tolerated. Default: two; the third kills it.
-    pub tolerated_failures: u32,
+    /// The failures in a row after which it is restarted. Default: eight, which are half a minute of a daemon that hangs.
+    pub failure_threshold: u32,
 }
 
 impl Default for LivenessProbe {
     fn default() -> Self {
-        Self { period: Duration::from_secs(60), timeout: Duration::from_secs(10), tolerated_failures: 2 }
+        let seconds = Duration::from_secs(2);
+        Self { period: seconds, timeout: seconds, failure_threshold: 8 }
     }
-}
-
-/// containerd does not answer its liveness probe.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("containerd failed {failures} consecutive liveness probes, the last one with: {last}")]
-pub struct LivenessError {
-    failures: u32,
-    /// The reason why the last one failed.
-    last: String,
 }
 
 impl Containerd {
@@ -162,18 +152,13 @@ impl Containerd {
         Ok(())
     }
 
-    fn build_process(&self, answered: Arc<Notify>, has_cri: bool) -> Process {
+    fn build_process(&self, has_cri: bool) -> Process {
         let socket = self.layout.socket_path();
         let probe = move || {
-            let (socket, answered) = (socket.clone(), Arc::clone(&answered));
-            async move {
-                probe_daemon(&socket, has_cri).await?;
-                // It leaves a permit, so that the liveness probe starts even if it waits only later.
-                answered.notify_one();
-                Ok::<(), Failure>(())
-            }
+            let socket = socket.clone();
+            async move { probe_daemon(&socket, has_cri).await }
         };
-        Process::new(&self.binary)
+        let process = Process::new(&self.binary)
             .arg("--config")
             .arg(self.layout.data().config.path())
             .arg("--root")
@@ -186,10 +171,15 @@ impl Containerd {
             .env("PATH", &self.search_path)
             .env("TMPDIR", self.layout.run().tmp.path())
             .envs(self.env.clone())
-            .ready_when(Readiness::on_probe(probe))
+            .ready_when(Readiness::on_probe(probe.clone()))
             .grace_period(self.grace_period)
             // The shims, and so the containers, outlive the daemon, and its next run finds them.
-            .kill_mode(KillMode::Process)
+            .kill_mode(KillMode::Process);
+        let Some(LivenessProbe { period, timeout, failure_threshold }) = self.liveness else {
+            return process;
+        };
+        let liveness = Liveness::probe(probe).with_period(period).with_timeout(timeout);
+        process.liveness(liveness.with_failure_threshold(failure_threshold))
     }
 
     async fn run_once(self, ctx: Context) -> Result<(), Failure> {
@@ -213,46 +203,7 @@ impl Containerd {
                 preseed_runnable(ctx.dn().to_owned(), PreseedTask::new(&self, preseed.clone(), has_cri)),
             )?;
         }
-        let answered = Arc::new(Notify::new());
-        let process = self.build_process(Arc::clone(&answered), has_cri);
-        tokio::select! {
-            // An exit is a better reason than the failed probe that it causes.
-            biased;
-            ended = process.run(ctx.clone()) => ended,
-            hung = self.watch_liveness(&answered, has_cri) => Err(hung.into()),
-        }
-    }
-
-    /// Resolves when the liveness probe fails; it starts after the first answer.
-    async fn watch_liveness(&self, answered: &Notify, has_cri: bool) -> LivenessError {
-        let Some(LivenessProbe { period, timeout: call_timeout, tolerated_failures }) = self.liveness else {
-            return std::future::pending().await;
-        };
-        answered.notified().await;
-        let socket = self.layout.socket_path();
-        let (mut failures, mut last) = (0, String::new());
-        // `interval_at` panics for a zero interval.
-        let period = period.max(Duration::from_millis(1));
-        let mut due = interval_at(Instant::now() + period, period);
-        // After a slow answer, the next probe comes a whole period later, and not at once.
-        due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while failures <= tolerated_failures {
-            due.tick().await;
-            match timeout(call_timeout, probe_daemon(&socket, has_cri)).await {
-                Ok(Ok(())) => failures = 0,
-                missed => {
-                    failures += 1;
-                    last = match missed {
-                        Ok(answer) => answer.err().map(|failure| failure.to_string()).unwrap_or_default(),
-                        Err(_) => "timed out".to_owned(),
-                    };
-                    tracing::warn!(
-                        "containerd liveness probe failed, {failures} consecutive failures: {last}"
-                    );
-                }
-            }
-        }
-        LivenessError { failures, last }
+        self.build_process(has_cri).run(ctx).await
     }
 }
 

@@ -106,7 +106,7 @@ pub use config::{
 #[cfg(feature = "client")]
 pub use containerd::{ConnectError, ContainerdImages, daemon_version};
 #[cfg(feature = "client")]
-pub use daemon::{Containerd, ContainerdConfig, LivenessError, LivenessProbe};
+pub use daemon::{Containerd, ContainerdConfig, LivenessProbe};
 pub use digest::{Digest, InvalidDigest};
 pub use disk_space::{DiskReserve, DiskSpace};
 pub use error::{ArchivedImageError, ImportError};

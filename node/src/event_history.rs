@@ -1,4 +1,4 @@
-//! The last events of the node: changes of its tree, and the requests of clients. DNs share the space: a crash loop evicts
+//! The last events of the node: changes of its tree, conditions, and the requests of clients. DNs share the space: a crash loop evicts
 //! its own events only.
 
 use std::num::NonZeroUsize;
@@ -9,6 +9,7 @@ use nodekeel_supervisor::{Event, EventHook, FairEventBuffer, NumberedEvent, Runn
 use tokio::sync::watch;
 
 use crate::caller::Caller;
+use crate::health::ConditionChange;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeEvent {
@@ -34,6 +35,8 @@ pub(crate) enum NodeEventKind {
         /// The client; `None` if the kernel does not report it.
         caller: Option<Caller>,
     },
+    /// Something that is no runnable, like a disk, has a condition, or no longer.
+    Condition(ConditionChange),
 }
 
 impl NumberedEvent for NodeEvent {
@@ -62,8 +65,8 @@ struct KeptEvents {
 struct NumberedEvents {
     buffer: FairEventBuffer<NodeEvent>,
     newest: u64,
-    /// The number of requests: the supervisor has not counted them.
-    requests: u64,
+    /// The number of events that the supervisor has not counted.
+    own: u64,
 }
 
 /// Reads an [`EventHistory`]. An event that is evicted before it is read shows as a gap in [`NodeEvent::seq`].
@@ -78,15 +81,23 @@ pub(crate) struct EventHistoryReader {
 impl EventHistory {
     /// Creates a history that keeps this number of events, see [`FairEventBuffer`] for which of them.
     pub(crate) fn new(keep: NonZeroUsize) -> Self {
-        let events = NumberedEvents { buffer: FairEventBuffer::new(keep), newest: 0, requests: 0 };
+        let events = NumberedEvents { buffer: FairEventBuffer::new(keep), newest: 0, own: 0 };
         Self(Arc::new(KeptEvents { events: Mutex::new(events), newest: watch::Sender::new(0) }))
     }
 
     /// Adds a request of a client for an action on a DN, in this incarnation of it.
     pub(crate) fn add_request(&self, dn: &str, generation: u64, action: &str, caller: Option<Caller>) {
-        let kind = NodeEventKind::Request { action: action.into(), caller };
+        self.add_own(dn, generation, NodeEventKind::Request { action: action.into(), caller });
+    }
+
+    /// Adds the beginning or the end of a condition, under a DN.
+    pub(crate) fn add_condition(&self, dn: &str, change: ConditionChange) {
+        self.add_own(dn, 0, NodeEventKind::Condition(change));
+    }
+
+    fn add_own(&self, dn: &str, generation: u64, kind: NodeEventKind) {
         self.push_event(|events| {
-            events.requests += 1;
+            events.own += 1;
             NodeEvent { seq: events.newest + 1, at: Instant::now(), dn: dn.into(), generation, kind }
         });
     }
@@ -121,8 +132,8 @@ impl EventHook for EventHistory {
     fn on_event(&self, event: &Event) {
         let Event { seq, at, dn, generation, change, .. } = event.clone();
         let kind = NodeEventKind::Change(change);
-        // The supervisor does not count the requests, each of which has taken a number since.
-        self.push_event(|events| NodeEvent { seq: seq + events.requests, at, dn, generation, kind });
+        // Each event that the supervisor has not counted has taken a number since.
+        self.push_event(|events| NodeEvent { seq: seq + events.own, at, dn, generation, kind });
     }
 }
 

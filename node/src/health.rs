@@ -17,7 +17,8 @@ mod certificate;
 mod clock;
 mod condition;
 mod disk;
-mod probe;
+mod ledger;
+mod monitor;
 mod records;
 mod runnable;
 
@@ -39,7 +40,9 @@ pub use certificate::{CertificateValidity, InvalidCertificate};
 pub use condition::{ConditionSeverity, HealthCondition};
 pub(crate) use disk::{DiskSpace, format_bytes};
 use disk::{DiskWatch, MeasureLock};
-pub use probe::DaemonProbe;
+pub(crate) use ledger::{ConditionChange, ConditionChangeKind};
+use monitor::readiness_changes;
+pub(crate) use monitor::{Consequences, HealthMonitor, ReadinessChange, RunnableReadiness};
 pub(crate) use records::record_conditions;
 
 /// Timeout of one source: together with the call it stays below five seconds.
@@ -57,7 +60,8 @@ pub type ConditionsFuture<'a> = Pin<Box<dyn Future<Output = Vec<HealthCondition>
 /// - It changes nothing, may be called at any time and concurrently, does not block its thread, and should answer at once:
 ///   after 4.5 s it counts as not answering, which is a condition too, as is a panic. Its future may be dropped at any time.
 /// - A condition about a DN replaces that of the tree about this DN, but a warning replaces no problem: start with
-///   [`NodeSnapshot::condition_of`] to keep its text.
+///   [`NodeSnapshot::condition_of`] to keep its text. A problem with a runnable that is ready by itself takes its readiness
+///   while it lasts, so that the tree, the metrics and those that depend on it see the same.
 pub trait HealthSource: Send + Sync + 'static {
     /// Everything that is not well now; empty if all is.
     fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a>;
@@ -167,8 +171,8 @@ impl HealthSources {
         DiskWatch::new(self.disks.clone(), config, self.measuring.clone())
     }
 
-    /// Everything that is not well, problems before warnings: empty if all is.
-    pub(crate) async fn assess(&self, node: &NodeSnapshot) -> Vec<HealthCondition> {
+    /// Asks all sources. `tree` has the runnables of the snapshot that run, with their present readiness.
+    pub(crate) async fn assess(&self, node: &NodeSnapshot, tree: &[RunnableReadiness]) -> Assessment {
         let disks = self.disk_watch(&node.config);
         let clock = |_: &NodeSnapshot| clock::clock_condition(clock::is_synchronized());
         let of_parts = self.sources.iter().map(|(name, source)| (part_of(name), source.as_ref()));
@@ -177,9 +181,19 @@ impl HealthSources {
         let of_node: [(&str, &dyn HealthSource); 2] = [(NODE_PART, &disks), (NODE_PART, &clock)];
         let asked = of_parts.chain(of_node).map(|(part, source)| ask_source(part, source, node));
         // All sources are asked at the same time, so that the whole takes no longer than the slowest one.
-        let answers = join_all(asked).await.into_iter().flatten().collect();
-        merge_conditions(node.tree_conditions(), answers)
+        let answers: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+        let readiness = readiness_changes(tree, &answers);
+        Assessment { conditions: merge_conditions(node.tree_conditions(), answers), readiness }
     }
+}
+
+/// The health of the node at one point in time.
+#[derive(Debug)]
+pub(crate) struct Assessment {
+    /// Everything that is not well, problems before warnings: empty if all is.
+    pub(crate) conditions: Vec<HealthCondition>,
+    /// The readiness of runnables that follows from it.
+    readiness: Vec<ReadinessChange>,
 }
 
 /// The part in the name of a source.
@@ -233,7 +247,7 @@ fn merge_conditions(
 
 /// Returns whether the node is healthy: warnings don't count.
 pub(crate) fn is_healthy(conditions: &[HealthCondition]) -> bool {
-    conditions.iter().all(|condition| condition.severity != ConditionSeverity::Problem)
+    conditions.iter().all(|condition| !condition.is_problem())
 }
 
 #[cfg(test)]
@@ -250,7 +264,7 @@ mod tests {
 
     /// The conditions of the sources, without the clock of this machine.
     async fn assess(sources: &HealthSources, node: &NodeSnapshot) -> Vec<HealthCondition> {
-        let mut found = sources.assess(node).await;
+        let mut found = sources.assess(node, &[]).await.conditions;
         found.retain(|condition| condition.object != "clock");
         found
     }

@@ -26,6 +26,7 @@ use crate::part::{Part, Parts, PlannedService, PreparedRunnable};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{NodePlan, PartPlanner};
 use crate::preparation::{PreparedParts, prepare_services};
+use crate::running::RunningNode;
 
 pub use crate::preparation::StartError;
 pub use builder::{BuildError, NodeBuilder};
@@ -148,6 +149,7 @@ impl NodeHandle {
             builder.event_hook(shared.running.history.clone()).start(shared.tree.root_runnable());
         // From here on, calls of the control API reach the supervisor.
         shared.running.supervisor.replace(Some(Arc::new(supervisor)));
+        tokio::spawn(RunningNode::watch_health(Arc::downgrade(&shared.running)));
         Ok(Self { shared, socket: plan.socket.clone() })
     }
 

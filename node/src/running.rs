@@ -3,24 +3,31 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Instant, SystemTime};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant, SystemTime};
 
 use nodekeel_logtree::LogStore;
 use nodekeel_supervisor::process::ProcessHandle;
 use nodekeel_supervisor::{RunnableStatus, Supervisor, wall_clock_time};
+use tokio::time::sleep;
 use tonic::Status;
 
 use crate::config::NodedConfig;
 use crate::data::DataDir;
 use crate::event_history::EventHistory;
-use crate::health::{HealthCondition, HealthSources, NODE_PART, NodeSnapshot, record_conditions};
+use crate::health::{
+    ConditionChange, ConditionChangeKind, Consequences, HealthCondition, HealthMonitor, HealthSources,
+    NODE_PART, NodeSnapshot, ReadinessChange, RunnableReadiness, record_conditions,
+};
 use crate::layout::DataLayout;
 use crate::metrics::NodeFigures;
 use crate::part::PartAdditions;
 use crate::supervisor_slot::SupervisorSlot;
 use crate::volume::NodeVolume;
 use crate::{v1, wire};
+
+/// The pause between two assessments that nobody asks for: an operator knows of a new condition within five seconds.
+const ASSESSMENT_PERIOD: Duration = Duration::from_secs(4);
 
 /// The running node. The data directory is locked as long as it exists.
 pub(crate) struct RunningNode {
@@ -35,6 +42,7 @@ pub(crate) struct RunningNode {
     additions: RwLock<PartAdditions>,
     /// The warning about a file that the last reload refused, and when it did.
     refused_reload: Mutex<Option<(HealthCondition, Instant)>>,
+    monitor: HealthMonitor,
     answer_config: AnswerConfig,
 }
 
@@ -92,6 +100,7 @@ impl RunningNode {
             plan: RwLock::new(Arc::new(plan)),
             additions: RwLock::default(),
             refused_reload: Mutex::default(),
+            monitor: HealthMonitor::default(),
             answer_config,
         }
     }
@@ -154,13 +163,59 @@ impl RunningNode {
             let problem = HealthCondition::problem("root", "does not run: the node is starting or stopping");
             return vec![HealthCondition { part: NODE_PART.to_owned(), ..problem }];
         };
-        let node = NodeSnapshot::new(SystemTime::now(), self.tree_nodes());
-        let health = node.with_config(self.plan().config.health.clone());
-        let mut conditions = self.health_sources().assess(&health).await;
-        conditions.extend(record_conditions(record_problems));
+        let turn = self.monitor.begin();
+        let tree = self.supervisor.with(Supervisor::snapshot).unwrap_or_default();
+        // The sources see what each runnable says of itself: what they withhold must not be their own reason.
+        let own = self.nodes_of(&tree, own_node);
+        let node = NodeSnapshot::new(SystemTime::now(), own);
+        let node = node.with_config(self.plan().config.health.clone());
+        let readiness: Vec<_> = tree
+            .iter()
+            .filter(|status| status.state.is_running())
+            .map(|status| RunnableReadiness {
+                dn: Arc::clone(&status.dn),
+                is_healthy: node.runnable(&status.dn).is_some_and(v1::Node::is_healthy),
+                withheld: status.withheld.clone(),
+            })
+            .collect();
+        let mut found = self.health_sources().assess(&node, &readiness).await;
+        found.conditions.extend(record_conditions(record_problems));
         let refused = self.refused_reload.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        conditions.extend(refused.map(|(condition, at)| condition.since(Some(wall_clock_time(at)))));
-        conditions
+        found.conditions.extend(refused.map(|(condition, at)| condition.since(Some(wall_clock_time(at)))));
+        let Consequences { readiness, changes } = self.monitor.apply(turn, &mut found);
+        for ReadinessChange { dn, reason } in readiness {
+            // It may have left the tree meanwhile.
+            _ = self.supervisor.with(|supervisor| supervisor.withhold_ready(&dn, reason));
+        }
+        // The tree has events of its own.
+        for change in changes.into_iter().filter(|change| node.runnable(&change.object).is_none()) {
+            self.report_condition(change, &node);
+        }
+        found.conditions
+    }
+
+    /// Logs that a condition begins or ends, and keeps it as an event, under the part's DN.
+    fn report_condition(&self, change: ConditionChange, node: &NodeSnapshot) {
+        let part = format!("root.{}", change.part);
+        let dn = node.runnable(&part).map_or("root", |part| part.dn.as_str());
+        match change.kind {
+            ConditionChangeKind::Begun => tracing::warn!(dn, "{}", change.text),
+            ConditionChangeKind::Ended => tracing::info!(dn, "no longer: {}", change.text),
+        }
+        self.history.add_condition(dn, change);
+    }
+
+    /// Assesses the health every few seconds, as long as the node exists: disks and clocks notify nobody, and a
+    /// condition that nobody asks for has an age, too.
+    pub(crate) async fn watch_health(node: Weak<Self>) {
+        loop {
+            sleep(ASSESSMENT_PERIOD).await;
+            let Some(node) = node.upgrade() else { return };
+            // Without a supervisor the node is stopping, or has not started.
+            if node.supervisor.get().is_some() {
+                node.assess_health().await;
+            }
+        }
     }
 
     /// The metrics of the node and its parts, as text.
@@ -185,10 +240,18 @@ impl RunningNode {
     /// The tree, with the skipped services.
     pub(crate) fn tree_nodes(&self) -> Vec<v1::Node> {
         let tree = self.supervisor.with(Supervisor::snapshot).unwrap_or_default();
+        self.nodes_of(&tree, wire::node_to_wire)
+    }
+
+    fn nodes_of(
+        &self,
+        tree: &[RunnableStatus],
+        to_wire: impl Fn(&RunnableStatus) -> v1::Node,
+    ) -> Vec<v1::Node> {
         let processes = self.additions().processes;
         let with_process = |status: &RunnableStatus| match processes.get(&*status.dn) {
-            Some(process) => wire::with_process(wire::node_to_wire(status), process),
-            None => wire::node_to_wire(status),
+            Some(process) => wire::with_process(to_wire(status), process),
+            None => to_wire(status),
         };
         let plan = self.plan();
         // The supervisor does not know the skipped ones. Clients see them with the reason.
@@ -201,4 +264,14 @@ impl RunningNode {
         });
         tree.iter().map(with_process).chain(skipped).collect()
     }
+}
+
+/// The runnable as it is by its own signals, without what its part withholds.
+fn own_node(status: &RunnableStatus) -> v1::Node {
+    let node = wire::node_to_wire(status);
+    if status.withheld.is_none() {
+        return node;
+    }
+    let (waiting_for, condition) = (String::new(), String::new());
+    v1::Node { state: v1::State::Ready.into(), waiting_for, condition, ..node }
 }

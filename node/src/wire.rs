@@ -11,7 +11,7 @@ use prost_types::Timestamp;
 
 use crate::client::level_to_wire;
 use crate::event_history::{NodeEvent, NodeEventKind};
-use crate::health::{self, ConditionSeverity, HealthCondition};
+use crate::health::{self, ConditionChange, ConditionChangeKind, ConditionSeverity, HealthCondition};
 use crate::v1;
 
 pub(crate) fn timestamp(at: SystemTime) -> Option<Timestamp> {
@@ -53,6 +53,7 @@ pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
         generation: status.generation,
         restarts: status.restart_count(),
         failures: status.failures,
+        failing_since: status.failing_since.and_then(timestamp),
         waiting_for,
         waiting_on,
         exits: status.exits.iter().map(exit_to_wire).collect(),
@@ -121,6 +122,7 @@ pub(crate) fn health_to_wire(conditions: Vec<HealthCondition>) -> v1::HealthResp
         object: condition.object,
         problem: condition.problem,
         since: condition.since.and_then(timestamp),
+        count: condition.count,
         waiting_for: condition.waiting_for,
         hint: condition.hint,
     };
@@ -140,6 +142,14 @@ pub(crate) fn event_to_wire(event: &NodeEvent) -> v1::Event {
             change: change_name(change).into(),
             state: change.new_state().map_or(v1::State::Unspecified, state_to_wire).into(),
             detail: change.to_string(),
+            ..wire
+        },
+        NodeEventKind::Condition(ConditionChange { kind, text, .. }) => v1::Event {
+            change: match kind {
+                ConditionChangeKind::Begun => "condition".into(),
+                ConditionChangeKind::Ended => "condition-ended".into(),
+            },
+            detail: text.clone(),
             ..wire
         },
         NodeEventKind::Request { action, caller } => v1::Event {

@@ -110,7 +110,7 @@ async fn a_daemon_that_loses_its_cri_is_restarted(#[values(Debian, Newest)] rele
     ));
     setup.containerd.config = ContainerdConfig::Settings(cri_settings(&setup));
     let (period, timeout) = (Duration::from_millis(500), Duration::from_secs(2));
-    setup.containerd.liveness = Some(LivenessProbe { period, timeout, tolerated_failures: 8 });
+    setup.containerd.liveness = Some(LivenessProbe { period, timeout, failure_threshold: 9 });
     let daemon = setup.start().await;
     tokio::task::spawn_blocking(move || fs::write(gate, "go\n")).await.unwrap().unwrap();
     let node = daemon.wait_for("root.containerd", |node| !node.exits.is_empty()).await;

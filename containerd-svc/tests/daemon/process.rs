@@ -177,7 +177,7 @@ async fn an_unresponsive_daemon_is_killed_and_restarted(#[values(Debian, Newest)
     let liveness = LivenessProbe {
         period: Duration::from_millis(100),
         timeout: Duration::from_secs(2),
-        tolerated_failures: 2,
+        failure_threshold: 3,
     };
     let mut setup = Setup::new(release);
     setup.containerd.liveness = Some(liveness);

@@ -3,11 +3,11 @@
 use crate::v1::{Node, State};
 
 impl Node {
-    /// Returns whether the runnable should run, but has failed, and has not been ready since for the time that
-    /// clears its failures: it may be ready between two of them.
+    /// Returns whether the runnable should run, but has failed more than once without having been ready in between for the
+    /// time that clears its failures: it may be ready between two of them.
     pub fn is_crash_looping(&self) -> bool {
         // A runnable that was stopped, or that is dead for good, does not loop: its state is a problem of its own.
-        self.failures > 0 && matches!(self.state(), State::New | State::Ready | State::Waiting)
+        self.failures > 1 && matches!(self.state(), State::New | State::Ready | State::Waiting)
     }
 
     /// Returns whether the runnable is ready or done and not in a crash loop, or not part of this run.
@@ -24,7 +24,8 @@ mod tests {
     fn a_ready_runnable_that_has_failed_is_in_a_crash_loop_and_not_healthy() {
         for (state, failures, crash_looping, healthy) in [
             (State::Ready, 0, false, true),
-            (State::Ready, 1, true, false),
+            (State::Ready, 1, false, true),
+            (State::Ready, 2, true, false),
             (State::Done, 0, false, true),
             (State::New, 0, false, false),
             (State::New, 2, true, false),

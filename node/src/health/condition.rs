@@ -35,8 +35,10 @@ pub struct HealthCondition {
     pub object: String,
     /// The end of a sentence about the object.
     pub problem: String,
-    /// Since when, if that is known.
+    /// Since when, by the wall clock as it is set now. Default: since the node first found it.
     pub since: Option<SystemTime>,
+    /// How often it has begun, at times that are at most an hour apart; 0 before the node has counted it.
+    pub count: u32,
     /// The thing that the object waits for; empty if it waits for nothing.
     pub waiting_for: String,
     /// The command to type, or the thing to do; empty if there is nothing to do but wait.
@@ -48,7 +50,16 @@ impl HealthCondition {
     pub fn problem(object: impl Into<String>, problem: impl Into<String>) -> Self {
         let (object, problem) = (object.into(), problem.into());
         let (part, waiting_for, hint) = (String::new(), String::new(), String::new());
-        Self { part, severity: ConditionSeverity::Problem, object, problem, since: None, waiting_for, hint }
+        Self {
+            part,
+            severity: ConditionSeverity::Problem,
+            object,
+            problem,
+            since: None,
+            count: 0,
+            waiting_for,
+            hint,
+        }
     }
 
     /// A warning about this object: "fan 1", "is loud".
@@ -56,7 +67,11 @@ impl HealthCondition {
         Self { severity: ConditionSeverity::Warning, ..Self::problem(object, problem) }
     }
 
-    /// Sets since when, if that is known.
+    pub(crate) fn is_problem(&self) -> bool {
+        self.severity == ConditionSeverity::Problem
+    }
+
+    /// Sets since when, if the source knows it better than by when it was first asked.
     #[must_use]
     pub fn since(self, since: Option<SystemTime>) -> Self {
         Self { since, ..self }

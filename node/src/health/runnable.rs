@@ -28,8 +28,8 @@ pub(super) fn runnable_condition(node: &Node, now: SystemTime) -> Option<HealthC
 
 fn problem(node: &Node) -> HealthCondition {
     let (problem, hint) = describe(node);
-    // A crash loop exists since its first failure, and not since the current incarnation.
-    let since = if node.is_crash_looping() { first_failure(node).or(node.since) } else { node.since };
+    // It exists since its first failure, and not since the current incarnation.
+    let since = node.failing_since.or(node.since);
     // The text of the problem contains the condition already.
     let waiting_for = if node.condition.is_empty() { node.waiting_for.as_str() } else { "" };
     HealthCondition::problem(node.dn.as_str(), problem)
@@ -46,11 +46,12 @@ fn describe(node: &Node) -> (String, String) {
     match node.state() {
         // First, since a runnable in a crash loop is in one of the states below between two failures.
         _ if node.is_crash_looping() => {
-            let count = match node.failures {
-                1 => "1 failure".to_owned(),
-                failures => format!("{failures} consecutive failures"),
-            };
-            (format!("crash-loops: {count}, the last one{reason}"), failure_hint(node, &status))
+            let problem =
+                format!("crash-loops: {} consecutive failures, the last one{reason}", node.failures);
+            (problem, failure_hint(node, &status))
+        }
+        State::New | State::Waiting if node.failures > 0 => {
+            (format!("has failed, and is not ready again{reason}"), failure_hint(node, &status))
         }
         State::New if !node.probe_problem.is_empty() => {
             (format!("is not ready: {}", node.probe_problem), SHORTAGE_HINT.to_owned())
@@ -99,7 +100,8 @@ fn unasked(node: &Node) -> HealthCondition {
     HealthCondition::warning(node.dn.as_str(), problem).hint(SHORTAGE_HINT)
 }
 
-/// The warning about a runnable that fails again and again, and is ready for long enough in between to count as stable.
+/// The warning about a runnable that is ready again after a failure, or fails again and again, and is ready for long enough
+/// in between to count as stable.
 fn recent_failures(node: &Node, now: SystemTime) -> Option<HealthCondition> {
     let is_recent = |exit: &&Exit| {
         let at = exit.at.and_then(to_system_time);
@@ -108,7 +110,7 @@ fn recent_failures(node: &Node, now: SystemTime) -> Option<HealthCondition> {
     let failures: Vec<_> = failures(node).filter(is_recent).collect();
     let last = failures.last()?;
     // A single kill for memory is a warning, too: the limit is too low, and the next kill is likely.
-    if failures.len() < RECENT_FAILURES && !last.out_of_memory {
+    if failures.len() < RECENT_FAILURES && !last.out_of_memory && node.failures == 0 {
         return None;
     }
     let count = match failures.len() {
@@ -127,12 +129,6 @@ fn failures(node: &Node) -> impl DoubleEndedIterator<Item = &Exit> {
 
 fn last_failure(node: &Node) -> Option<&Exit> {
     failures(node).next_back()
-}
-
-/// The first of its consecutive failures, as far as they are kept.
-fn first_failure(node: &Node) -> Option<Timestamp> {
-    let count = usize::try_from(node.failures).unwrap_or(usize::MAX);
-    failures(node).rev().take(count).last()?.at
 }
 
 fn to_system_time(time: Timestamp) -> Option<SystemTime> {
@@ -173,7 +169,9 @@ mod tests {
     fn a_crash_loop_says_how_often_since_when_and_why() {
         let exits = vec![exit(900, "an older failure"), exit(30, "exited with code 2"), exit(9, "code 3")];
         let waiting_for = "its backoff, 2.0 s more".to_owned();
-        let found = condition(Node { failures: 2, exits, waiting_for, ..node(State::Waiting) });
+        let failing_since = Some(time(NOW - 300).into());
+        let found =
+            condition(Node { failures: 2, failing_since, exits, waiting_for, ..node(State::Waiting) });
         assert_eq!(
             found,
             HealthCondition {
@@ -181,7 +179,8 @@ mod tests {
                 severity: ConditionSeverity::Problem,
                 object: "root.service.a".into(),
                 problem: "crash-loops: 2 consecutive failures, the last one: code 3".into(),
-                since: Some(time(NOW - 30)),
+                since: Some(time(NOW - 300)),
+                count: 0,
                 waiting_for: "its backoff, 2.0 s more".into(),
                 hint: "`nodectl status root.service.a`".into(),
             }
@@ -209,7 +208,7 @@ mod tests {
             ),
             (
                 Node { exits: vec![memory], failures: 1, ..node(State::Waiting) },
-                "crash-loops: 1 failure, the last one: killed by SIGKILL: out of memory",
+                "has failed, and is not ready again: killed by SIGKILL: out of memory",
                 "",
                 "raise its limits.memory_max in the configuration; `nodectl status root.service.a`",
             ),
@@ -239,6 +238,10 @@ mod tests {
         let found = ready(vec![Exit { out_of_memory: true, ..exit(3600, "memory") }]).expect("a warning");
         assert_eq!(found.problem, "has failed once within an hour, the last time: memory");
         assert_eq!(ready(vec![Exit { out_of_memory: true, ..exit(3601, "memory") }]), None);
+        let recovered = Node { failures: 1, exits: vec![exit(9, "a")], ..node(State::Ready) };
+        let found = runnable_condition(&recovered, time(NOW)).expect("a warning");
+        assert_eq!(found.to_string(), "root.service.a: has failed once within an hour, the last time: a");
+        assert_eq!(found.severity, ConditionSeverity::Warning, "one failure is no crash loop");
         let canceled = Exit { state: State::Canceled.into(), ..exit(1, "canceled") };
         assert_eq!(ready(vec![canceled.clone(), canceled.clone(), canceled]), None);
     }

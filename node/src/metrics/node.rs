@@ -166,7 +166,7 @@ mod tests {
             total_inodes: 9,
         };
         let figures = NodeFigures {
-            nodes: vec![node("root", State::Ready, 0), Node { failures: 1, ..node("root.a", State::New, 3) }],
+            nodes: vec![node("root", State::Ready, 0), Node { failures: 2, ..node("root.a", State::New, 3) }],
             conditions: vec![problem.clone(), problem, HealthCondition { part: "node".into(), ..warning }],
             disks: vec![disk],
             log: Vec::new(),

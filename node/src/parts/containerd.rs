@@ -12,12 +12,10 @@ use std::time::Duration;
 
 use nodekeel_containerd_svc::{
     Containerd, ContainerdConfig as DaemonConfig, ContainerdSettings, DirectoryLayout, DiskReserve, Preseed,
-    daemon_version,
 };
 use nodekeel_logtree::parse::LogFormat;
 
 use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig};
-use crate::health::DaemonProbe;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ContainerdLayout, ContainerdRunLayout};
 use crate::part::PartPlanner;
@@ -149,12 +147,6 @@ impl PlannedRunnable for ContainerdPlan {
         // Created once, and shared by all incarnations: the control API and the health keep their references.
         let images = Arc::new(ImageAccess::new(self.directories.socket_path(), disk_reserve(&self.config)));
         node.extensions().insert(Arc::clone(&images));
-        let socket = self.directories.socket_path();
-        let probe = move || {
-            let socket = socket.clone();
-            async move { Ok(daemon_version(&socket).await.map(drop)?) }
-        };
-        node.health_sources().add("containerd", DaemonProbe::new(DN, probe));
         let has_etcd = node.config().services.etcd.enable || node.config().cluster.is_some();
         // An etcd that has not started yet will allocate its space: the images must leave it free.
         let min_others = if has_etcd { MIN_ETCD_BYTES } else { 0 };

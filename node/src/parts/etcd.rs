@@ -10,11 +10,11 @@ use std::time::Duration;
 use nodekeel_localstorage::Dir;
 use nodekeel_logtree::parse::LogFormat;
 use nodekeel_supervisor::Failure;
-use nodekeel_supervisor::process::{Process, Readiness};
+use nodekeel_supervisor::process::{Liveness, Process, Readiness, Unready};
+use tokio::time::timeout;
 
 use self::config::check_etcd;
 use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig};
-use crate::health::DaemonProbe;
 use crate::layout::EtcdLayout;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::part::PartPlanner;
@@ -25,6 +25,18 @@ use crate::part::{
 
 /// Free disk space that a new etcd requires: it allocates its first two WAL segments of 64 MB at its start.
 pub(super) const MIN_ETCD_BYTES: u64 = 128 << 20;
+
+/// The key that probes read. It need not exist.
+const PROBED_KEY: &str = "nodekeel/ready";
+
+/// The pause between two probes of a running etcd.
+const PROBE_PERIOD: Duration = Duration::from_secs(2);
+/// Timeout of a probe: together with the pause, an operator knows of a frozen etcd within five seconds.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time for a read in a probe, which leaves some for the answer of etcd itself.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// The failed probes in a row, half a minute, after which an etcd is restarted.
+const MAX_PROBE_FAILURES: u32 = 8;
 
 /// The member's name. etcd stores it in its data, so it does not follow the node's.
 const MEMBER_NAME: &str = "node";
@@ -101,8 +113,6 @@ impl fmt::Display for EtcdPlan {
 
 impl PlannedRunnable for EtcdPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let url = format!("http://127.0.0.1:{}", self.config.client_port);
-        node.health_sources().add("etcd", DaemonProbe::new(DN, move || probe_read(url.clone())));
         let (plan, grace) = (self.clone(), node.config().node.grace);
         Ok(node.on_volume(move |volume| {
             let placed: EtcdLayout = volume.create_layout()?;
@@ -135,7 +145,7 @@ pub(super) fn required_etcd_bytes(data: &Path, directory: &str) -> u64 {
 fn etcd_process(etcd: &EtcdPlan, data: &Path, grace: Duration) -> Process {
     let client = format!("http://127.0.0.1:{}", etcd.config.client_port);
     let peer = format!("http://127.0.0.1:{}", etcd.config.peer_port);
-    let probed = client.clone();
+    let (started, running) = (client.clone(), client.clone());
     Process::new(&etcd.binary)
         .args(["--name", MEMBER_NAME])
         .arg("--data-dir")
@@ -148,14 +158,32 @@ fn etcd_process(etcd: &EtcdPlan, data: &Path, grace: Duration) -> Process {
         .args(["--logger", "zap"])
         // The operator's arguments come last: of a repeated flag, Go uses the last value.
         .args(&etcd.config.extra_args)
-        .ready_when(Readiness::on_notify().and_probe(move || probe_read(probed.clone())))
+        .ready_when(Readiness::on_notify().and_probe(move || probe_read(started.clone())))
+        .liveness(
+            Liveness::probe(move || probe_serving(running.clone()))
+                .with_period(PROBE_PERIOD)
+                .with_timeout(PROBE_TIMEOUT)
+                .with_failure_threshold(MAX_PROBE_FAILURES),
+        )
         .grace_period(grace)
 }
 
-/// Reads a key that need not exist. The read is linearizable: etcd answers only after the member is the
+/// Asks whether it serves: one that answers by itself, and does no linearizable read in time, is alive.
+async fn probe_serving(url: String) -> Result<(), Failure> {
+    // From its memory, without its log or its disk.
+    let mut client = etcd_client::Client::connect([url], None).await?;
+    client.status().await?;
+    match timeout(READ_TIMEOUT, client.get(PROBED_KEY, None)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(Unready::new(format!("it answers, and serves no reads: {error}")).into()),
+        Err(_) => Err(Unready::new(format!("it answers, and does no read within {READ_TIMEOUT:?}")).into()),
+    }
+}
+
+/// Reads a key. The read is linearizable: etcd answers only after the member is the
 /// leader.
 async fn probe_read(url: String) -> Result<(), Failure> {
     let mut client = etcd_client::Client::connect([url], None).await?;
-    client.get("nodekeel/ready", None).await?;
+    client.get(PROBED_KEY, None).await?;
     Ok(())
 }

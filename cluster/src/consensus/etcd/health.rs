@@ -12,6 +12,7 @@ use std::time::Duration;
 use etcd_client as api;
 use futures_util::future::join_all;
 use nodekeel_localstorage::pki::Credentials;
+use nodekeel_supervisor::process::Liveness;
 use tokio::time::{sleep, timeout};
 
 use super::client::{self, WithoutLeader};
@@ -28,6 +29,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONE_PAUSE: Duration = Duration::from_secs(4);
 /// The timeout of the status, which comes from the memory of a process on this host.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The pause between two liveness probes of the process.
+const LIVENESS_PERIOD: Duration = Duration::from_secs(2);
+/// The failed probes in a row, half a minute, after which it is restarted.
+const MAX_SILENT_PROBES: u32 = 10;
 
 /// The findings of one check.
 #[derive(Clone, Debug, Default)]
@@ -100,6 +106,17 @@ impl HealthWatch {
             let check = self.check().await;
             reporter.report_condition(assess(&check, reporter.is_serving()).as_ref());
         }
+    }
+
+    /// The liveness of the process, by its own status: without a majority, or while its disk stands still, it is alive.
+    pub(super) fn liveness(&self) -> Liveness {
+        let client = self.client.clone();
+        let probe = move || {
+            let mut member = client.maintenance_client();
+            async move { member.status().await.map(drop) }
+        };
+        let liveness = Liveness::probe(probe).with_period(LIVENESS_PERIOD).with_timeout(STATUS_TIMEOUT);
+        liveness.with_failure_threshold(MAX_SILENT_PROBES)
     }
 
     fn pause(&self) -> Duration {

@@ -138,7 +138,6 @@ impl MemberRun<'_> {
             canceled = self.ctx.canceled() => return Err(canceled.into()),
             admitted = self.wait_admitted(&mut prepared) => admitted?,
         }
-        let mut exits = self.run_etcd(self.member.member_process(&prepared.initial_cluster).await)?;
         // Until the member has a list of its own, the ticket's tells the health check whom to ask.
         let known_peers = match &prepared.initial_cluster {
             InitialCluster::Existing { peers } => peers.clone(),
@@ -146,6 +145,8 @@ impl MemberRun<'_> {
         };
         // Before etcd is ready: without a majority it never is.
         let health = HealthWatch::new(self.member, prepared.own_client(), known_peers).await?;
+        let process = self.member.member_process(&prepared.initial_cluster).await;
+        let mut exits = self.run_etcd(process.liveness(health.liveness()))?;
         // All of these last as long as the run: the first one to end ends it.
         tokio::select! {
             biased;
