@@ -9,6 +9,7 @@ use nodekeel_supervisor::{Event, EventHook, FairEventBuffer, NumberedEvent, Runn
 use tokio::sync::watch;
 
 use crate::caller::Caller;
+use crate::dependency::is_descendant;
 use crate::health::ConditionChange;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +70,24 @@ struct NumberedEvents {
     own: u64,
 }
 
+/// The events that a reader gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EventScope {
+    /// All.
+    Node,
+    /// Those of a DN, or also those of everything below it.
+    Dn { dn: String, children: bool },
+}
+
+impl EventScope {
+    pub(crate) fn contains(&self, event: &NodeEvent) -> bool {
+        match self {
+            Self::Node => true,
+            Self::Dn { dn, children } => *event.dn == **dn || *children && is_descendant(&event.dn, dn),
+        }
+    }
+}
+
 /// Reads an [`EventHistory`]. An event that is evicted before it is read shows as a gap in [`NodeEvent::seq`].
 #[derive(Debug)]
 pub(crate) struct EventHistoryReader {
@@ -76,6 +95,7 @@ pub(crate) struct EventHistoryReader {
     newest: watch::Receiver<u64>,
     /// The `seq` of the last event that was read.
     last_read: u64,
+    scope: EventScope,
 }
 
 impl EventHistory {
@@ -102,13 +122,21 @@ impl EventHistory {
         });
     }
 
-    /// Reads from the newest `backlog` events on; `None` reads from the oldest kept one.
-    pub(crate) fn read_events(&self, backlog: Option<u64>) -> EventHistoryReader {
+    /// Reads from the newest `backlog` events of the scope on; `None` reads from the oldest kept one.
+    pub(crate) fn read_events(&self, backlog: Option<u64>, scope: EventScope) -> EventHistoryReader {
         // Subscribed before the buffer is read: an event in between wakes the reader.
         let newest = self.0.newest.subscribe();
         let count = backlog.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
-        let last_read = self.lock_events().buffer.seq_before_newest(count);
-        EventHistoryReader { history: self.clone(), newest, last_read }
+        let events = self.lock_events();
+        let last_read = if scope == EventScope::Node {
+            events.buffer.seq_before_newest(count)
+        } else {
+            let in_scope = events.buffer.events_after(0).filter(|event| scope.contains(event));
+            let seqs: Vec<u64> = in_scope.map(|event| event.seq).collect();
+            seqs.get(seqs.len().saturating_sub(count)).map_or(events.newest, |first| first - 1)
+        };
+        drop(events);
+        EventHistoryReader { history: self.clone(), newest, last_read, scope }
     }
 
     fn push_event(&self, event: impl FnOnce(&mut NumberedEvents) -> NodeEvent) {
@@ -148,6 +176,11 @@ impl EventHistoryReader {
         batch
     }
 
+    /// The events to show.
+    pub(crate) fn scope(&self) -> &EventScope {
+        &self.scope
+    }
+
     /// Waits until [`take_unread`](Self::take_unread) has an event.
     ///
     /// # Cancel safety
@@ -156,5 +189,33 @@ impl EventHistoryReader {
         let after = self.last_read;
         // The sender exists as long as the history, which this reader owns.
         let _ = self.newest.wait_for(|newest| *newest > after).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_of_a_dn_gets_its_newest_events_with_or_without_those_below() {
+        let history = EventHistory::new(NonZeroUsize::new(100).expect("not zero"));
+        for dn in ["root.a", "root.b", "root.a.x", "root.a", "root.ab", "root.b"] {
+            history.add_request(dn, 1, "restart", None);
+        }
+        let read = |backlog, dn: &str, children| {
+            let mut reader = history.read_events(backlog, EventScope::Dn { dn: dn.to_owned(), children });
+            let batch = reader.take_unread(100);
+            let seqs: Vec<u64> =
+                batch.iter().filter(|event| reader.scope().contains(event)).map(|event| event.seq).collect();
+            (seqs, batch.last().map_or(6, |event| event.seq))
+        };
+        assert_eq!(read(None, "root.a", false), (vec![1, 4], 6));
+        assert_eq!(read(None, "root.a", true), (vec![1, 3, 4], 6));
+        assert_eq!(read(Some(1), "root.a", false), (vec![4], 6));
+        assert_eq!(read(Some(2), "root.a", true), (vec![3, 4], 6));
+        assert_eq!(read(Some(9), "root", true), (vec![1, 2, 3, 4, 5, 6], 6));
+        for (backlog, dn) in [(Some(0), "root.a"), (Some(3), "root.c"), (None, "root.c")] {
+            assert_eq!(read(backlog, dn, true).0, [0; 0], "{backlog:?} {dn}");
+        }
     }
 }

@@ -143,8 +143,12 @@ async fn the_control_api_can_be_restarted_through_itself_and_not_stopped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_are_delivered_from_the_first_without_a_gap() {
     let mut node = TestNode::start_with("", |node| node.with(flaky(Arc::default()))).await;
-    let mut events =
-        node.client.events(EventsRequest { backlog: None, follow: true }).await.unwrap().into_inner();
+    let mut events = node
+        .client
+        .events(EventsRequest { follow: true, ..EventsRequest::default() })
+        .await
+        .unwrap()
+        .into_inner();
     node.client.restart(RestartRequest { dn: FLAKY.into() }).await.unwrap();
     let mut seqs = Vec::new();
     let mut restarted = false;
@@ -157,7 +161,7 @@ async fn events_are_delivered_from_the_first_without_a_gap() {
     }
     let expected: Vec<_> = (1..=seqs.len() as u64).collect();
     assert_eq!(seqs, expected);
-    let newest = EventsRequest { backlog: Some(2), follow: false };
+    let newest = EventsRequest { backlog: Some(2), ..EventsRequest::default() };
     let mut chunks = node.client.events(newest).await.unwrap().into_inner();
     assert_eq!(chunks.message().await.unwrap().unwrap().events.len(), 2);
     assert!(chunks.message().await.unwrap().is_none(), "the stream ends");
@@ -171,7 +175,7 @@ async fn a_slow_reader_of_events_sees_the_gap() {
         node.client.restart(RestartRequest { dn: FLAKY.into() }).await.unwrap();
         node.wait_run(FLAKY, generation).await;
     }
-    let all = EventsRequest { backlog: None, follow: true };
+    let all = EventsRequest { follow: true, ..EventsRequest::default() };
     let first = node.client.events(all).await.unwrap().into_inner().message().await.unwrap().unwrap().events;
     assert_eq!(first.len(), 5, "all kept events");
     let is_gap = |pair: &[nodekeel_node::v1::Event]| pair[1].seq > pair[0].seq + 1;

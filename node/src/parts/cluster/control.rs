@@ -6,7 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use nodekeel_cluster::consensus::{Member, MembershipError, PeerUrl};
-use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause};
+use nodekeel_cluster::enrolment::{
+    BootstrapRefusal, ClusterNode, EnrolmentPhase, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause,
+};
 use nodekeel_cluster::node::{GoldenTicketIssuer, TicketIssueError};
 use tonic::{Code, Status};
 
@@ -73,11 +75,18 @@ fn waiting_detail(cause: &WaitCause, data: &Path) -> String {
     format!("{cause}; copy a ticket of a member to {}{hint}", ticket.display())
 }
 
-/// Tells the node to bootstrap a cluster.
-pub(crate) fn bootstrap(cluster: &ClusterNode) -> Result<v1::BootstrapResponse, Status> {
-    let requested = cluster.request_bootstrap();
-    requested.map_err(|refusal| Status::failed_precondition(error_chain(&refusal)))?;
-    Ok(v1::BootstrapResponse {})
+/// Tells the node to bootstrap a cluster. A node that has just started has not looked for a ticket yet: this waits until it
+/// has, or until the client gives up, and then it requests nothing.
+pub(crate) async fn bootstrap(cluster: &ClusterNode) -> Result<v1::BootstrapResponse, Status> {
+    loop {
+        match cluster.request_bootstrap() {
+            Ok(()) => return Ok(v1::BootstrapResponse {}),
+            Err(BootstrapRefusal::NotWaiting { state: EnrolmentPhase::New }) => {
+                cluster.wait_phase_left(EnrolmentPhase::New).await;
+            }
+            Err(refusal) => return Err(Status::failed_precondition(error_chain(&refusal))),
+        }
+    }
 }
 
 fn node_name(run: &EnrolmentRun) -> Option<String> {

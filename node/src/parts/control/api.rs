@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::codegen::http;
 use tonic::{Request, Response, Status};
 
-use super::suggestions::unknown_dn_message;
+use super::suggestions::{NameError, resolve_name, unknown_dn_message};
 use super::{log_levels, log_query, streams};
 use crate::client::level_from_wire;
 use crate::control::callers::CallerNames;
@@ -22,6 +22,7 @@ use crate::control::require_admission;
 use crate::control::socket::NodeSocket;
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
+use crate::event_history::EventScope;
 use crate::parts::cluster::control as cluster;
 use crate::parts::containerd::images;
 use crate::parts::service::control::{reload_process, signal_process};
@@ -143,9 +144,14 @@ impl ControlService {
         if self.running.supervisor.with(|_| ()).is_none() {
             return stopping_status();
         }
+        let (tree, logged) = self.known_dns();
+        Status::not_found(unknown_dn_message(dn, tree.into_iter().chain(logged)))
+    }
+
+    /// The DNs of the tree, and those of the log.
+    fn known_dns(&self) -> (Vec<String>, Vec<String>) {
         let logged = self.running.log_store.dn_stats().into_iter().map(|stats| stats.dn.to_string());
-        let nodes = self.running.tree_nodes().into_iter().map(|node| node.dn);
-        Status::not_found(unknown_dn_message(dn, nodes.chain(logged)))
+        (self.running.tree_nodes().into_iter().map(|node| node.dn).collect(), logged.collect())
     }
 
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
@@ -247,6 +253,19 @@ impl Control for ControlService {
         Ok(Response::new(streams::until_stopped(&self.stop, trees)))
     }
 
+    async fn resolve_dn(
+        &self,
+        request: Request<v1::ResolveDnRequest>,
+    ) -> Result<Response<v1::ResolveDnResponse>, Status> {
+        self.running.supervisor.with(|_| ()).ok_or_else(stopping_status)?;
+        let (tree, logged) = self.known_dns();
+        match resolve_name(&request.get_ref().name, &tree, &logged) {
+            Ok(dn) => Ok(Response::new(v1::ResolveDnResponse { dn })),
+            Err(error @ NameError::Unknown { .. }) => Err(Status::not_found(error.to_string())),
+            Err(error @ NameError::Ambiguous { .. }) => Err(Status::invalid_argument(error.to_string())),
+        }
+    }
+
     async fn health(&self, _: Request<v1::HealthRequest>) -> Result<Response<v1::HealthResponse>, Status> {
         self.running.supervisor.with(|_| ()).ok_or_else(stopping_status)?;
         Ok(Response::new(wire::health_to_wire(self.running.assess_health().await)))
@@ -307,8 +326,15 @@ impl Control for ControlService {
         &self,
         request: Request<v1::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
-        let v1::EventsRequest { backlog, follow } = request.into_inner();
-        let events = self.running.history.read_events(backlog);
+        let v1::EventsRequest { backlog, follow, dn, children } = request.into_inner();
+        let scope = if dn.is_empty() {
+            EventScope::Node
+        } else if self.is_known_dn(&dn) {
+            EventScope::Dn { dn, children }
+        } else {
+            return Err(self.unknown_dn(&dn));
+        };
+        let events = self.running.history.read_events(backlog, scope);
         Ok(Response::new(Box::pin(streams::event_stream(events, follow, self.generation))))
     }
 
@@ -385,7 +411,7 @@ impl Control for ControlService {
         request: Request<v1::BootstrapRequest>,
     ) -> Result<Response<v1::BootstrapResponse>, Status> {
         self.record_action(request, |_| (CLUSTER_DN, "bootstrap".into()));
-        Ok(Response::new(cluster::bootstrap(&self.cluster()?)?))
+        Ok(Response::new(cluster::bootstrap(&self.cluster()?).await?))
     }
 
     async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::MembersResponse>, Status> {

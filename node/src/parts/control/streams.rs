@@ -116,7 +116,7 @@ pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsRespon
     })
 }
 
-/// Streams the kept events, then, with `follow`, new ones, until the control API of this generation stops: at a stop of the
+/// Streams the kept events of the reader's scope, then, with `follow`, new ones, until the control API of this generation stops: at a stop of the
 /// node, that is the last runnable, so that the events of all others come before. Then it ends with `UNAVAILABLE`.
 pub(super) fn event_stream(
     reader: EventHistoryReader,
@@ -137,7 +137,9 @@ pub(super) fn event_stream(
             batch = reader.take_unread(MAX_ENTRIES);
         }
         let is_stopping = follow && batch.iter().any(|event| stops_control_api(event, generation));
-        let events = batch.iter().map(wire::event_to_wire).collect();
+        // The end of the stream is an event that may be out of the scope: a message may be empty.
+        let in_scope = batch.iter().filter(|event| reader.scope().contains(event));
+        let events = in_scope.map(wire::event_to_wire).collect();
         Some((Ok(v1::EventsResponse { events }), Some((reader, is_stopping))))
     })
 }
@@ -156,7 +158,7 @@ mod tests {
     use nodekeel_supervisor::{CancelCause, ChildSpec, Context};
 
     use super::*;
-    use crate::event_history::EventHistory;
+    use crate::event_history::{EventHistory, EventScope};
 
     fn stopping_event(dn: &str, generation: u64) -> NodeEvent {
         let kind = NodeEventKind::Change(RunnableChange::Canceling { cause: CancelCause::Shutdown });
@@ -199,7 +201,9 @@ mod tests {
         let supervisor = Supervisor::builder().event_hook(history.clone()).start(root);
         supervisor.wait_ready("root.a").await.expect("it runs");
         supervisor.wait_ready("root.control").await.expect("it runs");
-        let events = tokio::spawn(event_stream(history.read_events(None), true, 1).collect::<Vec<_>>());
+        let events = tokio::spawn(
+            event_stream(history.read_events(None, EventScope::Node), true, 1).collect::<Vec<_>>(),
+        );
         supervisor.shutdown().await;
         let sent = events.await.expect("it ends");
         let (last, batches) = sent.split_last().expect("an end");

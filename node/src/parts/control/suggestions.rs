@@ -1,8 +1,9 @@
-//! Suggestions for an unknown DN.
+//! DNs as an operator types them: short names, and suggestions for unknown ones.
 
 use std::collections::BTreeSet;
 
 use nodekeel_logtree::Dn;
+use thiserror::Error;
 
 /// A name is similar if at most one in this number of characters of its last part differs.
 const CHARS_PER_TYPO: usize = 3;
@@ -19,6 +20,39 @@ pub(super) fn quote_prefix(text: &str) -> String {
         Some((at, _)) => format!("{:?}… ({} bytes)", &text[..at], text.len()),
         None => format!("{text:?}"),
     }
+}
+
+/// The reason why a short name means no DN.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(crate) enum NameError {
+    /// No DN ends with it.
+    #[error("{message}")]
+    Unknown { message: String },
+    /// Several DNs end with it: one of them has to be typed.
+    #[error("ambiguous name {name:?}: use {}", .dns.join(" or "))]
+    Ambiguous { name: String, dns: Vec<String> },
+}
+
+/// The DN that a name means: itself, or the only one whose last components it is. Those of the tree come before those that
+/// have only a log.
+pub(crate) fn resolve_name(name: &str, tree: &[String], logged: &[String]) -> Result<String, NameError> {
+    if tree.iter().chain(logged).any(|dn| dn == name) {
+        return Ok(name.to_owned());
+    }
+    let is_meant = |dn: &&String| dn.strip_suffix(name).is_some_and(|rest| rest.ends_with('.'));
+    for known in [tree, logged] {
+        let meant: BTreeSet<&String> = known.iter().filter(is_meant).collect();
+        match meant.len() {
+            0 => {}
+            1 => return Ok(meant.into_iter().cloned().collect()),
+            _ => {
+                let dns = meant.into_iter().cloned().collect();
+                return Err(NameError::Ambiguous { name: name.to_owned(), dns });
+            }
+        }
+    }
+    let message = unknown_dn_message(name, tree.iter().chain(logged).cloned());
+    Err(NameError::Unknown { message })
 }
 
 /// The message for an unknown DN, with similar ones.
@@ -85,6 +119,34 @@ mod tests {
         ] {
             let text = unknown_dn_message(given, known());
             assert!(text.contains(says), "{given}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_short_name_means_the_only_dn_that_ends_with_it() {
+        let names = |dns: &[&str]| dns.iter().copied().map(String::from).collect::<Vec<_>>();
+        let tree =
+            names(&["root", "root.a", "root.a.web", "root.etcd", "root.service.db", "root.service.web"]);
+        // A log below a runnable, and that of the program.
+        let logged = names(&["", "noded", "root.etcd", "root.b.etcd", "root.containerd.runsc"]);
+        let resolve = |name: &str| resolve_name(name, &tree, &logged).map_err(|error| error.to_string());
+        for (name, dn) in [
+            ("root", "root"),
+            ("root.etcd", "root.etcd"),
+            ("db", "root.service.db"),
+            ("service.web", "root.service.web"),
+            ("etcd", "root.etcd"),
+            ("runsc", "root.containerd.runsc"),
+            ("noded", "noded"),
+            ("", ""),
+        ] {
+            assert_eq!(resolve(name), Ok(dn.to_owned()), "{name}");
+        }
+        let ambiguous = "ambiguous name \"web\": use root.a.web or root.service.web";
+        assert_eq!(resolve("web"), Err(ambiguous.to_owned()));
+        for name in ["eb", "oot", "tcd", ".web", "service"] {
+            let error = resolve(name).expect_err(name);
+            assert!(error.starts_with("unknown DN"), "{error}");
         }
     }
 

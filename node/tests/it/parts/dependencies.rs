@@ -21,7 +21,7 @@ async fn a_part_waits_for_a_service_and_a_service_for_a_runnable_of_the_program(
     let builder = builder.with(ExtraRunnable::new("lease", run_ready));
     let mut node = TestNode::start_in(scratch, builder).await;
     node.wait_ready("root.ntp").await;
-    let request = EventsRequest { backlog: None, follow: true };
+    let request = EventsRequest { follow: true, ..EventsRequest::default() };
     let mut stream = node.client.events(request).await.unwrap().into_inner();
     let mut events = Vec::new();
     // An event is recorded after the state that it reports.
