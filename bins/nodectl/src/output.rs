@@ -104,7 +104,8 @@ impl Printer {
         Ok(())
     }
 
-    /// Prints a table with a row a line, whose columns are as wide as their longest cell.
+    /// Prints a table with a row a line, whose columns are as wide as their longest cell; on a terminal that is narrower, a
+    /// block of lines for each row.
     pub(crate) fn print_table<const N: usize>(
         &mut self,
         header: [&str; N],
@@ -113,6 +114,15 @@ impl Printer {
         let cells: Vec<_> = rows.iter().map(|(_, cells)| cells).collect();
         let header = header.map(str::to_owned);
         let lines = table_lines(&header, &cells);
+        let width = self.terminal_size().filter(|_| self.is_terminal).map(|(columns, _)| columns);
+        if let Some(width) = width.filter(|width| lines.iter().any(|line| line.width() > *width)) {
+            for (style, cells) in rows {
+                for line in block_lines(&header, cells, width) {
+                    self.print_line(&self.style_text(*style, &line))?;
+                }
+            }
+            return Ok(());
+        }
         let styles = std::iter::once(TextStyle::Strong).chain(rows.iter().map(|(style, _)| *style));
         for (style, line) in styles.zip(lines) {
             self.print_line(&self.style_text(style, &line))?;
@@ -164,6 +174,38 @@ fn table_lines<const N: usize>(header: &[String; N], rows: &[&[String; N]]) -> V
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     all().map(line).collect()
+}
+
+/// A row as lines of a narrow terminal: an empty one, then each cell that says something, below each other.
+fn block_lines<const N: usize>(header: &[String; N], row: &[String; N], width: usize) -> Vec<String> {
+    let label_width = header.iter().map(|label| label.width()).max().unwrap_or_default();
+    let mut lines = vec![String::new()];
+    for (label, cell) in header.iter().zip(row).filter(|(_, cell)| !matches!(cell.as_str(), "" | "-")) {
+        let texts = wrap_text(cell, width.saturating_sub(label_width + 2));
+        let labels = std::iter::once(label.as_str()).chain(std::iter::repeat(""));
+        let line = |(label, text): (&str, String)| {
+            format!("{label}{:padding$}  {text}", "", padding = label_width - label.width())
+        };
+        lines.extend(labels.zip(texts).map(line));
+    }
+    lines
+}
+
+/// The words of a text in lines of this width. A longer word, such as a path, stays whole: it is there to be copied.
+fn wrap_text(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("never empty");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.width() + 1 + word.width() <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
 }
 
 /// Detects that the reader of the standard output has closed it, even while nothing is written.
@@ -221,6 +263,24 @@ mod tests {
     fn a_table_prints_no_character_that_controls_or_reorders_its_line() {
         assert_eq!(escape_control("a\u{202e}b\u{9b}c\u{7f}d\ne"), "a\\u{202e}b\\u{9b}c\\u{7f}d\\ne");
         assert_eq!(escape_control("naïve – 日本"), "naïve – 日本");
+    }
+
+    #[test]
+    fn a_row_is_a_block_of_lines_where_the_table_is_too_wide() {
+        let row = |cells: [&str; 4]| cells.map(str::to_owned);
+        let header = row(["PART", "PROBLEM", "WAITING FOR", ""]);
+        let cells = row(["etcd", "日本 is not ready at all", "-", "/a/path/that/is/wider/than/the/terminal"]);
+        assert_eq!(
+            block_lines(&header, &cells, 24),
+            [
+                "",
+                "PART         etcd",
+                "PROBLEM      日本 is not",
+                "             ready at",
+                "             all",
+                "             /a/path/that/is/wider/than/the/terminal",
+            ]
+        );
     }
 
     #[test]

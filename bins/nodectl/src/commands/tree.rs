@@ -73,8 +73,10 @@ fn print_tree(nodes: &[RunnableView], printer: &mut Printer, time: TableTime) ->
     if printer.is_json {
         return Ok(printer.print_json(&nodes)?);
     }
-    for line in table_lines(nodes, TableSize::UNLIMITED, time, |style, text| printer.style_text(style, text))
-    {
+    // On a terminal, a longer line would be wrapped below its column; `status` has the whole reason.
+    let columns = printer.terminal_size().filter(|_| printer.draws_on_terminal()).map(|(columns, _)| columns);
+    let size = TableSize { columns: columns.unwrap_or(usize::MAX), ..TableSize::UNLIMITED };
+    for line in table_lines(nodes, size, time, |style, text| printer.style_text(style, text)) {
         printer.print_line(&line)?;
     }
     Ok(())

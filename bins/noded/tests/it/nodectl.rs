@@ -195,7 +195,7 @@ fn a_start_of_a_ready_runnable_says_that_it_is_ready_already() {
     node.stop();
 }
 
-/// A terminal of 60 columns and 10 lines, and what nodectl draws on it.
+/// A terminal, and what nodectl draws on it.
 struct TestTerminal {
     output: std::sync::mpsc::Receiver<String>,
     device: std::path::PathBuf,
@@ -203,8 +203,8 @@ struct TestTerminal {
 }
 
 impl TestTerminal {
-    fn start(node: &NodedProcess, args: &[&str]) -> Self {
-        let size = nix::pty::Winsize { ws_row: 10, ws_col: 60, ws_xpixel: 0, ws_ypixel: 0 };
+    fn start(node: &NodedProcess, columns: u16, rows: u16, args: &[&str]) -> Self {
+        let size = nix::pty::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let pair = nix::pty::openpty(Some(&size), None).unwrap();
         let device = nix::unistd::ttyname(&pair.slave).unwrap();
         // The terminal becomes the controlling one of nodectl, which is notified of its changes.
@@ -229,6 +229,15 @@ impl TestTerminal {
         let mut stty = std::process::Command::new("stty");
         stty.arg("-F").arg(&self.device).args(["cols", &columns, "rows", &rows]);
         assert!(stty.status().unwrap().success());
+    }
+
+    /// All that a command prints until it has ended.
+    fn read_to_end(&mut self) -> String {
+        let mut text = String::new();
+        while let Ok(read) = self.output.recv_timeout(TEST_TIMEOUT) {
+            text += &read;
+        }
+        plain_text(&text)
     }
 
     /// Reads until a frame has what is wanted of its lines.
@@ -276,7 +285,7 @@ fn a_watched_tree_fits_its_terminal_and_counts_down() {
     let node = NodedProcess::start(&config);
     node.wait_for_event("root.service.fails", 1, "exited");
     (0..12).for_each(|number| node.wait_ready(&format!("root.service.quiet-{number}")));
-    let terminal = TestTerminal::start(&node, &["tree", "--watch"]);
+    let terminal = TestTerminal::start(&node, 60, 10, &["tree", "--watch"]);
     let fits = |lines: &[&str], columns, rows| {
         assert!(
             lines.len() <= rows && lines.iter().all(|line| line.chars().count() <= columns),
@@ -302,6 +311,27 @@ fn a_watched_tree_fits_its_terminal_and_counts_down() {
         (lines.len() == 13 && is_wide).then_some(())
     });
     drop(terminal);
+    node.stop();
+}
+
+#[test]
+fn every_table_fits_a_terminal_of_80_columns() {
+    let keys = "backoff = { initial = \"1h\", max = \"1h\", jitter = 0.0 }";
+    let service = service_config("a-service-with-a-long-name", "echo failed; exit 3", keys);
+    let node = NodedProcess::start(&format!("{NO_DAEMONS}{service}"));
+    node.wait_for_event("root.service.a-service-with-a-long-name", 1, "exited");
+    let wide = node.nodectl(&["health"]).stdout;
+    assert!(wide.lines().any(|line| line.chars().count() > 80), "{wide}");
+    for args in [&["health"][..], &["tree"], &["log-level"]] {
+        let text = TestTerminal::start(&node, 80, 24, args).read_to_end();
+        assert!(text.lines().count() > 0 && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        if args == ["health"] {
+            assert!(
+                text.contains("\nWHAT TO TYPE  `nodectl status root.service.a-service-with-a-long-name`\n"),
+                "{text}"
+            );
+        }
+    }
     node.stop();
 }
 
