@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodekeel_node::client::{self, NodeClient};
-use tonic::{Response, Status, Streaming};
+use nodekeel_node::v1::ResolveDnRequest;
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::error::CommandError;
 use crate::output::ReaderHangup;
@@ -38,6 +39,35 @@ impl ApiClient {
         call: impl AsyncFnOnce(&mut NodeClient) -> Result<Response<T>, Status>,
     ) -> Result<T, CommandError> {
         with_timeout(self.timeout, call(&mut self.client)).await.map(Response::into_inner)
+    }
+
+    /// The DN that an operator means by a DN or its last components.
+    pub(crate) async fn resolve_dn(&mut self, name: String) -> Result<String, CommandError> {
+        // A whole DN needs no call; the node answers the command itself with similar ones.
+        if name.is_empty() || name == "root" || name.starts_with("root.") {
+            return Ok(name);
+        }
+        let request = ResolveDnRequest { name: name.clone() };
+        match self.call(async |client| client.resolve_dn(request).await).await {
+            Ok(answer) => Ok(answer.dn),
+            Err(CommandError::Call(status)) if status.code() == Code::InvalidArgument => {
+                Err(CommandError::AmbiguousDn(status))
+            }
+            // A node of an earlier release knows whole DNs alone.
+            Err(CommandError::Call(status)) if status.code() == Code::Unimplemented => Ok(name),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same for an optional one.
+    pub(crate) async fn resolve_optional(
+        &mut self,
+        name: Option<String>,
+    ) -> Result<Option<String>, CommandError> {
+        match name {
+            Some(name) => self.resolve_dn(name).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Opens a stream of available messages: each must arrive within the timeout.

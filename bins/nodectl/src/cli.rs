@@ -1,5 +1,6 @@
 //! The command line: the options of all commands, and the commands.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use crate::commands::NodeCommand;
 use crate::output::{ColorMode, OutputFormat};
 
 const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the output closed the pipe), 1 failure, 2 usage \
-    error, 3 node can't be reached, 4 unknown DN, 5 permission denied, 6 not healthy (health, status, cluster status, storage status).";
+    error, 3 node can't be reached, 4 unknown or ambiguous DN, 5 permission denied, 6 not healthy (health, status, cluster status, storage status), \
+    or a --wait has ended.";
 
 /// Inspect and control a node that noded runs
 #[derive(Debug, Parser)]
@@ -48,6 +50,14 @@ pub(crate) enum NodectlCommand {
         /// Existing directory
         directory: PathBuf,
     },
+}
+
+/// Returns whether the words of a command line that can't be parsed ask for JSON.
+pub(crate) fn asks_for_json(words: impl Iterator<Item = OsString>) -> bool {
+    let words: Vec<_> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    let in_one = |word: &String| matches!(word.as_str(), "-ojson" | "-o=json" | "--output=json");
+    let in_two = |pair: &[String]| matches!(pair, [option, value] if ["-o", "--output"].contains(&option.as_str()) && value == "json");
+    words.iter().any(in_one) || words.windows(2).any(in_two)
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

@@ -6,9 +6,25 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nodekeel_node::client::{ConnectError, InvalidLogEntry};
+use nodekeel_logtree::render::printable_json;
+use nodekeel_node::client::{ConnectError, InvalidLogEntry, format_chain};
+use serde_json::json;
 use thiserror::Error;
 use tonic::{Code, Status};
+
+/// The exit code of a wrong command line, as clap has it.
+const USAGE_CODE: u8 = 2;
+
+/// The JSON of an error; docs/nodectl.md describes it.
+fn json_error(kind: &str, message: &str, exit_code: u8) -> String {
+    let error = json!({ "error": { "kind": kind, "message": message, "exit_code": exit_code } });
+    printable_json(error.to_string())
+}
+
+/// The JSON of a command line that clap refuses.
+pub(crate) fn usage_json(message: &str) -> String {
+    json_error("usage", message, USAGE_CODE)
+}
 
 #[derive(Debug, Error)]
 pub(crate) enum CommandError {
@@ -32,6 +48,20 @@ pub(crate) enum CommandError {
     Passphrase(#[source] io::Error),
     #[error("can't write the output")]
     Write(#[source] io::Error),
+    /// Several DNs end with a short name; the message has them.
+    #[error("{}", .0.message())]
+    AmbiguousDn(Box<Status>),
+    #[error("{dn} {what} after {limit:?}{why}; see `nodectl status {dn}`")]
+    WaitEnded {
+        dn: String,
+        /// A clause without the object.
+        what: &'static str,
+        limit: Duration,
+        /// What it waits for, as the end of the clause.
+        why: String,
+    },
+    #[error("{message}; see --help")]
+    Usage { message: String },
     #[error("{dn} {reason}; see `nodectl status {dn}`")]
     ActionFailed { dn: String, reason: String },
     #[error("nothing was changed: type yes, or add --yes")]
@@ -75,22 +105,40 @@ impl CommandError {
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
-        ExitCode::from(match self {
-            Self::Connect(ConnectError::Permission { .. }) => 5,
-            Self::Connect(_) | Self::ConnectionLost | Self::Timeout { .. } => 3,
+        ExitCode::from(self.kind_and_code().1)
+    }
+
+    /// The name of the error for programs, and its exit code.
+    fn kind_and_code(&self) -> (&'static str, u8) {
+        match self {
+            Self::Connect(ConnectError::Permission { .. }) => ("permission-denied", 5),
+            Self::Connect(_) | Self::ConnectionLost => ("unreachable", 3),
+            Self::Timeout { .. } => ("timeout", 3),
             Self::Call(status) => match status.code() {
-                Code::NotFound => 4,
-                Code::PermissionDenied => 5,
-                Code::Unavailable => 3,
-                _ => 1,
+                Code::NotFound => ("not-found", 4),
+                Code::PermissionDenied => ("permission-denied", 5),
+                Code::Unavailable => ("unreachable", 3),
+                Code::FailedPrecondition => ("failed-precondition", 1),
+                Code::InvalidArgument => ("invalid-argument", 1),
+                Code::Aborted => ("aborted", 1),
+                _ => ("internal", 1),
             },
-            Self::NotHealthy => 6,
-            Self::Entry(_)
-            | Self::File { .. }
-            | Self::Passphrase(_)
-            | Self::Write(_)
-            | Self::NotAgreed
-            | Self::ActionFailed { .. } => 1,
-        })
+            Self::AmbiguousDn(_) => ("ambiguous-dn", 4),
+            Self::WaitEnded { .. } => ("wait-ended", 6),
+            Self::NotHealthy => ("not-healthy", 6),
+            Self::Usage { .. } => ("usage", USAGE_CODE),
+            Self::Entry(_) => ("invalid-entry", 1),
+            Self::File { .. } => ("file", 1),
+            Self::Passphrase(_) => ("passphrase", 1),
+            Self::Write(_) => ("write", 1),
+            Self::NotAgreed => ("not-agreed", 1),
+            Self::ActionFailed { .. } => ("action-failed", 1),
+        }
+    }
+
+    /// The error for programs, as one line of JSON.
+    pub(crate) fn to_json(&self) -> String {
+        let (kind, code) = self.kind_and_code();
+        json_error(kind, &format_chain(self), code)
     }
 }

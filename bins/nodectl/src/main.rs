@@ -22,8 +22,8 @@ use zeroizing_alloc::ZeroAlloc;
 use crate::api_client::ApiClient;
 use crate::cli::{NodectlCli, NodectlCommand};
 use crate::commands::NodeCommand;
-use crate::error::CommandError;
-use crate::output::Printer;
+use crate::error::{CommandError, usage_json};
+use crate::output::{OutputFormat, Printer};
 
 /// Erases each allocation when it is freed, also those of libraries: they copy keys.
 #[global_allocator]
@@ -46,7 +46,14 @@ fn main() -> ExitCode {
             "nodectl: can't prevent core dumps, which would contain keys: {error}"
         );
     }
-    let NodectlCli { socket, output, color, timeout, command } = NodectlCli::parse();
+    let NodectlCli { socket, output, color, timeout, command } = match NodectlCli::try_parse() {
+        Ok(line) => line,
+        Err(error) if error.use_stderr() && cli::asks_for_json(std::env::args_os()) => {
+            let _ = writeln!(std::io::stderr(), "{}", usage_json(error.to_string().trim_end()));
+            return ExitCode::from(2);
+        }
+        Err(error) => error.exit(),
+    };
     let result = match command {
         NodectlCommand::Completion { shell } => completion::print_script(shell),
         NodectlCommand::Man { directory } => {
@@ -71,8 +78,12 @@ fn main() -> ExitCode {
         // The output has named the problems.
         Err(error @ CommandError::NotHealthy) => error.exit_code(),
         Err(error) if !error.is_broken_pipe() => {
+            let text = match output {
+                OutputFormat::Json => error.to_json(),
+                OutputFormat::Table => format!("nodectl: {}", format_chain(&error)),
+            };
             // stderr may be closed.
-            let _ = writeln!(std::io::stderr(), "nodectl: {}", format_chain(&error));
+            let _ = writeln!(std::io::stderr(), "{text}");
             error.exit_code()
         }
         // A reader that has closed the pipe, like `head`, has all that it wanted.

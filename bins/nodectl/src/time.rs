@@ -19,6 +19,12 @@ pub(crate) fn format_duration(time: Duration) -> String {
     }
 }
 
+/// A duration as an operator types it: `30s`, `5m`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let duration = text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
+    duration.ok_or_else(|| "use a duration like 30s or 5m".to_owned())
+}
+
 /// The duration since a time.
 pub(crate) fn format_age(time: SystemTime) -> String {
     format_duration(SystemTime::now().duration_since(time).unwrap_or_default())

@@ -15,6 +15,8 @@ use nodekeel_node::v1::{
 use serde::Serialize;
 use zeroize::Zeroizing;
 
+use super::action::find_runnable;
+use super::status::unhealthy_reason;
 use crate::api_client::ApiClient;
 use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
@@ -22,6 +24,9 @@ use crate::wire::non_empty;
 
 /// Timeout of calls to the cluster: noded itself waits some seconds for each of its answers.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The runnable of the enrolment.
+const CLUSTER_DN: &str = "root.cluster";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
@@ -31,7 +36,8 @@ pub(crate) enum ClusterCommand {
     Status,
     /// Bootstrap a new cluster on this node
     ///
-    /// Works once, on a node that waits for a ticket: the node records it, and refuses a second time.
+    /// Works once, on a node that waits for a ticket: the node records it, and refuses a second time. Waits for a node that
+    /// is still starting, within the timeout.
     Bootstrap,
     /// List the members of the cluster
     Members,
@@ -193,7 +199,16 @@ fn print_status(cluster: &ClusterView, printer: &mut Printer) -> Result<(), Comm
 }
 
 async fn bootstrap(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
-    api.call(async |client| client.bootstrap(BootstrapRequest {}).await).await?;
+    match api.call(async |client| client.bootstrap(BootstrapRequest {}).await).await {
+        // The node waits until it has looked for a ticket, and knows what keeps it from that.
+        Err(CommandError::Timeout { timeout: limit }) => {
+            let why =
+                find_runnable(api, CLUSTER_DN).await?.as_ref().map(unhealthy_reason).unwrap_or_default();
+            let (dn, what) = (CLUSTER_DN.to_owned(), "has not looked for a ticket yet");
+            return Err(CommandError::WaitEnded { dn, what, limit, why });
+        }
+        requested => requested?,
+    };
     let text = "the node bootstraps a new cluster: `nodectl cluster status` shows its progress";
     printer.print_result(&BootstrapView { bootstrapping: true }, text)
 }

@@ -5,6 +5,7 @@ use nodekeel_node::v1::{self, EventsRequest};
 use serde::Serialize;
 
 use crate::api_client::ApiClient;
+use crate::completion::complete_dn;
 use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
 use crate::runnable::{state_name, state_style};
@@ -13,6 +14,14 @@ use crate::wire::{non_empty, time_text};
 /// Show starts, exits and other events
 #[derive(Debug, clap::Args)]
 pub(crate) struct EventsArgs {
+    /// Name in the tree, like root.etcd or etcd
+    ///
+    /// Default: all.
+    #[arg(add = complete_dn())]
+    dn: Option<String>,
+    /// Include everything below the DN
+    #[arg(short, long, requires = "dn")]
+    children: bool,
     /// Wait for new events
     #[arg(short, long)]
     follow: bool,
@@ -69,8 +78,10 @@ impl From<v1::Caller> for CallerView {
 
 impl EventsArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
-        let Self { follow, newest } = self;
-        let request = EventsRequest { backlog: newest, follow };
+        let Self { dn, children, follow, newest } = self;
+        let dn = api.resolve_optional(dn).await?.unwrap_or_default();
+        let is_whole = dn.is_empty();
+        let request = EventsRequest { backlog: newest, follow, dn, children };
         let call = async |client: &mut NodeClient| client.events(request).await;
         // Without --follow, the node ends the stream after the kept events.
         let mut chunks = if follow { api.follow_stream(call).await? } else { api.open_stream(call).await? };
@@ -78,9 +89,10 @@ impl EventsArgs {
         while let Some(chunk) = chunks.next_message().await? {
             for event in chunk.events {
                 let event = EventView::from(event);
-                // A gap in the numbers means that the node has dropped events. Programs see it in `seq`.
+                // A gap in the numbers of all events means that the node has dropped some. Programs see it in `seq`.
                 if let Some(missed) = last.replace(event.seq).and_then(|last| event.seq.checked_sub(last + 1))
                     && missed > 0
+                    && is_whole
                     && !printer.is_json
                 {
                     let text =

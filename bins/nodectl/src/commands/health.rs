@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::api_client::{ApiClient, MessageStream};
 use crate::error::CommandError;
 use crate::output::{Printer, TextStyle, escape_control};
-use crate::time::{format_age, format_rfc3339};
+use crate::time::{format_age, format_rfc3339, parse_duration};
 use crate::wire::{non_empty, system_time};
 
 /// Timeout of the question: noded waits 4.5 s for a part that hangs.
@@ -27,11 +27,6 @@ pub(crate) struct HealthArgs {
     /// At most this long, like 30s or 5m; without a duration, as long as it takes.
     #[arg(short, long, value_name = "DURATION", value_parser = parse_duration, num_args = 0..=1)]
     wait: Option<Option<Duration>>,
-}
-
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    let duration = text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
-    duration.ok_or_else(|| "use a duration like 30s or 5m".to_owned())
 }
 
 #[derive(Debug, Serialize)]

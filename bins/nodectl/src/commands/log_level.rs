@@ -17,7 +17,7 @@ use crate::output::{Printer, TextStyle, escape_control};
 /// are not kept. Raw lines have no level, and are kept.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LogLevelArgs {
-    /// Name in the tree, like root.etcd
+    /// Name in the tree, like root.etcd or etcd
     ///
     /// "" is the whole log.
     #[arg(add = complete_dn())]
@@ -90,6 +90,7 @@ fn shown_dn(dn: &str) -> String {
 impl LogLevelArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         let Self { dn, level, reset } = self;
+        let dn = api.resolve_optional(dn).await?;
         let answer = if reset || level.is_some() {
             // `Unspecified` asks for a reset.
             let level = level.map_or(v1::Level::Unspecified, level_to_wire).into();

@@ -15,7 +15,7 @@ use crate::time::format_rfc3339;
 /// Show log entries
 #[derive(Debug, clap::Args)]
 pub(crate) struct LogsArgs {
-    /// Name in the tree, like root.etcd
+    /// Name in the tree, like root.etcd or etcd
     ///
     /// Default: the whole log.
     #[arg(add = complete_dn())]
@@ -78,7 +78,8 @@ fn parse_field(text: &str) -> Result<(String, String), String> {
 impl LogsArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         let show_cursor = self.show_cursor;
-        let request = logs_request(self);
+        let dn = api.resolve_optional(self.dn.clone()).await?;
+        let request = logs_request(Self { dn, ..self });
         let mut cursor = request.cursor.clone();
         let follow = request.follow;
         let call = async |client: &mut NodeClient| client.logs(request).await;

@@ -21,7 +21,7 @@ const RELOAD_TIMEOUT: Duration = Duration::from_secs(90);
 /// command of its key reload.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReloadArgs {
-    /// Name in the tree, like root.service.web
+    /// Name in the tree, like root.service.web or web
     #[arg(add = complete_dn())]
     dn: Option<String>,
     /// Show the changes without making them
@@ -33,6 +33,7 @@ impl ReloadArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         api.raise_timeout(RELOAD_TIMEOUT);
         if let Some(dn) = self.dn {
+            let dn = api.resolve_dn(dn).await?;
             let request = ReloadRequest { dn: dn.clone() };
             api.call(async |client| client.reload(request).await).await?;
             let text = format!("{dn} was asked to reload");

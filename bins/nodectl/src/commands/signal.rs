@@ -10,7 +10,7 @@ use crate::output::Printer;
 /// Send a signal to a service's main process
 #[derive(Debug, clap::Args)]
 pub(crate) struct SignalArgs {
-    /// Name in the tree, like root.service.web
+    /// Name in the tree, like root.service.web or web
     #[arg(add = complete_dn())]
     dn: String,
     /// Name or number, like SIGHUP
@@ -20,6 +20,7 @@ pub(crate) struct SignalArgs {
 impl SignalArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         let Self { dn, signal } = self;
+        let dn = api.resolve_dn(dn).await?;
         let request = SignalRequest { dn: dn.clone(), signal: signal.clone() };
         api.call(async |client| client.signal(request).await).await?;
         let text = format!("{signal} was sent to {dn}");

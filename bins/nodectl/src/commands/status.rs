@@ -27,7 +27,7 @@ const LOG_ENTRIES: u32 = 10;
 /// health. With one, exits with 6 if the runnable is not ready, or restarts in a crash loop.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    /// Name in the tree, like root.etcd
+    /// Name in the tree, like root.etcd or etcd
     #[arg(add = complete_dn())]
     dn: Option<String>,
 }
@@ -52,7 +52,10 @@ impl StatusArgs {
     pub(crate) async fn run(self, api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
         match self.dn {
             None => show_node(api, printer).await,
-            Some(dn) => show_runnable(api, dn, printer).await,
+            Some(dn) => {
+                let dn = api.resolve_dn(dn).await?;
+                show_runnable(api, dn, printer).await
+            }
         }
     }
 }
@@ -105,7 +108,7 @@ fn print_unhealthy(node: &RunnableView, printer: &mut Printer) -> Result<(), Com
 }
 
 /// The reason why it is not ready, as the end of a sentence about its state.
-fn unhealthy_reason(node: &RunnableView) -> String {
+pub(super) fn unhealthy_reason(node: &RunnableView) -> String {
     match (node.state, node.waiting_for.as_deref(), node.condition.as_deref()) {
         // These are clauses, which end the sentence by themselves.
         ("skipped", Some(clause), _) | (_, _, Some(clause)) => format!(": {clause}"),

@@ -21,6 +21,7 @@ mod lifecycle;
 mod log_levels;
 mod many_services;
 mod nodectl;
+mod operator;
 mod own_memory;
 mod planned_stop;
 mod ports;

@@ -5,7 +5,7 @@ use std::fs;
 use testbed::ScratchDir;
 
 use super::{MemberFixture, cluster_identity, join_cluster, state_in_tree, wait_failing, wait_waiting};
-use crate::harness::{NodedProcess, kill_process};
+use crate::harness::{NodedProcess, kill_process, make_fifo, sleep_config};
 
 #[test]
 #[ignore = "needs etcd"]
@@ -37,6 +37,25 @@ fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
     fs::create_dir(scratch.path().join("data/esp/enrolment.pb")).unwrap();
     let noded = member.start(scratch);
     assert_eq!(cluster_identity(&noded).0, node);
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_bootstrap_waits_until_the_node_has_looked_for_a_ticket() {
+    let mut member = MemberFixture::new();
+    let scratch = ScratchDir::new().unwrap();
+    let gate = make_fifo(scratch.path(), "gate");
+    let probe = format!("readiness = {{ probe = [\"/bin/cat\", {gate:?}], timeout = \"1h\" }}");
+    let waits = "bootstrap = false\ndepends_on = [\"gate\"]";
+    member.config = member.config.replace("bootstrap = true", waits) + &sleep_config("gate", &probe);
+    let noded = member.spawn(scratch);
+    let mut bootstrap = noded.nodectl_command(&["cluster", "bootstrap"]).spawn().unwrap();
+    noded.follow(&["events", "-f", "cluster"]).find_value(|event| event["action"] == "bootstrap");
+    assert!(bootstrap.try_wait().unwrap().is_none(), "the enrolment is new");
+    fs::write(&gate, "open").unwrap();
+    assert!(bootstrap.wait().unwrap().success());
+    noded.wait_ready("root.cluster");
     noded.stop();
 }
 
