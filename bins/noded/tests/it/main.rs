@@ -10,6 +10,7 @@ mod completion;
 mod control_plane;
 mod daemons;
 mod data;
+mod documents;
 mod errors;
 mod golden;
 mod harness;
