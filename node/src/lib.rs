@@ -83,6 +83,8 @@ pub mod data;
 #[cfg(feature = "node")]
 mod dependency;
 #[cfg(feature = "node")]
+mod directory_watch;
+#[cfg(feature = "node")]
 mod dn;
 #[cfg(feature = "client")]
 mod error_chain;
