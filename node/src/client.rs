@@ -5,7 +5,9 @@ mod log_parser;
 mod node_health;
 mod reset_text;
 
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use hyper_util::rt::TokioIo;
@@ -35,6 +37,19 @@ pub enum ConnectError {
     NoSocket {
         /// The socket's path.
         path: PathBuf,
+    },
+    /// The socket does not exist, but a node runs: it has another socket, or its file or directory was removed. The node binds it
+    /// again by itself, and when it gets SIGHUP.
+    #[error(
+        "can't connect to noded at {}: the socket does not exist, but process {pid} runs the node: use its control.socket with \
+         --socket, or, if the socket was removed, `kill -HUP {pid}`",
+        path.display()
+    )]
+    Gone {
+        /// The socket's path.
+        path: PathBuf,
+        /// The process that holds the lock of the data directory.
+        pid: u32,
     },
     /// No process listens on the socket: the node was killed. Start it again.
     #[error("can't connect to noded at {}: the socket is stale; start noded again", path.display())]
@@ -90,9 +105,24 @@ fn connect_error(path: &Path, source: io::Error) -> ConnectError {
     // which no process listens any more.
     let path = path.to_owned();
     match source.kind() {
-        io::ErrorKind::NotFound => ConnectError::NoSocket { path },
+        io::ErrorKind::NotFound => match find_node(&path) {
+            Some(pid) => ConnectError::Gone { path, pid },
+            None => ConnectError::NoSocket { path },
+        },
         io::ErrorKind::ConnectionRefused => ConnectError::Stale { path },
         io::ErrorKind::PermissionDenied => ConnectError::Permission { path },
         _ => ConnectError::Connect { path, source },
     }
+}
+
+/// The process of the node whose socket is at `run/control.sock` in its data directory, if one holds the lock there.
+///
+/// *Source:* proc_locks(5): a lock of an open file has the type `OFDLCK`, and the inode after the device.
+fn find_node(socket: &Path) -> Option<u32> {
+    let lock = socket.parent()?.parent()?.join("lock");
+    let inode = format!(":{} ", lock.metadata().ok()?.ino());
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    // A node that has ended leaves its pid in the file, and no lock.
+    let is_locked = locks.lines().any(|line| line.contains("OFDLCK") && line.contains(&inode));
+    fs::read_to_string(lock).ok().filter(|_| is_locked)?.trim().parse().ok()
 }

@@ -2,18 +2,27 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::future::pending;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 
-use futures_util::Stream;
+use futures_util::{Stream, stream};
 use nodekeel_localstorage::{Dir, Error as DirError, FileKind, FileMode, SocketState};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
+use tokio::sync::Notify;
 
 use crate::data::{self, DataError, check_writable};
+use crate::directory_watch::{DirectoryWatch, nearest_directory};
+use crate::dn::CONTROL as DN;
+use crate::error_chain::error_chain;
+use crate::health::HealthCondition;
+
+/// The directory of sockets in the data directory, as the layout declares it.
+const RUN_DIR: &str = "run";
+const RUN_MODE: FileMode = FileMode::new(0o711);
 
 /// The path of a socket of the node, and its purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,21 +31,44 @@ pub(crate) struct SocketPath {
     name: &'static str,
     /// The key of the configuration that sets it.
     key: &'static str,
+    /// The data directory, if the socket is in its `run`, which belongs to the node.
+    data: Option<PathBuf>,
 }
 
 impl SocketPath {
     /// The socket of the control API.
     pub(crate) fn control(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), name: "control socket", key: "control.socket" }
+        Self { path: path.into(), name: "control socket", key: "control.socket", data: None }
+    }
+
+    /// The same for the node with this data directory: a `run` in it that is gone is made again.
+    #[must_use]
+    pub(crate) fn of_node(self, data: &Path) -> Self {
+        let data = Some(data).filter(|data| self.parent() == data.join(RUN_DIR));
+        Self { data: data.map(Path::to_owned), ..self }
     }
 
     /// The socket of the metrics.
     pub(crate) fn metrics(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), name: "metrics socket", key: "metrics.address" }
+        Self { path: path.into(), name: "metrics socket", key: "metrics.address", data: None }
     }
 
     fn parent(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Watches the directory, or the nearest one above it that is there.
+    fn watch(&self) -> Option<DirectoryWatch> {
+        DirectoryWatch::new(nearest_directory(&self.path)).ok().flatten()
+    }
+
+    /// Makes the node's own directory again. An error is one of the bind that follows.
+    fn make_own_parent(&self) {
+        if let Some(data) = &self.data
+            && let Ok(data) = Dir::open(data)
+        {
+            let _ = data.ensure_dir(RUN_DIR, RUN_MODE);
+        }
     }
 
     fn file_name(&self) -> &OsStr {
@@ -103,9 +135,15 @@ fn parent_error(socket: &SocketPath, error: DataError) -> BindError {
         DataError::NotADirectory { path: file } => format!("{} is not a directory", file.display()),
         DataError::Unusable { path: directory, why } => format!("{} is {why}", directory.display()),
         DataError::Permission { .. } => format!("permission denied to write to {}", parent.display()),
-        other => crate::error_chain::error_chain(&other),
+        other => error_chain(&other),
     };
     BindError::UnusableParent { socket, reason }
+}
+
+/// Checks whether the socket could be bound at its path now.
+fn check_socket_file_at(socket: &SocketPath) -> Result<(), BindError> {
+    let dir = data::open_directory(socket.parent()).map_err(|error| parent_error(socket, error))?;
+    check_socket_file(&dir, socket)
 }
 
 /// Checks that the socket's path is free or a stale socket.
@@ -130,11 +168,14 @@ fn check_socket_file(dir: &Dir, socket: &SocketPath) -> Result<(), BindError> {
 }
 
 /// A socket of the node. It stays bound while its server restarts: connections opened until then are served
-/// afterwards.
+/// afterwards. If its file or directory is removed or moved away, or covered by a mount, it is bound again.
 #[derive(Debug)]
 pub(crate) struct NodeSocket {
     socket: SocketPath,
+    /// `None` when it is closed.
     bound: Mutex<Option<Arc<BoundSocket>>>,
+    /// Someone asks the server to look whether the file is there.
+    recheck: Notify,
 }
 
 /// A listening socket; dropping it removes its file.
@@ -151,20 +192,59 @@ impl NodeSocket {
     /// Binds the socket.
     pub(crate) fn new(socket: SocketPath) -> Result<Self, BindError> {
         let bound = Mutex::new(Some(BoundSocket::new(&socket)?));
-        Ok(Self { socket, bound })
+        Ok(Self { socket, bound, recheck: Notify::new() })
     }
 
     /// Streams the connections; binds a new socket if the file of the old one was removed.
-    pub(crate) fn listen(&self) -> Result<ConnectionStream, BindError> {
+    pub(crate) fn listen(self: &Arc<Self>) -> Result<ConnectionStream, BindError> {
+        let bound = self.bind_again()?;
+        let watch = self.socket.watch();
+        // The file may have gone before the watch began.
+        self.recheck.notify_one();
+        let accepting = Accepting { socket: Arc::clone(self), bound, watch };
+        Ok(Box::pin(stream::unfold(accepting, |mut accepting| async move {
+            // An error does not end the stream: a later accept can succeed.
+            Some((accepting.next_connection().await, accepting))
+        })))
+    }
+
+    /// The socket at its path: the one that is bound, or a new one if its file is not there.
+    fn bind_again(&self) -> Result<Arc<BoundSocket>, BindError> {
         // The lock is held over the bind, so that two restarts of the server do not replace each other's file.
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         // An operator may have removed the file, or the directory with it: then no client would reach the old
         // socket.
-        let there = bound.take().filter(|bound| bound.is_at_path());
-        let there = there.map_or_else(|| BoundSocket::new(&self.socket), Ok)?;
+        if let Some(there) = bound.as_ref().filter(|bound| bound.is_at_path()) {
+            return Ok(Arc::clone(there));
+        }
+        self.socket.make_own_parent();
         // The slot keeps one reference, so that the socket stays bound while its server restarts.
-        *bound = Some(Arc::clone(&there));
-        Ok(ConnectionStream(there))
+        let new = BoundSocket::new(&self.socket)?;
+        Ok(Arc::clone(bound.insert(new)))
+    }
+
+    /// Makes the server look now whether the file is there; for a change that nothing notifies of.
+    pub(crate) fn check_path(&self) {
+        self.recheck.notify_one();
+    }
+
+    /// The warning about a socket that no client can reach.
+    pub(crate) fn condition(&self) -> Option<HealthCondition> {
+        let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        if bound.as_ref().is_none_or(|bound| bound.is_at_path()) {
+            return None;
+        }
+        let Err(error) = check_socket_file_at(&self.socket) else {
+            let problem = "is gone, and is about to be made again";
+            return Some(HealthCondition::warning(self.socket.to_string(), problem));
+        };
+        let problem = format!("is gone, so no client reaches the node: {}", error_chain(&error));
+        let parent = self.socket.parent().display();
+        let hint = format!(
+            "make {parent} usable: it is bound again at once, or by `kill -HUP {}`",
+            std::process::id()
+        );
+        Some(HealthCondition::warning(self.socket.to_string(), problem).hint(hint))
     }
 
     /// Removes the socket, unless a stream of its connections still exists.
@@ -206,15 +286,53 @@ impl Drop for BoundSocket {
 }
 
 /// The accepted connections.
-#[derive(Debug)]
-pub(crate) struct ConnectionStream(Arc<BoundSocket>);
+pub(crate) type ConnectionStream = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
 
-impl Stream for ConnectionStream {
-    type Item = io::Result<Connection>;
+/// A server's hold of the socket.
+struct Accepting {
+    socket: Arc<NodeSocket>,
+    bound: Arc<BoundSocket>,
+    /// `None` if the directory can't be watched: then SIGHUP alone makes the server look.
+    watch: Option<DirectoryWatch>,
+}
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // An error does not end the stream: a later accept can succeed.
-        self.0.listener.poll_accept(cx).map(|accepted| Some(accepted.map(|(connection, _)| connection)))
+impl Accepting {
+    async fn next_connection(&mut self) -> io::Result<Connection> {
+        loop {
+            let changed = async {
+                match &self.watch {
+                    Some(watch) => watch.wait().await.is_ok(),
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                // First: who has connected to the file that is gone is served.
+                biased;
+                accepted = self.bound.listener.accept() => return accepted.map(|(connection, _)| connection),
+                () = self.socket.recheck.notified() => {}
+                _ = changed => {}
+            }
+            self.follow_path();
+        }
+    }
+
+    /// Moves to the socket at the path.
+    fn follow_path(&mut self) {
+        // Before the look: what changes after it ends the next wait.
+        self.watch = self.socket.socket.watch();
+        match self.socket.bind_again() {
+            Ok(bound) if Arc::ptr_eq(&bound, &self.bound) => {}
+            Ok(bound) => {
+                tracing::warn!(dn = DN, "the {} was gone: it was bound again", self.socket.socket);
+                self.bound = bound;
+                // The watch was that of a directory above, if this one was gone.
+                self.watch = self.socket.socket.watch();
+            }
+            // Health has the reason.
+            Err(error) => {
+                tracing::debug!(dn = DN, "bind the {} again: {}", self.socket.socket, error_chain(&error))
+            }
+        }
     }
 }
 
@@ -241,6 +359,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
+    use futures_util::StreamExt as _;
+
     use super::*;
 
     #[test]
@@ -256,6 +376,62 @@ mod tests {
         let looping = DataError::Access(Dir::open(&link).expect_err("a loop"));
         let text = text(looping);
         assert!(!text.contains("permission") && text.contains("symbolic links"), "{text}");
+    }
+
+    /// Who connects to the path is served.
+    async fn assert_serves(stream: &mut ConnectionStream, path: &Path) {
+        let connect = async {
+            // Until the server has bound it again, the path has no socket.
+            loop {
+                match Connection::connect(path).await {
+                    Ok(connection) => return connection,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        let (accepted, _connection) = tokio::join!(stream.next(), connect);
+        accepted.expect("the stream does not end").expect("accepted");
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_file_or_directory_is_gone_is_bound_again() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let data = scratch.path().join("data");
+        let run = data.join("run");
+        fs::create_dir_all(&run).expect("created");
+        let path = run.join("s");
+        let socket = SocketPath::control(&path).of_node(&data);
+        let socket = Arc::new(NodeSocket::new(socket).expect("bound"));
+        let mut stream = socket.listen().expect("bound");
+        assert_serves(&mut stream, &path).await;
+        let aside = data.join("aside");
+        type Loss<'a> = &'a dyn Fn() -> io::Result<()>;
+        let losses: [Loss<'_>; 4] = [
+            &|| fs::remove_file(&path),
+            &|| fs::rename(&path, &aside),
+            &|| fs::remove_dir_all(&run),
+            &|| fs::rename(&run, data.join("moved")),
+        ];
+        for loss in losses {
+            loss().expect("lost");
+            assert!(socket.condition().is_some());
+            assert_serves(&mut stream, &path).await;
+            assert_eq!(socket.condition(), None);
+            assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        }
+        assert_eq!(fs::metadata(&run).expect("there").permissions().mode() & 0o777, 0o711);
+        // What is in its place is not replaced; the condition says what it is.
+        fs::remove_file(&path).expect("removed");
+        fs::write(&path, "").expect("written");
+        let poll = tokio::time::timeout(std::time::Duration::from_millis(10), stream.next());
+        assert!(poll.await.is_err(), "no connection");
+        let condition = socket.condition().expect("a condition");
+        assert!(condition.to_string().contains("a file exists there"), "{condition}");
+        fs::remove_file(&path).expect("removed");
+        assert_serves(&mut stream, &path).await;
+        drop(stream);
+        socket.close();
+        assert!(!path.exists());
     }
 
     #[tokio::test]

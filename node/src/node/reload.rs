@@ -13,6 +13,7 @@ use super::state::NodeState;
 use super::tree::child_dns;
 use super::{NodeHandle, log_skipped};
 use crate::config::{ConfigError, read_text};
+use crate::control::socket::NodeSocket;
 use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::error_chain::error_chain;
@@ -25,7 +26,7 @@ use crate::plan::{
 use crate::preparation::{PreparedParts, prepare_services};
 
 /// The DN of what the program logs about itself.
-const LOG_DN: &str = "noded";
+pub(super) const LOG_DN: &str = "noded";
 
 /// The reason why a configuration was not reloaded. The node runs on as before.
 #[derive(Debug, Error)]
@@ -95,6 +96,10 @@ impl NodeHandle {
 
 /// Reloads the configuration: see [`NodeHandle::reload`].
 pub(super) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
+    // SIGHUP, too, makes a socket that is gone be bound again, where nothing has notified of it.
+    if let Some(socket) = state.running.extension::<Arc<NodeSocket>>() {
+        socket.check_path();
+    }
     // A task of its own applies the whole file, even if the caller goes away.
     let reload = tokio::spawn(async move {
         let _one_at_a_time = state.reload.lock().await;

@@ -14,6 +14,7 @@ use self::api::serve_control;
 use crate::config::NodedConfig;
 use crate::control::socket::{self, NodeSocket, SocketPath};
 use crate::dn::CONTROL as DN;
+use crate::health::NodeSnapshot;
 use crate::listen_address::{ListenAddress, check_socket_path};
 use crate::part::PartPlanner;
 use crate::part::{
@@ -66,7 +67,11 @@ impl fmt::Display for ControlPlan {
 impl PlannedRunnable for ControlPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         // Bound before the tree starts: a second noded, or a path that is too long, is an error of the start.
-        let socket = Arc::new(NodeSocket::new(SocketPath::control(&self.socket))?);
+        let socket = SocketPath::control(&self.socket).of_node(&node.config().node.data);
+        let socket = Arc::new(NodeSocket::new(socket)?);
+        let watched = Arc::clone(&socket);
+        node.health_sources()
+            .add("control", move |_: &NodeSnapshot| watched.condition().into_iter().collect::<Vec<_>>());
         // The drop of the node's handle finds the socket here, and closes it.
         node.extensions().insert(Arc::clone(&socket));
         Ok(PreparedRunnable::new(serve_control(Arc::clone(node.running()), socket)))

@@ -85,19 +85,29 @@ fn the_control_api_can_be_restarted_through_itself_with_wait() {
 }
 
 #[test]
-fn a_removed_socket_file_is_created_again_by_a_restart() {
+fn a_socket_that_was_removed_is_there_again_at_once() {
     let node = NodedProcess::start(NO_DAEMONS);
-    let socket = node.socket();
-    let watch = node.follow(&["events", "-f"]);
-    watch.find_value(|_| true);
-    // The existing connection still works.
-    let aside = socket.with_extension("aside");
-    fs::rename(&socket, &aside).unwrap();
-    node.ask(&["--socket", aside.to_str().unwrap(), "restart", "root.control"]);
+    let (socket, run) = (node.socket(), node.data().join("run"));
     let there = || if socket.exists() { Ok(()) } else { anyhow::bail!("not yet") };
-    wait("the socket", there);
-    node.ask(&["tree"]);
+    for gone in [&socket, &run] {
+        if gone.is_dir() { fs::remove_dir_all(gone) } else { fs::remove_file(gone) }.unwrap();
+        wait("the socket", there);
+        node.ask(&["tree"]);
+    }
+    assert!(node.ask(&["logs", "control"]).contains("was gone: it was bound again"));
     node.stop();
+}
+
+#[test]
+fn a_client_without_a_socket_is_told_which_process_runs_the_node() {
+    let scratch = ScratchDir::new().unwrap();
+    let elsewhere = scratch.path().join("s");
+    let config = format!("{NO_DAEMONS}[control]\nsocket = {elsewhere:?}\n");
+    let mut node = NodedProcess::start_in(scratch, &config, &[]);
+    let says = format!("the socket does not exist, but process {} runs the node", node.pid());
+    node.nodectl(&["tree"]).assert_fails_in_a_line(3, &says);
+    node.stop_by(Signal::SIGTERM);
+    node.nodectl(&["tree"]).assert_fails_in_a_line(3, "the socket does not exist; start noded");
 }
 
 #[test]

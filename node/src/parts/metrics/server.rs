@@ -57,7 +57,7 @@ impl Runnable for MetricsServer {
                 MetricsAddress::Unix(path) => {
                     // The socket of this incarnation closes with it. Unlike that of the control API, it need not
                     // outlive a restart.
-                    let socket = NodeSocket::new(SocketPath::metrics(path))?;
+                    let socket = Arc::new(NodeSocket::new(SocketPath::metrics(path))?);
                     let admitted = socket
                         .listen()?
                         .filter(|accepted| ready(accepted.as_ref().map_or(true, is_admitted)));
