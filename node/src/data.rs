@@ -278,14 +278,23 @@ fn whole_file_lock(kind: libc::c_int) -> libc::flock {
 
 /// The process that wrote the lock file, if it is running; another process may have locked it.
 fn lock_holder(lock: &mut File) -> String {
+    match lock_pid(lock) {
+        Some(pid) => format!("another noded (pid {pid})"),
+        None => "another program".into(),
+    }
+}
+
+fn lock_pid(lock: &mut File) -> Option<u32> {
     let mut text = String::new();
     let read = lock.take(PID_BYTES).read_to_string(&mut text);
     let pid = read.ok().and_then(|_| text.trim().parse::<u32>().ok());
     // The file keeps the pid of the last noded. It is not named if no such process runs.
-    match pid.filter(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
-        Some(pid) => format!("another noded (pid {pid})"),
-        None => "another program".into(),
-    }
+    pid.filter(|pid| Path::new("/proc").join(pid.to_string()).exists())
+}
+
+/// The process of the node that uses the directory; `None` if it can't be told.
+pub(crate) fn running_node(data: &Path) -> Option<u32> {
+    lock_pid(&mut open_trusted_directory(data).ok()?.open_file(LOCK_FILE).ok()?)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use crate::running::RunningNode;
 
 pub use crate::preparation::StartError;
 pub use builder::{BuildError, NodeBuilder};
+use reload::LOG_DN;
 pub use reload::ReloadError;
 use state::NodeState;
 
@@ -132,6 +133,7 @@ impl NodeHandle {
         // The control API, the health and the metrics find what the parts have added from the first call on.
         shared.running.replace_additions(additions);
         log_skipped(&shared.running.log_store, plan.skipped_services());
+        log_warnings(&shared.running.log_store, &plan.warnings);
         // The runnables of the program come after the control API, and before the services.
         let at = usize::from(prepared.first().is_some_and(|(dn, _)| dn == CONTROL_DN));
         prepared.splice(
@@ -216,6 +218,14 @@ fn log_skipped<'p>(log_store: &LogStore, skipped: impl Iterator<Item = &'p Plann
         let reason = planned.skip_reason.as_deref().unwrap_or_default();
         let dn = planned.dn.parse().expect("a planned service has a valid name");
         log_store.append_message(&dn, LogMessage::new(Level::Warn, format!("skipped: {reason}")));
+    }
+}
+
+/// Logs what will keep runnables from becoming ready.
+fn log_warnings(log_store: &LogStore, warnings: &[String]) {
+    let dn = LOG_DN.parse().expect("a valid name");
+    for warning in warnings {
+        log_store.append_message(&dn, LogMessage::new(Level::Warn, warning.clone()));
     }
 }
 

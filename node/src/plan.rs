@@ -41,6 +41,10 @@ pub struct NodePlan {
     pub(crate) source: PlanSource,
     /// The addresses of its runnables, with the keys that set them.
     addresses: Vec<(ListenAddress, String)>,
+    /// What will keep runnables from becoming ready, but not the node from starting: a line each.
+    pub warnings: Vec<String>,
+    /// The process of the node that uses the data directory: the plan can only be looked at.
+    pub beside: Option<u32>,
 }
 
 /// The source of a plan, besides the configuration.
@@ -54,6 +58,8 @@ pub(crate) struct PlanSource {
     pub(crate) file: Option<PathBuf>,
     /// The data directory, instead of `node.data`.
     pub(crate) data: Option<PathBuf>,
+    /// True if another process may run the node meanwhile: what that one uses is free for the plan.
+    pub(crate) beside_node: bool,
 }
 
 /// The reason why a text is not the configuration of a node.
@@ -119,12 +125,23 @@ impl NodePlan {
         config.node.data = absolute(&config.node.data)?;
         let socket = absolute(&config.control_socket())?;
         // A node that runs holds its data directory.
+        let mut beside = None;
         if running.is_none()
             && let Err(error) = data::check_lock(&config.node.data)
         {
             let in_use = matches!(error, DataError::InUse { .. });
-            return Err(PlanError { lines: vec![error.to_string()], in_use, keys_conflict: false });
+            beside = data::running_node(&config.node.data).filter(|_| in_use && source.beside_node);
+            if beside.is_none() {
+                return Err(PlanError { lines: vec![error.to_string()], in_use, keys_conflict: false });
+            }
         }
+        let by_process = beside.map(|pid| RunningUse {
+            config: &config,
+            socket: &socket,
+            addresses: &[],
+            process: Some(pid),
+        });
+        let is_running = running.is_some() || beside.is_some();
         let layout_error = |error| conflict(data::placement_error(&config.node.data, error).to_string());
         let root = layout::layout_in_memory(&config.node.data).map_err(layout_error)?;
         let volume = layout::volume_in_memory(&config.node.data, parts.provide_volume());
@@ -138,15 +155,17 @@ impl NodePlan {
             volume: volume.expect(PLACED_IN_MEMORY),
             is_volume_known: parts.is_volume_known(&config),
             dependencies: parts.dependencies(&config),
-            running: running.map(|running| RunningUse {
+            running: by_process.or(running.map(|running| RunningUse {
                 config: &running.config,
                 socket: &running.socket,
                 addresses: &running.addresses,
-            }),
+                process: None,
+            })),
         });
         parts.iter().for_each(|part| planner.plan_part(part));
         planner.resolve_dependencies();
-        let PartPlanner { planned: mut services, mut problems, addresses, keys_conflict, .. } = planner;
+        let PartPlanner { planned: mut services, mut problems, warnings, addresses, keys_conflict, .. } =
+            planner;
         // Then the rules between parts, and the order of their start.
         problems.extend(find_invalid_dn(&services));
         skip_dependents(&mut services);
@@ -155,7 +174,7 @@ impl NodePlan {
             Vec::new()
         });
 
-        if running.is_none() {
+        if !is_running {
             let checked = check_data(&config.node.data, &services, parts.is_volume_known(&config));
             problems.extend(checked.err().map(|error| error.to_string()));
         }
@@ -164,7 +183,7 @@ impl NodePlan {
             return Err(PlanError { lines: problems, in_use: false, keys_conflict });
         }
         let search = search.clone();
-        Ok(Self { config, socket, services, search, source, addresses })
+        Ok(Self { config, socket, services, search, source, addresses, warnings, beside })
     }
 
     /// The runnables that are not skipped, in the order of their start.
@@ -283,7 +302,13 @@ impl fmt::Display for NodePlan {
                 None => writeln!(f, "{}, after {}", planned.runnable, planned.start_after.join(", "))?,
             }
         }
-        Ok(())
+        if let Some(pid) = self.beside {
+            writeln!(
+                f,
+                "process {pid} runs the node now: its data directory, ports and sockets count as free"
+            )?;
+        }
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "warning: {warning}"))
     }
 }
 

@@ -11,7 +11,11 @@ const UNKNOWN: &str = "another program";
 /// The process that holds a port, as far as visible: processes of other users show their sockets only to
 /// root.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PortHolder(pub(crate) String);
+pub(crate) struct PortHolder {
+    /// Its name and pid, for people.
+    pub(crate) text: String,
+    pid: Option<u32>,
+}
 
 /// The time that a killed etcd may take to end.
 const EXIT_TIME: Duration = Duration::from_secs(5);
@@ -19,9 +23,25 @@ const EXIT_TIME: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The holder of a port at this address that keeps it; `None` if the port is free. An etcd that was killed with
-/// its noded a moment ago has some time to end.
-pub(crate) fn lasting_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
-    wait_until_free(address, port, PortHolder::may_be_ending)
+/// its noded a moment ago has some time to end. A process that descends from `node`, a node that runs, holds none.
+pub(crate) fn lasting_holder(address: IpAddr, port: u16, node: Option<u32>) -> Option<PortHolder> {
+    let is_of_node = |holder: &PortHolder| {
+        node.is_some_and(|node| holder.pid.is_some_and(|pid| is_or_descends_from(pid, node)))
+    };
+    wait_until_free(address, port, |holder| !is_of_node(holder) && holder.may_be_ending())
+        .filter(|holder| !is_of_node(holder))
+}
+
+/// Returns whether a process is another one, or a descendant of it.
+fn is_or_descends_from(pid: u32, ancestor: u32) -> bool {
+    // A process has few ancestors; the end of one changes the parents of others meanwhile, but makes no cycle.
+    std::iter::successors(Some(pid), |pid| parent_of(*pid)).take(64).any(|pid| pid == ancestor)
+}
+
+/// *Source:* proc_pid_stat(5): the parent is the second field after the name, which ends with the last parenthesis.
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 #[expect(clippy::disallowed_methods, reason = "nothing notifies of the end of another program's process")]
@@ -43,7 +63,7 @@ fn wait_until_free(
 impl PortHolder {
     /// A process that is ending has closed its descriptors, so that it is not found; just before, it is an etcd.
     fn may_be_ending(&self) -> bool {
-        self.0 == UNKNOWN || self.0.starts_with("etcd ")
+        self.text == UNKNOWN || self.text.starts_with("etcd ")
     }
 }
 
@@ -53,15 +73,15 @@ fn port_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
         // The listener is closed at once. std sets SO_REUSEADDR, so that ended connections do not hold the port.
         Ok(_) => None,
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            Some(PortHolder(find_listener(port).unwrap_or_else(|| UNKNOWN.into())))
+            Some(find_listener(port).unwrap_or_else(|| PortHolder { text: UNKNOWN.into(), pid: None }))
         }
         // As EADDRNOTAVAIL or EACCES: no process holds the port, and waiting would not help.
-        Err(error) => Some(PortHolder(format!("the system ({error})"))),
+        Err(error) => Some(PortHolder { text: format!("the system ({error})"), pid: None }),
     }
 }
 
 /// The name and pid of the process that listens on the port.
-fn find_listener(port: u16) -> Option<String> {
+fn find_listener(port: u16) -> Option<PortHolder> {
     // A socket at `::`, which takes IPv4 connections too, is only in the second table.
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
@@ -74,7 +94,7 @@ fn find_listener(port: u16) -> Option<String> {
         holds_descriptor(&entry.path(), &link).then(|| (pid, entry.path()))
     })?;
     let name = fs::read_to_string(process.join("comm")).ok()?;
-    Some(format!("{} (pid {pid})", name.trim()))
+    Some(PortHolder { text: format!("{} (pid {pid})", name.trim()), pid: Some(pid) })
 }
 
 /// Returns whether one of the process's descriptors is this link.
@@ -105,9 +125,12 @@ mod tests {
         let [address, other]: [IpAddr; 2] = [[127, 0, 0, 2].into(), [127, 0, 0, 3].into()];
         let listener = TcpListener::bind((address, 0)).expect("a free port");
         let port = listener.local_addr().expect("bound").port();
-        let PortHolder(text) = port_holder(address, port).expect("the port is in use");
+        let PortHolder { text, .. } = port_holder(address, port).expect("the port is in use");
         assert!(text.ends_with(&format!("(pid {})", std::process::id())), "{text}");
         assert_eq!(port_holder(other, port), None);
+        let parent = std::os::unix::process::parent_id();
+        assert!(lasting_holder(address, port, Some(parent)).is_none(), "a process of the node");
+        assert!(lasting_holder(address, port, None).is_some());
         drop(listener);
         assert_eq!(port_holder(address, port), None);
     }
@@ -131,8 +154,9 @@ mod tests {
             true
         };
         assert_eq!(wait_until_free(address, port, ends_at_third_look), None);
-        assert!(PortHolder("etcd (pid 7)".into()).may_be_ending());
-        assert!(!PortHolder("etcdctl (pid 7)".into()).may_be_ending());
+        let holder = |text: &str| PortHolder { text: text.into(), pid: Some(7) };
+        assert!(holder("etcd (pid 7)").may_be_ending());
+        assert!(!holder("etcdctl (pid 7)").may_be_ending());
     }
 
     #[test]

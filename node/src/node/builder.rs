@@ -51,6 +51,7 @@ pub struct NodeBuilder {
     search: SearchPath,
     dev: bool,
     log_store: Option<LogStore>,
+    beside_node: bool,
 }
 
 /// A change of the shipped parts.
@@ -98,6 +99,7 @@ impl NodeBuilder {
             search: SearchPath::with_default_directories(None, None),
             dev: false,
             log_store: None,
+            beside_node: false,
         }
     }
 
@@ -181,6 +183,13 @@ impl NodeBuilder {
         Self { dev, ..self }
     }
 
+    /// Plans also while another process runs the node: what that one uses counts as free, and [`NodePlan::beside`] names it.
+    /// Such a plan can't be started. Default: the data directory is in use, a problem.
+    #[must_use]
+    pub fn beside_running_node(self) -> Self {
+        Self { beside_node: true, ..self }
+    }
+
     /// Sets the log store. Default: one as `[log]` describes. It has the output of all runnables; their `tracing` events
     /// only if your subscriber has the layer of a log store that you set here.
     #[must_use]
@@ -202,7 +211,7 @@ impl NodeBuilder {
         let Self { file, text, search, dev, data, .. } = self;
         // Only a file can be read again by a reload.
         let of_file = self.is_from_file.then(|| file.clone());
-        let source = PlanSource { parts, search, dev, file: of_file, data };
+        let source = PlanSource { parts, search, dev, file: of_file, data, beside_node: self.beside_node };
         source.plan_text(&file, &text, None).map_err(|error| match error {
             SourceError::Config(error) => BuildError::Config(error),
             SourceError::Plan(error) => BuildError::Plan(error),

@@ -32,7 +32,7 @@ pub(crate) struct PlannerInput<'a> {
     pub(crate) is_volume_known: bool,
     /// The names of all parts and services.
     pub(crate) dependencies: Vec<DependencyEntry>,
-    /// At a reload: what the node uses that plans again.
+    /// What the node uses that plans again at a reload, or that runs while another program checks its configuration.
     pub(crate) running: Option<RunningUse<'a>>,
 }
 
@@ -43,6 +43,8 @@ pub(crate) struct RunningUse<'a> {
     pub(crate) socket: &'a Path,
     /// The addresses of its runnables, with the keys that set them.
     pub(crate) addresses: &'a [(ListenAddress, String)],
+    /// The process of the node, whose descendants hold its ports; `None` at a reload, where the addresses are known.
+    pub(crate) process: Option<u32>,
 }
 
 /// Plans the parts of a node on this machine: looks for what they need, changes nothing.
@@ -50,6 +52,7 @@ pub(crate) struct RunningUse<'a> {
 pub struct PartPlanner<'a> {
     input: PlannerInput<'a>,
     pub(crate) problems: Vec<String>,
+    pub(crate) warnings: Vec<String>,
     pub(crate) planned: Vec<PlannedService>,
     /// The addresses of the runnables, with the keys that set them.
     pub(crate) addresses: Vec<(ListenAddress, String)>,
@@ -59,8 +62,8 @@ pub struct PartPlanner<'a> {
 
 impl<'a> PartPlanner<'a> {
     pub(crate) fn new(input: PlannerInput<'a>) -> Self {
-        let (problems, planned, addresses) = (Vec::new(), Vec::new(), Vec::new());
-        Self { input, problems, planned, addresses, keys_conflict: false }
+        let (problems, warnings, planned, addresses) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { input, problems, warnings, planned, addresses, keys_conflict: false }
     }
 
     /// The configuration, with an absolute data directory.
@@ -128,6 +131,12 @@ impl<'a> PartPlanner<'a> {
         self.problems.push(problem.into());
     }
 
+    /// Records something that will keep a runnable from becoming ready, but not the node from starting: `noded check` fails
+    /// with it, and a start logs it. The text tells what to do.
+    pub fn warn(&mut self, warning: impl Into<String>) {
+        self.warnings.push(warning.into());
+    }
+
     /// Handles a missing requirement of a service: returns the reason to skip it, or records a problem.
     pub fn skip_or_report(&mut self, service: &str, reason: impl Into<String>) -> Option<String> {
         let reason = reason.into();
@@ -169,8 +178,10 @@ impl<'a> PartPlanner<'a> {
         {
             return;
         }
-        if let Some(holder) = ports::lasting_holder(address, port) {
-            self.problems.push(format!("port {port} is in use by {}: set {field} to another port", holder.0));
+        let node = self.input.running.and_then(|running| running.process);
+        if let Some(holder) = ports::lasting_holder(address, port, node) {
+            self.problems
+                .push(format!("port {port} is in use by {}: set {field} to another port", holder.text));
         }
     }
 

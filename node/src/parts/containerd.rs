@@ -80,6 +80,10 @@ impl Part for ContainerdPart {
         if let Some(reason) = containerd.preseed.as_deref().and_then(preseed::check_owner) {
             skipped = skipped.or_else(|| planner.skip_or_report("containerd", reason));
         }
+        if skipped.is_none() {
+            let missing = containerd.preseed.as_deref().and_then(preseed::find_missing);
+            missing.into_iter().for_each(|missing| planner.warn(missing));
+        }
         let placed: ContainerdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let run: ContainerdRunLayout = planner.root().run.add_layout().expect(PLACED_IN_MEMORY);
         let (data, run) = (placed.containerd.path().to_owned(), run.containerd.path().to_owned());

@@ -8,6 +8,7 @@ mod no_quota;
 mod volume_service;
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,6 +32,7 @@ use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
+use crate::search_path::SearchPath;
 
 const DN: &str = "root.provisioner";
 
@@ -167,6 +169,15 @@ fn check_requirements(
     directory: &Path,
     is_on_volume: bool,
 ) -> (Option<LimitEnforcement>, Option<String>) {
+    let kubeconfig = check_kubeconfig(&config.kubeconfig);
+    if let Ok(kubeconfig) = &kubeconfig {
+        find_missing_files(kubeconfig, planner.search_path()).into_iter().for_each(|missing| {
+            let file = config.kubeconfig.display();
+            planner.warn(format!(
+                "provisioner: the kubeconfig {file} names {missing}; put it there, or correct the file"
+            ));
+        });
+    }
     let mut skipped = None;
     let is_volume_known = planner.is_volume_known();
     // Each missing requirement is reported. The first one is the reason to skip the service.
@@ -176,7 +187,7 @@ fn check_requirements(
             skipped = skipped.take().or(reason);
         }
     };
-    report(check_kubeconfig(&config.kubeconfig).err());
+    report(kubeconfig.err());
     let existing = find_existing_directory(directory, is_on_volume);
     report(existing.as_ref().err().cloned());
     let limits = match (&existing, config.quota) {
@@ -198,22 +209,47 @@ fn check_requirements(
     (limits, skipped)
 }
 
+/// The files and the program that the current context of a kubeconfig names, and that can't be read or found.
+fn find_missing_files(kubeconfig: &Kubeconfig, search: &SearchPath) -> Vec<String> {
+    let context =
+        kubeconfig.contexts.iter().find(|context| Some(&context.name) == kubeconfig.current_context.as_ref());
+    let Some(context) = context.and_then(|context| context.context.as_ref()) else { return Vec::new() };
+    let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster);
+    let user = kubeconfig.auth_infos.iter().find(|user| Some(&user.name) == context.user.as_ref());
+    let (cluster, user) =
+        (cluster.and_then(|named| named.cluster.as_ref()), user.and_then(|named| named.auth_info.as_ref()));
+    let files = [
+        ("certificate-authority", cluster.and_then(|cluster| cluster.certificate_authority.as_ref())),
+        ("client-certificate", user.and_then(|user| user.client_certificate.as_ref())),
+        ("client-key", user.and_then(|user| user.client_key.as_ref())),
+        ("tokenFile", user.and_then(|user| user.token_file.as_ref())),
+    ];
+    // The reader has made paths absolute that were relative to the file.
+    let unreadable = files.into_iter().filter_map(|(key, path)| {
+        let error = File::open(path?).err()?;
+        Some(format!("{key} {}, which can't be read: {error}", path?))
+    });
+    let program = user.and_then(|user| user.exec.as_ref()?.command.as_ref());
+    let not_found = program.and_then(|program| search.find_program(Path::new(program)).err());
+    unreadable.chain(not_found.map(|error| format!("an exec command: {error}"))).collect()
+}
+
 /// Checks that the file names an API server.
-fn check_kubeconfig(kubeconfig: &Path) -> Result<(), String> {
+fn check_kubeconfig(kubeconfig: &Path) -> Result<Kubeconfig, String> {
     let hint = "correct it, or provisioner.kubeconfig";
     let invalid = |why: &str| Err(format!("the kubeconfig {} {why}; {hint}", kubeconfig.display()));
     let file = match Kubeconfig::read_from(kubeconfig) {
         Ok(file) => file,
         Err(error) => return invalid(&format!("can't be used: {}", error_chain(&error))),
     };
-    let Some(name) = file.current_context else { return invalid("has no current-context") };
-    let context = file.contexts.iter().find(|context| context.name == name);
+    let Some(name) = &file.current_context else { return invalid("has no current-context") };
+    let context = file.contexts.iter().find(|context| context.name == *name);
     match context.and_then(|context| context.context.as_ref()) {
         None => invalid(&format!("has no context {name:?}, which is its current one")),
         Some(context) if !file.clusters.iter().any(|cluster| cluster.name == context.cluster) => {
             invalid(&format!("has no cluster {:?}, which its current context names", context.cluster))
         }
-        Some(_) => Ok(()),
+        Some(_) => Ok(file),
     }
 }
 
@@ -317,6 +353,56 @@ mod tests {
         );
         fs::write(&file, complete).expect("written");
         check_kubeconfig(&file).expect("a complete kubeconfig");
+    }
+
+    #[test]
+    fn files_and_programs_that_a_kubeconfig_names_must_be_there() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let file = scratch.path().join("config");
+        let missing = |cluster: &str, user: &str| {
+            let text = format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+                 clusters: [{{name: other, cluster: {{server: \"https://127.0.0.1:1\", certificate-authority: none}}}}, \
+                 {{name: k, cluster: {{server: \"https://127.0.0.1:1\"{cluster}}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n"
+            );
+            fs::write(&file, text).expect("written");
+            let search = SearchPath::with_default_directories(None, None);
+            find_missing_files(&check_kubeconfig(&file).expect("complete"), &search)
+        };
+        fs::write(scratch.path().join("there.pem"), "").expect("written");
+        assert_eq!(
+            missing(
+                ", certificate-authority: there.pem",
+                "client-certificate: there.pem, client-key: there.pem"
+            ),
+            [""; 0]
+        );
+        assert_eq!(missing("", "exec: {apiVersion: client.authentication.k8s.io/v1, command: sh}"), [""; 0]);
+        let found = missing(
+            ", certificate-authority: ca.pem",
+            "client-certificate: cert.pem, client-key: key.pem, tokenFile: token",
+        );
+        let at = |name: &str| scratch.path().join(name).display().to_string();
+        for (found, (key, name)) in found.iter().zip([
+            ("certificate-authority", "ca.pem"),
+            ("client-certificate", "cert.pem"),
+            ("client-key", "key.pem"),
+            ("tokenFile", "token"),
+        ]) {
+            assert!(
+                found.starts_with(&format!("{key} {}, which can't be read: No such file", at(name))),
+                "{found}"
+            );
+        }
+        assert_eq!(found.len(), 4, "{found:?}");
+        let found =
+            missing("", "exec: {apiVersion: client.authentication.k8s.io/v1, command: no-such-helper}");
+        assert!(
+            found.len() == 1
+                && found[0].starts_with("an exec command: ")
+                && found[0].contains("no-such-helper"),
+            "{found:?}"
+        );
     }
 
     #[test]

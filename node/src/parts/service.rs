@@ -201,7 +201,7 @@ mod tests {
             let data = Some(format!("/tmp/{}", "x".repeat(data_bytes - "/tmp/".len())).into());
             let search = SearchPath::with_default_directories(None, None);
             let parts = shipped_parts(PartDeps::default());
-            let source = PlanSource { parts, search, dev: false, file: None, data };
+            let source = PlanSource { parts, search, dev: false, file: None, data, beside_node: false };
             let text = format!(
                 "services = {{ etcd.enable = false, containerd.enable = false }}\n\
                  [[service]]\nname = \"a\"\ncommand = [\"/bin/true\"]\n{keys}\n"

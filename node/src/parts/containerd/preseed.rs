@@ -37,6 +37,21 @@ pub(super) fn check_owner(images: &Path) -> Option<String> {
     Some(format!("services.containerd.preseed: {}", error_chain(&checked.err()?)))
 }
 
+/// The reason why no bundle can be imported at present: the directory is missing, unreadable or empty, as the mount point of a
+/// disk that is not mounted. It may be mounted later.
+pub(super) fn find_missing(images: &Path) -> Option<String> {
+    let why = match std::fs::read_dir(images).map(|mut entries| entries.next().is_some()) {
+        Ok(true) => return None,
+        Ok(false) => "is empty".to_owned(),
+        Err(error) => format!("can't be read: {error}"),
+    };
+    Some(format!("containerd: the preseed directory {} {why}; {}", images.display(), directory_hint(images)))
+}
+
+fn directory_hint(images: &Path) -> String {
+    format!("mount its disk, or, if no archives are wanted, `mkdir -p {}/k8s.io`", images.display())
+}
+
 /// The import for containerd, with its health and its metrics; `None` if none is configured.
 pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparation<'_>) -> Option<Preseed> {
     let images = config.preseed.clone()?;
@@ -44,9 +59,12 @@ pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparat
     let mut registry = Registry::default();
     registry.register_collector(Box::new(BundleCollector(preseed.clone())));
     node.metrics().add(NAME, registry);
+    let counted = preseed.clone();
     node.health_sources().add(NAME, move |node: &NodeSnapshot| {
         let found = node.condition_of(DN);
-        found.map(|found| found.hint(preseed_hint(&images))).into_iter().collect()
+        let has_failed_bundles = counted.bundle_counts().is_some_and(|counts| counts.failed > 0);
+        let hint = if has_failed_bundles { bundles_hint(&images) } else { import_hint(&images) };
+        found.map(|found| found.hint(hint)).into_iter().collect()
     });
     Some(preseed)
 }
@@ -70,10 +88,35 @@ impl Collector for BundleCollector {
     }
 }
 
+/// The hint about an import that has found no bundle yet, or can't look for any.
+fn import_hint(images: &Path) -> String {
+    format!("`nodectl status {DN}`; if the directory is missing or empty: {}", directory_hint(images))
+}
+
 /// The hint about bundles that are not imported.
-fn preseed_hint(images: &Path) -> String {
+fn bundles_hint(images: &Path) -> String {
     let images = images.display();
     format!(
         "repair or delete the named bundles in {images}, or free space; then `nodectl restart {DN}` imports at once"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_preseed_directory_without_bundles_is_named_with_the_reason() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let images = scratch.path().join("images");
+        let found = find_missing(&images).expect("missing");
+        let hint = format!("or, if no archives are wanted, `mkdir -p {}/k8s.io`", images.display());
+        assert!(found.contains("can't be read: No such file") && found.ends_with(&hint), "{found}");
+        fs::create_dir(&images).expect("created");
+        assert!(find_missing(&images).expect("empty").contains("images is empty; mount its disk"));
+        fs::create_dir(images.join("k8s.io")).expect("created");
+        assert_eq!(find_missing(&images), None);
+    }
 }
