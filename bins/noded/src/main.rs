@@ -38,9 +38,11 @@ fn main() -> ExitCode {
             let child_limits = protect_memory();
             make_plan(node).and_then(|plan| run::run_node(plan, log_level, child_limits))
         }
-        NodedCommand::Check { node, running: false } => {
-            make_plan(node).map(|plan| print_stdout(&plan.to_string()))
-        }
+        NodedCommand::Check { node, running: false } => plan_node(node, NodeBuilder::beside_running_node)
+            .map(|plan| {
+                let printed = print_stdout(&plan.to_string());
+                if plan.warnings.is_empty() { printed } else { ExitCode::from(4) }
+            }),
         NodedCommand::Check { node, running: true } => {
             running::compare_with_running(&node).map(|text| print_stdout(&text))
         }
@@ -107,8 +109,13 @@ fn print_stdout(text: &str) -> ExitCode {
     }
 }
 
-/// Parses the configuration and plans the node. Reads the environment.
+/// Plans a node that is to start.
 fn make_plan(args: NodeArgs) -> anyhow::Result<NodePlan> {
+    plan_node(args, |builder| builder)
+}
+
+/// Parses the configuration and plans the node by a changed builder. Reads the environment.
+fn plan_node(args: NodeArgs, change: impl FnOnce(NodeBuilder) -> NodeBuilder) -> anyhow::Result<NodePlan> {
     let builder = match &args.config {
         Some(file) => NodeBuilder::from_file(file)?,
         None => NodeHandle::builder("the defaults", ""),
@@ -118,7 +125,7 @@ fn make_plan(args: NodeArgs) -> anyhow::Result<NodePlan> {
         variable("NODEKEEL_BIN").as_deref(),
         variable("PATH").as_deref(),
     );
-    let builder = builder.search_path(search).dev(args.dev);
+    let builder = change(builder).search_path(search).dev(args.dev);
     let builder = match args.data {
         Some(data) => builder.data(data),
         None => builder,

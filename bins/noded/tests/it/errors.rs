@@ -171,7 +171,7 @@ fn a_relative_socket_path_is_reported_as_absolute() {
 fn a_second_instance_is_rejected_and_the_first_keeps_running() {
     let first = NodedProcess::start(NO_DAEMONS);
     let says = format!("is in use by another noded (pid {}): stop that process", first.pid());
-    for verb in ["run", "check"] {
+    for verb in ["run", "reset"] {
         Ended::of(&mut node_command(verb, first.scratch.path(), NO_DAEMONS)).assert_fails(5, &says);
     }
     first.ask(&["tree"]);

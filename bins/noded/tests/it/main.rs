@@ -4,6 +4,7 @@
 mod attacks;
 mod block_volumes;
 mod callers;
+mod check;
 mod clock;
 mod cluster;
 mod completion;

@@ -1,0 +1,97 @@
+//! `noded check`: what a start would find, also while the node runs.
+
+use std::fs;
+
+use testbed::{ScratchDir, reserve_port};
+
+use crate::harness::{NO_DAEMONS, NodedProcess, check, sleep_config};
+
+#[test]
+fn a_node_that_runs_is_checked_without_being_disturbed() {
+    let port = reserve_port().unwrap();
+    let metrics = format!("[metrics]\naddress = \"127.0.0.1:{}\"\n", port.number());
+    let config = format!("{NO_DAEMONS}{metrics}{}", sleep_config("a", ""));
+    let node = NodedProcess::start(&config);
+    node.wait_ready("root.metrics");
+    let events = node.events();
+    let check = |config: &str| check(node.scratch.path(), config, &[]);
+    let shown = check(&config).output();
+    let says = format!(
+        "process {} runs the node now: its data directory, ports and sockets count as free",
+        node.pid()
+    );
+    assert!(shown.contains(&says) && shown.contains("root.service.a"), "{shown}");
+    // A port of another program is in use, whoever runs.
+    let etcd = |peer: u16| {
+        let free = reserve_port().unwrap();
+        format!(
+            "services.containerd.enable = false\nkernel.log = false\n[services.etcd]\nbinary = \"/bin/true\"\n\
+             client_port = {}\npeer_port = {peer}\n",
+            free.number()
+        )
+    };
+    let foreign = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let number = foreign.local_addr().unwrap().port();
+    check(&etcd(number)).assert_fails(4, &format!("port {number} is in use by "));
+    check("[nod]\n").assert_fails(3, "unknown field");
+    assert_eq!(node.events(), events, "nothing has happened");
+    node.stop();
+}
+
+#[test]
+fn files_that_a_kubeconfig_names_and_preseed_directories_must_be_there() {
+    let scratch = ScratchDir::new().unwrap();
+    let kubeconfig = scratch.path().join("kubeconfig");
+    fs::write(
+        &kubeconfig,
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
+         clusters: [{name: k, cluster: {server: \"https://127.0.0.1:1\", certificate-authority: ca.pem}}]\n\
+         users: [{name: u, user: {}}]\n",
+    )
+    .unwrap();
+    let config =
+        format!("{NO_DAEMONS}[provisioner]\nkubeconfig = {kubeconfig:?}\nquota = \"none\"\ncsi = false\n");
+    let ended = check(scratch.path(), &config, &[]);
+    let ca = scratch.path().join("ca.pem");
+    let says = format!("names certificate-authority {}, which can't be read: No such file", ca.display());
+    assert!(
+        ended.code == Some(4) && ended.stdout.contains("\nwarning: provisioner: the kubeconfig"),
+        "{ended:?}"
+    );
+    assert!(ended.stdout.contains(&says), "{ended:?}");
+    // The node starts: the file may come later.
+    let node = NodedProcess::start_in(scratch, &config, &[]);
+    assert!(node.ask(&["logs", "noded"]).contains(&says));
+    let scratch = node.kill();
+    fs::write(&ca, "").unwrap();
+    check(scratch.path(), &config, &[]).output();
+}
+
+#[test]
+#[ignore = "needs containerd and root"]
+fn a_preseed_directory_that_is_missing_is_found_by_a_check() {
+    let scratch = ScratchDir::new().unwrap();
+    let images = scratch.path().join("images");
+    let config = format!(
+        "services.etcd.enable = false\nkernel.log = false\n[services.containerd]\npreseed = {images:?}\n"
+    );
+    let ended = check(scratch.path(), &config, &[]);
+    let says = format!(
+        "warning: containerd: the preseed directory {} can't be read: No such file",
+        images.display()
+    );
+    assert!(ended.code == Some(4) && ended.stdout.contains(&says), "{ended:?}");
+    let node = NodedProcess::start_in(scratch, &config, &[]);
+    node.wait_status("root.containerd.preseed", |status| {
+        status["exits"].as_array().is_some_and(|exits| !exits.is_empty())
+    });
+    let health = node.nodectl(&["-o", "json", "health"]).json();
+    let conditions = health["conditions"].as_array().unwrap();
+    let found =
+        conditions.iter().find(|found| found["object"] == "root.containerd.preseed").expect("a condition");
+    let hint = found["hint"].as_str().unwrap();
+    assert!(hint.contains("mount its disk") && !hint.contains("repair or delete"), "{found}");
+    let scratch = node.stop_and_keep();
+    fs::create_dir_all(images.join("k8s.io")).unwrap();
+    check(scratch.path(), &config, &[]).output();
+}
