@@ -241,6 +241,19 @@ impl TreeDriver {
         })
     }
 
+    /// Replaces what the next run of a child runs, and its settings from now on.
+    pub(crate) fn replace_child(&self, parent: &str, child: ChildSpec) -> Result<(), ControlError> {
+        // Before the lock, as for a new child.
+        let settings = child.settings(&self.defaults);
+        let mut state = self.lock();
+        let slot = state.fsm.replace_settings(&format!("{parent}.{}", child.name), settings)?;
+        let former = std::mem::replace(&mut state.run_mut(slot).runnable, child.runnable);
+        drop(state);
+        // Its drop may be code of another crate.
+        drop(former);
+        Ok(())
+    }
+
     /// Adds children by a call of the state machine, which returns their slots, in order.
     fn insert_children<E>(
         self: &Arc<Self>,

@@ -171,6 +171,16 @@ impl Supervisor {
         self.driver.add_child(parent, child)
     }
 
+    /// Replaces a child without a stop: its present run goes on, and the next one is of the new runnable, with its
+    /// [dependencies](ChildSpec::depends_on). The policy, the stop timeout and the order of a shutdown are the new ones from now
+    /// on. The parent's next run has to add the new one by itself.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; nothing was replaced.
+    pub fn replace_child(&self, parent: &str, child: ChildSpec) -> Result<(), ControlError> {
+        self.driver.replace_child(parent, child)
+    }
+
     /// Stops a runnable and its subtree, and removes it from the tree: it does not restart. Returns when it has left.
     /// The group keeps running, however the runnable exits. The parent's next run must not add it.
     ///

@@ -1,8 +1,10 @@
 //! The operator's requests: stop, start, restart.
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
-use super::entry::NameOwner;
+use super::entry::{NameOwner, RunnableSettings};
 use super::{ROOT_SLOT, TreeFsm, TreeTime};
 use crate::event::CancelCause;
 use crate::name::{NameError, ROOT};
@@ -81,6 +83,20 @@ impl TreeFsm {
         self.entry_mut(slot).held_by_operator = false;
         self.start_or_restart(slot, now);
         Ok(())
+    }
+
+    /// Replaces the settings of a child, from now on; its state stays. Returns its slot.
+    pub(crate) fn replace_settings(
+        &mut self,
+        dn: &str,
+        settings: Arc<RunnableSettings>,
+    ) -> Result<u32, ControlError> {
+        let slot = self.controllable_slot(dn)?;
+        if slot == ROOT_SLOT {
+            return Err(ControlError::RootNotControllable);
+        }
+        self.entry_mut(slot).settings = settings;
+        Ok(slot)
     }
 
     fn start_or_restart(&mut self, slot: u32, now: TreeTime) {

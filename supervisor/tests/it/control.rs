@@ -349,6 +349,30 @@ async fn children_are_added_to_and_removed_from_a_ready_parent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_replaced_child_runs_on_and_its_next_run_and_the_shutdown_follow_the_new_dependencies() {
+    let tree = TestTree::with_children(|ctx| {
+        ctx.run_child("a", steady)?;
+        ctx.run_child("b", steady)
+    });
+    settle().await;
+    let supervisor = &tree.supervisor;
+    supervisor.replace_child("root", ChildSpec::new("a", steady).depends_on(["root.b"])).expect("a exists");
+    settle().await;
+    assert_eq!(tree.latest_run("root.a"), (RunnableState::Ready, 1), "nothing stops");
+    supervisor.stop_runnable("root.b").expect("b exists");
+    supervisor.restart_runnable("root.a").expect("a exists");
+    settle().await;
+    assert_eq!(tree.latest_run("root.a"), (RunnableState::New, 2), "it waits for b");
+    supervisor.start_runnable("root.b").expect("b exists");
+    settle().await;
+    assert_eq!(tree.latest_run("root.a"), (RunnableState::Ready, 2));
+    let absent = supervisor.replace_child("root", ChildSpec::new("c", steady)).expect_err("c does not exist");
+    assert_eq!(absent, ControlError::UnknownDn { dn: "root.c".into() });
+    supervisor.shutdown().await;
+    assert!(tree.stopped().ends_with(&["root.a".to_owned(), "root.b".to_owned(), "root".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_child_of_a_parent_that_stays_dead_can_be_removed() {
     let parent = |ctx: Context| async move {
         ctx.run_child("child", steady)?;
