@@ -44,6 +44,7 @@ fn difference_to_wire(difference: PlanDifference) -> v1::ConfigDifference {
             ChangeEffect::Restart => Effect::Restart.into(),
             ChangeEffect::Remove => Effect::Remove.into(),
             ChangeEffect::Apply => Effect::Apply.into(),
+            ChangeEffect::Reorder => Effect::Reorder.into(),
             ChangeEffect::NodeRestart => Effect::NodeRestart.into(),
         },
         name: change.name,

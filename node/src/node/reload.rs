@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use nodekeel_logtree::{Level, LogMessage};
-use nodekeel_supervisor::{ControlError, Removal, Supervisor};
+use nodekeel_supervisor::{ControlError, Removal, RunnableStatus, Supervisor, WaitReason};
 use thiserror::Error;
 
 use super::state::NodeState;
@@ -200,6 +200,12 @@ fn set_running(state: &NodeState, plan: Arc<NodePlan>, prepared: PreparedParts) 
     let PreparedParts { runnables: prepared, additions } = prepared;
     let running = state.plan();
     let mut tree = state.tree.lock();
+    for (dn, runnable) in tree.iter_mut() {
+        // What is prepared again has its new dependencies; what is not gets them here.
+        if let (Some(former), Some(new)) = (running.active_service(dn), plan.active_service(dn)) {
+            runnable.replace_dependencies(&former.start_after, &new.start_after);
+        }
+    }
     // The runnables that the program added besides the plan stay.
     tree.retain(|(dn, _)| {
         let was_planned = running.active_service(dn).is_some();
@@ -226,6 +232,8 @@ struct TreeChange {
     remove: Vec<Vec<(String, Removal)>>,
     /// The DNs that enter it, parents before what is below them.
     add: Vec<String>,
+    /// The DNs that stay, and wait for others from their next start on, with the former ones.
+    reorder: Vec<(String, Vec<String>)>,
 }
 
 impl TreeChange {
@@ -251,7 +259,10 @@ impl TreeChange {
                 add.push(planned.dn.clone());
             }
         }
-        Self { remove, add }
+        let former = |dn: &str| running.active_service(dn).map(|former| former.start_after.clone());
+        let reorder = difference.dns_to(ChangeEffect::Reorder);
+        let reorder = reorder.map(|dn| (dn.to_owned(), former(dn).unwrap_or_default())).collect();
+        Self { remove, add, reorder }
     }
 }
 
@@ -282,6 +293,16 @@ async fn apply_change(
         let child = state.tree.child_spec(&state.tree.lock(), dn);
         let parent = dn.rsplit_once('.').map_or("root", |(parent, _)| parent);
         ignore_absent(supervisor.add_child(parent, child))?;
+    }
+    for (dn, former) in &change.reorder {
+        let child = state.tree.child_spec(&state.tree.lock(), dn);
+        let parent = dn.rsplit_once('.').map_or("root", |(parent, _)| parent);
+        ignore_absent(supervisor.replace_child(parent, child))?;
+        // One that has not started yet, since it waits for a former dependency, must not wait for it any longer.
+        let waits = |status: &RunnableStatus| matches!(&status.waiting_for, WaitReason::Dependency(awaited) if former.iter().any(|dn| **dn == **awaited));
+        if supervisor.snapshot().iter().any(|status| *status.dn == **dn && waits(status)) {
+            ignore_absent(supervisor.restart_runnable(dn))?;
+        }
     }
     Ok(())
 }

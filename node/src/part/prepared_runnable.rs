@@ -45,6 +45,12 @@ impl PreparedRunnable {
         self
     }
 
+    /// Replaces some of the DNs of [`start_after`](Self::start_after); those that it has by itself stay.
+    pub(crate) fn replace_dependencies(&mut self, former: &[String], new: &[String]) {
+        self.start_after.retain(|dn| former.iter().all(|former| **former != **dn));
+        *self = self.clone().start_after(new);
+    }
+
     /// Stops it before this DN.
     #[must_use]
     pub fn stop_before(mut self, dn: &str) -> Self {

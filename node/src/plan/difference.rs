@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::NodePlan;
-use crate::config::{CORE_TABLES, LOG_LEVELS};
+use crate::config::{CORE_TABLES, ConfigSection, LOG_LEVELS};
 use crate::dependency::is_descendant;
 use crate::part::PlannedService;
 
@@ -45,6 +45,8 @@ pub enum ChangeEffect {
     Remove,
     /// The node applies it at once, and nothing restarts.
     Apply,
+    /// The runnable runs on. From its next start on, it waits for others than before, and it stops before them.
+    Reorder,
     /// Only a restart of the program applies it: a reload is refused.
     NodeRestart,
 }
@@ -79,6 +81,10 @@ impl fmt::Display for PlanChange {
             }
             ChangeEffect::Restart => write!(f, "restart {name}: {keys}"),
             ChangeEffect::Apply => write!(f, "apply {keys}"),
+            ChangeEffect::Reorder if keys.is_empty() => {
+                write!(f, "reorder {name}: what it depends on starts others; it runs on")
+            }
+            ChangeEffect::Reorder => write!(f, "reorder {name}: {keys}; it runs on"),
             ChangeEffect::NodeRestart => write!(f, "restart noded: {keys}"),
         }
     }
@@ -102,7 +108,15 @@ pub(crate) fn compare_plans(running: &NodePlan, new: &NodePlan) -> PlanDifferenc
                 name: planned.dn.clone(),
                 keys: Vec::new(),
             }),
-            Some(former) if runs_the_same(former, planned) => {}
+            Some(former) if runs_the_same(former, planned) => {
+                if former.start_after != planned.start_after {
+                    changes.push(PlanChange {
+                        effect: ChangeEffect::Reorder,
+                        name: planned.dn.clone(),
+                        keys: changed_dependency_keys(running, new, &planned.dn),
+                    });
+                }
+            }
             Some(_) => changes.push(PlanChange {
                 effect: ChangeEffect::Restart,
                 name: planned.dn.clone(),
@@ -154,8 +168,7 @@ fn is_replaceable(planned: &PlannedService) -> bool {
 
 fn runs_the_same(running: &PlannedService, new: &PlannedService) -> bool {
     running.runnable.is_same(&*new.runnable) == Some(true)
-        // A child gets its dependencies when it is added, and its writers their format when they are opened.
-        && running.start_after == new.start_after
+        // Its writers get their format when they are opened.
         && running.log_formats == new.log_formats
         && running.log_zone == new.log_zone
 }
@@ -165,14 +178,32 @@ fn changed_keys(running: &NodePlan, new: &NodePlan, dn: &str) -> Vec<String> {
     if let Some(name) = dn.strip_prefix("root.service.") {
         return running.config.changed_service_keys(&new.config, name);
     }
-    let part = new.source.parts.iter().find(|part| {
-        let top = format!("root.{}", part.name());
-        dn == top || is_descendant(dn, &top)
-    });
-    let sections = part.map(|part| part.sections()).unwrap_or_default();
+    let sections = sections_of(new, dn);
     let changed =
         sections.iter().filter(|section| !running.config.has_same_section(&new.config, section.path()));
     changed.flat_map(|section| running.config.changed_keys(&new.config, section.path())).collect()
+}
+
+/// The keys that change what a runnable waits for.
+fn changed_dependency_keys(running: &NodePlan, new: &NodePlan, dn: &str) -> Vec<String> {
+    let mut keys: Vec<String> = match dn.strip_prefix("root.service.") {
+        Some(name) => running.config.changed_service_keys(&new.config, name),
+        None => sections_of(new, dn)
+            .iter()
+            .flat_map(|section| running.config.changed_keys(&new.config, section.path()))
+            .collect(),
+    };
+    keys.retain(|key| key.rsplit('.').next() == Some("depends_on"));
+    keys
+}
+
+/// The tables of the part to which a runnable belongs.
+fn sections_of(plan: &NodePlan, dn: &str) -> Vec<ConfigSection> {
+    let part = plan.source.parts.iter().find(|part| {
+        let top = format!("root.{}", part.name());
+        dn == top || is_descendant(dn, &top)
+    });
+    part.map(|part| part.sections()).unwrap_or_default()
 }
 
 /// The plan of a node that runs by one plan and is reloaded with another: what a reload can't replace stays as it is.

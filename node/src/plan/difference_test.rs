@@ -53,8 +53,32 @@ fn services_are_added_removed_and_restarted_with_the_keys_that_changed() {
     );
     assert_eq!(
         difference(&[&*a, &b].concat(), &service("b", "")),
-        ["restart root.service.b: depends_on", "remove root.service.a"]
+        ["reorder root.service.b: depends_on; it runs on", "remove root.service.a"]
     );
+    let both = service("b", "depends_on = [\"a\"]\ngrace = \"3s\"");
+    assert_eq!(
+        difference(&[&*a, &service("b", "")].concat(), &[&*a, &both].concat()),
+        ["restart root.service.b: depends_on, grace"]
+    );
+}
+
+#[test]
+fn a_part_whose_dependencies_alone_change_runs_on() {
+    let port = |key: &str| {
+        let port = testbed::reserve_port().expect("a free port").number();
+        format!("{key} = {port}\n")
+    };
+    let etcd =
+        format!("[services.etcd]\nbinary = \"/bin/true\"\n{}{}", port("client_port"), port("peer_port"));
+    let plan = |text: &str, running: Option<&NodePlan>| {
+        let text = format!("services.containerd.enable = false\n{text}");
+        source().plan_text(Path::new("a.toml"), &text, running).expect(&text)
+    };
+    let running = plan(&format!("{etcd}{}", service("a", "")), None);
+    let new = plan(&format!("{etcd}depends_on = [\"a\"]\n{}", service("a", "")), Some(&running));
+    let changes: Vec<_> = compare_plans(&running, &new).changes.iter().map(ToString::to_string).collect();
+    assert_eq!(changes, ["reorder root.etcd: services.etcd.depends_on; it runs on"]);
+    assert_eq!(compare_plans(&merge_plans(&running, new.clone()), &new), PlanDifference::default());
 }
 
 #[test]

@@ -72,6 +72,7 @@ fn difference_json(difference: &ConfigDifference) -> serde_json::Value {
     let effect = |effect| match effect {
         Effect::Add => "add",
         Effect::Restart => "restart",
+        Effect::Reorder => "reorder",
         Effect::Remove => "remove",
         Effect::Apply => "apply",
         Effect::NodeRestart => "restart-noded",

@@ -52,6 +52,31 @@ fn a_reload_starts_restarts_and_stops_only_what_differs() {
 }
 
 #[test]
+fn a_change_of_dependencies_restarts_nothing_and_counts_from_the_next_start() {
+    let closed = "readiness = { probe = [\"/bin/false\"] }";
+    let node =
+        start(&[service("a", ""), service("closed", closed), service("waits", "depends_on = [\"closed\"]")]);
+    node.wait_ready("root.service.a");
+    node.wait_status("root.service.waits", |status| status["waiting_on"][0] == "root.service.closed");
+    node.write_config(&config(&[
+        service("a", "depends_on = [\"closed\"]"),
+        service("closed", closed),
+        service("waits", "depends_on = [\"a\"]"),
+    ]));
+    let lines = "  reorder root.service.a: depends_on; it runs on\n  reorder root.service.waits: depends_on; it runs on\n";
+    assert_eq!(node.ask(&["reload", "--dry-run"]), format!("a reload would:\n{lines}"));
+    let changes = node.ask_json(&["reload"]);
+    assert_eq!(changes["changes"][0]["effect"], "reorder", "{changes}");
+    // It had not started, and need not wait for the former one.
+    node.wait_ready("root.service.waits");
+    assert_eq!(node.status("root.service.a")["generation"], 1);
+    node.ask(&["restart", "a"]);
+    node.wait_status("root.service.a", |status| status["waiting_on"][0] == "root.service.closed");
+    assert_eq!(node.ask(&["reload"]), "reloaded: nothing has changed\n");
+    node.stop();
+}
+
+#[test]
 fn a_file_that_is_refused_changes_nothing() {
     let node = start(&[service("a", "")]);
     let cycle = config(&[service("a", "depends_on = [\"b\"]"), service("b", "depends_on = [\"a\"]")]);
