@@ -93,6 +93,8 @@ mod event_history;
 #[cfg(feature = "node")]
 pub mod health;
 #[cfg(feature = "node")]
+mod kernel_kills;
+#[cfg(feature = "node")]
 mod layout;
 #[cfg(feature = "node")]
 mod listen_address;

@@ -19,6 +19,7 @@ use crate::health::{
     ConditionChange, ConditionChangeKind, Consequences, HealthCondition, HealthMonitor, HealthSources,
     NODE_PART, NodeSnapshot, ReadinessChange, RunnableReadiness, record_conditions,
 };
+use crate::kernel_kills::KernelKills;
 use crate::layout::DataLayout;
 use crate::metrics::NodeFigures;
 use crate::part::PartAdditions;
@@ -240,18 +241,23 @@ impl RunningNode {
     /// The tree, with the skipped services.
     pub(crate) fn tree_nodes(&self) -> Vec<v1::Node> {
         let tree = self.supervisor.with(Supervisor::snapshot).unwrap_or_default();
-        self.nodes_of(&tree, wire::node_to_wire)
+        self.nodes_of(&tree, |_, node| node)
     }
 
     fn nodes_of(
         &self,
         tree: &[RunnableStatus],
-        to_wire: impl Fn(&RunnableStatus) -> v1::Node,
+        view: impl Fn(&RunnableStatus, v1::Node) -> v1::Node,
     ) -> Vec<v1::Node> {
-        let processes = self.additions().processes;
-        let with_process = |status: &RunnableStatus| match processes.get(&*status.dn) {
-            Some(process) => wire::with_process(to_wire(status), process),
-            None => to_wire(status),
+        let PartAdditions { processes, extensions, .. } = self.additions();
+        // Without the kernel's log there are none.
+        let kills = extensions.get::<KernelKills>().cloned().unwrap_or_default();
+        let with_process = |status: &RunnableStatus| {
+            let node = view(status, wire::node_to_wire(status, &kills));
+            match processes.get(&*status.dn) {
+                Some(process) => wire::with_process(node, process),
+                None => node,
+            }
         };
         let plan = self.plan();
         // The supervisor does not know the skipped ones. Clients see them with the reason.
@@ -267,8 +273,7 @@ impl RunningNode {
 }
 
 /// The runnable as it is by its own signals, without what its part withholds.
-fn own_node(status: &RunnableStatus) -> v1::Node {
-    let node = wire::node_to_wire(status);
+fn own_node(status: &RunnableStatus, node: v1::Node) -> v1::Node {
     if status.withheld.is_none() {
         return node;
     }

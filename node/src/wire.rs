@@ -12,6 +12,7 @@ use prost_types::Timestamp;
 use crate::client::level_to_wire;
 use crate::event_history::{NodeEvent, NodeEventKind};
 use crate::health::{self, ConditionChange, ConditionChangeKind, ConditionSeverity, HealthCondition};
+use crate::kernel_kills::KernelKills;
 use crate::v1;
 
 pub(crate) fn timestamp(at: SystemTime) -> Option<Timestamp> {
@@ -31,7 +32,7 @@ fn state_to_wire(state: RunnableState) -> v1::State {
     }
 }
 
-pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
+pub(crate) fn node_to_wire(status: &RunnableStatus, kills: &KernelKills) -> v1::Node {
     let reason = match &status.waiting_for {
         // One that waits for its own readiness, as etcd's, waits for nothing else.
         WaitReason::Dependency(dn) if *dn == status.dn => &WaitReason::ReadySignal,
@@ -56,7 +57,7 @@ pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
         failing_since: status.failing_since.and_then(timestamp),
         waiting_for,
         waiting_on,
-        exits: status.exits.iter().map(exit_to_wire).collect(),
+        exits: status.exits.iter().map(|exit| exit_to_wire(exit, kills)).collect(),
         backoff_until,
         condition,
         ..v1::Node::default()
@@ -90,7 +91,7 @@ fn waiting_to_wire(reason: &WaitReason) -> (String, Vec<String>) {
     }
 }
 
-fn exit_to_wire(record: &ExitRecord) -> v1::Exit {
+fn exit_to_wire(record: &ExitRecord, kills: &KernelKills) -> v1::Exit {
     let process = match &record.exit {
         ExitReason::Failed { process, .. } | ExitReason::Canceled { process } => process.as_deref(),
         ExitReason::Killed { process, .. } => Some(&**process),
@@ -98,15 +99,20 @@ fn exit_to_wire(record: &ExitRecord) -> v1::Exit {
     };
     // The last lines explain a failure; of a planned stop, the log has them.
     let explained = process.filter(|_| !matches!(record.exit, ExitReason::Canceled { .. }));
+    // The cgroup of a service reports only what noded limits; the kernel's log names every kill.
+    let kill = explained.and_then(|exit| kills.find(exit, record.at));
     v1::Exit {
         at: timestamp(record.at),
         generation: record.generation,
         state: state_to_wire(record.state).into(),
-        reason: record.exit.to_string(),
+        reason: match kill {
+            Some(kill) => format!("{}: {kill}", record.exit),
+            None => record.exit.to_string(),
+        },
         code: process.and_then(|exit| exit.code),
         signal: process.and_then(|exit| exit.signal).map(Signal::as_number),
         output: explained.map(|exit| exit.tail.clone()).unwrap_or_default(),
-        out_of_memory: process.is_some_and(|exit| exit.oom_kill.is_some()),
+        out_of_memory: kill.is_some() || process.is_some_and(|exit| exit.oom_kill.is_some()),
     }
 }
 

@@ -83,8 +83,11 @@ fn not_ready_hint(node: &Node, status: String) -> String {
 
 fn failure_hint(node: &Node, status: &str) -> String {
     match last_failure(node) {
-        Some(exit) if exit.out_of_memory => {
+        Some(exit) if exit.out_of_memory && exit.reason.contains("its limit is") => {
             format!("raise its limits.memory_max in the configuration; {status}")
+        }
+        Some(exit) if exit.out_of_memory => {
+            format!("`nodectl logs root.kernel --grep oom` names whose memory ran out; {status}")
         }
         _ => status.to_owned(),
     }
@@ -189,7 +192,12 @@ mod tests {
 
     #[test]
     fn each_state_that_is_not_healthy_says_what_to_type() {
-        let memory = Exit { out_of_memory: true, ..exit(9, "killed by SIGKILL: out of memory") };
+        let memory =
+            Exit { out_of_memory: true, ..exit(9, "killed by SIGKILL: out of memory, its limit is 64 MiB") };
+        let elsewhere = Exit {
+            out_of_memory: true,
+            ..exit(9, "killed by SIGKILL: out of memory, by the limit of a cgroup")
+        };
         let dependency = Node {
             waiting_for: "root.etcd to become ready".into(),
             waiting_on: vec!["root.etcd".into()],
@@ -208,9 +216,15 @@ mod tests {
             ),
             (
                 Node { exits: vec![memory], failures: 1, ..node(State::Waiting) },
-                "has failed, and is not ready again: killed by SIGKILL: out of memory",
+                "has failed, and is not ready again: killed by SIGKILL: out of memory, its limit is 64 MiB",
                 "",
                 "raise its limits.memory_max in the configuration; `nodectl status root.service.a`",
+            ),
+            (
+                Node { exits: vec![elsewhere], failures: 1, ..node(State::Waiting) },
+                "crash-loops: 1 failure, the last one: killed by SIGKILL: out of memory, by the limit of a cgroup",
+                "",
+                "`nodectl logs root.kernel --grep oom` names whose memory ran out; `nodectl status root.service.a`",
             ),
             (node(State::Stopped), "was stopped by an operator", "", "`nodectl start root.service.a`"),
             (

@@ -5,12 +5,13 @@ use std::fmt;
 use std::io;
 
 use nodekeel_logtree::source::{KmsgPosition, KmsgSource};
-use nodekeel_logtree::{Dn, LogStore};
+use nodekeel_logtree::{Dn, LogQuery, LogStore};
 use nodekeel_supervisor::{Context, Failure, Runnable};
 use serde::Deserialize;
 
 use crate::config::{ConfigSection, NodedConfig};
 use crate::dn::KERNEL as DN;
+use crate::kernel_kills::KernelKills;
 use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
@@ -91,7 +92,8 @@ impl PlannedRunnable for KernelLogPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         // The position outlives the runnable, so that no record is stored twice.
         let position = node.extensions().get_or_insert_default::<KmsgPosition>().clone();
-        Ok(PreparedRunnable::new(copy_kernel_log(node.log_store().clone(), position)))
+        let kills = node.extensions().get_or_insert_default::<KernelKills>().clone();
+        Ok(PreparedRunnable::new(copy_kernel_log(node.log_store().clone(), position, kills)))
     }
 
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
@@ -99,15 +101,25 @@ impl PlannedRunnable for KernelLogPlan {
     }
 }
 
-fn copy_kernel_log(log_store: LogStore, position: KmsgPosition) -> impl Runnable {
+fn copy_kernel_log(log_store: LogStore, position: KmsgPosition, kills: KernelKills) -> impl Runnable {
     move |ctx: Context| {
-        let (log_store, position) = (log_store.clone(), position.clone());
+        let (log_store, position, kills) = (log_store.clone(), position.clone(), kills.clone());
         async move {
             let dn: Dn = ctx.dn().parse().expect("every name in the tree is a DN");
             let mut kernel = KmsgSource::open(&position)?;
+            // From here on: an earlier run has seen what is in the log.
+            let mut log = log_store.open_reader(LogQuery::of_dn(dn.clone()).last_entries(0).follow())?;
             ctx.signal_ready()?;
+            let record_kills = async {
+                while let Some(entry) = log.next().await {
+                    kills.record(&entry);
+                }
+                // The log ends with the node.
+                std::future::pending::<()>().await
+            };
             // Dropping the copy at a stop loses no record: the next one continues at the position.
             tokio::select! {
+                () = record_kills => Ok(()),
                 failed = kernel.copy_records(&log_store, &dn) => failed.map(|never: Infallible| match never {}).map_err(Failure::from),
                 stopped = ctx.until_canceled() => stopped,
             }
