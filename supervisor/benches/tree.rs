@@ -1,4 +1,5 @@
-//! The tree, compared with suture: restarts, the start of ten thousand runnables, and the memory of each.
+//! The tree, compared with suture: restarts, the start of ten thousand runnables, and the memory of each. And what takes
+//! in a large tree how many times as long as in one of half its size.
 //!
 //! `cargo xtask bench supervisor-tree`
 
@@ -8,7 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, Supervisor};
+use futures_util::future::join_all;
+use nodekeel_supervisor::{
+    Backoff, ChildPolicy, ChildSpec, Context, Failure, GroupPolicy, Removal, Supervisor,
+};
 use testbed::bench::{BenchRow, median};
 use tokio::sync::Notify;
 
@@ -16,6 +20,9 @@ const ROUNDS: usize = 5;
 const RESTARTS: usize = 10_000;
 const RUNNABLES: usize = 10_000;
 const GROUP: usize = 64;
+/// The sizes that are compared, and how many times as long the larger one may take: 2 is linear, 4 is quadratic.
+const SIZES: [usize; 2] = [8_000, 16_000];
+const GROWTH: f64 = 3.0;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
@@ -24,6 +31,13 @@ async fn main() -> anyhow::Result<()> {
     if std::env::args().nth(1).as_deref() == Some("up") {
         let (up, bytes) = time_start_all().await;
         println!("{up}\n{bytes}");
+        return Ok(());
+    }
+    if let Some(work) =
+        std::env::args().nth(1).and_then(|name| Growing::ALL.into_iter().find(|work| work.id() == name))
+    {
+        let size = std::env::args().nth(2).and_then(|size| size.parse().ok());
+        println!("{}", work.time(size.unwrap_or(SIZES[0])).await);
         return Ok(());
     }
     let this = std::env::current_exe()?;
@@ -37,17 +51,21 @@ async fn main() -> anyhow::Result<()> {
     for _ in 0..ROUNDS {
         ours[0].push(time_restarts().await);
         ours[1].push(time_group_restarts().await);
-        let up = run_peer(&this, "up")?;
+        let up = run_peer(&this, &["up"])?;
         ours[2].push(up[0]);
         ours[3].push(up[1]);
         if let Ok(suture) = &suture {
-            theirs[0].extend(run_peer(suture, "restart")?);
-            let up = run_peer(suture, "up")?;
+            theirs[0].extend(run_peer(suture, &["restart"])?);
+            let up = run_peer(suture, &["up"])?;
             theirs[1].push(up[0]);
             theirs[2].push(up[1]);
         }
     }
-    testbed::bench::write_rows("supervisor-tree", &rows(&ours, &theirs))?;
+    let mut rows = rows(&ours, &theirs).to_vec();
+    for work in Growing::ALL {
+        rows.push(work.row(&this)?);
+    }
+    testbed::bench::write_rows("supervisor-tree", &rows)?;
     Ok(())
 }
 
@@ -192,6 +210,93 @@ async fn time_start_all() -> (f64, f64) {
     figures
 }
 
+/// Work on many runnables at once that has to be linear.
+#[derive(Clone, Copy)]
+enum Growing {
+    Waiters,
+    Chain,
+    Removals,
+    GroupRemovals,
+}
+
+impl Growing {
+    const ALL: [Self; 4] = [Self::Waiters, Self::Chain, Self::Removals, Self::GroupRemovals];
+
+    fn id(self) -> &'static str {
+        match self {
+            Self::Waiters => "waiters-growth",
+            Self::Chain => "chain-growth",
+            Self::Removals => "removals-growth",
+            Self::GroupRemovals => "group-removals-growth",
+        }
+    }
+
+    fn row(self, this: &PathBuf) -> anyhow::Result<BenchRow> {
+        let mut times: [Vec<f64>; 2] = Default::default();
+        for _ in 0..ROUNDS {
+            for (times, size) in times.iter_mut().zip(SIZES) {
+                times.extend(run_peer(this, &[self.id(), &size.to_string()])?);
+            }
+        }
+        let work = match self {
+            Self::Waiters => "runnables that wait for the same one to be ready",
+            Self::Chain => "a chain of runnables of which each waits for the one before it",
+            Self::Removals => "removals at the same time of runnables that were added one by one",
+            Self::GroupRemovals => "removals at the same time of the members of one group",
+        };
+        let [small, large] = [median(&times[0]), median(&times[1])];
+        let work = format!("{work}: 16,000 of them ({:.0} ms) compared with 8,000", large / 1e6);
+        Ok(BenchRow::new(self.id(), work, "times", large / small).goal_at_most(GROWTH))
+    }
+
+    /// Nanoseconds.
+    async fn time(self, size: usize) -> f64 {
+        let (left, all) = (Arc::new(AtomicUsize::new(size)), Arc::new(Notify::new()));
+        let (counted, complete, started) = (Arc::clone(&left), Arc::clone(&all), Instant::now());
+        let supervisor = start_tree(move |ctx: Context| {
+            let child = |number: usize| {
+                let (counted, complete) = (Arc::clone(&counted), Arc::clone(&complete));
+                ChildSpec::new(format!("r{number}"), move |ctx: Context| {
+                    let (counted, complete) = (Arc::clone(&counted), Arc::clone(&complete));
+                    async move {
+                        ctx.signal_ready()?;
+                        if counted.fetch_sub(1, Ordering::SeqCst) == 1 {
+                            complete.notify_one();
+                        }
+                        Err::<(), Failure>(ctx.canceled().await.into())
+                    }
+                })
+            };
+            let added = match self {
+                Self::Removals => (0..size).try_for_each(|number| ctx.run_group([child(number)])),
+                Self::GroupRemovals => ctx.run_group_with(GroupPolicy::RestForOne, (0..size).map(child)),
+                // The last one starts first, so that all the others wait.
+                Self::Waiters => (0..size).try_for_each(|number| {
+                    let last = format!("root.r{}", size - 1);
+                    ctx.run_group([child(number).depends_on((number + 1 < size).then_some(last))])
+                }),
+                Self::Chain => (0..size).try_for_each(|number| {
+                    let next = format!("root.r{}", number + 1);
+                    ctx.run_group([child(number).depends_on((number + 1 < size).then_some(next))])
+                }),
+            };
+            async move {
+                added?;
+                run_idle(ctx).await
+            }
+        });
+        all.notified().await;
+        if matches!(self, Self::Waiters | Self::Chain) {
+            return started.elapsed().as_nanos() as f64;
+        }
+        let dns: Vec<String> = (0..size).map(|number| format!("root.r{number}")).collect();
+        let started = Instant::now();
+        let removed = join_all(dns.iter().map(|dn| supervisor.remove_runnable(dn, Removal::ForGood))).await;
+        assert!(removed.iter().all(Result::is_ok), "{removed:?}");
+        started.elapsed().as_nanos() as f64
+    }
+}
+
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("every Linux has it");
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("its second field");
@@ -208,8 +313,8 @@ fn build_suture() -> anyhow::Result<PathBuf> {
     Ok(binary)
 }
 
-fn run_peer(program: &PathBuf, what: &str) -> anyhow::Result<Vec<f64>> {
-    let output = Command::new(program).arg(what).output()?;
-    anyhow::ensure!(output.status.success(), "{} {what}: {}", program.display(), output.status);
+fn run_peer(program: &PathBuf, what: &[&str]) -> anyhow::Result<Vec<f64>> {
+    let output = Command::new(program).args(what).output()?;
+    anyhow::ensure!(output.status.success(), "{} {what:?}: {}", program.display(), output.status);
     Ok(String::from_utf8(output.stdout)?.lines().map(str::parse).collect::<Result<_, _>>()?)
 }

@@ -5,6 +5,7 @@
 //! after the release: the tasks need the lock themselves. Code of other crates (hooks, the log, a runnable's drop) runs
 //! outside of the lock, too; only wakers run below it.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -19,8 +20,8 @@ use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
 use crate::event_log::log_event;
 use crate::fsm::{
-    AddChildError, ControlError, NewChild, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm,
-    TreeTime,
+    AddChildError, ControlError, NewChild, Removal, RunKey, RunOutcome, RunnableSettings, TreeAction,
+    TreeFsm, TreeTime,
 };
 use crate::output::OutputSink;
 use crate::policy::GroupPolicy;
@@ -28,6 +29,7 @@ use crate::process::{HostSettings, ProcessHost, RecordProblem};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
 use crate::task;
+use crate::waiters::ReadyWaiters;
 use crate::wall_clock::wall_clock_time;
 
 /// The state that all contexts of one supervisor share.
@@ -55,7 +57,9 @@ struct DriverState {
     actions: Vec<TreeAction>,
     /// Indexed by slot.
     runs: Vec<Option<SlotRun>>,
-    waiters: Vec<ReadyWaiter>,
+    waiters: ReadyWaiters,
+    /// Callers that wait until a runnable has left the tree, by its slot.
+    removals: HashMap<u32, Vec<oneshot::Sender<()>>>,
     /// The hook's queue, if there is a hook.
     events: Option<Arc<EventQueue>>,
     next_seq: u64,
@@ -100,12 +104,6 @@ fn spawn_runs(runtime: &Handle, runs: Vec<PreparedRun>) {
     }
 }
 
-/// A caller that waits for a runnable to become ready.
-struct ReadyWaiter {
-    dn: Arc<str>,
-    ready: oneshot::Sender<()>,
-}
-
 /// Work to do after the lock is released.
 #[derive(Default)]
 struct DeferredEffects {
@@ -143,7 +141,8 @@ impl TreeDriver {
             fsm: TreeFsm::new(TreeTime::ZERO, settings, random_seed()),
             actions: Vec::new(),
             runs: vec![Some(SlotRun::new(root.runnable))],
-            waiters: Vec::new(),
+            waiters: ReadyWaiters::default(),
+            removals: HashMap::new(),
             events,
             next_seq: 1,
             armed_deadline: None,
@@ -340,7 +339,11 @@ impl TreeDriver {
                 TreeAction::CancelRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Cancel),
                 TreeAction::AbortRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Abort),
                 TreeAction::DropRunnable { slot } => {
-                    outcome.dropped_runs.extend(state.runs[slot as usize].take())
+                    outcome.dropped_runs.extend(state.runs[slot as usize].take());
+                    for removed in state.removals.remove(&slot).into_iter().flatten() {
+                        // The receiver is gone if the caller no longer waits.
+                        let _ = removed.send(());
+                    }
                 }
                 TreeAction::EmitEvent { dn, generation, change } => {
                     let at = self.moment_of(now);
@@ -360,6 +363,10 @@ impl TreeDriver {
             }
         }
         state.actions = actions;
+        if state.fsm.is_shutting_down() {
+            // Nothing leaves the tree any more: dropping their senders fails those who still wait.
+            state.removals.clear();
+        }
         if !outcome.events.is_empty() {
             self.count_change(state);
         }
@@ -388,13 +395,27 @@ impl TreeDriver {
             Some(true) => _ = ready.send(()),
             // The sender is dropped, which fails the wait.
             _ if state.fsm.is_shutting_down() => {}
-            _ => {
-                // A caller that gives up leaves its sender here: repeated waits with a timeout must not pile up.
-                state.waiters.retain(|waiter| !waiter.ready.is_closed());
-                state.waiters.push(ReadyWaiter { dn: dn.into(), ready });
-            }
+            _ => state.waiters.add(dn, ready),
         }
         waiting
+    }
+
+    /// Starts to remove a runnable. Resolves when it has left the tree; fails when the shutdown starts before.
+    pub(crate) fn remove_runnable(
+        self: &Arc<Self>,
+        dn: &str,
+        removal: Removal,
+    ) -> Result<oneshot::Receiver<()>, ControlError> {
+        let (removed, waiting) = oneshot::channel();
+        let mut state = self.lock();
+        let now = self.now();
+        let key = state.fsm.remove_runnable(now, dn, removal)?;
+        // Before the actions: it may have left the tree in this call.
+        state.removals.entry(key.slot).or_default().push(removed);
+        let outcome = self.perform_actions(&mut state, now);
+        drop(state);
+        outcome.apply_deferred(self);
+        Ok(waiting)
     }
 
     /// Records for the status that a runnable waits for another one, or no longer does.
@@ -509,12 +530,8 @@ impl DriverState {
 
     /// Notifies those who wait for a runnable that has become ready or done, unless its run is ending.
     fn notify_ready(&mut self, dn: &str) {
-        if self.waiters.is_empty() || self.fsm.readiness_of(dn) != Some(true) {
-            return;
-        }
-        for waiter in self.waiters.extract_if(.., |waiter| &*waiter.dn == dn) {
-            // The receiver is gone if the caller no longer waits.
-            let _ = waiter.ready.send(());
+        if self.waiters.waits_for(dn) && self.fsm.readiness_of(dn) == Some(true) {
+            self.waiters.notify(dn);
         }
     }
 

@@ -232,9 +232,23 @@ impl TreeFsm {
     }
 
     fn report_change(&mut self, slot: u32, change: RunnableChange) {
+        self.note_readiness(slot);
         let entry = self.entry(slot);
         let event = TreeAction::EmitEvent { dn: entry.dn.clone(), generation: entry.generation, change };
         self.actions.push(event);
+    }
+
+    /// Tells the group of an entry whether that is ready, after each change that can make a difference.
+    fn note_readiness(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        let (parent, group, rank) = (entry.parent, entry.group as usize, entry.rank);
+        let is_ready_or_done = entry.is_ready_or_done();
+        // The groups of a parent that restarts are gone before its children.
+        if let Some(parent) = parent
+            && let Some(group) = self.entry_mut(parent).groups.get_mut(group)
+        {
+            group.set_readiness(rank, is_ready_or_done);
+        }
     }
 
     /// A random number in `[0, 1)`, by SplitMix64, whose only state is a counter.

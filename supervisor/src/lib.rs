@@ -102,6 +102,7 @@ mod task;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tree;
+mod waiters;
 mod wall_clock;
 
 pub use context::{Context, StaleContextError, WaitReadyError};

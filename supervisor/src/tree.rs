@@ -190,19 +190,7 @@ impl Supervisor {
     /// # Cancel safety
     /// The removal continues when this future is dropped.
     pub async fn remove_runnable(&self, dn: &str, removal: Removal) -> Result<(), ControlError> {
-        // Subscribed before the request: the removal may happen within it.
-        let mut changes = self.driver.version();
-        let key = self.driver.apply(|fsm, now| fsm.remove_runnable(now, dn, removal))?;
-        loop {
-            // Before the tree is read: a change after that ends the wait.
-            changes.mark_unchanged();
-            match self.driver.read(|fsm| (fsm.is_removed(key), fsm.is_shutting_down())) {
-                (true, _) => return Ok(()),
-                (false, true) => return Err(ControlError::ShuttingDown),
-                // The driver owns the sender, so this can't fail.
-                (false, false) => _ = changes.changed().await,
-            }
-        }
+        self.driver.remove_runnable(dn, removal)?.await.map_err(|_| ControlError::ShuttingDown)
     }
 
     /// Stops everything: children before their parent, each runnable before those that it

@@ -69,10 +69,7 @@ impl TreeFsm {
         }
         // All names are checked before the first change: a rejected group leaves nothing behind.
         let dns = self.child_dns(slot, children).map_err(AddChildError::Name)?;
-        let groups = &mut self.entry_mut(slot).groups;
-        groups.push(ChildGroup { policy, members: Vec::new(), ending: None });
-        let group = groups.len() - 1;
-        Ok(self.insert_members(now, slot, group, children, dns))
+        Ok(self.insert_members(now, slot, policy, children, dns))
     }
 
     /// Adds a child as a separate group below a running runnable, and starts it. Returns its slot.
@@ -88,22 +85,16 @@ impl TreeFsm {
             return Err(ControlError::ParentNotRunning { dn: format!("{parent}.{}", child.name) });
         }
         let dns = self.child_dns(slot, std::slice::from_ref(&child)).map_err(ControlError::Name)?;
-        // A removed child leaves its group, and its place in the order, to the next one.
-        let groups = &mut self.entry_mut(slot).groups;
-        let group = groups.iter().position(|group| group.members.is_empty()).unwrap_or_else(|| {
-            groups.push(ChildGroup { policy: GroupPolicy::OneForAll, members: Vec::new(), ending: None });
-            groups.len() - 1
-        });
-        let members = self.insert_members(now, slot, group, &[child], dns);
+        let members = self.insert_members(now, slot, GroupPolicy::OneForAll, &[child], dns);
         Ok(members[0])
     }
 
-    /// Fills an empty group, and starts its members. Returns their slots in order.
+    /// Adds a group, and starts its members. Returns their slots in order.
     fn insert_members(
         &mut self,
         now: TreeTime,
         parent: u32,
-        group: usize,
+        policy: GroupPolicy,
         children: &[NewChild<'_>],
         dns: Vec<Arc<str>>,
     ) -> Vec<u32> {
@@ -115,15 +106,18 @@ impl TreeFsm {
             let local_name = LocalName::of_dn(Arc::clone(&dn));
             let mut entry = TreeEntry::new(dn, Arc::clone(&child.settings), now, history);
             entry.parent = Some(parent);
-            entry.group = u32::try_from(group).expect("fewer groups than entries");
             entry.rank = rank;
             entry.incarnation = self.allocate_incarnation();
             let child = self.insert_entry(entry);
             self.entry_mut(parent).names.insert(local_name, NameOwner::Child(child));
             members.push(child);
         }
+        // A group whose members have all left leaves its place in the order of the children to the next one: a parent
+        // that adds and removes children all the time has as many groups as it ever had at once.
+        let group = self.entry_mut(parent).add_group(ChildGroup::new(policy, &members));
+        let group = u32::try_from(group).expect("fewer groups than entries");
+        members.iter().for_each(|member| self.entry_mut(*member).group = group);
         // The whole group is in the tree before its first member starts.
-        self.entry_mut(parent).groups[group].members.clone_from(&members);
         for &member in &members {
             if self.entry(member).held_by_operator {
                 self.mark_stopped(member, now);
@@ -203,11 +197,6 @@ impl TreeFsm {
         Ok(key)
     }
 
-    /// Returns whether the entry of this key has left the tree.
-    pub(crate) fn is_removed(&self, key: RunKey) -> bool {
-        self.resolve_key(key).is_none()
-    }
-
     /// Removes an entry whose subtree has ended. If members of its group waited for that, they restart.
     pub(super) fn remove_settled(&mut self, slot: u32, now: TreeTime) {
         // Before the removal: the members are found by the entry's place in its group.
@@ -215,11 +204,13 @@ impl TreeFsm {
         if !self.waits_for_group(slot) {
             released = self.release_ended_members(slot).unwrap_or_default();
         }
-        let TreeEntry { parent, group, rank, .. } = *self.entry(slot);
+        let TreeEntry { parent: Some(parent), group, rank, .. } = *self.entry(slot) else { return };
+        let parent = RunKey { slot: parent, incarnation: self.entry(parent).incarnation };
         self.remove_child(slot);
         let others: Vec<u32> = released.into_iter().filter(|member| *member != slot).collect();
         self.restart_ended(&others, now);
-        if let Some(parent) = parent {
+        // One of them may have exceeded its restart limit, so that the parent has ended, and the group with it.
+        if let Some(parent) = self.resolve_key(parent) {
             self.start_members_after(parent, group, rank, now);
         }
     }
@@ -232,20 +223,15 @@ impl TreeFsm {
         let history = RunnableHistory { failures: 0, exits: Vec::new(), ..self.remove_entry(slot) };
         let entry = self.entry_mut(parent);
         entry.names.remove(&*name);
-        // Names that never come back would take more and more memory. Only an operator's stop must not be lost.
-        if entry.former_children.len() >= MAX_CHILD_HISTORIES {
+        // Names that never come back would take more and more memory. Only an operator's stop must not be lost. They are
+        // searched at each power of two: operators may have stopped most of them.
+        let histories = entry.former_children.len();
+        if histories >= MAX_CHILD_HISTORIES && histories.is_power_of_two() {
             entry.former_children.retain(|_, history| history.held_by_operator);
         }
         entry.former_children.insert(name, history);
-        let group = &mut entry.groups[group as usize];
-        group.members.remove(rank as usize);
-        // All ranks after the removed one move down, and with them the first one that is ending.
-        if let Some(ending) = group.ending.as_mut().filter(|ending| rank < ending.first_rank) {
-            ending.first_rank -= 1;
-        }
-        let later: Vec<u32> = group.members[rank as usize..].to_vec();
-        for member in later {
-            self.entry_mut(member).rank -= 1;
+        if entry.groups[group as usize].remove(rank) {
+            entry.empty_groups.push(group);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,9 +106,72 @@ pub(super) enum NameOwner {
 #[derive(Debug, Clone)]
 pub(super) struct ChildGroup {
     pub(super) policy: GroupPolicy,
-    pub(super) members: Vec<u32>,
+    /// By rank. A member that has left leaves its place empty, so that the ranks of the others stay.
+    members: Vec<Option<u32>>,
+    /// The number of those that are there.
+    present: u32,
+    /// The ranks of those that are neither ready nor done, in a group whose members start in order.
+    unready: BTreeSet<u32>,
     /// The members that are ending together.
     pub(super) ending: Option<EndingMembers>,
+}
+
+impl ChildGroup {
+    pub(super) fn new(policy: GroupPolicy, members: &[u32]) -> Self {
+        let present = u32::try_from(members.len()).expect("fewer members than slots");
+        let members = members.iter().copied().map(Some).collect();
+        let unready =
+            if policy == GroupPolicy::RestForOne { (0..present).collect() } else { BTreeSet::new() };
+        Self { policy, members, present, unready, ending: None }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.present as usize
+    }
+
+    /// The rank after the last one.
+    pub(super) fn end_rank(&self) -> u32 {
+        u32::try_from(self.members.len()).expect("fewer members than slots")
+    }
+
+    /// Its members in the order of their ranks.
+    pub(super) fn members(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        self.members_within(0, self.end_rank())
+    }
+
+    /// Those with a rank in `[first, end)`.
+    pub(super) fn members_within(&self, first: u32, end: u32) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        self.members[first as usize..end as usize].iter().copied().flatten()
+    }
+
+    /// The last member before this rank that is neither ready nor done; none where members start in any order.
+    pub(super) fn last_unready_before(&self, rank: u32) -> Option<u32> {
+        self.unready.range(..rank).next_back().and_then(|rank| self.members[*rank as usize])
+    }
+
+    /// The first member from this rank on that is neither ready nor done; none where members start in any order.
+    pub(super) fn first_unready_from(&self, rank: u32) -> Option<u32> {
+        self.unready.range(rank..).next().and_then(|rank| self.members[*rank as usize])
+    }
+
+    pub(super) fn set_readiness(&mut self, rank: u32, is_ready_or_done: bool) {
+        if self.policy != GroupPolicy::RestForOne {
+            return;
+        }
+        if is_ready_or_done {
+            self.unready.remove(&rank);
+        } else {
+            self.unready.insert(rank);
+        }
+    }
+
+    /// A member leaves. Returns whether it was the last one.
+    pub(super) fn remove(&mut self, rank: u32) -> bool {
+        self.members[rank as usize] = None;
+        self.unready.remove(&rank);
+        self.present -= 1;
+        self.present == 0
+    }
 }
 
 /// The members of a group that are ending together: those from a rank on.
@@ -168,6 +231,8 @@ pub(super) struct TreeEntry {
     pub(super) dependency: Option<Arc<str>>,
     pub(super) names: BTreeMap<LocalName, NameOwner>,
     pub(super) groups: Vec<ChildGroup>,
+    /// The indices of those without a member, which the next groups replace.
+    pub(super) empty_groups: Vec<u32>,
     /// The number of entries of its subtree, including itself, that have a task.
     pub(super) live_tasks: u32,
     pub(super) failures: u32,
@@ -219,6 +284,7 @@ impl TreeEntry {
             dependency: None,
             names: BTreeMap::new(),
             groups: Vec::new(),
+            empty_groups: Vec::new(),
             live_tasks: 0,
             failures: history.failures,
             failing_since: history.failing_since,
@@ -304,8 +370,22 @@ impl TreeEntry {
         self.exits.push(past_exit);
     }
 
-    /// The slots of its children, in the order of their addition.
+    /// Adds a group, in the place of an empty one if there is any. Returns its index.
+    pub(super) fn add_group(&mut self, group: ChildGroup) -> usize {
+        match self.empty_groups.pop() {
+            Some(index) => {
+                self.groups[index as usize] = group;
+                index as usize
+            }
+            None => {
+                self.groups.push(group);
+                self.groups.len() - 1
+            }
+        }
+    }
+
+    /// The slots of its children, in the order of their groups.
     pub(super) fn child_slots(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
-        self.groups.iter().flat_map(|group| group.members.iter().copied())
+        self.groups.iter().flat_map(ChildGroup::members)
     }
 }

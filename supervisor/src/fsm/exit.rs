@@ -115,6 +115,8 @@ impl TreeFsm {
         entry.canceled = true;
         entry.canceled_by_operator = *cause == CancelCause::Operator;
         entry.ending_since.get_or_insert(now);
+        self.note_readiness(slot);
+        let entry = self.entry(slot);
         let (state, key) = (entry.state, RunKey { slot, incarnation: entry.incarnation });
         let stop_timeout = entry.settings.stop_timeout;
         let below = match cause {
@@ -159,11 +161,11 @@ impl TreeFsm {
             GroupPolicy::RestForOne => rank,
         };
         // Members from the earlier failure's rank on are ending already: only those before it are added.
-        let until = group.ending.map_or(group.members.len(), |ending| ending.first_rank as usize);
-        if group.members.len() < 2 || first_rank as usize >= until {
+        let end_rank = group.ending.map_or(group.end_rank(), |ending| ending.first_rank);
+        if group.len() < 2 || first_rank >= end_rank {
             return;
         }
-        let added = group.members[first_rank as usize..until].to_vec();
+        let added: Vec<u32> = group.members_within(first_rank, end_rank).collect();
         let already_live = group.ending.map_or(0, |ending| ending.live);
         let live = added.iter().filter(|member| self.entry(**member).live_tasks > 0).count();
         let live = already_live + u32::try_from(live).expect("fewer members than slots");
@@ -220,6 +222,7 @@ impl TreeFsm {
     pub(crate) fn mark_ending(&mut self, now: TreeTime, key: RunKey) {
         if let Some(slot) = self.running_slot(key) {
             self.entry_mut(slot).ending_since.get_or_insert(now);
+            self.note_readiness(slot);
         }
     }
 

@@ -295,10 +295,11 @@ impl ExploredTree {
         let first = match self.shape.group {
             GroupPolicy::OneForOne => return,
             GroupPolicy::OneForAll => 0,
-            GroupPolicy::RestForOne => failed.rank as usize,
+            GroupPolicy::RestForOne => failed.rank,
         };
-        let members = &parent.groups[failed.group as usize].members[first..];
-        let held: Vec<Arc<str>> = members.iter().map(|slot| self.dn(*slot)).collect();
+        let group = &parent.groups[failed.group as usize];
+        let held: Vec<Arc<str>> =
+            group.members_within(first, group.end_rank()).map(|slot| self.dn(slot)).collect();
         let until = held.iter().flat_map(|dn| self.running_within(dn)).collect();
         self.barriers.retain(|(_, until)| until.iter().any(|key| self.tasks.contains_key(key)));
         self.barriers.push((held, until));
@@ -319,6 +320,7 @@ impl ExploredTree {
                 self.running_within(dn).count(),
                 "{dn} counts its tasks wrong"
             );
+            self.fsm.check_order(slot);
             let parent_canceled = self.fsm.parent_is_canceled(slot);
             assert!(
                 !parent_canceled || entry.canceled || entry.state == RunnableState::Stopped,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::entry::EndingMembers;
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
+use crate::policy::{RestartLimit, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
 impl TreeFsm {
@@ -62,7 +62,7 @@ impl TreeFsm {
         let (parent, index) = (entry.parent?, entry.group as usize);
         let group = &mut self.entry_mut(parent).groups[index];
         group.ending = None;
-        Some(group.members[ending.first_rank as usize..].to_vec())
+        Some(group.members_within(ending.first_rank, group.end_rank()).collect())
     }
 
     /// Restarts those of the ended entries that may restart. One that exceeds its restart limit fails their parent,
@@ -156,7 +156,7 @@ impl TreeFsm {
         entry.forced_kill = None;
         entry.dependency = None;
         // The generation, the failures, the restarts and the exits of this entry remain: they count across runs.
-        entry.groups.clear();
+        (entry.groups, entry.empty_groups) = (Vec::new(), Vec::new());
         self.entry_mut(slot).former_children = self.remove_children(slot);
     }
 
@@ -180,22 +180,13 @@ impl TreeFsm {
     /// The member before this one, in a group whose members start in order, that is neither ready nor done.
     pub(super) fn unready_member_before(&self, slot: u32) -> Option<u32> {
         let entry = self.entry(slot);
-        let group = &self.entry(entry.parent?).groups[entry.group as usize];
-        let before = &group.members[..entry.rank as usize];
-        // From the last one, which is usually the one that is not ready.
-        let unready = || before.iter().rev().copied().find(|member| !self.entry(*member).is_ready_or_done());
-        (group.policy == GroupPolicy::RestForOne).then(unready)?
+        self.entry(entry.parent?).groups[entry.group as usize].last_unready_before(entry.rank)
     }
 
     /// Starts the members of a group from a rank on that have waited for those before them, and for nothing else.
     pub(super) fn start_members_after(&mut self, parent: u32, group: u32, rank: u32, now: TreeTime) {
-        let group = &self.entry(parent).groups[group as usize];
-        if group.policy != GroupPolicy::RestForOne || self.shutdown.is_some() {
-            return;
-        }
-        let mut later = group.members[rank as usize..].iter().copied();
-        let next = later.find(|member| !self.entry(*member).is_ready_or_done());
-        if let Some(next) = next
+        if self.shutdown.is_none()
+            && let Some(next) = self.entry(parent).groups[group as usize].first_unready_from(rank)
             && self.entry(next).state == RunnableState::Waiting
             && self.entry(next).timer.is_none()
         {

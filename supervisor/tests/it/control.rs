@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    ChildPolicy, ChildSpec, Context, ControlError, Event, Failure, Removal, RestartPolicy, RunnableChange,
-    RunnableState, Supervisor,
+    ChildPolicy, ChildSpec, Context, ControlError, Event, Failure, Removal, RestartLimit, RestartLimitAction,
+    RestartPolicy, RunnableChange, RunnableState, Supervisor,
 };
 use tokio::time::Instant;
 
-use crate::harness::{TestTree, deaf, parent_of, slow_to_stop, steady};
+use crate::harness::{TestTree, deaf, done, parent_of, slow_to_stop, steady};
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_holds_until_a_start_also_across_the_parents_restart() {
@@ -388,6 +388,33 @@ async fn a_child_of_a_parent_that_stays_dead_can_be_removed() {
     let removed = tree.supervisor.remove_runnable("root.parent.child", Removal::ForGood);
     let in_time = tokio::time::timeout(Duration::from_secs(1), removed).await;
     assert_eq!((in_time, tree.state("root.parent.child")), (Ok(Ok(())), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_for_which_a_sibling_waits_can_end_their_parent() {
+    let fails = RemoteRunnable::default();
+    let failing = fails.clone();
+    let limit =
+        RestartLimit { restarts: 0, period: Duration::from_secs(60), action: RestartLimitAction::FailParent };
+    let policy = ChildPolicy { restart_limit: Some(limit), ..ChildPolicy::default() };
+    let tree = TestTree::with_children(move |ctx| {
+        let failing = failing.clone();
+        ctx.run_child("parent", move |ctx: Context| {
+            let failing = ChildSpec::new("fails", failing.clone()).policy(policy);
+            async move {
+                ctx.run_group([ChildSpec::new("leaves", slow_to_stop(Duration::from_secs(5))), failing])?;
+                done(ctx).await
+            }
+        })
+    });
+    settle().await;
+    let removed = tree.supervisor.remove_runnable("root.parent.leaves", Removal::ForGood);
+    // While the other one is leaving: both have to end before either can restart.
+    let (removed, ()) = tokio::join!(removed, fails.fail("too often"));
+    assert_eq!((removed, tree.state("root.parent.leaves")), (Ok(()), None));
+    tree.recorder.wait_for_state("root.parent", RunnableState::Dead).await;
+    tree.recorder.wait_for_state("root.parent", RunnableState::Done).await;
+    assert_eq!(tree.generation("root.parent"), 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -38,7 +38,7 @@ impl ExploredTree {
         for group in &entry.groups {
             let ending = group.ending.map(|ending| [ending.first_rank, ending.live]);
             code.extend(ending.into_iter().flatten().flat_map(u32::to_le_bytes));
-            let mut members: Vec<Vec<u8>> = group.members.iter().map(|member| self.encode(*member)).collect();
+            let mut members: Vec<Vec<u8>> = group.members().map(|member| self.encode(member)).collect();
             if group.policy != GroupPolicy::RestForOne && !self.shape.is_chain {
                 members.sort_unstable();
             }

@@ -2,12 +2,26 @@
 
 use std::sync::Arc;
 
-use super::super::{RunKey, TreeTime};
+use super::super::{RunKey, TreeFsm, TreeTime};
 use super::expected::{Barrier, ExpectedEntry};
 use super::{SimulatedDriver, SimulatedTask, exit_of_process};
 use crate::event::{CancelCause, RunnableChange};
 use crate::policy::{GroupPolicy, RestartLimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState, WaitReason};
+
+impl TreeFsm {
+    /// Checks that the group of an entry knows whether that is ready, if its members start in order.
+    pub(in super::super) fn check_order(&self, slot: u32) {
+        let entry = self.entry(slot);
+        let Some(parent) = entry.parent else { return };
+        let group = &self.entry(parent).groups[entry.group as usize];
+        let is_unready = group.policy == GroupPolicy::RestForOne && !entry.is_ready_or_done();
+        let known = (group.last_unready_before(entry.rank + 1), group.first_unready_from(entry.rank));
+        let knows = [known.0, known.1].map(|unready| unready == Some(slot));
+        assert_eq!(knows, [is_unready; 2], "{} is {}, and its group knows {known:?}", entry.dn, entry.state);
+        assert!(group.members().any(|member| member == slot), "{} is not in its group", entry.dn);
+    }
+}
 
 impl SimulatedDriver {
     pub(super) fn on_start(&mut self, key: RunKey, dn: &Arc<str>, generation: u64) {
@@ -214,6 +228,9 @@ impl SimulatedDriver {
         for dn in &self.removals {
             let running = self.tasks_within(dn).count() > 0;
             assert!(running || self.shutting_down, "{dn} has ended and did not leave the tree");
+        }
+        for slot in (0..).zip(&self.fsm.slots).filter_map(|(slot, entry)| entry.is_some().then_some(slot)) {
+            self.fsm.check_order(slot);
         }
         let statuses = self.fsm.entry_statuses();
         assert_eq!(statuses.len(), self.entries.len(), "the events do not match the entries");
