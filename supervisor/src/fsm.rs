@@ -241,11 +241,11 @@ impl TreeFsm {
     /// Tells the group of an entry whether that is ready, after each change that can make a difference.
     fn note_readiness(&mut self, slot: u32) {
         let entry = self.entry(slot);
-        let (parent, group, rank) = (entry.parent, entry.group as usize, entry.rank);
+        let (parent, group, rank) = (entry.parent, entry.group, entry.rank);
         let is_ready_or_done = entry.is_ready_or_done();
         // The groups of a parent that restarts are gone before its children.
         if let Some(parent) = parent
-            && let Some(group) = self.entry_mut(parent).groups.get_mut(group)
+            && let Some(group) = self.entry_mut(parent).find_group_mut(group)
         {
             group.set_readiness(rank, is_ready_or_done);
         }

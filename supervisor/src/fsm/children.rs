@@ -115,7 +115,6 @@ impl TreeFsm {
         // A group whose members have all left leaves its place in the order of the children to the next one: a parent
         // that adds and removes children all the time has as many groups as it ever had at once.
         let group = self.entry_mut(parent).add_group(ChildGroup::new(policy, &members));
-        let group = u32::try_from(group).expect("fewer groups than entries");
         members.iter().for_each(|member| self.entry_mut(*member).group = group);
         // The whole group is in the tree before its first member starts.
         for &member in &members {
@@ -230,9 +229,7 @@ impl TreeFsm {
             entry.former_children.retain(|_, history| history.held_by_operator);
         }
         entry.former_children.insert(name, history);
-        if entry.groups[group as usize].remove(rank) {
-            entry.empty_groups.push(group);
-        }
+        entry.remove_member(group, rank);
     }
 
     /// Removes an entry's descendants, the last added first, and returns their histories. If the run ended

@@ -102,16 +102,30 @@ pub(super) enum NameOwner {
     SubSpan,
 }
 
+/// The groups of an entry's children.
+#[derive(Debug, Clone, Default)]
+struct ChildGroups {
+    groups: Vec<ChildGroup>,
+    /// The indices of those without a member, which the next groups replace.
+    empty: Vec<u32>,
+}
+
+/// The ranks of the members that are neither ready nor done.
+#[derive(Debug, Clone)]
+struct StartOrder {
+    unready: BTreeSet<u32>,
+}
+
 /// Children that were added together.
 #[derive(Debug, Clone)]
 pub(super) struct ChildGroup {
     pub(super) policy: GroupPolicy,
     /// By rank. A member that has left leaves its place empty, so that the ranks of the others stay.
-    members: Vec<Option<u32>>,
+    members: Box<[Option<u32>]>,
     /// The number of those that are there.
     present: u32,
-    /// The ranks of those that are neither ready nor done, in a group whose members start in order.
-    unready: BTreeSet<u32>,
+    /// Only in a group whose members start in order.
+    order: Option<Box<StartOrder>>,
     /// The members that are ending together.
     pub(super) ending: Option<EndingMembers>,
 }
@@ -119,10 +133,9 @@ pub(super) struct ChildGroup {
 impl ChildGroup {
     pub(super) fn new(policy: GroupPolicy, members: &[u32]) -> Self {
         let present = u32::try_from(members.len()).expect("fewer members than slots");
-        let members = members.iter().copied().map(Some).collect();
-        let unready =
-            if policy == GroupPolicy::RestForOne { (0..present).collect() } else { BTreeSet::new() };
-        Self { policy, members, present, unready, ending: None }
+        let order = (policy == GroupPolicy::RestForOne)
+            .then(|| Box::new(StartOrder { unready: (0..present).collect() }));
+        Self { policy, members: members.iter().copied().map(Some).collect(), present, order, ending: None }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -146,29 +159,28 @@ impl ChildGroup {
 
     /// The last member before this rank that is neither ready nor done; none where members start in any order.
     pub(super) fn last_unready_before(&self, rank: u32) -> Option<u32> {
-        self.unready.range(..rank).next_back().and_then(|rank| self.members[*rank as usize])
+        let rank = *self.order.as_ref()?.unready.range(..rank).next_back()?;
+        self.members[rank as usize]
     }
 
     /// The first member from this rank on that is neither ready nor done; none where members start in any order.
     pub(super) fn first_unready_from(&self, rank: u32) -> Option<u32> {
-        self.unready.range(rank..).next().and_then(|rank| self.members[*rank as usize])
+        let rank = *self.order.as_ref()?.unready.range(rank..).next()?;
+        self.members[rank as usize]
     }
 
     pub(super) fn set_readiness(&mut self, rank: u32, is_ready_or_done: bool) {
-        if self.policy != GroupPolicy::RestForOne {
-            return;
-        }
-        if is_ready_or_done {
-            self.unready.remove(&rank);
-        } else {
-            self.unready.insert(rank);
+        match &mut self.order {
+            Some(order) if is_ready_or_done => _ = order.unready.remove(&rank),
+            Some(order) => _ = order.unready.insert(rank),
+            None => {}
         }
     }
 
     /// A member leaves. Returns whether it was the last one.
     pub(super) fn remove(&mut self, rank: u32) -> bool {
         self.members[rank as usize] = None;
-        self.unready.remove(&rank);
+        self.set_readiness(rank, true);
         self.present -= 1;
         self.present == 0
     }
@@ -230,9 +242,8 @@ pub(super) struct TreeEntry {
     /// The DN for which its runnable waits by `wait_ready`.
     pub(super) dependency: Option<Arc<str>>,
     pub(super) names: BTreeMap<LocalName, NameOwner>,
-    pub(super) groups: Vec<ChildGroup>,
-    /// The indices of those without a member, which the next groups replace.
-    pub(super) empty_groups: Vec<u32>,
+    /// Most runnables have no children.
+    groups: Option<Box<ChildGroups>>,
     /// The number of entries of its subtree, including itself, that have a task.
     pub(super) live_tasks: u32,
     pub(super) failures: u32,
@@ -283,8 +294,7 @@ impl TreeEntry {
             restart_requested: false,
             dependency: None,
             names: BTreeMap::new(),
-            groups: Vec::new(),
-            empty_groups: Vec::new(),
+            groups: None,
             live_tasks: 0,
             failures: history.failures,
             failing_since: history.failing_since,
@@ -371,21 +381,52 @@ impl TreeEntry {
     }
 
     /// Adds a group, in the place of an empty one if there is any. Returns its index.
-    pub(super) fn add_group(&mut self, group: ChildGroup) -> usize {
-        match self.empty_groups.pop() {
+    pub(super) fn add_group(&mut self, group: ChildGroup) -> u32 {
+        let ChildGroups { groups, empty } = &mut **self.groups.get_or_insert_default();
+        match empty.pop() {
             Some(index) => {
-                self.groups[index as usize] = group;
-                index as usize
+                groups[index as usize] = group;
+                index
             }
             None => {
-                self.groups.push(group);
-                self.groups.len() - 1
+                groups.push(group);
+                u32::try_from(groups.len() - 1).expect("fewer groups than entries")
             }
         }
     }
 
+    pub(super) fn group(&self, index: u32) -> &ChildGroup {
+        let groups = self.groups.as_ref().expect("a child has a group");
+        &groups.groups[index as usize]
+    }
+
+    pub(super) fn group_mut(&mut self, index: u32) -> &mut ChildGroup {
+        self.find_group_mut(index).expect("a child has a group")
+    }
+
+    /// `None` if the groups have been removed, and the children are about to be.
+    pub(super) fn find_group_mut(&mut self, index: u32) -> Option<&mut ChildGroup> {
+        self.groups.as_mut()?.groups.get_mut(index as usize)
+    }
+
+    /// A member leaves its group.
+    pub(super) fn remove_member(&mut self, group: u32, rank: u32) {
+        let ChildGroups { groups, empty } = &mut **self.groups.as_mut().expect("a child has a group");
+        if groups[group as usize].remove(rank) {
+            empty.push(group);
+        }
+    }
+
+    pub(super) fn remove_groups(&mut self) {
+        self.groups = None;
+    }
+
+    pub(super) fn groups(&self) -> &[ChildGroup] {
+        self.groups.as_ref().map_or(&[], |groups| &groups.groups)
+    }
+
     /// The slots of its children, in the order of their groups.
     pub(super) fn child_slots(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
-        self.groups.iter().flat_map(ChildGroup::members)
+        self.groups().iter().flat_map(ChildGroup::members)
     }
 }

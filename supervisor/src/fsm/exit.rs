@@ -153,8 +153,8 @@ impl TreeFsm {
     pub(super) fn end_members_with(&mut self, slot: u32, now: TreeTime) {
         let entry = self.entry(slot);
         let Some(parent) = entry.parent else { return };
-        let (index, rank, cause) = (entry.group as usize, entry.rank, CancelCause::Sibling(entry.dn.clone()));
-        let group = &self.entry(parent).groups[index];
+        let (index, rank, cause) = (entry.group, entry.rank, CancelCause::Sibling(entry.dn.clone()));
+        let group = self.entry(parent).group(index);
         let first_rank = match group.policy {
             GroupPolicy::OneForOne => return,
             GroupPolicy::OneForAll => 0,
@@ -169,7 +169,7 @@ impl TreeFsm {
         let already_live = group.ending.map_or(0, |ending| ending.live);
         let live = added.iter().filter(|member| self.entry(**member).live_tasks > 0).count();
         let live = already_live + u32::try_from(live).expect("fewer members than slots");
-        self.entry_mut(parent).groups[index].ending = Some(EndingMembers { first_rank, live });
+        self.entry_mut(parent).group_mut(index).ending = Some(EndingMembers { first_rank, live });
         for member in added {
             // A member in backoff has ended, and keeps its delay: otherwise two failing members would restart
             // each other without any delay.
@@ -189,11 +189,11 @@ impl TreeFsm {
             let entry = self.entry_mut(slot);
             entry.live_tasks =
                 entry.live_tasks.checked_add_signed(by).expect("a task is added before it is removed");
-            let (after, group, rank) = (entry.live_tasks, entry.group as usize, entry.rank);
+            let (after, group, rank) = (entry.live_tasks, entry.group, entry.rank);
             next = entry.parent;
             if let Some(parent) = next
                 && after == 0
-                && let Some(ending) = &mut self.entry_mut(parent).groups[group].ending
+                && let Some(ending) = &mut self.entry_mut(parent).group_mut(group).ending
                 && rank >= ending.first_rank
             {
                 ending.live = ending.live.checked_sub(1).expect("each member ends once");

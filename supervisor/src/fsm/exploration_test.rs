@@ -297,7 +297,7 @@ impl ExploredTree {
             GroupPolicy::OneForAll => 0,
             GroupPolicy::RestForOne => failed.rank,
         };
-        let group = &parent.groups[failed.group as usize];
+        let group = parent.group(failed.group);
         let held: Vec<Arc<str>> =
             group.members_within(first, group.end_rank()).map(|slot| self.dn(slot)).collect();
         let until = held.iter().flat_map(|dn| self.running_within(dn)).collect();

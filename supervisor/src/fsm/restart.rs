@@ -59,8 +59,8 @@ impl TreeFsm {
     pub(super) fn release_ended_members(&mut self, slot: u32) -> Option<Vec<u32>> {
         let ending = self.ending_members(slot)?;
         let entry = self.entry(slot);
-        let (parent, index) = (entry.parent?, entry.group as usize);
-        let group = &mut self.entry_mut(parent).groups[index];
+        let (parent, index) = (entry.parent?, entry.group);
+        let group = self.entry_mut(parent).group_mut(index);
         group.ending = None;
         Some(group.members_within(ending.first_rank, group.end_rank()).collect())
     }
@@ -156,7 +156,7 @@ impl TreeFsm {
         entry.forced_kill = None;
         entry.dependency = None;
         // The generation, the failures, the restarts and the exits of this entry remain: they count across runs.
-        (entry.groups, entry.empty_groups) = (Vec::new(), Vec::new());
+        entry.remove_groups();
         self.entry_mut(slot).former_children = self.remove_children(slot);
     }
 
@@ -180,13 +180,13 @@ impl TreeFsm {
     /// The member before this one, in a group whose members start in order, that is neither ready nor done.
     pub(super) fn unready_member_before(&self, slot: u32) -> Option<u32> {
         let entry = self.entry(slot);
-        self.entry(entry.parent?).groups[entry.group as usize].last_unready_before(entry.rank)
+        self.entry(entry.parent?).group(entry.group).last_unready_before(entry.rank)
     }
 
     /// Starts the members of a group from a rank on that have waited for those before them, and for nothing else.
     pub(super) fn start_members_after(&mut self, parent: u32, group: u32, rank: u32, now: TreeTime) {
         if self.shutdown.is_none()
-            && let Some(next) = self.entry(parent).groups[group as usize].first_unready_from(rank)
+            && let Some(next) = self.entry(parent).group(group).first_unready_from(rank)
             && self.entry(next).state == RunnableState::Waiting
             && self.entry(next).timer.is_none()
         {
@@ -198,7 +198,7 @@ impl TreeFsm {
     pub(super) fn start_run(&mut self, slot: u32, now: TreeTime) {
         self.disarm_timer(slot);
         let entry = self.entry_mut(slot);
-        debug_assert!(!entry.canceled && entry.live_tasks == 0 && entry.groups.is_empty());
+        debug_assert!(!entry.canceled && entry.live_tasks == 0 && entry.groups().is_empty());
         entry.generation += 1;
         entry.restart_requested = false;
         entry.not_ready_reason = None;
@@ -242,7 +242,6 @@ impl TreeFsm {
     /// The members of its group that are ending together, if it is one of them.
     pub(super) fn ending_members(&self, slot: u32) -> Option<EndingMembers> {
         let entry = self.entry(slot);
-        let group = &self.entry(entry.parent?).groups[entry.group as usize];
-        group.ending.filter(|ending| entry.rank >= ending.first_rank)
+        self.entry(entry.parent?).group(entry.group).ending.filter(|ending| entry.rank >= ending.first_rank)
     }
 }

@@ -99,7 +99,7 @@ impl TreeFsm {
         let (Some(parent), Some(ending)) = (entry.parent, self.ending_members(slot)) else {
             return Vec::new();
         };
-        let group = &self.entry(parent).groups[entry.group as usize];
+        let group = self.entry(parent).group(entry.group);
         let members = group.members_within(ending.first_rank, group.end_rank());
         let running = members.map(|member| self.entry(member)).filter(|member| member.live_tasks > 0);
         running.take(MAX_NAMED_RUNNABLES).map(|member| member.dn.clone()).collect()

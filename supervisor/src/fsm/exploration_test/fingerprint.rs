@@ -35,7 +35,7 @@ impl ExploredTree {
             code.extend(entry.local_name().bytes());
         }
         encode_stopped(&entry.former_children, &mut code);
-        for group in &entry.groups {
+        for group in entry.groups() {
             let ending = group.ending.map(|ending| [ending.first_rank, ending.live]);
             code.extend(ending.into_iter().flatten().flat_map(u32::to_le_bytes));
             let mut members: Vec<Vec<u8>> = group.members().map(|member| self.encode(member)).collect();

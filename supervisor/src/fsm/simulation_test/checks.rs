@@ -14,7 +14,7 @@ impl TreeFsm {
     pub(in super::super) fn check_order(&self, slot: u32) {
         let entry = self.entry(slot);
         let Some(parent) = entry.parent else { return };
-        let group = &self.entry(parent).groups[entry.group as usize];
+        let group = self.entry(parent).group(entry.group);
         let is_unready = group.policy == GroupPolicy::RestForOne && !entry.is_ready_or_done();
         let known = (group.last_unready_before(entry.rank + 1), group.first_unready_from(entry.rank));
         let knows = [known.0, known.1].map(|unready| unready == Some(slot));
