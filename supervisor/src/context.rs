@@ -16,7 +16,7 @@ use crate::containment::await_contained;
 use crate::driver::TreeDriver;
 use crate::failure::{CanceledError, Failure};
 use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
-use crate::name::NameError;
+use crate::name::{NameError, resolve_dn};
 use crate::output::{OutputOrigin, OutputStream};
 use crate::policy::GroupPolicy;
 use crate::process::ProcessHost;
@@ -62,7 +62,19 @@ pub enum WaitReadyError {
     /// No runnable has this DN. Add it before waiting for it.
     #[error("unknown runnable {dn:?}: add it before waiting for it")]
     UnknownDn {
-        /// The DN as it was given.
+        /// The DN.
+        dn: String,
+    },
+    /// No runnable can ever have this DN.
+    #[error("invalid DN {dn:?}: use one like \"root.a.b\"")]
+    InvalidDn {
+        /// The text as it was given.
+        dn: String,
+    },
+    /// A runnable would wait for itself.
+    #[error("{dn} waits for itself, so it would never be ready: wait for another runnable")]
+    Itself {
+        /// The DN.
         dn: String,
     },
 }
@@ -86,7 +98,15 @@ impl Context {
     /// # Errors
     /// See [`AddChildError`]; nothing was added.
     pub fn run_child(&self, name: impl Into<String>, runnable: impl Runnable) -> Result<(), AddChildError> {
-        self.run_group([ChildSpec::new(name, runnable)])
+        self.run_child_with(ChildSpec::new(name, runnable))
+    }
+
+    /// Adds one child with its options as a separate group, and starts it.
+    ///
+    /// # Errors
+    /// See [`AddChildError`]; nothing was added.
+    pub fn run_child_with(&self, child: ChildSpec) -> Result<(), AddChildError> {
+        self.run_group_with(GroupPolicy::OneForOne, [child])
     }
 
     /// Adds a group of children whose members end and restart together, see [`GroupPolicy::OneForAll`].
@@ -110,7 +130,7 @@ impl Context {
         policy: GroupPolicy,
         children: impl IntoIterator<Item = ChildSpec>,
     ) -> Result<(), AddChildError> {
-        self.0.driver.add_group(self.0.key, policy, children.into_iter().collect())
+        self.0.driver.add_group((self.0.key, &self.0.dn), policy, children.into_iter().collect())
     }
 
     /// Signals that this runnable now does its work. It can be repeated only after [`signal_not_ready`](Self::signal_not_ready).
@@ -244,19 +264,25 @@ impl Context {
         Ok(())
     }
 
-    /// Waits until the runnable with this DN, anywhere in the tree, is ready or done, across any restarts of
-    /// it and its parent. One that is stopping is not ready. A later failure of that runnable is not reported.
+    /// Waits until a child of this runnable, by its name, or a runnable anywhere in the tree, by its DN, is ready or
+    /// done, across any restarts of it and its parent. One that is stopping is not ready. A later failure of that
+    /// runnable is not reported.
     ///
     /// # Errors
     /// See [`WaitReadyError`].
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
-    pub async fn wait_ready(&self, dn: &str) -> Result<(), WaitReadyError> {
-        if self.0.driver.read(|fsm| fsm.readiness_of(dn)).is_none() {
-            return Err(WaitReadyError::UnknownDn { dn: dn.to_owned() });
+    pub async fn wait_ready(&self, name: &str) -> Result<(), WaitReadyError> {
+        let dn =
+            resolve_dn(&self.0.dn, name).ok_or_else(|| WaitReadyError::InvalidDn { dn: name.to_owned() })?;
+        if *dn == *self.0.dn {
+            return Err(WaitReadyError::Itself { dn });
         }
-        self.wait_dependency(dn).await
+        if self.0.driver.read(|fsm| fsm.readiness_of(&dn)).is_none() {
+            return Err(WaitReadyError::UnknownDn { dn });
+        }
+        self.wait_dependency(&dn).await
     }
 
     /// Waits like [`wait_ready`](Self::wait_ready), also for a DN that is not in the tree yet.

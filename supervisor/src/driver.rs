@@ -23,6 +23,7 @@ use crate::fsm::{
     AddChildError, ControlError, NewChild, Removal, RunKey, RunOutcome, RunnableSettings, TreeAction,
     TreeFsm, TreeTime,
 };
+use crate::name::DependencyError;
 use crate::output::OutputSink;
 use crate::policy::GroupPolicy;
 use crate::process::{HostSettings, ProcessHost, RecordProblem};
@@ -226,16 +227,16 @@ impl TreeDriver {
 
     pub(crate) fn add_group(
         self: &Arc<Self>,
-        parent: RunKey,
+        (parent, parent_dn): (RunKey, &str),
         policy: GroupPolicy,
         children: Vec<ChildSpec>,
     ) -> Result<(), AddChildError> {
-        self.insert_children(children, |fsm, now, named| fsm.add_group(now, parent, policy, named))
+        self.insert_children(parent_dn, children, |fsm, now, named| fsm.add_group(now, parent, policy, named))
     }
 
     /// Adds a child below a runnable that may be ready.
     pub(crate) fn add_child(self: &Arc<Self>, parent: &str, child: ChildSpec) -> Result<(), ControlError> {
-        self.insert_children(vec![child], |fsm, now, named| {
+        self.insert_children(parent, vec![child], |fsm, now, named| {
             Ok(vec![fsm.add_child(now, parent, named[0].clone())?])
         })
     }
@@ -254,11 +255,14 @@ impl TreeDriver {
     }
 
     /// Adds children by a call of the state machine, which returns their slots, in order.
-    fn insert_children<E>(
+    fn insert_children<E: From<DependencyError>>(
         self: &Arc<Self>,
+        parent: &str,
         children: Vec<ChildSpec>,
         call: impl FnOnce(&mut TreeFsm, TreeTime, &[NewChild<'_>]) -> Result<Vec<u32>, E>,
     ) -> Result<(), E> {
+        let children: Vec<_> =
+            children.into_iter().map(|child| child.below(parent)).collect::<Result<_, _>>()?;
         // Before the lock: the settings ask the runnable for its stop timeout, which is code of another crate.
         let named: Vec<_> = children
             .iter()

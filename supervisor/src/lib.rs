@@ -114,7 +114,7 @@ pub use fsm::{AddChildError, ControlError, LifecycleSignalError, Removal};
 pub use grpc::{GrpcServer, ServeError, serve_grpc};
 #[cfg(feature = "http")]
 pub use http::{listen_http, serve_http};
-pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
+pub use name::{DependencyError, MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
 pub use policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartLimitAction, RestartPolicy};
 pub use runnable::{ChildSpec, RunFuture, Runnable};

@@ -42,10 +42,51 @@ pub enum NameError {
     StaleContext,
 }
 
+/// The reason why a child can't depend on a runnable, or stop before it.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DependencyError {
+    /// The text is neither a name nor a DN: no runnable will ever have it.
+    #[error(
+        "invalid dependency {dependency:?} of {child}: use the name of a sibling, or a DN like \"root.a.b\""
+    )]
+    Invalid {
+        /// The DN of the child.
+        child: String,
+        /// The dependency as it was given.
+        dependency: String,
+    },
+    /// The child would wait for itself, or for a runnable that only it can start.
+    #[error(
+        "{child} depends on {dependency}, which can't be ready before it has started: remove the dependency"
+    )]
+    OnItself {
+        /// The DN of the child.
+        child: String,
+        /// The DN of the dependency.
+        dependency: String,
+    },
+}
+
+fn is_name(text: &str) -> bool {
+    let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
+    !text.is_empty() && text.len() <= MAX_NAME_BYTES && text.bytes().all(valid)
+}
+
+/// Returns whether a runnable can have this DN.
+pub(crate) fn is_dn(text: &str) -> bool {
+    let mut names = text.split('.');
+    text.len() <= MAX_DN_BYTES && names.next() == Some(ROOT) && names.all(is_name)
+}
+
+/// The DN that code of the runnable `parent` means by a text: a DN, or the name of a child.
+pub(crate) fn resolve_dn(parent: &str, text: &str) -> Option<String> {
+    if is_dn(text) { Some(text.to_owned()) } else { child_dn(parent, text).ok() }
+}
+
 /// The DN of `name` below `parent`, if both are valid.
 pub(crate) fn child_dn(parent: &str, name: &str) -> Result<String, NameError> {
-    let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(valid) {
+    if !is_name(name) {
         return Err(NameError::Invalid { name: name.to_owned() });
     }
     if parent.len() + 1 + name.len() > MAX_DN_BYTES {
@@ -71,6 +112,26 @@ mod tests {
         let parent = format!("root.{}", "a".repeat(240));
         assert!(matches!(child_dn(&parent, "0123456789"), Err(NameError::DnTooLong { .. })));
         assert_eq!(child_dn(&parent, "012345678").map(|dn| dn.len()), Ok(MAX_DN_BYTES));
+    }
+
+    #[test]
+    fn a_text_is_a_dn_or_the_name_of_a_child() {
+        let cases = [
+            ("root", Some("root")),
+            ("root.a.b-c", Some("root.a.b-c")),
+            ("web", Some("root.parent.web")),
+            ("rooted", Some("root.parent.rooted")),
+            ("", None),
+            ("root.", None),
+            ("root..a", None),
+            ("web.a", None),
+            ("root.UPPER", None),
+            ("a b", None),
+        ];
+        for (text, dn) in cases {
+            assert_eq!(resolve_dn("root.parent", text).as_deref(), dn, "{text:?}");
+        }
+        assert!(!is_dn(&format!("root{}", ".a".repeat(130))));
     }
 
     proptest! {

@@ -12,6 +12,7 @@ use crate::containment::{DropContained, await_contained};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::fsm::RunnableSettings;
+use crate::name::{DependencyError, resolve_dn};
 use crate::policy::ChildPolicy;
 
 /// The result of [`Runnable::run`].
@@ -58,41 +59,40 @@ pub struct ChildSpec {
     pub(crate) runnable: DropContained<Arc<dyn Runnable>>,
     pub(crate) policy: Option<ChildPolicy>,
     pub(crate) stop_timeout: Option<Duration>,
-    pub(crate) stop_before: Vec<Arc<str>>,
+    depends_on: Vec<Arc<str>>,
+    stop_before: Vec<Arc<str>>,
 }
 
 impl ChildSpec {
     /// A child with this name and the supervisor's default policy.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
         let runnable: DropContained<Arc<dyn Runnable>> = DropContained::new(Arc::new(runnable));
-        Self { name: name.into(), runnable, policy: None, stop_timeout: None, stop_before: Vec::new() }
+        let (depends_on, stop_before) = (Vec::new(), Vec::new());
+        Self { name: name.into(), runnable, policy: None, stop_timeout: None, depends_on, stop_before }
     }
 
-    /// Makes it depend on the runnables with these DNs: each of its runs starts when they are ready or done, in this
-    /// order; one that is stopping is not ready. A shutdown stops it [before them](Self::stop_before). A DN may be of a
-    /// runnable that is added later, or below another one. A run that waits is new, and its status names what it
-    /// waits for; so does the status of each runnable of a cycle, which never starts.
+    /// Makes it depend on these runnables, siblings by their name, others by their DN: each of its runs starts when they
+    /// are ready or done, in this order; one that is stopping is not ready. A shutdown stops it
+    /// [before them](Self::stop_before). Any of them may be added later, or below another runnable. A run that waits is
+    /// new, and its status names what it waits for; so does the status of each runnable of a cycle, which never starts.
+    /// A dependency that can't come is an error when the child is added: see [`DependencyError`].
     ///
     /// Readiness counts at the start only: no run ends because a dependency does. For that, use a
     /// [group](Context::run_group).
     #[must_use]
-    pub fn depends_on<Dn: Into<Arc<str>>>(mut self, dns: impl IntoIterator<Item = Dn>) -> Self {
-        let dns: Vec<Arc<str>> = dns.into_iter().map(Into::into).collect();
-        if dns.is_empty() {
-            return self;
-        }
-        let dependent = DependentRunnable { runnable: self.runnable, depends_on: dns.clone().into() };
-        self.runnable = DropContained::new(Arc::new(dependent));
-        self.stop_before(dns)
+    pub fn depends_on<Name: Into<Arc<str>>>(mut self, runnables: impl IntoIterator<Item = Name>) -> Self {
+        self.depends_on.extend(runnables.into_iter().map(Into::into));
+        self
     }
 
-    /// A shutdown stops it, with its subtree, before it stops anything in the subtrees of these DNs. It orders
-    /// neither starts nor restarts. DNs that are not in the tree at the shutdown, of ancestors and of descendants
+    /// A shutdown stops it, with its subtree, before it stops anything in the subtrees of these runnables: siblings by
+    /// their name, others by their DN. It orders
+    /// neither starts nor restarts. Runnables that are not in the tree at the shutdown, ancestors and descendants
     /// have no effect: children always stop before their parent. A cycle stops last, together
     /// with what it stops before, without an order.
     #[must_use]
-    pub fn stop_before<Dn: Into<Arc<str>>>(mut self, dns: impl IntoIterator<Item = Dn>) -> Self {
-        self.stop_before.extend(dns.into_iter().map(Into::into));
+    pub fn stop_before<Name: Into<Arc<str>>>(mut self, runnables: impl IntoIterator<Item = Name>) -> Self {
+        self.stop_before.extend(runnables.into_iter().map(Into::into));
         self
     }
 
@@ -110,6 +110,38 @@ impl ChildSpec {
     pub fn stop_timeout(mut self, time: Duration) -> Self {
         self.stop_timeout = Some(time);
         self
+    }
+
+    /// The child as one of `parent`, whose dependencies are DNs.
+    pub(crate) fn below(mut self, parent: &str) -> Result<Self, DependencyError> {
+        if self.depends_on.is_empty() && self.stop_before.is_empty() {
+            return Ok(self);
+        }
+        let child = format!("{parent}.{}", self.name);
+        let resolve = |text: &Arc<str>| {
+            let invalid =
+                || DependencyError::Invalid { child: child.clone(), dependency: text.as_ref().to_owned() };
+            resolve_dn(parent, text).ok_or_else(invalid)
+        };
+        let needs = |text: &Arc<str>| {
+            let dependency = resolve(text)?;
+            match dependency.strip_prefix(&*child) {
+                Some(below) if below.is_empty() || below.starts_with('.') => {
+                    Err(DependencyError::OnItself { child: child.clone(), dependency })
+                }
+                _ => Ok(Arc::from(dependency)),
+            }
+        };
+        let depends_on =
+            self.depends_on.drain(..).map(|text| needs(&text)).collect::<Result<Arc<[_]>, _>>()?;
+        let stop_before: Result<Vec<_>, _> =
+            self.stop_before.iter().map(|text| resolve(text).map(Arc::from)).collect();
+        self.stop_before = depends_on.iter().cloned().chain(stop_before?).collect();
+        if !depends_on.is_empty() {
+            let dependent = DependentRunnable { runnable: self.runnable, depends_on };
+            self.runnable = DropContained::new(Arc::new(dependent));
+        }
+        Ok(self)
     }
 
     pub(crate) fn settings(&self, defaults: &Arc<RunnableSettings>) -> Arc<RunnableSettings> {

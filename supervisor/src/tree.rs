@@ -16,7 +16,7 @@ use crate::event::EventHook;
 use crate::event_buffer::EventQueue;
 use crate::failure::CanceledError;
 use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings};
-use crate::name::ROOT;
+use crate::name::{ROOT, is_dn};
 use crate::output::{DiscardOutput, OutputSink};
 use crate::policy::ChildPolicy;
 use crate::process::{CgroupParent, HostSettings, ProcessRecords, RecordProblem, Rlimit};
@@ -105,11 +105,14 @@ impl Supervisor {
     /// Waits until the runnable with this DN is ready or done, also one that is not in the tree yet.
     ///
     /// # Errors
-    /// [`WaitReadyError::Canceled`] when the tree is shut down.
+    /// [`WaitReadyError::Canceled`] when the tree is shut down, [`WaitReadyError::InvalidDn`].
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
     pub async fn wait_ready(&self, dn: &str) -> Result<(), WaitReadyError> {
+        if !is_dn(dn) {
+            return Err(WaitReadyError::InvalidDn { dn: dn.to_owned() });
+        }
         self.driver.wait_ready(dn).await.map_err(|_| WaitReadyError::Canceled(CanceledError))
     }
 

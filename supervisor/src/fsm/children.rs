@@ -12,7 +12,7 @@ use super::entry::{
 use super::{ROOT_SLOT, RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::failure::CanceledError;
-use crate::name::{NameError, child_dn};
+use crate::name::{DependencyError, NameError, child_dn};
 use crate::policy::GroupPolicy;
 use crate::state::RunnableState;
 
@@ -27,6 +27,9 @@ pub enum AddChildError {
     /// A name is invalid or in use. None of the group was added.
     #[error(transparent)]
     Name(NameError),
+    /// A child can't depend on a runnable that it names. None of the group was added.
+    #[error(transparent)]
+    Dependency(#[from] DependencyError),
     /// The context is canceled, so the children would never run.
     #[error("can't add child runnables: their parent is stopping")]
     Canceled(#[source] CanceledError),

@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::entry::{NameOwner, RunnableSettings};
 use super::{ROOT_SLOT, TreeFsm, TreeTime};
 use crate::event::CancelCause;
-use crate::name::{NameError, ROOT};
+use crate::name::{DependencyError, NameError, ROOT};
 use crate::state::RunnableState;
 
 /// The reason why an operator's request was rejected.
@@ -32,6 +32,9 @@ pub enum ControlError {
     /// The name of a new child is invalid or in use.
     #[error(transparent)]
     Name(NameError),
+    /// A new child can't depend on a runnable that it names.
+    #[error(transparent)]
+    Dependency(#[from] DependencyError),
     /// The supervisor is shutting down.
     #[error("the supervisor is shutting down, and starts, stops and restarts nothing on request")]
     ShuttingDown,

@@ -69,7 +69,9 @@ pub enum ProcessError {
         exit: ProcessExit,
     },
     /// The [liveness](super::Liveness) probe failed too often in a row, and it was stopped.
-    #[error("the process failed {failures} liveness probes in a row, and was stopped: {last}")]
+    #[error(
+        "the process failed {failures} liveness probes in a row, and was stopped: {exit}; last probe: {last}"
+    )]
     NotAlive {
         /// The number of probes in a row that failed.
         failures: u32,

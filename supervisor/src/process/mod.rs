@@ -15,7 +15,7 @@
 //!         .env("ETCD_LOGGER", "zap")
 //!         .ready_when(Readiness::on_notify());
 //!     ctx.run_child("etcd", etcd)?;
-//!     ctx.wait_ready("root.etcd").await?;
+//!     ctx.wait_ready("etcd").await?;
 //!     ctx.signal_ready()?;
 //!     Err(ctx.canceled().await.into())
 //! }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    AddChildError, CanceledError, ChildSpec, Context, ExitReason, Failure, LifecycleSignalError, NameError,
-    RunnableState, StaleContextError, WaitReadyError, WaitReason,
+    AddChildError, CanceledError, ChildSpec, Context, ControlError, DependencyError, ExitReason, Failure,
+    LifecycleSignalError, NameError, RunnableState, StaleContextError, WaitReadyError, WaitReason,
 };
 
 use crate::harness::{SingleRun, TestTree, steady};
@@ -242,9 +242,8 @@ async fn a_dependent_resumes_when_its_dependency_is_ready_or_when_it_is_canceled
             steady(ctx).await
         })?;
         ctx.run_child("lost", |ctx: Context| async move {
-            let error = ctx.wait_ready("root.nowhere").await;
-            assert_eq!(error, Err(WaitReadyError::UnknownDn { dn: "root.nowhere".into() }));
-            ctx.wait_ready("root.lost").await?;
+            ctx.run_child("never", |ctx: Context| async move { ctx.until_canceled().await })?;
+            ctx.wait_ready("never").await?;
             Ok::<(), Failure>(())
         })
     });
@@ -256,6 +255,68 @@ async fn a_dependent_resumes_when_its_dependency_is_ready_or_when_it_is_canceled
     assert_eq!(tree.latest_run("root.dependent"), (RunnableState::Ready, 1));
     tree.supervisor.stop_runnable("root.lost").expect("the DN exists");
     tree.recorder.wait_for_state("root.lost", RunnableState::Canceled).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_a_runnable_that_can_not_come_is_rejected() {
+    let tree = TestTree::with_children(move |ctx| {
+        ctx.run_child("lost", |ctx: Context| async move {
+            ctx.run_child("below", steady)?;
+            assert_eq!(ctx.wait_ready("below").await, Ok(()));
+            for text in ["nowhere", "root.lost.nowhere"] {
+                let unknown = WaitReadyError::UnknownDn { dn: "root.lost.nowhere".into() };
+                assert_eq!(ctx.wait_ready(text).await, Err(unknown));
+            }
+            let itself = WaitReadyError::Itself { dn: "root.lost".into() };
+            assert_eq!(ctx.wait_ready("root.lost").await, Err(itself));
+            for invalid in ["", "root.", "lost.below", "root.UPPER"] {
+                let error = WaitReadyError::InvalidDn { dn: invalid.into() };
+                assert_eq!(ctx.wait_ready(invalid).await, Err(error));
+            }
+            steady(ctx).await
+        })
+    });
+    assert_eq!(tree.supervisor.wait_ready("root.lost").await, Ok(()));
+    let error = WaitReadyError::InvalidDn { dn: "lost".into() };
+    assert_eq!(tree.supervisor.wait_ready("lost").await, Err(error));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dependency_that_can_not_come_is_rejected() {
+    let on_itself = |dependency: &str| DependencyError::OnItself {
+        child: "root.a".into(),
+        dependency: dependency.into(),
+    };
+    let invalid =
+        |dependency: &str| DependencyError::Invalid { child: "root.a".into(), dependency: dependency.into() };
+    let cases = [
+        ("a", on_itself("root.a")),
+        ("root.a", on_itself("root.a")),
+        ("root.a.below", on_itself("root.a.below")),
+        ("", invalid("")),
+        ("b.c", invalid("b.c")),
+        ("root..b", invalid("root..b")),
+    ];
+    let rejected = cases.clone();
+    let tree = TestTree::with_children(move |ctx| {
+        for (dependency, error) in &rejected {
+            let child = || ChildSpec::new("a", steady).depends_on([*dependency]);
+            let error = Err(AddChildError::Dependency(error.clone()));
+            assert_eq!(ctx.run_group([ChildSpec::new("b", steady), child()]), error, "{dependency}");
+        }
+        let typo = ChildSpec::new("a", steady).stop_before(["root/b"]);
+        let error = DependencyError::Invalid { child: "root.a".into(), dependency: "root/b".into() };
+        assert_eq!(ctx.run_child_with(typo), Err(AddChildError::Dependency(error)));
+        // Others, which only begin like it, are none of these.
+        ctx.run_child_with(ChildSpec::new("a", steady).depends_on(["ab", "root.ab.c"]))
+    });
+    settle().await;
+    assert_eq!(tree.supervisor.snapshot().len(), 2, "a rejected group has left nothing behind");
+    assert_eq!(tree.status("root.a").map(|a| a.waiting_for), Some(WaitReason::Dependency("root.ab".into())));
+    for (dependency, error) in cases {
+        let child = ChildSpec::new("a", steady).depends_on([dependency]);
+        assert_eq!(tree.supervisor.add_child("root", child), Err(ControlError::Dependency(error)));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

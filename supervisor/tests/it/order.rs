@@ -38,7 +38,7 @@ async fn independent_runnables_stop_at_once() {
 async fn a_chain_stops_one_by_one_from_its_end() {
     let tree = tree_of(|| {
         let chain = (0..10).map(|n| {
-            let before = (n > 0).then(|| format!("root.n{}", n - 1));
+            let before = (n > 0).then(|| format!("n{}", n - 1));
             ChildSpec::new(format!("n{n}"), slow()).depends_on(before)
         });
         chain.collect()
@@ -113,7 +113,7 @@ async fn what_runnables_keep_is_dropped_before_what_stops_after_them_is_canceled
 async fn a_cycle_stops_nevertheless() {
     let tree = tree_of(|| {
         let child = |name, before| ChildSpec::new(name, slow()).stop_before([before]);
-        vec![child("a", "root.b"), child("b", "root.a"), child("c", "root.a")]
+        vec![child("a", "b"), child("b", "a"), child("c", "root.a")]
     });
     settle().await;
     assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 1 + 1, "c, then the cycle");
@@ -127,7 +127,7 @@ async fn a_runnable_starts_when_what_it_depends_on_is_ready_also_if_that_is_adde
         let (needed, below) = remotes.clone();
         let parent = parent_of(move |ctx| ctx.run_child("below", below.clone()));
         vec![
-            ChildSpec::new("dependent", steady).depends_on(["root.needed", "root.parent.below"]),
+            ChildSpec::new("dependent", steady).depends_on(["needed", "root.parent.below"]),
             ChildSpec::new("needed", needed),
             ChildSpec::new("parent", parent),
         ]

@@ -62,7 +62,7 @@ fn a_service_that_is_silent_or_not_alive_restarts_with_the_reason() {
         ("watchdog = \"200ms\"", "the process did not report to its watchdog (WATCHDOG=1) within 200ms"),
         (
             "liveness = { probe = [\"/bin/sh\", \"-c\", \"echo stuck; exit 3\"], period = \"20ms\", failure_threshold = 2 }",
-            "failed 2 liveness probes in a row, and was stopped: exited with code 3: stuck",
+            "failed 2 liveness probes in a row, and was stopped: killed by SIGTERM; last probe: exited with code 3: stuck",
         ),
     ];
     for (keys, reason) in cases {

@@ -23,7 +23,8 @@ async fn a_process_whose_probe_keeps_failing_is_stopped_with_the_last_failure_an
     fixture.wait_for_state(RunnableState::Ready).await;
     std::fs::remove_file(&alive).expect("it is there");
     let (error, exit) = fixture.wait_failure().await;
-    let text = "the process failed 2 liveness probes in a row, and was stopped: exited with code 3: stuck";
+    let text = "the process failed 2 liveness probes in a row, and was stopped: killed by SIGTERM; \
+        last probe: exited with code 3: stuck";
     assert_eq!((error.as_str(), exit.signal), (text, Some(Signal::TERM)));
     fixture.wait_for_state(RunnableState::Ready).await;
     fixture.shutdown().await;
