@@ -17,7 +17,7 @@ use crate::driver::TreeDriver;
 use crate::failure::{CanceledError, Failure};
 use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
 use crate::name::{NameError, resolve_dn};
-use crate::output::{OutputOrigin, OutputStream};
+use crate::output::{OutputStream, SinkWriter};
 use crate::policy::GroupPolicy;
 use crate::process::ProcessHost;
 use crate::process_exit::{AdoptedProcess, ForcedKill, ProcessExit};
@@ -231,8 +231,11 @@ impl Context {
 
     /// A writer for one of this run's outputs.
     pub fn open_output(&self, stream: OutputStream) -> Box<dyn io::Write + Send> {
-        let origin = OutputOrigin { dn: &self.0.dn, stream, generation: self.0.generation };
-        self.0.driver.output.open_writer(origin)
+        Box::new(self.open_sink(stream))
+    }
+
+    pub(crate) fn open_sink(&self, stream: OutputStream) -> SinkWriter {
+        SinkWriter::open(&**self.0.driver.output, &self.0.dn, stream, self.0.generation)
     }
 
     /// Spawns a helper task. The run does not end before its helpers, and a helper's panic fails the

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cancellation::{RunCancellation, RunSignal};
-use crate::containment::DropContained;
+use crate::containment::{DropContained, catch_panic};
 use crate::context::Context;
 use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
@@ -119,7 +119,8 @@ impl DeferredEffects {
         spawn_runs(&driver.runtime, self.starts);
         drop(self.dropped_runs);
         for event in &self.events {
-            log_event(event);
+            // A subscriber that panics must not end the task that this call comes from, such as that of the timers.
+            let _ = catch_panic(|| log_event(event));
             // The process that an earlier program has kept for it ends with it, also if no run could adopt that.
             if matches!(event.change, RunnableChange::Stopped | RunnableChange::Removed) {
                 driver.end_kept_process(&event.dn);

@@ -181,8 +181,9 @@ impl fmt::Display for CancelCause {
 ///
 /// # Contract
 /// Called from one task, with one event after the other in the order of [`Event::seq`], each at most once.
-/// The last events have been delivered when [`shutdown`](crate::Supervisor::shutdown) returns. A slow hook
-/// does not delay runnables: events wait in a [bounded](crate::SupervisorBuilder::max_pending_events)
+/// The last events have been delivered when [`shutdown`](crate::Supervisor::shutdown) returns, unless its report names
+/// the hook, which then gets no more. A slow hook
+/// does not delay runnables, unless the runtime has one thread: events wait in a [bounded](crate::SupervisorBuilder::max_pending_events)
 /// [`FairEventBuffer`](crate::FairEventBuffer). Events that do not fit are a gap in the sequence numbers, which the
 /// supervisor logs; a [`snapshot`](crate::Supervisor::snapshot) shows the state after them. The supervisor
 /// logs a panic of the hook, and the hook loses only that event.

@@ -130,6 +130,12 @@ impl EventQueue {
         self.changed.notify_one();
     }
 
+    /// Drops the events that wait, and returns the number of them.
+    pub(crate) fn discard(&self) -> usize {
+        let mut state = self.lock();
+        std::iter::from_fn(|| state.waiting.pop_oldest()).count()
+    }
+
     /// No event comes any more.
     pub(crate) fn close(&self) {
         self.lock().closed = true;

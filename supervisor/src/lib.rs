@@ -122,5 +122,5 @@ pub use shutdown_signals::StopSignals;
 pub use state::{
     ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,
 };
-pub use tree::{ShutdownReport, Straggler, Supervisor, SupervisorBuilder};
+pub use tree::{ShutdownReport, SlowHook, Straggler, Supervisor, SupervisorBuilder};
 pub use wall_clock::wall_clock_time;

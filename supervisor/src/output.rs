@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
+
+use crate::containment::{DropContained, catch_panic};
 
 /// One of a runnable's outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,7 +52,8 @@ pub struct OutputOrigin<'a> {
 ///
 /// # Contract
 /// `open_writer` is called once for each requested writer. The writer never blocks: async tasks call it. It
-/// takes bytes in arbitrary chunks, not lines; dropping it ends the stream. Its errors are ignored.
+/// takes bytes in arbitrary chunks, not lines; dropping it ends the stream. Its errors are ignored. After a panic it
+/// gets no more output; the [exit](crate::process::ProcessExit::output_problem) of the process names it.
 pub trait OutputSink: Send + Sync + 'static {
     /// Opens the writer for one output of one run.
     fn open_writer(&self, origin: OutputOrigin<'_>) -> Box<dyn io::Write + Send>;
@@ -72,5 +76,59 @@ pub(crate) struct DiscardOutput;
 impl OutputSink for DiscardOutput {
     fn open_writer(&self, _: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
         Box::new(io::sink())
+    }
+}
+
+/// A writer of a sink, whose panics go no further.
+pub(crate) struct SinkWriter {
+    dn: Arc<str>,
+    /// Or the message of its panic.
+    writer: Result<DropContained<Box<dyn io::Write + Send>>, String>,
+}
+
+impl SinkWriter {
+    pub(crate) fn open(sink: &dyn OutputSink, dn: &Arc<str>, stream: OutputStream, generation: u64) -> Self {
+        let opened = catch_panic(|| sink.open_writer(OutputOrigin { dn, stream, generation }));
+        let writer = opened.map(DropContained::new).inspect_err(|panic| log_panic(dn, panic));
+        Self { dn: Arc::clone(dn), writer }
+    }
+
+    /// The message of its panic, if it has panicked.
+    pub(crate) fn panic(&self) -> Option<&str> {
+        self.writer.as_ref().err().map(String::as_str)
+    }
+
+    fn call<T>(&mut self, call: impl FnOnce(&mut dyn io::Write) -> io::Result<T>) -> io::Result<T> {
+        let panic = match &mut self.writer {
+            Ok(writer) => match catch_panic(|| call(&mut **writer)) {
+                Ok(result) => return result,
+                Err(panic) => panic,
+            },
+            Err(panic) => return Err(io::Error::other(format!("the output sink has panicked: {panic}"))),
+        };
+        log_panic(&self.dn, &panic);
+        let error = io::Error::other(format!("the output sink panicked: {panic}"));
+        self.writer = Err(panic);
+        Err(error)
+    }
+}
+
+fn log_panic(dn: &str, panic: &str) {
+    tracing::error!(dn, "the output sink panicked, and gets no more output of this run: {panic}");
+}
+
+impl io::Write for SinkWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.call(|writer| writer.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.call(|writer| writer.flush())
+    }
+}
+
+impl fmt::Debug for SinkWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SinkWriter").field("dn", &self.dn).field("panic", &self.panic()).finish()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::WaitIdStatus;
@@ -126,6 +127,8 @@ pub struct ProcessExit {
     /// [`MAX_TAIL_LINE_BYTES`](crate::process::MAX_TAIL_LINE_BYTES)
     /// bytes, without control characters. If its watchdog aborted it, those before the abort.
     pub tail: Vec<String>,
+    /// How the [`OutputSink`](crate::OutputSink) panicked: it did not get all of the output.
+    pub output_problem: Option<Arc<str>>,
 }
 
 /// The kernel's report of an exit.
@@ -149,6 +152,7 @@ impl ProcessExit {
             core_dumped: status.is_some_and(WaitIdStatus::dumped),
             oom_kill,
             tail,
+            output_problem: None,
         }
     }
 
@@ -176,10 +180,11 @@ impl fmt::Display for ProcessExit {
         }
         match &self.oom_kill {
             // The kernel sends SIGKILL when memory runs out. After any other end, it has killed only descendants.
-            Some(oom) if self.signal == Some(Signal::KILL) => write!(f, ": {oom}"),
-            Some(oom) => write!(f, ", after the kernel had killed {} of its processes: {oom}", oom.killed),
-            None => Ok(()),
+            Some(oom) if self.signal == Some(Signal::KILL) => write!(f, ": {oom}")?,
+            Some(oom) => write!(f, ", after the kernel had killed {} of its processes: {oom}", oom.killed)?,
+            None => {}
         }
+        self.output_problem.as_ref().map_or(Ok(()), |problem| write!(f, "; {problem}"))
     }
 }
 
@@ -258,6 +263,7 @@ mod tests {
             core_dumped: false,
             oom_kill: None,
             tail: Vec::new(),
+            output_problem: None,
         };
         assert_eq!(exit.to_string(), "exited with code 3");
         let killed = ProcessExit {

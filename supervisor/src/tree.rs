@@ -1,13 +1,16 @@
 //! The supervisor: the owner of a tree, which inspects it and shuts it down.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Mutex, watch};
-use tokio::task::JoinHandle;
 use tokio::task::coop::consume_budget;
+use tokio::task::{JoinHandle, block_in_place};
+use tokio::time::timeout;
 
 use crate::containment::{DropContained, catch_panic};
 use crate::context::WaitReadyError;
@@ -36,8 +39,19 @@ const DEFAULT_PENDING_EVENTS: NonZeroUsize = NonZeroUsize::new(16_384).expect("n
 #[derive(Debug)]
 pub struct Supervisor {
     driver: Arc<TreeDriver>,
+    hook: Option<HookDelivery>,
+}
+
+/// The task that calls the hook.
+#[derive(Debug)]
+struct HookDelivery {
+    /// The name of the hook's type.
+    name: &'static str,
+    events: Arc<EventQueue>,
+    /// The time that the hook has for the last events.
+    timeout: Duration,
     /// Locked while a caller waits for its end, so that a concurrent caller waits too.
-    hook: Mutex<Option<JoinHandle<()>>>,
+    task: Mutex<JoinHandle<()>>,
 }
 
 /// The settings from which a [`Supervisor`] starts.
@@ -45,7 +59,8 @@ pub struct SupervisorBuilder {
     default_policy: ChildPolicy,
     stop_timeout: Duration,
     output_sink: Box<dyn OutputSink>,
-    event_hook: Option<Box<dyn EventHook>>,
+    /// With the name of its type.
+    event_hook: Option<(&'static str, Box<dyn EventHook>)>,
     max_pending_events: NonZeroUsize,
     host_settings: HostSettings,
 }
@@ -56,6 +71,41 @@ pub struct SupervisorBuilder {
 pub struct ShutdownReport {
     /// The runnables that did not stop in time, in the order of their timeouts; empty after a clean shutdown.
     pub stragglers: Vec<Straggler>,
+    /// The event hook, if it did not handle the last events in time.
+    pub slow_hook: Option<SlowHook>,
+}
+
+impl ShutdownReport {
+    /// Returns whether everything has stopped in time.
+    pub fn is_clean(&self) -> bool {
+        self.problems().next().is_none()
+    }
+
+    /// What did not stop in time, in words.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        let stragglers = self.stragglers.iter().map(Straggler::to_string);
+        stragglers.chain(self.slow_hook.iter().map(SlowHook::to_string))
+    }
+}
+
+/// An event hook that did not handle the last events in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SlowHook {
+    /// The name of its type, as the compiler prints it.
+    pub name: &'static str,
+    /// The time that the shutdown waited for it, after everything else had stopped.
+    pub waited: Duration,
+    /// The number of events that it did not get.
+    pub undelivered: usize,
+}
+
+impl fmt::Display for SlowHook {
+    /// `the event hook main::{{closure}} did not return within 30s, and missed 12 events`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, waited, undelivered } = self;
+        write!(f, "the event hook {name} did not return within {waited:?}, and missed {undelivered} events")
+    }
 }
 
 /// A runnable that did not stop in time.
@@ -66,6 +116,13 @@ pub struct Straggler {
     pub dn: Arc<str>,
     /// The time that the shutdown waited for it.
     pub waited: Duration,
+}
+
+impl fmt::Display for Straggler {
+    /// `root.a did not stop within 30s and was abandoned`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} did not stop within {:?} and was abandoned", self.dn, self.waited)
+    }
 }
 
 impl Supervisor {
@@ -199,7 +256,8 @@ impl Supervisor {
     /// Stops everything: children before their parent, each runnable before those that it
     /// [depends on](crate::ChildSpec::depends_on) and [stops before](crate::ChildSpec::stop_before), and
     /// everything else at the same time. The supervisor aborts and reports a runnable that does not stop within
-    /// its timeout, and stops waiting for it. It starts nothing any more.
+    /// its timeout, and stops waiting for it. It starts nothing any more. When all has stopped, the event hook has the
+    /// supervisor's [stop timeout](SupervisorBuilder::stop_timeout) for the last events; then it gets no more.
     ///
     /// [`snapshot`](Self::snapshot) keeps working during the shutdown and after it.
     ///
@@ -208,18 +266,15 @@ impl Supervisor {
     pub async fn shutdown(&self) -> ShutdownReport {
         self.driver.shut_down();
         self.driver.finished().await;
-        // The queue is closed now, so the delivery ends after the last event.
-        let mut hook = self.hook.lock().await;
-        if let Some(delivery) = hook.as_mut() {
-            // The task catches the hook's panics, and nothing aborts it.
-            let _ = delivery.await;
-            *hook = None;
-        }
+        let slow_hook = match &self.hook {
+            Some(hook) => hook.wait_end().await,
+            None => None,
+        };
         let stragglers = self.driver.read(|fsm| {
             let named = fsm.stragglers().iter();
             named.map(|(dn, waited)| Straggler { dn: Arc::clone(dn), waited: *waited }).collect()
         });
-        ShutdownReport { stragglers }
+        ShutdownReport { stragglers, slow_hook }
     }
 
     fn runnable_status(&self, status: &EntryStatus<'_>) -> RunnableStatus {
@@ -279,8 +334,8 @@ impl SupervisorBuilder {
 
     /// The hook that gets the events. Default: none.
     #[must_use]
-    pub fn event_hook(mut self, hook: impl EventHook) -> Self {
-        self.event_hook = Some(Box::new(hook));
+    pub fn event_hook<Hook: EventHook>(mut self, hook: Hook) -> Self {
+        self.event_hook = Some((std::any::type_name::<Hook>(), Box::new(hook)));
         self
     }
 
@@ -332,9 +387,15 @@ impl SupervisorBuilder {
     /// Outside of a tokio runtime, or in one without its time driver.
     pub fn start(self, root: impl Runnable) -> Supervisor {
         let (events, hook) = match self.event_hook {
-            Some(hook) => {
+            Some((name, hook)) => {
                 let events = Arc::new(EventQueue::new(self.max_pending_events));
-                let delivery = tokio::spawn(deliver_events(Arc::clone(&events), DropContained::new(hook)));
+                let task = tokio::spawn(deliver_events(Arc::clone(&events), DropContained::new(hook)));
+                let delivery = HookDelivery {
+                    name,
+                    events: Arc::clone(&events),
+                    timeout: self.stop_timeout,
+                    task: Mutex::new(task),
+                };
                 (Some(events), Some(delivery))
             }
             None => (None, None),
@@ -347,13 +408,33 @@ impl SupervisorBuilder {
         };
         let driver =
             TreeDriver::start_tree(root, Arc::new(defaults), self.output_sink, events, self.host_settings);
-        Supervisor { driver, hook: Mutex::new(hook) }
+        Supervisor { driver, hook }
     }
 }
 
-impl std::fmt::Debug for SupervisorBuilder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for SupervisorBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder").field("policy", &self.default_policy).finish_non_exhaustive()
+    }
+}
+
+impl HookDelivery {
+    /// Waits until the hook has got the last event, of a queue that is closed. If it does not in time, returns it; then it
+    /// gets no more.
+    async fn wait_end(&self) -> Option<SlowHook> {
+        let mut task = self.task.lock().await;
+        if task.is_finished() || timeout(self.timeout, &mut *task).await.is_ok() {
+            return None;
+        }
+        Some(SlowHook { name: self.name, waited: self.timeout, undelivered: self.events.discard() })
+    }
+}
+
+/// Calls code that may block. The runnables go on if the runtime has other threads.
+fn without_others<R>(call: impl FnOnce() -> R) -> R {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => block_in_place(call),
+        _ => call(),
     }
 }
 
@@ -366,7 +447,7 @@ async fn deliver_events(events: Arc<EventQueue>, hook: DropContained<Box<dyn Eve
             // The threshold doubles, so a slow hook does not fill the log.
             next_report = dropped * 2;
         }
-        if let Err(panic) = catch_panic(|| hook.on_event(&event)) {
+        if let Err(panic) = without_others(|| catch_panic(|| hook.on_event(&event))) {
             tracing::error!(dn = "supervisor", "the event hook panicked at event {}: {panic}", event.seq);
         }
         // With a queue that never empties, the task would starve the others of its thread.

@@ -70,13 +70,8 @@ async fn run_until_signal(plan: NodePlan, deps: Deps, console: &Console) -> anyh
             return Ok(ExitCode::from(7));
         }
     };
-    for straggler in &report.stragglers {
-        console.print_line(&format!(
-            "{} did not stop within {:?} and was abandoned",
-            straggler.dn, straggler.waited
-        ));
-    }
-    Ok(if report.stragglers.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(6) })
+    report.problems().for_each(|problem| console.print_line(&problem));
+    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(6) })
 }
 
 /// Reloads the configuration. The log has the result, and so has the service manager.

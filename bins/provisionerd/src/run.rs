@@ -115,11 +115,9 @@ async fn shut_down(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCo
             return ExitCode::from(7);
         }
     };
-    for straggler in &report.stragglers {
-        tracing::error!("{} did not stop within {:?} and was abandoned", straggler.dn, straggler.waited);
-    }
+    report.problems().for_each(|problem| tracing::error!("{problem}"));
     tracing::info!("stopped");
-    if report.stragglers.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(6) }
+    if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(6) }
 }
 
 struct DaemonParts {

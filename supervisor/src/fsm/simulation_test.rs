@@ -65,6 +65,7 @@ fn exit_of_process(key: RunKey) -> Arc<ProcessExit> {
         core_dumped: false,
         oom_kill: None,
         tail: Vec::new(),
+        output_problem: None,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Copies the output of a process to its writers, and keeps the last lines.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::containment::DropContained;
+use crate::output::SinkWriter;
 
 /// The maximum number of output lines that a [`ProcessExit`](super::ProcessExit) keeps.
 pub const MAX_TAIL_LINES: usize = 10;
@@ -22,41 +22,49 @@ const READ_SIZE: usize = 64 * 1024;
 const READS_IN_A_ROW: usize = 16;
 /// The number of bytes that are read after the exit if a survivor keeps writing: the maximum capacity of a pipe.
 const MAX_FINAL_BYTES: usize = 1024 * 1024;
-
-/// The writer of one stream.
-pub(super) type StreamSink = Box<dyn io::Write + Send>;
+/// The destination of the output of a process.
+pub(super) enum OutputTarget {
+    Sinks([SinkWriter; 2]),
+    /// Only its last lines are kept.
+    Nowhere,
+}
 
 /// The tasks that read the output of a process, until this is dropped.
 ///
 /// They read even if the writers fail, so that a process never blocks on a full pipe.
 #[derive(Debug)]
 pub(super) struct OutputReaders {
-    tasks: Vec<AbortOnDropHandle<()>>,
+    /// Each returns how its writer panicked, if it did.
+    tasks: Vec<AbortOnDropHandle<Option<String>>>,
     tail: Arc<Mutex<OutputTail>>,
     ended: CancellationToken,
 }
 
 impl OutputReaders {
-    pub(super) fn start(readers: [OwnedFd; 2], sinks: [StreamSink; 2]) -> io::Result<Self> {
+    pub(super) fn start(readers: [OwnedFd; 2], target: OutputTarget) -> io::Result<Self> {
+        let sinks = match target {
+            OutputTarget::Sinks(sinks) => sinks.map(Some),
+            OutputTarget::Nowhere => [None, None],
+        };
         let (tail, ended) = (Arc::<Mutex<OutputTail>>::default(), CancellationToken::new());
         let mut tasks = Vec::with_capacity(readers.len());
         for (index, (fd, sink)) in readers.into_iter().zip(sinks).enumerate() {
             let source = pipe::Receiver::from_owned_fd(fd)?;
-            let sink = DropContained::new(sink);
             let pump = StreamReader { source, sink, index, tail: Arc::clone(&tail) };
             tasks.push(AbortOnDropHandle::new(tokio::spawn(pump.run(ended.clone()))));
         }
         Ok(Self { tasks, tail, ended })
     }
 
-    /// Reads the remaining output, closes the writers, and returns the last lines.
-    pub(super) async fn finish(mut self) -> Vec<String> {
+    /// Reads the remaining output, closes the writers, and returns the last lines, and the problem of a writer.
+    pub(super) async fn finish(mut self) -> (Vec<String>, Option<Arc<str>>) {
         self.ended.cancel();
+        let mut problem = None;
         for task in std::mem::take(&mut self.tasks) {
-            // A panic of a writer ends its stream, not the supervision of the process.
-            let _ = task.await;
+            let panic = task.await.unwrap_or_else(|error| Some(error.to_string()));
+            problem = problem.or(panic.map(|panic| format!("the output sink panicked: {panic}")));
         }
-        self.last_lines()
+        (self.last_lines(), problem.map(Arc::from))
     }
 
     pub(super) fn last_lines(&self) -> Vec<String> {
@@ -66,18 +74,19 @@ impl OutputReaders {
 
 struct StreamReader {
     source: pipe::Receiver,
-    sink: DropContained<StreamSink>,
+    sink: Option<SinkWriter>,
     index: usize,
     tail: Arc<Mutex<OutputTail>>,
 }
 
 impl StreamReader {
-    async fn run(mut self, ended: CancellationToken) {
+    /// Returns how the writer panicked, if it did.
+    async fn run(mut self, ended: CancellationToken) -> Option<String> {
         loop {
             tokio::select! {
                 readable = self.source.readable() => {
                     if readable.is_err() || self.read(READS_IN_A_ROW) {
-                        return;
+                        break;
                     }
                     tokio::task::yield_now().await;
                 }
@@ -85,10 +94,11 @@ impl StreamReader {
                     // All that the process has written is in the pipe. A survivor that keeps writing must not hold up
                     // the exit.
                     self.read(MAX_FINAL_BYTES / READ_SIZE);
-                    return;
+                    break;
                 }
             }
         }
+        self.sink.as_ref().and_then(SinkWriter::panic).map(str::to_owned)
     }
 
     /// Returns whether the stream has ended. The buffer exists only while there is output: an idle process
@@ -100,7 +110,7 @@ impl StreamReader {
                 Ok(0) => return true,
                 Ok(count) => {
                     // Bytes that the sink rejects are lost; the process continues.
-                    let _ = self.sink.write_all(&buffer[..count]);
+                    _ = self.sink.as_mut().map(|sink| sink.write_all(&buffer[..count]));
                     self.tail
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)

@@ -1,6 +1,5 @@
 //! A program that acts on another one: probes whether it is ready or alive, or makes it reload.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::ProcessError;
 use super::host::ProcessHost;
-use super::output::StreamSink;
+use super::output::OutputTarget;
 use super::probe::CommandRunner;
 use super::running_process::{RunningProcess, StopDeadline};
 use super::settings::Process;
@@ -37,12 +36,12 @@ async fn run_command(
     command: Arc<Process>,
     given_up: CancellationToken,
 ) -> Result<(), Failure> {
-    let nowhere: [StreamSink; 2] = [Box::new(io::sink()), Box::new(io::sink())];
     let turn = tokio::select! {
         turn = host.spawner.wait_turn() => turn,
         () = given_up.cancelled() => return Ok(()),
     };
-    let mut running = RunningProcess::start(Arc::clone(&host), &command, turn, nowhere, None).await?;
+    let mut running =
+        RunningProcess::start(Arc::clone(&host), &command, turn, OutputTarget::Nowhere, None).await?;
     tokio::select! {
         ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
         () = given_up.cancelled() => {}

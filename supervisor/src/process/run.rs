@@ -10,7 +10,7 @@ use super::kept::KeptProcess;
 use super::leftovers;
 use super::liveness::{LivenessFailure, WatchedProcess};
 use super::notify::{NotifyListener, NotifyState};
-use super::output::StreamSink;
+use super::output::OutputTarget;
 use super::probe::{CommandRunner, ProbeFailure};
 use super::probe_command;
 use super::procfs;
@@ -56,8 +56,8 @@ enum StopReason {
     Failed(ProcessError),
 }
 
-fn open_sinks(ctx: &Context) -> [StreamSink; 2] {
-    [OutputStream::Stdout, OutputStream::Stderr].map(|stream| ctx.open_output(stream))
+fn open_sinks(ctx: &Context) -> OutputTarget {
+    OutputTarget::Sinks([OutputStream::Stdout, OutputStream::Stderr].map(|stream| ctx.open_sink(stream)))
 }
 
 impl StopReason {

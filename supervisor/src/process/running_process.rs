@@ -18,7 +18,7 @@ use super::host::ProcessHost;
 use super::kept::KeptProcess;
 use super::notify::{MessageSenders, NotifyListener, NotifyReports};
 use super::notify_socket::NotifySocket;
-use super::output::{OutputReaders, StreamSink};
+use super::output::{OutputReaders, OutputTarget};
 use super::settings::{KillMode, Process};
 use super::spawn::{self, KillScope, MainProcess, OutputEnds, PreparedStart, StartTurn};
 use crate::process_exit::{ExitStatus, ProcessExit, Signal};
@@ -90,7 +90,7 @@ pub(super) struct RunningProcess {
 /// The channels between a process and this program.
 struct Channels {
     readers: [OwnedFd; 2],
-    sinks: [StreamSink; 2],
+    target: OutputTarget,
     socket: Option<NotifySocket>,
 }
 
@@ -100,7 +100,7 @@ impl RunningProcess {
         host: Arc<ProcessHost>,
         process: &Process,
         turn: StartTurn,
-        sinks: [StreamSink; 2],
+        target: OutputTarget,
         keep_for: Option<&str>,
     ) -> Result<Self, ProcessError> {
         // Its identity: the mark that its descendants inherit, and its cgroup.
@@ -139,7 +139,7 @@ impl RunningProcess {
             // its mark.
             kept.record_start(main.pid).map_err(ProcessError::Keep)?;
         }
-        let running = Self::watch(host, main, kept, Channels { readers, sinks, socket });
+        let running = Self::watch(host, main, kept, Channels { readers, target, socket });
         let running = running.map_err(ProcessError::Watch)?;
         if let Some(cgroup) = &running.host.cgroup {
             cgroup.prepare_next();
@@ -155,7 +155,7 @@ impl RunningProcess {
         host: Arc<ProcessHost>,
         process: &Process,
         kept: Arc<KeptProcess>,
-        sinks: [StreamSink; 2],
+        target: OutputTarget,
     ) -> io::Result<Option<Self>> {
         let main = match kept.open_main(&host.shared) {
             Err(error) if is_gone(&error) => return Ok(None),
@@ -176,7 +176,7 @@ impl RunningProcess {
         {
             cgroup_limits::renew_limits(dir, &process.limits).map_err(io::Error::other)?;
         }
-        let mut running = Self::watch(host, main, Some(kept), Channels { readers, sinks, socket })?;
+        let mut running = Self::watch(host, main, Some(kept), Channels { readers, target, socket })?;
         if let Some((main, _)) = &mut running.main_process {
             main.is_left_alone = false;
         }
@@ -192,7 +192,7 @@ impl RunningProcess {
         channels: Channels,
     ) -> io::Result<Self> {
         let ended = ReadableFd::new(Arc::clone(&main.pidfd))?;
-        let output = OutputReaders::start(channels.readers, channels.sinks)?;
+        let output = OutputReaders::start(channels.readers, channels.target)?;
         let listener = channels.socket.map(|socket| {
             let main_pidfd = Arc::clone(&main.pidfd);
             let senders = MessageSenders { main: main.pid, main_pidfd, cgroup: main.cgroup() };
@@ -366,15 +366,16 @@ impl RunningProcess {
 
     /// The exit to report, after all output that was written before it.
     pub(super) async fn into_exit(mut self) -> ProcessExit {
-        let tail = match self.output.take() {
-            Some(pumps) => pumps.finish().await,
-            None => Vec::new(),
+        let (tail, output_problem) = match self.output.take() {
+            Some(readers) => readers.finish().await,
+            None => (Vec::new(), None),
         };
         let before_abort = std::mem::take(&mut self.lines_before_abort);
         let tail = if before_abort.is_empty() { tail } else { before_abort };
         let status = self.status.as_ref().expect("called only after the exit");
         let main = self.main_process();
-        let exit = ProcessExit::new(main.pid, status, main.oom_kill(), tail);
+        let exit =
+            ProcessExit { output_problem, ..ProcessExit::new(main.pid, status, main.oom_kill(), tail) };
         // The removal of the cgroup need not delay the next start, which has another one. But that of a kept process
         // precedes the removal of its record, by which the next program would find it.
         if self.kept.is_none() {

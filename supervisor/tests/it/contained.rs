@@ -146,16 +146,26 @@ impl OutputSink for HostileOutput {
     }
 }
 
-#[tokio::test]
-async fn an_output_sink_that_panics_everywhere_loses_only_output() {
+/// Runs a process that writes more than a pipe holds, and returns its exit.
+async fn exit_of_writer(sink: impl OutputSink) -> String {
     let recorder = EventRecorder::default();
     let builder = Supervisor::builder().event_hook(recorder.clone());
-    let supervisor = builder.output_sink(HostileOutput(PanicsInDrop("sink"))).start(parent_of(move |ctx| {
-        ctx.run_child("echo", Process::new("/bin/sh").args(["-c", "echo line; exit 3"]))
+    let supervisor = builder.output_sink(sink).start(parent_of(move |ctx| {
+        let script = "echo line; head -c 300000 /dev/zero; exit 3";
+        ctx.run_child("writer", Process::new("/bin/sh").args(["-c", script]).env("PATH", "/usr/bin:/bin"))
     }));
-    let dead = recorder.wait_for_state("root.echo", RunnableState::Dead).await;
-    assert_eq!(dead.change.to_string(), "dead: exited with code 3");
-    assert!(supervisor.shutdown().await.stragglers.is_empty());
+    let dead = recorder.wait_for_state("root.writer", RunnableState::Dead).await;
+    assert!(supervisor.shutdown().await.is_clean());
+    dead.change.to_string()
+}
+
+#[tokio::test]
+async fn an_output_sink_that_panics_everywhere_loses_only_output_and_is_named_in_the_exit() {
+    let exit = exit_of_writer(HostileOutput(PanicsInDrop("sink"))).await;
+    assert_eq!(exit, "dead: exited with code 3; the output sink panicked: in a write");
+    let opens_nothing = |_: OutputOrigin<'_>| -> io::Sink { panic!("no room") };
+    let exit = exit_of_writer(opens_nothing).await;
+    assert_eq!(exit, "dead: exited with code 3; the output sink panicked: no room");
 }
 
 /// An error of others. Its `Display` panics, and so does its drop.
@@ -256,6 +266,33 @@ async fn a_hook_that_hangs_beside_a_crash_loop_holds_a_bounded_number_of_events(
     let quiet = received.iter().filter(|event| &*event.dn == "root.quiet");
     let quiet: Vec<String> = quiet.map(|event| event.change.to_string()).collect();
     assert_eq!(quiet, ["started", "ready", "canceling: shutdown", "canceled"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_hook_that_hangs_holds_up_no_runnable_and_is_named_by_the_shutdown() {
+    let (gate, received) = (Gate::default(), Arc::new(Mutex::new(0)));
+    let (closed, counted) = (gate.clone(), Arc::clone(&received));
+    let hook = move |_: &Event| {
+        closed.pass();
+        *counted.lock().expect("no panic holds it") += 1;
+    };
+    let timeout = Duration::from_millis(100);
+    let supervisor = Supervisor::builder()
+        .event_hook(hook)
+        .stop_timeout(timeout)
+        .start(parent_of(|ctx| (0..100).try_for_each(|child| ctx.run_child(format!("n{child}"), steady))));
+    for child in 0..100 {
+        supervisor.wait_ready(&format!("root.n{child}")).await.expect("it runs");
+    }
+    let report = supervisor.shutdown().await;
+    assert!(!report.is_clean() && report.stragglers.is_empty(), "{report:?}");
+    let slow = report.slow_hook.expect("it hangs");
+    assert!(slow.name.contains("a_hook_that_hangs_holds_up_no_runnable"), "{slow:?}");
+    // Each runnable has started, was ready, was canceled and has ended. The hook has the first event.
+    assert_eq!((slow.undelivered, slow.waited), (4 * 101 - 1, timeout));
+    gate.open();
+    assert!(supervisor.shutdown().await.is_clean(), "it gets no more events");
+    assert_eq!(*received.lock().expect("no panic holds it"), 1);
 }
 
 #[tokio::test(start_paused = true)]
