@@ -20,6 +20,14 @@ pub(crate) use exec::{ChildSetup, ResourceLimit, RlimitNumber};
 pub(crate) use spawn::{ExecImage, StartError, StartStep, StartedChild, spawn_image};
 pub(crate) use stdio_slots::StdioSlots;
 
+/// Called by the loader before `main`, when this program has started nothing yet.
+///
+/// *Source:* the System V ABI, "Initialization and Termination Functions".
+#[used]
+// SAFETY: the section is an array of such functions. This one relies on nothing that `main` would set up first.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = crate::process::record_inherited;
+
 /// The soft limit of file locks of a process, which Linux has not enforced since 2.4.
 ///
 /// # Errors

@@ -35,7 +35,8 @@
 //! which run on. A process that changes that limit is still identified while its parents are running.
 //!
 //! The program reaps these orphans and no other children:
-//! `std::process` and `tokio::process` work alongside, also when the program is PID 1.
+//! `std::process` and `tokio::process` work alongside, also when the program is PID 1. As PID 1, it also reaps the
+//! processes that were there before it: the jobs of an init script that has executed it, if `/proc` was mounted by then.
 //!
 //! One kind of orphan stays a zombie while the program runs: the orphan of a child that the program started
 //! by other means. It is indistinguishable from a child that `std::process` will wait for later, and taking
@@ -75,6 +76,7 @@ mod error;
 mod handle;
 mod host;
 mod host_state;
+mod inherited;
 mod kept;
 mod leftovers;
 mod limits;
@@ -107,6 +109,7 @@ pub use cgroup_limits::{CgroupLimitError, check_cgroup_limits};
 pub use error::ProcessError;
 pub use handle::{ProcessHandle, ProcessHandleError, ReloadAction};
 pub(crate) use host::{HostSettings, ProcessHost};
+pub(crate) use inherited::record_inherited;
 pub use limits::{ParseRlimitError, ProcessLimits, Rlimit, RlimitResource};
 pub use liveness::Liveness;
 pub use notify_socket::longest_notify_path;

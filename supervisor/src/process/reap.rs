@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 
 use super::host_state::HostState;
+use super::inherited::is_inherited;
 use super::mark::ProcessMark;
 use super::procfs;
 use crate::sys;
@@ -78,6 +79,9 @@ fn reap_orphan(shared: &HostState, pid: i32) -> bool {
 fn is_orphan(shared: &HostState, pid: i32) -> io::Result<bool> {
     if shared.is_main_process(pid) {
         return Ok(false);
+    }
+    if is_inherited(pid) {
+        return Ok(true);
     }
     let limit = procfs::locks_limit(pid)?;
     // It has inherited this program's own limit, so no host has started it: other code may wait for it.

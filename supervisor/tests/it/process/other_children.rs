@@ -67,3 +67,39 @@ async fn pid_1_reaps_orphans_that_entered_its_namespace() {
     wait_gone(orphan);
     fixture.shutdown().await;
 }
+
+/// Set in the program that a script executes as PID 1: the pids of the jobs of that script.
+const JOBS: &str = "NODEKEEL_JOBS";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root"]
+async fn pid_1_reaps_the_jobs_of_a_script_that_has_executed_it() {
+    if let Ok(jobs) = std::env::var(JOBS) {
+        return reap_jobs(&jobs).await;
+    }
+    let test = "process::other_children::pid_1_reaps_the_jobs_of_a_script_that_has_executed_it";
+    // One ends before the supervisor starts, one after that, and one is an orphan by then.
+    let script = format!(
+        "true & a=$!; sleep 0.5 & b=$!; c=$(sleep 0.5 >/dev/null & echo $!)
+         {JOBS}=\"$a $b $c\" exec $0 --exact {test} --ignored --nocapture"
+    );
+    let this = std::env::current_exe().expect("it runs");
+    let mut command = AsyncCommand::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script]).arg(this);
+    let output = command.output().await.expect("it starts");
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{text:?}");
+}
+
+async fn reap_jobs(jobs: &str) {
+    assert_eq!(std::process::id(), 1);
+    // The program's own child, from before its supervisor, keeps its status.
+    let mut own = Command::new("/bin/sh").args(["-c", "exit 7"]).spawn().expect("it starts");
+    let fixture = ProcessFixture::run_once(sh("echo pid $$; exec sleep 100"));
+    fixture.output.wait_pid().await;
+    let jobs: Vec<i32> = jobs.split(' ').map(|pid| pid.parse().expect("a pid")).collect();
+    assert_eq!(jobs.len(), 3);
+    jobs.into_iter().for_each(wait_gone);
+    assert_eq!(own.wait().expect("it keeps its status").code(), Some(7));
+    fixture.shutdown().await;
+}
