@@ -60,11 +60,7 @@ impl RunnableView {
 
     /// The number of its failures, if it is in a crash loop.
     pub(crate) fn crash_loop_text(&self) -> Option<String> {
-        let failures = match self.failures {
-            1 => "1 failure".to_owned(),
-            count => format!("{count} consecutive failures"),
-        };
-        self.crash_looping.then(|| format!("crash-loops: {failures}"))
+        self.crash_looping.then(|| format!("crash-loops: {} consecutive failures", self.failures))
     }
 }
 
@@ -161,7 +157,7 @@ mod tests {
             view(v1::State::New, 2).crash_loop_text().as_deref(),
             Some("crash-loops: 2 consecutive failures")
         );
-        assert_eq!(view(v1::State::Ready, 1).crash_loop_text().as_deref(), Some("crash-loops: 1 failure"));
+        assert_eq!(view(v1::State::Ready, 1).crash_loop_text(), None, "it has recovered");
         assert_eq!(view(v1::State::Ready, 0).crash_loop_text(), None);
     }
 

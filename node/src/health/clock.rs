@@ -44,7 +44,9 @@ impl ClockWatch {
         let step = self.offset.map_or(0, |before| offset - before);
         self.offset = Some(offset);
         if step.abs() >= MIN_STEP {
-            self.last_step = Some(ClockStep { seconds: step / NANOS_PER_SECOND, noticed: now });
+            // The two clocks are not read in the same instant.
+            let seconds = (step + step.signum() * NANOS_PER_SECOND / 2) / NANOS_PER_SECOND;
+            self.last_step = Some(ClockStep { seconds, noticed: now });
         }
     }
 

@@ -9,7 +9,7 @@ use prost_types::Timestamp;
 use serde_json::Value;
 use testbed::ScratchDir;
 
-use crate::harness::{NO_DAEMONS, NodedProcess, service_config};
+use crate::harness::{NO_DAEMONS, NO_DISKS, NodedProcess, service_config};
 
 const SERVICE: &str = "root.service.a";
 const THREE_YEARS: u64 = 3 * 365 * 86_400;
@@ -50,14 +50,20 @@ fn a_step_of_the_clock_moves_all_shown_times_alike_and_nothing_else() {
     let (library, ahead) = (scratch.path().join("clock.so"), scratch.path().join("ahead"));
     build_clock(&library);
     let file = File::create(&ahead).unwrap();
-    let config = format!("{NO_DAEMONS}{}", service_config("a", "echo up; exec sleep 1000", ""));
+    let config = format!("{NO_DAEMONS}{NO_DISKS}{}", service_config("a", "echo up; exec sleep 1000", ""));
     let mut node = NodedProcess::spawn(scratch, &config, &[], |command| {
         command.env("LD_PRELOAD", library).env("CLOCK_FILE", &ahead);
     });
     node.wait_for_line("control socket at");
     node.follow(&["logs", "-f", SERVICE]).find_value(|entry| entry["text"] == "up");
     node.wait_for_event(SERVICE, 1, "ready");
-    for step in [0, THREE_YEARS, 86_400, 0] {
+    let steps = [
+        (0, None),
+        (THREE_YEARS, Some("was set forward by 1095 d")),
+        (86_400, Some("was set back by 1094 d")),
+        (0, Some("was set back by 1 d")),
+    ];
+    for (step, problem) in steps {
         file.set_len(step).unwrap();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() + step;
         for (command, seconds) in shown_times(&node) {
@@ -69,11 +75,14 @@ fn a_step_of_the_clock_moves_all_shown_times_alike_and_nothing_else() {
         let health = node.ask_json(&["health"]);
         let conditions = health["conditions"].as_array().unwrap();
         assert!(!conditions.iter().any(|condition| condition["part"] == SERVICE), "{health}");
+        let found = conditions.iter().find(|condition| condition["object"] == "wall clock");
+        assert_eq!(found.map(|found| found["problem"].as_str().unwrap()), problem, "{health}");
     }
     // Its restart comes after its first start, whatever the clock shows.
     node.ask(&["restart", "--wait", SERVICE]);
     file.set_len(86_400).unwrap();
     let events = node.ask(&["-o", "json", "events"]);
+    assert!(events.contains("wall clock: was set forward by 1095 d"), "{events}");
     let times = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["at"].to_string());
     assert!(times.is_sorted(), "{events}");
     node.stop();

@@ -52,7 +52,7 @@ fn a_frozen_etcd_is_not_ready_at_once_and_is_restarted_alone_and_in_a_cluster() 
         } else {
             let found = wait_problem(&noded, "root.cluster", "can't take part in its cluster: its etcd");
             assert!(found["hint"].as_str().unwrap().contains("`nodectl cluster status`"), "{found}");
-            "root.cluster.etcd"
+            "root.cluster.consensus.etcd"
         };
         assert!(stopped.elapsed() < Duration::from_secs(6), "reported after {:?}", stopped.elapsed());
         noded.wait_status(dn, |status| status["generation"] == 2);

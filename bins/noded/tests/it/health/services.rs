@@ -32,7 +32,11 @@ fn a_service_that_fails_is_stopped_or_hangs_is_a_problem_until_it_is_well() {
     assert_eq!(found["part"], "service");
     assert_eq!(found["hint"], "`nodectl status root.service.loops`");
     assert!(found["since"].is_string(), "{found}");
-    wait_problem(&noded, "root.service.hangs", "failed 1 liveness probes in a row");
+    wait_problem(
+        &noded,
+        "root.service.hangs",
+        "failures, the last one: the process failed 1 liveness probes in a row",
+    );
     let found = wait_problem(&noded, "root.service.once", "has failed, and is not restarted: ");
     assert_eq!(found["hint"], "`nodectl status root.service.once`, then `nodectl restart root.service.once`");
     let found = wait_problem(&noded, "root.service.limited", "has failed, and is not restarted: ");
