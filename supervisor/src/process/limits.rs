@@ -47,6 +47,48 @@ pub(super) struct CgroupSetting {
 }
 
 impl ProcessLimits {
+    /// Limits the [memory](Self::memory_max), in bytes.
+    #[must_use]
+    pub fn with_memory_max(mut self, bytes: u64) -> Self {
+        self.memory_max = Some(bytes);
+        self
+    }
+
+    /// Limits the [CPU time](Self::cpu_max_millis), in thousandths of one CPU.
+    #[must_use]
+    pub fn with_cpu_max_millis(mut self, millis: u32) -> Self {
+        self.cpu_max_millis = Some(millis);
+        self
+    }
+
+    /// Limits the number of [processes and threads](Self::pids_max).
+    #[must_use]
+    pub fn with_pids_max(mut self, count: u64) -> Self {
+        self.pids_max = Some(count);
+        self
+    }
+
+    /// Sets the [share of disk time](Self::io_weight), `[1, 10000]`.
+    #[must_use]
+    pub fn with_io_weight(mut self, weight: u16) -> Self {
+        self.io_weight = Some(weight);
+        self
+    }
+
+    /// Adds a limit of [each process by itself](Self::rlimits).
+    #[must_use]
+    pub fn with_rlimit(mut self, limit: Rlimit) -> Self {
+        self.rlimits.push(limit);
+        self
+    }
+
+    /// Sets the [order of kills](Self::oom_score_adj) when memory runs out, `[-1000, 1000]`.
+    #[must_use]
+    pub fn with_oom_score_adj(mut self, score: i16) -> Self {
+        self.oom_score_adj = Some(score);
+        self
+    }
+
     /// The limits that a cgroup enforces.
     pub(super) fn cgroup_settings(&self) -> Vec<CgroupSetting> {
         /// Microseconds in which the CPU time is used: the kernel's default.
@@ -203,13 +245,11 @@ mod tests {
 
     #[test]
     fn each_limit_of_a_cgroup_is_one_file() {
-        let limits = ProcessLimits {
-            memory_max: Some(64 << 20),
-            cpu_max_millis: Some(1500),
-            pids_max: Some(10),
-            io_weight: Some(50),
-            ..ProcessLimits::default()
-        };
+        let limits = ProcessLimits::default()
+            .with_memory_max(64 << 20)
+            .with_cpu_max_millis(1500)
+            .with_pids_max(10)
+            .with_io_weight(50);
         let settings = limits.cgroup_settings();
         let files: Vec<_> =
             settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect();

@@ -31,6 +31,43 @@ pub struct Privileges {
     pub umask: Option<u32>,
 }
 
+impl Privileges {
+    /// Sets the [supplementary groups](Self::groups), by id.
+    #[must_use]
+    pub fn with_groups(mut self, groups: impl IntoIterator<Item = u32>) -> Self {
+        self.groups = Some(groups.into_iter().collect());
+        self
+    }
+
+    /// Keeps these [capabilities](Self::capabilities), and no others.
+    #[must_use]
+    pub fn with_capabilities(mut self, capabilities: impl IntoIterator<Item = Capability>) -> Self {
+        self.capabilities = Some(capabilities.into_iter().collect());
+        self
+    }
+
+    /// Sets whether its programs can [gain privileges](Self::no_new_privs): true if none can.
+    #[must_use]
+    pub fn with_no_new_privs(mut self, no_new_privs: bool) -> Self {
+        self.no_new_privs = Some(no_new_privs);
+        self
+    }
+
+    /// Adds a [path that it can't write to](Self::read_only_paths).
+    #[must_use]
+    pub fn with_read_only_path(mut self, path: impl Into<PathBuf>) -> Self {
+        self.read_only_paths.push(path.into());
+        self
+    }
+
+    /// Sets the [umask](Self::umask), `[0, 0o777]`.
+    #[must_use]
+    pub fn with_umask(mut self, umask: u32) -> Self {
+        self.umask = Some(umask);
+        self
+    }
+}
+
 /// A capability of Linux.
 ///
 /// *Source:* capabilities(7), linux/capability.h.

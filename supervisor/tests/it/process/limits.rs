@@ -14,14 +14,8 @@ const MIB: u64 = 1 << 20;
 /// Needs four times the memory that the tests permit.
 const HOG: &str = "dd if=/dev/zero of=/dev/null bs=134217728 count=1";
 
-pub(super) fn limits(set: impl FnOnce(&mut ProcessLimits)) -> ProcessLimits {
-    let mut limits = ProcessLimits::default();
-    set(&mut limits);
-    limits
-}
-
 pub(super) fn memory_max() -> ProcessLimits {
-    limits(|limits| limits.memory_max = Some(32 * MIB))
+    ProcessLimits::default().with_memory_max(32 * MIB)
 }
 
 #[tokio::test]
@@ -60,12 +54,7 @@ async fn a_process_beyond_its_memory_is_reported_as_killed_for_it_with_the_limit
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs kernel"]
 async fn the_kernel_has_the_limits_of_a_process() {
-    let limits = limits(|limits| {
-        limits.memory_max = Some(32 * MIB);
-        limits.cpu_max_millis = Some(1500);
-        limits.pids_max = Some(3);
-        limits.io_weight = Some(50);
-    });
+    let limits = memory_max().with_cpu_max_millis(1500).with_pids_max(3).with_io_weight(50);
     // The shell and two others are as many as it may have.
     let script = "echo pid $$; sleep 100 & sleep 100 & (echo one more) ; wait";
     let fixture = ProcessFixture::run_once(sh(script).limits(limits));
@@ -87,7 +76,7 @@ async fn the_kernel_has_the_limits_of_a_process() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs kernel"]
 async fn a_limit_that_the_kernel_rejects_is_named() {
-    let error = start_failure(sh("true").limits(limits(|limits| limits.cpu_max_millis = Some(1)))).await;
+    let error = start_failure(sh("true").limits(ProcessLimits::default().with_cpu_max_millis(1))).await;
     assert!(error.starts_with("can't limit the process: can't set cpu.max to 100 100000: "), "{error}");
 }
 

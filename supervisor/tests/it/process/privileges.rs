@@ -1,18 +1,11 @@
 //! The permissions of a process, as the kernel shows them.
 
 use nodekeel_supervisor::process::{
-    Capability, CapabilitySet, Privileges, Process, Readiness, Rlimit, RlimitResource,
+    Capability, Privileges, Process, ProcessLimits, Readiness, Rlimit, RlimitResource,
 };
 
-use super::limits::limits;
 use super::start::start_failure;
 use super::{ProcessFixture, perl, sh};
-
-fn privileges(set: impl FnOnce(&mut Privileges)) -> Privileges {
-    let mut privileges = Privileges::default();
-    set(&mut privileges);
-    privileges
-}
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -37,16 +30,12 @@ async fn output_of(process: Process) -> String {
 #[tokio::test]
 async fn a_process_has_its_limits_its_score_and_its_umask() {
     let script = "ulimit -Sn; ulimit -Hn; ulimit -c; ulimit -t; umask; cat /proc/self/oom_score_adj";
-    let process = sh(script).privileges(privileges(|privileges| privileges.umask = Some(0o027))).limits(
-        limits(|limits| {
-            limits.oom_score_adj = Some(1000);
-            limits.rlimits = vec![
-                Rlimit::new(RlimitResource::Nofile, Some(40), Some(50)),
-                Rlimit::new(RlimitResource::Core, Some(0), Some(0)),
-                Rlimit::new(RlimitResource::Cpu, Some(77), None),
-            ];
-        }),
-    );
+    let limits = ProcessLimits::default()
+        .with_oom_score_adj(1000)
+        .with_rlimit(Rlimit::new(RlimitResource::Nofile, Some(40), Some(50)))
+        .with_rlimit(Rlimit::new(RlimitResource::Core, Some(0), Some(0)))
+        .with_rlimit(Rlimit::new(RlimitResource::Cpu, Some(77), None));
+    let process = sh(script).privileges(Privileges::default().with_umask(0o027)).limits(limits);
     assert_eq!(output_of(process).await, "40\n50\n0\n77\n0027\n1000\n");
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").expect("proc is mounted");
     assert_ne!(own.trim(), "1000", "the child borrows this program's memory, not its score");
@@ -77,17 +66,15 @@ async fn a_process_and_its_helpers_have_a_session_of_their_own_and_the_usual_uma
 #[tokio::test]
 async fn the_setting_that_the_kernel_rejects_is_named() {
     let rejected = Rlimit::new(RlimitResource::Nofile, Some(20), Some(10));
-    let process = sh("true").limits(limits(|limits| {
-        limits.rlimits = vec![Rlimit::new(RlimitResource::Core, Some(0), Some(0)), rejected];
-    }));
+    let accepted = Rlimit::new(RlimitResource::Core, Some(0), Some(0));
+    let process = sh("true").limits(ProcessLimits::default().with_rlimit(accepted).with_rlimit(rejected));
     let error = start_failure(process).await;
     assert!(error.starts_with("can't start /bin/sh: can't set the resource limit nofile=20:10: "), "{error}");
-    let process = sh("true").limits(limits(|limits| limits.oom_score_adj = Some(2000)));
+    let process = sh("true").limits(ProcessLimits::default().with_oom_score_adj(2000));
     let error = start_failure(process).await;
     assert!(error.starts_with("can't start /bin/sh: can't set oom_score_adj"), "{error}");
-    let process = sh("true").privileges(privileges(|privileges| {
-        privileges.read_only_paths = vec!["/usr".into(), "/no/such".into()];
-    }));
+    let read_only = Privileges::default().with_read_only_path("/usr").with_read_only_path("/no/such");
+    let process = sh("true").privileges(read_only);
     let error = start_failure(process).await;
     let clause = if is_root() {
         "can't make /no/such read-only: it does not exist"
@@ -96,11 +83,10 @@ async fn the_setting_that_the_kernel_rejects_is_named() {
     };
     assert!(error.contains(clause), "{error}");
     if !is_root() {
-        let process = sh("true").privileges(privileges(|privileges| privileges.groups = Some(vec![7])));
+        let process = sh("true").privileges(Privileges::default().with_groups([7]));
         let error = start_failure(process).await;
         assert!(error.contains("can't set the supplementary groups: only root may"), "{error}");
-        let none = Some(CapabilitySet::default());
-        let process = sh("true").privileges(privileges(|privileges| privileges.capabilities = none));
+        let process = sh("true").privileges(Privileges::default().with_capabilities([]));
         let error = start_failure(process).await;
         assert!(error.contains("can't set the capabilities: only root may"), "{error}");
     }
@@ -115,7 +101,7 @@ async fn only_root_can_gain_privileges_unless_its_settings_say_otherwise() {
     let default = if is_root() { "0" } else { "1" };
     assert_eq!(no_new_privs(sh(STATUS)).await.as_deref(), Some(default));
     for (setting, shown) in [(true, "1"), (false, "0")] {
-        let process = sh(STATUS).privileges(privileges(|privileges| privileges.no_new_privs = Some(setting)));
+        let process = sh(STATUS).privileges(Privileges::default().with_no_new_privs(setting));
         assert_eq!(no_new_privs(process).await.as_deref(), Some(shown));
     }
 }
@@ -124,10 +110,8 @@ async fn only_root_can_gain_privileges_unless_its_settings_say_otherwise() {
 #[ignore = "needs root"]
 async fn another_user_keeps_exactly_the_given_groups_and_capabilities() {
     let bind: Capability = "net_bind_service".parse().expect("it is one");
-    let process = as_nobody(sh(STATUS)).privileges(privileges(|privileges| {
-        privileges.capabilities = Some([bind].into_iter().collect());
-        privileges.groups = Some(vec![7, 70_000]);
-    }));
+    let privileges = Privileges::default().with_capabilities([bind]).with_groups([7, 70_000]);
+    let process = as_nobody(sh(STATUS)).privileges(privileges);
     let text = output_of(process).await;
     for line in ["Groups: 7 70000", "NoNewPrivs: 1"] {
         assert!(text.lines().any(|of| of == line), "{line}: {text}");
@@ -143,7 +127,7 @@ async fn another_user_keeps_exactly_the_given_groups_and_capabilities() {
 #[tokio::test]
 #[ignore = "needs root"]
 async fn root_can_lose_its_capabilities() {
-    let none = privileges(|privileges| privileges.capabilities = Some(CapabilitySet::default()));
+    let none = Privileges::default().with_capabilities([]);
     let text = output_of(sh(STATUS).privileges(none)).await;
     for set in ["CapPrm", "CapEff", "CapBnd"] {
         assert!(text.contains(&format!("{set}: 0000000000000000\n")), "{set}: {text}");
@@ -159,7 +143,7 @@ async fn a_process_with_kept_capabilities_still_dies_with_its_supervisor() {
     let script = r#"my ($prctl, $get_pdeathsig) = (157, 2); my $signal = pack("i", 0);
         syscall($prctl, $get_pdeathsig, $signal); print "dies by ", unpack("i", $signal), "\n""#;
     let bind: Capability = "net_bind_service".parse().expect("it is one");
-    let kept = privileges(|privileges| privileges.capabilities = Some([bind].into_iter().collect()));
+    let kept = Privileges::default().with_capabilities([bind]);
     assert_eq!(output_of(as_nobody(perl(script)).privileges(kept)).await, "dies by 9\n");
 }
 
@@ -177,8 +161,7 @@ async fn a_process_cannot_write_to_its_read_only_paths_and_all_others_can() {
         open.display()
     );
     let before = std::fs::read_to_string("/proc/self/mountinfo").expect("proc is mounted");
-    let process =
-        sh(&script).privileges(privileges(|privileges| privileges.read_only_paths = vec![protected.clone()]));
+    let process = sh(&script).privileges(Privileges::default().with_read_only_path(&protected));
     let text = output_of(process).await;
     assert!(
         text.contains("Read-only file system") && text.contains("open\n") && !text.contains("protected\n"),
@@ -194,7 +177,7 @@ async fn a_process_that_starts_below_a_read_only_path_cannot_write_there_by_a_re
     // Its working directory is this program's, that of the package.
     let here = std::env::current_dir().expect("it exists");
     let script = "echo x > ./written-by-a-test && rm ./written-by-a-test && echo written";
-    let process = sh(script).privileges(privileges(|privileges| privileges.read_only_paths = vec![here]));
+    let process = sh(script).privileges(Privileges::default().with_read_only_path(here));
     let text = output_of(process).await;
     assert!(text.contains("Read-only file system") && !text.contains("written\n"), "{text}");
 }
@@ -205,7 +188,7 @@ async fn a_user_with_more_processes_than_its_limit_is_named_as_the_reason() {
     let other = ProcessFixture::run_once(as_nobody(sh("echo up; exec sleep 100")));
     other.output.wait_line("up").await;
     let none = Rlimit::new(RlimitResource::Nproc, Some(0), Some(0));
-    let process = as_nobody(sh("true")).limits(limits(|limits| limits.rlimits = vec![none]));
+    let process = as_nobody(sh("true")).limits(ProcessLimits::default().with_rlimit(none));
     let error = start_failure(process).await;
     assert!(
         error.starts_with("can't start /bin/sh: its user runs more processes than its resource limit nproc"),
