@@ -69,14 +69,83 @@ where
     }
 }
 
-/// Discards everything: the default sink of a supervisor.
+/// Logs each line: the default sink of a supervisor.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct DiscardOutput;
+pub(crate) struct LogOutput;
 
-impl OutputSink for DiscardOutput {
-    fn open_writer(&self, _: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
-        Box::new(io::sink())
+impl OutputSink for LogOutput {
+    fn open_writer(&self, origin: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
+        let OutputOrigin { dn, stream, generation } = origin;
+        Box::new(LineLogger { dn: dn.into(), stream, generation, partial: Vec::new() })
     }
+}
+
+/// The longest part of a line that is logged as one event, in bytes.
+const MAX_LOGGED_BYTES: usize = 16 * 1024;
+
+struct LineLogger {
+    dn: Box<str>,
+    stream: OutputStream,
+    generation: u64,
+    /// The beginning of an incomplete line.
+    partial: Vec<u8>,
+}
+
+impl LineLogger {
+    fn log_line(&mut self) {
+        let line = printable_text(&self.partial);
+        let Self { dn, generation, stream, .. } = self;
+        tracing::info!(dn = &**dn, generation, stream = stream.as_str(), "{line}");
+        self.partial.clear();
+    }
+}
+
+impl io::Write for LineLogger {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let (line, is_complete) = match piece.strip_suffix(b"\n") {
+                Some(line) => (line, true),
+                None => (piece, false),
+            };
+            for part in line.chunks(MAX_LOGGED_BYTES) {
+                if self.partial.len() + part.len() > MAX_LOGGED_BYTES {
+                    self.log_line();
+                }
+                self.partial.extend_from_slice(part);
+            }
+            if is_complete {
+                self.log_line();
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for LineLogger {
+    fn drop(&mut self) {
+        if !self.partial.is_empty() {
+            self.log_line();
+        }
+    }
+}
+
+/// A line as text that is safe to print on any terminal.
+pub(crate) fn printable_text(line: &[u8]) -> String {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let printable = |char| if is_unprintable(char) { char::REPLACEMENT_CHARACTER } else { char };
+    String::from_utf8_lossy(line).chars().map(printable).collect()
+}
+
+/// Returns whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
+fn is_unprintable(char: char) -> bool {
+    matches!(
+        char,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}'
+    ) || char.is_control() && char != '\t'
 }
 
 /// A writer of a sink, whose panics go no further.

@@ -20,7 +20,7 @@ use crate::event_buffer::EventQueue;
 use crate::failure::CanceledError;
 use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings};
 use crate::name::{ROOT, is_dn};
-use crate::output::{DiscardOutput, OutputSink};
+use crate::output::{LogOutput, OutputSink};
 use crate::policy::ChildPolicy;
 use crate::process::{CgroupParent, HostSettings, ProcessRecords, RecordProblem, Rlimit};
 use crate::runnable::{ChildSpec, Runnable};
@@ -126,13 +126,13 @@ impl fmt::Display for Straggler {
 }
 
 impl Supervisor {
-    /// A builder with the defaults: [`ChildPolicy::default`], a stop timeout of 30 seconds, output discarded,
+    /// A builder with the defaults: [`ChildPolicy::default`], a stop timeout of 30 seconds, output logged,
     /// no hook.
     pub fn builder() -> SupervisorBuilder {
         SupervisorBuilder {
             default_policy: ChildPolicy::default(),
             stop_timeout: DEFAULT_STOP_TIMEOUT,
-            output_sink: Box::new(DiscardOutput),
+            output_sink: Box::new(LogOutput),
             event_hook: None,
             max_pending_events: DEFAULT_PENDING_EVENTS,
             host_settings: HostSettings::default(),
@@ -325,7 +325,8 @@ impl SupervisorBuilder {
         self
     }
 
-    /// The sink for raw output. Default: discard it.
+    /// The sink for raw output. Default: each line is an event of `tracing`, at the level INFO, with the fields `dn`,
+    /// `generation` and `stream`. `|_: OutputOrigin<'_>| io::sink()` discards it.
     #[must_use]
     pub fn output_sink(mut self, output: impl OutputSink) -> Self {
         self.output_sink = Box::new(output);

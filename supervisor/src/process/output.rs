@@ -9,7 +9,7 @@ use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::output::SinkWriter;
+use crate::output::{SinkWriter, printable_text};
 
 /// The maximum number of output lines that a [`ProcessExit`](super::ProcessExit) keeps.
 pub const MAX_TAIL_LINES: usize = 10;
@@ -188,25 +188,11 @@ fn last_newline(bytes: &[u8]) -> Option<usize> {
     bytes.iter().rposition(|&byte| byte == b'\n')
 }
 
-/// Returns whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
-fn is_unprintable(char: char) -> bool {
-    matches!(
-        char,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}'
-    ) || char.is_control() && char != '\t'
-}
-
-/// Converts a line to text that is safe to print on any terminal.
+/// Converts a line to text that is safe to print on any terminal, of at most [`MAX_TAIL_LINE_BYTES`].
 pub(super) fn sanitize_line(line: &[u8]) -> String {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let text = String::from_utf8_lossy(line);
-    let mut safe = String::with_capacity(text.len());
-    for char in text.chars() {
-        let char = if is_unprintable(char) { char::REPLACEMENT_CHARACTER } else { char };
-        if safe.len() + char.len_utf8() > MAX_TAIL_LINE_BYTES {
-            break;
-        }
-        safe.push(char);
+    let mut safe = printable_text(line);
+    while safe.len() > MAX_TAIL_LINE_BYTES {
+        safe.pop();
     }
     safe
 }

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::sync::{Arc, Mutex};
 
+use nodekeel_supervisor::process::Process;
 use nodekeel_supervisor::testing::{EventRecorder, settle};
 use nodekeel_supervisor::{
     AddChildError, Context, Failure, NameError, OutputOrigin, RunnableState, Supervisor,
@@ -162,5 +163,31 @@ async fn raw_output_is_separated_by_dn_stream_and_generation() {
     );
     recorder.wait_for_state("root", RunnableState::Ready).await;
     assert_eq!(*sink.0.lock().expect("no panic holds it"), ["root raw 1: hello", "root raw 2: hello"]);
+    supervisor.shutdown().await;
+}
+
+#[tokio::test]
+async fn output_is_logged_by_default_line_by_line() {
+    let (lines, _guard) = LineCollector::collect();
+    let recorder = EventRecorder::default();
+    let supervisor = Supervisor::builder().event_hook(recorder.clone()).start(parent_of(|ctx| {
+        let script = "printf 'one\\ntwo \\033[2J\\r\\nthree'; exec 1>&-; echo four >&2";
+        ctx.run_child("echo", Process::new("/bin/sh").args(["-c", script]))?;
+        ctx.run_child("long", |ctx: Context| async move {
+            let mut output = ctx.open_raw_output();
+            output.write_all(&[b'x'; 40_000]).map_err(Failure::new)?;
+            output.write_all(b"\n\nend").map_err(Failure::new)?;
+            drop(output);
+            steady(ctx).await
+        })
+    }));
+    recorder.wait_for_state("root.echo", RunnableState::Dead).await;
+    let mut echoed = lines.lines_of("root.echo");
+    // The two streams are in no order.
+    echoed.sort_unstable();
+    let failed = "runnable failed: exited with code 0 by itself";
+    assert_eq!(echoed, ["four", "one", failed, "three", "two \u{fffd}[2J"]);
+    let long: Vec<usize> = lines.lines_of("root.long").iter().map(String::len).collect();
+    assert_eq!(long, [16_384, 16_384, 40_000 - 2 * 16_384, 0, 3]);
     supervisor.shutdown().await;
 }
