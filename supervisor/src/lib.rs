@@ -1,7 +1,7 @@
 //! A supervision tree that starts, watches, restarts and stops async runnables and child processes, in order.
 //!
 //! It is not an actor framework and not a service manager: it has no mailboxes, unit files or registry. It
-//! keeps no log: it names its tracing spans and passes raw output to an [`OutputSink`]. It does not decide
+//! keeps no log: it names its tracing spans, and logs raw output unless an [`OutputSink`] takes it. It does not decide
 //! what a program consists of.
 //!
 //! ```text
@@ -35,6 +35,18 @@
 //!     let report = supervisor.shutdown().await;
 //!     assert!(report.stragglers.is_empty());
 //! }
+//! ```
+//!
+//! A program that works until a signal has one call in its `main`:
+//!
+//! ```no_run
+//! # use nodekeel_supervisor::{Context, Failure, Supervisor};
+//! # async fn root(ctx: Context) -> Result<(), Failure> { ctx.until_canceled().await }
+//! # async fn run() -> std::io::Result<()> {
+//! let report = Supervisor::builder().run_until_signal(root).await?;
+//! report.problems().for_each(|problem| eprintln!("{problem}"));
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # Behavior

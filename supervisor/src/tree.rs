@@ -1,6 +1,7 @@
 //! The supervisor: the owner of a tree, which inspects it and shuts it down.
 
 use std::fmt;
+use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::output::{LogOutput, OutputSink};
 use crate::policy::ChildPolicy;
 use crate::process::{CgroupParent, HostSettings, ProcessRecords, RecordProblem, Rlimit};
 use crate::runnable::{ChildSpec, Runnable};
+use crate::shutdown_signals::StopSignals;
 use crate::state::{ExitReason, ExitRecord, RunnableStatus};
 
 /// The stop timeout where neither the runnable nor its child specification sets one.
@@ -73,18 +75,21 @@ pub struct ShutdownReport {
     pub stragglers: Vec<Straggler>,
     /// The event hook, if it did not handle the last events in time.
     pub slow_hook: Option<SlowHook>,
+    /// A second signal ended [`run_until_signal`](Supervisor::run_until_signal) before everything had stopped.
+    pub is_forced: bool,
 }
 
 impl ShutdownReport {
-    /// Returns whether everything has stopped in time.
+    /// Returns whether everything has stopped, in time.
     pub fn is_clean(&self) -> bool {
         self.problems().next().is_none()
     }
 
     /// What did not stop in time, in words.
     pub fn problems(&self) -> impl Iterator<Item = String> {
+        let forced = self.is_forced.then(|| "a second signal forced the exit".to_owned());
         let stragglers = self.stragglers.iter().map(Straggler::to_string);
-        stragglers.chain(self.slow_hook.iter().map(SlowHook::to_string))
+        stragglers.chain(self.slow_hook.iter().map(SlowHook::to_string)).chain(forced)
     }
 }
 
@@ -270,11 +275,31 @@ impl Supervisor {
             Some(hook) => hook.wait_end().await,
             None => None,
         };
-        let stragglers = self.driver.read(|fsm| {
+        ShutdownReport { stragglers: self.stragglers(), slow_hook, is_forced: false }
+    }
+
+    /// Waits for a stop signal, or until the tree has [ended](Self::ended), and shuts down. Another signal, a second after
+    /// the first or later, ends the wait for that: then the program should exit at once.
+    pub async fn run_until_signal(&self, signals: &mut StopSignals) -> ShutdownReport {
+        tokio::select! {
+            () = signals.wait_for_stop() => {
+                tracing::info!(dn = "supervisor", "stopping; a second signal, from 1 s on, forces the exit");
+            }
+            exit = self.ended() => tracing::info!(dn = "supervisor", "the tree has ended: {exit}"),
+        }
+        tokio::select! {
+            report = self.shutdown() => report,
+            () = signals.wait_for_forced_stop() => {
+                ShutdownReport { stragglers: self.stragglers(), slow_hook: None, is_forced: true }
+            }
+        }
+    }
+
+    fn stragglers(&self) -> Vec<Straggler> {
+        self.driver.read(|fsm| {
             let named = fsm.stragglers().iter();
             named.map(|(dn, waited)| Straggler { dn: Arc::clone(dn), waited: *waited }).collect()
-        });
-        ShutdownReport { stragglers, slow_hook }
+        })
     }
 
     fn runnable_status(&self, status: &EntryStatus<'_>) -> RunnableStatus {
@@ -380,6 +405,20 @@ impl SupervisorBuilder {
     pub fn notify_directory(mut self, dir: impl Into<PathBuf>) -> Self {
         self.host_settings.notify_dir = Some(dir.into());
         self
+    }
+
+    /// Runs a tree with this runnable as its root until SIGTERM, SIGINT or SIGHUP, or until the tree has ended, and shuts
+    /// it down: the whole `main` of many programs. See [`Supervisor::run_until_signal`].
+    ///
+    /// # Errors
+    /// The kernel's error when a handler can't be installed; nothing was started.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime, or in one without its time or IO driver.
+    pub async fn run_until_signal(self, root: impl Runnable) -> io::Result<ShutdownReport> {
+        // Before the start, so that no signal is lost during it.
+        let mut signals = StopSignals::listen()?;
+        Ok(self.start(root).run_until_signal(&mut signals).await)
     }
 
     /// Starts a tree with this runnable as its root.

@@ -77,12 +77,16 @@ async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
     let supervisor = Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready)));
     let watching = tokio::spawn(track_readiness(Arc::clone(&supervisor), not_ready_sender));
     tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");
-    signals.wait_for_stop().await;
-    tracing::info!("shutting down; a second signal forces the exit");
-    let code = shut_down(&supervisor, &mut signals).await;
+    // A second signal ends it at once: the next start resumes the work that this exit interrupts.
+    let report = supervisor.run_until_signal(&mut signals).await;
     // The task owns the supervisor, and would not end by itself.
     watching.abort();
-    Ok(code)
+    report.problems().for_each(|problem| tracing::error!("{problem}"));
+    if report.is_forced {
+        return Ok(ExitCode::from(7));
+    }
+    tracing::info!("stopped");
+    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(6) })
 }
 
 /// Logs conditions that keep pods from their volumes although everything runs; none of them prevents the
@@ -104,20 +108,6 @@ async fn log_findings(config: DaemonConfig, client: kube::Client) {
             CheckFinding::Failure(error) => tracing::error!("{}", format_chain(&*error)),
         }
     }
-}
-
-async fn shut_down(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCode {
-    let report = tokio::select! {
-        report = supervisor.shutdown() => report,
-        // The next start resumes the work that this exit interrupts.
-        () = signals.wait_for_forced_stop() => {
-            tracing::warn!("a second signal forced the exit");
-            return ExitCode::from(7);
-        }
-    };
-    report.problems().for_each(|problem| tracing::error!("{problem}"));
-    tracing::info!("stopped");
-    if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(6) }
 }
 
 struct DaemonParts {

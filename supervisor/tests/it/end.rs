@@ -8,6 +8,7 @@ use nodekeel_supervisor::{
     Backoff, ChildPolicy, ChildSpec, Context, ExitReason, Failure, RestartLimit, RestartLimitAction,
     RestartPolicy, RunnableState, Supervisor,
 };
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::time::timeout;
 
 use crate::harness::{TestTree, done, parent_of, steady};
@@ -26,7 +27,7 @@ fn tree_with_limited_child(child: RemoteRunnable, is_done: bool) -> TestTree {
         let parent = move |ctx: Context| {
             let child = child.clone();
             async move {
-                ctx.run_group([ChildSpec::new("child", child).policy(limited())])?;
+                ctx.run_child_with(ChildSpec::new("child", child).policy(limited()))?;
                 if is_done { done(ctx).await } else { steady(ctx).await }
             }
         };
@@ -127,7 +128,7 @@ async fn a_child_that_exceeds_its_limit_can_stay_dead_until_it_is_started_with_a
     let tree = TestTree::with_children(move |ctx| {
         let limit = RestartLimit { action: RestartLimitAction::StayDead, ..LIMIT };
         let policy = ChildPolicy { restart_limit: Some(limit), ..limited() };
-        ctx.run_group([ChildSpec::new("child", failing.clone()).policy(policy)])?;
+        ctx.run_child_with(ChildSpec::new("child", failing.clone()).policy(policy))?;
         ctx.run_child("other", steady)
     });
     for round in 1..=2_u64 {
@@ -188,4 +189,29 @@ fn a_runtime_that_stops_ends_the_tree_also_where_restarts_have_no_delay() {
         ended.send(running.count()).expect("the test waits");
     });
     assert_eq!(has_ended.recv_timeout(Duration::from_secs(60)), Ok(0), "it restarts without an end");
+}
+
+#[tokio::test]
+async fn one_call_runs_a_tree_until_a_signal_or_its_end() {
+    let raise = |signal| kill_process(getpid(), signal).expect("a process may signal itself");
+    let signaled = move |ctx: Context| async move {
+        ctx.signal_ready()?;
+        raise(Signal::TERM);
+        ctx.until_canceled().await
+    };
+    let report = Supervisor::builder().run_until_signal(signaled).await.expect("the handlers are installed");
+    assert!(report.is_clean(), "{report:?}");
+    let report = Supervisor::builder().run_until_signal(done).await.expect("the handlers are installed");
+    assert!(report.is_clean(), "{report:?}");
+    let deaf = move |ctx: Context| async move {
+        raise(Signal::TERM);
+        ctx.canceled().await;
+        // A signal before that is a duplicate of the first.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        raise(Signal::INT);
+        std::future::pending::<Result<(), Failure>>().await
+    };
+    let report = Supervisor::builder().run_until_signal(deaf).await.expect("the handlers are installed");
+    assert!(report.is_forced && !report.is_clean(), "{report:?}");
+    assert_eq!(report.problems().collect::<Vec<_>>(), ["a second signal forced the exit"]);
 }
