@@ -65,7 +65,7 @@ async fn main() {
             let never =
                 nodekeel_supervisor::ChildPolicy { restart: RestartPolicy::Never, ..Default::default() };
             ctx.run_child("worker", worker)?;
-            ctx.run_group([ChildSpec::new("once", once).policy(never)])?;
+            ctx.run_child_with(ChildSpec::new("once", once).policy(never))?;
             ctx.signal_ready()?;
             Err::<(), Failure>(ctx.canceled().await.into())
         });

@@ -70,8 +70,7 @@ impl NodeTree {
         // The lock is held until all are added: a reload changes the list either before or after.
         let prepared = self.lock();
         let children = child_dns(prepared.iter().map(|(dn, _)| dn.as_str()), parent);
-        // Each child is a group of its own, so that a failure does not end its siblings.
-        children.iter().try_for_each(|dn| match ctx.run_group([self.child_spec(&prepared, dn)]) {
+        children.iter().try_for_each(|dn| match ctx.run_child_with(self.child_spec(&prepared, dn)) {
             Err(AddChildError::Name(NameError::AlreadyInUse { .. })) => Ok(()),
             added => added,
         })

@@ -222,7 +222,7 @@ impl Runnable for NodePlugin {
             ctx.run_child("node", node)?;
             ctx.run_child("registration", registration)?;
             for name in ["node", "registration"] {
-                ctx.wait_ready(&format!("{}.{name}", ctx.dn())).await?;
+                ctx.wait_ready(name).await?;
             }
             ctx.signal_ready()?;
             Err(ctx.canceled().await.into())

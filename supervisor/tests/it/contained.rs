@@ -247,7 +247,7 @@ async fn a_hook_that_hangs_beside_a_crash_loop_holds_a_bounded_number_of_events(
         .start(parent_of(move |ctx| {
             ctx.run_child("quiet", steady)?;
             let fails = |_: Context| async { Err::<(), Failure>(Failure::new("again")) };
-            ctx.run_group([ChildSpec::new("loop", fails).policy(policy)])
+            ctx.run_child_with(ChildSpec::new("loop", fails).policy(policy))
         }));
     let runs = || supervisor.snapshot().iter().map(|node| node.generation).max();
     while runs() < Some(2000) {

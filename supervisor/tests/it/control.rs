@@ -380,7 +380,7 @@ async fn a_child_of_a_parent_that_stays_dead_can_be_removed() {
     };
     let tree = TestTree::with_children(move |ctx| {
         let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
-        ctx.run_group([ChildSpec::new("parent", parent).policy(policy)])
+        ctx.run_child_with(ChildSpec::new("parent", parent).policy(policy))
     });
     settle().await;
     assert_eq!(tree.state("root.parent"), Some(RunnableState::Dead));

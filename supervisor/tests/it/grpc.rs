@@ -48,7 +48,7 @@ fn start_server(socket: &Path, recorder: &EventRecorder) -> Supervisor {
             ready(bound)
         };
         let router = |_: &Context| Server::builder().add_service(SilentService);
-        ctx.run_group([ChildSpec::new("grpc", serve_grpc(listen, router, Duration::from_millis(200)))])
+        ctx.run_child_with(ChildSpec::new("grpc", serve_grpc(listen, router, Duration::from_millis(200))))
     }))
 }
 

@@ -338,7 +338,7 @@ async fn an_aborted_run_ends_only_with_its_helpers() {
                 std::future::pending::<Result<(), Failure>>().await
             }
         };
-        ctx.run_group([ChildSpec::new("deaf", deaf).stop_timeout(Duration::from_millis(20))])
+        ctx.run_child_with(ChildSpec::new("deaf", deaf).stop_timeout(Duration::from_millis(20)))
     });
     tree.recorder.wait_for_state("root.deaf", RunnableState::Ready).await;
     tree.supervisor.restart_runnable("root.deaf").expect("the DN exists");

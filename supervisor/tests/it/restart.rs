@@ -212,7 +212,7 @@ async fn a_policy_decides_which_exits_are_followed_by_a_restart() {
         let tree = TestTree::with_children(move |ctx| {
             let policy = ChildPolicy { restart, ..ChildPolicy::default() };
             let once = move |_: Context| async move { result.map_err(Failure::new) };
-            ctx.run_group([ChildSpec::new("once", once).policy(policy)])
+            ctx.run_child_with(ChildSpec::new("once", once).policy(policy))
         });
         settle().await;
         assert_eq!(tree.state("root.once"), Some(state), "{restart:?} after {result:?}");

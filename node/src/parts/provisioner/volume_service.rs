@@ -173,7 +173,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     // Published before the controller is ready: the health can tell why it does not become ready.
     let _published = volumes.reports.current.publish(provisioner.clone());
     ctx.run_child("controller", move |ctx: Context| run_controller(provisioner.clone(), ctx))?;
-    ctx.wait_ready(&format!("{}.controller", ctx.dn())).await?;
+    ctx.wait_ready("controller").await?;
     ctx.signal_ready()?;
     Err(ctx.canceled().await.into())
 }

@@ -20,7 +20,7 @@ async fn a_part_whose_child_exceeds_its_restart_limit_names_the_child() {
         let (restarts, period, action) = (2, Duration::from_secs(60), RestartLimitAction::FailParent);
         policy.restart_limit = Some(RestartLimit { restarts, period, action });
         let fails = |_: Context| async { Err::<(), Failure>(Failure::new("no luck")) };
-        ctx.run_group([ChildSpec::new("child", fails).policy(policy)])?;
+        ctx.run_child_with(ChildSpec::new("child", fails).policy(policy))?;
         ctx.until_canceled().await
     });
     let mut node = TestNode::start_with("", |builder| builder.with(parent)).await;

@@ -48,7 +48,7 @@ async fn a_provisioner_is_a_runnable_that_becomes_ready_and_stops() {
     let supervisor = Supervisor::builder().start(move |ctx: Context| {
         let (provisioner, is_ready) = (provisioner.clone(), is_ready.clone());
         async move {
-            ctx.run_group([ChildSpec::new("provisioner", provisioner)])?;
+            ctx.run_child_with(ChildSpec::new("provisioner", provisioner))?;
             ctx.wait_ready("root.provisioner").await?;
             ctx.signal_ready()?;
             is_ready.send_replace(true);
