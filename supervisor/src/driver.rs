@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::cancellation::{RunCancellation, RunSignal};
 use crate::containment::{DropContained, catch_panic};
@@ -96,6 +96,35 @@ impl Drop for AddedRuns {
     fn drop(&mut self) {
         let added = std::mem::take(&mut self.0.lock().added_runs);
         spawn_runs(&self.0.runtime, added);
+    }
+}
+
+/// Stops the tree when it is dropped, also by a runtime that stops.
+struct StopAll(Arc<TreeDriver>);
+
+impl StopAll {
+    /// Drops runnables first. These drops are code of other crates: one that blocks has as much time as a stop.
+    async fn after_drops(self, released: Vec<(Arc<str>, DropContained<Arc<dyn Runnable>>)>) {
+        let driver = &self.0;
+        let (sender, dropping) = watch::channel(Arc::from(""));
+        let drops = move || {
+            for (dn, runnable) in released {
+                sender.send_replace(dn);
+                drop(runnable);
+            }
+        };
+        let within = driver.defaults.stop_timeout;
+        if timeout(within, driver.runtime.spawn_blocking(drops)).await.is_err() {
+            let dn = Arc::clone(&dropping.borrow());
+            tracing::warn!(dn = "supervisor", "the drop of runnable {dn} does not return within {within:?}");
+            driver.apply(|fsm, _| fsm.add_straggler(dn, within));
+        }
+    }
+}
+
+impl Drop for StopAll {
+    fn drop(&mut self) {
+        self.0.apply(TreeFsm::stop_all);
     }
 }
 
@@ -204,12 +233,14 @@ impl TreeDriver {
             return;
         }
         let mut state = self.lock();
-        let idle: Vec<u32> = state.fsm.idle_slots().collect();
-        let released: Vec<_> = idle.into_iter().map(|slot| state.take_runnable(slot)).collect();
+        let idle: Vec<(u32, Arc<str>)> = state.fsm.idle_slots().collect();
+        let released = idle.into_iter().filter_map(|(slot, dn)| Some((dn, state.take_runnable(slot)?)));
+        let released: Vec<(Arc<str>, DropContained<Arc<dyn Runnable>>)> = released.collect();
         drop(state);
-        // Without the lock: these drops are code of other crates.
-        drop(released);
-        self.apply(TreeFsm::stop_all);
+        let stop = StopAll(Arc::clone(self));
+        if !released.is_empty() {
+            self.runtime.spawn(stop.after_drops(released));
+        }
     }
 
     /// Reports the exit of a run. In a shutdown, its runnable is dropped before anything else is canceled, as in

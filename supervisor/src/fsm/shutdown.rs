@@ -50,11 +50,18 @@ impl TreeFsm {
         self.finish_shutdown(now);
     }
 
-    /// The slots that are not running: in a shutdown, they never start again.
-    pub(crate) fn idle_slots(&self) -> impl Iterator<Item = u32> + '_ {
-        let is_idle = |entry: &TreeEntry| !entry.state.is_running();
+    /// The slots that are not running, with their DNs: in a shutdown, they never start again.
+    pub(crate) fn idle_slots(&self) -> impl Iterator<Item = (u32, Arc<str>)> + '_ {
+        let is_idle = |entry: &&TreeEntry| !entry.state.is_running();
         let slots = (0..).zip(&self.slots);
-        slots.filter_map(move |(slot, entry)| entry.as_ref().is_some_and(is_idle).then_some(slot))
+        slots.filter_map(move |(slot, entry)| Some((slot, Arc::clone(&entry.as_ref().filter(is_idle)?.dn))))
+    }
+
+    /// The driver has given up on a runnable that is not running.
+    pub(crate) fn add_straggler(&mut self, dn: Arc<str>, waited: TreeTime) {
+        if let Some(progress) = &mut self.shutdown {
+            progress.stragglers.push((dn, waited));
+        }
     }
 
     pub(crate) fn is_shutting_down(&self) -> bool {

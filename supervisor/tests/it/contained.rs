@@ -16,7 +16,7 @@ use nodekeel_supervisor::{
     OutputSink, RunFuture, Runnable, RunnableState, Supervisor,
 };
 
-use crate::harness::{TestTree, parent_of, steady};
+use crate::harness::{TestTree, done, parent_of, steady};
 
 /// Panics when it is dropped.
 #[derive(Debug)]
@@ -293,6 +293,38 @@ async fn a_hook_that_hangs_holds_up_no_runnable_and_is_named_by_the_shutdown() {
     gate.open();
     assert!(supervisor.shutdown().await.is_clean(), "it gets no more events");
     assert_eq!(*received.lock().expect("no panic holds it"), 1);
+}
+
+#[tokio::test]
+async fn a_runnable_whose_drop_hangs_is_named_by_the_shutdown_and_holds_up_no_other() {
+    /// Is done at once.
+    struct HangsInDrop(Gate);
+
+    impl Drop for HangsInDrop {
+        fn drop(&mut self) {
+            self.0.pass();
+        }
+    }
+
+    impl Runnable for HangsInDrop {
+        fn run(&self, ctx: Context) -> RunFuture {
+            Box::pin(done(ctx))
+        }
+    }
+
+    let (gate, timeout) = (Gate::default(), Duration::from_millis(100));
+    let (closed, recorder) = (gate.clone(), EventRecorder::default());
+    let builder = Supervisor::builder().event_hook(recorder.clone()).stop_timeout(timeout);
+    let supervisor = builder.start(parent_of(move |ctx| {
+        ctx.run_child("steady", steady)?;
+        ctx.run_child("hangs", HangsInDrop(closed.clone()))
+    }));
+    recorder.wait_for_state("root.hangs", RunnableState::Done).await;
+    let report = supervisor.shutdown().await;
+    let problems: Vec<String> = report.problems().collect();
+    assert_eq!(problems, ["root.hangs did not stop within 100ms and was abandoned"]);
+    assert_eq!(recorder.states_of("root.steady").last(), Some(&RunnableState::Canceled));
+    gate.open();
 }
 
 #[tokio::test(start_paused = true)]
