@@ -99,16 +99,22 @@ impl Drop for AddedRuns {
     }
 }
 
+/// A runnable that is not running, and never will again.
+struct IdleRunnable {
+    dn: Arc<str>,
+    runnable: DropContained<Arc<dyn Runnable>>,
+}
+
 /// Stops the tree when it is dropped, also by a runtime that stops.
 struct StopAll(Arc<TreeDriver>);
 
 impl StopAll {
     /// Drops runnables first. These drops are code of other crates: one that blocks has as much time as a stop.
-    async fn after_drops(self, released: Vec<(Arc<str>, DropContained<Arc<dyn Runnable>>)>) {
+    async fn after_drops(self, released: Vec<IdleRunnable>) {
         let driver = &self.0;
         let (sender, dropping) = watch::channel(Arc::from(""));
         let drops = move || {
-            for (dn, runnable) in released {
+            for IdleRunnable { dn, runnable } in released {
                 sender.send_replace(dn);
                 drop(runnable);
             }
@@ -234,8 +240,10 @@ impl TreeDriver {
         }
         let mut state = self.lock();
         let idle: Vec<(u32, Arc<str>)> = state.fsm.idle_slots().collect();
-        let released = idle.into_iter().filter_map(|(slot, dn)| Some((dn, state.take_runnable(slot)?)));
-        let released: Vec<(Arc<str>, DropContained<Arc<dyn Runnable>>)> = released.collect();
+        let released = idle
+            .into_iter()
+            .filter_map(|(slot, dn)| Some(IdleRunnable { dn, runnable: state.take_runnable(slot)? }));
+        let released: Vec<IdleRunnable> = released.collect();
         drop(state);
         let stop = StopAll(Arc::clone(self));
         if !released.is_empty() {

@@ -250,7 +250,10 @@ fn start_and_stop_one(parent: &Path) {
 }
 
 pub(super) fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    // The threads for blocking calls, such as of a hook, end soon: a test counts the others.
+    let builder = builder.worker_threads(2).thread_keep_alive(Duration::from_millis(100)).enable_all();
+    builder.build().expect("a runtime")
 }
 
 /// Waits until a directory is removed: the tree reports an exit a moment earlier.
