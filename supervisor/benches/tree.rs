@@ -26,12 +26,19 @@ const GROWTH: f64 = 3.0;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
-    // A separate process for each sample: memory that an earlier sample has left to the allocator would not
-    // be counted.
-    if std::env::args().nth(1).as_deref() == Some("up") {
-        let (up, bytes) = time_start_all().await;
-        println!("{up}\n{bytes}");
-        return Ok(());
+    // A separate process for each sample, as for the peer: memory that an earlier sample has left to the allocator would
+    // not be counted.
+    match std::env::args().nth(1).as_deref() {
+        Some("up") => {
+            let (up, bytes) = time_start_all().await;
+            println!("{up}\n{bytes}");
+            return Ok(());
+        }
+        Some("restart") => {
+            println!("{}", time_restarts().await);
+            return Ok(());
+        }
+        _ => {}
     }
     if let Some(work) =
         std::env::args().nth(1).and_then(|name| Growing::ALL.into_iter().find(|work| work.id() == name))
@@ -49,7 +56,7 @@ async fn main() -> anyhow::Result<()> {
     let mut theirs: [Vec<f64>; 3] = Default::default();
     // In turn, so that a host that becomes slower in between slows both.
     for _ in 0..ROUNDS {
-        ours[0].push(time_restarts().await);
+        ours[0].extend(run_peer(&this, &["restart"])?);
         ours[1].push(time_group_restarts().await);
         let up = run_peer(&this, &["up"])?;
         ours[2].push(up[0]);

@@ -241,6 +241,9 @@ impl TreeFsm {
     /// Tells the group of an entry whether that is ready, after each change that can make a difference.
     fn note_readiness(&mut self, slot: u32) {
         let entry = self.entry(slot);
+        if !entry.starts_in_order {
+            return;
+        }
         let (parent, group, rank) = (entry.parent, entry.group, entry.rank);
         let is_ready_or_done = entry.is_ready_or_done();
         // The groups of a parent that restarts are gone before its children.

@@ -110,6 +110,7 @@ impl TreeFsm {
             let mut entry = TreeEntry::new(dn, Arc::clone(&child.settings), now, history);
             entry.parent = Some(parent);
             entry.rank = rank;
+            entry.starts_in_order = policy == GroupPolicy::RestForOne;
             entry.incarnation = self.allocate_incarnation();
             let child = self.insert_entry(entry);
             self.entry_mut(parent).names.insert(local_name, NameOwner::Child(child));

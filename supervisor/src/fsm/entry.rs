@@ -204,6 +204,8 @@ pub(super) struct TreeEntry {
     pub(super) group: u32,
     /// The index in the group.
     pub(super) rank: u32,
+    /// The members of its group start in order.
+    pub(super) starts_in_order: bool,
     /// Shared with all that have the supervisor's defaults.
     pub(super) settings: Arc<RunnableSettings>,
     pub(super) incarnation: u64,
@@ -273,6 +275,7 @@ impl TreeEntry {
             parent: None,
             group: 0,
             rank: 0,
+            starts_in_order: false,
             settings,
             incarnation: 0,
             generation: history.generation,
