@@ -132,6 +132,8 @@ tools! {
         "drbdmeta" of "drbd-utils";
         "make-bcache" of "bcache-tools";
         "strace" of "strace";
+        "debootstrap" of "debootstrap";
+        "strip" of "binutils";
         "systemd-analyze" of "systemd";
         "git" of "git";
     }

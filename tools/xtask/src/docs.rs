@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -9,7 +10,7 @@ use crate::setup;
 use crate::workspace::{cargo, target_directory};
 
 /// Each program and its package.
-const PROGRAMS: [(&str, &str); 4] =
+pub(crate) const PROGRAMS: [(&str, &str); 4] =
     [("noded", "noded"), ("nodectl", "nodectl"), ("provisionerd", "provisionerd"), ("dirquota", "dirquota")];
 /// Each shell, and what its completion files are called.
 const SHELLS: [(&str, &str, &str); 3] = [("bash", "", ""), ("zsh", "_", ""), ("fish", "", ".fish")];
@@ -23,23 +24,35 @@ pub(crate) fn run() -> Result<()> {
     let packages: Vec<&str> = PROGRAMS.iter().flat_map(|(_, package)| ["-p", package]).collect();
     let built = cargo(&[&["build", "--bins"], &packages[..]].concat()).status().context("execute cargo")?;
     ensure!(built.success(), "the programs can't be built ({built})");
-    let docs = target_directory().join("docs");
+    let (docs, built) = (target_directory().join("docs"), target_directory().join("debug"));
     let man = docs.join("man");
-    create_dir(&man)?;
-    for (program, _) in PROGRAMS {
-        let path = target_directory().join("debug").join(program);
-        testbed::command_output(std::process::Command::new(&path).arg("man").arg(&man))?;
-        for (shell, prefix, suffix) in SHELLS {
-            let directory = docs.join("completions").join(shell);
-            create_dir(&directory)?;
-            let script =
-                testbed::command_output(std::process::Command::new(&path).args(["completion", shell]))?;
-            let file = directory.join(format!("{prefix}{program}{suffix}"));
-            fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
-        }
+    write_man_pages(&built, &man)?;
+    for (shell, ..) in SHELLS {
+        write_completions(&built, shell, &docs.join("completions").join(shell))?;
     }
     let pages = fs::read_dir(&man).with_context(|| format!("list {}", man.display()))?.count();
     println!("{pages} man pages in {}; completions beside them", man.display());
+    Ok(())
+}
+
+/// Writes the man pages of the programs in a directory into another one.
+pub(crate) fn write_man_pages(built: &Path, man: &Path) -> Result<()> {
+    create_dir(man)?;
+    PROGRAMS.iter().try_for_each(|(program, _)| {
+        testbed::command_output(Command::new(built.join(program)).arg("man").arg(man)).map(drop)
+    })
+}
+
+/// Writes the completions of the programs in a directory into another one, under the names that a shell expects.
+pub(crate) fn write_completions(built: &Path, shell: &str, directory: &Path) -> Result<()> {
+    create_dir(directory)?;
+    let (_, prefix, suffix) =
+        SHELLS.into_iter().find(|(name, ..)| *name == shell).context("an unknown shell")?;
+    for (program, _) in PROGRAMS {
+        let script = testbed::command_output(Command::new(built.join(program)).args(["completion", shell]))?;
+        let file = directory.join(format!("{prefix}{program}{suffix}"));
+        fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
+    }
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 mod bench;
 mod check;
 mod demo;
+mod dist;
 mod docs;
 mod fuzz;
 mod host_leftovers;
@@ -65,6 +66,8 @@ enum Task {
     Check,
     /// Generate man pages and shell completions into target/docs
     Docs,
+    /// Build a release: a tarball and a Debian package in target/dist
+    Dist(dist::Arguments),
     /// Run the longest tests at their full counts
     Soak {
         /// The stress runs; all without
@@ -101,6 +104,7 @@ fn start(arguments: CommandLine) -> Result<ExitCode> {
         Some(Task::Oci(arguments)) => oci::run(&arguments).map(|()| ExitCode::SUCCESS),
         Some(Task::Check) => check::run(),
         Some(Task::Docs) => docs::run().map(|()| ExitCode::SUCCESS),
+        Some(Task::Dist(arguments)) => dist::run(&arguments).map(|()| ExitCode::SUCCESS),
         Some(Task::Soak { names }) => soak::run(&names),
         Some(Task::Bench(arguments)) => bench::run(&arguments),
     }
