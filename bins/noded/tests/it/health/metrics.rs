@@ -1,5 +1,6 @@
 //! Metrics and health for programs.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
@@ -58,6 +59,60 @@ fn metrics_and_health_are_served_on_a_port_or_a_socket_and_not_by_default() {
     assert!(!noded.ask(&["tree"]).contains("metrics"));
     assert!(TcpStream::connect(tcp).is_err());
     noded.stop();
+}
+
+/// The alerts for nodes.
+const ALERTS: &str = include_str!("../../../../../deploy/monitoring/node-alerts.yaml");
+
+/// The samples of a text of metrics, with the keys of their labels.
+fn samples(text: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for sample in text.lines().filter(|line| !line.starts_with('#')) {
+        let series = sample.rsplit_once(' ').unwrap().0;
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let keys = labels.split(',').filter_map(|label| label.split_once('=')).map(|(key, _)| key.to_owned());
+        found.entry(name.to_owned()).or_default().extend(keys);
+    }
+    found
+}
+
+/// The words in an expression or text that begin with a prefix.
+fn words<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
+    let is_end = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+    let starts = text.match_indices(prefix).map(|(at, _)| &text[at..]);
+    starts
+        .map(|rest| rest[prefix.len()..].find(is_end).map_or(rest, |end| &rest[..prefix.len() + end]))
+        .collect()
+}
+
+#[test]
+fn every_alert_for_nodes_names_metrics_and_labels_that_a_node_has() {
+    let port = reserve_port().unwrap();
+    let address = format!("127.0.0.1:{}", port.number());
+    // A stopped service is a condition, and any node has a service and a disk.
+    let noded = NodedProcess::start(&format!(
+        "{NO_DAEMONS}[metrics]\naddress = {address:?}\n{}",
+        sleep_config("a", "")
+    ));
+    noded.wait_ready("root.metrics");
+    noded.ask(&["stop", "--wait", "a"]);
+    let exported = samples(&http_get(TcpStream::connect(&address).unwrap(), "/metrics").1);
+    noded.stop();
+    let alerts: Vec<_> = ALERTS.split("- alert: ").skip(1).collect();
+    assert!(alerts.len() > 5, "the alerts were read");
+    for alert in alerts {
+        let expression = alert.lines().find_map(|line| line.trim().strip_prefix("expr: ")).expect(alert);
+        let metrics = words(expression, "nodekeel_");
+        assert!(!metrics.is_empty() || expression.starts_with("up{job=\"noded\"}"), "{expression}");
+        let mut labels: BTreeSet<&str> = ["instance", "job"].into();
+        for metric in metrics {
+            let keys = exported.get(metric).unwrap_or_else(|| panic!("{metric} is not among {exported:#?}"));
+            labels.extend(keys.iter().map(String::as_str));
+        }
+        for label in words(alert, "$labels.") {
+            assert!(labels.contains(&label["$labels.".len()..]), "{label} in {alert}");
+        }
+    }
 }
 
 #[test]
