@@ -65,6 +65,7 @@
 //!
 //! # Features
 //! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.
+//! - `program`: the program around a node, with its command line: needs clap.
 //! - `client`: only the client of the control API, which does not need protoc.
 //!
 //! # Third-party types in the API
@@ -112,6 +113,8 @@ pub mod plan;
 mod ports;
 #[cfg(feature = "node")]
 mod preparation;
+#[cfg(feature = "program")]
+pub mod program;
 #[cfg(feature = "node")]
 pub mod reset;
 #[cfg(feature = "node")]

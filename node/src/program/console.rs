@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nodekeel_logtree::{Dn, Level, LogEntry, LogQuery, LogReader, LogStore, render};
-use nodekeel_node::parts::KERNEL_DN;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+
+use crate::parts::KERNEL_DN;
 
 /// The time for which noded waits at exit until a slow reader of stderr has read the last lines.
 pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,11 +1,11 @@
 //! `noded check --running`: asks the node that runs what a reload would change.
 
 use anyhow::{Context as _, anyhow};
-use nodekeel_node::client;
-use nodekeel_node::config::NodedConfig;
-use nodekeel_node::v1::{CheckConfigRequest, ConfigDifference};
 
-use crate::cli::NodeArgs;
+use super::cli::NodeArgs;
+use crate::client;
+use crate::config::NodedConfig;
+use crate::v1::{CheckConfigRequest, ConfigDifference};
 
 /// The changes of a reload, as lines.
 ///

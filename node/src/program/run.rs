@@ -3,16 +3,16 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use nodekeel_node::node::{Deps, NodeHandle, new_log_store};
-use nodekeel_node::notify::{reloading_message, sd_notify};
-use nodekeel_node::plan::NodePlan;
 use nodekeel_supervisor::StopSignals;
 use nodekeel_supervisor::process::Rlimit;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::ConsoleLevel;
-use crate::console::{Console, FLUSH_TIMEOUT};
-use crate::log_filter::log_subscriber;
+use super::cli::ConsoleLevel;
+use super::console::{Console, FLUSH_TIMEOUT};
+use super::log_filter::log_subscriber;
+use crate::node::{Deps, NodeHandle, new_log_store};
+use crate::notify::{reloading_message, sd_notify};
+use crate::plan::NodePlan;
 
 pub(crate) fn run_node(
     plan: NodePlan,
