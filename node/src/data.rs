@@ -19,6 +19,7 @@ use nodekeel_localstorage::tree::LayoutError;
 use nodekeel_localstorage::{Dir, Error as DirError, FileMode};
 
 use crate::layout::{self, DataLayout};
+use crate::program_name::program_name;
 
 pub use error::DataError;
 
@@ -283,7 +284,7 @@ fn lock_holder(lock: &mut File) -> String {
     let pid = read.ok().and_then(|_| text.trim().parse::<u32>().ok());
     // The file keeps the pid of the last noded. It is not named if no such process runs.
     match pid.filter(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
-        Some(pid) => format!("another noded (pid {pid})"),
+        Some(pid) => format!("another {} (pid {pid})", program_name()),
         None => "another program".into(),
     }
 }

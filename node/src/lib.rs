@@ -115,6 +115,8 @@ mod ports;
 mod preparation;
 #[cfg(feature = "program")]
 pub mod program;
+#[cfg(feature = "client")]
+mod program_name;
 #[cfg(feature = "node")]
 pub mod reset;
 #[cfg(feature = "node")]
@@ -129,6 +131,16 @@ mod sys;
 mod volume;
 #[cfg(feature = "node")]
 mod wire;
+
+#[cfg(feature = "program")]
+pub use program::program;
+/// nodekeel's crates whose types are in this interface, in the versions that it has.
+#[cfg(feature = "node")]
+pub use {
+    nodekeel_cluster as cluster, nodekeel_containerd_svc as containerd, nodekeel_fsquota as fsquota,
+    nodekeel_localstorage as localstorage, nodekeel_logtree as logtree, nodekeel_provisioner as provisioner,
+    nodekeel_supervisor as supervisor, prometheus_client, tonic,
+};
 
 /// The control API's messages, its client, and with the feature `node` its server: generated from
 /// `proto/nodekeel/control/v1/control.proto`, where they are described.

@@ -69,6 +69,6 @@ impl NodePlan {
     /// Missing requirements without `dev`, and conflicts: see [`PlanError`].
     pub fn from_config(config: NodedConfig, search: SearchPath, dev: bool) -> Result<Self, PlanError> {
         let parts = shipped_parts(PartDeps::default());
-        PlanSource { parts, search, dev, file: None, data: None }.plan(config, None)
+        PlanSource { parts, search, dev, file: None, data: None, default_data: None }.plan(config, None)
     }
 }

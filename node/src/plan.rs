@@ -54,6 +54,8 @@ pub(crate) struct PlanSource {
     pub(crate) file: Option<PathBuf>,
     /// The data directory, instead of `node.data`.
     pub(crate) data: Option<PathBuf>,
+    /// The data directory of a file without `node.data`.
+    pub(crate) default_data: Option<PathBuf>,
 }
 
 /// The reason why a text is not the configuration of a node.
@@ -73,10 +75,19 @@ impl PlanSource {
         text: &str,
         running: Option<&NodePlan>,
     ) -> Result<NodePlan, SourceError> {
-        let mut config = self.parts.parse_config(file, text)?;
-        // The program's own choice, as by `--data`, comes before the key of the file.
-        config.node.data = self.data.clone().unwrap_or(config.node.data);
+        let config = self.parse_config(file, text)?;
         Ok(self.plan(config, running)?)
+    }
+
+    /// Parses a configuration.
+    pub(crate) fn parse_config(&self, file: &Path, text: &str) -> Result<NodedConfig, ConfigError> {
+        let mut config = self.parts.parse_config(file, text)?;
+        // The choice of the operator, as by `--data`, comes before the key of the file, and that before the program's default.
+        let default = self.default_data.as_ref().filter(|_| !config.sets_data());
+        if let Some(data) = self.data.as_ref().or(default) {
+            config.node.data.clone_from(data);
+        }
+        Ok(config)
     }
 
     /// Plans the node with this configuration.

@@ -10,7 +10,7 @@ use nodekeel_logtree::LogStore;
 use thiserror::Error;
 
 use super::{Deps, NodeHandle, StartError, new_log_store};
-use crate::config::{ConfigError, read_text};
+use crate::config::{ConfigError, NodedConfig, read_text};
 use crate::part::Part;
 use crate::parts::{ClusterKeySource, PartDeps, shipped_parts};
 use crate::plan::{NodePlan, PlanError, PlanSource, SourceError};
@@ -48,6 +48,7 @@ pub struct NodeBuilder {
     deps: PartDeps,
     changes: Vec<PartChange>,
     data: Option<PathBuf>,
+    default_data: Option<PathBuf>,
     search: SearchPath,
     dev: bool,
     log_store: Option<LogStore>,
@@ -85,6 +86,13 @@ pub enum BuildError {
     Start(#[from] StartError),
 }
 
+/// The text of a configuration, and the source of the plan that it gives.
+struct TextSource {
+    file: PathBuf,
+    text: String,
+    plan: PlanSource,
+}
+
 impl NodeBuilder {
     /// A builder with this configuration; `file` is only used in errors.
     pub(super) fn new(file: PathBuf, text: String) -> Self {
@@ -95,6 +103,7 @@ impl NodeBuilder {
             deps: PartDeps::default(),
             changes: Vec::new(),
             data: None,
+            default_data: None,
             search: SearchPath::with_default_directories(None, None),
             dev: false,
             log_store: None,
@@ -169,6 +178,12 @@ impl NodeBuilder {
         Self { data: Some(data.into()), ..self }
     }
 
+    /// Sets the data directory of a configuration without `node.data`. Default: `/var/lib/nodekeel`.
+    #[must_use]
+    pub fn default_data(self, data: impl Into<PathBuf>) -> Self {
+        Self { default_data: Some(data.into()), ..self }
+    }
+
     /// Sets where programs are searched. Default: the usual directories of programs.
     #[must_use]
     pub fn search_path(self, search: SearchPath) -> Self {
@@ -188,25 +203,45 @@ impl NodeBuilder {
         Self { log_store: Some(log_store), ..self }
     }
 
+    /// Parses the configuration.
+    ///
+    /// # Errors
+    /// It is invalid.
+    pub fn config(self) -> Result<NodedConfig, ConfigError> {
+        let source = self.into_source();
+        source.plan.parse_config(&source.file, &source.text)
+    }
+
     /// Parses the configuration, and plans the node without changing anything.
     ///
     /// # Errors
     /// [`BuildError::Config`], [`BuildError::Plan`].
     pub fn plan(self) -> Result<NodePlan, BuildError> {
+        let source = self.into_source();
+        source.plan.plan_text(&source.file, &source.text, None).map_err(|error| match error {
+            SourceError::Config(error) => BuildError::Config(error),
+            SourceError::Plan(error) => BuildError::Plan(error),
+        })
+    }
+
+    /// The tables of the shipped parts that this node does not have.
+    #[cfg(feature = "program")]
+    pub(crate) fn removed_tables(self) -> Vec<String> {
+        self.into_source().plan.parts.removed_tables()
+    }
+
+    fn into_source(self) -> TextSource {
         // The changes apply in the order of the calls: a program may replace a part that it has added.
         let parts = self.changes.into_iter().fold(shipped_parts(self.deps), |parts, change| match change {
             PartChange::Add(part) => parts.add(part),
             PartChange::Replace(part) => parts.replace(part),
             PartChange::Remove(name) => parts.without(&name),
         });
-        let Self { file, text, search, dev, data, .. } = self;
+        let Self { file, text, search, dev, data, default_data, .. } = self;
         // Only a file can be read again by a reload.
         let of_file = self.is_from_file.then(|| file.clone());
-        let source = PlanSource { parts, search, dev, file: of_file, data };
-        source.plan_text(&file, &text, None).map_err(|error| match error {
-            SourceError::Config(error) => BuildError::Config(error),
-            SourceError::Plan(error) => BuildError::Plan(error),
-        })
+        let plan = PlanSource { parts, search, dev, file: of_file, data, default_data };
+        TextSource { file, text, plan }
     }
 
     /// Plans the node, and starts it.

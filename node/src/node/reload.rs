@@ -23,9 +23,7 @@ use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
 };
 use crate::preparation::{PreparedParts, prepare_services};
-
-/// The DN of what the program logs about itself.
-const LOG_DN: &str = "noded";
+use crate::program_name::program_name;
 
 /// The reason why a configuration was not reloaded. The node runs on as before.
 #[derive(Debug, Error)]
@@ -38,14 +36,18 @@ pub enum ReloadError {
     #[error(transparent)]
     Plan(PlanError),
     /// Some of its changes, which the message names, need a restart of the program: restart it, or undo them.
-    #[error("can't reload the configuration: {} can't change while noded runs; restart noded, or undo these changes", keys_of(.0))]
+    #[error(
+        "can't reload the configuration: {keys} can't change while {name} runs; restart {name}, or undo these changes",
+        keys = keys_of(.0), name = program_name()
+    )]
     NodeRestart(PlanDifference),
     /// A new or changed runnable can't be prepared. The message has the hint.
     #[error(transparent)]
     Prepare(PrepareError),
     /// The program did not start the node from a file: start it again instead.
     #[error(
-        "can't reload the configuration: the node was not started from a file; start noded with --config"
+        "can't reload the configuration: the node was not started from a file; start {} with --config",
+        program_name()
     )]
     NoFile,
     /// The node is stopping.
@@ -301,7 +303,7 @@ fn refusal_condition(state: &NodeState, error: &ReloadError) -> Option<HealthCon
 }
 
 fn log_result(state: &NodeState, result: &Result<PlanDifference, ReloadError>) {
-    let dn = LOG_DN.parse().expect("a valid name");
+    let dn = program_name().parse().expect("a valid name");
     let log = |level, text: String| state.running.log_store.append_message(&dn, LogMessage::new(level, text));
     match result {
         Ok(difference) if difference.changes.is_empty() => {

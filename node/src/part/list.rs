@@ -73,6 +73,14 @@ impl Parts {
         self.provides_volume
     }
 
+    /// The tables of the shipped parts that this node does not have.
+    #[cfg(feature = "program")]
+    pub(crate) fn removed_tables(&self) -> Vec<String> {
+        let own: Vec<_> = self.iter().flat_map(Part::sections).collect();
+        let is_removed = |table: &&ConfigSection| own.iter().all(|section| section.path() != table.path());
+        self.shipped.iter().filter(is_removed).map(|table| table.path().to_owned()).collect()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Part> {
         self.parts.iter().map(AsRef::as_ref)
     }

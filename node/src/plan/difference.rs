@@ -7,6 +7,7 @@ use super::NodePlan;
 use crate::config::{CORE_TABLES, LOG_LEVELS};
 use crate::dependency::is_descendant;
 use crate::part::PlannedService;
+use crate::program_name::program_name;
 
 /// The tables that a running node applies at once.
 const APPLIED_TABLES: [&str; 2] = ["health", LOG_LEVELS];
@@ -79,7 +80,7 @@ impl fmt::Display for PlanChange {
             }
             ChangeEffect::Restart => write!(f, "restart {name}: {keys}"),
             ChangeEffect::Apply => write!(f, "apply {keys}"),
-            ChangeEffect::NodeRestart => write!(f, "restart noded: {keys}"),
+            ChangeEffect::NodeRestart => write!(f, "restart {}: {keys}", program_name()),
         }
     }
 }

@@ -12,7 +12,14 @@ use crate::search_path::SearchPath;
 fn source() -> PlanSource {
     let search = SearchPath::with_default_directories(None, None);
     let data = Some(std::env::temp_dir().join("nodekeel-difference-test"));
-    PlanSource { parts: shipped_parts(PartDeps::default()), search, dev: false, file: None, data }
+    PlanSource {
+        parts: shipped_parts(PartDeps::default()),
+        search,
+        dev: false,
+        file: None,
+        data,
+        default_data: None,
+    }
 }
 
 fn plan(text: &str) -> NodePlan {

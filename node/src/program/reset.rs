@@ -1,4 +1,4 @@
-//! `noded reset`: resets a node that does not run.
+//! `reset`: resets a node that does not run.
 
 use std::io::{self, Write as _};
 

@@ -1,4 +1,4 @@
-//! `noded run`: starts the node, then waits for a signal.
+//! `run`: starts the node, then waits for a signal.
 
 use std::process::ExitCode;
 
@@ -13,6 +13,7 @@ use super::log_filter::log_subscriber;
 use crate::node::{Deps, NodeHandle, new_log_store};
 use crate::notify::{reloading_message, sd_notify};
 use crate::plan::NodePlan;
+use crate::program_name::program_name;
 
 pub(crate) fn run_node(
     plan: NodePlan,
@@ -36,7 +37,7 @@ pub(crate) fn run_node(
         console.finish().await;
         code
     });
-    // A call that hangs in the kernel must not keep noded from exiting.
+    // A call that hangs in the kernel must not keep the program from exiting.
     runtime.shutdown_timeout(FLUSH_TIMEOUT);
     code
 }
@@ -95,6 +96,6 @@ fn notify_manager(message: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
         && let Err(error) = sd_notify(&socket, message)
     {
-        tracing::warn!(dn = "noded", "send {message} to NOTIFY_SOCKET: {error}");
+        tracing::warn!(dn = program_name(), "send {message} to NOTIFY_SOCKET: {error}");
     }
 }
