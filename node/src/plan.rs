@@ -15,7 +15,7 @@ use crate::dependency::{is_descendant, order_by_dependencies};
 use crate::dn::is_valid_runnable_name;
 use crate::layout::{self, DataLayout, PLACED_IN_MEMORY, ProcessesLayout};
 use crate::listen_address::ListenAddress;
-use crate::part::{Parts, PlannedService, PlannerInput, RunningUse};
+use crate::part::{Parts, PlannedService, PlannerInput, RunningUse, call_part, part_of_dn};
 use crate::running::{RunningPlan, SkippedRunnable};
 use crate::search_path::SearchPath;
 
@@ -288,10 +288,11 @@ impl fmt::Display for NodePlan {
         writeln!(f, "node {} with data in {}", self.config.node.name, self.config.node.data.display())?;
         for planned in &self.services {
             write!(f, "{:<24} ", planned.dn)?;
+            let runs = call_part(part_of_dn(&planned.dn), "fmt", || planned.runnable.to_string());
             match &planned.skip_reason {
                 Some(reason) => writeln!(f, "skipped: {reason}")?,
-                None if planned.start_after.is_empty() => writeln!(f, "{}", planned.runnable)?,
-                None => writeln!(f, "{}, after {}", planned.runnable, planned.start_after.join(", "))?,
+                None if planned.start_after.is_empty() => writeln!(f, "{runs}")?,
+                None => writeln!(f, "{runs}, after {}", planned.start_after.join(", "))?,
             }
         }
         Ok(())

@@ -43,6 +43,7 @@ use crate::config::{ConfigError, DEFAULT_CONFIG};
 use crate::data::DataError;
 use crate::dn::is_valid_runnable_name;
 use crate::node::{BuildError, NodeBuilder, NodeHandle, StartError};
+use crate::part::catch_panic;
 use crate::plan::{NodePlan, PlanError};
 use crate::program_name::{program_name, set_program_name};
 use crate::search_path::SearchPath;
@@ -130,7 +131,8 @@ impl<P: Fn(NodeBuilder) -> NodeBuilder> Program<P> {
     /// A node has keys in its memory: erase it when it is freed, by [`ZeroAlloc`] as the global allocator of the program.
     pub fn main(self) -> ExitCode {
         set_program_name(self.name);
-        self.perform(self.parse_arguments()).unwrap_or_else(|error| {
+        let done = catch_panic("main", || self.perform(self.parse_arguments()));
+        done.unwrap_or_else(|panic| Err(panic.into())).unwrap_or_else(|error| {
             print_stderr(&format_chain(&*error));
             ExitCode::from(exit_code(&error))
         })

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::{Deps, NodeHandle, StartError, new_log_store};
 use crate::config::{ConfigError, NodedConfig, read_text};
-use crate::part::Part;
+use crate::part::{CallPanic, Part, catch_panic};
 use crate::parts::{ClusterKeySource, PartDeps, shipped_parts};
 use crate::plan::{NodePlan, PlanError, PlanSource, SourceError};
 use crate::search_path::SearchPath;
@@ -81,6 +81,9 @@ pub enum BuildError {
     /// Requirements are missing, or in use.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A part panicked.
+    #[error(transparent)]
+    Panicked(#[from] CallPanic),
     /// The node can't start.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -206,19 +209,25 @@ impl NodeBuilder {
     /// Parses the configuration.
     ///
     /// # Errors
-    /// It is invalid.
-    pub fn config(self) -> Result<NodedConfig, ConfigError> {
-        let source = self.into_source();
-        source.plan.parse_config(&source.file, &source.text)
+    /// [`BuildError::Config`], [`BuildError::Panicked`].
+    pub fn config(self) -> Result<NodedConfig, BuildError> {
+        let parse = || {
+            let source = self.into_source();
+            source.plan.parse_config(&source.file, &source.text)
+        };
+        Ok(catch_panic("the configuration", parse)??)
     }
 
     /// Parses the configuration, and plans the node without changing anything.
     ///
     /// # Errors
-    /// [`BuildError::Config`], [`BuildError::Plan`].
+    /// [`BuildError::Config`], [`BuildError::Plan`], [`BuildError::Panicked`].
     pub fn plan(self) -> Result<NodePlan, BuildError> {
-        let source = self.into_source();
-        source.plan.plan_text(&source.file, &source.text, None).map_err(|error| match error {
+        let plan = || {
+            let source = self.into_source();
+            source.plan.plan_text(&source.file, &source.text, None)
+        };
+        catch_panic("the plan", plan)?.map_err(|error| match error {
             SourceError::Config(error) => BuildError::Config(error),
             SourceError::Plan(error) => BuildError::Plan(error),
         })

@@ -1,9 +1,12 @@
 //! Reloads the configuration of a running node: reads the file again, and changes only what differs.
 
+use std::any::Any;
 use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use nodekeel_logtree::{Level, LogMessage};
 use nodekeel_supervisor::{ControlError, Removal, Supervisor};
@@ -17,7 +20,7 @@ use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::error_chain::error_chain;
 use crate::health::{HealthCondition, NODE_PART};
-use crate::part::{PlannedService, PrepareError};
+use crate::part::{CallPanic, PlannedService, PrepareError};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
@@ -50,12 +53,19 @@ pub enum ReloadError {
         program_name()
     )]
     NoFile,
+    /// A part panicked. The message names it.
+    #[error("can't reload the configuration")]
+    Panicked(#[source] CallPanic),
     /// The node is stopping.
     #[error("can't reload the configuration: the node is stopping")]
     Stopping,
 }
 
 impl ReloadError {
+    fn of_panic(payload: Box<dyn Any + Send>) -> Self {
+        Self::Panicked(CallPanic::from_payload(payload, "a reload"))
+    }
+
     /// The error with its causes, in one line.
     pub fn describe(&self) -> String {
         match self {
@@ -100,7 +110,9 @@ pub(super) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifferenc
     // A task of its own applies the whole file, even if the caller goes away.
     let reload = tokio::spawn(async move {
         let _one_at_a_time = state.reload.lock().await;
-        let result = reload_file(&state).await;
+        // A part is asked before anything changes.
+        let result = AssertUnwindSafe(reload_file(&state)).catch_unwind().await;
+        let result = result.unwrap_or_else(|payload| Err(ReloadError::of_panic(payload)));
         log_result(&state, &result);
         // A success also clears the warning about an earlier refusal.
         state
@@ -120,15 +132,18 @@ pub(super) async fn check_config(
     state: Arc<NodeState>,
     text: Option<(PathBuf, String)>,
 ) -> Result<PlanDifference, ReloadError> {
-    let (running, new) = plan_again(&state, text).await?;
-    Ok(compare_plans(&running, &new))
+    Ok(plan_again(&state, text).await?.difference)
+}
+
+/// A plan that may replace the one that runs.
+struct NextPlan {
+    running: Arc<NodePlan>,
+    new: NodePlan,
+    difference: PlanDifference,
 }
 
 /// Plans the node by a text, or by its file.
-async fn plan_again(
-    state: &NodeState,
-    text: Option<(PathBuf, String)>,
-) -> Result<(Arc<NodePlan>, NodePlan), ReloadError> {
+async fn plan_again(state: &NodeState, text: Option<(PathBuf, String)>) -> Result<NextPlan, ReloadError> {
     let running = state.plan();
     blocking(move || {
         // A check may bring its own text. A reload always reads the node's file.
@@ -138,7 +153,8 @@ async fn plan_again(
             (None, None) => return Err(ReloadError::NoFile),
         };
         let new = running.source.clone().plan_text(&file, &text, Some(&running))?;
-        Ok((running, new))
+        let difference = compare_plans(&running, &new);
+        Ok(NextPlan { running, new, difference })
     })
     .await
 }
@@ -147,14 +163,16 @@ async fn plan_again(
 async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, ReloadError> + Send + 'static,
 ) -> Result<T, ReloadError> {
-    tokio::task::spawn_blocking(read).await.unwrap_or(Err(ReloadError::Stopping))
+    tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| {
+        // Without a panic, the task ends early only with the runtime.
+        Err(error.try_into_panic().map_or(ReloadError::Stopping, ReloadError::of_panic))
+    })
 }
 
 async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
     let supervisor = state.running.supervisor.get().ok_or(ReloadError::Stopping)?;
     // Plan: what differs, and whether a running node can change it. Nothing has changed yet.
-    let (running, new) = plan_again(state, None).await?;
-    let difference = compare_plans(&running, &new);
+    let NextPlan { running, new, difference } = plan_again(state, None).await?;
     if difference.node_restarts().next().is_some() {
         return Err(ReloadError::NodeRestart(difference));
     }

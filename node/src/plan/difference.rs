@@ -6,7 +6,7 @@ use std::fmt;
 use super::NodePlan;
 use crate::config::{CORE_TABLES, LOG_LEVELS};
 use crate::dependency::is_descendant;
-use crate::part::PlannedService;
+use crate::part::{PlannedService, call_part, part_of_dn};
 use crate::program_name::program_name;
 
 /// The tables that a running node applies at once.
@@ -150,11 +150,15 @@ fn sections_of_node(running: &NodePlan, new: &NodePlan) -> Vec<String> {
 
 fn is_replaceable(planned: &PlannedService) -> bool {
     // A plan that can't be compared answers `None`, even to itself.
-    planned.runnable.is_same(&*planned.runnable).is_some()
+    is_same(planned, planned).is_some()
+}
+
+fn is_same(running: &PlannedService, new: &PlannedService) -> Option<bool> {
+    call_part(part_of_dn(&running.dn), "is_same", || running.runnable.is_same(&*new.runnable))
 }
 
 fn runs_the_same(running: &PlannedService, new: &PlannedService) -> bool {
-    running.runnable.is_same(&*new.runnable) == Some(true)
+    is_same(running, new) == Some(true)
         // A child gets its dependencies when it is added, and its writers their format when they are opened.
         && running.start_after == new.start_after
         && running.log_formats == new.log_formats
