@@ -160,6 +160,7 @@ impl NodePlan {
         let PartPlanner { planned: mut services, mut problems, addresses, keys_conflict, .. } = planner;
         // Then the rules between parts, and the order of their start.
         problems.extend(find_invalid_dn(&services));
+        problems.extend(find_shared_directory(&services));
         skip_dependents(&mut services);
         let services = sort_services(services).unwrap_or_else(|cycle| {
             problems.push(cycle);
@@ -228,6 +229,30 @@ fn find_invalid_dn(services: &[PlannedService]) -> Option<String> {
         let other = services[..index].iter().find(conflict)?;
         Some(format!("two parts run {dn:?} and {:?}: use another name for one of them", other.dn))
     })
+}
+
+/// The problem of two parts that keep files in one directory, or of one that keeps them in a directory of the node itself.
+fn find_shared_directory(services: &[PlannedService]) -> Option<String> {
+    let of_node =
+        layout::directories_of::<DataLayout>("").into_iter().map(|directory| ("the node", directory));
+    let mut owners: Vec<(&str, String)> = of_node.collect();
+    for planned in services {
+        let part = part_of_dn(&planned.dn);
+        let on_volume = planned.volume_directories.iter();
+        let on_volume = on_volume.map(|directory| format!("{}/{directory}", layout::VOLUME_DIR));
+        for directory in planned.directories.iter().cloned().chain(on_volume) {
+            match owners.iter().find(|(_, owned)| *owned == directory) {
+                Some((owner, _)) if *owner != part => {
+                    return Some(format!(
+                        "{owner} and {part} keep files in {directory:?}: use another name for one of them"
+                    ));
+                }
+                Some(_) => {}
+                None => owners.push((part, directory)),
+            }
+        }
+    }
+    None
 }
 
 /// Skips what depends on a skipped runnable.
@@ -339,6 +364,25 @@ mod tests {
             let problem = find_invalid_dn(&services(dns)).unwrap_or_default();
             assert!(problem.starts_with(says), "{dns:?}\n is: {problem}\nnot: {says}");
         }
+    }
+
+    #[test]
+    fn a_directory_belongs_to_one_part() {
+        nodekeel_localstorage::layout! {
+            struct Own { own: nodekeel_localstorage::tree::LayoutDir = "own", 0o700; }
+        }
+        nodekeel_localstorage::layout! {
+            struct Run { run: nodekeel_localstorage::tree::LayoutDir = "run", 0o700; }
+        }
+        let [first, second] = services(["root.a", "root.b"]).try_into().expect("two");
+        let found = |first: PlannedService, second: PlannedService| find_shared_directory(&[first, second]);
+        let own = |planned: &PlannedService| planned.clone().node_layout::<Own>();
+        // `run` and the volume have names of their own.
+        assert_eq!(found(own(&first), second.clone().run_layout::<Own>().layout::<Own>()), None);
+        let shared = found(own(&first), own(&second)).unwrap_or_default();
+        assert!(shared.starts_with("a and b keep files in \"own\""), "{shared}");
+        let of_node = found(first.node_layout::<Run>(), second).unwrap_or_default();
+        assert!(of_node.starts_with("the node and a keep files in \"run\""), "{of_node}");
     }
 
     #[test]

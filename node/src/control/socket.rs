@@ -1,5 +1,6 @@
 //! The files of the control socket and the metrics socket, in directories that are kept open.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
@@ -21,18 +22,23 @@ pub(crate) struct SocketPath {
     path: PathBuf,
     name: &'static str,
     /// The key of the configuration that sets it.
-    key: &'static str,
+    key: Cow<'static, str>,
 }
 
 impl SocketPath {
     /// The socket of the control API.
     pub(crate) fn control(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), name: "control socket", key: "control.socket" }
+        Self { path: path.into(), name: "control socket", key: "control.socket".into() }
     }
 
     /// The socket of the metrics.
     pub(crate) fn metrics(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), name: "metrics socket", key: "metrics.address" }
+        Self { path: path.into(), name: "metrics socket", key: "metrics.address".into() }
+    }
+
+    /// A socket of a part, which this key sets.
+    pub(crate) fn of_key(path: impl Into<PathBuf>, key: &str) -> Self {
+        Self { path: path.into(), name: "socket", key: Cow::Owned(key.to_owned()) }
     }
 
     fn parent(&self) -> &Path {
