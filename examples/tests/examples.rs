@@ -1,12 +1,22 @@
 //! Every example runs and prints the expected output.
 
+use std::path::PathBuf;
 use std::process::Command;
 
-/// The output of an example, which `cargo test` has built already.
-fn example_output(name: &str) -> String {
+/// The directory of the programs that `cargo test` builds: `target/PROFILE`.
+fn target_directory() -> PathBuf {
     let deps = std::env::current_exe().expect("the path of the test binary");
     let target = deps.parent().and_then(|deps| deps.parent()).expect("the binary is in target/PROFILE/deps");
-    let output = Command::new(target.join("examples").join(name)).output().expect("the example was built");
+    target.to_owned()
+}
+
+/// An example, which `cargo test` has built already.
+fn example_command(name: &str) -> Command {
+    Command::new(target_directory().join("examples").join(name))
+}
+
+fn example_output(name: &str) -> String {
+    let output = example_command(name).output().expect("the example was built");
     let text = String::from_utf8(output.stdout).expect("UTF-8 output");
     assert!(
         output.status.success(),
@@ -144,6 +154,128 @@ fn own_network_shows_an_address_that_comes_and_changes() {
 fn own_consensus_runs_and_conforms() {
     let pieces = ["member own-1", "conformance suite passed, calls were counted: true"];
     assert_in_order(&example_output("own_consensus"), &pieces);
+}
+
+#[cfg(feature = "node")]
+mod programs {
+    //! The programs around a node answer `nodectl`, and stop by a signal.
+
+    use std::fs;
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::process::{Child, Command, Output};
+    use std::sync::LazyLock;
+
+    use super::*;
+
+    /// A configuration of what runs on every machine.
+    const CONFIG: &str = "kernel.log = false\n[health]\nmin_free_percent = 0\nwarn_free_percent = 0\n\
+        [[service]]\nname = \"sleep\"\ncommand = [\"/bin/sleep\", \"1000\"]\n";
+
+    /// The path of nodectl: `NODEKEEL_NODECTL`, or built at the first use, since it is in another package.
+    fn nodectl() -> Command {
+        static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+            if let Some(path) = std::env::var_os("NODEKEEL_NODECTL") {
+                return path.into();
+            }
+            let profile = target_directory();
+            let target = profile.parent().expect("target");
+            let mut build = Command::new(env!("CARGO"));
+            build.args(["build", "--quiet", "--package", "nodectl", "--target-dir"]).arg(target);
+            if profile.ends_with("release") {
+                build.arg("--release");
+            }
+            assert!(build.status().expect("cargo").success(), "nodectl does not build");
+            profile.join("nodectl")
+        });
+        Command::new(&*BUILT)
+    }
+
+    fn text_of(output: &Output) -> String {
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
+    }
+
+    /// A program that runs, ended with the value.
+    struct Running(Child);
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Checks and runs a program with a configuration in a directory, asks it by nodectl, and stops it.
+    fn run_program(example: &str, name: &str, config: &str, dns: &[&str], while_ready: impl FnOnce(&Path)) {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (file, data) = (scratch.path().join("node.toml"), scratch.path().join("data"));
+        fs::write(&file, format!("{config}{CONFIG}")).expect("written");
+        let command = |verb: &str| {
+            let mut command = example_command(example);
+            command.arg(verb).arg("--config").arg(&file).arg("--data").arg(&data);
+            command
+        };
+        let check = text_of(&command("check").output().expect("it runs"));
+        let mut program = Running(command("run").spawn().expect("it runs"));
+        let ask = |words: &[&str]| {
+            let output = nodectl().arg("--socket").arg(data.join("run/control.sock")).args(words).output();
+            let output = output.expect("nodectl runs");
+            let text = text_of(&output);
+            assert!(output.status.success(), "{words:?}: {} {text}", output.status);
+            text
+        };
+        // It waits for a socket that does not exist yet, too.
+        let health = ask(&["health", "--wait", "60s"]);
+        assert!(health.contains("healthy"), "{health}");
+        let tree = ask(&["tree"]);
+        for dn in dns {
+            assert!(check.contains(dn), "{dn}: {check}");
+            let short = dn.rsplit('.').next().unwrap_or(dn);
+            assert!(tree.contains(short), "{dn}: {tree}");
+            let status = ask(&["status", dn]);
+            assert!(status.contains("ready"), "{dn}: {status}");
+        }
+        assert!(!tree.contains("etcd") && !tree.contains("containerd"), "{tree}");
+        while_ready(&data);
+        // A reload, and a second program on the directory, tell its own name.
+        ask(&["reload"]);
+        let second = command("run").output().expect("it runs");
+        let text = text_of(&second);
+        assert_eq!(second.status.code(), Some(5), "{text}");
+        assert!(
+            text.starts_with(&format!("{name}: ")) && text.contains(&format!("another {name} (pid ")),
+            "{text}"
+        );
+        assert!(!text.contains("noded"), "{text}");
+        let pid = program.0.id().to_string();
+        assert!(Command::new("kill").arg(pid).status().expect("kill runs").success());
+        assert_eq!(program.0.wait().expect("it ends").code(), Some(0));
+    }
+
+    #[test]
+    fn own_program_is_a_node_without_etcd_and_kubernetes_under_its_own_name() {
+        run_program("own_program", "stationd", "", &["root.sky", "root.service.sleep"], |_| {});
+        let text = |verb: &str| text_of(&example_command("own_program").arg(verb).output().expect("it runs"));
+        let config = text("config");
+        assert!(config.contains("/var/lib/stationd") && !config.contains("noded"), "{config}");
+        for table in ["\n[services.etcd]\n", "\n#     [cluster]\n", "\n#     [provisioner]\n"] {
+            assert!(!config.contains(table), "{table}: {config}");
+        }
+        assert!(text("--help").contains("Usage: stationd <COMMAND>"), "{}", text("--help"));
+    }
+
+    #[test]
+    fn own_part_runs_next_to_the_shipped_parts() {
+        let config =
+            "services.etcd.enable = false\nservices.containerd.enable = false\nweather.place = \"roof\"\n";
+        let dns = ["root.weather", "root.storage", "root.service.sleep"];
+        run_program("own_part", "weatherd", config, &dns, |data| {
+            let mut answer = String::new();
+            let mut station = UnixStream::connect(data.join("run/weather.sock")).expect("it listens");
+            std::io::Read::read_to_string(&mut station, &mut answer).expect("it answers");
+            assert_eq!(answer, "sunny\n");
+        });
+    }
 }
 
 #[cfg(feature = "node")]

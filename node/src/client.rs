@@ -20,6 +20,7 @@ pub use log_parser::log_parser_for;
 pub use reset_text::describe_reset;
 
 pub use crate::error_chain::format_chain;
+use crate::program_name::program_name;
 use crate::v1::control_client::ControlClient;
 
 /// The generated client with its connection.
@@ -33,7 +34,7 @@ pub const DEFAULT_SOCKET: &str = "/var/lib/nodekeel/run/control.sock";
 #[non_exhaustive]
 pub enum ConnectError {
     /// The socket does not exist: no node has run with this data directory, or the path is wrong.
-    #[error("can't connect to noded at {}: the socket does not exist; start noded, or use another path with --socket", path.display())]
+    #[error("can't connect to {0} at {1}: the socket does not exist; start {0}, or use another path with --socket", program_name(), path.display())]
     NoSocket {
         /// The socket's path.
         path: PathBuf,
@@ -52,19 +53,19 @@ pub enum ConnectError {
         pid: u32,
     },
     /// No process listens on the socket: the node was killed. Start it again.
-    #[error("can't connect to noded at {}: the socket is stale; start noded again", path.display())]
+    #[error("can't connect to {0} at {1}: the socket is stale; start {0} again", program_name(), path.display())]
     Stale {
         /// The socket's path.
         path: PathBuf,
     },
     /// This user has no access. Only root and the user that runs noded have.
-    #[error("can't connect to noded at {}: permission denied; only the user that runs noded, and root, may use it", path.display())]
+    #[error("can't connect to {0} at {1}: permission denied; only the user that runs {0}, and root, may use it", program_name(), path.display())]
     Permission {
         /// The socket's path.
         path: PathBuf,
     },
     /// The kernel rejected the connection for another reason.
-    #[error("can't connect to noded at {}", path.display())]
+    #[error("can't connect to {} at {}", program_name(), path.display())]
     Connect {
         /// The socket's path.
         path: PathBuf,

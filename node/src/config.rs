@@ -30,6 +30,7 @@ pub use crate::parts::service::config::{
     ServiceLimits, ServicePrivileges, UserService,
 };
 pub use crate::parts::storage::config::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
+use crate::program_name::program_name;
 pub use check::ConfigViolation;
 pub(crate) use locate::CORE_TABLES;
 use locate::TomlDocument;
@@ -249,7 +250,10 @@ impl ConfigSchema<'_> {
 pub(crate) fn read_text(file: &Path) -> Result<String, ConfigError> {
     let error_at = |at, message| ConfigError::new(file, at, String::new(), message);
     let unreadable = |error: io::Error| {
-        error_at(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
+        error_at(
+            None,
+            format!("can't be read: {error}; `{} config` prints the default configuration", program_name()),
+        )
     };
     let mut opened = File::open(file).map_err(unreadable)?;
     check_file_owner(&opened, file)

@@ -209,7 +209,7 @@ fn rules_between_services_name_the_field_too() {
             "[[service]]\nname = \"A b\"\ncommand = [\"x\"]".into(),
             ":2:8: service[0].name: \"A b\" is not a valid name; use 1 to 64 of",
         ),
-        ("[[service]]\nname = \"etcd\"\ncommand = [\"x\"]".into(), "is a built-in service"),
+        ("[[service]]\nname = \"etcd\"\ncommand = [\"x\"]".into(), "is a part of this node"),
         ("[[service]]\nname = \"b\"\ncommand = []".into(), "service[0].command: b has no command"),
     ]);
 }

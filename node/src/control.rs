@@ -14,6 +14,7 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use crate::part::PrepareError;
+use crate::program_name::program_name;
 use crate::v1::control_server::SERVICE_NAME;
 
 /// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
@@ -71,8 +72,9 @@ fn authorize_peer(noded_uid: u32, request: Request<()>) -> Result<Request<()>, S
         // The kernel reports the credentials of connect(2), which the caller can't choose.
         Some(peer) if peer.uid() == noded_uid || peer.uid() == 0 => Ok(request),
         Some(peer) => Err(Status::permission_denied(format!(
-            "permission denied for uid {}: only uid {noded_uid}, which runs noded, and root may use this socket",
-            peer.uid()
+            "permission denied for uid {}: only uid {noded_uid}, which runs {}, and root may use this socket",
+            peer.uid(),
+            program_name()
         ))),
         // A connection that is not a unix socket has no credentials: it is refused.
         None => Err(Status::permission_denied("unknown uid of the caller")),

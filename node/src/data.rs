@@ -19,6 +19,7 @@ use nodekeel_localstorage::tree::LayoutError;
 use nodekeel_localstorage::{Dir, Error as DirError, FileMode};
 
 use crate::layout::{self, DataLayout};
+use crate::program_name::program_name;
 
 pub use error::DataError;
 
@@ -279,7 +280,7 @@ fn whole_file_lock(kind: libc::c_int) -> libc::flock {
 /// The process that wrote the lock file, if it is running; another process may have locked it.
 fn lock_holder(lock: &mut File) -> String {
     match lock_pid(lock) {
-        Some(pid) => format!("another noded (pid {pid})"),
+        Some(pid) => format!("another {} (pid {pid})", program_name()),
         None => "another program".into(),
     }
 }

@@ -98,7 +98,7 @@ pub(crate) fn check_dependencies(entries: &[DependencyEntry]) -> Result<(), Conf
     // A service of the configuration comes after the parts, so that the error names the service and not the part.
     for (index, entry) in entries.iter().enumerate() {
         if entries[..index].iter().any(|other| other.name == entry.name) {
-            let message = format!("{:?} is a built-in service; use another name", entry.name);
+            let message = format!("{:?} is a part of this node; use another name", entry.name);
             return reject(field_of(entry, "name"), message);
         }
     }

@@ -34,6 +34,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use crate::config::HealthConfig;
+use crate::program_name::program_name;
 use crate::v1;
 
 pub use certificate::{CertificateValidity, InvalidCertificate};
@@ -211,18 +212,22 @@ impl fmt::Debug for HealthSources {
 async fn ask_source(part: &str, source: &dyn HealthSource, node: &NodeSnapshot) -> Vec<HealthCondition> {
     // A source that panics must not silence the others.
     let answer = AssertUnwindSafe(async { source.conditions(node).await }).catch_unwind();
-    let mut conditions = match timeout(SOURCE_TIMEOUT, answer).await {
-        Ok(Ok(conditions)) => conditions,
-        Ok(Err(_)) => {
-            let problem = HealthCondition::problem(part, "does not say whether it is well: it panicked");
-            vec![problem.hint("this is a bug of the part: report it with what noded printed on stderr")]
-        }
-        Err(_) => {
-            let text = format!("does not say within {SOURCE_TIMEOUT:?} whether it is well");
-            let hint = "see what it waits for: `nodectl tree`, `nodectl logs`";
-            vec![HealthCondition::problem(part, text).hint(hint)]
-        }
-    };
+    let mut conditions =
+        match timeout(SOURCE_TIMEOUT, answer).await {
+            Ok(Ok(conditions)) => conditions,
+            Ok(Err(_)) => {
+                let problem = HealthCondition::problem(part, "does not say whether it is well: it panicked");
+                let program = program_name();
+                vec![problem.hint(format!(
+                    "this is a bug of the part: report it with what {program} printed on stderr"
+                ))]
+            }
+            Err(_) => {
+                let text = format!("does not say within {SOURCE_TIMEOUT:?} whether it is well");
+                let hint = "see what it waits for: `nodectl tree`, `nodectl logs`";
+                vec![HealthCondition::problem(part, text).hint(hint)]
+            }
+        };
     // A source does not name its part: the node does, so that no source reports for another part.
     conditions.iter_mut().for_each(|condition| condition.part = part.to_owned());
     conditions

@@ -22,8 +22,9 @@
 //!
 //! Each of these is a [part](part::Part), as are yours. A node is planned before anything is changed: a
 //! [`NodedConfig`](config::NodedConfig) is parsed, a [`NodePlan`](plan::NodePlan) applies it to this machine, and only then a
-//! [`NodeHandle`](node::NodeHandle) acquires the data directory and starts the tree. `noded` is a thin main around these
-//! three, and [`NodeHandle::builder`](node::NodeHandle::builder) is for your program.
+//! [`NodeHandle`](node::NodeHandle) acquires the data directory and starts the tree.
+//! [`NodeHandle::builder`](node::NodeHandle::builder) runs a node inside a program of yours. With the feature `program`,
+//! `nodekeel_node::program("mynode", parts).main()` is a whole node program, as `noded` is one.
 //!
 //! ```
 //! use nodekeel_node::node::{ExtraRunnable, NodeHandle};
@@ -65,10 +66,12 @@
 //!
 //! # Features
 //! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.
+//! - `program`: the program around a node, with its command line ([`program`]); needs clap.
 //! - `client`: only the client of the control API, which does not need protoc.
 //!
 //! # Third-party types in the API
-//! tonic and prost (the generated client), prometheus-client (the registries of metrics), and nodekeel's supervisor, logtree, localstorage and provisioner.
+//! tonic and prost (the generated client), prometheus-client (the registries of metrics), and nodekeel's own crates. They are
+//! re-exported: a part needs no versions of them.
 
 #[cfg(feature = "node")]
 mod caller;
@@ -116,6 +119,10 @@ pub mod plan;
 mod ports;
 #[cfg(feature = "node")]
 mod preparation;
+#[cfg(feature = "program")]
+pub mod program;
+#[cfg(feature = "client")]
+mod program_name;
 #[cfg(feature = "node")]
 pub mod reset;
 #[cfg(feature = "node")]
@@ -130,6 +137,21 @@ mod sys;
 mod volume;
 #[cfg(feature = "node")]
 mod wire;
+
+#[cfg(feature = "program")]
+pub use program::program;
+
+/// Compiles the program of the README.
+#[cfg(all(doctest, feature = "program"))]
+#[doc = include_str!("../README.md")]
+struct ReadmeExample;
+/// nodekeel's crates whose types are in this interface, in the versions that it has.
+#[cfg(feature = "node")]
+pub use {
+    nodekeel_cluster as cluster, nodekeel_containerd_svc as containerd, nodekeel_fsquota as fsquota,
+    nodekeel_localstorage as localstorage, nodekeel_logtree as logtree, nodekeel_provisioner as provisioner,
+    nodekeel_supervisor as supervisor, prometheus_client, tonic,
+};
 
 /// The control API's messages, its client, and with the feature `node` its server: generated from
 /// `proto/nodekeel/control/v1/control.proto`, where they are described.

@@ -17,6 +17,7 @@
 //! after it.
 
 mod additions;
+mod guard;
 mod list;
 mod node_preparation;
 mod on_volume;
@@ -33,6 +34,8 @@ pub use crate::control::ControlServices;
 pub use crate::dependency::DependencyEntry;
 pub use crate::volume::VolumeHandle;
 pub(crate) use additions::PartAdditions;
+pub use guard::CallPanic;
+pub(crate) use guard::{call_part, catch_panic, part_of_dn};
 pub(crate) use list::Parts;
 pub use node_preparation::NodePreparation;
 pub use planned_service::PlannedService;
@@ -47,6 +50,7 @@ pub use prepared_runnable::{PrepareError, PreparedRunnable};
 ///   `root.<name>.<another>`; what depends on the part waits for all of them.
 /// - [`check`](Self::check) and [`dependencies`](Self::dependencies) depend on the configuration alone.
 /// - [`plan`](Self::plan) changes nothing on the machine: `noded check` calls it too.
+/// - A call that panics fails the start, the check or the reload, with a text that names the part and the call.
 pub trait Part: Send + Sync + 'static {
     /// The name, unique in the node.
     fn name(&self) -> &str;

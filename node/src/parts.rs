@@ -69,6 +69,7 @@ impl NodePlan {
     /// Missing requirements without `dev`, and conflicts: see [`PlanError`].
     pub fn from_config(config: NodedConfig, search: SearchPath, dev: bool) -> Result<Self, PlanError> {
         let parts = shipped_parts(PartDeps::default());
-        PlanSource { parts, search, dev, file: None, data: None, beside_node: false }.plan(config, None)
+        PlanSource { parts, search, dev, file: None, data: None, default_data: None, beside_node: false }
+            .plan(config, None)
     }
 }

@@ -15,7 +15,7 @@ use crate::dependency::{is_descendant, order_by_dependencies};
 use crate::dn::is_valid_runnable_name;
 use crate::layout::{self, DataLayout, PLACED_IN_MEMORY, ProcessesLayout};
 use crate::listen_address::ListenAddress;
-use crate::part::{Parts, PlannedService, PlannerInput, RunningUse};
+use crate::part::{Parts, PlannedService, PlannerInput, RunningUse, call_part, part_of_dn};
 use crate::running::{RunningPlan, SkippedRunnable};
 use crate::search_path::SearchPath;
 
@@ -60,6 +60,8 @@ pub(crate) struct PlanSource {
     pub(crate) data: Option<PathBuf>,
     /// True if another process may run the node meanwhile: what that one uses is free for the plan.
     pub(crate) beside_node: bool,
+    /// The data directory of a file without `node.data`.
+    pub(crate) default_data: Option<PathBuf>,
 }
 
 /// The reason why a text is not the configuration of a node.
@@ -79,10 +81,19 @@ impl PlanSource {
         text: &str,
         running: Option<&NodePlan>,
     ) -> Result<NodePlan, SourceError> {
-        let mut config = self.parts.parse_config(file, text)?;
-        // The program's own choice, as by `--data`, comes before the key of the file.
-        config.node.data = self.data.clone().unwrap_or(config.node.data);
+        let config = self.parse_config(file, text)?;
         Ok(self.plan(config, running)?)
+    }
+
+    /// Parses a configuration.
+    pub(crate) fn parse_config(&self, file: &Path, text: &str) -> Result<NodedConfig, ConfigError> {
+        let mut config = self.parts.parse_config(file, text)?;
+        // The choice of the operator, as by `--data`, comes before the key of the file, and that before the program's default.
+        let default = self.default_data.as_ref().filter(|_| !config.sets_data());
+        if let Some(data) = self.data.as_ref().or(default) {
+            config.node.data.clone_from(data);
+        }
+        Ok(config)
     }
 
     /// Plans the node with this configuration.
@@ -168,6 +179,7 @@ impl NodePlan {
             planner;
         // Then the rules between parts, and the order of their start.
         problems.extend(find_invalid_dn(&services));
+        problems.extend(find_shared_directory(&services));
         skip_dependents(&mut services);
         let services = sort_services(services).unwrap_or_else(|cycle| {
             problems.push(cycle);
@@ -238,6 +250,30 @@ fn find_invalid_dn(services: &[PlannedService]) -> Option<String> {
     })
 }
 
+/// The problem of two parts that keep files in one directory, or of one that keeps them in a directory of the node itself.
+fn find_shared_directory(services: &[PlannedService]) -> Option<String> {
+    let of_node =
+        layout::directories_of::<DataLayout>("").into_iter().map(|directory| ("the node", directory));
+    let mut owners: Vec<(&str, String)> = of_node.collect();
+    for planned in services {
+        let part = part_of_dn(&planned.dn);
+        let on_volume = planned.volume_directories.iter();
+        let on_volume = on_volume.map(|directory| format!("{}/{directory}", layout::VOLUME_DIR));
+        for directory in planned.directories.iter().cloned().chain(on_volume) {
+            match owners.iter().find(|(_, owned)| *owned == directory) {
+                Some((owner, _)) if *owner != part => {
+                    return Some(format!(
+                        "{owner} and {part} keep files in {directory:?}: use another name for one of them"
+                    ));
+                }
+                Some(_) => {}
+                None => owners.push((part, directory)),
+            }
+        }
+    }
+    None
+}
+
 /// Skips what depends on a skipped runnable.
 fn skip_dependents(services: &mut [PlannedService]) {
     // A skipped dependent may have dependents of its own, until nothing changes any more.
@@ -296,10 +332,11 @@ impl fmt::Display for NodePlan {
         writeln!(f, "node {} with data in {}", self.config.node.name, self.config.node.data.display())?;
         for planned in &self.services {
             write!(f, "{:<24} ", planned.dn)?;
+            let runs = call_part(part_of_dn(&planned.dn), "fmt", || planned.runnable.to_string());
             match &planned.skip_reason {
                 Some(reason) => writeln!(f, "skipped: {reason}")?,
-                None if planned.start_after.is_empty() => writeln!(f, "{}", planned.runnable)?,
-                None => writeln!(f, "{}, after {}", planned.runnable, planned.start_after.join(", "))?,
+                None if planned.start_after.is_empty() => writeln!(f, "{runs}")?,
+                None => writeln!(f, "{runs}, after {}", planned.start_after.join(", "))?,
             }
         }
         if let Some(pid) = self.beside {
@@ -352,6 +389,25 @@ mod tests {
             let problem = find_invalid_dn(&services(dns)).unwrap_or_default();
             assert!(problem.starts_with(says), "{dns:?}\n is: {problem}\nnot: {says}");
         }
+    }
+
+    #[test]
+    fn a_directory_belongs_to_one_part() {
+        nodekeel_localstorage::layout! {
+            struct Own { own: nodekeel_localstorage::tree::LayoutDir = "own", 0o700; }
+        }
+        nodekeel_localstorage::layout! {
+            struct Run { run: nodekeel_localstorage::tree::LayoutDir = "run", 0o700; }
+        }
+        let [first, second] = services(["root.a", "root.b"]).try_into().expect("two");
+        let found = |first: PlannedService, second: PlannedService| find_shared_directory(&[first, second]);
+        let own = |planned: &PlannedService| planned.clone().node_layout::<Own>();
+        // `run` and the volume have names of their own.
+        assert_eq!(found(own(&first), second.clone().run_layout::<Own>().layout::<Own>()), None);
+        let shared = found(own(&first), own(&second)).unwrap_or_default();
+        assert!(shared.starts_with("a and b keep files in \"own\""), "{shared}");
+        let of_node = found(first.node_layout::<Run>(), second).unwrap_or_default();
+        assert!(of_node.starts_with("the node and a keep files in \"run\""), "{of_node}");
     }
 
     #[test]

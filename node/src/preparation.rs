@@ -7,7 +7,10 @@ use thiserror::Error;
 
 use crate::control::socket::BindError;
 use crate::data::DataError;
-use crate::part::{NodePreparation, PartAdditions, PlannedService, PrepareError, PreparedRunnable};
+use crate::part::{
+    CallPanic, NodePreparation, PartAdditions, PlannedService, PrepareError, PreparedRunnable, call_part,
+    catch_panic, part_of_dn,
+};
 use crate::plan::NodePlan;
 use crate::running::RunningNode;
 
@@ -21,6 +24,9 @@ pub enum StartError {
     /// A part can't be prepared: the volumes can't be opened, for example. The message has the hint.
     #[error(transparent)]
     Part(PrepareError),
+    /// A part panicked while it was prepared.
+    #[error(transparent)]
+    Panicked(CallPanic),
     /// The control socket can't be bound. The message has the hint.
     #[error(transparent)]
     Control(Box<dyn std::error::Error + Send + Sync>),
@@ -40,7 +46,10 @@ impl From<PrepareError> for StartError {
         match error.downcast::<DataError>() {
             Ok(error) => Self::Data(*error),
             Err(error) if error.is::<BindError>() => Self::Control(error),
-            Err(error) => Self::Part(error),
+            Err(error) => match error.downcast::<CallPanic>() {
+                Ok(panic) => Self::Panicked(*panic),
+                Err(error) => Self::Part(error),
+            },
         }
     }
 }
@@ -63,7 +72,8 @@ pub(crate) fn prepare_services<'p>(
     let mut node =
         NodePreparation { running, config: &plan.config, search: &plan.search, additions: &mut additions };
     let prepare = |planned: &PlannedService| {
-        let prepared = planned.runnable.prepare(&mut node)?;
+        let call = || call_part(part_of_dn(&planned.dn), "prepare", || planned.runnable.prepare(&mut node));
+        let prepared = catch_panic("prepare", call)??;
         Ok((planned.dn.clone(), prepared.start_after(&planned.start_after)))
     };
     let runnables = services.map(prepare).collect::<Result<_, PrepareError>>()?;

@@ -7,12 +7,13 @@ use nodekeel_logtree::{
 };
 use thiserror::Error;
 
+use crate::program_name::program_name;
 use crate::v1;
 
 /// A log entry is invalid: the node has another version than this client. Use the nodectl of the node's
 /// release.
 #[derive(Debug, Error)]
-#[error("invalid log entry {seq}: missing {what}; noded and its client have different versions")]
+#[error("invalid log entry {seq}: missing {what}; {} and its client have different versions", program_name())]
 pub struct InvalidLogEntry {
     seq: u64,
     what: &'static str,

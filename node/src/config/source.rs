@@ -19,6 +19,11 @@ impl PartialEq for SourceTables {
 }
 
 impl NodedConfig {
+    /// Returns whether the file sets `node.data`.
+    pub(crate) fn sets_data(&self) -> bool {
+        self.source.0.get("node").is_some_and(|node| node.get("data").is_some())
+    }
+
     /// The keys below a table that two files set differently, as `table.key`; the table itself if the files do not
     /// explain the difference of its values.
     pub(crate) fn changed_keys(&self, new: &Self, path: &str) -> Vec<String> {

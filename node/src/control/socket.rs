@@ -30,27 +30,32 @@ pub(crate) struct SocketPath {
     path: PathBuf,
     name: &'static str,
     /// The key of the configuration that sets it.
-    key: &'static str,
+    key: Arc<str>,
     /// The data directory, if the socket is in its `run`, which belongs to the node.
-    data: Option<PathBuf>,
+    data: Option<Arc<Path>>,
 }
 
 impl SocketPath {
     /// The socket of the control API.
     pub(crate) fn control(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), name: "control socket", key: "control.socket", data: None }
+        Self { path: path.into(), name: "control socket", key: "control.socket".into(), data: None }
     }
 
     /// The same for the node with this data directory: a `run` in it that is gone is made again.
     #[must_use]
     pub(crate) fn of_node(self, data: &Path) -> Self {
         let data = Some(data).filter(|data| self.parent() == data.join(RUN_DIR));
-        Self { data: data.map(Path::to_owned), ..self }
+        Self { data: data.map(Arc::from), ..self }
     }
 
     /// The socket of the metrics.
     pub(crate) fn metrics(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), name: "metrics socket", key: "metrics.address", data: None }
+        Self { path: path.into(), name: "metrics socket", key: "metrics.address".into(), data: None }
+    }
+
+    /// A socket of a part, which this key sets.
+    pub(crate) fn of_key(path: impl Into<PathBuf>, key: &str) -> Self {
+        Self { path: path.into(), name: "socket", key: key.into(), data: None }
     }
 
     fn parent(&self) -> &Path {

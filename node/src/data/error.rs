@@ -8,6 +8,7 @@ use nodekeel_localstorage::{Error as DirError, TrustError};
 use thiserror::Error;
 
 use super::READ_ONLY;
+use crate::program_name::program_name;
 
 /// The reason why the data directory can't be used.
 #[derive(Debug, Error)]
@@ -49,8 +50,8 @@ pub enum DataError {
     Untrusted(#[from] TrustError),
     /// This user can't write there. Run noded as the owner or as root.
     #[error(
-        "permission denied to write to {}: run noded as its owner or as root, or use another directory with --data",
-        path.display()
+        "permission denied to write to {}: run {} as its owner or as root, or use another directory with --data",
+        path.display(), program_name()
     )]
     Permission {
         /// The existing directory that is not writable.

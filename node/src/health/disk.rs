@@ -14,6 +14,7 @@ use super::{
     ConditionSeverity, ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot, SOURCE_TIMEOUT,
 };
 use crate::config::HealthConfig;
+use crate::program_name::program_name;
 
 /// The room of one file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +88,7 @@ fn measure_disks(paths: &[PathBuf]) -> (Vec<DiskSpace>, Vec<HealthCondition>) {
             Ok(disk) => disks.extend(disk),
             Err(errno) => {
                 let problem = format!("its free space can't be read: {}", errno.desc());
-                let hint = "mount or repair its disk, then restart noded";
+                let hint = format!("mount or repair its disk, then restart {}", program_name());
                 failed.push(HealthCondition::problem(path.display().to_string(), problem).hint(hint));
             }
         }

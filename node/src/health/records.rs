@@ -5,6 +5,7 @@ use std::path::Path;
 use nodekeel_supervisor::process::RecordProblem;
 
 use super::{HealthCondition, NODE_PART};
+use crate::program_name::program_name;
 
 /// The conditions of records, while they are there: an operator removes the one whose processes have ended.
 pub(crate) fn record_conditions(problems: Vec<RecordProblem>) -> Vec<HealthCondition> {
@@ -16,7 +17,8 @@ pub(crate) fn record_conditions(problems: Vec<RecordProblem>) -> Vec<HealthCondi
 }
 
 fn record_condition(problem: RecordProblem) -> Option<HealthCondition> {
-    const LEFT: &str = "processes of an earlier noded may still run";
+    let program = program_name();
+    let left = format!("processes of an earlier {program} may still run");
     let warning = |path: &Path, problem: String, hint: String| HealthCondition {
         part: NODE_PART.to_owned(),
         ..HealthCondition::warning(path.display().to_string(), problem).hint(hint)
@@ -25,14 +27,16 @@ fn record_condition(problem: RecordProblem) -> Option<HealthCondition> {
         RecordProblem::Record { path, reason } => {
             let shown = path.display();
             let hint = format!(
-                "`ps -eo pid,ppid,args`: end what an earlier noded has left behind, then `rm {shown}`"
+                "`ps -eo pid,ppid,args`: end what an earlier {program} has left behind, then `rm {shown}`"
             );
-            Some(warning(&path, format!("can't be read, so {LEFT}: {reason}"), hint))
+            Some(warning(&path, format!("can't be read, so {left}: {reason}"), hint))
         }
         RecordProblem::Directory { path, reason } => {
-            let hint = "`ps -eo pid,ppid,args`: end what an earlier noded has left behind; correct the directory, then restart noded";
-            let problem = format!("can't be used, so {LEFT}, and no service is kept: {reason}");
-            Some(warning(&path, problem, hint.to_owned()))
+            let hint = format!(
+                "`ps -eo pid,ppid,args`: end what an earlier {program} has left behind; correct the directory, then restart {program}"
+            );
+            let problem = format!("can't be used, so {left}, and no service is kept: {reason}");
+            Some(warning(&path, problem, hint))
         }
         _ => None,
     }

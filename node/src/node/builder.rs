@@ -10,8 +10,8 @@ use nodekeel_logtree::LogStore;
 use thiserror::Error;
 
 use super::{Deps, NodeHandle, StartError, new_log_store};
-use crate::config::{ConfigError, read_text};
-use crate::part::Part;
+use crate::config::{ConfigError, NodedConfig, read_text};
+use crate::part::{CallPanic, Part, catch_panic};
 use crate::parts::{ClusterKeySource, PartDeps, shipped_parts};
 use crate::plan::{NodePlan, PlanError, PlanSource, SourceError};
 use crate::search_path::SearchPath;
@@ -48,6 +48,7 @@ pub struct NodeBuilder {
     deps: PartDeps,
     changes: Vec<PartChange>,
     data: Option<PathBuf>,
+    default_data: Option<PathBuf>,
     search: SearchPath,
     dev: bool,
     log_store: Option<LogStore>,
@@ -81,9 +82,19 @@ pub enum BuildError {
     /// Requirements are missing, or in use.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A part panicked.
+    #[error(transparent)]
+    Panicked(#[from] CallPanic),
     /// The node can't start.
     #[error(transparent)]
     Start(#[from] StartError),
+}
+
+/// The text of a configuration, and the source of the plan that it gives.
+struct TextSource {
+    file: PathBuf,
+    text: String,
+    plan: PlanSource,
 }
 
 impl NodeBuilder {
@@ -96,6 +107,7 @@ impl NodeBuilder {
             deps: PartDeps::default(),
             changes: Vec::new(),
             data: None,
+            default_data: None,
             search: SearchPath::with_default_directories(None, None),
             dev: false,
             log_store: None,
@@ -171,6 +183,12 @@ impl NodeBuilder {
         Self { data: Some(data.into()), ..self }
     }
 
+    /// Sets the data directory of a configuration without `node.data`. Default: `/var/lib/nodekeel`.
+    #[must_use]
+    pub fn default_data(self, data: impl Into<PathBuf>) -> Self {
+        Self { default_data: Some(data.into()), ..self }
+    }
+
     /// Sets where programs are searched. Default: the usual directories of programs.
     #[must_use]
     pub fn search_path(self, search: SearchPath) -> Self {
@@ -197,25 +215,59 @@ impl NodeBuilder {
         Self { log_store: Some(log_store), ..self }
     }
 
+    /// Parses the configuration.
+    ///
+    /// # Errors
+    /// [`BuildError::Config`], [`BuildError::Panicked`].
+    pub fn config(self) -> Result<NodedConfig, BuildError> {
+        let parse = || {
+            let source = self.into_source();
+            source.plan.parse_config(&source.file, &source.text)
+        };
+        Ok(catch_panic("the configuration", parse)??)
+    }
+
     /// Parses the configuration, and plans the node without changing anything.
     ///
     /// # Errors
-    /// [`BuildError::Config`], [`BuildError::Plan`].
+    /// [`BuildError::Config`], [`BuildError::Plan`], [`BuildError::Panicked`].
     pub fn plan(self) -> Result<NodePlan, BuildError> {
+        let plan = || {
+            let source = self.into_source();
+            source.plan.plan_text(&source.file, &source.text, None)
+        };
+        catch_panic("the plan", plan)?.map_err(|error| match error {
+            SourceError::Config(error) => BuildError::Config(error),
+            SourceError::Plan(error) => BuildError::Plan(error),
+        })
+    }
+
+    /// The tables of the shipped parts that this node does not have.
+    #[cfg(feature = "program")]
+    pub(crate) fn removed_tables(self) -> Vec<String> {
+        self.into_source().plan.parts.removed_tables()
+    }
+
+    fn into_source(self) -> TextSource {
         // The changes apply in the order of the calls: a program may replace a part that it has added.
         let parts = self.changes.into_iter().fold(shipped_parts(self.deps), |parts, change| match change {
             PartChange::Add(part) => parts.add(part),
             PartChange::Replace(part) => parts.replace(part),
             PartChange::Remove(name) => parts.without(&name),
         });
-        let Self { file, text, search, dev, data, .. } = self;
+        let Self { file, text, search, dev, data, default_data, .. } = self;
         // Only a file can be read again by a reload.
         let of_file = self.is_from_file.then(|| file.clone());
-        let source = PlanSource { parts, search, dev, file: of_file, data, beside_node: self.beside_node };
-        source.plan_text(&file, &text, None).map_err(|error| match error {
-            SourceError::Config(error) => BuildError::Config(error),
-            SourceError::Plan(error) => BuildError::Plan(error),
-        })
+        let plan = PlanSource {
+            parts,
+            search,
+            dev,
+            file: of_file,
+            data,
+            default_data,
+            beside_node: self.beside_node,
+        };
+        TextSource { file, text, plan }
     }
 
     /// Plans the node, and starts it.

@@ -1,9 +1,12 @@
 //! Reloads the configuration of a running node: reads the file again, and changes only what differs.
 
+use std::any::Any;
 use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use nodekeel_logtree::{Level, LogMessage};
 use nodekeel_supervisor::{ControlError, Removal, RunnableStatus, Supervisor, WaitReason};
@@ -18,12 +21,13 @@ use crate::dependency::is_descendant;
 use crate::dn::CONTROL as CONTROL_DN;
 use crate::error_chain::error_chain;
 use crate::health::{HealthCondition, NODE_PART};
-use crate::part::{PlannedService, PrepareError};
+use crate::part::{CallPanic, PlannedService, PrepareError};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{
     ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
 };
 use crate::preparation::{PreparedParts, prepare_services};
+use crate::program_name::program_name;
 
 /// The DN of what the program logs about itself.
 pub(super) const LOG_DN: &str = "noded";
@@ -39,22 +43,33 @@ pub enum ReloadError {
     #[error(transparent)]
     Plan(PlanError),
     /// Some of its changes, which the message names, need a restart of the program: restart it, or undo them.
-    #[error("can't reload the configuration: {} can't change while noded runs; restart noded, or undo these changes", keys_of(.0))]
+    #[error(
+        "can't reload the configuration: {keys} can't change while {name} runs; restart {name}, or undo these changes",
+        keys = keys_of(.0), name = program_name()
+    )]
     NodeRestart(PlanDifference),
     /// A new or changed runnable can't be prepared. The message has the hint.
     #[error(transparent)]
     Prepare(PrepareError),
     /// The program did not start the node from a file: start it again instead.
     #[error(
-        "can't reload the configuration: the node was not started from a file; start noded with --config"
+        "can't reload the configuration: the node was not started from a file; start {} with --config",
+        program_name()
     )]
     NoFile,
+    /// A part panicked. The message names it.
+    #[error("can't reload the configuration")]
+    Panicked(#[source] CallPanic),
     /// The node is stopping.
     #[error("can't reload the configuration: the node is stopping")]
     Stopping,
 }
 
 impl ReloadError {
+    fn of_panic(payload: Box<dyn Any + Send>) -> Self {
+        Self::Panicked(CallPanic::from_payload(payload, "a reload"))
+    }
+
     /// The error with its causes, in one line.
     pub fn describe(&self) -> String {
         match self {
@@ -103,7 +118,9 @@ pub(super) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifferenc
     // A task of its own applies the whole file, even if the caller goes away.
     let reload = tokio::spawn(async move {
         let _one_at_a_time = state.reload.lock().await;
-        let result = reload_file(&state).await;
+        // A part is asked before anything changes.
+        let result = AssertUnwindSafe(reload_file(&state)).catch_unwind().await;
+        let result = result.unwrap_or_else(|payload| Err(ReloadError::of_panic(payload)));
         log_result(&state, &result);
         // A success also clears the warning about an earlier refusal.
         state
@@ -123,15 +140,18 @@ pub(super) async fn check_config(
     state: Arc<NodeState>,
     text: Option<(PathBuf, String)>,
 ) -> Result<PlanDifference, ReloadError> {
-    let (running, new) = plan_again(&state, text).await?;
-    Ok(compare_plans(&running, &new))
+    Ok(plan_again(&state, text).await?.difference)
+}
+
+/// A plan that may replace the one that runs.
+struct NextPlan {
+    running: Arc<NodePlan>,
+    new: NodePlan,
+    difference: PlanDifference,
 }
 
 /// Plans the node by a text, or by its file.
-async fn plan_again(
-    state: &NodeState,
-    text: Option<(PathBuf, String)>,
-) -> Result<(Arc<NodePlan>, NodePlan), ReloadError> {
+async fn plan_again(state: &NodeState, text: Option<(PathBuf, String)>) -> Result<NextPlan, ReloadError> {
     let running = state.plan();
     blocking(move || {
         // A check may bring its own text. A reload always reads the node's file.
@@ -141,7 +161,8 @@ async fn plan_again(
             (None, None) => return Err(ReloadError::NoFile),
         };
         let new = running.source.clone().plan_text(&file, &text, Some(&running))?;
-        Ok((running, new))
+        let difference = compare_plans(&running, &new);
+        Ok(NextPlan { running, new, difference })
     })
     .await
 }
@@ -150,14 +171,16 @@ async fn plan_again(
 async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, ReloadError> + Send + 'static,
 ) -> Result<T, ReloadError> {
-    tokio::task::spawn_blocking(read).await.unwrap_or(Err(ReloadError::Stopping))
+    tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| {
+        // Without a panic, the task ends early only with the runtime.
+        Err(error.try_into_panic().map_or(ReloadError::Stopping, ReloadError::of_panic))
+    })
 }
 
 async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
     let supervisor = state.running.supervisor.get().ok_or(ReloadError::Stopping)?;
     // Plan: what differs, and whether a running node can change it. Nothing has changed yet.
-    let (running, new) = plan_again(state, None).await?;
-    let difference = compare_plans(&running, &new);
+    let NextPlan { running, new, difference } = plan_again(state, None).await?;
     if difference.node_restarts().next().is_some() {
         return Err(ReloadError::NodeRestart(difference));
     }
@@ -327,7 +350,7 @@ fn refusal_condition(state: &NodeState, error: &ReloadError) -> Option<HealthCon
 }
 
 fn log_result(state: &NodeState, result: &Result<PlanDifference, ReloadError>) {
-    let dn = LOG_DN.parse().expect("a valid name");
+    let dn = program_name().parse().expect("a valid name");
     let log = |level, text: String| state.running.log_store.append_message(&dn, LogMessage::new(level, text));
     match result {
         Ok(difference) if difference.changes.is_empty() => {

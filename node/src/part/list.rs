@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Part;
+use super::guard::GuardedPart;
 use crate::config::{
     ConfigError, ConfigSchema, ConfigSection, ConfigViolation, NodedConfig, PartTables, VolumeKind,
     check_node,
@@ -33,6 +34,7 @@ impl fmt::Debug for Parts {
 impl Parts {
     /// The parts of a program: those that it ships with, in the order of their start.
     pub(crate) fn new(parts: Vec<Arc<dyn Part>>, provides_volume: bool) -> Self {
+        let parts: Vec<_> = parts.into_iter().map(GuardedPart::wrap).collect();
         let shipped = parts.iter().flat_map(|part| part.sections()).collect();
         Self { parts, provides_volume, shipped, unknown: Vec::new() }
     }
@@ -40,12 +42,13 @@ impl Parts {
     /// Adds a part. It starts after the shipped ones, and before the services of the configuration.
     pub(crate) fn add(mut self, part: Arc<dyn Part>) -> Self {
         let services = self.parts.iter().position(|known| known.name() == SERVICES);
-        self.parts.insert(services.unwrap_or(self.parts.len()), part);
+        self.parts.insert(services.unwrap_or(self.parts.len()), GuardedPart::wrap(part));
         self
     }
 
     /// Replaces the part of the same name. A name that does not exist is an error of the configuration.
     pub(crate) fn replace(mut self, part: Arc<dyn Part>) -> Self {
+        let part = GuardedPart::wrap(part);
         match self.parts.iter_mut().find(|known| known.name() == part.name()) {
             Some(known) => *known = part,
             None => self.unknown.push(part.name().to_owned()),
@@ -71,6 +74,14 @@ impl Parts {
     /// Returns whether the program provides the data volume.
     pub(crate) fn provide_volume(&self) -> bool {
         self.provides_volume
+    }
+
+    /// The tables of the shipped parts that this node does not have.
+    #[cfg(feature = "program")]
+    pub(crate) fn removed_tables(&self) -> Vec<String> {
+        let own: Vec<_> = self.iter().flat_map(Part::sections).collect();
+        let is_removed = |table: &&ConfigSection| own.iter().all(|section| section.path() != table.path());
+        self.shipped.iter().filter(is_removed).map(|table| table.path().to_owned()).collect()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Part> {

@@ -69,11 +69,12 @@ impl NodePreparation<'_> {
         PreparedRunnable::new(VolumeRunnable { build, volume, grace }).start_after(&[dn::STORAGE.to_owned()])
     }
 
-    /// Creates a layout in the data directory, outside of the volume, durably.
+    /// Creates a layout in the data directory, outside of the volume, durably: one that the plan declares with
+    /// [`PlannedService::node_layout`](crate::part::PlannedService::node_layout).
     ///
     /// # Errors
     /// See [`DataError`].
-    pub(crate) fn create_node_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
+    pub fn create_node_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
         self.data().add_layout().map_err(|error| data::placement_error(self.data().path(), error))
     }
 

@@ -102,9 +102,10 @@ impl PlannedService {
         self
     }
 
-    /// Needs the directories of this layout in the data directory, outside of the volume.
+    /// Needs the directories of this layout in the data directory, outside of the volume. No other part may have them: a
+    /// conflict is a problem of the plan.
     #[must_use]
-    pub(crate) fn node_layout<L: LayoutEntry>(mut self) -> Self {
+    pub fn node_layout<L: LayoutEntry>(mut self) -> Self {
         self.directories.extend(layout::directories_of::<L>(""));
         self
     }

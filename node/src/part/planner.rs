@@ -8,8 +8,10 @@ use nodekeel_supervisor::process::longest_notify_path;
 
 use super::{Part, PlannedService};
 use crate::config::NodedConfig;
+use crate::control::socket::{self, SocketPath};
 use crate::data::{self, DataError};
 use crate::dependency::{DependencyEntry, is_descendant};
+use crate::error_chain::error_chain;
 use crate::layout::{DataLayout, PLACED_IN_MEMORY, ProcessesLayout, VolumeLayout};
 use crate::listen_address::{ListenAddress, check_socket_path};
 use crate::ports;
@@ -115,6 +117,26 @@ impl<'a> PartPlanner<'a> {
         self.input.volume.add_layout().map_err(|error| data::placement_error(self.input.volume.path(), error))
     }
 
+    /// The paths that a layout will have in the data directory, outside of the volume.
+    ///
+    /// # Errors
+    /// A path is too long, or an entry is one of the node itself.
+    pub fn plan_node_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
+        self.input
+            .root
+            .add_layout()
+            .map_err(|error| data::placement_error(&self.input.config.node.data, error))
+    }
+
+    /// The paths that a layout will have in `run` below the data directory.
+    ///
+    /// # Errors
+    /// A path is too long.
+    pub fn plan_run_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
+        let run = &self.input.root.run;
+        run.add_layout().map_err(|error| data::placement_error(run.path(), error))
+    }
+
     /// Adds a runnable. It starts after the dependencies of its name.
     pub fn add(&mut self, mut service: PlannedService) {
         service.start_after.extend(self.dependency_dns(&service.dn));
@@ -183,6 +205,25 @@ impl<'a> PartPlanner<'a> {
             self.problems
                 .push(format!("port {port} is in use by {}: set {field} to another port", holder.text));
         }
+    }
+
+    /// Records a problem if a unix socket can't be bound at this path: it is too long, its directory does not exist, something
+    /// else has the path, or another key sets it too; `field` is the key that sets it. A file without a listener, which a killed
+    /// program has left, is none: remove it before you bind.
+    pub fn check_socket(&mut self, path: &Path, field: &str) {
+        let address = ListenAddress::Unix(path.to_owned());
+        // As for ports: at a reload, the node itself holds the sockets of its runnables.
+        let is_held = |running: RunningUse<'_>| running.addresses.iter().any(|(known, _)| *known == address);
+        let is_held = self.input.running.is_some_and(is_held);
+        if !self.claim_address(address, field) || is_held {
+            return;
+        }
+        if let Some(problem) = check_socket_path(path, &format!("set {field} to a shorter path")) {
+            return self.report(problem);
+        }
+        let socket = SocketPath::of_key(path, field);
+        let checked = socket::check_socket(&socket, &self.input.config.node.data);
+        self.problems.extend(checked.err().map(|error| error_chain(&error)));
     }
 
     /// Records a problem if the processes of a service could not get their sockets for sd_notify(3).

@@ -35,6 +35,7 @@ use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
+use crate::program_name::program_name;
 
 const DN: &str = "root.cluster";
 
@@ -86,8 +87,10 @@ impl Part for ClusterPart {
         let skipped = unreachable.and_then(|reason| planner.skip_or_report("cluster", reason));
         let skipped = skipped.or_else(|| {
             let needs_root = cluster.hostname && !nix::unistd::geteuid().is_root();
-            let reason =
-                "setting the hostname needs root: run noded as root, or set cluster.hostname = false";
+            let reason = format!(
+                "setting the hostname needs root: run {} as root, or set cluster.hostname = false",
+                program_name()
+            );
             needs_root.then(|| planner.skip_or_report("cluster", reason)).flatten()
         });
         let root = planner.root();
@@ -200,7 +203,9 @@ impl fmt::Display for ClusterPlan {
                 config.peer_port,
                 self.directory.display()
             ),
-            ConsensusBackend::Memory { reason } => write!(f, "in memory, lost when noded exits: {reason}"),
+            ConsensusBackend::Memory { reason } => {
+                write!(f, "in memory, lost when {} exits: {reason}", program_name())
+            }
             ConsensusBackend::Provided(_) => {
                 write!(f, "by the consensus that the program provides, data in {}", self.directory.display())
             }

@@ -28,6 +28,7 @@ use self::config::check_containerd;
 use self::images::ImageAccess;
 use self::reserve::{ImageReserve, ReserveEnforcement, ReserveHealth};
 use super::etcd::MIN_ETCD_BYTES;
+use crate::program_name::program_name;
 
 const DN: &str = "root.containerd";
 
@@ -67,7 +68,10 @@ impl Part for ContainerdPart {
         let hint = "Debian: apt-get install containerd";
         let (binary, mut skipped) = planner.find_program("containerd", containerd.binary.as_deref(), hint);
         if skipped.is_none() && !nix::unistd::geteuid().is_root() {
-            let reason = "needs root: run noded as root, or set services.containerd.enable = false";
+            let reason = format!(
+                "needs root: run {} as root, or set services.containerd.enable = false",
+                program_name()
+            );
             skipped = planner.skip_or_report("containerd", reason);
         }
         let daemon_config = match read_daemon_config(containerd) {

@@ -32,6 +32,7 @@ use crate::part::PartPlanner;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
+use crate::program_name::program_name;
 use crate::search_path::SearchPath;
 
 const DN: &str = "root.provisioner";
@@ -268,7 +269,9 @@ fn find_existing_directory(directory: &Path, is_on_volume: bool) -> Result<PathB
         Err(DataError::Unusable { why, .. }) => {
             return Err(format!("can't store data in {name}: it is {why}; correct provisioner.directory"));
         }
-        Err(_) => return Err(format!("permission denied to write to {name}: run noded as root")),
+        Err(_) => {
+            return Err(format!("permission denied to write to {name}: run {} as root", program_name()));
+        }
     }
     Ok(directory.to_owned())
 }
@@ -296,7 +299,9 @@ fn check_kubelet(kubelet: &Path) -> Option<String> {
         Ok(found) if !found.is_dir() => {
             format!("{} is not a directory: correct provisioner.kubelet", kubelet.display())
         }
-        _ if !nix::unistd::geteuid().is_root() => "mounting volumes needs root: run noded as root".to_owned(),
+        _ if !nix::unistd::geteuid().is_root() => {
+            format!("mounting volumes needs root: run {} as root", program_name())
+        }
         _ => return None,
     };
     Some(format!("{why}, or set provisioner.csi = false to provision volumes without mounting them"))

@@ -21,6 +21,7 @@ use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
     is_equal,
 };
+use crate::program_name::program_name;
 
 use self::check::check_service;
 use self::needs::{HelperPrograms, check_needs, find_groups};
@@ -136,7 +137,7 @@ fn choose_account(
         // noded's own user needs no change of the uid, which only root may make.
         Some(user) if user.uid == noded => Ok(None),
         Some(user) if noded.is_root() => Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
-        Some(_) => Err(format!("running as {name} needs root: run noded as root")),
+        Some(_) => Err(format!("running as {name} needs root: run {} as root", program_name())),
         None => Err(format!("user {name} does not exist: create it, or correct its key user")),
     }
 }
@@ -202,7 +203,15 @@ mod tests {
             let data = Some(format!("/tmp/{}", "x".repeat(data_bytes - "/tmp/".len())).into());
             let search = SearchPath::with_default_directories(None, None);
             let parts = shipped_parts(PartDeps::default());
-            let source = PlanSource { parts, search, dev: false, file: None, data, beside_node: false };
+            let source = PlanSource {
+                parts,
+                search,
+                dev: false,
+                file: None,
+                data,
+                default_data: None,
+                beside_node: false,
+            };
             let text = format!(
                 "services = {{ etcd.enable = false, containerd.enable = false }}\n\
                  [[service]]\nname = \"a\"\ncommand = [\"/bin/true\"]\n{keys}\n"

@@ -44,6 +44,7 @@ use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ESP_DIR, StorageLayout, StorageRunLayout, VOLUME_DIR};
 use crate::part::PartPlanner;
 use crate::part::{NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable};
+use crate::program_name::program_name;
 
 /// In memory: on the system's disk, the copy of a header could be found again after its slots were removed.
 const HEADER_COPIES: MountSpec = MountSpec { options: &["mode=700"], ..MountSpec::RUN };
@@ -132,9 +133,10 @@ fn find_loss(planner: &PartPlanner<'_>, volume: &Path) -> Option<&'static str> {
 /// root.storage: the node starts without it, to be asked why.
 fn plan_device(planner: &mut PartPlanner<'_>, config: DeviceConfig) -> DevicePlan {
     if !nix::unistd::geteuid().is_root() {
-        planner.report(
-            "storage: opening a disk needs root: run noded as root, or set storage.kind = \"directory\"",
-        );
+        planner.report(format!(
+            "storage: opening a disk needs root: run {} as root, or set storage.kind = \"directory\"",
+            program_name()
+        ));
     }
     let mut find = |program: &str, package: &str| match planner.search_path().find_program(Path::new(program))
     {
@@ -225,7 +227,8 @@ impl fmt::Display for StoragePlan {
         if let Some(loss) = self.loss {
             write!(
                 f,
-                ", which is lost: it {loss}; attach or mount the node's own, or, if its data are lost, type: noded reset"
+                ", which is lost: it {loss}; attach or mount the node's own, or, if its data are lost, type: {} reset",
+                program_name()
             )?;
         }
         Ok(())

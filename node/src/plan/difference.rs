@@ -6,7 +6,8 @@ use std::fmt;
 use super::NodePlan;
 use crate::config::{CORE_TABLES, ConfigSection, LOG_LEVELS};
 use crate::dependency::is_descendant;
-use crate::part::PlannedService;
+use crate::part::{PlannedService, call_part, part_of_dn};
+use crate::program_name::program_name;
 
 /// The tables that a running node applies at once.
 const APPLIED_TABLES: [&str; 2] = ["health", LOG_LEVELS];
@@ -85,7 +86,7 @@ impl fmt::Display for PlanChange {
                 write!(f, "reorder {name}: what it depends on starts others; it runs on")
             }
             ChangeEffect::Reorder => write!(f, "reorder {name}: {keys}; it runs on"),
-            ChangeEffect::NodeRestart => write!(f, "restart noded: {keys}"),
+            ChangeEffect::NodeRestart => write!(f, "restart {}: {keys}", program_name()),
         }
     }
 }
@@ -163,11 +164,15 @@ fn sections_of_node(running: &NodePlan, new: &NodePlan) -> Vec<String> {
 
 fn is_replaceable(planned: &PlannedService) -> bool {
     // A plan that can't be compared answers `None`, even to itself.
-    planned.runnable.is_same(&*planned.runnable).is_some()
+    is_same(planned, planned).is_some()
+}
+
+fn is_same(running: &PlannedService, new: &PlannedService) -> Option<bool> {
+    call_part(part_of_dn(&running.dn), "is_same", || running.runnable.is_same(&*new.runnable))
 }
 
 fn runs_the_same(running: &PlannedService, new: &PlannedService) -> bool {
-    running.runnable.is_same(&*new.runnable) == Some(true)
+    is_same(running, new) == Some(true)
         // Its writers get their format when they are opened.
         && running.log_formats == new.log_formats
         && running.log_zone == new.log_zone

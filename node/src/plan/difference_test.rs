@@ -19,6 +19,7 @@ fn source() -> PlanSource {
         file: None,
         data,
         beside_node: false,
+        default_data: None,
     }
 }
 

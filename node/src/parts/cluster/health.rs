@@ -6,6 +6,7 @@ use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentState, WaitCause};
 
 use super::DN;
 use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
+use crate::program_name::program_name;
 
 /// The condition of root.cluster in the words of the cluster.
 pub(super) fn health_source(cluster: ClusterNode, ticket: PathBuf) -> impl HealthSource {
@@ -36,7 +37,10 @@ fn describe_condition(
         EnrolmentState::Waiting(WaitCause::DataLost { record }) => (
             format!("was in a cluster, as {} records, and its data is not here", record.display()),
             "its data, or a ticket".to_owned(),
-            format!("restore the data and restart noded, or copy a ticket of a member to {ticket}"),
+            format!(
+                "restore the data and restart {}, or copy a ticket of a member to {ticket}",
+                program_name()
+            ),
         ),
         // Without a clause, the text of the tree is the best one.
         _ if clause.is_empty() => {

@@ -10,6 +10,7 @@ use super::process::process_limits;
 use crate::config::{ReadinessConfig, ReloadConfig, UserService};
 use crate::error_chain::error_chain;
 use crate::part::PartPlanner;
+use crate::program_name::program_name;
 
 /// The programs that probe or reload a service, with their arguments; `None` where it has none.
 #[derive(Debug, Default, PartialEq)]
@@ -56,7 +57,10 @@ pub(super) fn check_needs(service: &UserService) -> Option<String> {
             ("read_only_paths", !privileges.read_only_paths.is_empty()),
         ];
         if let Some((key, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-            return Some(format!("privileges.{key} needs root: run noded as root, or remove the key"));
+            return Some(format!(
+                "privileges.{key} needs root: run {} as root, or remove the key",
+                program_name()
+            ));
         }
     }
     if let Some(missing) = privileges.read_only_paths.iter().find(|path| !path.exists()) {

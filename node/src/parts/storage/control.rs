@@ -26,6 +26,7 @@ use super::unlock::{CreationWork, UnlockError, UnlockStatus, VolumeUnlock};
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::error_chain::error_chain;
+use crate::program_name::program_name;
 use crate::supervisor_slot::SupervisorSlot;
 use crate::volume::{NodeVolume, VolumeHandle};
 use crate::{sys, v1, wire};
@@ -199,13 +200,14 @@ impl StorageControl {
     pub(crate) async fn trim(&self) -> Result<u64, Status> {
         let storage = &self.config;
         let refused = match (storage.kind, storage.encryption) {
-            (VolumeKind::Directory, _) => Some("it is a directory; use fstrim on its file system"),
+            (VolumeKind::Directory, _) => Some("it is a directory; use fstrim on its file system".to_owned()),
             (_, Some(EncryptionMode::EncryptedAndAuthenticated)) => {
-                Some("it is encrypted and authenticated, and dm-integrity passes no discards")
+                Some("it is encrypted and authenticated, and dm-integrity passes no discards".to_owned())
             }
-            (_, Some(EncryptionMode::Encrypted)) if storage.discards != Some(true) => Some(
-                "discards show who reads the disk which blocks are free; set storage.discards = true and restart noded",
-            ),
+            (_, Some(EncryptionMode::Encrypted)) if storage.discards != Some(true) => Some(format!(
+                "discards show who reads the disk which blocks are free; set storage.discards = true and restart {}",
+                program_name()
+            )),
             _ => None,
         };
         if let Some(why) = refused {

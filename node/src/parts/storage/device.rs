@@ -23,6 +23,7 @@ use super::record::VolumeRecord;
 use super::unlock::VolumeUnlock;
 use crate::error_chain::error_chain;
 use crate::layout::{ESP_DIR, VOLUME_DIR};
+use crate::program_name::program_name;
 
 /// The programs that format and open a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -429,14 +430,14 @@ fn describe_step(config: &DeviceConfig, record: impl FnOnce(&DiskReport) -> Opti
         let report = inspect_disk(&device).map_err(StorageError::Open)?;
         let is_ours = report.contents.erase_token().is_none();
         let next = match decide_step(&report, expect_device(config, &device, record(&report)))? {
-            DiskStep::Open => ", and noded opens it",
+            DiskStep::Open => "opens it",
             DiskStep::Create if report.volume == DiskFinding::Unread => {
-                ", and noded reads all of it, and creates the volume if it is blank"
+                "reads all of it, and creates the volume if it is blank"
             }
-            DiskStep::Create if is_ours => ", and noded creates the volume",
-            DiskStep::Create | DiskStep::Erase => ", and noded creates no volume there",
+            DiskStep::Create if is_ours => "creates the volume",
+            DiskStep::Create | DiskStep::Erase => "creates no volume there",
         };
-        Ok(format!("on {}, which {report}{next}", device.display()))
+        Ok(format!("on {}, which {report}, and {} {next}", device.display(), program_name()))
     };
     find_device(&config.location)
         .and_then(inspect)

@@ -10,6 +10,8 @@ use nodekeel_localstorage::volume::{
 };
 use thiserror::Error;
 
+use crate::program_name::program_name;
+
 /// The data volume can't be opened.
 #[derive(Debug, Error)]
 pub(super) enum StorageError {
@@ -38,9 +40,9 @@ pub(super) enum StorageError {
     #[error("can't open the directory of the data volume")]
     Directory(#[source] nodekeel_localstorage::Error),
     #[error(
-        "can't create the data volume on {}: the disk has {found}, and noded wrote nothing to it; attach the node's own \
+        "can't create the data volume on {}: the disk has {found}, and {} wrote nothing to it; attach the node's own \
          disk, or, if nobody needs what it has, type: nodectl storage erase {} ({})",
-        device.display(), found.erase_token().unwrap_or_default(), describe_scope(found)
+        device.display(), program_name(), found.erase_token().unwrap_or_default(), describe_scope(found)
     )]
     Occupied { device: PathBuf, found: VolumeContents },
     #[error(
@@ -74,7 +76,7 @@ pub(super) enum StorageError {
     Hidden { path: PathBuf },
     #[error("can't find the data volume")]
     Find(#[source] PartitionError),
-    #[error("can't mount the EFI system partition: correct the cause, and restart noded")]
+    #[error("can't mount the EFI system partition: correct the cause, and restart {}", program_name())]
     Esp(#[source] Arc<EspError>),
     #[error(
         "the node's data volume is lost: it is on a disk, and storage.kind is \"directory\"; set storage.kind as it was, or, \

@@ -16,6 +16,7 @@ use super::identity::{self, RecordedVolume, is_absent, open_or_create, settle_id
 use super::record::VolumeRecord;
 use crate::error_chain::error_chain;
 use crate::layout::{VOLUME_DIR, VOLUME_MODE};
+use crate::program_name::program_name;
 
 /// The content of the file that records that a file system was mounted on the directory of the volume.
 const MOUNTED_RECORD: &[u8] = b"nodekeel mounted data volume, format 1\n";
@@ -124,7 +125,10 @@ impl VolumeOpener {
             Self::Device(Ok(opener)) => opener.describe_next_start(is_lost),
             Self::Device(Err(error)) => format!("none: {}", error_chain(&**error)),
             Self::Provided { .. } => {
-                "that of this program, which noded opens as it is, or creates if there is none".to_owned()
+                format!(
+                    "that of this program, which {} opens as it is, or creates if there is none",
+                    program_name()
+                )
             }
         }
     }
@@ -172,8 +176,8 @@ fn describe_directory(path: &Path) -> String {
     };
     let place = path.display();
     match dir {
-        absent if is_absent(&absent) => format!("{place}, in which noded creates one"),
-        Ok(_) => format!("{place}, which has a data volume, and noded opens it"),
+        absent if is_absent(&absent) => format!("{place}, in which {} creates one", program_name()),
+        Ok(_) => format!("{place}, which has a data volume, and {} opens it", program_name()),
         Err(error) => format!("{place}, which does not open: {}", error_chain(&error)),
     }
 }

@@ -27,7 +27,7 @@ fn the_section_of_a_part_is_rejected_with_line_column_and_field() {
             &format!("{NTP}depends_on = [\"a\"]\n{}", service_config("a", "true", "depends_on = [\"ntp\"]")),
             "dependency cycle: ntp -> a -> ntp",
         ),
-        (&service_config("ntp", "true", ""), "service[0].name: \"ntp\" is a built-in service"),
+        (&service_config("ntp", "true", ""), "service[0].name: \"ntp\" is a part of this node"),
     ] {
         let (_scratch, builder) = ntp_node(config);
         assert_rejected(builder, says);

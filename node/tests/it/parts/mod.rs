@@ -5,6 +5,7 @@ mod control_api;
 mod dependencies;
 mod health;
 mod lifecycle;
+mod panics;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,27 +1,38 @@
-//! The command line of noded.
+//! The command line of a node program.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::{Args, Command, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use nodekeel_logtree::Level;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, or graceful shutdown; 1 failure; 2 usage error; 3 invalid configuration; \
     4 a requirement is missing, in use or not permitted; 5 another instance uses the data directory; \
     6 stopped, but a runnable exceeded its stop timeout; 7 a second signal forced the exit.";
 
-/// Run a node: etcd, containerd, volumes and your services
-///
-/// All of them run under one supervisor, with their logs in one tree.
 #[derive(Debug, Parser)]
-#[command(name = "noded", version, after_help = EXIT_CODES)]
-pub(crate) struct NodedCli {
+#[command(after_help = EXIT_CODES)]
+struct ProgramCli {
     #[command(subcommand)]
-    pub(crate) command: NodedCommand,
+    command: ProgramCommand,
+}
+
+/// The command line of the program of this name. The first line of `about` is for `-h`, and all of it for `help`.
+pub(crate) fn command(name: &'static str, version: &'static str, about: &'static str) -> Command {
+    let short = about.lines().next().unwrap_or_default();
+    ProgramCli::command().name(name).version(version).about(short).long_about(about)
+}
+
+/// Parses the arguments; exits for help, and for those that are wrong.
+pub(crate) fn parse(mut command: Command, arguments: Vec<OsString>) -> ProgramCommand {
+    let parsed = command
+        .try_get_matches_from_mut(arguments)
+        .and_then(|matches| ProgramCli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| error.format(&mut command).exit()).command
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum NodedCommand {
+pub(crate) enum ProgramCommand {
     /// Run the node until a signal stops it
     ///
     /// SIGTERM and SIGINT start a graceful shutdown; a second one after 1 s forces exit. SIGHUP reloads the configuration:
@@ -42,7 +53,7 @@ pub(crate) enum NodedCommand {
         /// Print what a reload would change
         ///
         /// Asks the node that runs, over its control socket, what it would start, restart and stop with this configuration, and
-        /// what needs a restart of noded.
+        /// what needs a restart of the program.
         #[arg(long, conflicts_with = "dev")]
         running: bool,
     },
@@ -103,13 +114,15 @@ pub(crate) struct NodeArgs {
     pub(crate) dev: bool,
 }
 
-/// Splits the arguments of PID 1 into noded's and those that it ignores: the kernel hands each word of its command
-/// line that it does not know to init, between and before noded's own.
+/// Splits the arguments of PID 1 into the program's and those that it ignores: the kernel hands each word of its command
+/// line that it does not know to init, between and before the program's own.
 ///
 /// *Source:* Linux `init/main.c`, `unknown_bootoption`.
-pub(crate) fn split_init_arguments(arguments: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
-    let noded = NodedCli::command();
-    let mut command = &noded;
+pub(crate) fn split_init_arguments(
+    program: &Command,
+    arguments: Vec<OsString>,
+) -> (Vec<OsString>, Vec<OsString>) {
+    let mut command = program;
     // The first word is the name of the program, and is kept as if it were a value.
     let mut is_value = true;
     let is_own = |argument: &OsString| {
@@ -126,7 +139,7 @@ pub(crate) fn split_init_arguments(arguments: Vec<OsString>) -> (Vec<OsString>, 
 }
 
 /// Returns whether the argument is an option whose value is the next argument.
-fn takes_value(command: &clap::Command, argument: &str) -> bool {
+fn takes_value(command: &Command, argument: &str) -> bool {
     let named = |option: &&clap::Arg| option.get_long().is_some_and(|long| argument == format!("--{long}"));
     command.get_opts().find(named).is_some_and(|option| option.get_action().takes_values())
 }
@@ -161,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_kernels_command_line_are_split_from_arguments_of_noded() {
+    fn words_of_the_kernels_command_line_are_split_from_arguments_of_the_program() {
         for (given, own, ignored) in [
             ("noded", "noded", ""),
             ("noded run", "noded run", ""),
@@ -177,7 +190,10 @@ mod tests {
             ("noded run --confg f", "noded run --confg", "f"),
             ("noded nokaslr --help", "noded --help", "nokaslr"),
         ] {
-            let split = split_init_arguments(given.split(' ').map(OsString::from).collect());
+            let split = split_init_arguments(
+                &command("noded", "1", "Run"),
+                given.split(' ').map(OsString::from).collect(),
+            );
             let joined = |words: Vec<OsString>| words.join(" ".as_ref()).into_string().expect("UTF-8");
             assert_eq!((joined(split.0).as_str(), joined(split.1).as_str()), (own, ignored), "{given}");
         }
@@ -185,6 +201,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        NodedCli::command().debug_assert();
+        command("noded", "1", "Run").debug_assert();
     }
 }

@@ -1,18 +1,19 @@
-//! `noded run`: starts the node, then waits for a signal.
+//! `run`: starts the node, then waits for a signal.
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use nodekeel_node::node::{Deps, NodeHandle, new_log_store};
-use nodekeel_node::notify::{reloading_message, sd_notify};
-use nodekeel_node::plan::NodePlan;
 use nodekeel_supervisor::StopSignals;
 use nodekeel_supervisor::process::Rlimit;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::ConsoleLevel;
-use crate::console::{Console, FLUSH_TIMEOUT};
-use crate::log_filter::log_subscriber;
+use super::cli::ConsoleLevel;
+use super::console::{Console, FLUSH_TIMEOUT};
+use super::log_filter::log_subscriber;
+use crate::node::{Deps, NodeHandle, new_log_store};
+use crate::notify::{reloading_message, sd_notify};
+use crate::plan::NodePlan;
+use crate::program_name::program_name;
 
 pub(crate) fn run_node(
     plan: NodePlan,
@@ -36,7 +37,7 @@ pub(crate) fn run_node(
         console.finish().await;
         code
     });
-    // A call that hangs in the kernel must not keep noded from exiting.
+    // A call that hangs in the kernel must not keep the program from exiting.
     runtime.shutdown_timeout(FLUSH_TIMEOUT);
     code
 }
@@ -90,6 +91,6 @@ fn notify_manager(message: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
         && let Err(error) = sd_notify(&socket, message)
     {
-        tracing::warn!(dn = "noded", "send {message} to NOTIFY_SOCKET: {error}");
+        tracing::warn!(dn = program_name(), "send {message} to NOTIFY_SOCKET: {error}");
     }
 }

@@ -1,14 +1,14 @@
-//! `noded reset`: resets a node that does not run.
+//! `reset`: resets a node that does not run.
 
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, bail};
-use nodekeel_node::client::describe_reset;
-use nodekeel_node::node::new_log_store;
-use nodekeel_node::plan::NodePlan;
-use nodekeel_node::reset::{OfflineReset, ResetError, ResetOptions};
 
-use crate::cli::ResetArgs;
+use super::cli::ResetArgs;
+use crate::client::describe_reset;
+use crate::node::new_log_store;
+use crate::plan::NodePlan;
+use crate::reset::{OfflineReset, ResetError, ResetOptions};
 
 /// Shows what a reset removes and keeps, asks, and performs it. Returns the lines to print.
 pub(crate) fn reset_node(plan: NodePlan, args: &ResetArgs) -> anyhow::Result<String> {

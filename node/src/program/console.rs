@@ -1,4 +1,4 @@
-//! Output of noded on stderr. A write there may block for as long as the reader does not read, so one thread
+//! Output of the program on stderr. A write there may block for as long as the reader does not read, so one thread
 //! does it, and no other thread waits for it.
 
 use std::io::Write as _;
@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nodekeel_logtree::{Dn, Level, LogEntry, LogQuery, LogReader, LogStore, render};
-use nodekeel_node::parts::KERNEL_DN;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// The time for which noded waits at exit until a slow reader of stderr has read the last lines.
+use crate::parts::KERNEL_DN;
+use crate::program_name::program_name;
+
+/// The time for which the program waits at exit until a slow reader of stderr has read the last lines.
 pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Lines queued for a slow reader; further lines are dropped.
@@ -40,9 +42,9 @@ impl Console {
         Ok(Self { lines, thread })
     }
 
-    /// Prints a line for the process that started noded; dropped if the queue is full.
+    /// Prints a line for the process that started the program; dropped if the queue is full.
     pub(crate) fn print_line(&self, line: &str) {
-        let _ = self.lines.try_send(format!("noded: {line}"));
+        let _ = self.lines.try_send(format!("{}: {line}", program_name()));
     }
 
     /// Prints the queued lines, if the reader reads them within the timeout.

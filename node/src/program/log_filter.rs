@@ -7,19 +7,24 @@ use tracing::{Metadata, Subscriber};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
 
-/// Sends tracing events to the log store: those of nodekeel down to the level that the console shows or that is set for
-/// a DN, those of libraries from `info` on. Below `info`, libraries would trace the delivery of log entries to their
+use crate::program_name::program_name;
+
+/// Sends tracing events to the log store: those of nodekeel and of the program's crate down to the level that the console
+/// shows or that is set for a DN, those of libraries from `info` on. Below `info`, libraries would trace the delivery of log entries to their
 /// readers, in an endless loop.
 pub(crate) fn log_subscriber(log_store: &LogStore, console: Option<Level>) -> impl Subscriber {
     // The log keeps `info` also if the console shows less.
     let level = console.unwrap_or(Level::Info).min(Level::Info);
-    let filter = EventFilter { log_store: log_store.clone(), level };
+    let filter =
+        EventFilter { log_store: log_store.clone(), own_target: program_name().replace('-', "_"), level };
     tracing_subscriber::registry().with(log_store.layer().min_level(level).with_filter(filter))
 }
 
 /// Enables events by their target. tracing asks it again when a level is set in the log store.
 struct EventFilter {
     log_store: LogStore,
+    /// The crate of the program: its name, with `_` for `-`.
+    own_target: String,
     /// Minimum level of nodekeel's events, if none is set for a DN.
     level: Level,
 }
@@ -39,7 +44,9 @@ impl EventFilter {
         let level = match target {
             // Each failed call to the API server; its caller logs it with the reason.
             _ if target.starts_with("kube_client::client::builder") => LevelFilter::OFF,
-            _ if target.starts_with("nodekeel") || target.starts_with("noded") => self.nodekeel_level(),
+            _ if target.starts_with("nodekeel") || target.starts_with(&self.own_target) => {
+                self.nodekeel_level()
+            }
             _ => LevelFilter::INFO,
         };
         *metadata.level() <= level
