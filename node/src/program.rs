@@ -147,13 +147,13 @@ impl<P: Fn(NodeBuilder) -> NodeBuilder> Program<P> {
             }
             ProgramCommand::Check { node, running: false } => {
                 let builder = self.node_builder(&node)?.beside_running_node();
-                make_plan(builder).map(|plan| {
+                builder.plan().map_err(cause_of).map(|plan| {
                     let printed = print_stdout(&plan.to_string());
                     if plan.warnings.is_empty() { printed } else { ExitCode::from(4) }
                 })
             }
             ProgramCommand::Check { node, running: true } => {
-                let socket = self.node_builder(&node)?.config()?.control_socket();
+                let socket = self.node_builder(&node)?.config().map_err(cause_of)?.control_socket();
                 running::compare_with_running(&socket, &node, self.config_text())
                     .map(|text| print_stdout(&text))
             }
@@ -236,17 +236,17 @@ impl<P: Fn(NodeBuilder) -> NodeBuilder> Program<P> {
 
     /// Parses the configuration and plans the node.
     fn make_plan(&self, args: NodeArgs) -> anyhow::Result<NodePlan> {
-        make_plan(self.node_builder(&args)?)
+        self.node_builder(&args)?.plan().map_err(cause_of)
     }
 }
 
-/// Plans a node. The cause of an error is taken out of its variant: [`exit_code`] looks for its type.
-fn make_plan(builder: NodeBuilder) -> anyhow::Result<NodePlan> {
-    builder.plan().map_err(|error| match error {
+/// Takes the cause out of its variant: `exit_code` looks for its type.
+fn cause_of(error: BuildError) -> anyhow::Error {
+    match error {
         BuildError::Config(error) => error.into(),
         BuildError::Plan(error) => error.into(),
         other => other.into(),
-    })
+    }
 }
 
 /// Leaves out the paragraphs of the shipped configuration that describe these tables.

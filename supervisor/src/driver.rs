@@ -283,6 +283,7 @@ impl TreeDriver {
 
     /// Replaces what the next run of a child runs, and its settings from now on.
     pub(crate) fn replace_child(&self, parent: &str, child: ChildSpec) -> Result<(), ControlError> {
+        let child = child.below(parent)?;
         // Before the lock, as for a new child.
         let settings = child.settings(&self.defaults);
         let mut state = self.lock();

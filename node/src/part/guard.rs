@@ -62,16 +62,15 @@ pub(crate) fn part_of_dn(dn: &str) -> &str {
 }
 
 /// A part whose calls are guarded.
-pub(super) struct GuardedPart {
+struct GuardedPart {
     name: String,
     part: Arc<dyn Part>,
 }
 
-impl GuardedPart {
-    pub(super) fn wrap(part: Arc<dyn Part>) -> Arc<dyn Part> {
-        let name = call_part("without a name", "name", || part.name().to_owned());
-        Arc::new(Self { name, part })
-    }
+/// The part with guarded calls.
+pub(super) fn guard_part(part: Arc<dyn Part>) -> Arc<dyn Part> {
+    let name = call_part("without a name", "name", || part.name().to_owned());
+    Arc::new(GuardedPart { name, part })
 }
 
 impl Part for GuardedPart {

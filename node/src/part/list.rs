@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Part;
-use super::guard::GuardedPart;
+use super::guard::guard_part;
 use crate::config::{
     ConfigError, ConfigSchema, ConfigSection, ConfigViolation, NodedConfig, PartTables, VolumeKind,
     check_node,
@@ -34,7 +34,7 @@ impl fmt::Debug for Parts {
 impl Parts {
     /// The parts of a program: those that it ships with, in the order of their start.
     pub(crate) fn new(parts: Vec<Arc<dyn Part>>, provides_volume: bool) -> Self {
-        let parts: Vec<_> = parts.into_iter().map(GuardedPart::wrap).collect();
+        let parts: Vec<_> = parts.into_iter().map(guard_part).collect();
         let shipped = parts.iter().flat_map(|part| part.sections()).collect();
         Self { parts, provides_volume, shipped, unknown: Vec::new() }
     }
@@ -42,13 +42,13 @@ impl Parts {
     /// Adds a part. It starts after the shipped ones, and before the services of the configuration.
     pub(crate) fn add(mut self, part: Arc<dyn Part>) -> Self {
         let services = self.parts.iter().position(|known| known.name() == SERVICES);
-        self.parts.insert(services.unwrap_or(self.parts.len()), GuardedPart::wrap(part));
+        self.parts.insert(services.unwrap_or(self.parts.len()), guard_part(part));
         self
     }
 
     /// Replaces the part of the same name. A name that does not exist is an error of the configuration.
     pub(crate) fn replace(mut self, part: Arc<dyn Part>) -> Self {
-        let part = GuardedPart::wrap(part);
+        let part = guard_part(part);
         match self.parts.iter_mut().find(|known| known.name() == part.name()) {
             Some(known) => *known = part,
             None => self.unknown.push(part.name().to_owned()),
