@@ -17,6 +17,8 @@ fn probes_are_answered_within_a_second_among_10000_strangers_at_1024_open_files(
     });
     noded.wait_for_line("control socket at");
     noded.wait_ready("root.metrics");
+    // Until then, /readyz says so.
+    noded.wait_ready("root.storage");
     for stranger in Stranger::ALL {
         let flood = ConnectionFlood::start(address, stranger, 10_000);
         flood.probe_meanwhile(&["/healthz", "/readyz", "/metrics"], Duration::from_secs(1), || {
