@@ -26,8 +26,12 @@ fn noded_and_nodectl_write_no_core_and_services_keep_the_limit_that_noded_had() 
     for keeps_cores in [false, true] {
         let own = service_config("own", SHOW_LIMITS, "limits = { rlimits = { core = \"4096:8192\" } }\n");
         let config = format!("{NO_DAEMONS}{NO_DISKS}{}{own}", service_config("a", SHOW_LIMITS, ""));
-        let mut noded = NodedProcess::spawn(ScratchDir::new().unwrap(), &config, &[], |command| {
+        let scratch = ScratchDir::new().unwrap();
+        let directory = scratch.path().to_owned();
+        let mut noded = NodedProcess::spawn(scratch, &config, &[], |command| {
             *command = with_ulimit("-c unlimited", command);
+            // A core is written there.
+            command.current_dir(directory);
             command.env("NODEKEEL_CORE_DUMPS", u8::from(keeps_cores).to_string());
         });
         noded.wait_for_line("control socket at");
