@@ -19,8 +19,9 @@ use crate::{Dn, Level, LogLimits};
 
 /// The number of cleared names that are remembered with their counts, for each name with entries.
 const CLEARED_PER_NAME: usize = 4;
-/// Memory of a name in addition to its ring's segments and the text of its name: the ring, and its places below.
-const NAME_BYTES: usize = size_of::<NameLog>() + 256;
+/// Memory of a name in addition to its ring's segments and the text of its name: the ring, its places below in trees
+/// whose nodes are little more than half full, and what the allocator adds.
+const NAME_BYTES: usize = size_of::<NameLog>() + 384;
 
 /// Names in the order of a number of each.
 type NamesByNumber<N> = BTreeMap<(N, u64), Arc<NameLog>>;

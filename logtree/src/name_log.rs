@@ -11,9 +11,14 @@ use crate::ring::LogRing;
 #[repr(align(128))]
 pub(crate) struct CacheLine<T>(pub(crate) T);
 
+/// As long as a cache line.
+type Gap = [u64; 8];
+
 /// A name and its ring, with its lock: writers of two names don't wait for each other, and share no cache line. What
-/// readers need for each entry shares none with the ring, which writers change.
+/// readers need for each entry shares none with the ring, which writers change. Gaps keep them apart: an alignment
+/// would cost each of many names twice as much.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct NameLog {
     /// Of its store: two stores that are layers of one subscriber share the addresses in its spans.
     pub(crate) store_id: u64,
@@ -22,20 +27,23 @@ pub(crate) struct NameLog {
     pub(crate) dn: Dn,
     /// Contains no level if the store has forgotten the name.
     pub(crate) min_level: AtomicLevel,
-    ring: CacheLine<Mutex<LogRing>>,
+    before_ring: Gap,
+    ring: Mutex<LogRing>,
+    after_ring: Gap,
 }
 
 impl NameLog {
     pub(crate) fn new(store_id: u64, id: u64, dn: Dn, ring: LogRing) -> NameLog {
-        let ring = CacheLine(Mutex::new(ring));
-        NameLog { store_id, id, dn, min_level: AtomicLevel::default(), ring }
+        let (before_ring, after_ring) = (Gap::default(), Gap::default());
+        let (min_level, ring) = (AtomicLevel::default(), Mutex::new(ring));
+        NameLog { store_id, id, dn, min_level, before_ring, ring, after_ring }
     }
 
     #[inline]
     pub(crate) fn lock_ring(&self) -> MutexGuard<'_, LogRing> {
         // No foreign code runs under the lock, and a panic of ours must not silence the log that would report
         // it.
-        self.ring.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts an entry below the level that is set for the name.

@@ -20,8 +20,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// The memory in addition to its capacity: itself, and the counts of its `Arc`.
-    pub(crate) const OVERHEAD_BYTES: usize = size_of::<Segment>() + 2 * size_of::<usize>();
+    /// The memory in addition to its capacity: itself, the counts of its `Arc`, and what the allocator adds.
+    pub(crate) const OVERHEAD_BYTES: usize = size_of::<Segment>() + 4 * size_of::<usize>();
 
     /// An empty segment of this many bytes, rounded down to words.
     pub(crate) fn new(start: u64, bytes: usize) -> Segment {

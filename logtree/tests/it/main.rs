@@ -8,6 +8,7 @@ mod levels;
 mod limits;
 mod line_writer;
 mod live;
+mod memory;
 mod parsers;
 mod properties;
 mod rendering;
