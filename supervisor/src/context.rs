@@ -71,12 +71,6 @@ pub enum WaitReadyError {
         /// The text as it was given.
         dn: String,
     },
-    /// A runnable would wait for itself.
-    #[error("{dn} waits for itself, so it would never be ready: wait for another runnable")]
-    Itself {
-        /// The DN.
-        dn: String,
-    },
 }
 
 impl Context {
@@ -269,7 +263,7 @@ impl Context {
 
     /// Waits until a child of this runnable, by its name, or a runnable anywhere in the tree, by its DN, is ready or
     /// done, across any restarts of it and its parent. One that is stopping is not ready. A later failure of that
-    /// runnable is not reported.
+    /// runnable is not reported. With its own DN it waits for its own ready signal, beside what will send that.
     ///
     /// # Errors
     /// See [`WaitReadyError`].
@@ -279,9 +273,6 @@ impl Context {
     pub async fn wait_ready(&self, name: &str) -> Result<(), WaitReadyError> {
         let dn =
             resolve_dn(&self.0.dn, name).ok_or_else(|| WaitReadyError::InvalidDn { dn: name.to_owned() })?;
-        if *dn == *self.0.dn {
-            return Err(WaitReadyError::Itself { dn });
-        }
         if self.0.driver.read(|fsm| fsm.readiness_of(&dn)).is_none() {
             return Err(WaitReadyError::UnknownDn { dn });
         }

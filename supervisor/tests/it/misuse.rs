@@ -267,8 +267,6 @@ async fn a_wait_for_a_runnable_that_can_not_come_is_rejected() {
                 let unknown = WaitReadyError::UnknownDn { dn: "root.lost.nowhere".into() };
                 assert_eq!(ctx.wait_ready(text).await, Err(unknown));
             }
-            let itself = WaitReadyError::Itself { dn: "root.lost".into() };
-            assert_eq!(ctx.wait_ready("root.lost").await, Err(itself));
             for invalid in ["", "root.", "lost.below", "root.UPPER"] {
                 let error = WaitReadyError::InvalidDn { dn: invalid.into() };
                 assert_eq!(ctx.wait_ready(invalid).await, Err(error));

@@ -138,3 +138,20 @@ async fn failures_count_from_the_first_of_them_however_many_exits_are_kept() {
     let shown = status.since.duration_since(failing_since).expect("not before the first failure");
     assert!(shown > Duration::from_secs(2 * 3600 - 120), "{shown:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn code_beside_a_process_waits_for_the_readiness_of_its_own_runnable() {
+    let tree = TestTree::with_children(|ctx| {
+        ctx.run_child("child", |ctx: Context| async move {
+            let signaled = async {
+                settle().await;
+                ctx.signal_ready()
+            };
+            let (waited, signaled) = tokio::join!(ctx.wait_ready(ctx.dn()), signaled);
+            waited?;
+            signaled?;
+            ctx.until_canceled().await
+        })
+    });
+    tree.recorder.wait_for_state("root.child", RunnableState::Ready).await;
+}

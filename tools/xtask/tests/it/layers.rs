@@ -100,7 +100,7 @@ const ONLY_SOURCES: [(&str, &str, &[&str]); 2] = [
     (
         "self/mountinfo\"",
         "localstorage/src/mount/table.rs",
-        &["provisioner/src/dir_store/mount_table.rs", "node/src/parts/provisioner/kubelet_dir.rs"],
+        &["provisioner/src/dir_store/mount_table.rs", "node/src/directory_watch.rs"],
     ),
     (
         "Dir::read_from(",
