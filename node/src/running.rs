@@ -27,8 +27,9 @@ use crate::supervisor_slot::SupervisorSlot;
 use crate::volume::NodeVolume;
 use crate::{v1, wire};
 
-/// The pause between two assessments that nobody asks for: an operator knows of a new condition within five seconds.
-const ASSESSMENT_PERIOD: Duration = Duration::from_secs(4);
+/// The pause between two assessments that nobody asks for. Each is a request to the API server, as is a kubelet's lease,
+/// which it renews as often. Who asks gets an assessment of that moment, and daemons have probes of their own.
+const ASSESSMENT_PERIOD: Duration = Duration::from_secs(10);
 
 /// The running node. The data directory is locked as long as it exists.
 pub(crate) struct RunningNode {

@@ -222,7 +222,7 @@ mod tests {
             ),
             (
                 Node { exits: vec![elsewhere], failures: 1, ..node(State::Waiting) },
-                "crash-loops: 1 failure, the last one: killed by SIGKILL: out of memory, by the limit of a cgroup",
+                "has failed, and is not ready again: killed by SIGKILL: out of memory, by the limit of a cgroup",
                 "",
                 "`nodectl logs root.kernel --grep oom` names whose memory ran out; `nodectl status root.service.a`",
             ),

@@ -13,7 +13,12 @@ fn a_node_that_runs_is_checked_without_being_disturbed() {
     let config = format!("{NO_DAEMONS}{metrics}{}", sleep_config("a", ""));
     let node = NodedProcess::start(&config);
     node.wait_ready("root.metrics");
-    let events = node.events();
+    // The machine's clock may have a condition of its own.
+    let events = || {
+        let events = node.events().into_iter().filter(|event| event["change"] != "condition");
+        events.collect::<Vec<_>>()
+    };
+    let before = events();
     let check = |config: &str| check(node.scratch.path(), config, &[]);
     let shown = check(&config).output();
     let says = format!(
@@ -34,7 +39,7 @@ fn a_node_that_runs_is_checked_without_being_disturbed() {
     let number = foreign.local_addr().unwrap().port();
     check(&etcd(number)).assert_fails(4, &format!("port {number} is in use by "));
     check("[nod]\n").assert_fails(3, "unknown field");
-    assert_eq!(node.events(), events, "nothing has happened");
+    assert_eq!(events(), before, "nothing has happened");
     node.stop();
 }
 
