@@ -1,5 +1,6 @@
 //! `nodectl health` of each problem, and its exit code; `nodectl status` agrees.
 
+mod agreement;
 mod daemons;
 mod disks;
 mod metrics;
