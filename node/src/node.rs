@@ -26,11 +26,11 @@ use crate::part::{Part, Parts, PlannedService, PreparedRunnable};
 use crate::parts::control::log_levels::set_configured_levels;
 use crate::plan::{NodePlan, PartPlanner};
 use crate::preparation::{PreparedParts, prepare_services};
+use crate::program_name::program_name;
 use crate::running::RunningNode;
 
 pub use crate::preparation::StartError;
 pub use builder::{BuildError, NodeBuilder};
-use reload::LOG_DN;
 pub use reload::ReloadError;
 use state::NodeState;
 
@@ -223,7 +223,7 @@ fn log_skipped<'p>(log_store: &LogStore, skipped: impl Iterator<Item = &'p Plann
 
 /// Logs what will keep runnables from becoming ready.
 fn log_warnings(log_store: &LogStore, warnings: &[String]) {
-    let dn = LOG_DN.parse().expect("a valid name");
+    let dn = program_name().parse().expect("a valid name");
     for warning in warnings {
         log_store.append_message(&dn, LogMessage::new(Level::Warn, warning.clone()));
     }

@@ -29,9 +29,6 @@ use crate::plan::{
 use crate::preparation::{PreparedParts, prepare_services};
 use crate::program_name::program_name;
 
-/// The DN of what the program logs about itself.
-pub(super) const LOG_DN: &str = "noded";
-
 /// The reason why a configuration was not reloaded. The node runs on as before.
 #[derive(Debug, Error)]
 #[non_exhaustive]

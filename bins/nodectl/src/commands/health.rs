@@ -43,6 +43,8 @@ pub(crate) struct ConditionView {
     pub(crate) object: String,
     problem: String,
     since: Option<String>,
+    /// How often it has begun; `null` from a node that does not count.
+    count: Option<u32>,
     waiting_for: Option<String>,
     hint: Option<String>,
     #[serde(skip)]
@@ -69,6 +71,7 @@ impl From<HealthCondition> for ConditionView {
             object: condition.object,
             problem: condition.problem,
             since: since_time.map(format_rfc3339),
+            count: Some(condition.count).filter(|count| *count > 0),
             waiting_for: non_empty(condition.waiting_for),
             hint: non_empty(condition.hint),
             since_time,
@@ -260,7 +263,7 @@ mod tests {
             json.expect("serializable"),
             serde_json::json!({ "healthy": true, "conditions": [{
                 "part": "service", "severity": "warning", "object": "clock", "problem": "is not ready",
-                "since": null, "waiting_for": null, "hint": null,
+                "since": null, "count": null, "waiting_for": null, "hint": null,
             }] })
         );
     }
