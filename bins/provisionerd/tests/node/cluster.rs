@@ -12,7 +12,7 @@ use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, KubeBuilder, command_output, wait_
 
 pub(crate) const DRIVER: &str = "volumes.nodekeel";
 /// Timeout of a single step: the guest's processors are emulated, on a machine that may be busy.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(480);
 /// Where the disk for volumes is mounted.
 pub(crate) const VOLUMES: &str = "/var/lib/nodekeel";
 
