@@ -124,7 +124,7 @@ impl Context {
         policy: GroupPolicy,
         children: impl IntoIterator<Item = ChildSpec>,
     ) -> Result<(), AddChildError> {
-        self.0.driver.add_group((self.0.key, &self.0.dn), policy, children.into_iter().collect())
+        self.0.driver.add_group(self.0.key, &self.0.dn, policy, children.into_iter().collect())
     }
 
     /// Signals that this runnable now does its work. It can be repeated only after [`signal_not_ready`](Self::signal_not_ready).

@@ -267,7 +267,8 @@ impl TreeDriver {
 
     pub(crate) fn add_group(
         self: &Arc<Self>,
-        (parent, parent_dn): (RunKey, &str),
+        parent: RunKey,
+        parent_dn: &str,
         policy: GroupPolicy,
         children: Vec<ChildSpec>,
     ) -> Result<(), AddChildError> {
