@@ -158,14 +158,19 @@ impl Provisioner {
     }
 
     /// Asks the API server whether it answers and accepts the credentials, at most once a second. Returns
-    /// after at most four seconds why it cannot be used: that, or the error of a watch that it rejects.
+    /// after at most four seconds why it cannot be used: that, or the error of a watch that it rejects. The future does not
+    /// keep the store: another provisioner can open that meanwhile.
     ///
     /// # Cancel safety
     /// Has no side effects.
-    pub async fn check_api(&self) -> Option<String> {
-        let error = self.api_probe.probe_server(self.api.client(), &*self.failures.metrics).await;
-        // The server may answer and still reject a watch, for example one that its account may not open.
-        error.or_else(|| self.watch_errors.rejection())
+    pub fn check_api(&self) -> impl Future<Output = Option<String>> + Send + use<> {
+        let (probe, client) = (self.api_probe.clone(), self.api.client().clone());
+        let (metrics, watches) = (Arc::clone(&self.failures.metrics), self.watch_errors.clone());
+        async move {
+            let error = probe.probe_server(&client, &*metrics).await;
+            // The server may answer and still reject a watch, for example one that its account may not open.
+            error.or_else(|| watches.rejection())
+        }
     }
 
     /// The reason why no pod can be scheduled to the volumes of this node, as of the last change of its object: the label that

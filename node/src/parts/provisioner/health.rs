@@ -46,14 +46,17 @@ pub(super) struct ApiHealth {
 impl HealthSource for ApiHealth {
     fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a> {
         Box::pin(async {
-            // Cloned, since the lock must not be held over an await.
-            let current = self.current.lock().clone();
+            // Neither the lock nor the provisioner is held over an await: its next incarnation opens the store again.
+            let asked = {
+                let current = self.current.lock();
+                current.as_ref().map(|provisioner| (provisioner.store_status(), provisioner.check_api()))
+            };
             // Without a provisioner, the tree has the reason: root.provisioner waits for its kubelet, or for its
             // store.
-            let Some(provisioner) = current else { return Vec::new() };
+            let Some((store, api)) = asked else { return Vec::new() };
             let since = node.condition_of(DN).and_then(|found| found.since);
-            let mut conditions: Vec<_> = store_condition(&provisioner.store_status()).into_iter().collect();
-            let Some(error) = provisioner.check_api().await else { return conditions };
+            let mut conditions: Vec<_> = store_condition(&store).into_iter().collect();
+            let Some(error) = api.await else { return conditions };
             let hint = format!(
                 "start the API server, or correct {}; `nodectl logs --children {DN}`",
                 self.kubeconfig.display()

@@ -1,5 +1,6 @@
 //! Start, stop, and recovery between two runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
@@ -72,6 +73,20 @@ async fn a_provisioner_is_ready_once_its_lists_are_complete_and_the_driver_is_re
     register.send_replace(true);
     let node = starting.await;
     node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_to_the_api_server_does_not_keep_the_store() {
+    let api = test_api();
+    let mut deps = test_deps(&api, &MemStore::default());
+    let store = Arc::clone(&deps.store);
+    let kept = Arc::downgrade(&store);
+    deps.store = store;
+    let provisioner = Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps);
+    let asked = provisioner.check_api();
+    drop(provisioner);
+    assert!(kept.upgrade().is_none(), "the next provisioner can't open it");
+    assert_eq!(asked.await, None);
 }
 
 #[tokio::test(start_paused = true)]
