@@ -12,6 +12,9 @@ use crate::sys;
 /// The steps that count: a clock that is slewed, as by NTP, moves by less between two assessments.
 const MIN_STEP: i128 = NANOS_PER_SECOND;
 
+/// The object of a condition about a step.
+pub(super) const WALL_CLOCK: &str = "wall clock";
+
 const NANOS_PER_SECOND: i128 = 1_000_000_000;
 
 /// The time for which a step stays a warning.
@@ -32,22 +35,25 @@ struct ClockStep {
 }
 
 impl ClockWatch {
-    /// Compares the wall clock with the time since boot.
-    pub(super) fn look(&mut self, now: Instant) {
+    /// Compares the wall clock with the time since boot. Returns whether it has been set since the last look.
+    pub(super) fn look(&mut self, now: Instant) -> bool {
         let nanos = |clock| clock_gettime(clock).map(|time| i128::from(time.num_nanoseconds()));
-        if let (Ok(wall), Ok(boot)) = (nanos(ClockId::CLOCK_REALTIME), nanos(ClockId::CLOCK_BOOTTIME)) {
-            self.compare(wall - boot, now);
+        match (nanos(ClockId::CLOCK_REALTIME), nanos(ClockId::CLOCK_BOOTTIME)) {
+            (Ok(wall), Ok(boot)) => self.compare(wall - boot, now),
+            _ => false,
         }
     }
 
-    fn compare(&mut self, offset: i128, now: Instant) {
+    fn compare(&mut self, offset: i128, now: Instant) -> bool {
         let step = self.offset.map_or(0, |before| offset - before);
         self.offset = Some(offset);
-        if step.abs() >= MIN_STEP {
+        let is_step = step.abs() >= MIN_STEP;
+        if is_step {
             // The two clocks are not read in the same instant.
             let seconds = (step + step.signum() * NANOS_PER_SECOND / 2) / NANOS_PER_SECOND;
             self.last_step = Some(ClockStep { seconds, noticed: now });
         }
+        is_step
     }
 
     /// The warning about the last step, for an hour.
@@ -60,7 +66,7 @@ impl ClockWatch {
         let (length, unit) = units.into_iter().find(|(length, _)| by >= *length).unwrap_or((1, "s"));
         let problem = format!("was set {direction} by {} {unit}", by / length);
         let hint = "nothing, if that was meant: times before it are shown as the clock is set now";
-        let condition = HealthCondition::warning("wall clock", problem).hint(hint);
+        let condition = HealthCondition::warning(WALL_CLOCK, problem).hint(hint);
         Some(HealthCondition {
             part: NODE_PART.to_owned(),
             ..condition.since(Some(wall_clock_time(noticed)))

@@ -81,6 +81,13 @@ impl ConditionLedger {
         changes
     }
 
+    /// Lets a condition begin again when it is found next, although it has not ended.
+    pub(super) fn begin_again(&mut self, part: &str, object: &str) {
+        if let Some(known) = self.occurrences.get_mut(&(part.to_owned(), object.to_owned())) {
+            known.is_present = false;
+        }
+    }
+
     /// Sets the age and the count of the conditions that are known.
     pub(crate) fn describe(&self, found: &mut [HealthCondition]) {
         for condition in found {

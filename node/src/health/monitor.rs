@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::clock::ClockWatch;
+use super::clock::{ClockWatch, WALL_CLOCK};
 use super::ledger::{ConditionChange, ConditionLedger};
-use super::{Assessment, HealthCondition};
+use super::{Assessment, HealthCondition, NODE_PART};
 
 /// Remembers what earlier assessments have found. Assessments may overlap: of those that have been applied, the one that
 /// began last counts.
@@ -52,14 +52,16 @@ impl HealthMonitor {
     /// Notes what an assessment has found, and sets the age and the count of its conditions.
     pub(crate) fn apply(&self, turn: Turn, assessment: &mut Assessment) -> Consequences {
         let now = Instant::now();
-        let mut state = self.lock();
+        let state = &mut *self.lock();
         let Assessment { conditions, readiness } = assessment;
         if turn.0 < state.applied {
             state.ledger.describe(conditions);
             return Consequences::default();
         }
         state.applied = turn.0;
-        state.clock.look(now);
+        if state.clock.look(now) {
+            state.ledger.begin_again(NODE_PART, WALL_CLOCK);
+        }
         conditions.extend(state.clock.condition(now));
         let changes = state.ledger.note(now, conditions);
         Consequences { readiness: std::mem::take(readiness), changes }
