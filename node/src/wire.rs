@@ -155,7 +155,10 @@ pub(crate) fn event_to_wire(event: &NodeEvent) -> v1::Event {
                 ConditionChangeKind::Begun => "condition".into(),
                 ConditionChangeKind::Ended => "condition-ended".into(),
             },
-            detail: text.clone(),
+            detail: match kind {
+                ConditionChangeKind::Begun => text.clone(),
+                ConditionChangeKind::Ended => format!("no longer: {text}"),
+            },
             ..wire
         },
         NodeEventKind::Request { action, caller } => v1::Event {

@@ -156,8 +156,11 @@ async fn wait_until_healthy(
         None => follow_health(&mut stream, &mut last).await?,
         Some(limit) => match timeout(limit, follow_health(&mut stream, &mut last)).await {
             Ok(ended) => ended?,
-            // A node that has not answered at all can't be called unhealthy.
-            Err(_) if last.is_none() => return Err(CommandError::Timeout { timeout: limit }),
+            // Its first assessment takes longer, as while a disk hangs.
+            Err(_) if last.is_none() => {
+                drop(stream);
+                return read_health(api).await;
+            }
             // The last health before the time was up is the result.
             Err(_) => {}
         },
