@@ -6,14 +6,19 @@ use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use nodekeel_containerd_svc::{ContainerdImages, DiskReserve, Image, ImageStore as _, Namespace};
 use nodekeel_localstorage::Dir;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use tonic::Status;
 
 use crate::error_chain::error_chain;
 use crate::v1;
+
+/// The time for a list, which ends before the timeout of a client does: it is not the node that does not answer.
+const LIST_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The socket and the directory of the images, for the control API.
 #[derive(Debug)]
@@ -46,8 +51,13 @@ pub(crate) async fn list_images(
     request: &v1::ImagesRequest,
 ) -> Result<v1::ImagesResponse, Status> {
     let namespace = parse_namespace(&request.namespace)?;
-    let images = connect_store(images).await?.list_images(&namespace).await;
-    Ok(images_response(images.map_err(|error| aborted_status(&error))?))
+    let list = async { Ok::<_, Status>(connect_store(images).await?.list_images(&namespace).await) };
+    let Ok(images) = timeout(LIST_TIMEOUT, list).await else {
+        return Err(Status::aborted(format!(
+            "containerd does not answer within {LIST_TIMEOUT:?}: see `nodectl status containerd`"
+        )));
+    };
+    Ok(images_response(images?.map_err(|error| aborted_status(&error))?))
 }
 
 pub(crate) async fn import_images(
