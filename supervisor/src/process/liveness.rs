@@ -9,8 +9,8 @@ use tokio::time::sleep;
 use super::probe::{CommandRunner, PROBE_TIMEOUT, ProbeFailure, ProcessProbe, UnaskedReport, probe_once};
 use super::settings::Process;
 
-/// A probe that is repeated from when a process is ready. It is not ready while its probe fails, from the first failure
-/// on. When it fails several times in a row, the process is stopped, and its run has failed; but not for
+/// A probe that is repeated from when a process is ready otherwise. It is ready while the probe succeeds, and from the first
+/// failure on it is not. When it fails several times in a row, the process is stopped, and its run has failed; but not for
 /// [`Unready`](super::Unready), nor while a thread of it waits in the kernel (state D of proc_pid_stat(5)), as for a disk
 /// that does not answer: a restart would not help.
 ///
@@ -63,7 +63,7 @@ impl Liveness {
         Self { probe, period: Duration::from_secs(10), timeout: PROBE_TIMEOUT, failure_threshold: 3 }
     }
 
-    /// The pause before each probe. Default: ten seconds.
+    /// The pause between two probes. Default: ten seconds.
     #[must_use]
     pub fn with_period(mut self, period: Duration) -> Self {
         self.period = period;
@@ -100,10 +100,10 @@ impl Liveness {
     }
 
     async fn repeat_probe(&self, probe: &dyn ProcessProbe, watched: WatchedProcess<'_>) -> LivenessFailure {
-        let (mut failures, mut is_ready) = (0, true);
+        let (mut failures, mut is_ready) = (0, false);
+        let mut pause = Duration::ZERO;
         loop {
-            // Before the first probe, too: the process has just become ready.
-            sleep(self.period).await;
+            sleep(std::mem::replace(&mut pause, self.period)).await;
             let unready = match probe_once(probe, self.timeout, watched.report_unasked).await {
                 // Neither a failure nor a success: the next one tells.
                 Err(ProbeFailure::NotAsked(_)) => continue,
@@ -202,7 +202,7 @@ mod tests {
         )
         .await;
         assert_eq!(failure, LivenessFailure { failures: 3, last: "attempt 9".to_owned() });
-        assert_eq!(started.elapsed().as_secs(), 18);
+        assert_eq!(started.elapsed().as_secs(), 16);
         let fails = |attempt| Some(format!("its liveness probe fails: attempt {attempt}"));
         assert_eq!(reported, [fails(1), None, fails(3), None, fails(5), fails(7)]);
     }

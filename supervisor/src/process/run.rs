@@ -240,7 +240,10 @@ impl Process {
         }
         // They were for the start.
         running.ignore_extensions_so_far();
-        if let Err(error) = ctx.signal_ready() {
+        // Its liveness is asked first, also of an adopted process, which may have hung since.
+        if self.liveness.is_none()
+            && let Err(error) = ctx.signal_ready()
+        {
             return StopReason::Failed(ProcessError::Signal(error));
         }
         let pid = running.pid();

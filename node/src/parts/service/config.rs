@@ -242,7 +242,7 @@ pub struct ServicePrivileges {
     pub umask: Option<u32>,
 }
 
-/// `liveness`: a command that must exit with 0 while the service is ready.
+/// `liveness`: a command that must exit with 0 for the service to be ready, and stay so.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LivenessConfig {

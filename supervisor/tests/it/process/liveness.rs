@@ -9,6 +9,19 @@ use nodekeel_supervisor::{Failure, RunnableChange, RunnableState};
 
 use super::{ProcessFixture, sh};
 
+/// Waits until the first run is not ready for this reason.
+async fn wait_for_reason(fixture: &ProcessFixture, reason: &str) {
+    let mut changes = fixture.supervisor.watch_changes();
+    loop {
+        changes.mark_unchanged();
+        let found = fixture.supervisor.snapshot().into_iter().find(|status| &*status.dn == "root.p");
+        if let Some(status) = found.filter(|status| status.waiting_for.to_string().starts_with(reason)) {
+            return assert_eq!((status.state, status.generation), (RunnableState::New, 1));
+        }
+        changes.changed().await.expect("the supervisor exists");
+    }
+}
+
 #[tokio::test]
 async fn a_process_whose_probe_keeps_failing_is_stopped_with_the_last_failure_and_restarted() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -32,7 +45,7 @@ async fn a_process_whose_probe_keeps_failing_is_stopped_with_the_last_failure_an
 
 #[tokio::test]
 async fn a_process_is_not_ready_from_the_first_failed_probe_on_until_one_succeeds() {
-    let serves = Arc::new(AtomicBool::new(true));
+    let serves = Arc::new(AtomicBool::new(false));
     let probed = Arc::clone(&serves);
     let probe = move || {
         let serves = probed.load(Ordering::Relaxed);
@@ -40,6 +53,9 @@ async fn a_process_is_not_ready_from_the_first_failed_probe_on_until_one_succeed
     };
     let liveness = Liveness::probe(probe).with_period(Duration::from_millis(20)).with_failure_threshold(1);
     let fixture = ProcessFixture::restart_always(Process::new("sleep").args(["100"]).liveness(liveness));
+    // Nor before the first success.
+    wait_for_reason(&fixture, "has no leader").await;
+    serves.store(true, Ordering::Relaxed);
     fixture.wait_for_state(RunnableState::Ready).await;
     serves.store(false, Ordering::Relaxed);
     let taken = fixture.wait_for_state(RunnableState::New).await;
@@ -66,15 +82,6 @@ async fn a_process_that_waits_in_the_kernel_is_not_ready_and_left_alone_until_it
     fixture.wait_for_state(RunnableState::Ready).await;
     frozen.store(true, Ordering::Relaxed);
     let reason = "its liveness probe fails: no answer, and a thread of it waits in the kernel";
-    let mut changes = fixture.supervisor.watch_changes();
-    let status = loop {
-        changes.mark_unchanged();
-        let found = fixture.supervisor.snapshot().into_iter().find(|status| &*status.dn == "root.p");
-        match found.filter(|status| status.waiting_for.to_string().starts_with(reason)) {
-            Some(status) => break status,
-            None => changes.changed().await.expect("the supervisor exists"),
-        }
-    };
-    assert_eq!((status.state, status.generation), (RunnableState::New, 1));
+    wait_for_reason(&fixture, reason).await;
     fixture.shutdown().await;
 }
