@@ -15,12 +15,21 @@ static SAME_MOMENT: Mutex<Option<(Instant, SystemTime)>> = Mutex::new(None);
 #[must_use]
 pub fn wall_clock_time(moment: Instant) -> SystemTime {
     // By tokio's clock, which a test may have paused.
-    let (now, wall_now) = (tokio::time::Instant::now().into_std(), SystemTime::now());
+    let now = tokio::time::Instant::now().into_std();
+    let wall_now = read_wall_clock(now);
     let mut known = SAME_MOMENT.lock().unwrap_or_else(PoisonError::into_inner);
     let same = follow_step(*known, (now, wall_now));
     *known = Some(same);
     time_at(same, moment).unwrap_or(wall_now)
 }
+
+#[cfg(not(test))]
+fn read_wall_clock(_: Instant) -> SystemTime {
+    SystemTime::now()
+}
+
+#[cfg(test)]
+use steps_test::read_wall_clock;
 
 /// What both clocks show, unless the wall clock has run with the other one since they were read before.
 fn follow_step(known: Option<(Instant, SystemTime)>, now: (Instant, SystemTime)) -> (Instant, SystemTime) {
@@ -38,6 +47,9 @@ fn time_at((moment, wall): (Instant, SystemTime), other: Instant) -> Option<Syst
 fn distance(one: SystemTime, other: SystemTime) -> Duration {
     one.duration_since(other).unwrap_or_else(|error| error.duration())
 }
+
+#[cfg(test)]
+mod steps_test;
 
 #[cfg(test)]
 mod tests {
