@@ -66,7 +66,7 @@
 //!
 //! # Features
 //! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.
-//! - `program`: the program around a node, with its command line ([`program`]); needs clap.
+//! - `program`: the program around a node, with its command line ([`program()`]); needs clap.
 //! - `client`: only the client of the control API, which does not need protoc.
 //!
 //! # Third-party types in the API

@@ -23,6 +23,11 @@
 //!
 //! [docs/noded.md]: https://docs.rs/crate/nodekeel-node
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "this is the program, from which the libraries get arguments and environment"
+)]
+
 mod cli;
 mod console;
 mod log_filter;
