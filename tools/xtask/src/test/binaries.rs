@@ -33,15 +33,12 @@ pub(crate) struct Executable {
 enum Kind {
     Test,
     Program,
-    Example,
 }
 
 /// The executables of a build.
 #[derive(Debug, Default)]
 pub(crate) struct Build {
     pub(crate) tests: Vec<Executable>,
-    /// The examples of the package `examples`; those of the libraries are parts of their benches.
-    pub(crate) examples: Vec<Executable>,
     pub(crate) elapsed: Duration,
     pub(crate) problem: Option<String>,
 }
@@ -90,11 +87,7 @@ pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Build> {
         let is_run = |other: &str| package == other || RUNS.contains(&(package, other));
         let run = programs.iter().filter(|program| is_run(&program.package));
         executable.programs = run.map(|program| program.path.clone()).collect();
-        match executable.kind {
-            Kind::Test => build.tests.push(executable),
-            _ if executable.package == "examples" => build.examples.push(executable),
-            _ => {}
-        }
+        build.tests.push(executable);
     }
     Ok(build)
 }
@@ -123,7 +116,6 @@ pub(crate) fn parse_artifact(line: &str) -> Option<Executable> {
     let target = &message["target"];
     let kind = match (message["profile"]["test"].as_bool()?, target["kind"][0].as_str()?) {
         (true, _) => Kind::Test,
-        (false, "example") => Kind::Example,
         (false, "bin") => Kind::Program,
         (false, _) => return None,
     };
@@ -154,12 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn test_binaries_programs_and_examples_are_recognised() {
+    fn test_binaries_and_programs_are_recognised() {
         let test = parse_artifact(&artifact(true, "test", r#""/w/target/it-1""#)).unwrap();
         assert_eq!((test.name(), test.kind), ("nodekeel-supervisor it".to_owned(), Kind::Test));
         assert_eq!(test.directory, Path::new("/w/supervisor"));
-        let example = parse_artifact(&artifact(false, "example", r#""/w/target/x""#)).unwrap();
-        assert_eq!(example.kind, Kind::Example);
+        assert!(parse_artifact(&artifact(false, "example", r#""/w/target/x""#)).is_none());
         assert_eq!(
             parse_artifact(&artifact(false, "bin", r#""/w/target/noded""#)).unwrap().kind,
             Kind::Program

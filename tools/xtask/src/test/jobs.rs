@@ -16,8 +16,6 @@ use crate::report::Report;
 use crate::run::{self, run_command};
 use crate::workspace::Package;
 
-const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
-
 /// The tests of child processes: package, target and module. They run as every user, and measure time.
 const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");
 /// How many of a part that runs alone run beside each other: most of them wait for a process.
@@ -52,23 +50,18 @@ pub(super) fn plan_jobs<'a>(
     }
     let in_guests = guest_jobs.into_iter();
     jobs.extend(in_guests.map(|job| Job::new(job.name(), Lane::Guest, move |report| job.run(report))));
-    jobs.extend(plan_other_jobs(build, plan, packages));
+    jobs.extend(plan_doctests(plan, packages));
     jobs
 }
 
-/// Examples and doctests.
-fn plan_other_jobs<'a>(build: &'a Build, plan: &'a TestPlan, packages: &'a [Package]) -> Vec<Job<'a>> {
-    let mut jobs = Vec::new();
-    if plan.contains_key("examples") {
-        jobs.push(Job::new("examples", Lane::Computing, |report| run_examples(&build.examples, report)));
-    }
+fn plan_doctests<'a>(plan: &'a TestPlan, packages: &'a [Package]) -> Option<Job<'a>> {
     let is_whole = |name: &str| plan.get(name) == Some(&Tier::Whole);
     let libraries = packages.iter().filter(|package| package.is_library() && is_whole(&package.name));
     let libraries: Vec<&str> = libraries.map(|package| &*package.name).collect();
-    if !libraries.is_empty() {
-        jobs.push(Job::new("doctests", Lane::Computing, move |report| doctests::run(&libraries, report)));
+    if libraries.is_empty() {
+        return None;
     }
-    jobs
+    Some(Job::new("doctests", Lane::Computing, move |report| doctests::run(&libraries, report)))
 }
 
 /// All tests of a binary; those that need a guest are added to the guest's.
@@ -163,12 +156,6 @@ fn build_image(report: &mut Report) -> Option<PathBuf> {
         Err(ref error) => report.could_not_run(NAME, &format!("{error:#}")),
     }
     image.ok().map(|(image, _)| image)
-}
-
-fn run_examples(examples: &[Executable], report: &mut Report) {
-    for example in examples {
-        report.run_check(&format!("example {}", example.target), example.command(), EXAMPLE_WITHIN);
-    }
 }
 
 /// Runs the rounds of child processes as often as `count` says, as every user.
