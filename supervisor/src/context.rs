@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use futures_util::FutureExt as _;
+use futures_util::future::select_all;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -281,7 +282,7 @@ impl Context {
 
     /// Waits like [`wait_ready`](Self::wait_ready), also for a DN that is not in the tree yet.
     pub(crate) async fn wait_dependency(&self, dn: &str) -> Result<(), WaitReadyError> {
-        let waiting = self.0.driver.wait_ready(dn);
+        let waiting = self.0.driver.wait_readiness(dn, true);
         let _noted = DependencyGuard::set(self, dn);
         tokio::select! {
             biased;
@@ -289,6 +290,25 @@ impl Context {
             Ok(()) = waiting => Ok(()),
             canceled = self.canceled() => Err(WaitReadyError::Canceled(canceled)),
         }
+    }
+
+    /// Resolves with the first of these DNs that is not ready. With `has_started`, each of them has to be ready first.
+    pub(crate) async fn wait_lost_dependency(&self, dns: &[Arc<str>], has_started: bool) -> Arc<str> {
+        let lost = dns.iter().map(|dn| {
+            Box::pin(async move {
+                let driver = &self.0.driver;
+                // Their senders are dropped in a shutdown, which stops this run in its turn.
+                let is_lost = (has_started || driver.wait_readiness(dn, true).await.is_ok())
+                    && driver.wait_readiness(dn, false).await.is_ok();
+                if is_lost { Arc::clone(dn) } else { std::future::pending().await }
+            })
+        });
+        let (lost, ..) = select_all(lost).await;
+        lost
+    }
+
+    pub(crate) fn restart_with_dependency(&self, dependency: Arc<str>) {
+        self.0.driver.apply(|fsm, now| fsm.restart_with_dependency(now, self.0.key, dependency));
     }
 
     /// The host that runs child processes, created at the first call.

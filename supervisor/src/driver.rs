@@ -59,6 +59,8 @@ struct DriverState {
     /// Indexed by slot.
     runs: Vec<Option<SlotRun>>,
     waiters: ReadyWaiters,
+    /// Those that wait until a runnable is neither ready nor done.
+    loss_waiters: ReadyWaiters,
     /// Callers that wait until a runnable has left the tree, by its slot.
     removals: HashMap<u32, Vec<oneshot::Sender<()>>>,
     /// The hook's queue, if there is a hook.
@@ -179,6 +181,7 @@ impl TreeDriver {
             actions: Vec::new(),
             runs: vec![Some(SlotRun::new(root.runnable))],
             waiters: ReadyWaiters::default(),
+            loss_waiters: ReadyWaiters::default(),
             removals: HashMap::new(),
             events,
             next_seq: 1,
@@ -402,6 +405,7 @@ impl TreeDriver {
                     }
                     // Dropping their senders fails those who still wait.
                     state.waiters.clear();
+                    state.loss_waiters.clear();
                     outcome.dropped_runs.extend(state.runs.drain(..).flatten());
                     // Without a receiver, `send` would not store the value.
                     self.finished.send_replace(true);
@@ -431,18 +435,18 @@ impl TreeDriver {
 
     // Callers that wait for the tree.
 
-    /// Resolves when the runnable with this DN is ready or done; at once if it already is. Fails when the
-    /// tree is shut down.
-    pub(crate) fn wait_ready(&self, dn: &str) -> oneshot::Receiver<()> {
+    /// Resolves when the runnable with this DN is ready or done, or with `ready` false when it is neither; at once if it
+    /// already is so. Fails when the tree is shut down.
+    pub(crate) fn wait_readiness(&self, dn: &str, ready: bool) -> oneshot::Receiver<()> {
         let mut state = self.lock();
-        let (ready, waiting) = oneshot::channel();
-        // The check and the registration share one lock: no ready signal comes in between.
-        match state.fsm.readiness_of(dn) {
-            Some(true) => _ = ready.send(()),
-            // The sender is dropped, which fails the wait.
-            _ if state.fsm.is_shutting_down() => {}
-            _ => state.waiters.add(dn, ready),
+        let (reached, waiting) = oneshot::channel();
+        // The check and the registration share one lock: no change comes in between.
+        if (state.fsm.readiness_of(dn) == Some(true)) == ready {
+            let _ = reached.send(());
+        } else if !state.fsm.is_shutting_down() {
+            state.waiters_for(ready).add(dn, reached);
         }
+        // Else the sender is dropped, which fails the wait.
         waiting
     }
 
@@ -565,19 +569,23 @@ impl DriverState {
     ) -> Event {
         let event = Event { seq: self.next_seq, at, dn, generation, change };
         self.next_seq += 1;
-        if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done)) {
-            self.notify_ready(&event.dn);
-        }
+        self.notify_waiters(&event);
         if let Some(events) = &self.events {
             events.push(event.clone());
         }
         event
     }
 
-    /// Notifies those who wait for a runnable that has become ready or done, unless its run is ending.
-    fn notify_ready(&mut self, dn: &str) {
-        if self.waiters.waits_for(dn) && self.fsm.readiness_of(dn) == Some(true) {
-            self.waiters.notify(dn);
+    fn waiters_for(&mut self, ready: bool) -> &mut ReadyWaiters {
+        if ready { &mut self.waiters } else { &mut self.loss_waiters }
+    }
+
+    /// Notifies those who wait for a runnable that has become ready or done, unless its run is ending, or has ceased to be.
+    fn notify_waiters(&mut self, event: &Event) {
+        let ready = matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done));
+        let dn = &*event.dn;
+        if self.waiters_for(ready).waits_for(dn) && (self.fsm.readiness_of(dn) == Some(true)) == ready {
+            self.waiters_for(ready).notify(dn);
         }
     }
 

@@ -160,6 +160,9 @@ pub enum CancelCause {
     RestartLimit(Arc<str>),
     /// An operator requested a stop or a restart.
     Operator,
+    /// A runnable that it depends on is no longer ready: it
+    /// [restarts with it](crate::ChildSpec::restart_with_dependencies).
+    Dependency(Arc<str>),
     /// The supervisor is shutting down.
     Shutdown,
 }
@@ -172,6 +175,7 @@ impl fmt::Display for CancelCause {
             Self::OwnFailure => f.write_str("it failed while running"),
             Self::RestartLimit(dn) => write!(f, "child {dn} exceeded its restart limit"),
             Self::Operator => f.write_str("requested by an operator"),
+            Self::Dependency(dn) => write!(f, "its dependency {dn} is no longer ready"),
             Self::Shutdown => f.write_str("shutdown"),
         }
     }

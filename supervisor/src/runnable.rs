@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,14 +61,22 @@ pub struct ChildSpec {
     pub(crate) stop_timeout: Option<Duration>,
     depends_on: Vec<Arc<str>>,
     stop_before: Vec<Arc<str>>,
+    restarts_with_dependencies: bool,
 }
 
 impl ChildSpec {
     /// A child with this name and the supervisor's default policy.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
         let runnable: DropContained<Arc<dyn Runnable>> = DropContained::new(Arc::new(runnable));
-        let (depends_on, stop_before) = (Vec::new(), Vec::new());
-        Self { name: name.into(), runnable, policy: None, stop_timeout: None, depends_on, stop_before }
+        Self {
+            name: name.into(),
+            runnable,
+            policy: None,
+            stop_timeout: None,
+            depends_on: Vec::new(),
+            stop_before: Vec::new(),
+            restarts_with_dependencies: false,
+        }
     }
 
     /// Makes it depend on these runnables, siblings by their name, others by their DN: each of its runs starts when they
@@ -77,11 +85,20 @@ impl ChildSpec {
     /// new, and its status names what it waits for; so does the status of each runnable of a cycle, which never starts.
     /// A dependency that can't come is an error when the child is added: see [`DependencyError`].
     ///
-    /// Readiness counts at the start only: no run ends because a dependency does. For that, use a
-    /// [group](Context::run_group).
+    /// Readiness counts at the start only: no run ends because a dependency does, unless it
+    /// [restarts with them](Self::restart_with_dependencies).
     #[must_use]
     pub fn depends_on<Name: Into<Arc<str>>>(mut self, runnables: impl IntoIterator<Item = Name>) -> Self {
         self.depends_on.extend(runnables.into_iter().map(Into::into));
+        self
+    }
+
+    /// Stops its run as soon as one of the runnables that it [depends on](Self::depends_on) is no longer ready, and starts
+    /// it again when all are; without a backoff, and not as a failure. A process that an earlier program has kept runs
+    /// on until one of them is lost that has been ready.
+    #[must_use]
+    pub fn restart_with_dependencies(mut self) -> Self {
+        self.restarts_with_dependencies = true;
         self
     }
 
@@ -138,7 +155,8 @@ impl ChildSpec {
             self.stop_before.iter().map(|text| resolve(text).map(Arc::from)).collect();
         self.stop_before = depends_on.iter().cloned().chain(stop_before?).collect();
         if !depends_on.is_empty() {
-            let dependent = DependentRunnable { runnable: self.runnable, depends_on };
+            let restarts = self.restarts_with_dependencies;
+            let dependent = DependentRunnable { runnable: self.runnable, depends_on, restarts };
             self.runnable = DropContained::new(Arc::new(dependent));
         }
         Ok(self)
@@ -169,23 +187,34 @@ impl fmt::Debug for ChildSpec {
 struct DependentRunnable {
     runnable: DropContained<Arc<dyn Runnable>>,
     depends_on: Arc<[Arc<str>]>,
+    /// True if a run ends with the readiness of any of them.
+    restarts: bool,
 }
 
 impl Runnable for DependentRunnable {
     fn run(&self, ctx: Context) -> RunFuture {
         let (runnable, depends_on) =
             (DropContained::new(Arc::clone(&self.runnable)), Arc::clone(&self.depends_on));
+        let restarts = self.restarts;
         Box::pin(async move {
-            if ctx.has_kept_process() {
+            let is_kept = ctx.has_kept_process();
+            if is_kept {
                 // A kept process is running already and is adopted at once. The dependencies count only if it must be
                 // started.
-                ctx.defer_dependencies(depends_on);
+                ctx.defer_dependencies(Arc::clone(&depends_on));
             } else {
                 for dn in depends_on.iter() {
                     ctx.wait_dependency(dn).await?;
                 }
             }
-            await_contained(runnable.run(ctx)).await
+            let mut run = pin!(await_contained(runnable.run(ctx.clone())));
+            if restarts {
+                tokio::select! {
+                    result = &mut run => return result,
+                    lost = ctx.wait_lost_dependency(&depends_on, !is_kept) => ctx.restart_with_dependency(lost),
+                }
+            }
+            run.await
         })
     }
 

@@ -175,7 +175,7 @@ impl Supervisor {
         if !is_dn(dn) {
             return Err(WaitReadyError::InvalidDn { dn: dn.to_owned() });
         }
-        self.driver.wait_ready(dn).await.map_err(|_| WaitReadyError::Canceled(CanceledError))
+        self.driver.wait_readiness(dn, true).await.map_err(|_| WaitReadyError::Canceled(CanceledError))
     }
 
     /// Waits until nothing is running and nothing will start by itself, and returns how the root exited: the root

@@ -1,4 +1,4 @@
-//! Callers that wait until a runnable is ready.
+//! Callers that wait until a runnable is ready, or no longer is.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 /// Fewer waiters than this are never searched for those that have given up.
 const MIN_SWEEP: usize = 64;
 
-/// Callers that wait until a runnable is ready, by its DN. A signal costs the number of those that wait for it, however
+/// Callers that wait for the same change of a runnable, by its DN. A signal costs the number of those that wait for it, however
 /// many others there are.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyWaiters {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::entry::{NameOwner, RunnableSettings};
-use super::{ROOT_SLOT, TreeFsm, TreeTime};
+use super::{ROOT_SLOT, RunKey, TreeFsm, TreeTime};
 use crate::event::CancelCause;
 use crate::name::{DependencyError, NameError, ROOT};
 use crate::state::RunnableState;
@@ -86,6 +86,17 @@ impl TreeFsm {
         self.entry_mut(slot).held_by_operator = false;
         self.start_or_restart(slot, now);
         Ok(())
+    }
+
+    /// Stops a run whose dependency is no longer ready, with its subtree, and restarts it without a backoff. Does nothing to
+    /// one that is ending.
+    pub(crate) fn restart_with_dependency(&mut self, now: TreeTime, key: RunKey, dependency: Arc<str>) {
+        if let Some(slot) = self.running_slot(key)
+            && !self.entry(slot).canceled
+        {
+            self.entry_mut(slot).restart_requested = true;
+            self.cancel_subtree(slot, &CancelCause::Dependency(dependency), now);
+        }
     }
 
     /// Replaces the settings of a child, from now on; its state stays. Returns its slot.

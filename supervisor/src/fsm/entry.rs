@@ -233,13 +233,13 @@ pub(super) struct TreeEntry {
     pub(super) forced_kill: Option<Box<ForcedKill>>,
     /// An operator has stopped it.
     pub(super) held_by_operator: bool,
-    /// An operator canceled its run: its group keeps running, however the run ends.
-    pub(super) canceled_by_operator: bool,
+    /// Its run was canceled to stop or to start anew by itself: its group keeps running, however the run ends.
+    pub(super) canceled_alone: bool,
     /// The runnable has exceeded its restart limit.
     pub(super) stays_dead: bool,
     /// The runnable leaves the tree when its subtree has ended.
     pub(super) removal_requested: bool,
-    /// An operator requested a restart, at once and regardless of its policy.
+    /// A restart was requested, at once and regardless of its policy.
     pub(super) restart_requested: bool,
     /// The DN for which its runnable waits by `wait_ready`.
     pub(super) dependency: Option<Arc<str>>,
@@ -291,7 +291,7 @@ impl TreeEntry {
             process_exit: None,
             forced_kill: None,
             held_by_operator: history.held_by_operator,
-            canceled_by_operator: false,
+            canceled_alone: false,
             stays_dead: false,
             removal_requested: false,
             restart_requested: false,

@@ -98,7 +98,7 @@ impl TreeFsm {
         if state == RunnableState::Dead {
             self.cancel_subtree(slot, &CancelCause::OwnFailure, now);
             // Below a canceled parent, an ancestor restarts, and with it all members of the group.
-            let ends_alone = self.entry(slot).canceled_by_operator || self.parent_is_canceled(slot);
+            let ends_alone = self.entry(slot).canceled_alone || self.parent_is_canceled(slot);
             if self.shutdown.is_none() && !ends_alone {
                 self.end_members_with(slot, now);
             }
@@ -113,7 +113,7 @@ impl TreeFsm {
             return;
         }
         entry.canceled = true;
-        entry.canceled_by_operator = *cause == CancelCause::Operator;
+        entry.canceled_alone = matches!(cause, CancelCause::Operator | CancelCause::Dependency(_));
         entry.ending_since.get_or_insert(now);
         self.note_readiness(slot);
         let entry = self.entry(slot);

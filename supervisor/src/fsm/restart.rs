@@ -147,7 +147,7 @@ impl TreeFsm {
         let entry = self.entry_mut(slot);
         entry.incarnation = incarnation;
         entry.canceled = false;
-        entry.canceled_by_operator = false;
+        entry.canceled_alone = false;
         entry.ending_since = None;
         entry.signaled_done = false;
         entry.stays_dead = false;

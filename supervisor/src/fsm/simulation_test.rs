@@ -239,6 +239,7 @@ impl SimulatedDriver {
         let grace_period = Duration::from_secs(1);
         self.fsm.report_kill(key, ForcedKill { stop_signal: Signal::TERM, grace_period, main_process: true });
         self.fsm.fail_run(self.now, key, ExitReason::ReturnedWithoutDone);
+        self.fsm.restart_with_dependency(self.now, key, "root.stale".into());
         self.fsm.handle_exit(self.now, key, RunOutcome::Failed(ExitReason::ReturnedWithoutDone));
         assert_eq!(self.fsm.drain_actions().count(), 0, "a stale context had an effect");
         assert_eq!(self.fsm.next_deadline(), before, "a stale context moved a deadline");

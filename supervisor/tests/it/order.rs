@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    ChildSpec, Context, Failure, Runnable, RunnableState, Supervisor, WaitReadyError, WaitReason,
+    ChildSpec, Context, Failure, Removal, Runnable, RunnableChange, RunnableState, Supervisor,
+    WaitReadyError, WaitReason,
 };
 use tokio::time::Instant;
 
@@ -202,4 +203,69 @@ async fn the_supervisor_waits_for_a_runnable_that_is_not_in_the_tree_yet_and_not
     let (never, _) = tokio::join!(tree.supervisor.wait_ready("root.never"), tree.supervisor.shutdown());
     assert!(matches!(never, Err(WaitReadyError::Canceled(_))));
     assert!(matches!(tree.supervisor.wait_ready("root.never").await, Err(WaitReadyError::Canceled(_))));
+}
+
+/// In each way in which readiness is lost: a report, an exit, a stop, and a removal.
+#[tokio::test(start_paused = true)]
+async fn a_dependent_restarts_with_its_dependencies_if_it_says_so() {
+    let needed = RemoteRunnable::default();
+    let tree = TestTree::with_root(parent_of({
+        let needed = needed.clone();
+        move |ctx| {
+            let dependent = |name| ChildSpec::new(name, steady).depends_on(["needed", "other"]);
+            ctx.run_child("other", steady)?;
+            ctx.run_child("needed", needed.clone())?;
+            ctx.run_child_with(dependent("bound").restart_with_dependencies())?;
+            ctx.run_child_with(dependent("free"))
+        }
+    }));
+    needed.signal_ready().await;
+    settle().await;
+    let status = |name: &str| tree.status(&format!("root.{name}")).expect("it is in the tree");
+    let waits = || match status("bound").waiting_for {
+        WaitReason::Dependency(dn) => dn.to_string(),
+        other => panic!("{other}"),
+    };
+    let mut runs = 1;
+    for how in ["report", "exit", "operator", "withheld"] {
+        assert_eq!(
+            (status("bound").state, status("bound").generation),
+            (RunnableState::Ready, runs),
+            "{how}"
+        );
+        match how {
+            "report" => tree.supervisor.restart_runnable("root.needed").expect("it runs"),
+            "exit" => needed.fail("gone").await,
+            "operator" => tree.supervisor.stop_runnable("root.needed").expect("it runs"),
+            _ => tree.supervisor.withhold_ready("root.needed", Some("frozen".into())).expect("it runs"),
+        }
+        settle().await;
+        runs += 1;
+        assert_eq!((waits(), status("bound").generation), ("root.needed".to_owned(), runs), "{how}");
+        match how {
+            "operator" => tree.supervisor.start_runnable("root.needed").expect("it is stopped"),
+            "withheld" => tree.supervisor.withhold_ready("root.needed", None).expect("it runs"),
+            _ => {}
+        }
+        if how != "withheld" {
+            needed.signal_ready().await;
+        }
+        settle().await;
+    }
+    let bound = status("bound");
+    assert_eq!((bound.state, bound.generation, bound.failures), (RunnableState::Ready, runs, 0));
+    let (removal, _) =
+        tokio::join!(tree.supervisor.remove_runnable("root.other", Removal::ForGood), settle());
+    removal.expect("it is in the tree");
+    assert_eq!(waits(), "root.other");
+    assert_eq!(status("free").generation, 1, "readiness counts at its start only");
+    let causes = tree.recorder.events().into_iter().filter(|event| &*event.dn == "root.bound");
+    let causes: Vec<_> = causes
+        .filter_map(|event| match event.change {
+            RunnableChange::Canceling { cause } => Some(cause.to_string()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(causes.len(), 5);
+    assert_eq!(causes[0], "its dependency root.needed is no longer ready");
 }

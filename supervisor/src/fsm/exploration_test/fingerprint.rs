@@ -23,7 +23,7 @@ impl ExploredTree {
             entry.signaled_done,
             entry.forced_exit.is_some(),
             entry.held_by_operator,
-            entry.canceled_by_operator,
+            entry.canceled_alone,
             entry.restart_requested,
             entry.stop_requested,
             entry.timer.is_some(),

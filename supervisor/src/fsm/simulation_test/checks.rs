@@ -45,7 +45,7 @@ impl SimulatedDriver {
         }
         let known = self.entries.get_mut(dn).expect("just added");
         known.key = Some(key);
-        (known.canceled, known.canceled_by_operator) = (false, false);
+        (known.canceled, known.canceled_alone) = (false, false);
         self.tasks.push(SimulatedTask { dn: Arc::clone(dn), key, canceled: false, aborted: false });
     }
 
@@ -144,7 +144,7 @@ impl SimulatedDriver {
     fn add_barrier(&mut self, dn: &str) {
         let failed = &self.entries[dn];
         let parent_live = Self::parent_dn(dn).is_some_and(|parent| !self.entries[parent].canceled);
-        if self.shutting_down || failed.canceled_by_operator || !parent_live {
+        if self.shutting_down || failed.canceled_alone || !parent_live {
             return;
         }
         let (group, first_rank) = (failed.group.number, failed.group.first_rank());

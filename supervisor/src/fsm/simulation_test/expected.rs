@@ -57,7 +57,7 @@ pub(super) struct ExpectedEntry {
     pub(super) restart_requested: bool,
     pub(super) settings: Arc<RunnableSettings>,
     pub(super) group: ExpectedGroup,
-    pub(super) canceled_by_operator: bool,
+    pub(super) canceled_alone: bool,
     /// The runnable has exceeded its restart limit, and does not restart.
     pub(super) stays_dead: bool,
     /// The restarts after failures, without and with those that an operator may have requested.
@@ -82,7 +82,7 @@ impl ExpectedEntry {
             restart_requested: false,
             settings,
             group,
-            canceled_by_operator: false,
+            canceled_alone: false,
             stays_dead: false,
             restarts: Vec::new(),
             possible_restarts: Vec::new(),
@@ -164,7 +164,7 @@ impl ExpectedEntry {
                 self.killed |= matches!(change, RunnableChange::Killed { .. });
                 if let RunnableChange::Canceling { cause } = change {
                     self.ending_since.get_or_insert(now);
-                    self.canceled_by_operator = *cause == CancelCause::Operator;
+                    self.canceled_alone = matches!(cause, CancelCause::Operator | CancelCause::Dependency(_));
                 }
             }
             other => unreachable!("{dn}: {other} concerns the tree"),
