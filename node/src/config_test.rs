@@ -71,6 +71,7 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "user",
         "directory",
         "depends_on",
+        "restart_with_dependencies",
         "readiness",
         "restart",
         "backoff",
@@ -191,6 +192,10 @@ fn rules_between_services_name_the_field_too() {
         (
             service_config("depends_on = [\"etcd\", \"b\"]"),
             ":4:23: service[0].depends_on[1]: unknown service \"b\" in depends_on; known: metrics, ",
+        ),
+        (
+            service_config("restart_with_dependencies = true"),
+            ":4:29: service[0].restart_with_dependencies: a depends on nothing; name it in depends_on",
         ),
         (service_config("depends_on = [\"a\"]"), ":4:14: service[0].depends_on: dependency cycle: a -> a"),
         (

@@ -15,6 +15,7 @@ pub type PrepareError = Box<dyn Error + Send + Sync>;
 pub struct PreparedRunnable {
     runnable: Arc<dyn Runnable>,
     policy: Option<ChildPolicy>,
+    restarts_with_dependencies: bool,
     /// DNs that must be ready before it starts, and stop after it.
     start_after: Vec<Arc<str>>,
     /// DNs that stop after it.
@@ -25,13 +26,20 @@ impl PreparedRunnable {
     /// A runnable with the supervisor's default policy.
     pub fn new(runnable: impl Runnable) -> Self {
         let (start_after, stop_before) = (Vec::new(), Vec::new());
-        Self { runnable: Arc::new(runnable), policy: None, start_after, stop_before }
+        let (policy, restarts_with_dependencies) = (None, false);
+        Self { runnable: Arc::new(runnable), policy, restarts_with_dependencies, start_after, stop_before }
     }
 
     /// Restarts it by this policy.
     #[must_use]
     pub fn policy(self, policy: ChildPolicy) -> Self {
         Self { policy: Some(policy), ..self }
+    }
+
+    /// Restarts it when one of the DNs that it starts after is no longer ready.
+    #[must_use]
+    pub(crate) fn restart_with_dependencies(self, restarts: bool) -> Self {
+        Self { restarts_with_dependencies: restarts, ..self }
     }
 
     /// Starts it when these DNs are ready, and stops it before them.
@@ -65,6 +73,7 @@ impl PreparedRunnable {
         let child = ChildSpec::new(name, SharedRunnable(Arc::clone(&self.runnable)));
         let child =
             child.depends_on(self.start_after.iter().cloned()).stop_before(self.stop_before.iter().cloned());
+        let child = if self.restarts_with_dependencies { child.restart_with_dependencies() } else { child };
         match &self.policy {
             Some(policy) => child.policy(*policy),
             None => child,

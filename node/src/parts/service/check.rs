@@ -54,6 +54,10 @@ pub(super) fn check_service(
             format!("readiness \"exit\" of {name} conflicts with restart \"always\"; use \"on-failure\"");
         return reject_field(field("restart"), message);
     }
+    if service.restart_with_dependencies && service.depends_on.is_empty() {
+        let message = format!("{name} depends on nothing; name it in depends_on");
+        return reject_field(field("restart_with_dependencies"), message);
+    }
     // An environment consists of strings `NAME=value` (environ(7)).
     if let Some(key) = service.environment.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
         return reject_field(field("environment"), format!("{key:?} is not a valid variable name"));

@@ -36,6 +36,9 @@ pub struct UserService {
     /// Services that must be ready before it starts.
     #[serde(default)]
     pub depends_on: Vec<String>,
+    /// Restarts it when one of them is no longer ready; else it runs on.
+    #[serde(default)]
+    pub restart_with_dependencies: bool,
     /// When it is ready.
     #[serde(default)]
     pub readiness: ReadinessConfig,

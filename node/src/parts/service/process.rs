@@ -21,7 +21,10 @@ pub(crate) fn prepare_service(
     handle: &ProcessHandle,
     grace: Duration,
 ) -> PreparedRunnable {
-    PreparedRunnable::new(service_process(user, grace).handle(handle)).policy(service_policy(&user.config))
+    let runnable = PreparedRunnable::new(service_process(user, grace).handle(handle));
+    runnable
+        .policy(service_policy(&user.config))
+        .restart_with_dependencies(user.config.restart_with_dependencies)
 }
 
 fn service_process(user: &UserServicePlan, grace: Duration) -> Process {
