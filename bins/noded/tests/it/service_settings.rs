@@ -172,3 +172,25 @@ fn a_noded_that_the_kernel_spares_does_not_spare_its_services() {
     assert_eq!(own.trim(), "-900");
     noded.stop();
 }
+
+#[test]
+fn a_service_restarts_with_what_it_depends_on_if_it_is_told_to() {
+    let dependent = |name: &str, keys: &str| {
+        service_config(name, "exec sleep 1000", &format!("depends_on = [\"a\"]\n{keys}"))
+    };
+    let bound = dependent("bound", "restart_with_dependencies = true");
+    let a = service_config("a", "exec sleep 1000", "");
+    let noded = NodedProcess::start(&format!("{NO_DAEMONS}{a}{bound}{}", dependent("free", "")));
+    for dn in ["root.service.bound", "root.service.free"] {
+        noded.wait_for_event(dn, 1, "ready");
+    }
+    noded.ask(&["stop", "--wait", "root.service.a"]);
+    noded.wait_for_event("root.service.bound", 2, "started");
+    assert_eq!(noded.status("root.service.bound")["waiting_for"], "root.service.a to become ready");
+    let events = noded.ask(&["events", "root.service.bound"]);
+    assert!(events.contains("its dependency root.service.a is no longer ready"), "{events}");
+    noded.ask(&["start", "--wait", "root.service.a"]);
+    noded.wait_for_event("root.service.bound", 2, "ready");
+    assert_eq!(noded.status("root.service.free")["generation"], 1);
+    noded.stop();
+}
