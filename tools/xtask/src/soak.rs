@@ -124,6 +124,8 @@ const SOAKS: &[Soak] = &[
     ("node-volume-kills", Tests("provisionerd node kills::a_daemon_killed"), "NODEKEEL_NODE_VOLUME_KILLS=6"),
     // noded, its etcd and its services killed and stopped at random for ten minutes.
     ("node-storm", Tests("noded it storm::"), "NODEKEEL_STORM_SECONDS=600"),
+    // What is said of each trouble of a node, after 60 s too.
+    ("node-agreement", Tests("noded it agreement::tree_status"), "NODEKEEL_AGREEMENT_SECONDS=60"),
     // Ten minutes of strangers at the port of each program.
     ("port-floods", Tests("noded it ports::"), "NODEKEEL_FLOOD_SECONDS=600"),
     ("port-floods", Tests("provisionerd it ports::"), "NODEKEEL_FLOOD_SECONDS=600"),
