@@ -67,5 +67,5 @@ const CONFIG: &str = "[weather]\nplace = \"roof\"\n";
 
 fn main() -> ExitCode {
     let weatherd = nodekeel_node::program("weatherd", |node| node.with(WeatherPart));
-    weatherd.version(env!("CARGO_PKG_VERSION")).config(CONFIG).main()
+    weatherd.version(env!("CARGO_PKG_VERSION")).config(CONFIG).metric_prefix("weatherd").main()
 }

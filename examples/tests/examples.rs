@@ -161,6 +161,7 @@ mod programs {
     //! The programs around a node answer `nodectl`, and stop by a signal.
 
     use std::fs;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
     use std::path::Path;
     use std::process::{Child, Command, Output};
@@ -209,7 +210,8 @@ mod programs {
     fn run_program(example: &str, name: &str, config: &str, dns: &[&str], while_ready: impl FnOnce(&Path)) {
         let scratch = tempfile::tempdir().expect("a directory");
         let (file, data) = (scratch.path().join("node.toml"), scratch.path().join("data"));
-        fs::write(&file, format!("{config}{CONFIG}")).expect("written");
+        let metrics = scratch.path().join("metrics.sock");
+        fs::write(&file, format!("{config}{CONFIG}[metrics]\naddress = {metrics:?}\n")).expect("written");
         let command = |verb: &str| {
             let mut command = example_command(example);
             command.arg(verb).arg("--config").arg(&file).arg("--data").arg(&data);
@@ -272,8 +274,14 @@ mod programs {
         run_program("own_part", "weatherd", config, &dns, |data| {
             let mut answer = String::new();
             let mut station = UnixStream::connect(data.join("run/weather.sock")).expect("it listens");
-            std::io::Read::read_to_string(&mut station, &mut answer).expect("it answers");
+            station.read_to_string(&mut answer).expect("it answers");
             assert_eq!(answer, "sunny\n");
+            let metrics = data.with_file_name("metrics.sock");
+            let mut metrics = UnixStream::connect(metrics).expect("it listens");
+            metrics.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
+            let mut text = String::new();
+            metrics.read_to_string(&mut text).expect("it answers");
+            assert!(text.contains("\nweatherd_healthy 1\n") && !text.contains("nodekeel_"), "{text}");
         });
     }
 }

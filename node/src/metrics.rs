@@ -1,7 +1,7 @@
 //! Metrics in the OpenMetrics text format: those of the node itself, and of each part.
 //!
 //! A part adds a dedicated registry while it is prepared; all of them are served together. Names start with that of the
-//! program or part; those of the node start with `nodekeel_`.
+//! program or part; those of the node start with `nodekeel_`, or the program's own prefix.
 
 mod node;
 

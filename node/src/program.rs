@@ -50,11 +50,14 @@ use crate::dn::is_valid_runnable_name;
 use crate::node::{BuildError, NodeBuilder, NodeHandle, StartError};
 use crate::part::catch_panic;
 use crate::plan::{NodePlan, PlanError};
-use crate::program_name::{program_name, set_program_name};
+use crate::program_name::{program_name, set_metric_prefix, set_program_name};
 use crate::search_path::SearchPath;
 use cli::{NodeArgs, ProgramCommand};
 
 pub use zeroizing_alloc::ZeroAlloc;
+
+/// The alerts that `alerts` prints, for noded.
+const SHIPPED_ALERTS: &str = include_str!("../alerts.yaml");
 
 /// A program around a node: [`program`].
 pub struct Program<P> {
@@ -64,6 +67,8 @@ pub struct Program<P> {
     config: Option<&'static str>,
     data: PathBuf,
     environment: String,
+    metric_prefix: &'static str,
+    alert_rules: &'static str,
     parts: P,
 }
 
@@ -93,6 +98,8 @@ pub fn program<P: Fn(NodeBuilder) -> NodeBuilder>(name: &'static str, parts: P) 
         config: None,
         data: format!("/var/lib/{name}").into(),
         environment: name.to_ascii_uppercase().replace('-', "_"),
+        metric_prefix: "nodekeel",
+        alert_rules: "",
         parts,
     }
 }
@@ -130,12 +137,33 @@ impl<P: Fn(NodeBuilder) -> NodeBuilder> Program<P> {
         Self { environment: prefix.into(), ..self }
     }
 
+    /// Sets the start of the names of the node's metrics, as `<prefix>_healthy`, here and in the rules of `alerts`. Parts name
+    /// their own metrics. Default: `nodekeel`, so that the alerts of one node are those of all.
+    ///
+    /// # Panics
+    /// It is not of `a-z`, `0-9` and `_`, with a letter first.
+    #[must_use]
+    pub fn metric_prefix(self, prefix: &'static str) -> Self {
+        let is_valid = prefix.starts_with(|c: char| c.is_ascii_lowercase())
+            && prefix.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        assert!(is_valid, "invalid prefix of metrics {prefix:?}; use a-z, 0-9 and '_', with a letter first");
+        Self { metric_prefix: prefix, ..self }
+    }
+
+    /// Adds rules for Prometheus to those that `alerts` prints: a YAML list, each `- alert:` or `- record:` at the start of a
+    /// line. Default: none.
+    #[must_use]
+    pub fn alert_rules(self, rules: &'static str) -> Self {
+        Self { alert_rules: rules, ..self }
+    }
+
     /// Parses the command line, performs its command, and returns the exit code. It prints, and installs the program's `tracing`
     /// subscriber.
     ///
     /// A node has keys in its memory: erase it when it is freed, by [`ZeroAlloc`] as the global allocator of the program.
     pub fn main(self) -> ExitCode {
         set_program_name(self.name);
+        set_metric_prefix(self.metric_prefix);
         let done = catch_panic("main", || self.perform(self.parse_arguments()));
         done.unwrap_or_else(|panic| Err(panic.into())).unwrap_or_else(|error| {
             print_stderr(&format_chain(&*error));
@@ -168,6 +196,7 @@ impl<P: Fn(NodeBuilder) -> NodeBuilder> Program<P> {
                 let plan = self.make_plan(args.node.clone())?;
                 reset::reset_node(plan, &args).map(|text| print_stdout(&text))
             }
+            ProgramCommand::Alerts => Ok(print_stdout(&self.alerts_text())),
             ProgramCommand::Config => Ok(print_stdout(&self.config_text())),
             ProgramCommand::Completion { shell } => {
                 let mut script = Vec::new();
@@ -207,6 +236,18 @@ impl<P: Fn(NodeBuilder) -> NodeBuilder> Program<P> {
             print_stderr(&format!("can't prevent core dumps, which would contain keys: {error}"));
             Vec::new()
         })
+    }
+
+    /// The alerts for nodes that this program runs, as an object for the Prometheus operator.
+    fn alerts_text(&self) -> String {
+        let shipped = SHIPPED_ALERTS.replace("nodekeel_", &format!("{}_", self.metric_prefix));
+        let mut text = shipped.replace("noded", self.name);
+        if !self.alert_rules.is_empty() {
+            text += &format!("    - name: {}-own\n      rules:\n", self.name);
+            let lines = self.alert_rules.lines();
+            text.extend(lines.map(|line| format!("        {line}").trim_end().to_owned() + "\n"));
+        }
+        text
     }
 
     /// The configuration that applies without a file.
@@ -308,6 +349,17 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_alerts_have_the_names_of_the_program_and_its_own_rules() {
+        let shipped = program("noded", |node| node);
+        assert_eq!(shipped.alerts_text(), SHIPPED_ALERTS);
+        let rules = "- alert: Storm\n  expr: weather_wind > 20\n";
+        let own = program("weatherd", |node| node).metric_prefix("weather").alert_rules(rules).alerts_text();
+        assert!(own.contains("up{job=\"weatherd\"}") && own.contains("expr: weather_healthy == 0"), "{own}");
+        let group = "    - name: weatherd-own\n      rules:\n        - alert: Storm\n          expr: weather_wind > 20\n";
+        assert!(own.ends_with(group) && !own.contains("noded") && !own.contains("nodekeel_"), "{own}");
+    }
 
     #[test]
     fn the_default_configuration_has_the_tables_and_the_names_of_the_program() {

@@ -10,6 +10,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use crate::health::{ConditionSeverity, DiskSpace, HealthCondition, is_healthy};
+use crate::program_name::metric_prefix;
 use crate::v1::{Node, State};
 
 /// Maximum number of DNs with restarts of their own; those of all others are summed up as the DN `other`. The
@@ -43,9 +44,9 @@ pub(crate) struct NodeFigures {
 
 impl NodeFigures {
     pub(super) fn to_registry(&self) -> Registry {
-        let mut registry = Registry::default();
+        let mut registry = Registry::with_prefix(metric_prefix());
         let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("nodekeel_build", "The release of nodekeel-node", version);
+        registry.register("build", "The release of nodekeel-node", version);
         self.register_tree(&mut registry);
         self.register_health(&mut registry);
         self.register_log(&mut registry);
@@ -54,15 +55,14 @@ impl NodeFigures {
     }
 
     fn register_tree(&self, registry: &mut Registry) {
-        let runnables =
-            family::<Gauge>(registry, "nodekeel_runnables", "Runnables of the tree in each state");
+        let runnables = family::<Gauge>(registry, "runnables", "Runnables of the tree in each state");
         // Each state has a value, also 0: a series that comes and goes is hard to alert on.
         for (state, name) in STATES {
             let count = self.nodes.iter().filter(|node| node.state() == state).count();
             runnables.get_or_create(&vec![("state", name.to_owned())]).set(to_i64(count));
         }
-        let restarts = family::<Counter>(registry, "nodekeel_restarts", "Restarts of each runnable");
-        let crash_loops = gauge(registry, "nodekeel_crash_loops", "Runnables in a crash loop");
+        let restarts = family::<Counter>(registry, "restarts", "Restarts of each runnable");
+        let crash_loops = gauge(registry, "crash_loops", "Runnables in a crash loop");
         for (index, node) in self.nodes.iter().enumerate() {
             let dn = if index < MAX_DNS { node.dn.clone() } else { OTHER_DNS.to_owned() };
             restarts.get_or_create(&vec![("dn", dn)]).inc_by(node.restarts);
@@ -71,11 +71,10 @@ impl NodeFigures {
     }
 
     fn register_health(&self, registry: &mut Registry) {
-        let healthy =
-            gauge(registry, "nodekeel_healthy", "Whether the node has no problem, as nodectl health says");
+        let healthy = gauge(registry, "healthy", "Whether the node has no problem, as nodectl health says");
         healthy.set(is_healthy(&self.conditions).into());
         let help = "Conditions that nodectl health shows, by part and severity";
-        let conditions = family::<Gauge>(registry, "nodekeel_health_conditions", help);
+        let conditions = family::<Gauge>(registry, "health_conditions", help);
         for severity in [ConditionSeverity::Problem, ConditionSeverity::Warning] {
             for found in self.conditions.iter().filter(|found| found.severity == severity) {
                 let labels = vec![("part", found.part.clone()), ("severity", severity.as_str().to_owned())];
@@ -87,32 +86,28 @@ impl NodeFigures {
     fn register_log(&self, registry: &mut Registry) {
         let sum = |value: fn(&DnStats) -> u64| self.log.iter().map(value).sum::<u64>();
         for (name, help, value) in [
-            ("nodekeel_log_entries", "Log entries that were appended", sum(|dn| dn.appended)),
-            (
-                "nodekeel_log_dropped_entries",
-                "Log entries that newer ones have evicted",
-                sum(|dn| dn.dropped),
-            ),
+            ("log_entries", "Log entries that were appended", sum(|dn| dn.appended)),
+            ("log_dropped_entries", "Log entries that newer ones have evicted", sum(|dn| dn.dropped)),
         ] {
             let counter = Counter::<u64>::default();
             counter.inc_by(value);
             registry.register(name, help, counter);
         }
         let bytes = sum(|dn| u64::try_from(dn.bytes).unwrap_or(u64::MAX));
-        gauge(registry, "nodekeel_log_bytes", "Bytes of the log in memory").set(to_i64(bytes));
-        gauge(registry, "nodekeel_log_names", "DNs with a log").set(to_i64(self.log.len()));
+        gauge(registry, "log_bytes", "Bytes of the log in memory").set(to_i64(bytes));
+        gauge(registry, "log_names", "DNs with a log").set(to_i64(self.log.len()));
     }
 
     fn register_disks(&self, registry: &mut Registry) {
         for (name, help, value) in [
             (
-                "nodekeel_disk_free_bytes",
+                "disk_free_bytes",
                 "Free bytes of the disk of a directory",
                 (|disk| disk.free_bytes) as fn(&DiskSpace) -> u64,
             ),
-            ("nodekeel_disk_size_bytes", "Bytes of the disk of a directory", |disk| disk.total_bytes),
-            ("nodekeel_disk_free_inodes", "Free inodes of the disk of a directory", |disk| disk.free_inodes),
-            ("nodekeel_disk_inodes", "Inodes of the disk of a directory", |disk| disk.total_inodes),
+            ("disk_size_bytes", "Bytes of the disk of a directory", |disk| disk.total_bytes),
+            ("disk_free_inodes", "Free inodes of the disk of a directory", |disk| disk.free_inodes),
+            ("disk_inodes", "Inodes of the disk of a directory", |disk| disk.total_inodes),
         ] {
             let disks = family::<Gauge>(registry, name, help);
             for disk in &self.disks {

@@ -65,6 +65,11 @@ pub(crate) enum ProgramCommand {
     Reset(ResetArgs),
     /// Print the commented default configuration
     Config,
+    /// Print alert rules for Prometheus
+    ///
+    /// An object for the Prometheus operator, for nodes with [metrics] in their configuration, scraped as a job of the program's
+    /// name. Prometheus itself reads its `spec` as a file of rules.
+    Alerts,
     /// Print shell completions
     Completion {
         /// Shell

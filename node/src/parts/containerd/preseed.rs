@@ -15,6 +15,7 @@ use crate::config::ContainerdConfig;
 use crate::error_chain::error_chain;
 use crate::health::NodeSnapshot;
 use crate::part::{DependencyEntry, NodePreparation};
+use crate::program_name::metric_prefix;
 
 /// The DN of the import.
 const DN: &str = "root.containerd.preseed";
@@ -56,7 +57,7 @@ fn directory_hint(images: &Path) -> String {
 pub(super) fn prepare_preseed(config: &ContainerdConfig, node: &mut NodePreparation<'_>) -> Option<Preseed> {
     let images = config.preseed.clone()?;
     let preseed = Preseed::new(&images).with_unpacking(config.unpack);
-    let mut registry = Registry::default();
+    let mut registry = Registry::with_prefix(metric_prefix());
     registry.register_collector(Box::new(BundleCollector(preseed.clone())));
     node.metrics().add(NAME, registry);
     let counted = preseed.clone();
@@ -78,8 +79,7 @@ impl Collector for BundleCollector {
         // Before the first import, the number of bundles is not known.
         let Some(counts) = self.0.bundle_counts() else { return Ok(()) };
         let help = "Bundles of images, by whether they are imported";
-        let mut bundles =
-            encoder.encode_descriptor("nodekeel_image_bundles", help, None, MetricType::Gauge)?;
+        let mut bundles = encoder.encode_descriptor("image_bundles", help, None, MetricType::Gauge)?;
         for (state, count) in [("imported", counts.imported), ("failed", counts.failed)] {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
             ConstGauge::new(count).encode(bundles.encode_family(&[("state", state)])?)?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 
 use testbed::{ScratchDir, reserve_port};
 
@@ -61,9 +62,6 @@ fn metrics_and_health_are_served_on_a_port_or_a_socket_and_not_by_default() {
     noded.stop();
 }
 
-/// The alerts for nodes.
-const ALERTS: &str = include_str!("../../../../../deploy/monitoring/node-alerts.yaml");
-
 /// The samples of a text of metrics, with the keys of their labels.
 fn samples(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -98,7 +96,8 @@ fn every_alert_for_nodes_names_metrics_and_labels_that_a_node_has() {
     noded.ask(&["stop", "--wait", "a"]);
     let exported = samples(&http_get(TcpStream::connect(&address).unwrap(), "/metrics").1);
     noded.stop();
-    let alerts: Vec<_> = ALERTS.split("- alert: ").skip(1).collect();
+    let printed = testbed::command_output(Command::new(env!("CARGO_BIN_EXE_noded")).arg("alerts")).unwrap();
+    let alerts: Vec<_> = printed.split("- alert: ").skip(1).collect();
     assert!(alerts.len() > 5, "the alerts were read");
     for alert in alerts {
         let expression = alert.lines().find_map(|line| line.trim().strip_prefix("expr: ")).expect(alert);
