@@ -8,14 +8,16 @@ use std::time::UNIX_EPOCH;
 use crate::clock::{follow_wall_clock, now_nanos, wall_time};
 use crate::line::{LineSplitter, OutputLine};
 use crate::name_log::RingAddress;
-use crate::parse::{LineContext, LineParser, LogFormat, LogZone};
+use crate::parse::{LineContext, LineParser, LogFormat, LogZone, failure_line, names_exception};
 use crate::record::RecordBuffer;
 use crate::shared_store::SharedLogStore;
-use crate::text::sanitize_text;
-use crate::{Dn, LogMessage, StreamOrigin};
+use crate::text::{sanitize_text, strip_colors};
+use crate::{Dn, Level, LogMessage, StreamOrigin};
 
 /// Nanoseconds after a line in which the next one can be a part of its message.
 const CONTINUATION_TIME: i64 = 1_000_000_000;
+/// Nanoseconds after its first line in which a message can have more lines: a library that never pauses is no part of it.
+const MESSAGE_TIME: i64 = 10 * CONTINUATION_TIME;
 
 /// The origin of the lines of a [`LineWriter`], and their parser.
 #[derive(Clone, Debug)]
@@ -82,9 +84,16 @@ struct LineSink {
     raw: RecordBuffer,
     leveled: RecordBuffer,
     context: LineContext,
-    /// The last message, without its text, fields and time, and when its last line came, if the format has
-    /// continuation lines.
-    continued: Option<(LogMessage, i64)>,
+    /// The last message, if it can have more lines.
+    continued: Option<ContinuedMessage>,
+}
+
+struct ContinuedMessage {
+    /// Without its text, fields and time.
+    message: LogMessage,
+    /// When its first and its last line came.
+    first: i64,
+    last: i64,
 }
 
 impl LineWriter {
@@ -125,7 +134,7 @@ impl LineSink {
 
     fn store_parsed(&mut self, parse: LineParser, line: OutputLine<'_>, now: i64) -> bool {
         let text = sanitize_text(line.bytes, line.is_cut()).text;
-        let Some(message) = self.parse_line(parse, &text, now) else { return false };
+        let Some(message) = self.parse_line(parse, &strip_colors(&text), now) else { return false };
         // It is stored nowhere, but it is no raw line either.
         if !self.shared.keeps_level(&self.address, message.level) {
             return true;
@@ -142,22 +151,41 @@ impl LineSink {
     fn parse_line(&mut self, parse: LineParser, text: &str, now: i64) -> Option<LogMessage> {
         follow_wall_clock();
         self.context.received_at = wall_time(now);
+        let format = self.options.format;
         if let Some(message) = parse(text, &self.context) {
-            if self.options.format.has_continuation_lines() {
-                let without_text = LogMessage::without_position(message.level, "");
-                let (file, line) = (message.file.clone(), message.line);
-                self.continued = Some((LogMessage { file, line, ..without_text }, now));
-            }
-            return Some(message);
-        }
-        // Without a message that it could continue, the line stays raw.
-        let (message, last) = self.continued.as_mut()?;
-        if now.saturating_sub(*last) > CONTINUATION_TIME {
             self.continued = None;
+            return Some(self.start_message(message, now, format.has_continuation_lines()));
+        }
+        if matches!(format, LogFormat::Custom(_)) {
             return None;
         }
-        *last = now;
-        Some(LogMessage { text: text.to_owned(), ..message.clone() })
+        if let Some(message) = failure_line(text) {
+            return Some(self.start_message(message, now, true));
+        }
+        self.continued.take_if(|continued| {
+            now.saturating_sub(continued.last) > CONTINUATION_TIME
+                || now.saturating_sub(continued.first) > MESSAGE_TIME
+        });
+        // An exception is a part of the warning that it is logged with, but not of a message that tells of no trouble.
+        if names_exception(text)
+            && self.continued.as_ref().is_none_or(|continued| continued.message.level < Level::Warn)
+        {
+            return Some(self.start_message(LogMessage::without_position(Level::Error, text), now, true));
+        }
+        // Without a message that it could continue, the line stays raw.
+        let continued = self.continued.as_mut()?;
+        continued.last = now;
+        Some(LogMessage { text: text.to_owned(), ..continued.message.clone() })
+    }
+
+    fn start_message(&mut self, message: LogMessage, now: i64, has_more_lines: bool) -> LogMessage {
+        if has_more_lines {
+            let without_text = LogMessage::without_position(message.level, "");
+            let (file, line) = (message.file.clone(), message.line);
+            let message = LogMessage { file, line, ..without_text };
+            self.continued = Some(ContinuedMessage { message, first: now, last: now });
+        }
+        message
     }
 
     fn store_raw(&mut self, line: OutputLine<'_>, now: i64) {
@@ -213,6 +241,82 @@ mod tests {
             EntryBody::Leveled(leveled) => leveled.level.letter(),
             _ => 'R',
         }
+    }
+
+    /// The levels of lines that come at these nanoseconds.
+    fn stored_levels(format: LogFormat, lines: &[(i64, &str)]) -> String {
+        let store = LogStore::default();
+        let mut writer = store.line_writer(&Dn::root(), WriterOptions::new("stderr").format(format));
+        for &(now, line) in lines {
+            let line = OutputLine { bytes: line.as_bytes(), length: line.len() as u64 };
+            writer.sink.store_line(line, now);
+        }
+        let entries = store.open_reader(LogQuery::of_dn(Dn::root())).expect("a valid query").read_backlog();
+        entries.iter().map(level_letter).collect()
+    }
+
+    #[test]
+    fn a_message_has_ended_after_ten_seconds() {
+        let mut lines = vec![(0, "E1121 11:26:08.703131 1 a.go:1] failed")];
+        lines.extend((1..=20).map(|line| (line * CONTINUATION_TIME, "a library that never pauses")));
+        assert_eq!(stored_levels(LogFormat::Klog, &lines), "E".repeat(11) + &"R".repeat(10));
+    }
+
+    #[test]
+    fn a_failure_has_its_lines_in_each_format() {
+        let crash = ["panic: a bug", "", "goroutine 1 [running]:", "main.main()", "\t/a.go:1 +0x2a"]
+            .map(|line| (0, line));
+        for format in
+            [LogFormat::Klog, LogFormat::Json, LogFormat::Logfmt, LogFormat::LevelPrefix, LogFormat::Etcd]
+        {
+            assert_eq!(stored_levels(format, &crash), "FFFFF", "{format}");
+        }
+        assert_eq!(stored_levels(LogFormat::Text, &crash), "RRRRR");
+        let end = [
+            (0, "level=info msg=x"),
+            (0, "SIGQUIT: quit"),
+            (0, "PC=0x497b81"),
+            (0, "level=info msg=x"),
+            (0, "x"),
+        ];
+        assert_eq!(stored_levels(LogFormat::Logfmt, &end), "IFFIR");
+        let node =
+            [(0, "/app.js:3"), (0, "TypeError: null has no x"), (0, "    at node:internal/main:28:49")];
+        assert_eq!(stored_levels(LogFormat::Json, &node), "REE");
+    }
+
+    #[test]
+    fn words_in_a_stack_trace_are_no_levels() {
+        let python = [
+            "ERROR:app:failed",
+            "Traceback (most recent call last):",
+            "  File \"a.py\", line 1, in <module>",
+            "    logging.basicConfig(level=DEBUG)",
+            "NameError: CONFIG is not defined",
+        ];
+        let java = [
+            "SEVERE: failed",
+            "java.lang.IllegalStateException: CONFIG missing",
+            "\tat a.B.main(B.java:4)",
+            "Caused by: java.lang.RuntimeException: INFO inner",
+            "\t... 8 more",
+        ];
+        for lines in [python, java] {
+            assert_eq!(stored_levels(LogFormat::LevelPrefix, &lines.map(|line| (0, line))), "EEEEE");
+        }
+        let java = [
+            (0, "WARNING: retried"),
+            (0, "java.io.IOException: x"),
+            (0, "INFO: x"),
+            (0, "java.io.IOException: x"),
+        ];
+        assert_eq!(stored_levels(LogFormat::LevelPrefix, &java), "WWIE");
+    }
+
+    #[test]
+    fn colors_hide_no_level() {
+        let line = "\u{1b}[32m2026-11-21 11:26:08\u{1b}[0m | \u{1b}[31m\u{1b}[1mERROR   \u{1b}[0m | loguru";
+        assert_eq!(stored_levels(LogFormat::LevelPrefix, &[(0, line)]), "E");
     }
 
     #[test]

@@ -19,6 +19,29 @@ pub fn is_unprintable(c: char) -> bool {
         )
 }
 
+/// Removes the escape sequences of a terminal, as those of colors.
+///
+/// *Source:* ECMA-48, 5.4: control sequences.
+pub(crate) fn strip_colors(text: &str) -> Cow<'_, str> {
+    const INTRODUCER: &str = "\u{1b}[";
+    let mut pieces = text.split(INTRODUCER);
+    let first = pieces.next().unwrap_or_default();
+    if first.len() == text.len() {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = String::with_capacity(text.len());
+    plain.push_str(first);
+    for piece in pieces {
+        let end = piece.bytes().position(|byte| !matches!(byte, 0x20..=0x3f));
+        match end.filter(|&end| matches!(piece.as_bytes()[end], 0x40..=0x7e)) {
+            Some(end) => plain.push_str(&piece[end + 1..]),
+            // Not such a sequence.
+            None => plain.extend([INTRODUCER, piece]),
+        }
+    }
+    Cow::Owned(plain)
+}
+
 /// Valid UTF-8 text made from untrusted bytes, once for all readers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SanitizedText<'a> {

@@ -4,10 +4,10 @@ use std::time::SystemTime;
 
 use jiff::civil::{Date, DateTime};
 
+use super::LineContext;
 use super::json::leveled_json_line;
 use super::level_word::level_of_word;
 use super::time::{take_clock_time, take_digits};
-use super::{LineContext, LogZone};
 use crate::{Level, LogMessage};
 
 /// Parses a line of etcd: [`leveled_json_line`], or the older text of [`capnslog_line`].
@@ -23,12 +23,12 @@ pub fn etcd_line(line: &str, context: &LineContext) -> Option<LogMessage> {
 pub fn capnslog_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     match line.strip_prefix("raft") {
         Some(rest) => {
-            let (time, rest) = take_timestamp(rest, '/', &context.zone)?;
+            let (time, rest) = take_timestamp(rest, '/', context)?;
             let (level, text) = rest.split_once(": ")?;
             Some(build_message(level_of_word(level)?, time, "raft", text))
         }
         None => {
-            let (time, rest) = take_timestamp(line, '-', &context.zone)?;
+            let (time, rest) = take_timestamp(line, '-', context)?;
             let (level, rest) = rest.split_once(" | ")?;
             let level = match level {
                 "T" => Level::Trace,
@@ -55,13 +55,15 @@ fn build_message(level: Level, time: Option<SystemTime>, package: &str, text: &s
 fn take_timestamp<'a>(
     text: &'a str,
     separator: char,
-    zone: &LogZone,
+    context: &LineContext,
 ) -> Option<(Option<SystemTime>, &'a str)> {
     let (year, rest) = take_digits::<4>(text)?;
     let (month, rest) = take_digits::<2>(rest.strip_prefix(separator)?)?;
     let (day, rest) = take_digits::<2>(rest.strip_prefix(separator)?)?;
     let (clock, rest) = take_clock_time(rest.strip_prefix(' ')?)?;
     let date = Date::new(year, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok();
-    let time = date.and_then(|date| zone.system_time(DateTime::from_parts(date, clock)));
+    let time = date.zip(clock).and_then(|(date, clock)| {
+        context.zone.system_time(DateTime::from_parts(date, clock), context.received_at)
+    });
     Some((time, rest.strip_prefix(' ')?))
 }

@@ -2,14 +2,18 @@
 
 use std::path::Path;
 use std::str::FromStr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
+use jiff::tz::{AmbiguousOffset, TimeZone};
 use thiserror::Error;
+
+use super::time::can_be_stored;
 
 /// The zone of a program that has no `TZ`.
 const MACHINE_ZONE: &str = "/etc/localtime";
+/// A clock can be so much ahead of the one that a line is received by, after a step.
+const AHEAD: Duration = Duration::from_secs(60);
 
 /// What a [`LineParser`](super::LineParser) knows of a line beside its text.
 #[derive(Clone, Debug)]
@@ -56,8 +60,16 @@ impl LogZone {
         }
     }
 
-    pub(super) fn system_time(&self, civil: DateTime) -> Option<SystemTime> {
-        self.0.to_timestamp(civil).ok().map(SystemTime::from)
+    /// The time of a date and a time of day, none if a clock that is put forward has skipped it. Where a clock that is
+    /// put back shows it twice, it is the last one that is not after the receipt.
+    pub(super) fn system_time(&self, civil: DateTime, received_at: SystemTime) -> Option<SystemTime> {
+        let ambiguous = self.0.to_ambiguous_timestamp(civil);
+        if let AmbiguousOffset::Gap { .. } = ambiguous.offset() {
+            return None;
+        }
+        let later = SystemTime::from(ambiguous.later().ok()?);
+        let time = if later > received_at + AHEAD { ambiguous.earlier().ok()?.into() } else { later };
+        Some(time).filter(can_be_stored)
     }
 
     pub(super) fn year_at(&self, time: SystemTime) -> Option<i16> {

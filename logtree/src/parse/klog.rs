@@ -8,32 +8,15 @@ use serde_json::Value as Json;
 
 use super::LineContext;
 use super::logfmt::take_quoted;
-use super::time::{take_clock_time, take_digits};
+use super::time::{parse_time_or_number, take_clock_time, take_digits};
 use crate::{FieldValue, Level, LogField, LogMessage};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// The beginnings of the first line of a crash of a Go program: a panic, an error of the runtime, or a signal that
-/// ends it with a dump of its goroutines, as the SIGABRT of a watchdog.
-///
-/// *Source:* Go's runtime/panic.go; runtime/sigtab_linux_generic.go, the signals with `_SigThrow` or `_SigPanic`.
-const GO_CRASHES: [&str; 11] = [
-    "panic: ",
-    "fatal error: ",
-    "SIGQUIT: quit",
-    "SIGILL: illegal instruction",
-    "SIGTRAP: trace trap",
-    "SIGABRT: abort",
-    "SIGBUS: bus error",
-    "SIGFPE: floating-point exception",
-    "SIGSEGV: segmentation violation",
-    "SIGSTKFLT: stack fault",
-    "SIGSYS: bad system call",
-];
-
 /// Parses a line of [klog](https://github.com/kubernetes/klog): `I1121 11:26:08.703131   12345 file.go:123]
-/// text`. The text of a structured message, `"text" key="value" other=[1,2]`, becomes the message and its fields. The
-/// first line of a crash of a Go program is a separate message, at [`Level::Fatal`].
+/// text`. The text of a structured message, `"text" key="value" other=[1,2]`, becomes the message and its fields. So do
+/// lines of glog and Abseil, in C++: `I20261121` with the year, or, before the zone is known, `I0000 00:00:` with the
+/// seconds since 1970.
 ///
 /// The time is in the zone of the context, and has no year: it is the latest year that puts the line at most an hour
 /// after its receipt. The previous year is used only for lines of the last 48 hours, as around New Year. Otherwise
@@ -41,9 +24,6 @@ const GO_CRASHES: [&str; 11] = [
 ///
 /// *Source:* klog's `Format` comment in klog.go, and internal/serialize/keyvalues.go.
 pub fn klog_line(line: &str, context: &LineContext) -> Option<LogMessage> {
-    if GO_CRASHES.iter().any(|start| line.starts_with(start)) {
-        return Some(LogMessage::without_position(Level::Fatal, line));
-    }
     let level = match line.get(..1)? {
         "I" => Level::Info,
         "W" => Level::Warn,
@@ -51,9 +31,23 @@ pub fn klog_line(line: &str, context: &LineContext) -> Option<LogMessage> {
         "F" => Level::Fatal,
         _ => return None,
     };
-    let (month, rest) = take_digits::<2>(&line[1..])?;
-    let (day, rest) = take_digits::<2>(rest)?;
-    let (clock, rest) = take_clock_time(take_spaces(rest)?)?;
+    let (date, rest) = line[1..].split_once(' ')?;
+    let rest = rest.trim_start_matches(' ');
+    let (year, date) = if date.len() == "20261121".len() {
+        let (year, date) = take_digits::<4>(date)?;
+        (Some(year), date)
+    } else {
+        (None, date)
+    };
+    let (month, day) = take_digits::<2>(date)?;
+    let (day, "") = take_digits::<2>(day)? else { return None };
+    let (claimed_time, rest) = match take_unix_time(date, rest, context) {
+        Some(unix) => unix,
+        None => {
+            let (clock, rest) = take_clock_time(rest)?;
+            (clock.and_then(|clock| resolve_year(year, month, day, clock, context)), rest)
+        }
+    };
     // klog pads the process id with spaces to seven columns.
     let rest = take_spaces(rest)?;
     let (pid, rest) = rest.split_once(' ')?;
@@ -68,7 +62,7 @@ pub fn klog_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     }
     let (text, fields) = split_fields(text).unwrap_or_else(|| (text.to_owned(), Vec::new()));
     Some(LogMessage {
-        claimed_time: resolve_year(month, day, clock, context),
+        claimed_time,
         file: file.to_owned(),
         line: position.parse().ok()?,
         fields,
@@ -114,14 +108,36 @@ fn take_spaces(text: &str) -> Option<&str> {
     Some(text.strip_prefix(' ')?.trim_start_matches(' '))
 }
 
-fn resolve_year(month: i16, day: i16, clock: Time, context: &LineContext) -> Option<SystemTime> {
+/// Splits the time of Abseil off the front.
+///
+/// *Source:* abseil-cpp's absl/log/internal/log_format.cc.
+fn take_unix_time<'a>(
+    date: &str,
+    rest: &'a str,
+    context: &LineContext,
+) -> Option<(Option<SystemTime>, &'a str)> {
+    let rest = rest.strip_prefix("00:00:").filter(|_| date == "0000")?;
+    let (seconds, after) = rest.split_at(rest.find(' ')?);
+    Some((parse_time_or_number(seconds, context), after))
+}
+
+fn resolve_year(
+    year: Option<i16>,
+    month: i16,
+    day: i16,
+    clock: Time,
+    context: &LineContext,
+) -> Option<SystemTime> {
     let (now, zone) = (context.received_at, &context.zone);
     let this_year = zone.year_at(now)?;
     let (month, day) = (i8::try_from(month).ok()?, i8::try_from(day).ok()?);
     let in_year = |year: i16| {
         let date = jiff::civil::Date::new(year, month, day).ok()?;
-        zone.system_time(DateTime::from_parts(date, clock)).filter(|&time| time <= now + HOUR)
+        zone.system_time(DateTime::from_parts(date, clock), now).filter(|&time| time <= now + HOUR)
     };
+    if let Some(year) = year {
+        return in_year(year);
+    }
     let recent = |time: &SystemTime| now.duration_since(*time).is_ok_and(|age| age <= 48 * HOUR);
     // The next year is possible in the last hour of this one, if the clock of the writer is ahead.
     in_year(this_year + 1).or_else(|| in_year(this_year)).or_else(|| in_year(this_year - 1).filter(recent))

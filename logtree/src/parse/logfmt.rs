@@ -1,52 +1,80 @@
 //! logfmt, the format of containerd.
 
+use std::borrow::Cow;
+
 use super::LineContext;
-use super::level_word::level_of_word;
-use super::time::parse_time;
+use super::json::{LEVEL_KEYS, MESSAGE_KEYS, TIME_KEYS, level_of_text};
+use super::time::parse_time_or_number;
 use crate::{FieldValue, Level, LogField, LogMessage};
 
 /// Parses `time="2026-11-21T11:26:16.7Z" level=info msg="text" key=value`, as logrus and slog write it, or go-kit,
 /// which has `ts` and no message. The level is required; all other keys become fields, in order, and so do a time that
-/// is none and an unknown level, with which the message has [`Level::Warn`]. Quoted values follow Go's syntax.
+/// is none and an unknown level, with which the message has [`Level::Warn`]. Quoted values follow Go's syntax. What is
+/// no pair, as a name with a space that logrus does not quote, or a value that was cut, stays in the text.
 ///
 /// *Source:* github.com/sirupsen/logrus text_formatter.go; Go's `strconv.Quote`.
 pub fn logfmt_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     let (mut level, mut time, mut text, mut fields) = (None, None, None, Vec::new());
-    let mut has_level = false;
-    let mut rest = line.trim_start_matches(' ');
+    let (mut has_level, mut others) = (false, Vec::new());
+    let line = line.trim_start_matches(' ');
+    let mut rest = line;
     while !rest.is_empty() {
-        let (name, value, after) = take_pair(rest)?;
+        let Some((name, value, after)) = take_pair(rest) else {
+            // A line of prose does not start with a pair.
+            if rest.len() == line.len() {
+                return None;
+            }
+            let end = rest.find(' ').unwrap_or(rest.len());
+            others.push(&rest[..end]);
+            rest = rest[end..].trim_start_matches(' ');
+            continue;
+        };
         rest = after.trim_start_matches(' ');
         // Of repeated keys the first counts, and the others become fields: nothing is lost.
-        let is_read = match name {
-            "level" | "lvl" if !has_level => {
-                (has_level, level) = (true, level_of_word(&value));
+        let is_read = match &*name {
+            key if level.is_none() && LEVEL_KEYS.contains(&key) => {
+                (has_level, level) = (true, level_of_text(&value));
                 level.is_some()
             }
-            "time" | "ts" if time.is_none() => {
-                time = parse_time(&value, &context.zone);
+            key if time.is_none() && TIME_KEYS.contains(&key) => {
+                time = parse_time_or_number(&value, context);
                 time.is_some()
             }
-            "msg" if text.is_none() => {
+            key if text.is_none() && MESSAGE_KEYS.contains(&key) => {
                 text = Some(value.clone());
                 true
             }
             _ => false,
         };
         if !is_read {
-            fields.push(LogField { name: name.to_owned(), value: FieldValue::Text(value) });
+            fields.push(LogField { name: name.into_owned(), value: FieldValue::Text(value) });
         }
     }
-    let message = LogMessage::without_position(level.unwrap_or(Level::Warn), text.unwrap_or_default());
-    has_level.then_some(LogMessage { claimed_time: time, fields, ..message })
-}
-
-/// Splits `name=value` off the front.
-fn take_pair(text: &str) -> Option<(&str, String, &str)> {
-    let (name, rest) = text.split_once('=')?;
-    if name.is_empty() || name.contains([' ', '"']) {
+    if !has_level {
         return None;
     }
+    let text = text.into_iter().chain(others.into_iter().map(str::to_owned)).collect::<Vec<_>>().join(" ");
+    let message = LogMessage::without_position(level.unwrap_or(Level::Warn), text);
+    Some(LogMessage { claimed_time: time, fields, ..message })
+}
+
+/// Splits `name=value` off the front; slog quotes some names.
+fn take_pair(text: &str) -> Option<(Cow<'_, str>, String, &str)> {
+    let (name, rest) = match text.strip_prefix('"') {
+        Some(quoted) => {
+            let (name, rest) = take_quoted(quoted)?;
+            (Cow::Owned(name), rest)
+        }
+        // Not further than the word: a text of many words is read once.
+        None => {
+            let (name, rest) = text.split_at(text.find(['=', ' ', '"'])?);
+            if name.is_empty() {
+                return None;
+            }
+            (Cow::Borrowed(name), rest)
+        }
+    };
+    let rest = rest.strip_prefix('=')?;
     match rest.strip_prefix('"') {
         Some(quoted) => {
             let (value, rest) = take_quoted(quoted)?;

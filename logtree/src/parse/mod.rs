@@ -6,6 +6,7 @@
 
 mod capnslog;
 mod context;
+mod failure;
 mod json;
 mod klog;
 mod kmsg;
@@ -22,6 +23,8 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::LogMessage;
+
+pub(crate) use failure::{failure_line, names_exception};
 
 pub use capnslog::{capnslog_line, etcd_line};
 pub use context::{LineContext, LogZone, UnknownZone};
@@ -105,7 +108,8 @@ impl LogFormat {
     }
 
     /// Returns whether a message can have more than one line. Such a line has the level and the position of the message,
-    /// if it comes within a second of the line before it.
+    /// if it comes within a second of the line before it, and ten of the first. A crash has more lines in each format but
+    /// text and custom ones.
     pub const fn has_continuation_lines(self) -> bool {
         matches!(self, LogFormat::Klog | LogFormat::LevelPrefix)
     }

@@ -32,12 +32,32 @@ klog I1121 11:26:08.000000001 1 a.go:1] x
   = info | 2026-11-21T11:26:08.000000001Z | a.go:1 | x
 klog I1121 11:26:08.1234567899999 1 a.go:1] digits beyond nanoseconds are dropped
   = info | 2026-11-21T11:26:08.123456789Z | a.go:1 | digits beyond nanoseconds are dropped
+klog E1121 25:26:08.703131 1 a.go:1] there is no such hour
+  = error | a.go:1 | there is no such hour
+klog E1121 11:26:60.5 1 a.go:1] a leap second
+  = error | 2026-11-21T11:26:59.5Z | a.go:1 | a leap second
+klog E20261121 11:26:08.703131 12345 file.cc:12] glog in C++
+  = error | 2026-11-21T11:26:08.703131Z | file.cc:12 | glog in C++
+klog E0000 00:00:1795260368.703131 12345 file.cc:12] Abseil before its start
+  = error | 2026-11-21T11:26:08.703131Z | file.cc:12 | Abseil before its start
 klog panic: runtime error: index out of range [1] with length 1
   = fatal | panic: runtime error: index out of range [1] with length 1
 klog fatal error: all goroutines are asleep - deadlock!
   = fatal | fatal error: all goroutines are asleep - deadlock!
-klog SIGABRT: abort
+logfmt SIGABRT: abort
   = fatal | SIGABRT: abort
+logfmt containerd: open /nonexistent.toml: no such file or directory
+  = error | containerd: open /nonexistent.toml: no such file or directory
+etcd flag provided but not defined: -wrong
+  = error | flag provided but not defined: -wrong
+json Traceback (most recent call last):
+  = error | Traceback (most recent call last):
+json Exception in thread "main" java.lang.Error: main died
+  = error | Exception in thread "main" java.lang.Error: main died
+json # A fatal error has been detected by the Java Runtime Environment:
+  = fatal | # A fatal error has been detected by the Java Runtime Environment:
+json thread 'main' panicked at src/main.rs:1:5:
+  = fatal | thread 'main' panicked at src/main.rs:1:5:
 etcd 2026-11-21 11:26:09.110541 N | etcdserver/membership: set the version to 3.4
   = info | 2026-11-21T11:26:09.110541Z | set the version to 3.4 | package=etcdserver/membership
 etcd raft2026/11/21 11:26:08 INFO: raft.node: 2e elected leader 2e at term 2
@@ -90,6 +110,40 @@ json {"level":"error","ts":-1.5,"msg":"x"}
   = error | x | ts=-1.5
 json {"level":"info","msg":"x","a":1,"a":2}
   = info | x | a=1 | a=2
+json {"level":"\u001b[31mERROR\u001b[0m","ts":1795260368703.274,"msg":"zap in color, a fraction of milliseconds"}
+  = error | 2026-11-21T11:26:08.703274Z | zap in color, a fraction of milliseconds
+json {"level":"error","time":5,"time":"2026-11-21T11:26:08+09:00","message":"a field of the program, in zerolog"}
+  = error | 2026-11-21T02:26:08Z | a field of the program, in zerolog | time=5
+json {"asctime":"2026-11-21 11:26:08,445","levelname":"ERROR","message":"python","level":6,"time":12.5,"x":NaN}
+  = error | 2026-11-21T11:26:08.445Z | python | level=6 | time=12.5 | x=NaN
+json {"a": -Infinity, "event": "structlog", "level_number": 40, "timestamp": 1795260368.442454}
+  = error | 2026-11-21T11:26:08.442454Z | structlog | a=-Infinity
+json {"text":"x","record":{"level":{"icon":"X","name":"ERROR","no":40},"message":"loguru","time":{"repr":"2026-11-21 11:26:08.5+09:00"}}}
+  = error | 2026-11-21T02:26:08.5Z | loguru | text=x
+json {"level":"50","msg":"a number in a text"}
+  = error | a number in a text
+json {"level":50.0,"msg":"x"}
+  = error | x
+json {"level":1000,"msg":"a number of Java"}
+  = error | a number of Java
+json {"level":8,"msg":"a number of slog"}
+  = error | a number of slog
+json {"level":null,"severity":"ERROR","msg":"the key that can be read"}
+  = error | the key that can be read | level=null
+json {"levelname":"Level 45","message":"a level of Python without a name"}
+  = error | a level of Python without a name
+json {"level":"error","ts":1e400,"n":99999999999999999999,"msg":"lone \ud83d"}
+  = error | "lone \ud83d" | ts=1e400 | n=100000000000000000000
+json {"level":"error","msg":"cut","stack":"a, \"b\" {c
+  = error | cut | stack="a, \"b\" {c
+json {"level":"error","ts":"9999-12-31T23:59:59Z","msg":"no entry has such a time"}
+  = error | no entry has such a time | ts=9999-12-31T23:59:59Z
+json {"level":"error","ts":"0001-01-01T00:00:00Z","msg":"Go's zero time"}
+  = error | Go's zero time | ts=0001-01-01T00:00:00Z
+json {"level":"error","time":"2026-11-21","msg":"a date is no time"}
+  = error | a date is no time | time=2026-11-21
+json {"level":"error","time":"1795260368703","msg":"a number in a text"}
+  = error | 2026-11-21T11:26:08.703Z | a number in a text
 json {"level":"error","err":"no message"}
   = error |  | err=no message
 json {"level":"error","msg":{"a":1}}
@@ -106,6 +160,18 @@ logfmt time=2026-11-21T11:26:08.703+01:00 level=DEBUG-4 msg=slog
   = trace | 2026-11-21T10:26:08.703Z | slog
 logfmt level=loud msg=x
   = warn | x | level=loud
+logfmt time="2026-11-28T07:39:13+09:00" level=error msg="logrus text" a b=1 error="boom \"q\""
+  = error | 2026-11-27T22:39:13Z | logrus text a | b=1 | error=boom "q"
+logfmt time=2026-11-28T07:39:13.668+09:00 level=ERROR msg="slog text" "a b"="c=d" ""=1
+  = error | 2026-11-27T22:39:13.668Z | slog text | a b=c=d | =1
+logfmt level=error event="structlog in logfmt" timestamp=1795260368.5
+  = error | 2026-11-21T11:26:08.5Z | structlog in logfmt
+logfmt level=error msg=x y
+  = error | x y
+logfmt level=error msg="a cut value
+  = error | msg="a cut value
+logfmt level=50 msg=x
+  = error | x
 logfmt time=yesterday level=error msg=x
   = error | x | time=yesterday
 klog E1121 11:26:08.703131   12345 b.go:22] 
@@ -132,6 +198,26 @@ level-prefix error: can't open a
   = error | can't open a
 level-prefix <3>an error of sd-daemon
   = error | an error of sd-daemon
+level-prefix <27>logger with its facility
+  = error | logger with its facility
+level-prefix Level 45:app:a level without a name
+  = error | app:a level without a name
+level-prefix [2026-11-21 11:26:08,317: ERROR/MainProcess] celery
+  = error | 2026-11-21T11:26:08.317Z | celery
+level-prefix 2026-11-21 11:26:08 [error    ] structlog                      a=1
+  = error | 2026-11-21T11:26:08Z | structlog                      a=1
+level-prefix ERRO[0000] logrus on a terminal
+  = error | [0000] logrus on a terminal
+level-prefix 7:39AM FTL zerolog on a terminal
+  = fatal | 7:39AM FTL zerolog on a terminal
+level-prefix 2026-11-21T11:26:08.669+0900	ERROR	g/main.go:71	zap in development
+  = error | 2026-11-21T02:26:08.669Z | g/main.go:71	zap in development
+level-prefix 2026/11/21 11:26:08 [error] 123#0: nginx
+  = error | 2026-11-21T11:26:08Z | 123#0: nginx
+level-prefix 2026-11-21 11:26:08.123:WARN:oejs.Server:main: jetty
+  = warn | 2026-11-21T11:26:08.123Z | oejs.Server:main: jetty
+level-prefix ERROR 2026-11-21 11:26:08,318 the level first
+  = error | 2026-11-21T11:26:08.318Z | the level first
 level-prefix Traceback (most recent call last):
   = error | Traceback (most recent call last):
 "#;
@@ -140,7 +226,6 @@ level-prefix Traceback (most recent call last):
 const OTHER_LINES: &str = r#"
 klog just some text
 klog D1121 11:26:08.703131 1 a.go:1] severity
-klog I1121 25:26:08.703131 1 a.go:1] hour
 klog I1121 11:26:08. 1 a.go:1] empty fraction
 klog I1121 11:26:08.7 1 a.go:1]
 klog I1121 11:26:08.7 x a.go:1] pid
@@ -159,20 +244,22 @@ json {"ts":"now","msg":"x"}
 json {"ts":1,"msg":2}
 json {"ts":-1e300,"msg":"x"}
 logfmt msg=x
-logfmt level=info msg=x y
 level-prefix all is well
 level-prefix this was no error at all
-level-prefix <9>x
-logfmt level=info msg="x
-logfmt level=info msg="x"y=z
-logfmt level=info msg="\q"
-logfmt level=info msg="\uD800"
+level-prefix <192>x
+level-prefix     logging.basicConfig(level=DEBUG)
+level-prefix ValueError: CONFIG missing
+level-prefix Caused by: java.lang.RuntimeException: INFO inner
+logfmt the level=error is set
+logfmt msg="x level=error
+logfmt msg="\q"
+logfmt msg="\uD800"
 "#;
 
 fn parse_as(format_and_line: &str) -> Option<LogMessage> {
     let (format, line) = format_and_line.split_once(' ').expect("a format and a line");
     let format: LogFormat = format.parse().expect("a format");
-    format.line_parser().expect("a parser")(line, &LineContext::new(at(NOON)))
+    format.line_parser().expect("a parser")(line, &LineContext::new(at(NOON))).or_else(|| failure_line(line))
 }
 
 #[test]
@@ -249,6 +336,33 @@ fn a_time_without_a_zone_is_in_that_of_its_program() {
             assert_eq!(message.claimed_time, Some(at("2026-11-21T11:26:08.703Z")), "{line}");
         }
     }
+}
+
+#[test]
+fn an_hour_that_a_clock_shows_twice_is_the_last_one_before_the_receipt() {
+    let berlin: LogZone = "CET-1CEST,M3.5.0,M10.5.0/3".parse().expect("a zone");
+    for (format, line) in [
+        (LogFormat::Klog, "E1025 02:30:00.5 1 a.go:1] x"),
+        (LogFormat::Etcd, "2026-10-25 02:30:00.5 E | a: x"),
+        (LogFormat::Json, r#"{"level":"error","time":"2026-10-25 02:30:00.5","msg":"x"}"#),
+        (LogFormat::LevelPrefix, "2026-10-25 02:30:00,5 ERROR x"),
+    ] {
+        for (received, claimed) in [
+            ("2026-10-25T00:30:01Z", "2026-10-25T00:30:00.5Z"),
+            ("2026-10-25T01:30:01Z", "2026-10-25T01:30:00.5Z"),
+        ] {
+            let context = LineContext::new(at(received)).zone(berlin.clone());
+            let message =
+                format.line_parser().expect("a parser")(line, &context).expect("it is in the format");
+            assert_eq!(message.claimed_time, Some(at(claimed)), "{line} at {received}");
+        }
+    }
+    // Nor does a zone hide one that is named.
+    let context = LineContext::new(at(NOON)).zone(berlin);
+    let message = level_prefix_line("2026-11-21 11:26:08.703 UTC [1] ERROR:  x", &context).expect("a level");
+    assert_eq!(message.claimed_time, Some(at("2026-11-21T11:26:08.703Z")));
+    let skipped = level_prefix_line("2026-03-29 02:30:00 ERROR x", &context).expect("a level");
+    assert_eq!(skipped.claimed_time, None, "the clock never showed it");
 }
 
 #[test]

@@ -4,22 +4,45 @@ use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
-use jiff::civil::DateTime;
+use jiff::civil::{DateTime, Time};
 use serde_json::Number;
 
-use super::context::LogZone;
+use super::LineContext;
+use crate::clock::{time_from_nanos, unix_nanos};
 
 /// Parses a date and a time, as RFC 3339 and in similar formats; without a zone, in that of the program.
-pub(super) fn parse_time(text: &str, zone: &LogZone) -> Option<SystemTime> {
-    // Some write a space before the offset.
-    let joined = match text.rsplit_once(' ') {
-        Some((time, offset)) if offset.starts_with(['+', '-']) => Cow::Owned(format!("{time}{offset}")),
+pub(super) fn parse_time(text: &str, context: &LineContext) -> Option<SystemTime> {
+    // A date alone is no time: it would claim midnight.
+    if !text.contains([':', 'T']) {
+        return None;
+    }
+    // Go's `log` and nginx write slashes.
+    let text = match text.as_bytes() {
+        [_, _, _, _, b'/', _, _, b'/', ..] => Cow::Owned(text.replacen('/', "-", 2)),
         _ => Cow::Borrowed(text),
     };
+    // Some write a space before the offset. A number after a time, as in `-12 degrees`, is none.
+    let joined = match text.rsplit_once(' ') {
+        Some((time, "UTC" | "GMT" | "Z")) => Cow::Owned(format!("{time}Z")),
+        Some((time, offset)) if offset.starts_with(['+', '-']) && offset.len() >= "+0000".len() => {
+            Cow::Owned(format!("{time}{offset}"))
+        }
+        _ => Cow::Borrowed(&*text),
+    };
     match joined.parse::<Timestamp>() {
-        Ok(time) => Some(time.into()),
-        Err(_) => zone.system_time(text.parse::<DateTime>().ok()?),
+        Ok(time) => Some(time.into()).filter(can_be_stored),
+        Err(_) => context.zone.system_time(text.parse::<DateTime>().ok()?, context.received_at),
     }
+}
+
+/// Parses a time as [`parse_time`], or the digits of [`time_of_number`].
+pub(super) fn parse_time_or_number(text: &str, context: &LineContext) -> Option<SystemTime> {
+    parse_time(text, context).or_else(|| time_of_number(&text.parse().ok()?))
+}
+
+/// An entry has a time between 1677 and 2262. One that claims another, as Go's zero time, claims none.
+pub(super) fn can_be_stored(time: &SystemTime) -> bool {
+    time_from_nanos(unix_nanos(*time)) == *time
 }
 
 /// The time of a number since 1970: seconds, milliseconds, microseconds or nanoseconds, by its size. Each unit reaches
@@ -43,7 +66,7 @@ pub(super) fn time_of_number(number: &Number) -> Option<SystemTime> {
             Duration::from_micros(if micros < 1e18 { micros as u64 } else { return None })
         }
     };
-    UNIX_EPOCH.checked_add(distance)
+    UNIX_EPOCH.checked_add(distance).filter(can_be_stored)
 }
 
 /// Splits a number of exactly `N` digits off the front.
@@ -54,8 +77,8 @@ pub(super) fn take_digits<const N: usize>(text: &str) -> Option<(i16, &str)> {
 }
 
 /// Splits `hh:mm:ss`, with an optional fraction of any length, off the front; digits beyond nanoseconds are
-/// dropped.
-pub(super) fn take_clock_time(text: &str) -> Option<(jiff::civil::Time, &str)> {
+/// dropped. A leap second is the one before it, as in [`parse_time`]; there is no time if its digits are none.
+pub(super) fn take_clock_time(text: &str) -> Option<(Option<Time>, &str)> {
     let (hour, rest) = take_digits::<2>(text)?;
     let (minute, rest) = take_digits::<2>(rest.strip_prefix(':')?)?;
     let (second, rest) = take_digits::<2>(rest.strip_prefix(':')?)?;
@@ -70,5 +93,6 @@ pub(super) fn take_clock_time(text: &str) -> Option<(jiff::civil::Time, &str)> {
         }
     };
     let small = |number: i16| i8::try_from(number).ok();
-    Some((jiff::civil::Time::new(small(hour)?, small(minute)?, small(second)?, nanos).ok()?, rest))
+    let second = if second == 60 { 59 } else { second };
+    Some((Time::new(small(hour)?, small(minute)?, small(second)?, nanos).ok(), rest))
 }
