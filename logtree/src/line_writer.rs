@@ -8,7 +8,9 @@ use std::time::UNIX_EPOCH;
 use crate::clock::{follow_wall_clock, now_nanos, wall_time};
 use crate::line::{LineSplitter, OutputLine};
 use crate::name_log::RingAddress;
-use crate::parse::{LineContext, LineParser, LogFormat, LogZone, failure_line, names_exception};
+use crate::parse::{
+    LineContext, LineParser, LogFormat, LogZone, failure_line, java_heading, names_exception,
+};
 use crate::record::RecordBuffer;
 use crate::shared_store::SharedLogStore;
 use crate::text::{sanitize_text, strip_colors};
@@ -152,7 +154,15 @@ impl LineSink {
         follow_wall_clock();
         self.context.received_at = wall_time(now);
         let format = self.options.format;
-        if let Some(message) = parse(text, &self.context) {
+        // It belongs to the next line, and not to the message before it.
+        let heading = if format == LogFormat::LevelPrefix { java_heading(text, &self.context) } else { None };
+        if heading.is_some() {
+            (self.context.heading, self.continued) = (heading, None);
+            return None;
+        }
+        let parsed = parse(text, &self.context);
+        self.context.heading = None;
+        if let Some(message) = parsed {
             self.continued = None;
             return Some(self.start_message(message, now, format.has_continuation_lines()));
         }
@@ -233,6 +243,8 @@ impl fmt::Debug for LineWriter {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::{EntryBody, LogEntry, LogQuery, LogStore};
 
@@ -311,6 +323,33 @@ mod tests {
             (0, "java.io.IOException: x"),
         ];
         assert_eq!(stored_levels(LogFormat::LevelPrefix, &java), "WWIE");
+    }
+
+    #[test]
+    fn a_line_of_java_has_the_time_of_the_line_before_it() {
+        let store = LogStore::default();
+        let options = WriterOptions::new("stderr").format(LogFormat::LevelPrefix);
+        let mut writer = store.line_writer(&Dn::root(), options.zone("JST-9".parse().expect("a zone")));
+        let lines = [
+            "Nov 28, 2026 7:38:52 AM a.B main\nINFO: started\n",
+            "Nov 28, 2026 7:38:52\u{202f}AM a.B main\nSEVERE: failed\njava.lang.Error: x\n\tat a.B.main(B.java:4)\n\n",
+            "Nov 28, 2026 7:38:52 AM a.B main\nLOUD: a level of its own\n",
+        ];
+        lines.iter().for_each(|line| writer.write_all(line.as_bytes()).expect("a write never fails"));
+        let entries = store.open_reader(LogQuery::of_dn(Dn::root())).expect("a valid query").read_backlog();
+        assert_eq!(entries.iter().map(level_letter).collect::<String>(), "RIREEEERW");
+        for (at, text) in [(1, "started"), (3, "failed"), (8, "LOUD: a level of its own")] {
+            let EntryBody::Leveled(leveled) = &entries[at].body else { panic!("{at}") };
+            assert_eq!(leveled.message, text);
+            assert_eq!(
+                leveled.claimed_time,
+                Some(UNIX_EPOCH + std::time::Duration::from_secs(1_795_819_132))
+            );
+            assert_eq!(
+                leveled.fields,
+                LogMessage::new(Level::Warn, "").with_field("source", "a.B main").fields
+            );
+        }
     }
 
     #[test]

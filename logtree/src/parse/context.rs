@@ -8,6 +8,7 @@ use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use thiserror::Error;
 
+use super::java_heading::JavaHeading;
 use super::time::can_be_stored;
 
 /// The zone of a program that has no `TZ`.
@@ -23,12 +24,14 @@ pub struct LineContext {
     pub received_at: SystemTime,
     /// The zone of the times in the line that name none.
     pub zone: LogZone,
+    /// The line before this one, of a message of java.util.logging.
+    pub(crate) heading: Option<JavaHeading>,
 }
 
 impl LineContext {
     /// A line received at this time, of a program whose zone is UTC.
     pub fn new(received_at: SystemTime) -> LineContext {
-        LineContext { received_at, zone: LogZone::default() }
+        LineContext { received_at, zone: LogZone::default(), heading: None }
     }
 
     /// Sets the zone.

@@ -18,7 +18,8 @@ const MAX_WORDS: usize = 8;
 /// a.B - text` (logback), `error: text`, `<3>text` (sd-daemon(3)).
 ///
 /// The level is one of the first eight words: in capitals, in brackets, or, as the first word, before a colon. The text
-/// of the message is the rest of the line after the time, and after the level if nothing is between the two.
+/// of the message is the rest of the line after the time, and after the level if nothing is between the two. A line of a
+/// stack trace has no level of its own below [`Level::Error`].
 pub fn level_prefix_line(line: &str, context: &LineContext) -> Option<LogMessage> {
     if let Some((severity, text)) = line.strip_prefix('<').and_then(|rest| rest.split_once('>'))
         && let Some(priority) = severity.parse::<u8>().ok().filter(|&priority| priority < 24 * 8)
@@ -26,6 +27,14 @@ pub fn level_prefix_line(line: &str, context: &LineContext) -> Option<LogMessage
     {
         // With a facility, as logger(1) prints it.
         return Some(LogMessage::without_position(level, text));
+    }
+    if let Some(heading) = &context.heading
+        && let Some((word, text)) = line.split_once(": ").filter(|(word, _)| !word.contains(' '))
+    {
+        // A level of the program's own has a name that nobody knows.
+        let (level, text) = level_of_word(word).map_or((Level::Warn, line), |level| (level, text));
+        let message = LogMessage { claimed_time: heading.time, ..LogMessage::without_position(level, text) };
+        return Some(message.with_field("source", heading.source.as_str()));
     }
     let (claimed_time, rest) = split_time(line, context);
     let (level, end, is_first) = find_level(rest)?;

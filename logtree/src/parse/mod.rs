@@ -7,6 +7,7 @@
 mod capnslog;
 mod context;
 mod failure;
+mod java_heading;
 mod json;
 mod klog;
 mod kmsg;
@@ -25,6 +26,7 @@ use thiserror::Error;
 use crate::LogMessage;
 
 pub(crate) use failure::{failure_line, names_exception};
+pub(crate) use java_heading::java_heading;
 
 pub use capnslog::{capnslog_line, etcd_line};
 pub use context::{LineContext, LogZone, UnknownZone};

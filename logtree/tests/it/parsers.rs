@@ -206,7 +206,7 @@ fn lines_of_programs_in_other_zones_have_their_levels_and_claim_the_right_time()
 #[test]
 fn an_error_of_java_has_its_stack_as_its_lines() {
     let entries = store_format(LogFormat::LevelPrefix, include_str!("../../testdata/java-17.0.15.txt"));
-    assert_eq!(level_letters(&entries), "RIWE");
+    assert_eq!(level_letters(&entries), "RIRWRE", "the line before a message is raw");
     let stack = entries.iter().filter(|entry| entry_text(entry).starts_with("\tat "));
     assert!(stack.map(entry_level).all(|level| level == Level::Error));
 }
