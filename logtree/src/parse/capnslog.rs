@@ -63,7 +63,7 @@ fn take_timestamp<'a>(
     let (clock, rest) = take_clock_time(rest.strip_prefix(' ')?)?;
     let date = Date::new(year, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok();
     let time = date.zip(clock).and_then(|(date, clock)| {
-        context.zone.system_time(DateTime::from_parts(date, clock), context.received_at)
+        context.zone.go_time(DateTime::from_parts(date, clock), context.received_at)
     });
     Some((time, rest.strip_prefix(' ')?))
 }

@@ -43,7 +43,11 @@ impl LineContext {
 
 /// The time zone in which a program writes the times of its log. The default is UTC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogZone(TimeZone);
+pub struct LogZone {
+    zone: TimeZone,
+    /// It is a rule, as `JST-9`, and not the name of a zone.
+    is_rule: bool,
+}
 
 /// The text names no time zone that this machine knows; use the name of a file in `/usr/share/zoneinfo`, or a rule as
 /// `CET-1CEST,M3.5.0,M10.5.0/3`.
@@ -54,6 +58,10 @@ pub struct LogZone(TimeZone);
 pub struct UnknownZone(pub String);
 
 impl LogZone {
+    fn named(zone: TimeZone) -> LogZone {
+        LogZone { zone, is_rule: false }
+    }
+
     /// The zone of a program with this value of its variable `TZ`; without the variable, that of the machine
     /// (`/etc/localtime`). UTC, as for the program itself, if the machine does not know the zone.
     pub fn of_program(tz: Option<&str>) -> LogZone {
@@ -66,7 +74,7 @@ impl LogZone {
     /// The time of a date and a time of day, none if a clock that is put forward has skipped it. Where a clock that is
     /// put back shows it twice, it is the last one that is not after the receipt.
     pub(super) fn system_time(&self, civil: DateTime, received_at: SystemTime) -> Option<SystemTime> {
-        let ambiguous = self.0.to_ambiguous_timestamp(civil);
+        let ambiguous = self.zone.to_ambiguous_timestamp(civil);
         if let AmbiguousOffset::Gap { .. } = ambiguous.offset() {
             return None;
         }
@@ -75,14 +83,28 @@ impl LogZone {
         Some(time).filter(can_be_stored)
     }
 
+    /// As [`LogZone::system_time`], of a program that may be one in Go, which is in UTC if `TZ` is a rule: then it is the
+    /// later of the two times that is not after the receipt.
+    ///
+    /// *Source:* Go's time/zoneinfo_unix.go.
+    pub(super) fn go_time(&self, civil: DateTime, received_at: SystemTime) -> Option<SystemTime> {
+        let time = self.system_time(civil, received_at);
+        if !self.is_rule {
+            return time;
+        }
+        let is_past = |time: &SystemTime| *time <= received_at + AHEAD;
+        let utc = LogZone::default().system_time(civil, received_at).filter(is_past);
+        utc.max(time.filter(is_past)).or(time)
+    }
+
     pub(super) fn year_at(&self, time: SystemTime) -> Option<i16> {
-        Some(self.0.to_datetime(time.try_into().ok()?).year())
+        Some(self.zone.to_datetime(time.try_into().ok()?).year())
     }
 }
 
 impl Default for LogZone {
     fn default() -> LogZone {
-        LogZone(TimeZone::UTC)
+        LogZone::named(TimeZone::UTC)
     }
 }
 
@@ -99,8 +121,14 @@ impl FromStr for LogZone {
             "" => Ok(LogZone::default()),
             path if path.starts_with('/') => read_zone(Path::new(path)).ok_or_else(unknown),
             name => {
-                let zone = TimeZone::get(name).or_else(|_| TimeZone::posix(name));
-                zone.map(LogZone).map_err(|_| unknown())
+                // A program looks for a file, so that `asia/tokyo` is none.
+                match TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name)) {
+                    Some(zone) => Ok(LogZone::named(zone)),
+                    None => {
+                        let zone = TimeZone::posix(name).map_err(|_| unknown())?;
+                        Ok(LogZone { zone, is_rule: true })
+                    }
+                }
             }
         }
     }
@@ -108,5 +136,5 @@ impl FromStr for LogZone {
 
 fn read_zone(path: &Path) -> Option<LogZone> {
     let data = std::fs::read(path).ok()?;
-    TimeZone::tzif("", &data).ok().map(LogZone)
+    TimeZone::tzif("", &data).ok().map(LogZone::named)
 }

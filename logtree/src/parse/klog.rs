@@ -133,7 +133,7 @@ fn resolve_year(
     let (month, day) = (i8::try_from(month).ok()?, i8::try_from(day).ok()?);
     let in_year = |year: i16| {
         let date = jiff::civil::Date::new(year, month, day).ok()?;
-        zone.system_time(DateTime::from_parts(date, clock), now).filter(|&time| time <= now + HOUR)
+        zone.go_time(DateTime::from_parts(date, clock), now).filter(|&time| time <= now + HOUR)
     };
     if let Some(year) = year {
         return in_year(year);

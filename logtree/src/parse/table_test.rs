@@ -365,11 +365,26 @@ fn an_hour_that_a_clock_shows_twice_is_the_last_one_before_the_receipt() {
     assert_eq!(skipped.claimed_time, None, "the clock never showed it");
 }
 
+/// As kubelet 1.36.3 does with `TZ=JST-9`, where programs of the C library are nine hours ahead.
+#[test]
+fn a_program_in_go_knows_no_rules_and_is_in_utc() {
+    for (zone, ahead) in [("JST-9", "E1121 20:26:08 1 a.go:1] x"), ("EST5", "E1121 06:26:08 1 a.go:1] x")] {
+        let context = LineContext::new(at("2026-11-21T11:26:09Z")).zone(zone.parse().expect("a zone"));
+        for line in [ahead, "E1121 11:26:08 1 a.go:1] x"] {
+            let message = klog_line(line, &context).expect("it is klog");
+            assert_eq!(message.claimed_time, Some(at("2026-11-21T11:26:08Z")), "{line} in {zone}");
+        }
+    }
+    let context = LineContext::new(at(NOON)).zone("Asia/Tokyo".parse().expect("a zone"));
+    let message = klog_line("E1121 11:26:08 1 a.go:1] x", &context).expect("it is klog");
+    assert_eq!(message.claimed_time, Some(at("2026-11-21T02:26:08Z")), "a name is one");
+}
+
 #[test]
 fn a_zone_is_a_value_of_tz() {
     assert_eq!("".parse(), Ok(LogZone::default()));
     assert_eq!(LogZone::of_program(Some("no/where")), LogZone::default(), "as for the program itself");
-    for unknown in ["no/where", "/etc/hostname", "../etc/passwd"] {
+    for unknown in ["no/where", "asia/tokyo", "/etc/hostname", "../etc/passwd"] {
         assert_eq!(unknown.parse::<LogZone>(), Err(UnknownZone(unknown.to_owned())));
     }
     let directory = tempfile::tempdir().unwrap();
