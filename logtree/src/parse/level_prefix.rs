@@ -12,12 +12,14 @@ use crate::{Level, LogMessage};
 const MAX_TIME_BYTES: usize = 35;
 /// The level is one of so many first words.
 const MAX_WORDS: usize = 8;
+/// Levels of less than a warning that a text has in capitals for other reasons.
+const PROSE: [&str; 8] = ["CONFIG", "FINE", "FINER", "FINEST", "NOTICE", "SUCCESS", "VERBOSE", "SILLY"];
 
 /// Parses a line that names its level near its start: `[ERROR] plugin/errors: text` (CoreDNS), `ERROR:root:text` and
 /// `2026-11-21 11:26:08,703 - app - ERROR - text` (Python), `SEVERE: text` (java.util.logging), `11:26:08 [main] WARN
 /// a.B - text` (logback), `error: text`, `<3>text` (sd-daemon(3)).
 ///
-/// The level is one of the first eight words: in capitals, in brackets, or, as the first word, before a colon. The text
+/// The level is one of the first eight words: in capitals (one that is rare as a level only at the start or after a time), in brackets, or, as the first word, before a colon. The text
 /// of the message is the rest of the line after the time, and after the level if nothing is between the two. A line of a
 /// stack trace has no level of its own below [`Level::Error`].
 pub fn level_prefix_line(line: &str, context: &LineContext) -> Option<LogMessage> {
@@ -37,7 +39,7 @@ pub fn level_prefix_line(line: &str, context: &LineContext) -> Option<LogMessage
         return Some(message.with_field("source", heading.source.as_str()));
     }
     let (claimed_time, rest) = split_time(line, context);
-    let (level, end, is_first) = find_level(rest)?;
+    let (level, end, is_first) = find_level(rest, claimed_time.is_some())?;
     // A line of a stack trace has such words too, and its message is not less important for them.
     let is_inner = line.starts_with("  ") || line.starts_with('\t') || names_exception(line);
     if is_inner && level < Level::Error {
@@ -78,7 +80,7 @@ fn split_time<'a>(line: &'a str, context: &LineContext) -> (Option<SystemTime>, 
 }
 
 /// The level, where its word ends, and whether only opening brackets are before it.
-fn find_level(text: &str) -> Option<(Level, usize, bool)> {
+fn find_level(text: &str, is_after_time: bool) -> Option<(Level, usize, bool)> {
     if let Some(number) = text.strip_prefix("Level ") {
         // Python's name of a level that has none.
         let length = number.bytes().take_while(u8::is_ascii_digit).count();
@@ -86,6 +88,7 @@ fn find_level(text: &str) -> Option<(Level, usize, bool)> {
             return Some((level_of_python_number(level), text.len() - number.len() + length, true));
         }
     }
+    let is_after_time = is_after_time || text.starts_with(|c: char| c == '[' || c.is_ascii_digit());
     let is_separator = |c: char| c.is_whitespace() || ":[]<>()|,=".contains(c);
     let mut at = 0;
     for number in 0..MAX_WORDS {
@@ -97,9 +100,11 @@ fn find_level(text: &str) -> Option<(Level, usize, bool)> {
         let before = text[..start].chars().next_back();
         let is_bracketed =
             before.is_some_and(|c| "[<(".contains(c)) && after.is_some_and(|c| "]>)".contains(c));
-        let is_marked = word.bytes().all(|byte| byte.is_ascii_uppercase())
-            || is_bracketed
-            || (number == 0 && after == Some(':'));
+        // `DEBUG=1` is a variable, and `CONFIG` a level only where a level is written.
+        let is_capital = word.bytes().all(|byte| byte.is_ascii_uppercase())
+            && after != Some('=')
+            && (number == 0 || is_after_time || !PROSE.contains(&word));
+        let is_marked = is_capital || is_bracketed || (number == 0 && after == Some(':'));
         if let Some(level) = level_of_word(word).filter(|_| is_marked) {
             return Some((level, at, number == 0));
         }

@@ -208,6 +208,10 @@ level-prefix 2026-11-21 11:26:08 [error    ] structlog                      a=1
   = error | 2026-11-21T11:26:08Z | structlog                      a=1
 level-prefix ERRO[0000] logrus on a terminal
   = error | [0000] logrus on a terminal
+level-prefix 2026-11-21 11:26:08,703 - app - NOTICE - x
+  = info | 2026-11-21T11:26:08.703Z | app - NOTICE - x
+level-prefix 27-Nov-2026 22:29:27.123 CONFIG [main] a.B tomcat
+  = info | 27-Nov-2026 22:29:27.123 CONFIG [main] a.B tomcat
 level-prefix 7:39AM FTL zerolog on a terminal
   = fatal | 7:39AM FTL zerolog on a terminal
 level-prefix 2026-11-21T11:26:08.669+0900	ERROR	g/main.go:71	zap in development
@@ -249,6 +253,8 @@ level-prefix this was no error at all
 level-prefix <192>x
 level-prefix     logging.basicConfig(level=DEBUG)
 level-prefix ValueError: CONFIG missing
+level-prefix the file /etc/CONFIG is not fine, which a FINE wants
+level-prefix hint: run it with DEBUG=1
 level-prefix Caused by: java.lang.RuntimeException: INFO inner
 logfmt the level=error is set
 logfmt msg="x level=error
