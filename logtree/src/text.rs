@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use memchr::memchr;
+
 /// The largest `at <= limit` at a character boundary of `text`.
 pub(crate) fn floor_char_boundary(text: &str, limit: usize) -> usize {
     if limit >= text.len() {
@@ -24,13 +26,12 @@ pub fn is_unprintable(c: char) -> bool {
 /// *Source:* ECMA-48, 5.4: control sequences.
 pub(crate) fn strip_colors(text: &str) -> Cow<'_, str> {
     const INTRODUCER: &str = "\u{1b}[";
-    let mut pieces = text.split(INTRODUCER);
-    let first = pieces.next().unwrap_or_default();
-    if first.len() == text.len() {
-        return Cow::Borrowed(text);
-    }
+    // Most lines have none.
+    let Some(start) = memchr(0x1b, text.as_bytes()) else { return Cow::Borrowed(text) };
+    let (first, rest) = text.split_at(start);
+    let mut pieces = rest.split(INTRODUCER);
     let mut plain = String::with_capacity(text.len());
-    plain.push_str(first);
+    plain.extend([first, pieces.next().unwrap_or_default()]);
     for piece in pieces {
         let end = piece.bytes().position(|byte| !matches!(byte, 0x20..=0x3f));
         match end.filter(|&end| matches!(piece.as_bytes()[end], 0x40..=0x7e)) {
@@ -89,6 +90,18 @@ mod tests {
             sanitize_text(b"\xffa\xf0\x9f\x98", true),
             SanitizedText { text: "\u{fffd}a".into(), lossy: true }
         );
+    }
+
+    #[test]
+    fn colors_are_removed_and_nothing_else() {
+        for (text, plain) in [
+            ("\u{1b}[31mERRO\u{1b}[0m[0000] x", "ERRO[0000] x"),
+            ("a\u{1b}[1;38;5;9mb\u{1b}[K", "ab"),
+            ("a\u{1b}b \u{1b}[c\u{1b}[é \u{1b}[", "a\u{1b}b \u{1b}[é \u{1b}["),
+            ("a", "a"),
+        ] {
+            assert_eq!(strip_colors(text), plain);
+        }
     }
 
     #[test]

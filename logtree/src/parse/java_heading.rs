@@ -19,17 +19,14 @@ pub(crate) struct JavaHeading {
 ///
 /// *Source:* java.util.logging.SimpleFormatter; JEP 252, by which newer ones write U+202F before the half of the day.
 pub(crate) fn java_heading(line: &str, context: &LineContext) -> Option<JavaHeading> {
-    let mut end = 0;
-    let words = line.split_inclusive([' ', '\u{202f}']).take(5).map(|word| {
-        end += word.len();
-        word.trim_end_matches([' ', '\u{202f}'])
-    });
-    let words: Vec<_> = words.collect();
+    let mut words = line.splitn(6, [' ', '\u{202f}']);
     // Most lines cost no more than this.
-    if !matches!(words.last(), Some(&("AM" | "PM"))) {
+    let (half, source) = (words.nth(4)?, words.next()?);
+    if !matches!(half, "AM" | "PM") {
         return None;
     }
-    let time = DateTime::strptime("%b %d, %Y %I:%M:%S %p", words.join(" ")).ok()?;
+    let date = line[..line.len() - source.len()].trim_end().replace('\u{202f}', " ");
+    let time = DateTime::strptime("%b %d, %Y %I:%M:%S %p", date).ok()?;
     let time = context.zone.system_time(time, context.received_at);
-    Some(JavaHeading { time, source: line[end..].to_owned() })
+    Some(JavaHeading { time, source: source.to_owned() })
 }

@@ -41,8 +41,8 @@ pub fn level_prefix_line(line: &str, context: &LineContext) -> Option<LogMessage
     let (claimed_time, rest) = split_time(line, context);
     let (level, end, is_first) = find_level(rest, claimed_time.is_some())?;
     // A line of a stack trace has such words too, and its message is not less important for them.
-    let is_inner = line.starts_with("  ") || line.starts_with('\t') || names_exception(line);
-    if is_inner && level < Level::Error {
+    let is_inner = || line.starts_with("  ") || line.starts_with('\t') || names_exception(line);
+    if level < Level::Error && is_inner() {
         return None;
     }
     if !is_first {
