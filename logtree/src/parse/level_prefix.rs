@@ -61,15 +61,23 @@ fn split_time<'a>(line: &'a str, context: &LineContext) -> (Option<SystemTime>, 
     if !opened.starts_with(|c: char| c.is_ascii_digit()) {
         return (None, line);
     }
+    // Digits, `Z`, `UTC`, `GMT` and what is between them: to find that another start is no time costs more.
+    let is_of_time = |&(_, c): &(usize, char)| c.is_ascii_digit() || "-/:.,+TZUCGM ]|\t".contains(c);
     let is_end = |&(at, c): &(usize, char)| match c {
+        _ if !opened[..at].ends_with(|last: char| last.is_ascii_alphanumeric()) => false,
         ' ' | ']' | '\t' | '|' => true,
         // Not within the time of day.
         ':' | ',' => opened[at + 1..].starts_with(|next: char| !next.is_ascii_digit()),
         _ => false,
     };
     // The longest start that is a time: a date and a time can have a space between them.
-    let ends: Vec<_> =
-        opened.char_indices().take(MAX_TIME_BYTES + 1).filter(is_end).map(|(at, _)| at).collect();
+    let ends: Vec<_> = opened
+        .char_indices()
+        .take(MAX_TIME_BYTES + 1)
+        .take_while(is_of_time)
+        .filter(is_end)
+        .map(|(at, _)| at)
+        .collect();
     let found = ends.into_iter().rev().find_map(|end| Some((parse_time(&opened[..end], context)?, end)));
     match found {
         Some((time, end)) => {
