@@ -1,19 +1,22 @@
 //! The names of a store, and the memory that they share.
 //!
 //! A name takes memory in segments. When the budget is used up, a name that needs one gets it from a name
-//! that uses more, and else from itself; one that has nothing yet gets it from the idlest name. The directory
-//! is locked for that, a ring only after the directory, and never two rings at once.
+//! that uses more, and else from itself; a small one gets it from an idle name that loses little: one line rather than
+//! several, and warnings last. The directory is locked for that, a ring only after the directory, and never two rings
+//! at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::class::ClassMask;
 use crate::follower::Follower;
+use crate::idle_names::{IdleNames, IdlePlace, Loss};
 use crate::line_budget::PartialLineBudget;
 use crate::missed::MissedEntries;
 use crate::name_levels::LevelTable;
 use crate::name_log::NameLog;
 use crate::query::LogQuery;
+use crate::record::RecordBuffer;
 use crate::ring::{LogRing, MAX_SEGMENT_BYTES};
 use crate::{Dn, Level, LogLimits};
 
@@ -26,15 +29,18 @@ const NAME_BYTES: usize = size_of::<NameLog>() + 384;
 /// Names in the order of a number of each.
 type NamesByNumber<N> = BTreeMap<(N, u64), Arc<NameLog>>;
 
+/// The maximum number of names that are looked at to clear one.
+const MAX_CANDIDATES: usize = 32;
+
 #[derive(Debug)]
 pub(crate) struct Directory {
     store_id: u64,
     limits: LogLimits,
     names: BTreeMap<Dn, Arc<NameLog>>,
-    /// All names, by the memory of their rings.
+    /// The names that are not small, by the memory of their rings.
     by_memory: NamesByNumber<usize>,
-    /// The names with memory for entries but the root, by a sequence number that their last is not below.
-    by_idleness: NamesByNumber<u64>,
+    /// The names with memory for entries but the root.
+    idle: IdleNames,
     /// The names without entries but the root, which were cleared for others or never had any, by the number of
     /// their last.
     cleared: NamesByNumber<u64>,
@@ -53,7 +59,7 @@ impl Directory {
             limits,
             names: BTreeMap::new(),
             by_memory: BTreeMap::new(),
-            by_idleness: BTreeMap::new(),
+            idle: IdleNames::default(),
             cleared: BTreeMap::new(),
             followers: Vec::new(),
             levels: LevelTable::default(),
@@ -113,7 +119,6 @@ impl Directory {
         followers.iter().for_each(|follower| follower.add_created(&log));
         self.next_id += 1;
         self.memory += NAME_BYTES + dn.as_str().len();
-        self.by_memory.insert((0, log.id), Arc::clone(&log));
         self.names.insert(dn, Arc::clone(&log));
         log
     }
@@ -130,7 +135,8 @@ impl Directory {
     }
 
     /// Makes room for a record of a name, of which `next_seq` will be the lowest number.
-    pub(crate) fn make_room(&mut self, log: &Arc<NameLog>, length: usize, next_seq: u64) {
+    pub(crate) fn make_room(&mut self, log: &Arc<NameLog>, record: &RecordBuffer, next_seq: u64) {
+        let length = record.bytes().len();
         // Another writer of the name may have been here first.
         let ring = log.lock_ring();
         if ring.directory_entry.is_forgotten || ring.has_room(length) {
@@ -140,12 +146,12 @@ impl Directory {
         let (is_divisible, growth) = (ring.is_divisible(), ring.growth_bytes(length, &self.limits));
         drop(ring);
         if !has_entries && !log.dn.is_root() {
-            self.make_place(log, next_seq);
+            self.make_place(log, record.loss(), next_seq);
         }
         let Some(size) = growth else { return self.replace_segments(log, length) };
         // The memory comes from names that use more than this one would, else from itself.
         while self.is_over_budget(size) && self.take_segment(log, memory + size) {}
-        if self.is_over_budget(size) && is_divisible {
+        if self.is_over_budget(size) && is_divisible && memory + size > self.small_name_bytes() {
             self.replace_segments(log, length);
             // It uses most, so it need not ask again for each record.
             log.lock_ring().deny_growth();
@@ -191,6 +197,12 @@ impl Directory {
         self.memory.saturating_add(more) > total.saturating_sub(self.writers.used_bytes()).max(total / 2)
     }
 
+    /// The memory of a ring up to which a name is small: it gives no part of its entries to another, and need not give
+    /// its own for new ones.
+    fn small_name_bytes(&self) -> usize {
+        (self.limits.total_bytes / 64).min(4 << 10)
+    }
+
     /// Changes a ring, and counts its memory again, unless it is forgotten.
     fn change_ring(&mut self, log: &Arc<NameLog>, change: impl FnOnce(&mut LogRing)) {
         let mut ring = log.lock_ring();
@@ -204,8 +216,13 @@ impl Directory {
         drop(ring);
         if before != after {
             self.memory = self.memory - before + after;
-            self.by_memory.remove(&(before, log.id));
-            self.by_memory.insert((after, log.id), Arc::clone(log));
+            let small = self.small_name_bytes();
+            if before > small {
+                self.by_memory.remove(&(before, log.id));
+            }
+            if after > small {
+                self.by_memory.insert((after, log.id), Arc::clone(log));
+            }
         }
     }
 
@@ -227,44 +244,52 @@ impl Directory {
         // The smallest loss first: old entries of a large name, then the counts of cleared names if these are many,
         // then all entries of an idle name.
         self.take_segment(keep, 0)
-            || (self.cleared.len() > self.by_idleness.len() && self.forget_idlest_cleared())
+            || (self.cleared.len() > self.idle.len() && self.forget_idlest_cleared())
             || self.clear_idlest(keep)
             || self.forget_idlest_cleared()
     }
 
     /// Makes a name one of those with entries, and clears others for it.
-    fn make_place(&mut self, log: &Arc<NameLog>, next_seq: u64) {
+    fn make_place(&mut self, log: &Arc<NameLog>, loss: Loss, next_seq: u64) {
+        let place = (loss, next_seq);
         let mut ring = log.lock_ring();
-        let was_idle_since = std::mem::replace(&mut ring.directory_entry.idle_since, next_seq);
+        let (_, was_idle_since) = std::mem::replace(&mut ring.directory_entry.place, place);
         ring.directory_entry.has_entries = true;
         drop(ring);
         self.cleared.remove(&(was_idle_since, log.id));
         // The root has its place in the limit, with or without entries.
-        while self.by_idleness.len() >= self.limits.max_names - 1 && self.clear_idlest(log) {}
-        self.by_idleness.insert((next_seq, log.id), Arc::clone(log));
+        while self.idle.len() >= self.limits.max_names - 1 && self.clear_idlest(log) {}
+        self.idle.insert(place, Arc::clone(log));
     }
 
-    /// Drops the entries of the name whose last write is oldest, but not of the root and not of `keep`. Its
-    /// counts stay, and report to its readers what was dropped.
+    /// Drops the entries of the name that loses least, and of those the idlest, but not of the root and not of `keep`.
+    /// Its counts stay, and report to its readers what was dropped.
     fn clear_idlest(&mut self, keep: &Arc<NameLog>) -> bool {
-        while let Some((&key, log)) = self.by_idleness.iter().find(|(_, log)| log.id != keep.id) {
-            let log = Arc::clone(log);
-            self.by_idleness.remove(&key);
+        let mut best: Option<(IdlePlace, Arc<NameLog>)> = None;
+        for _ in 0..MAX_CANDIDATES {
+            let Some(log) = self.idle.first(keep.id) else { break };
             let mut ring = log.lock_ring();
-            let newest = ring.newest_seq.max(key.0);
-            ring.directory_entry.idle_since = newest;
-            ring.directory_entry.has_entries = newest > key.0;
+            let former = ring.directory_entry.place;
+            let place = (ring.loss(), ring.newest_seq.max(former.1));
+            ring.directory_entry.place = place;
             drop(ring);
-            // It was written to since it got its place: its place is a later one.
-            if newest > key.0 {
-                self.by_idleness.insert((newest, log.id), log);
-                continue;
+            if place == former {
+                best = Some((place, log));
+                break;
             }
-            self.change_ring(&log, LogRing::clear);
-            self.cleared.insert((newest, log.id), log);
-            return true;
+            // It was written to since it got its place.
+            self.idle.remove(former, log.id);
+            self.idle.insert(place, Arc::clone(&log));
+            if best.as_ref().is_none_or(|(best, _)| place < *best) {
+                best = Some((place, log));
+            }
         }
-        false
+        let Some((place, log)) = best else { return false };
+        self.idle.remove(place, log.id);
+        log.lock_ring().directory_entry.has_entries = false;
+        self.change_ring(&log, LogRing::clear);
+        self.cleared.insert((place.1, log.id), log);
+        true
     }
 
     /// Forgets the cleared name whose last write is oldest. The nearest name above it inherits its counts.
@@ -284,7 +309,7 @@ impl Directory {
         }
         drop(ring);
         self.names.remove(&log.dn);
-        self.by_memory.remove(&(memory, log.id));
+        debug_assert!(memory <= self.small_name_bytes(), "a cleared name has no entries");
         self.memory -= NAME_BYTES + log.dn.as_str().len() + memory;
         // The ring is unlocked: two locked rings could deadlock.
         let heir = std::iter::successors(log.dn.parent(), Dn::parent)
@@ -325,7 +350,6 @@ mod tests {
 
     use super::*;
     use crate::StreamOrigin;
-    use crate::record::RecordBuffer;
     use crate::ring::AppendResult;
 
     fn append(directory: &mut Directory, name: &str, record: &mut RecordBuffer, next_seq: &AtomicU64) {
@@ -339,7 +363,7 @@ mod tests {
             match appended {
                 AppendResult::Appended => return,
                 AppendResult::MemoryChanged => return directory.settle_memory(&log),
-                AppendResult::NoRoom => directory.make_room(&log, record.bytes().len(), seq),
+                AppendResult::NoRoom => directory.make_room(&log, record, seq),
             }
         }
     }
@@ -385,20 +409,21 @@ mod tests {
     }
 
     fn check_directory(directory: &Directory, thoroughly: bool) {
-        let Directory { limits, names, by_memory, by_idleness, cleared, .. } = directory;
+        let Directory { limits, names, by_memory, idle, cleared, .. } = directory;
         assert!(directory.memory <= limits.total_bytes, "{}", directory.memory);
         assert!(names.len() <= limits.max_names * (1 + CLEARED_PER_NAME));
-        assert!(by_idleness.len() < limits.max_names);
-        assert_eq!(by_idleness.len() + cleared.len() + 1, names.len());
-        assert_eq!(by_memory.len(), names.len());
+        assert!(idle.len() < limits.max_names);
+        assert_eq!(idle.len() + cleared.len() + 1, names.len());
         if thoroughly {
             let counted = names.values().map(|log| {
                 let ring = log.lock_ring();
                 assert!(ring.capacity() <= limits.bytes_per_dn);
                 assert_eq!(ring.directory_entry.memory, ring.memory_bytes());
-                assert!(by_memory.contains_key(&(ring.directory_entry.memory, log.id)));
-                let place = (ring.directory_entry.idle_since, log.id);
-                assert_eq!(by_idleness.contains_key(&place), ring.directory_entry.has_entries);
+                let memory = ring.directory_entry.memory;
+                let is_small = memory <= directory.small_name_bytes();
+                assert_eq!(by_memory.contains_key(&(memory, log.id)), !is_small);
+                let place = ring.directory_entry.place;
+                assert_eq!(idle.contains(place, log.id), ring.directory_entry.has_entries);
                 NAME_BYTES + log.dn.as_str().len() + ring.memory_bytes()
             });
             assert_eq!(directory.memory, counted.sum::<usize>());

@@ -13,13 +13,15 @@ pub struct LogLimits {
     /// [`LineWriter`](crate::LineWriter)s (2 KiB each, and up to a quarter of it for lines whose end has not been
     /// written, which are cut beyond that). Writers take up to half of it from the names. When it is used up, names
     /// that need more get it from the names that use most: a flooding name cannot evict a quiet one. Only when there
-    /// is no such name, the name that is idle for longest loses its entries. Default 64 MiB.
+    /// is no such name, or when it uses less than 4 KiB, a name loses all its entries: names with one line go first,
+    /// those with a warning or worse last, and among equals the one that is idle for longest. Each of the three kinds
+    /// has a share of an eighth, so that a new name keeps its line for a while. Default 64 MiB.
     ///
     /// Readers take memory in addition: some 200 bytes for each name they read, and 64 KiB or an entry during a call,
     /// for entries that may be dropped while they are copied.
     pub total_bytes: usize,
-    /// Maximum number of names with entries, at least 2. Beyond it, the name that is idle for longest loses
-    /// its entries, and its readers find their number. It is forgotten when there are five times as many
+    /// Maximum number of names with entries, at least 2. Beyond it, a name loses its entries in the same order, and its
+    /// readers find their number. It is forgotten when there are five times as many
     /// names, or the memory is used up: its readers then find an upper bound, and the nearest name above it
     /// inherits its number of dropped entries. Default 65,536, more than the default memory can hold.
     pub max_names: usize,

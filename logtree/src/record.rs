@@ -9,8 +9,9 @@
 use std::fmt;
 use std::time::SystemTime;
 
-use crate::class::RAW_CLASS;
+use crate::class::{ClassMask, RAW_CLASS};
 use crate::clock::unix_nanos;
+use crate::idle_names::Loss;
 use crate::text::floor_char_boundary;
 use crate::{FieldValue, Level, LogMessage, StreamOrigin};
 
@@ -87,6 +88,12 @@ impl RecordBuffer {
 
     pub(crate) fn class(&self) -> u8 {
         self.buf[4]
+    }
+
+    /// What a name loses with this record, if it has no other.
+    pub(crate) fn loss(&self) -> Loss {
+        let is_warning = ClassMask::LEVELED.at_least(Level::Warn).contains(self.class());
+        if is_warning { Loss::Warnings } else { Loss::OneLine }
     }
 
     pub(crate) fn set_seq(&mut self, seq: u64) {

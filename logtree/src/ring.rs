@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-use crate::LogLimits;
 use crate::class::{ClassCounts, ClassMask};
 use crate::eviction_history::EvictionHistory;
 use crate::follower::{Follower, WaitingFollowers};
+use crate::idle_names::{IdlePlace, Loss};
 use crate::missed::{InheritedCounts, MissedEntries};
 use crate::record::RecordBuffer;
 use crate::segment::Segment;
+use crate::{Level, LogLimits};
 
 /// The maximum number of records that are evicted between two points of the history.
 const EVICTIONS_PER_POINT: usize = 16;
@@ -58,8 +59,8 @@ pub(crate) struct LogRing {
 pub(crate) struct DirectoryEntry {
     /// The memory that the directory has counted.
     pub(crate) memory: usize,
-    /// The place among the names with entries, or among those without, by idleness.
-    pub(crate) idle_since: u64,
+    /// The place among the names with entries, or among those without, for which only the number counts.
+    pub(crate) place: IdlePlace,
     pub(crate) has_entries: bool,
     /// The store has forgotten the name: nothing may be appended.
     pub(crate) is_forgotten: bool,
@@ -104,6 +105,16 @@ impl LogRing {
     /// The number of records ever, including those of forgotten names below it.
     pub(crate) fn total_appended(&self) -> u64 {
         self.appended.iter().sum::<u64>() + self.inherited.as_ref().map_or(0, |inherited| inherited.total())
+    }
+
+    /// What is lost if it is cleared now.
+    pub(crate) fn loss(&self) -> Loss {
+        let warnings = ClassMask::LEVELED.at_least(Level::Warn);
+        match self.entries {
+            _ if warnings.classes().any(|class| self.appended[class] > self.evicted[class]) => Loss::Warnings,
+            0 | 1 => Loss::OneLine,
+            _ => Loss::Lines,
+        }
     }
 
     pub(crate) fn capacity(&self) -> usize {

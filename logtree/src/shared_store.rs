@@ -102,7 +102,7 @@ impl SharedLogStore {
                 }
                 AppendResult::NoRoom => {
                     let next_seq = self.next_seq.0.load(Ordering::Acquire);
-                    self.write_directory().make_room(log, record.bytes().len(), next_seq);
+                    self.write_directory().make_room(log, record, next_seq);
                 }
             }
         }
