@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::class::ClassMask;
 use crate::follower::Follower;
+use crate::forgotten_names::ForgottenNames;
 use crate::idle_names::{IdleNames, IdlePlace, Loss};
 use crate::line_budget::PartialLineBudget;
 use crate::missed::MissedEntries;
@@ -37,13 +38,14 @@ pub(crate) struct Directory {
     store_id: u64,
     limits: LogLimits,
     names: BTreeMap<Dn, Arc<NameLog>>,
-    /// The names that are not small, by the memory of their rings.
+    /// The names that can give a part of their entries to others, by the memory of their rings.
     by_memory: NamesByNumber<usize>,
     /// The names with memory for entries but the root.
     idle: IdleNames,
     /// The names without entries but the root, which were cleared for others or never had any, by the number of
     /// their last.
     cleared: NamesByNumber<u64>,
+    forgotten: ForgottenNames,
     followers: Vec<Arc<Follower>>,
     pub(crate) levels: LevelTable,
     memory: usize,
@@ -61,6 +63,7 @@ impl Directory {
             by_memory: BTreeMap::new(),
             idle: IdleNames::default(),
             cleared: BTreeMap::new(),
+            forgotten: ForgottenNames::new(limits.total_bytes / 16),
             followers: Vec::new(),
             levels: LevelTable::default(),
             memory: 0,
@@ -210,18 +213,18 @@ impl Directory {
             return;
         }
         change(&mut ring);
-        let before = std::mem::replace(&mut ring.directory_entry.memory, 0);
+        let before = ring.directory_entry.memory;
         let after = ring.memory_bytes();
         ring.directory_entry.memory = after;
+        let is_divisible = ring.is_divisible() && after > self.small_name_bytes();
+        let divisible = if is_divisible { after } else { 0 };
+        let was_divisible = std::mem::replace(&mut ring.directory_entry.divisible_memory, divisible);
         drop(ring);
-        if before != after {
-            self.memory = self.memory - before + after;
-            let small = self.small_name_bytes();
-            if before > small {
-                self.by_memory.remove(&(before, log.id));
-            }
-            if after > small {
-                self.by_memory.insert((after, log.id), Arc::clone(log));
+        self.memory = self.memory - before + after;
+        if divisible != was_divisible {
+            self.by_memory.remove(&(was_divisible, log.id));
+            if is_divisible {
+                self.by_memory.insert((divisible, log.id), Arc::clone(log));
             }
         }
     }
@@ -231,7 +234,7 @@ impl Directory {
         let mut others = self.by_memory.iter().rev().filter(|(_, log)| log.id != keep.id);
         let Some((&(memory, _), largest)) = others.next() else { return false };
         // Only the largest name gives memory: a quiet one keeps its entries.
-        if memory <= above || !largest.lock_ring().is_divisible() {
+        if memory <= above {
             return false;
         }
         let largest = Arc::clone(largest);
@@ -241,10 +244,10 @@ impl Directory {
 
     /// Takes memory from any name but `keep`.
     fn take_memory(&mut self, keep: &Arc<NameLog>) -> bool {
-        // The smallest loss first: old entries of a large name, then the counts of cleared names if these are many,
+        // The smallest loss first: old entries of a large name, then the rings of cleared names if these are many,
         // then all entries of an idle name.
         self.take_segment(keep, 0)
-            || (self.cleared.len() > self.idle.len() && self.forget_idlest_cleared())
+            || (self.cleared.len() > self.idle.len() / 4 && self.forget_idlest_cleared())
             || self.clear_idlest(keep)
             || self.forget_idlest_cleared()
     }
@@ -302,43 +305,47 @@ impl Directory {
         log.min_level.exclude_all();
         let suppressed = ring.suppressed;
         let memory = ring.directory_entry.memory;
-        let counts = ring.counts_to_inherit();
+        let (own, inherited) = (ring.counts_to_inherit(), ring.inherited.take());
         for follower in self.followers.iter().filter(|follower| follower.matches_dn(&log.dn)) {
             ring.remove_waiting(follower);
             follower.forget_name(log.id, ring.evicted_after(follower.mask, 0));
         }
         drop(ring);
         self.names.remove(&log.dn);
-        debug_assert!(memory <= self.small_name_bytes(), "a cleared name has no entries");
         self.memory -= NAME_BYTES + log.dn.as_str().len() + memory;
+        let above = || std::iter::successors(log.dn.parent(), Dn::parent);
+        let heir = above().find_map(|dn| self.names.get(&dn)).expect("the root is never forgotten").clone();
+        self.memory -= self.forgotten.memory_bytes();
+        let between = above().take_while(|dn| *dn != heir.dn);
+        self.forgotten.add_name(&log.dn, &own, inherited.as_deref(), between);
+        self.memory += self.forgotten.memory_bytes();
         // The ring is unlocked: two locked rings could deadlock.
-        let heir = std::iter::successors(log.dn.parent(), Dn::parent)
-            .find_map(|above| self.names.get(&above))
-            .expect("the root is never forgotten");
-        let mut ring = heir.lock_ring();
-        ring.inherited.get_or_insert_default().add(&counts);
-        ring.suppressed += suppressed;
+        self.change_ring(&heir, |ring| {
+            let counts = ring.inherited.get_or_insert_default();
+            inherited.iter().for_each(|inherited| counts.add(inherited));
+            counts.add(&own);
+            ring.suppressed += suppressed;
+        });
         true
     }
 
-    /// The entries that names of a query lost when they were forgotten, newer than `after`. The names within
-    /// the query have inherited them; or a name above it has, which may also have inherited those of others,
-    /// but only from before the present ring of the query's name.
+    /// The entries that names of a query lost when they were forgotten, newer than `after`.
     pub(crate) fn forgotten_after(&self, query: &LogQuery, mask: ClassMask, after: u64) -> MissedEntries {
-        let missed_at = |log: &Arc<NameLog>, before| {
-            let ring = log.lock_ring();
-            ring.inherited.as_ref().map(|inherited| inherited.missed_between(mask, after, before))
-        };
-        let before = self.names.get(&query.dn).map_or(u64::MAX, |log| log.lock_ring().first_seq);
         let mut forgotten = MissedEntries::default();
-        let above = std::iter::successors(query.dn.parent(), Dn::parent);
-        for log in above.filter_map(|dn| self.names.get(&dn)) {
-            let missed = missed_at(log, before).unwrap_or_default();
-            forgotten.add(MissedEntries { is_upper_bound: true, ..missed });
+        // The root is never forgotten, and inherits all that no other name does.
+        if !query.dn.is_root() {
+            let before = self.names.get(&query.dn).map_or(u64::MAX, |log| log.lock_ring().first_seq);
+            forgotten = self.forgotten.missed_after(query, mask, after, before);
         }
         if query.include_descendants {
-            let within = self.names_of(query);
-            within.iter().filter_map(|log| missed_at(log, u64::MAX)).for_each(|missed| forgotten.add(missed));
+            // Names within the query have inherited those that were forgotten since they were created.
+            for log in self.names_of(query) {
+                let ring = log.lock_ring();
+                let inherited = ring.inherited.as_ref();
+                forgotten.add(inherited.map_or_else(MissedEntries::default, |inherited| {
+                    inherited.missed_between(mask, after, u64::MAX)
+                }));
+            }
         }
         forgotten
     }
@@ -419,14 +426,14 @@ mod tests {
                 let ring = log.lock_ring();
                 assert!(ring.capacity() <= limits.bytes_per_dn);
                 assert_eq!(ring.directory_entry.memory, ring.memory_bytes());
-                let memory = ring.directory_entry.memory;
-                let is_small = memory <= directory.small_name_bytes();
-                assert_eq!(by_memory.contains_key(&(memory, log.id)), !is_small);
+                let divisible = ring.directory_entry.divisible_memory;
+                assert_eq!(by_memory.contains_key(&(divisible, log.id)), divisible > 0);
+                assert!(divisible == 0 || (divisible == ring.memory_bytes() && ring.is_divisible()));
                 let place = ring.directory_entry.place;
                 assert_eq!(idle.contains(place, log.id), ring.directory_entry.has_entries);
                 NAME_BYTES + log.dn.as_str().len() + ring.memory_bytes()
             });
-            assert_eq!(directory.memory, counted.sum::<usize>());
+            assert_eq!(directory.memory, counted.sum::<usize>() + directory.forgotten.memory_bytes());
         }
     }
 }

@@ -90,6 +90,7 @@ mod dn;
 mod entry;
 mod eviction_history;
 mod follower;
+mod forgotten_names;
 mod idle_names;
 mod layer;
 mod level;

@@ -21,9 +21,10 @@ pub struct LogLimits {
     /// for entries that may be dropped while they are copied.
     pub total_bytes: usize,
     /// Maximum number of names with entries, at least 2. Beyond it, a name loses its entries in the same order, and its
-    /// readers find their number. It is forgotten when there are five times as many
-    /// names, or the memory is used up: its readers then find an upper bound, and the nearest name above it
-    /// inherits its number of dropped entries. Default 65,536, more than the default memory can hold.
+    /// readers find their number. It is forgotten when there are five times as many names, or the memory is used up:
+    /// the nearest name above it inherits its number of dropped entries. Its readers still find it, exactly for the
+    /// last 37,000 names with the default memory, of which a sixteenth is for that; for earlier ones, an upper bound.
+    /// Default 65,536, more than the default memory can hold.
     pub max_names: usize,
     /// Maximum length of raw lines, in bytes, at most a quarter of `bytes_per_dn`; longer lines are cut.
     /// Default 1024.

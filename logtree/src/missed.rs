@@ -1,6 +1,7 @@
 //! Counts of entries that readers miss: of evicted records, and of the names that the store has forgotten.
 
 use crate::class::{ClassCounts, ClassMask};
+use crate::eviction_history::EvictionHistory;
 
 /// Entries that were dropped before a reader reached them and are not yet reported to it; none if `count` is
 /// 0.
@@ -24,17 +25,24 @@ impl MissedEntries {
 }
 
 /// The number of records that forgotten names have had.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct InheritedCounts {
     counts: ClassCounts,
     /// Sequence number of the newest of them, by class, and of the first of all.
     newest_seq: ClassCounts,
     first_seq: u64,
+    /// The counts at earlier times, each with the largest number up to then.
+    history: EvictionHistory,
 }
 
 impl Default for InheritedCounts {
     fn default() -> InheritedCounts {
-        InheritedCounts { counts: [0; 7], newest_seq: [0; 7], first_seq: u64::MAX }
+        InheritedCounts {
+            counts: [0; 7],
+            newest_seq: [0; 7],
+            first_seq: u64::MAX,
+            history: EvictionHistory::default(),
+        }
     }
 }
 
@@ -55,6 +63,22 @@ impl InheritedCounts {
             self.add_class(class, other.counts[class], other.newest_seq[class]);
         }
         self.start_at(other.first_seq);
+        // All records that are counted by now have numbers up to the largest.
+        self.history.add_point(self.newest_seq.into_iter().max().unwrap_or(0), self.counts);
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<InheritedCounts>() + self.history.memory_bytes()
+    }
+
+    pub(crate) fn first_seq(&self) -> u64 {
+        self.first_seq
+    }
+
+    /// The classes with records, their numbers, and the sequence number of the newest.
+    pub(crate) fn by_class(&self) -> impl Iterator<Item = (usize, u64, u64)> {
+        let with_records = (0..self.counts.len()).filter(|&class| self.counts[class] > 0);
+        with_records.map(|class| (class, self.counts[class], self.newest_seq[class]))
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -68,7 +92,9 @@ impl InheritedCounts {
         let is_exact = after < self.first_seq && mask.max_over(|class| self.newest_seq[class]) < before;
         let oldest = self.first_seq.max(after.saturating_add(1));
         // Their numbers are not known: there are at most as many as numbers between the two.
-        let count = if is_exact { all } else { all.min((newest + 1).saturating_sub(oldest)) };
+        let (older, _) = self.history.evicted_up_to(after);
+        let later = all - mask.sum_over(|class| older[class]);
+        let count = if is_exact { all } else { later.min((newest + 1).saturating_sub(oldest)) };
         MissedEntries { count, seq: if count > 0 { newest } else { 0 }, is_upper_bound: !is_exact }
     }
 }

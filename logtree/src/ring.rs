@@ -16,6 +16,8 @@ use crate::{Level, LogLimits};
 
 /// The maximum number of records that are evicted between two points of the history.
 const EVICTIONS_PER_POINT: usize = 16;
+/// The number of points that a name without entries keeps.
+const CLEARED_POINTS: usize = 16;
 /// The smallest capacity of a segment, and the largest.
 const MIN_SEGMENT_BYTES: usize = 512;
 pub(crate) const MAX_SEGMENT_BYTES: usize = 64 << 10;
@@ -59,6 +61,8 @@ pub(crate) struct LogRing {
 pub(crate) struct DirectoryEntry {
     /// The memory that the directory has counted.
     pub(crate) memory: usize,
+    /// The same if it can give a part of it to other names, else 0.
+    pub(crate) divisible_memory: usize,
     /// The place among the names with entries, or among those without, for which only the number counts.
     pub(crate) place: IdlePlace,
     pub(crate) has_entries: bool,
@@ -126,6 +130,7 @@ impl LogRing {
         self.capacity
             + self.segments.capacity() * Segment::OVERHEAD_BYTES
             + self.eviction_history.memory_bytes()
+            + self.inherited.as_ref().map_or(0, |inherited| inherited.memory_bytes())
     }
 
     /// Position after the newest byte.
@@ -190,7 +195,7 @@ impl LogRing {
     pub(crate) fn clear(&mut self) {
         while self.evict_segment().is_some() {}
         self.segments = VecDeque::new();
-        self.eviction_history = EvictionHistory::default();
+        self.eviction_history.shrink_to(CLEARED_POINTS);
     }
 
     fn evict_before(&mut self, end: u64) {
@@ -291,9 +296,9 @@ impl LogRing {
         self.waiting.remove(follower);
     }
 
-    /// All records that the name has had, and those that it has inherited: what it leaves to the name above it.
+    /// All records that the name has had: what it leaves to the name above it, with those that it has inherited.
     pub(crate) fn counts_to_inherit(&self) -> InheritedCounts {
-        let mut counts = self.inherited.as_deref().cloned().unwrap_or_default();
+        let mut counts = InheritedCounts::default();
         for class in 0..self.appended.len() {
             // While the last record of a class is in the ring, its number is not known: that of the newest is a bound.
             let has_records = self.appended[class] > self.evicted[class];

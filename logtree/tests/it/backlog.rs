@@ -267,7 +267,7 @@ fn entries_are_found_by_time_text_and_field_in_backlog_and_stream() {
 
 /// Other names take as many sequence numbers, and what was read before the cursor is no loss.
 #[test]
-fn the_loss_that_a_resume_reports_is_little_more_than_it_is() {
+fn the_loss_that_a_resume_reports_is_at_most_a_few_percent_more_than_it_is() {
     for (before, since) in [(1000, 8000), (100_000, 3000), (3000, 100_000), (50_000, 50_000)] {
         let store = LogStore::new(LogLimits { bytes_per_dn: 64 << 10, ..LogLimits::default() });
         let mut append_both = |number: i32| {
@@ -281,6 +281,6 @@ fn the_loss_that_a_resume_reports_is_little_more_than_it_is() {
         let found = read_backlog(&store, subtree_query("mine").after(reader.cursor()));
         let EntryBody::Dropped(reported) = found[0].body else { panic!("{:?}", found[0]) };
         let lost = since as u64 - (found.len() as u64 - 1);
-        assert!(reported.count >= lost && reported.count <= lost + lost / 2 + 16, "{reported:?} for {lost}");
+        assert!(reported.count >= lost && reported.count <= lost + lost / 32 + 16, "{reported:?} for {lost}");
     }
 }
