@@ -146,8 +146,14 @@ impl TryFrom<&str> for Dn {
 
 impl Ord for Dn {
     fn cmp(&self, other: &Dn) -> Ordering {
-        // Not as text, in which `a-b` would come between `a` and `a.b`.
-        self.parts().cmp(other.parts())
+        // Part by part: as text, `a-b` would come between `a` and `a.b`. The end of a part comes before all that may follow
+        // in it, and no name has a zero byte. Without splitting, because each new name is compared with some fifty others.
+        let (mine, others) = (self.0.as_bytes(), other.0.as_bytes());
+        let order = |byte: u8| if byte == b'.' { 0 } else { byte };
+        match mine.iter().zip(others).position(|(mine, other)| mine != other) {
+            Some(at) => order(mine[at]).cmp(&order(others[at])),
+            None => mine.len().cmp(&others.len()),
+        }
     }
 }
 
@@ -195,6 +201,14 @@ mod tests {
         let mut names = vec![dn("a-b"), dn("a.b"), dn("a"), dn("b"), dn("a.b.c"), dn("")];
         names.sort();
         assert_eq!(names, [dn(""), dn("a"), dn("a.b"), dn("a.b.c"), dn("a-b"), dn("b")]);
+    }
+
+    #[test]
+    fn names_order_as_their_parts_do() {
+        let texts = ["", "a", "a.b", "a b", "a.b.c", "a-b", "a-b.c", "ab", "a.ü", "aü", "ü.a", "b", "a.bc"];
+        for (one, other) in texts.iter().flat_map(|one| texts.map(|other| (dn(one), dn(other)))) {
+            assert_eq!(one.cmp(&other), one.parts().cmp(other.parts()), "{one} and {other}");
+        }
     }
 
     #[test]
