@@ -31,6 +31,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::config::HealthConfig;
@@ -146,6 +147,23 @@ pub struct HealthSources {
     sources: Vec<(String, Arc<dyn HealthSource>)>,
     disks: Vec<PathBuf>,
     measuring: MeasureLock,
+    changes: HealthChanges,
+}
+
+/// Tells the node that what a source says has changed, for those who don't ask: an event is written, and readiness taken or
+/// given back, at once. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct HealthChanges(Arc<Notify>);
+
+impl HealthChanges {
+    /// All sources are asked soon, within about a second.
+    pub fn announce(&self) {
+        self.0.notify_one();
+    }
+
+    pub(crate) async fn announced(&self) {
+        self.0.notified().await;
+    }
 }
 
 impl HealthSources {
@@ -156,6 +174,11 @@ impl HealthSources {
         let name = name.into();
         self.sources.retain(|(known, _)| *known != name);
         self.sources.push((name, Arc::new(source)));
+    }
+
+    /// Tells the node of changes that it could not see until it asks again, every ten seconds.
+    pub fn changes(&self) -> HealthChanges {
+        self.changes.clone()
     }
 
     /// Watches the free space of the file system of this directory, which may be mounted later. One file system is

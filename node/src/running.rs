@@ -30,6 +30,8 @@ use crate::{v1, wire};
 /// The pause between two assessments that nobody asks for. Each is a request to the API server, as is a kubelet's lease,
 /// which it renews as often. Who asks gets an assessment of that moment, and daemons have probes of their own.
 const ASSESSMENT_PERIOD: Duration = Duration::from_secs(10);
+/// The same, while parts announce changes.
+const ANNOUNCED_PERIOD: Duration = Duration::from_secs(1);
 
 /// The running node. The data directory is locked as long as it exists.
 pub(crate) struct RunningNode {
@@ -210,8 +212,13 @@ impl RunningNode {
     /// Assesses the health every few seconds, as long as the node exists: disks and clocks notify nobody, and a
     /// condition that nobody asks for has an age, too.
     pub(crate) async fn watch_health(node: Weak<Self>) {
+        let Some(changes) = node.upgrade().map(|node| node.health_sources().changes()) else { return };
         loop {
-            sleep(ASSESSMENT_PERIOD).await;
+            tokio::select! {
+                () = sleep(ASSESSMENT_PERIOD) => {}
+                // However many are announced, there is one assessment a second.
+                () = changes.announced() => sleep(ANNOUNCED_PERIOD).await,
+            }
             let Some(node) = node.upgrade() else { return };
             // Without a supervisor the node is stopping, or has not started.
             if node.supervisor.get().is_some() {
