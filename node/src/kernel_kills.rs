@@ -45,16 +45,7 @@ impl fmt::Display for KernelKill {
 impl KernelKills {
     /// Records the kill that an entry of the kernel's log names, if it names one.
     pub(crate) fn record(&self, entry: &LogEntry) {
-        let EntryBody::Leveled(leveled) = &entry.body else { return };
-        // A program that writes to /dev/kmsg has a facility; the kernel has none.
-        if leveled.fields.iter().any(|field| field.name == "facility") {
-            return;
-        }
-        // What the kernel had logged long before this program read it concerns none of its processes.
-        let age = leveled.claimed_time.and_then(|time| SystemTime::now().duration_since(time).ok());
-        if age.is_none_or(|age| age < WINDOW)
-            && let Some((pid, in_cgroup)) = parse_kill(&leveled.message)
-        {
+        if let Some((pid, in_cgroup)) = recent_kernel_message(entry).and_then(parse_kill) {
             self.push(KernelKill { pid, in_cgroup, at: Instant::now() });
         }
     }
@@ -79,6 +70,18 @@ impl KernelKills {
         };
         kills.iter().rev().filter(|kill| kill.pid == exit.pid).find(is_near).copied()
     }
+}
+
+/// The kernel's own line in an entry of its log; `None` for what it had logged long before this program read it, which
+/// concerns none of its processes and volumes.
+pub(crate) fn recent_kernel_message(entry: &LogEntry) -> Option<&str> {
+    let EntryBody::Leveled(leveled) = &entry.body else { return None };
+    // A program that writes to /dev/kmsg has a facility; the kernel has none.
+    if leveled.fields.iter().any(|field| field.name == "facility") {
+        return None;
+    }
+    let age = leveled.claimed_time.and_then(|time| SystemTime::now().duration_since(time).ok());
+    age.is_none_or(|age| age < WINDOW).then_some(&*leveled.message)
 }
 
 /// The pid that a line of the kernel names as killed, and whether a cgroup's memory ran out.

@@ -86,6 +86,8 @@ pub mod data;
 #[cfg(feature = "node")]
 mod dependency;
 #[cfg(feature = "node")]
+mod device_faults;
+#[cfg(feature = "node")]
 mod directory_watch;
 #[cfg(feature = "node")]
 mod dn;

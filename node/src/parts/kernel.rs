@@ -10,6 +10,7 @@ use nodekeel_supervisor::{Context, Failure, Runnable};
 use serde::Deserialize;
 
 use crate::config::{ConfigSection, NodedConfig};
+use crate::device_faults::DeviceFaults;
 use crate::dn::KERNEL as DN;
 use crate::kernel_kills::KernelKills;
 use crate::part::PartPlanner;
@@ -93,7 +94,8 @@ impl PlannedRunnable for KernelLogPlan {
         // The position outlives the runnable, so that no record is stored twice.
         let position = node.extensions().get_or_insert_default::<KmsgPosition>().clone();
         let kills = node.extensions().get_or_insert_default::<KernelKills>().clone();
-        Ok(PreparedRunnable::new(copy_kernel_log(node.log_store().clone(), position, kills)))
+        let faults = node.extensions().get_or_insert_default::<DeviceFaults>().clone();
+        Ok(PreparedRunnable::new(copy_kernel_log(node.log_store().clone(), position, kills, faults)))
     }
 
     fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
@@ -101,25 +103,32 @@ impl PlannedRunnable for KernelLogPlan {
     }
 }
 
-fn copy_kernel_log(log_store: LogStore, position: KmsgPosition, kills: KernelKills) -> impl Runnable {
+fn copy_kernel_log(
+    log_store: LogStore,
+    position: KmsgPosition,
+    kills: KernelKills,
+    faults: DeviceFaults,
+) -> impl Runnable {
     move |ctx: Context| {
-        let (log_store, position, kills) = (log_store.clone(), position.clone(), kills.clone());
+        let (log_store, position) = (log_store.clone(), position.clone());
+        let (kills, faults) = (kills.clone(), faults.clone());
         async move {
             let dn: Dn = ctx.dn().parse().expect("every name in the tree is a DN");
             let mut kernel = KmsgSource::open(&position)?;
             // From here on: an earlier run has seen what is in the log.
             let mut log = log_store.open_reader(LogQuery::of_dn(dn.clone()).last_entries(0).follow())?;
             ctx.signal_ready()?;
-            let record_kills = async {
+            let record_events = async {
                 while let Some(entry) = log.next().await {
                     kills.record(&entry);
+                    faults.record(&entry);
                 }
                 // The log ends with the node.
                 std::future::pending::<()>().await
             };
             // Dropping the copy at a stop loses no record: the next one continues at the position.
             tokio::select! {
-                () = record_kills => Ok(()),
+                () = record_events => Ok(()),
                 failed = kernel.copy_records(&log_store, &dn) => failed.map(|never: Infallible| match never {}).map_err(Failure::from),
                 stopped = ctx.until_canceled() => stopped,
             }

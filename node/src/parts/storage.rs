@@ -11,6 +11,7 @@ mod decision;
 mod device;
 mod error;
 mod esp;
+mod faults;
 mod health;
 mod identity;
 pub(crate) mod keys;
@@ -28,23 +29,26 @@ use std::sync::{Arc, Mutex};
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::volume::{ColdStart, DataVolume, KeyPolicy};
+use prometheus_client::registry::Registry;
 
 use self::config::device::{DeviceConfig, SealConfig};
 use self::control::StorageControl;
 use self::device::{DeviceOpener, VolumePrograms, describe_device};
 use self::esp::mount_esp;
+use self::faults::{FaultCollector, VolumeFaults};
 use self::keys::{VolumeKeys, key_health};
 use self::opener::VolumeOpener;
 use self::service::StorageService;
 use self::unlock::{ClusterKeySource, VolumeUnlock};
 use super::PartDeps;
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
+use crate::device_faults::DeviceFaults;
 use crate::dn::STORAGE as DN;
 use crate::layout::PLACED_IN_MEMORY;
 use crate::layout::{ESP_DIR, StorageLayout, StorageRunLayout, VOLUME_DIR};
 use crate::part::PartPlanner;
 use crate::part::{NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable};
-use crate::program_name::program_name;
+use crate::program_name::{metric_prefix, program_name};
 
 /// In memory: on the system's disk, the copy of a header could be found again after its slots were removed.
 const HEADER_COPIES: MountSpec = MountSpec { options: &["mode=700"], ..MountSpec::RUN };
@@ -249,7 +253,13 @@ impl PlannedRunnable for StoragePlan {
                 VolumeOpener::Provided { volume: Arc::clone(volume), mounted_at: Arc::default(), esp: esp()? }
             }
         };
-        node.health_sources().add("storage", health::health_source(Arc::clone(&unlock), opener.clone()));
+        // One that can't be read is reported by root.storage.
+        let faults = opener.esp().and_then(VolumeFaults::read_from).unwrap_or_default();
+        let source = health::health_source(Arc::clone(&unlock), opener.clone(), faults.clone());
+        node.health_sources().add("storage", source);
+        let mut registry = Registry::with_prefix(metric_prefix());
+        registry.register_collector(Box::new(FaultCollector(faults.clone())));
+        node.metrics().add("storage", registry);
         let keys = Arc::new(VolumeKeys::new(Arc::clone(&unlock)));
         node.health_sources().add("storage.keys", key_health(Arc::clone(&keys)));
         // The cluster finds the keys, and the control API all of it.
@@ -262,10 +272,13 @@ impl PlannedRunnable for StoragePlan {
             cluster_keys,
             unlock: Arc::clone(&unlock),
             volume: volume.clone(),
+            faults: faults.clone(),
+            device_faults: node.extensions().get_or_insert_default::<DeviceFaults>().clone(),
+            health: node.health_sources().changes(),
             grace,
         };
-        let control =
-            StorageControl { keys, unlock, volume, supervisor, config, opener: service.opener.clone() };
+        let (opener, health) = (service.opener.clone(), service.health.clone());
+        let control = StorageControl { keys, unlock, volume, supervisor, config, opener, faults, health };
         node.extensions().insert(Arc::new(control));
         Ok(PreparedRunnable::new(service))
     }

@@ -68,7 +68,7 @@ const HOSTS: &str = "127.0.0.1 localhost guest\n10.0.2.2 host\n";
 const MACHINE_ID: &str = "6e6f64656b65656c6775657374000001\n";
 
 /// Programs of every guest, beside busybox.
-const PROGRAMS: [tools::Tool; 19] = [
+const PROGRAMS: [tools::Tool; 20] = [
     tools::MKFS_XFS,
     tools::MKFS_EXT4,
     tools::MKFS_VFAT,
@@ -81,6 +81,7 @@ const PROGRAMS: [tools::Tool; 19] = [
     tools::DMSETUP,
     tools::XFS_QUOTA,
     tools::XFS_GROWFS,
+    tools::XFS_IO,
     tools::TUNE2FS,
     tools::BLKID,
     tools::FLOCK,

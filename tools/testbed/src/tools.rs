@@ -71,6 +71,8 @@ tools! {
         XFS_QUOTA = "xfs_quota" of "xfsprogs";
         /// Grows XFS.
         XFS_GROWFS = "xfs_growfs" of "xfsprogs";
+        /// Tells where the blocks of a file are.
+        XFS_IO = "xfs_io" of "xfsprogs";
         /// Formats ext4.
         MKFS_EXT4 = "mkfs.ext4" of "e2fsprogs";
         /// Changes an ext4's features.

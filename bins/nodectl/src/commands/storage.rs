@@ -25,7 +25,7 @@ const TRIM_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 pub(crate) enum StorageCommand {
     /// Show the data volume and its keys
     ///
-    /// Exits with 6 unless it is open.
+    /// Exits with 6 unless it is open and without faults.
     Status,
     /// Open a locked volume by its recovery passphrase
     Unlock(PassphraseArgs),
@@ -39,6 +39,11 @@ pub(crate) enum StorageCommand {
     ///
     /// Valid once you have typed it, see --confirm; the former passphrase is void then. Until then, the next one replaces it.
     Recovery(RecoveryArgs),
+    /// Forget the faults of the disk
+    ///
+    /// What the kernel has reported of the volume's devices is a problem of the node until then: reads of data that nobody with
+    /// the key has written, failed reads and writes, damages of the file system. It mends nothing.
+    Acknowledge,
     /// Discard the free blocks of the disk
     ///
     /// Only where the configuration allows it (storage.discards): a reader of an encrypted disk then sees which blocks
@@ -84,6 +89,7 @@ impl StorageCommand {
             Self::Rotate(args) => rotate(api, &args, printer).await,
             Self::Recovery(args) if args.confirm => confirm_recovery(api, &args, printer).await,
             Self::Recovery(args) => add_recovery(api, &args.permit, printer).await,
+            Self::Acknowledge => acknowledge(api, printer).await,
             Self::Trim => trim(api, printer).await,
             Self::Erase { token } => erase(api, token, printer).await,
         }
@@ -110,7 +116,7 @@ async fn show_status(api: &mut ApiClient, printer: &mut Printer) -> Result<(), C
             print_slots(&encryption.slots, printer)?;
         }
     }
-    if storage.state == "open" { Ok(()) } else { Err(CommandError::NotHealthy) }
+    if storage.state == "open" && storage.faults.is_empty() { Ok(()) } else { Err(CommandError::NotHealthy) }
 }
 
 /// The place and the encryption of the volume, to print after its state.
@@ -134,6 +140,11 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
     if let (Some(done), Some(total)) = (storage.wiped_bytes, storage.wipe_bytes) {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         lines.push(format!("wipes the new volume: {:.1} of {:.1} GiB", gib(done), gib(total)));
+    }
+    lines.extend(storage.faults.iter().map(|fault| format!("fault        {fault}")));
+    if !storage.faults.is_empty() {
+        lines
+            .push("to forget them, when files and disk are mended: `nodectl storage acknowledge`".to_owned());
     }
     if storage.state == "locked" {
         lines.push("to open it: `nodectl storage unlock`".to_owned());
@@ -247,7 +258,12 @@ async fn add_recovery(
     let answer = api.call(async |client| client.add_recovery_passphrase(request).await).await?;
     let passphrase = answer.passphrase.unwrap_or_default().text;
     if printer.is_json {
-        let done = StorageChangeView { done: "added", passphrase: Some(&passphrase), trimmed_bytes: None };
+        let done = StorageChangeView {
+            done: "added",
+            passphrase: Some(&passphrase),
+            trimmed_bytes: None,
+            faults: Vec::new(),
+        };
         return Ok(printer.print_json(&done)?);
     }
     // On a line of its own, to be copied as a whole.
@@ -267,11 +283,20 @@ async fn confirm_recovery(
     print_change(printer, "confirmed", "this is the recovery passphrase; an older one is void")
 }
 
+async fn acknowledge(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let request = v1::AcknowledgeStorageRequest {};
+    let faults = api.call(async |client| client.acknowledge_storage(request).await).await?.faults;
+    let lines: Vec<String> = faults.iter().map(|fault| escape_control(&format!("forgot {fault}"))).collect();
+    let text = if lines.is_empty() { "the data volume has no faults".to_owned() } else { lines.join("\n") };
+    let done = StorageChangeView { done: "acknowledged", passphrase: None, trimmed_bytes: None, faults };
+    printer.print_result(&done, &text)
+}
+
 async fn trim(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     api.raise_timeout(TRIM_TIMEOUT);
     let answer = api.call(async |client| client.trim_storage(v1::TrimStorageRequest {}).await).await?;
     let trimmed_bytes = Some(answer.trimmed_bytes);
-    let done = StorageChangeView { done: "trimmed", passphrase: None, trimmed_bytes };
+    let done = StorageChangeView { done: "trimmed", passphrase: None, trimmed_bytes, faults: Vec::new() };
     printer.print_result(&done, &format!("trimmed {} bytes of the data volume", answer.trimmed_bytes))
 }
 
@@ -286,7 +311,10 @@ async fn erase(api: &mut ApiClient, token: String, printer: &mut Printer) -> Res
 }
 
 fn print_change(printer: &mut Printer, done: &str, text: &str) -> Result<(), CommandError> {
-    printer.print_result(&StorageChangeView { done, passphrase: None, trimmed_bytes: None }, text)
+    printer.print_result(
+        &StorageChangeView { done, passphrase: None, trimmed_bytes: None, faults: Vec::new() },
+        text,
+    )
 }
 
 /// The passphrase that authorizes a change, if the operator asks to type it.

@@ -2,18 +2,20 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nodekeel_localstorage::mount::mount_table;
 use nodekeel_node::v1::{
-    AddRecoveryPassphraseRequest, EraseStorageRequest, HealthRequest, RestartRequest, StorageResponse,
-    UnlockStorageRequest,
+    AcknowledgeStorageRequest, AddRecoveryPassphraseRequest, EraseStorageRequest, EventsRequest,
+    HealthRequest, RestartRequest, StorageRequest, StorageResponse, UnlockStorageRequest,
 };
 use testbed::guest::disk::FileSystem;
 use testbed::{ScratchDir, command_output};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, node_command, wait};
+use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, node_command, wait};
 use crate::storage_device::{DeviceFixture, DeviceNode, mebibytes_of_file_system, wipe_device};
 
 const NOT_ENCRYPTED: &str = "encryption = \"none\"\n";
@@ -262,5 +264,86 @@ async fn a_volume_whose_key_is_gone_waits_for_the_recovery_passphrase() {
     fs::rename(fixture.scratch.path().join("key"), &keys[0]).unwrap();
     let node = fixture.start(LOCAL).await;
     node.wait_open().await;
+    node.stop().await;
+}
+
+/// The condition of the volume's disk, once it is there or gone.
+async fn wait_faults(node: &mut DeviceNode, is_there: bool) -> (String, Duration) {
+    let began = Instant::now();
+    loop {
+        let health = node.client.health(HealthRequest::default()).await.unwrap().into_inner();
+        let found =
+            health.conditions.into_iter().find(|condition| condition.object == "disk of the data volume");
+        if found.is_some() == is_there {
+            return (found.map(|found| found.problem).unwrap_or_default(), began.elapsed());
+        }
+        assert!(began.elapsed() < TEST_TIMEOUT, "{found:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The mapping below that of the volume, in which an authenticated volume keeps its sectors with their tags.
+fn integrity_device() -> PathBuf {
+    let names = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
+    let mut found = names.filter(|path| {
+        fs::read_to_string(path.join("dm/name")).is_ok_and(|name| name.trim() == "nodekeel-data_dif")
+    });
+    Path::new("/dev").join(found.next().expect("it is open").file_name().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_are_acknowledged() {
+    let fixture = DeviceFixture::new(384).await;
+    let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\nwipe = false\n";
+    let config = fixture.config(keys).replace("kernel.log = false\n", "");
+    let mut node = DeviceNode::start(&config, &fixture.data()).await;
+    node.wait_open().await;
+    let witness = fixture.volume().join("witness");
+    let file = File::create(&witness).unwrap();
+    file.write_all_at(&[0x5a; 1 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    let extents = command_output(Command::new("xfs_io").args(["-r", "-c", "fiemap"]).arg(&witness)).unwrap();
+    let first = extents.lines().nth(1).and_then(|line| line.split_whitespace().nth(2)).expect(&extents);
+    let sector: u64 = first.split("..").next().unwrap().parse().expect(&extents);
+    let (_, _) = wait_faults(&mut node, false).await;
+    let device = File::options().write(true).open(integrity_device()).unwrap();
+    device.write_all_at(&[0xff; 4096], sector * 512).unwrap();
+    device.sync_all().unwrap();
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    let read = fs::read(&witness).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(nix::libc::EIO), "{read}");
+
+    let (problem, elapsed) = wait_faults(&mut node, true).await;
+    assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+    assert!(problem.contains("reads of data that nobody with its key has written: dm-"), "{problem}");
+    assert!(problem.contains("sector"), "{problem}");
+    // It is there before anybody could have asked.
+    let follow = EventsRequest { dn: "root.storage".into(), follow: true, ..EventsRequest::default() };
+    let mut events = node.client.events(follow).await.unwrap().into_inner();
+    let is_told = async {
+        while let Some(answer) = events.message().await.unwrap() {
+            if format!("{answer:?}").contains("nobody with its key") {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, is_told).await.expect("an event");
+    assert_eq!(node.storage_health().await, Default::default(), "root.storage goes on");
+    let status = node.client.storage(StorageRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.state.as_str(), status.faults.len()), ("open", 1), "{status:?}");
+    node.stop().await;
+
+    // A restart mends nothing.
+    let mut node = DeviceNode::start(&config, &fixture.data()).await;
+    node.wait_open().await;
+    wait_faults(&mut node, true).await;
+    let forgotten = node.client.acknowledge_storage(AcknowledgeStorageRequest {}).await.unwrap();
+    assert_eq!(forgotten.into_inner().faults.len(), 1);
+    wait_faults(&mut node, false).await;
+    node.stop().await;
+    let mut node = DeviceNode::start(&config, &fixture.data()).await;
+    node.wait_open().await;
+    wait_faults(&mut node, false).await;
     node.stop().await;
 }

@@ -496,6 +496,15 @@ impl Control for ControlService {
         Ok(Response::new(v1::TrimStorageResponse { trimmed_bytes: self.storage()?.trim().await? }))
     }
 
+    async fn acknowledge_storage(
+        &self,
+        request: Request<v1::AcknowledgeStorageRequest>,
+    ) -> Result<Response<v1::AcknowledgeStorageResponse>, Status> {
+        self.record_action(request, |_| (STORAGE_DN, "acknowledgement of faults".into()));
+        let faults = self.storage()?.acknowledge_faults().await?;
+        Ok(Response::new(v1::AcknowledgeStorageResponse { faults }))
+    }
+
     async fn erase_storage(
         &self,
         request: Request<v1::EraseStorageRequest>,

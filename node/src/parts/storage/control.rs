@@ -20,12 +20,14 @@ use super::config::{EncryptionMode, StorageConfig, VolumeKind};
 use super::decision::Attempt;
 use super::device::OpenedVolume;
 use super::error::StorageError;
+use super::faults::VolumeFaults;
 use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
 use super::opener::VolumeOpener;
 use super::unlock::{CreationWork, UnlockError, UnlockStatus, VolumeUnlock};
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
 use crate::error_chain::error_chain;
+use crate::health::HealthChanges;
 use crate::program_name::program_name;
 use crate::supervisor_slot::SupervisorSlot;
 use crate::volume::{NodeVolume, VolumeHandle};
@@ -42,6 +44,8 @@ pub(crate) struct StorageControl {
     pub(super) supervisor: SupervisorSlot,
     pub(super) config: StorageConfig,
     pub(super) opener: VolumeOpener,
+    pub(super) faults: VolumeFaults,
+    pub(super) health: HealthChanges,
 }
 
 impl StorageControl {
@@ -99,6 +103,7 @@ impl StorageControl {
     /// Describes what root.storage does with the data volume, and what opens it.
     pub(crate) async fn status(&self) -> v1::StorageResponse {
         let mut response = describe_state(self.unlock.status());
+        response.faults = self.faults.lines();
         response.path = self.volume.path().map(|path| path.display().to_string()).unwrap_or_default();
         // The disk is locked while it is being opened or created.
         if response.state != "opening" {
@@ -194,6 +199,17 @@ impl StorageControl {
         // The permit is set before the restart, which takes it.
         let restarted = self.supervisor.with(|supervisor| supervisor.restart_runnable(STORAGE_DN));
         restarted.ok_or_else(stopping_status)?.map_err(|error| Status::failed_precondition(error.to_string()))
+    }
+
+    /// Forgets the faults of the volume's devices. Returns those that it has had.
+    pub(crate) async fn acknowledge_faults(&self) -> Result<Vec<String>, Status> {
+        let (faults, opener) = (self.faults.clone(), self.opener.clone());
+        let lines = faults.lines();
+        let forgotten = spawn_blocking(move || faults.acknowledge(opener.esp()?));
+        let forgotten = forgotten.await.map_err(|error| Status::internal(error_chain(&error)))?;
+        forgotten.map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+        self.health.announce();
+        Ok(lines)
     }
 
     /// Discards the free blocks of the volume, and returns their bytes.

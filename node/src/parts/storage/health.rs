@@ -5,19 +5,32 @@ use std::sync::Arc;
 use nodekeel_supervisor::wall_clock_time;
 
 use super::DN;
+use super::faults::VolumeFaults;
 use super::opener::VolumeOpener;
 use super::unlock::{CreationWork, UnlockStatus, VolumeUnlock};
 use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
 
 /// Answers for the data volume.
-pub(super) fn health_source(unlock: Arc<VolumeUnlock>, opener: VolumeOpener) -> impl HealthSource {
+pub(super) fn health_source(
+    unlock: Arc<VolumeUnlock>,
+    opener: VolumeOpener,
+    faults: VolumeFaults,
+) -> impl HealthSource {
     move |node: &NodeSnapshot| {
         let size = opener.size_problem().map(|problem| {
             let problem = format!("is smaller than its disk: {problem}");
             HealthCondition::warning(DN, problem).hint("see docs/noded.md, \"Grow the disk\"")
         });
         // A volume that does not open is a greater problem than its size.
-        volume_condition(&unlock.status(), node).or(size).into_iter().collect()
+        let state = volume_condition(&unlock.status(), node).or(size);
+        // About the volume and not about root.storage, which stays ready: what uses the volume goes on.
+        let faults = faults.describe().map(|problem| {
+            HealthCondition::problem("disk of the data volume", problem).hint(
+                "the disk fails, or somebody has changed it: restore the files that can't be read, replace the disk; then \
+                 `nodectl storage acknowledge`",
+            )
+        });
+        state.into_iter().chain(faults).collect()
     }
 }
 

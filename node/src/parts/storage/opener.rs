@@ -42,7 +42,7 @@ impl VolumeOpener {
     }
 
     /// The directory of the node's records, outside of the volume; an error if it is not there.
-    fn esp(&self) -> Result<&Dir, StorageError> {
+    pub(super) fn esp(&self) -> Result<&Dir, StorageError> {
         match self {
             Self::Directory { esp, .. } | Self::Provided { esp, .. } => Ok(esp),
             Self::Device(Ok(opener)) => Ok(&opener.esp),

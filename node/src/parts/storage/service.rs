@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::stat::fstat;
 use nodekeel_localstorage::volume::{DataVolume, MountState, UnlockKey, UnlockSecret, VolumeError};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::task::{JoinError, spawn_blocking};
@@ -11,9 +12,12 @@ use tokio::time::{Instant, sleep};
 use super::decision::Attempt;
 use super::device::OpenedVolume;
 use super::error::StorageError;
+use super::faults::VolumeFaults;
 use super::opener::VolumeOpener;
 use super::unlock::{ClusterKeySource, ClusterKeysFuture, CreationWork, UnlockStatus, VolumeUnlock};
+use crate::device_faults::DeviceFaults;
 use crate::error_chain::error_chain;
+use crate::health::HealthChanges;
 use crate::volume::{CloseOnDrop, NodeVolume, storage_stop_timeout};
 
 /// The time that a busy volume has to become free.
@@ -30,6 +34,10 @@ pub(super) struct StorageService {
     pub(super) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
     pub(super) unlock: Arc<VolumeUnlock>,
     pub(super) volume: NodeVolume,
+    /// The faults of its devices, and where they come from and go to.
+    pub(super) faults: VolumeFaults,
+    pub(super) device_faults: DeviceFaults,
+    pub(super) health: HealthChanges,
     /// `node.grace`.
     pub(super) grace: Duration,
 }
@@ -66,12 +74,16 @@ impl StorageService {
             }
         };
         tracing::info!("opened the data volume in {}", dir.path().display());
+        let file_system = fstat(&dir).map_err(std::io::Error::from)?.st_dev;
         // The volume is open before root.storage is ready: a runnable that waits for it finds the volume.
         self.volume.open(dir);
         let open = CloseOnDrop(self.volume.clone());
         unlock.set_status(UnlockStatus::Open { slot });
         ctx.signal_ready()?;
-        let canceled = ctx.canceled().await;
+        let canceled = tokio::select! {
+            canceled = ctx.canceled() => canceled,
+            never = self.faults.follow(&self.device_faults, file_system, &self.opener, &self.health) => match never {},
+        };
         // The users stop before the unmount, since an open file keeps the file system busy.
         open.close().await;
         if let Err(error) = unmount(volume).await? {

@@ -23,6 +23,7 @@ pub(super) struct StorageView {
     pub(super) path: Option<String>,
     pub(super) encryption: Option<EncryptionView>,
     pub(super) encryption_error: Option<String>,
+    pub(super) faults: Vec<String>,
     #[serde(skip)]
     pub(super) since_time: Option<SystemTime>,
 }
@@ -60,6 +61,8 @@ pub(super) struct StorageChangeView<'a> {
     pub(super) passphrase: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trimmed_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) faults: Vec<String>,
 }
 
 impl From<v1::StorageResponse> for StorageView {
@@ -78,6 +81,7 @@ impl From<v1::StorageResponse> for StorageView {
             path: non_empty(answer.path),
             encryption: answer.encryption.map(EncryptionView::from),
             encryption_error: non_empty(answer.encryption_error),
+            faults: answer.faults,
             since_time,
         }
     }

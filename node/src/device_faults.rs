@@ -1,0 +1,169 @@
+//! Faults of block devices and of the file systems on them, as the kernel's log names them: a reader gets `EIO` for each, and
+//! nobody else is told.
+
+use nodekeel_logtree::LogEntry;
+use tokio::sync::broadcast;
+
+use crate::kernel_kills::recent_kernel_message;
+
+/// The faults that may wait for a receiver. The kernel limits the rate of their lines, too.
+const QUEUED: usize = 256;
+
+/// The faults, to whoever subscribes. Cheap to clone; all clones are one channel.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceFaults(broadcast::Sender<DeviceFault>);
+
+impl Default for DeviceFaults {
+    fn default() -> Self {
+        Self(broadcast::channel(QUEUED).0)
+    }
+}
+
+/// A fault of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DeviceFault {
+    /// The kernel's name of the device: `dm-1`, `vdb`.
+    pub(crate) device: String,
+    pub(crate) kind: FaultKind,
+    /// The sector of 512 bytes on the device, where the line names one.
+    pub(crate) sector: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FaultKind {
+    /// Data without the tag that only the key can have made.
+    Unauthentic,
+    /// A read or write failed.
+    Failed,
+    /// The file system found itself damaged, or stopped writing.
+    FileSystem,
+}
+
+impl DeviceFaults {
+    /// Passes on the fault that an entry of the kernel's log names, if it names one.
+    pub(crate) fn record(&self, entry: &LogEntry) {
+        if let Some(fault) = recent_kernel_message(entry).and_then(parse_fault) {
+            // Without a receiver, there is no volume whose fault it could be.
+            let _ = self.0.send(fault);
+        }
+    }
+
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<DeviceFault> {
+        self.0.subscribe()
+    }
+}
+
+/// The fault in a line of the kernel.
+///
+/// *Source:* Linux: `drivers/md/dm-crypt.c` and `dm-integrity.c` (`DMERR_LIMIT`), `block/blk-mq.c` (`blk_print_req_error`),
+/// `fs/xfs/xfs_message.c` with `xfs_fsops.c` and `xfs_error.c`, `fs/ext4/super.c`.
+fn parse_fault(line: &str) -> Option<DeviceFault> {
+    let fault = |device: &str, kind, sector| {
+        let is_name =
+            !device.is_empty() && device.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_!.".contains(&b));
+        is_name.then(|| DeviceFault { device: device.to_owned(), kind, sector })
+    };
+    let line = without_module(line);
+    if let Some(rest) = line.strip_prefix("device-mapper: crypt: ") {
+        let (device, sector) = rest.split_once(": INTEGRITY AEAD ERROR, sector ")?;
+        return fault(device, FaultKind::Unauthentic, leading_number(sector));
+    }
+    if let Some(rest) = line.strip_prefix("device-mapper: integrity: ") {
+        let (device, sector) = rest.split_once(": Checksum failed at sector 0x")?;
+        return fault(device, FaultKind::Unauthentic, u64::from_str_radix(sector.trim(), 16).ok());
+    }
+    if let Some((what, rest)) = line.split_once(" error, dev ") {
+        // "I/O", "critical medium", "blk_update_request: I/O": the class comes first, and no name of a user.
+        let (device, sector) = rest.split_once(", sector ")?;
+        return if what.len() < 64 { fault(device, FaultKind::Failed, leading_number(sector)) } else { None };
+    }
+    if let Some((device, what)) = line.strip_prefix("XFS (").and_then(|rest| rest.split_once("): ")) {
+        let is_damage =
+            ["Metadata corruption", "Metadata CRC error", "Corruption ", "shut down", "Shutting down"]
+                .iter()
+                .any(|words| what.contains(words));
+        return if is_damage { fault(device, FaultKind::FileSystem, None) } else { None };
+    }
+    if let Some((device, _)) =
+        line.strip_prefix("EXT4-fs error (device ").and_then(|rest| rest.split_once("): "))
+    {
+        return fault(device, FaultKind::FileSystem, None);
+    }
+    let (device, what) = line.strip_prefix("EXT4-fs (")?.split_once("): ")?;
+    if what.starts_with("Remounting filesystem read-only") {
+        return fault(device, FaultKind::FileSystem, None);
+    }
+    None
+}
+
+/// The line without the name that a header's `pr_fmt` may put before it: Linux 6.1 writes `trusted_key: device-mapper: crypt:
+/// …`. A word, so that no path in another line gets here.
+fn without_module(line: &str) -> &str {
+    match line.split_once(": ") {
+        Some((module, rest))
+            if module != "device-mapper" && module.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') =>
+        {
+            rest
+        }
+        _ => line,
+    }
+}
+
+/// The number at the start of a text.
+fn leading_number(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_lines_name_device_kind_and_sector() {
+        use FaultKind::{Failed, FileSystem, Unauthentic};
+        for (line, expected) in [
+            (
+                "device-mapper: crypt: dm-1: INTEGRITY AEAD ERROR, sector 4096",
+                Some(("dm-1", Unauthentic, Some(4096))),
+            ),
+            (
+                "device-mapper: integrity: dm-0: Checksum failed at sector 0x1a0",
+                Some(("dm-0", Unauthentic, Some(416))),
+            ),
+            (
+                "I/O error, dev vdb, sector 2048 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
+                Some(("vdb", Failed, Some(2048))),
+            ),
+            ("blk_update_request: critical medium error, dev sda, sector 7", Some(("sda", Failed, Some(7)))),
+            (
+                "XFS (dm-1): Metadata CRC error detected at xfs_agf_read_verify+0x1",
+                Some(("dm-1", FileSystem, None)),
+            ),
+            (
+                "XFS (dm-1): Corruption of in-memory data (0x8) detected at x. Shutting down filesystem.",
+                Some(("dm-1", FileSystem, None)),
+            ),
+            (
+                "EXT4-fs error (device dm-1): ext4_lookup:1: inode #2: comm ls: iget",
+                Some(("dm-1", FileSystem, None)),
+            ),
+            ("EXT4-fs (vdb1): Remounting filesystem read-only", Some(("vdb1", FileSystem, None))),
+            ("XFS (dm-1): Ending clean mount", None),
+            ("XFS (dm-1): Unmounting Filesystem", None),
+            ("EXT4-fs (vdb1): mounted filesystem with ordered data mode", None),
+            ("device-mapper: crypt: xts(aes) using implementation \"xts-aes-aesni\"", None),
+            ("device-mapper: crypt: ../x: INTEGRITY AEAD ERROR, sector 1", None),
+            ("I/O error, dev , sector 1", None),
+            (
+                "trusted_key: device-mapper: crypt: dm-1: INTEGRITY AEAD ERROR, sector 192",
+                Some(("dm-1", Unauthentic, Some(192))),
+            ),
+            ("process '/tmp/a: device-mapper: crypt: dm-1: INTEGRITY AEAD ERROR, sector 192", None),
+        ] {
+            let found = parse_fault(line);
+            let found = found.as_ref().map(|fault| (fault.device.as_str(), fault.kind, fault.sector));
+            assert_eq!(found, expected, "{line}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Faults of the open data volume: what the kernel reports of its devices stays a problem until an operator has looked at it.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::sys::stat::{major, minor};
+use nodekeel_localstorage::{Dir, FileMode};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::spawn_blocking;
+
+use super::error::StorageError;
+use super::opener::VolumeOpener;
+use crate::device_faults::{DeviceFault, DeviceFaults, FaultKind};
+use crate::error_chain::error_chain;
+use crate::health::HealthChanges;
+
+/// The name of the record, in `esp/`: a restart does not make a fault undone.
+const RECORD_FILE: &str = "data-volume.faults";
+const HEADER: &str = "nodekeel faults of the data volume, format 1";
+
+const KINDS: [(FaultKind, &str); 3] = [
+    (FaultKind::Unauthentic, "unauthentic"),
+    (FaultKind::Failed, "failed"),
+    (FaultKind::FileSystem, "file-system"),
+];
+
+fn name_of(kind: FaultKind) -> &'static str {
+    KINDS.iter().find(|(known, _)| *known == kind).map_or("unknown", |(_, name)| name)
+}
+
+/// The faults that no operator has acknowledged. Cheap to clone; all clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct VolumeFaults(Arc<Mutex<BTreeMap<(FaultKind, String), FaultCount>>>);
+
+/// The faults of one kind on one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FaultCount {
+    /// At least so many: the kernel limits the rate of its lines.
+    count: u64,
+    sectors: Option<RangeInclusive<u64>>,
+}
+
+impl VolumeFaults {
+    /// Those that an earlier program has recorded. A line that can't be read is one of an unknown place.
+    pub(super) fn read_from(esp: &Dir) -> Result<Self, StorageError> {
+        let text = match esp.read_at_most(RECORD_FILE, 4096) {
+            Ok(text) => text,
+            Err(error) if error.is_not_found() => return Ok(Self::default()),
+            Err(error) => return Err(StorageError::Record(error)),
+        };
+        Ok(Self(Arc::new(Mutex::new(parse_record(&String::from_utf8_lossy(&text))))))
+    }
+
+    /// Follows the faults of the devices below a file system, as long as it is open.
+    pub(super) async fn follow(
+        &self,
+        faults: &DeviceFaults,
+        file_system: u64,
+        opener: &VolumeOpener,
+        health: &HealthChanges,
+    ) -> Infallible {
+        let mut lines = faults.subscribe();
+        loop {
+            let fault = match lines.recv().await {
+                Ok(fault) => fault,
+                // Those that follow tell the same.
+                Err(RecvError::Lagged(_)) => continue,
+                Err(RecvError::Closed) => std::future::pending().await,
+            };
+            if devices_below(file_system).iter().any(|device| device.has(&fault)) && self.add(fault) {
+                tracing::error!("the data volume {}", self.describe().unwrap_or_default());
+                health.announce();
+                let (known, opener) = (self.clone(), opener.clone());
+                let recorded = spawn_blocking(move || known.record(opener.esp()?)).await;
+                if let Ok(Err(error)) = recorded {
+                    tracing::warn!("can't record the faults of the data volume: {}", error_chain(&error));
+                }
+            }
+        }
+    }
+
+    /// Counts a fault. Returns whether it is the first one of its kind and device.
+    fn add(&self, fault: DeviceFault) -> bool {
+        let mut known = self.lock();
+        let DeviceFault { device, kind, sector } = fault;
+        let is_new = !known.contains_key(&(kind, device.clone()));
+        let entry = known.entry((kind, device)).or_insert(FaultCount { count: 0, sectors: None });
+        entry.count = entry.count.saturating_add(1);
+        if let Some(sector) = sector {
+            let (first, last) = entry.sectors.clone().map_or((sector, sector), RangeInclusive::into_inner);
+            entry.sectors = Some(first.min(sector)..=last.max(sector));
+        }
+        is_new
+    }
+
+    fn record(&self, esp: &Dir) -> Result<(), StorageError> {
+        let mut text = format!("{HEADER}\n");
+        for ((kind, device), FaultCount { count, sectors }) in &*self.lock() {
+            let sectors = sectors.as_ref().map(|range| format!(" {} {}", range.start(), range.end()));
+            text += &format!("{} {device} {count}{}\n", name_of(*kind), sectors.unwrap_or_default());
+        }
+        esp.write(RECORD_FILE, text.as_bytes(), FileMode::PRIVATE_FILE).map_err(StorageError::Record)
+    }
+
+    /// Forgets all, also the record. It blocks.
+    pub(super) fn acknowledge(&self, esp: &Dir) -> Result<(), StorageError> {
+        esp.remove_file(RECORD_FILE).map_err(StorageError::Record)?;
+        self.lock().clear();
+        Ok(())
+    }
+
+    /// A line for each kind and device; empty without faults.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let line = |((kind, device), found): (&(FaultKind, String), &FaultCount)| {
+            let what = match kind {
+                FaultKind::Unauthentic => "reads of data that nobody with its key has written",
+                FaultKind::Failed => "failed reads or writes",
+                FaultKind::FileSystem => "reports of a damaged file system",
+            };
+            let sectors = found.sectors.as_ref().map(|range| match range.clone().into_inner() {
+                (first, last) if first == last => format!(", sector {first}"),
+                (first, last) => format!(", sectors {first} to {last}"),
+            });
+            format!("at least {} {what}: {device}{}", found.count, sectors.unwrap_or_default())
+        };
+        self.lock().iter().map(line).collect()
+    }
+
+    /// All of them in a clause about the volume; `None` without faults.
+    pub(super) fn describe(&self) -> Option<String> {
+        let lines = self.lines();
+        (!lines.is_empty()).then(|| format!("has had {}", lines.join("; ")))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(FaultKind, String), FaultCount>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn parse_record(text: &str) -> BTreeMap<(FaultKind, String), FaultCount> {
+    let parse = |line: &str| {
+        let mut words = line.split(' ');
+        let kind = words.next()?;
+        let kind = KINDS.iter().find(|(_, name)| *name == kind)?.0;
+        let device = words.next()?.to_owned();
+        let mut number = || words.next()?.parse().ok();
+        let count = number()?;
+        let sectors = number().zip(number()).map(|(first, last)| first..=last);
+        Some(((kind, device), FaultCount { count, sectors }))
+    };
+    let unknown = || ((FaultKind::Failed, "unknown".to_owned()), FaultCount { count: 1, sectors: None });
+    let lines = text.lines().filter(|line| *line != HEADER && !line.is_empty());
+    lines.map(|line| parse(line).unwrap_or_else(unknown)).collect()
+}
+
+/// Reads at each scrape how many faults nobody has acknowledged.
+#[derive(Debug)]
+pub(super) struct FaultCollector(pub(super) VolumeFaults);
+
+impl Collector for FaultCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Faults of the data volume that the kernel has reported and nobody has acknowledged";
+        let mut faults = encoder.encode_descriptor("storage_faults", help, None, MetricType::Gauge)?;
+        for (kind, name) in KINDS {
+            let count: u64 =
+                self.0.lock().iter().filter(|((of, _), _)| *of == kind).map(|(_, found)| found.count).sum();
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            ConstGauge::new(count).encode(faults.encode_family(&[("kind", name)])?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A device, or the part of one that a partition is.
+#[derive(Debug, PartialEq, Eq)]
+struct DevicePart {
+    name: String,
+    /// The sectors of 512 bytes; all without.
+    sectors: Option<RangeInclusive<u64>>,
+}
+
+impl DevicePart {
+    fn has(&self, fault: &DeviceFault) -> bool {
+        let is_inside =
+            |sectors: &RangeInclusive<u64>| fault.sector.is_some_and(|sector| sectors.contains(&sector));
+        self.name == fault.device && self.sectors.as_ref().is_none_or(is_inside)
+    }
+}
+
+/// The devices that a file system is on, by its `st_dev`: its own, and those below it. None for one without a device.
+fn devices_below(file_system: u64) -> Vec<DevicePart> {
+    let device = Path::new("/sys/dev/block").join(format!("{}:{}", major(file_system), minor(file_system)));
+    let mut found = Vec::new();
+    let mut pending: Vec<PathBuf> = device.canonicalize().into_iter().collect();
+    while let Some(path) = pending.pop() {
+        let Some(name) = path.file_name().map(|name| name.to_string_lossy().into_owned()) else { continue };
+        if found.iter().any(|part: &DevicePart| part.name == name) {
+            continue;
+        }
+        found.push(DevicePart { name, sectors: None });
+        let slaves = fs::read_dir(path.join("slaves")).into_iter().flatten().flatten();
+        pending.extend(slaves.filter_map(|slave| slave.path().canonicalize().ok()));
+        // The kernel reports a partition's faults by its disk.
+        let number = |file: &str| fs::read_to_string(path.join(file)).ok()?.trim().parse::<u64>().ok();
+        if let (true, Some(start), Some(size)) =
+            (path.join("partition").exists(), number("start"), number("size"))
+            && let Some(disk) = path.parent().and_then(Path::file_name)
+        {
+            let sectors = Some(start..=start.saturating_add(size).saturating_sub(1));
+            found.push(DevicePart { name: disk.to_string_lossy().into_owned(), sectors });
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(kind: FaultKind, device: &str, sector: Option<u64>) -> DeviceFault {
+        DeviceFault { device: device.to_owned(), kind, sector }
+    }
+
+    #[test]
+    fn faults_are_counted_recorded_and_forgotten_when_they_are_acknowledged() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let esp = Dir::open(scratch.path()).expect("there");
+        let faults = VolumeFaults::read_from(&esp).expect("none");
+        assert_eq!(faults.describe(), None);
+        let new: Vec<bool> = [
+            fault(FaultKind::Unauthentic, "dm-1", Some(4096)),
+            fault(FaultKind::Unauthentic, "dm-1", Some(80)),
+            fault(FaultKind::FileSystem, "dm-1", None),
+        ]
+        .into_iter()
+        .map(|fault| faults.add(fault))
+        .collect();
+        assert_eq!(new, [true, false, true]);
+        let lines = [
+            "at least 2 reads of data that nobody with its key has written: dm-1, sectors 80 to 4096",
+            "at least 1 reports of a damaged file system: dm-1",
+        ];
+        assert_eq!(faults.lines(), lines);
+        faults.record(&esp).expect("written");
+        assert_eq!(VolumeFaults::read_from(&esp).expect("read").lines(), lines);
+        faults.acknowledge(&esp).expect("removed");
+        assert_eq!(faults.lines(), Vec::<String>::new());
+        assert_eq!(VolumeFaults::read_from(&esp).expect("none").lines(), Vec::<String>::new());
+        faults.acknowledge(&esp).expect("again");
+    }
+
+    #[test]
+    fn a_line_of_the_record_that_can_not_be_read_is_a_fault() {
+        for line in ["", HEADER] {
+            assert!(parse_record(line).is_empty(), "{line}");
+        }
+        for line in ["x", "unauthentic dm-1", "failed dm-1 x", "\0"] {
+            assert_eq!(parse_record(&format!("{HEADER}\n{line}\n")).len(), 1, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_disks_fault_is_that_of_the_partition_in_which_its_sector_is() {
+        let part = DevicePart { name: "vdb".into(), sectors: Some(2048..=4095) };
+        for (device, sector, is_of) in [
+            ("vdb", Some(2048), true),
+            ("vdb", Some(4096), false),
+            ("vda", Some(2048), false),
+            ("vdb", None, false),
+        ] {
+            assert_eq!(part.has(&fault(FaultKind::Failed, device, sector)), is_of, "{device} {sector:?}");
+        }
+        assert_eq!(devices_below(0), [], "one without a device");
+    }
+}
