@@ -81,7 +81,7 @@ async fn a_node_keeps_its_data_on_a_disk_through_stops_and_kills() {
     }
 }
 
-/// Restarts root.storage while a pod has its volume mounted.
+/// Restarts root.storage while a pod has its volume mounted, and the disk has grown meanwhile.
 async fn check_volume_in_use(keys: &str) {
     let fixture = DeviceFixture::new(384).await;
     create_volume(&fixture, keys).await;
@@ -91,10 +91,15 @@ async fn check_volume_in_use(keys: &str) {
     let pod = fixture.scratch.path().join("pod");
     fs::create_dir(&pod).unwrap();
     command_output(Command::new("mount").arg("--bind").args([&fixture.volume(), &pod])).unwrap();
+    fixture.grow(768);
     node.reopen().await;
     let is_mounted = fs::read_to_string(fixture.volume().join("witness"));
+    let mebibytes = mebibytes_of_file_system(&fixture.volume());
+    let health = node.storage_health().await;
     command_output(Command::new("umount").arg(&pod)).unwrap();
     assert_eq!(is_mounted.unwrap(), "data", "{keys}");
+    assert_eq!(health, Default::default(), "{keys}");
+    assert!(mebibytes > 600, "{keys}: {mebibytes}");
     node.stop().await;
     assert!(!fixture.is_open(), "{keys}");
 }

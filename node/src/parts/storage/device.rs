@@ -93,7 +93,13 @@ impl DeviceOpener {
         secret: &UnlockSecret,
         attempt: Attempt<'_>,
     ) -> Result<OpenedVolume, StorageError> {
-        if let Some(opened) = self.reopen_mounted()? {
+        if let Some((volume, opened)) = self.reopen_mounted()? {
+            // It grows while it is in use. What keeps it from that keeps nobody from using it.
+            if attempt != Attempt::Open
+                && let Err(error) = self.grow_mounted(&volume, secret)
+            {
+                tracing::warn!("can't see whether the disk has grown: {}", error_chain(&error));
+            }
             return Ok(opened);
         }
         // Until a growth that was cut off is complete, the kernel does not show the partition.
@@ -162,27 +168,55 @@ impl DeviceOpener {
         if attempt == Attempt::Open {
             return Ok(opened);
         }
-        // Only after the volume has opened is the partition known to be the node's. Authenticated volumes can't
-        // grow.
+        // Only after the volume has opened is the partition known to be the node's.
         if step == DiskStep::Open && !self.is_authenticated() {
             found.grow_partition();
         }
-        let room = if self.is_authenticated() { found.growable_bytes() } else { 0 };
-        // The size is read again: the partition may have grown.
-        let identity = report.identity;
+        let known = record.filter(|_| step == DiskStep::Open).and_then(|record| record.disk_bytes);
+        self.use_whole_disk(&volume, found, &report, known, secret)?;
+        Ok(opened)
+    }
+
+    /// Grows the volume that could not be unmounted, if its disk has grown.
+    fn grow_mounted(&self, volume: &DeviceVolume, secret: &UnlockSecret) -> Result<(), StorageError> {
+        let found = find_device(&self.config.location)?;
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
-        if report.identity != identity {
+        let record = read_record(&self.esp)?;
+        let known = record.and_then(|record| record.disk_bytes);
+        // What is mounted may not be what the path leads to by now.
+        let may_be_of = |record: VolumeRecord| record.is_of(&report) && known <= Some(report.size_bytes);
+        if !record.is_some_and(may_be_of) {
             return Err(StorageError::Open(VolumeError::Replaced { path: found.path }));
         }
-        let known = record.filter(|_| step == DiskStep::Open).and_then(|record| record.disk_bytes);
+        if !self.is_authenticated() {
+            found.grow_partition();
+        }
+        self.use_whole_disk(volume, found, &report, known, secret)
+    }
+
+    /// Grows the volume to the size of its disk or partition, and records that. Authenticated volumes can't grow.
+    fn use_whole_disk(
+        &self,
+        volume: &DeviceVolume,
+        found: FoundDevice,
+        before: &DiskReport,
+        known: Option<u64>,
+        secret: &UnlockSecret,
+    ) -> Result<(), StorageError> {
+        let room = if self.is_authenticated() { found.growable_bytes() } else { 0 };
+        // The size is read again: the partition may have grown.
+        let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        if report.identity != before.identity {
+            return Err(StorageError::Open(VolumeError::Replaced { path: found.path }));
+        }
         // The record is written last: until then, each start tries to grow the volume again.
-        if self.adapt_size(&volume, known, report.size_bytes, secret) {
+        if self.adapt_size(volume, known, report.size_bytes, secret) {
             VolumeRecord::of_disk(&report).write_to(&self.esp)?;
         }
         if room > 0 {
             self.report_unused_room(room);
         }
-        Ok(opened)
+        Ok(())
     }
 
     fn is_authenticated(&self) -> bool {
@@ -191,7 +225,7 @@ impl DeviceOpener {
     }
 
     /// Uses a volume that is still mounted, since something uses it that noded does not stop.
-    fn reopen_mounted(&self) -> Result<Option<OpenedVolume>, StorageError> {
+    fn reopen_mounted(&self) -> Result<Option<(DeviceVolume, OpenedVolume)>, StorageError> {
         let Some((last, slot)) = lock(&self.last).clone() else { return Ok(None) };
         let volume = last.as_volume();
         match (volume.unmount(), volume.state()) {
@@ -199,7 +233,7 @@ impl DeviceOpener {
             (_, MountState::Unmounted) => Ok(None),
             (Err(_), MountState::Mounted) => {
                 let dir = Dir::open(self.target()).map_err(StorageError::Directory)?;
-                Ok(Some(OpenedVolume { volume, dir, slot }))
+                Ok(Some((last, OpenedVolume { volume, dir, slot })))
             }
             (Err(error), _) => Err(StorageError::Open(error)),
             (Ok(()), _) => Ok(None),
