@@ -117,7 +117,28 @@ fn leading_number(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_line_is_a_fault_of_a_named_device_or_none(
+            start in prop::sample::select(vec![
+                "", "x: ", "device-mapper: crypt: ", "device-mapper: integrity: ", "I/O error, dev ", "XFS (", "EXT4-fs (",
+                "EXT4-fs error (device ",
+            ]),
+            device in "\\PC{0,12}",
+            middle in prop::sample::select(vec![
+                ": INTEGRITY AEAD ERROR, sector ", ": Checksum failed at sector 0x", ", sector ", "): Corruption ", "): ",
+            ]),
+            end in "\\PC{0,30}",
+        ) {
+            if let Some(fault) = parse_fault(&format!("{start}{device}{middle}{end}")) {
+                prop_assert!(!fault.device.is_empty() && !fault.device.contains('/'), "{fault:?}");
+            }
+        }
+    }
 
     #[test]
     fn the_kernels_lines_name_device_kind_and_sector() {
