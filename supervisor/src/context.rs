@@ -292,6 +292,10 @@ impl Context {
         }
     }
 
+    pub(crate) fn are_ready(&self, dns: &[Arc<str>]) -> bool {
+        self.0.driver.read(|fsm| dns.iter().all(|dn| fsm.readiness_of(dn) == Some(true)))
+    }
+
     /// Resolves with the first of these DNs that is not ready. With `has_started`, each of them has to be ready first.
     pub(crate) async fn wait_lost_dependency(&self, dns: &[Arc<str>], has_started: bool) -> Arc<str> {
         let lost = dns.iter().map(|dn| {
@@ -334,6 +338,7 @@ impl Context {
     /// The runnable has started to end by itself: from now on it no longer counts as ready.
     pub(crate) fn mark_ending(&self) {
         self.0.driver.apply(|fsm, now| fsm.mark_ending(now, self.0.key));
+        self.0.driver.notify_lost(&self.0.dn);
     }
 
     pub(crate) fn record_process_exit(&self, exit: ProcessExit) {

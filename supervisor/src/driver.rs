@@ -450,6 +450,11 @@ impl TreeDriver {
         waiting
     }
 
+    /// Notifies those who wait until a runnable is no longer ready, of a loss without an event.
+    pub(crate) fn notify_lost(&self, dn: &str) {
+        self.lock().notify_waiters(dn, false);
+    }
+
     /// Starts to remove a runnable. Resolves when it has left the tree; fails when the shutdown starts before.
     pub(crate) fn remove_runnable(
         self: &Arc<Self>,
@@ -569,7 +574,8 @@ impl DriverState {
     ) -> Event {
         let event = Event { seq: self.next_seq, at, dn, generation, change };
         self.next_seq += 1;
-        self.notify_waiters(&event);
+        let is_ready = matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done));
+        self.notify_waiters(&event.dn, is_ready);
         if let Some(events) = &self.events {
             events.push(event.clone());
         }
@@ -580,10 +586,9 @@ impl DriverState {
         if ready { &mut self.waiters } else { &mut self.loss_waiters }
     }
 
-    /// Notifies those who wait for a runnable that has become ready or done, unless its run is ending, or has ceased to be.
-    fn notify_waiters(&mut self, event: &Event) {
-        let ready = matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done));
-        let dn = &*event.dn;
+    /// Notifies those who wait for a runnable that may have become ready or done, or have ceased to be: one whose run is
+    /// ending is not ready.
+    fn notify_waiters(&mut self, dn: &str, ready: bool) {
         if self.waiters_for(ready).waits_for(dn) && (self.fsm.readiness_of(dn) == Some(true)) == ready {
             self.waiters_for(ready).notify(dn);
         }

@@ -203,8 +203,11 @@ impl Runnable for DependentRunnable {
                 // started.
                 ctx.defer_dependencies(Arc::clone(&depends_on));
             } else {
-                for dn in depends_on.iter() {
-                    ctx.wait_dependency(dn).await?;
+                // One may be lost again while it waits for another.
+                while !ctx.are_ready(&depends_on) {
+                    for dn in depends_on.iter() {
+                        ctx.wait_dependency(dn).await?;
+                    }
                 }
             }
             let mut run = pin!(await_contained(runnable.run(ctx.clone())));
@@ -220,5 +223,42 @@ impl Runnable for DependentRunnable {
 
     fn stop_timeout(&self) -> Option<Duration> {
         self.runnable.stop_timeout()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::{RunnableState, Supervisor};
+
+    /// As a process that has sent `STOPPING=1`.
+    #[tokio::test(start_paused = true)]
+    async fn a_dependent_restarts_with_a_dependency_that_is_ending() {
+        let ends_late = |ctx: Context| async move {
+            ctx.signal_ready()?;
+            sleep(Duration::from_secs(10)).await;
+            ctx.mark_ending();
+            sleep(Duration::from_secs(10)).await;
+            Err::<(), Failure>(Failure::new("it has ended"))
+        };
+        let steady = |ctx: Context| async move {
+            ctx.signal_ready()?;
+            ctx.until_canceled().await
+        };
+        let supervisor = Supervisor::builder().start(move |ctx: Context| async move {
+            ctx.run_child("a", ends_late)?;
+            ctx.run_child_with(ChildSpec::new("b", steady).depends_on(["a"]).restart_with_dependencies())?;
+            ctx.signal_ready()?;
+            ctx.until_canceled().await
+        });
+        let dependent = || supervisor.snapshot().remove(2);
+        sleep(Duration::from_secs(9)).await;
+        assert_eq!((dependent().state, dependent().generation), (RunnableState::Ready, 1));
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!((dependent().state, dependent().generation), (RunnableState::New, 2));
     }
 }

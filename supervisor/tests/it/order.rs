@@ -269,3 +269,27 @@ async fn a_dependent_restarts_with_its_dependencies_if_it_says_so() {
     assert_eq!(causes.len(), 5);
     assert_eq!(causes[0], "its dependency root.needed is no longer ready");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_dependent_starts_only_while_all_that_it_depends_on_are_ready() {
+    let (first, second) = (RemoteRunnable::default(), RemoteRunnable::default());
+    let tree = TestTree::with_children({
+        let (first, second) = (first.clone(), second.clone());
+        move |ctx| {
+            ctx.run_child("first", first.clone())?;
+            ctx.run_child("second", second.clone())?;
+            ctx.run_child_with(ChildSpec::new("dependent", steady).depends_on(["first", "second"]))
+        }
+    });
+    first.signal_ready().await;
+    settle().await;
+    tree.supervisor.restart_runnable("root.first").expect("it runs");
+    settle().await;
+    second.signal_ready().await;
+    settle().await;
+    let status = tree.status("root.dependent").expect("it is in the tree");
+    assert_eq!(status.waiting_for, WaitReason::Dependency("root.first".into()));
+    first.signal_ready().await;
+    settle().await;
+    assert_eq!(tree.state("root.dependent"), Some(RunnableState::Ready));
+}
