@@ -109,8 +109,12 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
         planner.check_notify_socket(name);
     }
     let oom_score_adj = choose_oom_score(service.limits.oom_score_adj, own_oom_score());
-    // The dependencies belong to the plan: a change of them alone restarts nothing.
-    let config = UserService { depends_on: Vec::new(), ..service.clone() };
+    let mut config = service.clone();
+    // The dependencies belong to the plan: a change of them alone restarts nothing but what restarts with them, since a run
+    // watches those that it was started with.
+    if !config.restart_with_dependencies {
+        config.depends_on.clear();
+    }
     let plan = UserServicePlan { binary, config, programs, account, groups, oom_score_adj };
     let dn = format!("root.{NAME}.{name}");
     let environment_zone = || service.environment.get("TZ").map(|tz| LogZone::of_program(Some(tz)));

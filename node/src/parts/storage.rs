@@ -253,8 +253,8 @@ impl PlannedRunnable for StoragePlan {
                 VolumeOpener::Provided { volume: Arc::clone(volume), mounted_at: Arc::default(), esp: esp()? }
             }
         };
-        // One that can't be read is reported by root.storage.
-        let faults = opener.esp().and_then(VolumeFaults::read_from).unwrap_or_default();
+        // Without its ESP, root.storage opens nothing.
+        let faults = opener.esp().map(VolumeFaults::read_from).unwrap_or_default();
         let source = health::health_source(Arc::clone(&unlock), opener.clone(), faults.clone());
         node.health_sources().add("storage", source);
         let mut registry = Registry::with_prefix(metric_prefix());

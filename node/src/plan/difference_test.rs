@@ -61,6 +61,14 @@ fn services_are_added_removed_and_restarted_with_the_keys_that_changed() {
         difference(&[&*a, &service("b", "")].concat(), &[&*a, &both].concat()),
         ["restart root.service.b: depends_on, grace"]
     );
+    // Its run watches what it was started with.
+    let bound =
+        |name: &str| service("b", &format!("depends_on = [{name:?}]\nrestart_with_dependencies = true"));
+    let others = [service("a", ""), service("c", "")].concat();
+    assert_eq!(
+        difference(&[&*others, &bound("a")].concat(), &[&*others, &bound("c")].concat()),
+        ["restart root.service.b: depends_on"]
+    );
 }
 
 #[test]

@@ -204,12 +204,11 @@ impl StorageControl {
     /// Forgets the faults of the volume's devices. Returns those that it has had.
     pub(crate) async fn acknowledge_faults(&self) -> Result<Vec<String>, Status> {
         let (faults, opener) = (self.faults.clone(), self.opener.clone());
-        let lines = faults.lines();
         let forgotten = spawn_blocking(move || faults.acknowledge(opener.esp()?));
         let forgotten = forgotten.await.map_err(|error| Status::internal(error_chain(&error)))?;
-        forgotten.map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+        let forgotten = forgotten.map_err(|error| Status::failed_precondition(error_chain(&error)))?;
         self.health.announce();
-        Ok(lines)
+        Ok(forgotten)
     }
 
     /// Discards the free blocks of the volume, and returns their bytes.

@@ -20,11 +20,14 @@ use tokio::task::spawn_blocking;
 use super::error::StorageError;
 use super::opener::VolumeOpener;
 use crate::device_faults::{DeviceFault, DeviceFaults, FaultKind};
+use crate::dn::STORAGE;
 use crate::error_chain::error_chain;
 use crate::health::HealthChanges;
 
 /// The name of the record, in `esp/`: a restart does not make a fault undone.
 const RECORD_FILE: &str = "data-volume.faults";
+/// Far more than the lines of a few devices.
+const MAX_RECORD_BYTES: u64 = 4096;
 const HEADER: &str = "nodekeel faults of the data volume, format 1";
 
 const KINDS: [(FaultKind, &str); 3] = [
@@ -37,9 +40,11 @@ fn name_of(kind: FaultKind) -> &'static str {
     KINDS.iter().find(|(known, _)| *known == kind).map_or("unknown", |(_, name)| name)
 }
 
+type Faults = BTreeMap<(FaultKind, String), FaultCount>;
+
 /// The faults that no operator has acknowledged. Cheap to clone; all clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct VolumeFaults(Arc<Mutex<BTreeMap<(FaultKind, String), FaultCount>>>);
+pub(crate) struct VolumeFaults(Arc<Mutex<Faults>>);
 
 /// The faults of one kind on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,14 +55,21 @@ struct FaultCount {
 }
 
 impl VolumeFaults {
-    /// Those that an earlier program has recorded. A line that can't be read is one of an unknown place.
-    pub(super) fn read_from(esp: &Dir) -> Result<Self, StorageError> {
-        let text = match esp.read_at_most(RECORD_FILE, 4096) {
-            Ok(text) => text,
-            Err(error) if error.is_not_found() => return Ok(Self::default()),
-            Err(error) => return Err(StorageError::Record(error)),
+    /// Those that an earlier program has recorded. What can't be read of the record is a fault of an unknown device.
+    pub(super) fn read_from(esp: &Dir) -> Self {
+        let faults = match esp.read_at_most(RECORD_FILE, MAX_RECORD_BYTES) {
+            Ok(text) => parse_record(&String::from_utf8_lossy(&text)),
+            Err(error) if error.is_not_found() => BTreeMap::new(),
+            Err(error) => {
+                tracing::warn!(
+                    dn = STORAGE,
+                    "can't read which faults the data volume has had: {}",
+                    error_chain(&error)
+                );
+                BTreeMap::from([unknown_fault()])
+            }
         };
-        Ok(Self(Arc::new(Mutex::new(parse_record(&String::from_utf8_lossy(&text))))))
+        Self(Arc::new(Mutex::new(faults)))
     }
 
     /// Follows the faults of the devices below a file system, as long as it is open.
@@ -88,18 +100,18 @@ impl VolumeFaults {
         }
     }
 
-    /// Counts a fault. Returns whether it is the first one of its kind and device.
+    /// Counts a fault. Returns whether it is to be told: the first one of its kind and device, and each time that they have
+    /// doubled.
     fn add(&self, fault: DeviceFault) -> bool {
         let mut known = self.lock();
         let DeviceFault { device, kind, sector } = fault;
-        let is_new = !known.contains_key(&(kind, device.clone()));
         let entry = known.entry((kind, device)).or_insert(FaultCount { count: 0, sectors: None });
         entry.count = entry.count.saturating_add(1);
         if let Some(sector) = sector {
             let (first, last) = entry.sectors.clone().map_or((sector, sector), RangeInclusive::into_inner);
             entry.sectors = Some(first.min(sector)..=last.max(sector));
         }
-        is_new
+        entry.count.is_power_of_two()
     }
 
     fn record(&self, esp: &Dir) -> Result<(), StorageError> {
@@ -111,28 +123,15 @@ impl VolumeFaults {
         esp.write(RECORD_FILE, text.as_bytes(), FileMode::PRIVATE_FILE).map_err(StorageError::Record)
     }
 
-    /// Forgets all, also the record. It blocks.
-    pub(super) fn acknowledge(&self, esp: &Dir) -> Result<(), StorageError> {
+    /// Forgets all, also the record, and returns what it has forgotten. It blocks.
+    pub(super) fn acknowledge(&self, esp: &Dir) -> Result<Vec<String>, StorageError> {
         esp.remove_file(RECORD_FILE).map_err(StorageError::Record)?;
-        self.lock().clear();
-        Ok(())
+        Ok(describe_all(&std::mem::take(&mut *self.lock())))
     }
 
     /// A line for each kind and device; empty without faults.
     pub(super) fn lines(&self) -> Vec<String> {
-        let line = |((kind, device), found): (&(FaultKind, String), &FaultCount)| {
-            let what = match kind {
-                FaultKind::Unauthentic => "reads of data that nobody with its key has written",
-                FaultKind::Failed => "failed reads or writes",
-                FaultKind::FileSystem => "reports of a damaged file system",
-            };
-            let sectors = found.sectors.as_ref().map(|range| match range.clone().into_inner() {
-                (first, last) if first == last => format!(", sector {first}"),
-                (first, last) => format!(", sectors {first} to {last}"),
-            });
-            format!("at least {} {what}: {device}{}", found.count, sectors.unwrap_or_default())
-        };
-        self.lock().iter().map(line).collect()
+        describe_all(&self.lock())
     }
 
     /// All of them in a clause about the volume; `None` without faults.
@@ -141,25 +140,51 @@ impl VolumeFaults {
         (!lines.is_empty()).then(|| format!("has had {}", lines.join("; ")))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(FaultKind, String), FaultCount>> {
+    fn lock(&self) -> MutexGuard<'_, Faults> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn parse_record(text: &str) -> BTreeMap<(FaultKind, String), FaultCount> {
+fn describe_all(faults: &Faults) -> Vec<String> {
+    let line = |((kind, device), found): (&(FaultKind, String), &FaultCount)| {
+        let what = match kind {
+            FaultKind::Unauthentic => "reads of data that nobody with its key has written",
+            FaultKind::Failed => "failed reads or writes",
+            FaultKind::FileSystem => "reports of a damaged file system",
+        };
+        let sectors = found.sectors.as_ref().map(|range| match range.clone().into_inner() {
+            (first, last) if first == last => format!(", sector {first}"),
+            (first, last) => format!(", sectors {first} to {last}"),
+        });
+        format!("at least {} {what}: {device}{}", found.count, sectors.unwrap_or_default())
+    };
+    faults.iter().map(line).collect()
+}
+
+fn unknown_fault() -> ((FaultKind, String), FaultCount) {
+    ((FaultKind::Failed, "unknown device".to_owned()), FaultCount { count: 1, sectors: None })
+}
+
+fn parse_record(text: &str) -> Faults {
     let parse = |line: &str| {
         let mut words = line.split(' ');
         let kind = words.next()?;
         let kind = KINDS.iter().find(|(_, name)| *name == kind)?.0;
         let device = words.next()?.to_owned();
         let mut number = || words.next()?.parse().ok();
-        let count = number()?;
-        let sectors = number().zip(number()).map(|(first, last)| first..=last);
+        let count = number().filter(|count| *count > 0)?;
+        let sectors =
+            number().zip(number()).map(|(first, last)| first..=last).filter(|range| !range.is_empty());
         Some(((kind, device), FaultCount { count, sectors }))
     };
-    let unknown = || ((FaultKind::Failed, "unknown".to_owned()), FaultCount { count: 1, sectors: None });
-    let lines = text.lines().filter(|line| *line != HEADER && !line.is_empty());
-    lines.map(|line| parse(line).unwrap_or_else(unknown)).collect()
+    let mut lines = text.lines();
+    let has_header = lines.next() == Some(HEADER);
+    let mut faults: Faults = lines.map(|line| parse(line).unwrap_or_else(unknown_fault)).collect();
+    // A record is written with a fault.
+    if !has_header || faults.is_empty() {
+        faults.extend([unknown_fault()]);
+    }
+    faults
 }
 
 /// Reads at each scrape how many faults nobody has acknowledged.
@@ -171,8 +196,9 @@ impl Collector for FaultCollector {
         let help = "Faults of the data volume that the kernel has reported and nobody has acknowledged";
         let mut faults = encoder.encode_descriptor("storage_faults", help, None, MetricType::Gauge)?;
         for (kind, name) in KINDS {
-            let count: u64 =
-                self.0.lock().iter().filter(|((of, _), _)| *of == kind).map(|(_, found)| found.count).sum();
+            let known = self.0.lock();
+            let counts = known.iter().filter(|((of, _), _)| *of == kind).map(|(_, found)| found.count);
+            let count = counts.fold(0, u64::saturating_add);
             let count = i64::try_from(count).unwrap_or(i64::MAX);
             ConstGauge::new(count).encode(faults.encode_family(&[("kind", name)])?)?;
         }
@@ -234,7 +260,7 @@ mod tests {
     fn faults_are_counted_recorded_and_forgotten_when_they_are_acknowledged() {
         let scratch = tempfile::tempdir().expect("a directory");
         let esp = Dir::open(scratch.path()).expect("there");
-        let faults = VolumeFaults::read_from(&esp).expect("none");
+        let faults = VolumeFaults::read_from(&esp);
         assert_eq!(faults.describe(), None);
         let new: Vec<bool> = [
             fault(FaultKind::Unauthentic, "dm-1", Some(4096)),
@@ -244,28 +270,36 @@ mod tests {
         .into_iter()
         .map(|fault| faults.add(fault))
         .collect();
-        assert_eq!(new, [true, false, true]);
+        assert_eq!(new, [true, true, true]);
+        assert!(!faults.add(fault(FaultKind::Unauthentic, "dm-1", Some(81))), "the third one");
         let lines = [
-            "at least 2 reads of data that nobody with its key has written: dm-1, sectors 80 to 4096",
+            "at least 3 reads of data that nobody with its key has written: dm-1, sectors 80 to 4096",
             "at least 1 reports of a damaged file system: dm-1",
         ];
         assert_eq!(faults.lines(), lines);
         faults.record(&esp).expect("written");
-        assert_eq!(VolumeFaults::read_from(&esp).expect("read").lines(), lines);
-        faults.acknowledge(&esp).expect("removed");
+        assert_eq!(VolumeFaults::read_from(&esp).lines(), lines);
+        assert_eq!(faults.acknowledge(&esp).expect("removed"), lines);
         assert_eq!(faults.lines(), Vec::<String>::new());
-        assert_eq!(VolumeFaults::read_from(&esp).expect("none").lines(), Vec::<String>::new());
-        faults.acknowledge(&esp).expect("again");
+        assert_eq!(VolumeFaults::read_from(&esp).lines(), Vec::<String>::new());
+        assert_eq!(faults.acknowledge(&esp).expect("again"), Vec::<String>::new());
     }
 
     #[test]
     fn a_line_of_the_record_that_can_not_be_read_is_a_fault() {
-        for line in ["", HEADER] {
-            assert!(parse_record(line).is_empty(), "{line}");
+        for text in ["", HEADER, "x", "failed dm-1 1"] {
+            assert_eq!(parse_record(text).into_iter().next(), Some(unknown_fault()), "{text}");
         }
-        for line in ["x", "unauthentic dm-1", "failed dm-1 x", "\0"] {
-            assert_eq!(parse_record(&format!("{HEADER}\n{line}\n")).len(), 1, "{line}");
+        for line in ["", "x", "unauthentic dm-1", "failed dm-1 x", "failed dm-1 0", "\0"] {
+            assert_eq!(parse_record(&format!("{HEADER}\n{line}\n")), [unknown_fault()].into(), "{line}");
         }
+        let scratch = tempfile::tempdir().expect("a directory");
+        let esp = Dir::open(scratch.path()).expect("there");
+        let record = scratch.path().join(RECORD_FILE);
+        fs::write(&record, "x".repeat(5000)).expect("written");
+        assert_eq!(VolumeFaults::read_from(&esp).lines().len(), 1, "too long");
+        fs::remove_file(&record).and_then(|()| fs::create_dir(&record)).expect("made");
+        assert_eq!(VolumeFaults::read_from(&esp).lines().len(), 1, "no file");
     }
 
     #[test]
