@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::cgroup::RunCgroup;
+use super::host_state::HostState;
 use super::mark::{HostId, ProcessMark};
 use super::procfs;
 use super::snapshot::{ProcessSnapshot, SnapshotCache};
@@ -165,16 +166,20 @@ impl DescendantSet {
     ///
     /// First it ends those in the cgroup, which the kernel can kill all at once; then those that have left
     /// it.
-    pub(super) async fn terminate_all(
-        &mut self,
-        snapshots: &SnapshotCache,
-        stop_signal: Signal,
-        deadline: Instant,
-    ) {
+    pub(super) async fn terminate_all(&mut self, host: &HostState, stop_signal: Signal, deadline: Instant) {
+        let snapshots = &host.snapshots;
         if let Some(cgroup) = self.cgroup.clone()
             && let Err(error) = self.terminate_cgroup(&cgroup, snapshots, stop_signal, deadline).await
         {
             tracing::warn!(%error, "can't kill a cgroup as a unit: ending its processes one by one");
+        }
+        // Once the main process has exited, what is left of it is an orphan, or descends from one. What an earlier program
+        // has started has other parents.
+        if self.kinship == Kinship::Descends
+            && has_exited(self.main_pidfd.as_fd())
+            && host.has_nothing_left().await
+        {
+            return;
         }
         self.terminate_marked(snapshots, stop_signal, deadline).await;
     }

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::cgroup::{CgroupParent, HostCgroup};
+use super::child_lists::ChildLists;
 use super::host_state::{HostState, is_init};
 use super::kept::KeptProcess;
 use super::leftovers::{LeftoverProcess, LeftoverReport};
@@ -110,7 +111,8 @@ impl ProcessHost {
         // Before there is a child, so that no exit is missed.
         let child_exited = tokio::signal::unix::signal(SignalKind::child())?;
         let initial_children = if is_init() { mark_own_children(program)? } else { HashSet::new() };
-        let spawner = ProcessSpawner::start()?;
+        let children = Arc::new(ChildLists::new());
+        let spawner = ProcessSpawner::start(Arc::clone(&children))?;
         // A mark contains the id of a thread that lives as long as the host.
         let marks = MarkAllocator::new(program, spawner.first_thread());
         let (records, leftovers) = open_records(settings.records.as_ref(), marks.host_id());
@@ -118,7 +120,7 @@ impl ProcessHost {
         // After the records, which report each leftover by its name; the cleanup of cgroups kills the others without
         // one.
         let cgroup = create_host_cgroup(&settings.cgroups, marks.host_id());
-        let shared = HostState::new(program, marks, own_lock_limit(), initial_children);
+        let shared = HostState::new(program, marks, own_lock_limit(), initial_children, children);
         let shared = Arc::new(shared);
         let reaper =
             AbortOnDropHandle::new(tokio::spawn(reap::run_reaper(Arc::clone(&shared), child_exited)));

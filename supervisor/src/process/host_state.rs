@@ -1,11 +1,13 @@
 //! The state of a host that its starts, its reaper and its running processes share.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rustix::process::Pid;
 use tokio::sync::Notify;
 
+use super::child_lists::ChildLists;
 use super::mark::{MarkAllocator, ProcessMark, ProgramId};
 use super::snapshot::SnapshotCache;
 use crate::sys;
@@ -23,6 +25,9 @@ pub(super) struct HostState {
     /// Notified when a process becomes, or ceases to be, one that a run waits for.
     pub(super) reap_again: Notify,
     pub(super) snapshots: SnapshotCache,
+    children: Arc<ChildLists>,
+    /// The latest moment at which nothing was known to be left behind.
+    nothing_left_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +44,7 @@ impl HostState {
         marks: MarkAllocator,
         own_lock_limit: u64,
         initial_children: HashSet<i32>,
+        children: Arc<ChildLists>,
     ) -> Self {
         Self {
             program,
@@ -48,11 +54,32 @@ impl HostState {
             initial_children,
             registry: Mutex::default(),
             reap_again: Notify::new(),
+            children,
+            nothing_left_at: Mutex::default(),
         }
     }
 
     pub(super) fn is_main_process(&self, pid: i32) -> bool {
         self.lock().main_processes.contains_key(&pid)
+    }
+
+    /// Returns whether no process that was left behind by main processes is there, at a moment after this call. False if
+    /// that can't be told. As with snapshots, all tasks that can run now share the answer.
+    pub(super) async fn has_nothing_left(&self) -> bool {
+        let requested = Instant::now();
+        tokio::task::yield_now().await;
+        let mut latest = self.nothing_left_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest.is_some_and(|at| at >= requested) {
+            return true;
+        }
+        let now = Instant::now();
+        let are_main = |pids: &[i32]| {
+            let registry = self.lock();
+            pids.iter().all(|pid| registry.main_processes.contains_key(pid))
+        };
+        let nothing_left = self.children.show_nothing_left(are_main);
+        *latest = nothing_left.then_some(now).or(*latest);
+        nothing_left
     }
 
     pub(super) fn is_starting(&self, mark: ProcessMark) -> bool {

@@ -70,6 +70,7 @@
 
 mod cgroup;
 mod cgroup_limits;
+mod child_lists;
 mod child_setup;
 mod descendants;
 mod error;

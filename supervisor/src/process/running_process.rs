@@ -422,7 +422,7 @@ async fn terminate_descendants(
     deadline: Instant,
 ) {
     if let Some(descendants) = descendants {
-        descendants.terminate_all(&host.shared.snapshots, signal, deadline).await;
+        descendants.terminate_all(&host.shared, signal, deadline).await;
     }
 }
 

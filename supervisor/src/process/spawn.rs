@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::cgroup::{HostCgroup, RunCgroup};
 use super::cgroup_limits::CgroupLimitError;
+use super::child_lists::ChildLists;
 use super::child_setup;
 use super::descendants::{DescendantSet, Kinship};
 use super::host_state::HostState;
@@ -47,6 +48,8 @@ pub(super) struct ProcessSpawner {
     turns: Arc<Semaphore>,
     jobs: mpsc::Sender<SpawnJob>,
     waiting: Arc<Mutex<mpsc::Receiver<SpawnJob>>>,
+    /// Those of the threads.
+    children: Arc<ChildLists>,
     first_thread: i32,
 }
 
@@ -68,13 +71,13 @@ struct SpawnJob {
 }
 
 impl ProcessSpawner {
-    pub(super) fn start() -> io::Result<Self> {
+    pub(super) fn start(children: Arc<ChildLists>) -> io::Result<Self> {
         let (jobs, waiting) = mpsc::channel();
         let waiting = Arc::new(Mutex::new(waiting));
         // The id of this thread is a part of every mark of the host, so it is needed before the first start.
-        let thread = add_spawner_thread(&waiting)?.recv().map_err(io::Error::other)?;
+        let thread = add_spawner_thread(&waiting, &children)?.recv().map_err(io::Error::other)?;
         let turns = Arc::new(Semaphore::new(MAX_QUEUED_STARTS));
-        Ok(Self { turns, jobs, waiting, first_thread: thread.as_raw_nonzero().get() })
+        Ok(Self { turns, jobs, waiting, children, first_thread: thread.as_raw_nonzero().get() })
     }
 
     /// Waits until a start may be prepared. Starts get their turns in the order of their calls.
@@ -108,7 +111,7 @@ impl ProcessSpawner {
         }
         // The threads are all blocked in slow starts.
         if !is_started.load(Ordering::Relaxed)
-            && let Err(error) = add_spawner_thread(&self.waiting)
+            && let Err(error) = add_spawner_thread(&self.waiting, &self.children)
         {
             tracing::warn!(%error, "can't add a thread to start a process: it waits for another slow start");
         }
@@ -125,15 +128,18 @@ pub(super) struct StartTurn {
 /// Adds a thread that runs jobs until the sender is dropped. Its id follows when it runs.
 fn add_spawner_thread(
     waiting: &Arc<Mutex<mpsc::Receiver<SpawnJob>>>,
+    children: &Arc<ChildLists>,
 ) -> io::Result<mpsc::Receiver<rustix::process::Pid>> {
     let (started, thread) = mpsc::sync_channel(1);
-    let waiting = Arc::clone(waiting);
+    let (waiting, children) = (Arc::clone(waiting), Arc::clone(children));
     let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
     let run = move || {
+        let thread = rustix::thread::gettid();
         // Only the caller that adds the first thread waits for it.
-        let _ = started.send(rustix::thread::gettid());
+        let _ = started.send(thread);
         // Without them, a start takes longer.
         let mut slots = StdioSlots::open().ok();
+        children.add_starter(thread.as_raw_nonzero().get());
         std::iter::from_fn(next).for_each(|job| job.run_job(&mut slots));
     };
     thread::Builder::new().name("process-spawner".to_owned()).spawn(run)?;

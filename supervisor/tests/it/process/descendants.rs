@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use nodekeel_supervisor::process::{KillMode, Process, Signal, StdinSource};
+use nodekeel_supervisor::process::{CgroupParent, KillMode, Process, Signal, StdinSource};
 use nodekeel_supervisor::{ExitReason, RunnableState};
 
 use super::load::CpuLoad;
@@ -310,6 +310,24 @@ async fn a_daemon_left_behind_ends_before_the_failure_is_reported() {
         StopTime { total: whole, others }
     })
     .await;
+}
+
+/// It is no orphan: its parent is the supervisor from the start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[cfg(target_arch = "x86_64")]
+async fn a_sibling_that_the_main_process_has_created_ends_with_it() {
+    // clone(2) with CLONE_PARENT and SIGCHLD.
+    let script = r#"$| = 1; print "pid $$\n"; <STDIN>, exit 3 if syscall(56, 0x8000 | 17, 0, 0, 0, 0); print "up\n"; sleep 100"#;
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let process = perl(script).grace_period(GRACE).stdin(StdinSource::from(OwnedFd::from(reader)));
+    let fixture = ProcessFixture::with_cgroups(process, CgroupParent::Disabled);
+    let mark = mark_of(fixture.output.wait_pid().await);
+    fixture.output.wait_line("up").await;
+    (&writer).write_all(b"go\n").expect("it reads");
+    let (error, _) = fixture.wait_failure().await;
+    assert_eq!(error, "exited with code 3");
+    assert_eq!(marked_processes(&mark), [""; 0]);
+    fixture.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
