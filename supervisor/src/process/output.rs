@@ -104,17 +104,18 @@ impl StreamReader {
     /// Returns whether the stream has ended. The buffer exists only while there is output: an idle process
     /// needs no memory for it.
     fn read(&mut self, times: usize) -> bool {
-        let mut buffer = vec![0; READ_SIZE];
+        let mut buffer = Vec::with_capacity(READ_SIZE);
         for _ in 0..times {
-            match self.source.try_read(&mut buffer) {
+            buffer.clear();
+            match self.source.try_read_buf(&mut buffer) {
                 Ok(0) => return true,
-                Ok(count) => {
+                Ok(_) => {
                     // Bytes that the sink rejects are lost; the process continues.
-                    _ = self.sink.as_mut().map(|sink| sink.write_all(&buffer[..count]));
+                    _ = self.sink.as_mut().map(|sink| sink.write_all(&buffer));
                     self.tail
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
-                        .append_chunk(self.index, &buffer[..count]);
+                        .append_chunk(self.index, &buffer);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
