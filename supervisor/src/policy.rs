@@ -127,12 +127,12 @@ impl Backoff {
     /// The delay before jitter after `failures` consecutive failures; zero after none.
     pub fn base_delay(&self, failures: u32) -> Duration {
         let Some(steps) = failures.checked_sub(1) else { return Duration::ZERO };
-        let factor = if self.factor >= 1.0 { self.factor } else { 1.0 };
-        let seconds = self.initial.as_secs_f64() * factor.powf(f64::from(steps));
-        // Zero times infinity is NaN, and means no delay.
-        if seconds.is_nan() {
+        // Zero times an infinite power would be NaN.
+        if self.initial.is_zero() {
             return Duration::ZERO;
         }
+        let factor = if self.factor >= 1.0 { self.factor } else { 1.0 };
+        let seconds = self.initial.as_secs_f64() * factor.powf(f64::from(steps));
         // After many failures the product is infinite, which is not below the maximum either.
         if seconds < self.max.as_secs_f64() { Duration::from_secs_f64(seconds) } else { self.max }
     }
