@@ -29,7 +29,7 @@ const S6_INTERVAL: usize = 5;
 /// measured, not the pause.
 const SERVICE_LIFETIME: Duration = Duration::from_millis(1100);
 /// The maximum ratio of a restart's duration to runit's.
-const RUNIT_RATIO: f64 = 1.2;
+const RUNIT_RATIO: f64 = 1.1;
 /// The supervisor without cgroups, which identifies descendants by their mark alone.
 const WITHOUT_CGROUPS: &str = "nodekeel-without-cgroups";
 const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
