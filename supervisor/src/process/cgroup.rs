@@ -159,6 +159,9 @@ pub(super) struct RunCgroup {
     /// Open from the start: at the end no descriptors may be available.
     kill_file: File,
     events: Arc<OwnedFd>,
+    /// The directory, in which a child is created, until then. It is open from the start: to find it by its path would
+    /// wait for the removal of the cgroup beside it, which is that of the run before.
+    pub(super) start_dir: Option<OwnedFd>,
     /// The process must not run anywhere else.
     pub(super) is_limited: bool,
 }
@@ -166,13 +169,15 @@ pub(super) struct RunCgroup {
 impl RunCgroup {
     fn create(dir: &Path) -> io::Result<Self> {
         fs::create_dir(dir)?;
-        Self::open(dir).inspect_err(|_| _ = fs::remove_dir(dir))
+        let mut run = Self::open(dir).inspect_err(|_| _ = fs::remove_dir(dir))?;
+        run.start_dir = Some(File::open(dir)?.into());
+        Ok(run)
     }
 
     fn open(dir: &Path) -> io::Result<Self> {
         let kill_file = File::options().write(true).open(dir.join("cgroup.kill"))?;
         let events = Arc::new(File::open(dir.join("cgroup.events"))?.into());
-        Ok(Self { dir: dir.to_owned(), kill_file, events, is_limited: false })
+        Ok(Self { dir: dir.to_owned(), kill_file, events, start_dir: None, is_limited: false })
     }
 
     /// The cgroup of a kept process, if the directory can only be that.
@@ -193,11 +198,6 @@ impl RunCgroup {
     /// Returns whether it, or a cgroup below it, contains the process.
     pub(super) fn contains(&self, pid: i32) -> bool {
         lists(&self.dir, &pid.to_string())
-    }
-
-    /// Opens the directory, in which a child is created.
-    pub(super) fn open_directory(&self) -> io::Result<OwnedFd> {
-        Ok(File::open(&self.dir)?.into())
     }
 
     /// Kills every process in it and below it, including those in the middle of a fork.

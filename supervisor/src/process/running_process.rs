@@ -107,7 +107,7 @@ impl RunningProcess {
         let survives = keep_for.is_some() || process.kill_mode == KillMode::Process;
         let mark = host.shared.marks.next_mark(survives);
         let kill_scope = KillScope::from_process(process, mark, host.cgroup.as_ref());
-        let kill_scope = kill_scope.map_err(ProcessError::Limit)?;
+        let mut kill_scope = kill_scope.map_err(ProcessError::Limit)?;
         // Before there is a process: a program that is killed right after the start must find the record.
         if let (Some(records), Some(uid)) = (&host.records, process.uid)
             && let Err(error) = records.add_user(uid)
@@ -128,7 +128,7 @@ impl RunningProcess {
             socket.as_ref().map(|socket| socket.environment(process.watchdog)).unwrap_or_default();
         let mut image = spawn::build_image(process, mark, &notify_env, writers).map_err(prepare)?;
         image.setup.resource_limits.extend(child_setup::default_limits(process, &host.child_limits));
-        image.cgroup = kill_scope.open_cgroup_dir().map_err(prepare)?;
+        image.cgroup = kill_scope.take_cgroup_dir();
         // A kept process must outlive the thread that creates it.
         image.dies_with_parent = kept.is_none();
         let start = PreparedStart { image, mark, kill_scope };

@@ -245,11 +245,13 @@ impl KillScope {
         }
     }
 
-    /// The directory of the cgroup in which the main process starts.
-    pub(super) fn open_cgroup_dir(&self) -> io::Result<Option<OwnedFd>> {
+    /// The directory of the cgroup in which the main process starts. Called once, before the start.
+    pub(super) fn take_cgroup_dir(&mut self) -> Option<OwnedFd> {
         match self {
-            Self::WholeCgroup(cgroup) => cgroup.open_directory().map(Some),
-            _ => Ok(None),
+            Self::WholeCgroup(cgroup) => {
+                Arc::get_mut(cgroup).expect("nothing else refers to it before the start").start_dir.take()
+            }
+            _ => None,
         }
     }
 }
