@@ -69,7 +69,8 @@ fn parse_line(line: &str, context: &LineContext) -> Option<LogMessage> {
         message.level = Level::Debug;
         Some(message)
     };
-    parse::klog_line(line, context).or_else(debug).or_else(|| parse::logfmt_line(line, context))
+    let message = parse::klog_line(line, context).or_else(debug);
+    message.or_else(|| parse::logfmt_line(line, context)).or_else(|| parse::failure_line(line))
 }
 
 /// Opens the FIFO, and creates it if it is missing.

@@ -33,8 +33,9 @@ const FAILURES: [&str; 6] = [
     "Error occurred during initialization of VM",
 ];
 
-/// The message of the first line of a failure: a crash is [`Level::Fatal`], all others [`Level::Error`].
-pub(crate) fn failure_line(line: &str) -> Option<LogMessage> {
+/// The message of the first line of a failure: a crash is [`Level::Fatal`], all others [`Level::Error`]. A writer looks for
+/// it in each shipped format but text; a [`LineParser`](super::LineParser) of yours calls it, if its program may write one.
+pub fn failure_line(line: &str) -> Option<LogMessage> {
     let starts = |starts: &[&str]| starts.iter().any(|start| line.starts_with(start));
     // Of Rust, whose thread has a name: `thread 'main' panicked at src/main.rs:1:5:`.
     let is_panic = || line.starts_with("thread '") && line.contains(" panicked at ");

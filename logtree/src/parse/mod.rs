@@ -25,11 +25,12 @@ use thiserror::Error;
 
 use crate::LogMessage;
 
-pub(crate) use failure::{failure_line, names_exception};
+pub(crate) use failure::names_exception;
 pub(crate) use java_heading::java_heading;
 
 pub use capnslog::{capnslog_line, etcd_line};
 pub use context::{LineContext, LogZone, UnknownZone};
+pub use failure::failure_line;
 pub use json::{json_line, leveled_json_line};
 pub use klog::klog_line;
 pub use kmsg::{KmsgRecord, kmsg_record};
