@@ -1,17 +1,19 @@
 //! Faults of block devices and of the file systems on them, as the kernel's log names them: a reader gets `EIO` for each, and
 //! nobody else is told.
 
+use std::time::Instant;
+
 use nodekeel_logtree::LogEntry;
 use tokio::sync::broadcast;
 
-use crate::kernel_kills::recent_kernel_message;
+use crate::kernel_kills::kernel_message;
 
 /// The faults that may wait for a receiver. The kernel limits the rate of their lines, too.
 const QUEUED: usize = 256;
 
 /// The faults, to whoever subscribes. Cheap to clone; all clones are one channel.
 #[derive(Debug, Clone)]
-pub(crate) struct DeviceFaults(broadcast::Sender<DeviceFault>);
+pub(crate) struct DeviceFaults(broadcast::Sender<DatedFault>);
 
 impl Default for DeviceFaults {
     fn default() -> Self {
@@ -29,6 +31,9 @@ pub(crate) struct DeviceFault {
     pub(crate) sector: Option<u64>,
 }
 
+/// When the kernel logged a fault, which may be long before this program read it.
+pub(crate) type DatedFault = (Instant, DeviceFault);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FaultKind {
     /// Data without the tag that only the key can have made.
@@ -42,13 +47,15 @@ pub(crate) enum FaultKind {
 impl DeviceFaults {
     /// Passes on the fault that an entry of the kernel's log names, if it names one.
     pub(crate) fn record(&self, entry: &LogEntry) {
-        if let Some(fault) = recent_kernel_message(entry).and_then(parse_fault) {
+        if let Some((message, age)) = kernel_message(entry)
+            && let (Some(fault), Some(at)) = (parse_fault(message), Instant::now().checked_sub(age))
+        {
             // Without a receiver, there is no volume whose fault it could be.
-            let _ = self.0.send(fault);
+            let _ = self.0.send((at, fault));
         }
     }
 
-    pub(crate) fn subscribe(&self) -> broadcast::Receiver<DeviceFault> {
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<DatedFault> {
         self.0.subscribe()
     }
 }

@@ -45,7 +45,9 @@ impl fmt::Display for KernelKill {
 impl KernelKills {
     /// Records the kill that an entry of the kernel's log names, if it names one.
     pub(crate) fn record(&self, entry: &LogEntry) {
-        if let Some((pid, in_cgroup)) = recent_kernel_message(entry).and_then(parse_kill) {
+        // What the kernel had logged long before this program read it concerns none of its processes.
+        let recent = kernel_message(entry).filter(|(_, age)| *age < WINDOW);
+        if let Some((pid, in_cgroup)) = recent.and_then(|(message, _)| parse_kill(message)) {
             self.push(KernelKill { pid, in_cgroup, at: Instant::now() });
         }
     }
@@ -72,16 +74,15 @@ impl KernelKills {
     }
 }
 
-/// The kernel's own line in an entry of its log; `None` for what it had logged long before this program read it, which
-/// concerns none of its processes and volumes.
-pub(crate) fn recent_kernel_message(entry: &LogEntry) -> Option<&str> {
+/// The kernel's own line in an entry of its log, and how long ago it was logged.
+pub(crate) fn kernel_message(entry: &LogEntry) -> Option<(&str, Duration)> {
     let EntryBody::Leveled(leveled) = &entry.body else { return None };
     // A program that writes to /dev/kmsg has a facility; the kernel has none.
     if leveled.fields.iter().any(|field| field.name == "facility") {
         return None;
     }
     let age = leveled.claimed_time.and_then(|time| SystemTime::now().duration_since(time).ok());
-    age.is_none_or(|age| age < WINDOW).then_some(&*leveled.message)
+    Some((&*leveled.message, age.unwrap_or_default()))
 }
 
 /// The pid that a line of the kernel names as killed, and whether a cgroup's memory ran out.

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::stat::{major, minor};
+use std::time::Instant;
+
 use nodekeel_localstorage::{Dir, FileMode};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -80,10 +82,12 @@ impl VolumeFaults {
         opener: &VolumeOpener,
         health: &HealthChanges,
     ) -> Infallible {
-        let mut lines = faults.subscribe();
+        let (mut lines, opened_at) = (faults.subscribe(), Instant::now());
         loop {
             let fault = match lines.recv().await {
-                Ok(fault) => fault,
+                // What was read while the volume was being made or opened: no data of its files.
+                Ok((at, _)) if at < opened_at => continue,
+                Ok((_, fault)) => fault,
                 // Those that follow tell the same.
                 Err(RecvError::Lagged(_)) => continue,
                 Err(RecvError::Closed) => std::future::pending().await,
