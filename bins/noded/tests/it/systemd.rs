@@ -227,7 +227,7 @@ fn systemd_waits_for_noded_reloads_it_restarts_it_and_stops_it_with_all_of_its_s
     assert!(start.wait().unwrap().success(), "{}", systemd.state());
     systemd.check_state(&["ActiveState=active", "SubState=running", "NRestarts=0"]).unwrap();
     systemd.run(&["systemctl", "is-active", "noded"]);
-    systemd.run(&["nodectl", "tree"]);
+    systemd.run(&["nodectl", "--timeout", "60", "tree"]);
 
     // A reload fails if noded refuses the file, and the process stays.
     let reload = ["systemctl", "reload", "noded"];
