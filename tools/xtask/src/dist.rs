@@ -32,6 +32,9 @@ pub(crate) struct Arguments {
     /// Cargo's profile; another one is for tests
     #[arg(long, default_value = RELEASE_PROFILE)]
     profile: String,
+    /// Take the programs as they were built last, for tests
+    #[arg(long, hide = true)]
+    no_build: bool,
 }
 
 /// Builds the programs, and writes `target/dist/nodekeel_VERSION_ARCH.deb` and `nodekeel-VERSION-ARCH.tar.gz`.
@@ -41,9 +44,11 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::install()?;
     setup::install_cargo_tool("deb", CARGO_DEB, &[])?;
-    let packages: Vec<&str> = PROGRAMS.iter().flat_map(|(_, package)| ["-p", package]).collect();
-    let build = ["build", "--bins", "--profile", &arguments.profile];
-    run_command(&mut cargo(&[&build, &packages[..]].concat()))?;
+    if !arguments.no_build {
+        let packages: Vec<&str> = PROGRAMS.iter().flat_map(|(_, package)| ["-p", package]).collect();
+        let build = ["build", "--bins", "--profile", &arguments.profile];
+        run_command(&mut cargo(&[&build, &packages[..]].concat()))?;
+    }
     // `package.metadata.deb` names this directory.
     let dist = root().join("target/dist");
     if dist.exists() {
