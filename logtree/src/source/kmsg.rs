@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
@@ -33,16 +33,39 @@ const DEVICE_NUMBER: (u64, u64) = (1, 11);
 /// The position up to which the kernel log is stored, shared by all clones. One that outlives its [`KmsgSource`]
 /// lets the next one resume: no record is stored twice, and those that were overwritten in between are counted.
 #[derive(Clone, Debug, Default)]
-pub struct KmsgPosition(Arc<AtomicU64>);
+pub struct KmsgPosition(Arc<PositionState>);
+
+#[derive(Debug, Default)]
+struct PositionState {
+    next_seq: AtomicU64,
+    /// Nanoseconds by which the clock of the records is behind the monotonic one.
+    lag: AtomicI64,
+}
 
 impl KmsgPosition {
     /// The sequence number of the next record; 0 before the first.
     fn next_seq(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.next_seq.load(Ordering::Relaxed)
     }
 
     fn set_next_seq(&self, seq: u64) {
-        self.0.store(seq, Ordering::Relaxed);
+        self.0.next_seq.store(seq, Ordering::Relaxed);
+    }
+
+    /// Notes the lag of the records' clock, by one that has just been written. The kernel stamps them by a clock that nothing
+    /// disciplines: it is seconds behind after a day, and more after a month.
+    fn measure_lag(&self, since_boot: Duration, record: &str) {
+        if let Some(KmsgRecord { since_boot: at, .. }) = kmsg_record(record) {
+            let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+            self.0.lag.store(nanos(since_boot).saturating_sub(nanos(at)), Ordering::Relaxed);
+        }
+    }
+
+    /// The time since boot of a time by the records' clock.
+    fn time_since_boot(&self, at: Duration) -> Duration {
+        let lag = self.0.lag.load(Ordering::Relaxed);
+        let by = Duration::from_nanos(lag.unsigned_abs());
+        if lag < 0 { at.saturating_sub(by) } else { at.saturating_add(by) }
     }
 }
 
@@ -84,13 +107,22 @@ impl KmsgSource {
     /// Dropping the future loses no record that was read, and another call resumes.
     pub async fn copy_records(&mut self, store: &LogStore, dn: &Dn) -> io::Result<Infallible> {
         let mut buffer = vec![0; MAX_RECORD_BYTES];
+        let mut has_waited = false;
         loop {
             // A flood must not starve the other tasks of this thread.
             consume_budget().await;
-            let read = self.device.async_io(Interest::READABLE, |mut device| device.read(&mut buffer)).await;
+            let read = self.device.async_io(Interest::READABLE, |mut device| {
+                let read = device.read(&mut buffer);
+                has_waited |= read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+                read
+            });
+            let read = read.await;
             match read {
                 Ok(length) => {
                     let text = String::from_utf8_lossy(&buffer[..length]);
+                    if std::mem::take(&mut has_waited) {
+                        self.position.measure_lag(time_since_boot(), &text);
+                    }
                     for message in convert_record(&text, &self.position, SystemTime::now(), time_since_boot())
                     {
                         store.append_message(dn, message);
@@ -145,7 +177,7 @@ fn convert_record(
     }
     position.set_next_seq(seq.saturating_add(1));
     // The record has the time since boot, which `now` and `since_boot` relate to the wall clock.
-    message.claimed_time = (now + at).checked_sub(since_boot);
+    message.claimed_time = (now + position.time_since_boot(at)).checked_sub(since_boot);
     let lost = if expected > 0 { seq - expected } else { 0 };
     let report = (lost > 0).then(|| {
         let text = format!("{lost} kernel log records were overwritten before they were read");
@@ -172,6 +204,22 @@ mod tests {
         let now = SystemTime::UNIX_EPOCH;
         let entries = convert_record("6,1,5000000,-;x", &KmsgPosition::default(), now, SINCE_BOOT);
         assert_eq!(entries[0].claimed_time, Some(now - Duration::from_secs(2)));
+    }
+
+    /// Seen: 22 s behind after 23 hours.
+    #[test]
+    fn the_lag_of_the_kernels_clock_is_measured_by_a_record_that_was_waited_for() {
+        let now = SystemTime::UNIX_EPOCH;
+        for record in ["6,2,1000000,-;x", "6,2,9000000,-;x"] {
+            let position = KmsgPosition::default();
+            position.measure_lag(SINCE_BOOT, record);
+            let entries = convert_record(record, &position, now, SINCE_BOOT);
+            assert_eq!(entries[0].claimed_time, Some(now), "{record}");
+        }
+        let position = KmsgPosition::default();
+        position.measure_lag(SINCE_BOOT, "6,2,1000000,-;x");
+        let before = convert_record("6,1,0,-;x", &position, now, SINCE_BOOT);
+        assert_eq!(before[0].claimed_time, Some(now - Duration::from_secs(1)));
     }
 
     #[test]
