@@ -54,7 +54,7 @@ impl EvictionPoints {
 
     fn iter(&self) -> impl Iterator<Item = EvictionPoint> {
         let mut steps = self.steps.iter();
-        let next = move |before: &EvictionPoint| {
+        std::iter::successors(Some(self.oldest), move |before| {
             let mut point = *before;
             // No byte is left after the last point.
             point.seq += take_number(&mut steps)?;
@@ -63,9 +63,7 @@ impl EvictionPoints {
                 point.evicted[class] += take_number(&mut steps)?;
             }
             Some(point)
-        };
-        let mut next = next;
-        std::iter::successors(Some(self.oldest), move |before| next(before))
+        })
     }
 
     /// Removes points until there are no more than `max`, if a fraction is enough for that.

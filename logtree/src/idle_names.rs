@@ -3,21 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::loss::IdlePlace;
 use crate::name_log::NameLog;
-
-/// What a name loses with its entries, the least first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Loss {
-    /// One entry at most, below a warning.
-    #[default]
-    OneLine,
-    Lines,
-    /// A warning, or worse, is among them.
-    Warnings,
-}
-
-/// A name's place: what it loses, and a sequence number that its last is not below.
-pub(crate) type IdlePlace = (Loss, u64);
 
 /// One part in so many of the names is the share that each kind of loss may have: below it, names that lose more are
 /// cleared. Without a share, a new name would lose its line to the next one as soon as all others have more.

@@ -100,6 +100,7 @@ mod line_budget;
 mod line_writer;
 mod log_reader;
 mod log_store;
+mod loss;
 mod merge;
 mod missed;
 mod name_levels;

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use crate::class::{ClassMask, RAW_CLASS};
 use crate::clock::unix_nanos;
-use crate::idle_names::Loss;
+use crate::loss::Loss;
 use crate::text::floor_char_boundary;
 use crate::{FieldValue, Level, LogMessage, StreamOrigin};
 

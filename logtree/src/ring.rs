@@ -8,7 +8,7 @@ use std::task::Waker;
 use crate::class::{ClassCounts, ClassMask};
 use crate::eviction_history::EvictionHistory;
 use crate::follower::{Follower, WaitingFollowers};
-use crate::idle_names::{IdlePlace, Loss};
+use crate::loss::{IdlePlace, Loss};
 use crate::missed::{InheritedCounts, MissedEntries};
 use crate::record::RecordBuffer;
 use crate::segment::Segment;
