@@ -10,8 +10,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::procfs;
-
 /// The longest list that is read: with more children, a scan does not take much longer.
 const MAX_LIST_BYTES: usize = 4096;
 /// The maximum length of a pid in a list, with the space after it.
@@ -29,7 +27,8 @@ pub(super) struct ChildLists {
 
 impl ChildLists {
     pub(super) fn new() -> Self {
-        Self { orphans: open_list(procfs::own_pid()), starters: Mutex::default() }
+        let main_thread = rustix::process::getpid().as_raw_nonzero().get();
+        Self { orphans: open_list(main_thread), starters: Mutex::default() }
     }
 
     /// Adds a thread, before it starts the first process.
