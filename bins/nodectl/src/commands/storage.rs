@@ -258,12 +258,7 @@ async fn add_recovery(
     let answer = api.call(async |client| client.add_recovery_passphrase(request).await).await?;
     let passphrase = answer.passphrase.unwrap_or_default().text;
     if printer.is_json {
-        let done = StorageChangeView {
-            done: "added",
-            passphrase: Some(&passphrase),
-            trimmed_bytes: None,
-            faults: Vec::new(),
-        };
+        let done = StorageChangeView { done: "added", passphrase: Some(&passphrase), ..Default::default() };
         return Ok(printer.print_json(&done)?);
     }
     // On a line of its own, to be copied as a whole.
@@ -288,7 +283,7 @@ async fn acknowledge(api: &mut ApiClient, printer: &mut Printer) -> Result<(), C
     let faults = api.call(async |client| client.acknowledge_storage(request).await).await?.faults;
     let lines: Vec<String> = faults.iter().map(|fault| escape_control(&format!("forgot {fault}"))).collect();
     let text = if lines.is_empty() { "the data volume has no faults".to_owned() } else { lines.join("\n") };
-    let done = StorageChangeView { done: "acknowledged", passphrase: None, trimmed_bytes: None, faults };
+    let done = StorageChangeView { done: "acknowledged", faults, ..Default::default() };
     printer.print_result(&done, &text)
 }
 
@@ -296,7 +291,7 @@ async fn trim(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandE
     api.raise_timeout(TRIM_TIMEOUT);
     let answer = api.call(async |client| client.trim_storage(v1::TrimStorageRequest {}).await).await?;
     let trimmed_bytes = Some(answer.trimmed_bytes);
-    let done = StorageChangeView { done: "trimmed", passphrase: None, trimmed_bytes, faults: Vec::new() };
+    let done = StorageChangeView { done: "trimmed", trimmed_bytes, ..Default::default() };
     printer.print_result(&done, &format!("trimmed {} bytes of the data volume", answer.trimmed_bytes))
 }
 
@@ -311,10 +306,7 @@ async fn erase(api: &mut ApiClient, token: String, printer: &mut Printer) -> Res
 }
 
 fn print_change(printer: &mut Printer, done: &str, text: &str) -> Result<(), CommandError> {
-    printer.print_result(
-        &StorageChangeView { done, passphrase: None, trimmed_bytes: None, faults: Vec::new() },
-        text,
-    )
+    printer.print_result(&StorageChangeView { done, ..Default::default() }, text)
 }
 
 /// The passphrase that authorizes a change, if the operator asks to type it.

@@ -54,7 +54,7 @@ pub(super) struct SlotView {
     pub(super) unconfirmed: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct StorageChangeView<'a> {
     pub(super) done: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
