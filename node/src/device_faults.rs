@@ -44,6 +44,19 @@ pub(crate) enum FaultKind {
     FileSystem,
 }
 
+impl FaultKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Unauthentic, Self::Failed, Self::FileSystem];
+
+    /// Its name in metrics and records.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Unauthentic => "unauthentic",
+            Self::Failed => "failed",
+            Self::FileSystem => "file-system",
+        }
+    }
+}
+
 impl DeviceFaults {
     /// Passes on the fault that an entry of the kernel's log names, if it names one.
     pub(crate) fn record(&self, entry: &LogEntry) {
@@ -59,6 +72,19 @@ impl DeviceFaults {
         self.0.subscribe()
     }
 }
+
+/// What the kernel calls an error of a block device that failed, and not one that lacks an operation.
+///
+/// *Source:* Linux `block/blk-core.c`, `blk_errors`.
+const BLOCK_FAILURES: [&str; 7] = [
+    "I/O",
+    "timeout",
+    "recoverable transport",
+    "critical target",
+    "critical medium",
+    "critical space allocation",
+    "protection",
+];
 
 /// The fault in a line of the kernel.
 ///
@@ -80,9 +106,9 @@ fn parse_fault(line: &str) -> Option<DeviceFault> {
         return fault(device, FaultKind::Unauthentic, u64::from_str_radix(sector.trim(), 16).ok());
     }
     if let Some((what, rest)) = line.split_once(" error, dev ") {
-        // "I/O", "critical medium", "blk_update_request: I/O": the class comes first, and no name of a user.
         let (device, sector) = rest.split_once(", sector ")?;
-        return if what.len() < 64 { fault(device, FaultKind::Failed, leading_number(sector)) } else { None };
+        let is_failure = BLOCK_FAILURES.contains(&what);
+        return if is_failure { fault(device, FaultKind::Failed, leading_number(sector)) } else { None };
     }
     if let Some((device, what)) = line.strip_prefix("XFS (").and_then(|rest| rest.split_once("): ")) {
         let is_damage =
@@ -183,6 +209,8 @@ mod tests {
             ("device-mapper: crypt: xts(aes) using implementation \"xts-aes-aesni\"", None),
             ("device-mapper: crypt: ../x: INTEGRITY AEAD ERROR, sector 1", None),
             ("I/O error, dev , sector 1", None),
+            ("operation not supported error, dev loop0, sector 0 op 0x9:(WRITE_ZEROES)", None),
+            ("process '/tmp/a error, dev vdb, sector 5' started with executable stack", None),
             (
                 "trusted_key: device-mapper: crypt: dm-1: INTEGRITY AEAD ERROR, sector 192",
                 Some(("dm-1", Unauthentic, Some(192))),

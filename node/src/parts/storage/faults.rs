@@ -32,16 +32,6 @@ const RECORD_FILE: &str = "data-volume.faults";
 const MAX_RECORD_BYTES: u64 = 4096;
 const HEADER: &str = "nodekeel faults of the data volume, format 1";
 
-const KINDS: [(FaultKind, &str); 3] = [
-    (FaultKind::Unauthentic, "unauthentic"),
-    (FaultKind::Failed, "failed"),
-    (FaultKind::FileSystem, "file-system"),
-];
-
-fn name_of(kind: FaultKind) -> &'static str {
-    KINDS.iter().find(|(known, _)| *known == kind).map_or("unknown", |(_, name)| name)
-}
-
 type Faults = BTreeMap<(FaultKind, String), FaultCount>;
 
 /// The faults that no operator has acknowledged. Cheap to clone; all clones share them.
@@ -122,7 +112,7 @@ impl VolumeFaults {
         let mut text = format!("{HEADER}\n");
         for ((kind, device), FaultCount { count, sectors }) in &*self.lock() {
             let sectors = sectors.as_ref().map(|range| format!(" {} {}", range.start(), range.end()));
-            text += &format!("{} {device} {count}{}\n", name_of(*kind), sectors.unwrap_or_default());
+            text += &format!("{} {device} {count}{}\n", kind.name(), sectors.unwrap_or_default());
         }
         esp.write(RECORD_FILE, text.as_bytes(), FileMode::PRIVATE_FILE).map_err(StorageError::Record)
     }
@@ -173,7 +163,7 @@ fn parse_record(text: &str) -> Faults {
     let parse = |line: &str| {
         let mut words = line.split(' ');
         let kind = words.next()?;
-        let kind = KINDS.iter().find(|(_, name)| *name == kind)?.0;
+        let kind = FaultKind::ALL.into_iter().find(|known| known.name() == kind)?;
         let device = words.next()?.to_owned();
         let mut number = || words.next()?.parse().ok();
         let count = number().filter(|count| *count > 0)?;
@@ -199,12 +189,12 @@ impl Collector for FaultCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Faults of the data volume that the kernel has reported and nobody has acknowledged";
         let mut faults = encoder.encode_descriptor("storage_faults", help, None, MetricType::Gauge)?;
-        for (kind, name) in KINDS {
+        for kind in FaultKind::ALL {
             let known = self.0.lock();
             let counts = known.iter().filter(|((of, _), _)| *of == kind).map(|(_, found)| found.count);
             let count = counts.fold(0, u64::saturating_add);
             let count = i64::try_from(count).unwrap_or(i64::MAX);
-            ConstGauge::new(count).encode(faults.encode_family(&[("kind", name)])?)?;
+            ConstGauge::new(count).encode(faults.encode_family(&[("kind", kind.name())])?)?;
         }
         Ok(())
     }
