@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -262,10 +263,12 @@ fn a_pause_of_noded_ends_no_healthy_service() {
 #[ignore = "needs root: its service is another user's"]
 fn a_probe_that_can_not_be_started_is_not_a_failure_of_its_service() {
     let scratch = public_scratch();
-    // The probe has noded's limit of processes, which the user of the service exceeds.
-    let forks = "for n in $(seq 10); do sleep 1000 & done; echo forked; wait";
+    // Its user has them before the first probe, which has noded's limit of processes and is not started at all.
+    let mut processes: Vec<_> =
+        (0..10).map(|_| Command::new("/bin/sleep").arg("1000").uid(PLAIN_UID).spawn().unwrap()).collect();
     let keys = "user = \"nobody\"\nlimits = { rlimits = { nproc = 200 } }\nliveness = { probe = [\"/bin/true\"], period = \"100ms\", failure_threshold = 2 }";
-    let config = format!("{NO_DAEMONS}{}", service_config("crowded", forks, keys));
+    let script = "echo running; exec sleep 1000";
+    let config = format!("{NO_DAEMONS}{}", service_config("crowded", script, keys));
     let noded = node_command("run", scratch.path(), &config);
     let mut command = Command::new("/bin/bash");
     command
@@ -275,7 +278,7 @@ fn a_probe_that_can_not_be_started_is_not_a_failure_of_its_service() {
     command.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
     let node = NodedProcess::start_command(scratch, command);
     let dn = "root.service.crowded";
-    node.wait_for_output(dn, "forked");
+    node.wait_for_output(dn, "running");
     let found = wait("the condition", || {
         let conditions = node.nodectl(&["-o", "json", "health"]).json();
         let ended = node.events().into_iter().find(|event| event["dn"] == dn && event["change"] == "exited");
@@ -293,6 +296,10 @@ fn a_probe_that_can_not_be_started_is_not_a_failure_of_its_service() {
     let status = node.ask(&["status", dn]);
     assert!(status.contains("could not ask"), "{status}");
     node.stop();
+    for process in &mut processes {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
 }
 
 /// A record by which the next noded would end a process: of a service that is gone.
