@@ -59,6 +59,11 @@ impl MountFlags {
         self.0 & other.0 == other.0
     }
 
+    /// These flags, with those of `mask` as in `other`.
+    fn replaced(self, mask: MountFlags, other: MountFlags) -> MountFlags {
+        MountFlags(self.0 & !mask.0 | other.0 & mask.0)
+    }
+
     fn names(self) -> impl Iterator<Item = &'static str> {
         Self::NAMES.into_iter().filter(move |(flag, _)| self.contains(*flag)).map(|(_, name)| name)
     }
@@ -94,7 +99,7 @@ impl fmt::Debug for MountFlags {
 /// A mount as data, without its source and target.
 ///
 /// The mounts of a node are constants here. They are those of Monogon with `nosuid` added to each, since no program
-/// on them needs set-user-ID bits.
+/// on them needs set-user-ID bits, and without the `noexec` of [`DATA`](Self::DATA).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountSpec {
     /// The file system type, as in `/proc/filesystems`.
@@ -106,6 +111,7 @@ pub struct MountSpec {
 }
 
 impl MountSpec {
+    /// The flags of a mount, not of its file system.
     const STRICT: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
     /// The EFI system partition. It is mounted synchronously, since the next boot depends on it, and for root alone:
@@ -129,13 +135,11 @@ impl MountSpec {
     /// `/run`.
     pub const RUN: MountSpec = MountSpec { fstype: "tmpfs", flags: Self::STRICT, options: &["mode=755"] };
 
-    /// `/data`, with project quotas enforced. Device nodes work there, since block volumes are device nodes
-    /// below the kubelet's directory.
-    pub const DATA: MountSpec = MountSpec {
-        fstype: "xfs",
-        flags: MountFlags::NOSUID.union(MountFlags::NOEXEC),
-        options: &["prjquota"],
-    };
+    /// `/data`, with project quotas enforced. Pods execute programs from directories below it, whose mounts inherit its
+    /// flags: Monogon's `noexec` would reach an `emptyDir`. Device nodes work there, since block volumes are device
+    /// nodes below the kubelet's directory.
+    pub const DATA: MountSpec =
+        MountSpec { fstype: "xfs", flags: MountFlags::NOSUID, options: &["prjquota"] };
 }
 
 /// The file system mounted on a directory: what distinguishes one mount from another.
@@ -161,6 +165,13 @@ impl MountInfo {
             && source.is_none_or(|device| device == self.device)
             // The mode applies to the root directory, which creating a layout sets; mountinfo omits defaults.
             && spec.options.iter().filter(|option| !option.starts_with("mode=")).all(|option| has(option))
+    }
+
+    /// Returns whether this is the result of mounting the block device `source` by `spec`, but for flags of the mount, which
+    /// can be changed.
+    pub(crate) fn matches_but_flags(&self, spec: &MountSpec, source: Option<(u32, u32)>) -> bool {
+        let flags = self.flags.replaced(MountSpec::STRICT, spec.flags);
+        MountInfo { flags, ..self.clone() }.matches_spec(spec, source)
     }
 }
 
@@ -236,7 +247,9 @@ fn in_parentheses(kernel: &str) -> String {
 ///
 /// # Contract
 /// - [`mount`](Mounter::mount) is idempotent: it succeeds without a second mount if the same source is
-///   already mounted by the same spec. Any other existing mount is [`MountError::Conflict`], and stays.
+///   already mounted by the same spec. A block device that differs in `nosuid`, `nodev` and `noexec` alone, as one
+///   that an earlier release has mounted, gets these flags of the spec. Any other existing mount is
+///   [`MountError::Conflict`], and stays.
 /// - It mounts completely or not at all: an error leaves the target unchanged.
 /// - [`unmount`](Mounter::unmount) removes the topmost mount of the target; it succeeds if nothing is
 ///   mounted.

@@ -8,12 +8,14 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags as RemountFlags, MoveMountFlags, UnmountFlags,
+    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_remount, move_mount,
+    unmount,
 };
 
 use super::table::mount_table;
 use super::{MountError, MountFlags, MountInfo, MountSpec, Mounter};
+use crate::syscalls;
 
 /// Mounts by fsopen(2), fsmount(2) and move_mount(2), Linux 5.2 or newer, in the mount namespace of the
 /// process.
@@ -26,17 +28,19 @@ pub struct OsMounter;
 impl Mounter for OsMounter {
     fn mount(&self, spec: &MountSpec, source: Option<&Path>, target: &Path) -> Result<(), MountError> {
         if let Some(existing) = self.mount_info(target)? {
-            let device = source.map(device_numbers).transpose().map_err(|source| MountError::Mount {
+            let to_error = |source| MountError::Mount {
                 target: target.to_owned(),
                 fstype: spec.fstype,
                 kernel: String::new(),
                 source,
-            })?;
-            return match existing.matches_spec(spec, device.flatten()) {
-                true => Ok(()),
-                false => {
-                    Err(MountError::Conflict { target: target.to_owned(), existing: Box::new(existing) })
-                }
+            };
+            let device = source.map(device_numbers).transpose().map_err(to_error)?.flatten();
+            return if existing.matches_spec(spec, device) {
+                Ok(())
+            } else if device.is_some() && existing.matches_but_flags(spec, device) {
+                set_flags(target, spec.flags).map_err(to_error)
+            } else {
+                Err(MountError::Conflict { target: target.to_owned(), existing: Box::new(existing) })
             };
         }
         let at = open_target(target)
@@ -83,6 +87,23 @@ fn open_target(target: &Path) -> io::Result<OwnedFd> {
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(CWD, target, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?)
+}
+
+/// Changes the flags of an existing mount, and none of its file system, which may be in use.
+fn set_flags(target: &Path, flags: MountFlags) -> io::Result<()> {
+    let at = open_target(target)?;
+    let all = [
+        (MountFlags::READ_ONLY, RemountFlags::RDONLY),
+        (MountFlags::NOSUID, RemountFlags::NOSUID),
+        (MountFlags::NODEV, RemountFlags::NODEV),
+        (MountFlags::NOEXEC, RemountFlags::NOEXEC),
+    ];
+    let set = all.into_iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, flag)| flag);
+    Ok(mount_remount(
+        syscalls::proc_path(at.as_fd()),
+        set.collect::<RemountFlags>() | RemountFlags::BIND,
+        "",
+    )?)
 }
 
 /// A failed mount, with the log of the kernel.

@@ -156,7 +156,7 @@ impl VolumeMount {
 
     /// Returns whether this device is mounted there as a volume.
     pub(super) fn is_mounted_from(&self, device: Option<(u32, u32)>) -> Result<bool, VolumeError> {
-        Ok(self.info()?.is_some_and(|info| info.matches_spec(&MountSpec::DATA, device)))
+        Ok(self.info()?.is_some_and(|info| info.matches_but_flags(&MountSpec::DATA, device)))
     }
 
     /// Grows the mounted file system to the size of its device, by the program in the directory of this mkfs.xfs.

@@ -266,11 +266,15 @@ fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
         let VolumeError::Mount(MountError::Conflict { existing: is, .. }) = conflict else {
             panic!("{conflict:?}")
         };
-        assert_eq!(is.flags, MountFlags::NOSUID | MountFlags::NOEXEC);
-        // A volume in use is not unmounted, and stays mounted.
+        assert_eq!(is.flags, MountFlags::NOSUID);
         OsMounter.unmount(&fixture.target()).unwrap();
+        // That of an earlier release, which could not be unmounted, gets the flags of this one.
+        let former = MountSpec { flags: MountFlags::NODEV | MountFlags::NOEXEC, ..MountSpec::DATA };
+        OsMounter.mount(&former, Some(fixture.disk.device_path()), &fixture.target()).unwrap();
         let volume = fixture.volume();
         let top = volume.mount_existing().unwrap();
+        assert_eq!(OsMounter.mount_info(&fixture.target()).unwrap().unwrap().flags, MountSpec::DATA.flags);
+        // A volume in use is not unmounted, and stays mounted.
         assert!(matches!(volume.unmount(), Err(VolumeError::Mount(MountError::Unmount { .. }))));
         assert_eq!(volume.state(), nodekeel_localstorage::volume::MountState::Mounted);
         drop(top);

@@ -6,7 +6,7 @@ use nodekeel_localstorage::mount::{MountError, MountFlags, MountSpec, Mounter, O
 use nodekeel_localstorage::testing::{MountCall, RecordingMounter};
 
 #[test]
-fn node_mounts_have_the_flags_of_monogon_plus_nosuid() {
+fn node_mounts_have_the_flags_of_monogon_plus_nosuid_and_execute_from_data() {
     const NOSUID: u32 = 2;
     const NODEV: u32 = 4;
     const NOEXEC: u32 = 8;
@@ -16,7 +16,7 @@ fn node_mounts_have_the_flags_of_monogon_plus_nosuid() {
         (MountSpec::TMP, "tmpfs", NOSUID | NODEV | NOEXEC),
         (MountSpec::EPHEMERAL, "tmpfs", NOSUID | NODEV),
         (MountSpec::RUN, "tmpfs", NOSUID | NODEV | NOEXEC),
-        (MountSpec::DATA, "xfs", NOSUID | NOEXEC),
+        (MountSpec::DATA, "xfs", NOSUID),
     ] {
         assert_eq!((spec.fstype, spec.flags.bits()), (fstype, flags), "{spec:?}");
     }

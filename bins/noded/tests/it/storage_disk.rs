@@ -73,8 +73,8 @@ async fn a_node_keeps_its_data_on_a_disk_through_stops_and_kills() {
         let options = command_output(Command::new("cat").arg("/proc/self/mounts")).unwrap();
         let target = format!(" {} xfs ", fixture.volume().display());
         let mounted = options.lines().find(|line| line.contains(&target)).unwrap();
-        for option in ["nosuid", "noexec", "prjquota"] {
-            assert!(mounted.contains(option), "{mounted}");
+        for (option, is_set) in [("nosuid", true), ("prjquota", true), ("noexec", false)] {
+            assert_eq!(mounted.contains(option), is_set, "{mounted}");
         }
         node.stop().await;
         assert!(!fixture.is_open());
@@ -94,10 +94,14 @@ async fn check_volume_in_use(keys: &str) {
     fixture.grow(768);
     node.reopen().await;
     let is_mounted = fs::read_to_string(fixture.volume().join("witness"));
+    // What a pod executes is on its volume.
+    fs::copy("/bin/true", fixture.volume().join("true")).unwrap();
+    let executed = Command::new(pod.join("true")).status();
     let mebibytes = mebibytes_of_file_system(&fixture.volume());
     let health = node.storage_health().await;
     command_output(Command::new("umount").arg(&pod)).unwrap();
     assert_eq!(is_mounted.unwrap(), "data", "{keys}");
+    assert!(executed.unwrap().success(), "{keys}");
     assert_eq!(health, Default::default(), "{keys}");
     assert!(mebibytes > 600, "{keys}: {mebibytes}");
     node.stop().await;
