@@ -107,6 +107,8 @@ pub(crate) enum RejectReason {
     NoOpenat2,
     #[error("/proc is not mounted: mount it")]
     NoProc,
+    #[error("this store has no directory of the operating system: use an OsFileStore")]
+    NoDirectory,
 }
 
 impl RejectReason {
@@ -117,7 +119,9 @@ impl RejectReason {
             Self::TooLarge { .. } => io::ErrorKind::FileTooLarge,
             Self::DamagedCommit | Self::Incomplete => io::ErrorKind::InvalidData,
             Self::Stopped | Self::CloneStopped => io::ErrorKind::Interrupted,
-            Self::NoReflink | Self::NoOpenat2 | Self::NoProc => io::ErrorKind::Unsupported,
+            Self::NoReflink | Self::NoOpenat2 | Self::NoProc | Self::NoDirectory => {
+                io::ErrorKind::Unsupported
+            }
         }
     }
 }

@@ -87,6 +87,14 @@ pub trait FileStore: Debug + Send + Sync {
             Err(error) => Err(error),
         }
     }
+
+    /// Opens a directory, if it is one of the operating system.
+    ///
+    /// # Errors
+    /// Those of [`list`](Self::list); by default, that the store has no such directories.
+    fn open_dir(&self, path: &Path) -> Result<Dir, Error> {
+        Err(Error::new(FileOperation::Open, path, RejectReason::NoDirectory))
+    }
 }
 
 /// A directory of the operating system. Creating a directory also [removes its stale
@@ -139,11 +147,15 @@ impl FileStore for OsFileStore {
     }
 
     fn list(&self, path: &Path) -> Result<Vec<DirEntry>, Error> {
-        self.dir.open_dir(path)?.list()
+        self.open_dir(path)?.list()
     }
 
     fn remove(&self, path: &Path) -> Result<bool, Error> {
         self.dir.remove_tree(path)
+    }
+
+    fn open_dir(&self, path: &Path) -> Result<Dir, Error> {
+        self.dir.open_dir(path)
     }
 
     fn set_mode(&self, path: &Path, mode: FileMode) -> Result<bool, Error> {

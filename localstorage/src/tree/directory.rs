@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::commit;
-use super::{EntryLocation, EntryShape, LayoutEntry, LayoutError, LayoutFile, LayoutProblem};
+use super::{DeclaredEntry, EntryLocation, EntryShape, LayoutEntry, LayoutError, LayoutFile, LayoutProblem};
 use crate::dir::Dir;
 use crate::error::Error;
 use crate::file_store::{FileStore, OsFileStore};
@@ -87,6 +87,43 @@ impl LayoutDir {
             return Err(LayoutError::InvalidLayout(LayoutProblem::Duplicate.at_entry(&duplicate)));
         }
         T::create_at(self.location.clone())
+    }
+
+    /// Creates an entry whose name and mode are known at run time only, as from a configuration.
+    ///
+    /// ```
+    /// # use nodekeel_localstorage::mem::MemFileStore;
+    /// # use nodekeel_localstorage::tree::{LayoutDir, LayoutFile, LayoutTarget};
+    /// # use nodekeel_localstorage::FileMode;
+    /// # let target = LayoutTarget::new(std::sync::Arc::new(MemFileStore::new()), "/data");
+    /// let data: LayoutDir = target.create_layout()?;
+    /// let station: LayoutDir = data.create_child("station-7", FileMode::new(0o750))?;
+    /// let readings: LayoutFile = station.create_child("readings", FileMode::PRIVATE_FILE)?;
+    /// assert_eq!(readings.path().to_str(), Some("/data/station-7/readings"));
+    /// assert!(data.create_child::<LayoutDir>("..", FileMode::PRIVATE_DIR).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`LayoutError::InvalidLayout`] for an invalid name, or that of a declared entry, before any change; those of
+    /// [`LayoutTarget::create_layout`](super::LayoutTarget::create_layout).
+    pub fn create_child<T: LayoutEntry>(&self, name: &str, mode: FileMode) -> Result<T, LayoutError> {
+        let names = &self.location.brand_names;
+        let is_declared = |declared: &DeclaredEntry| names.expand(declared.name).is_ok_and(|one| one == name);
+        if self.shape.child_entries().iter().any(is_declared) {
+            return Err(LayoutError::InvalidLayout(LayoutProblem::Duplicate.at_entry(name)));
+        }
+        let child = self.location.child(name, mode);
+        T::SHAPE.validate_entry_at(names, &child.path, (name, mode)).map_err(LayoutError::InvalidLayout)?;
+        T::create_at(child)
+    }
+
+    /// Opens the directory itself, for what its handle does not have: owners, locks, and content that is not in memory.
+    ///
+    /// # Errors
+    /// Those of [`FileStore::open_dir`]: in a store that is not of the operating system, always.
+    pub fn open(&self) -> Result<Dir, Error> {
+        self.location.store.open_dir(&self.location.store_path)
     }
 
     /// The full path, for programs that need a path.

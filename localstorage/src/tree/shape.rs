@@ -55,29 +55,37 @@ impl EntryShape {
         let mut seen: Vec<String> = Vec::new();
         for declared in self.child_entries() {
             let name = names.expand(declared.name).map_err(|problem| problem.at_entry(declared.name))?;
-            let below = |problem: InvalidLayout| problem.nested_in(&name);
-            if let Err(why) = FileName::try_new(name.as_str()) {
-                return Err(LayoutProblem::InvalidName(why).at_entry(&name));
-            }
-            // The next creation would replay such a file as a commit, or remove it as stale.
-            if name == COMMIT_RECORD || is_temp_file_name(name.as_bytes()) {
-                return Err(LayoutProblem::InvalidName(InvalidName::Reserved).at_entry(&name));
-            }
             if seen.contains(&name) {
                 return Err(LayoutProblem::Duplicate.at_entry(&name));
             }
-            let path = root.join(&name);
-            let bytes = path.as_os_str().len();
-            if declared.shape == EntryShape::Socket && bytes > MAX_SOCKET_PATH_BYTES {
-                return Err(LayoutProblem::SocketPathTooLong { bytes }.at_entry(&name));
-            }
-            if declared.shape.is_directory() && declared.mode.bits() & 0o100 == 0 {
-                return Err(LayoutProblem::NotSearchable { mode: declared.mode }.at_entry(&name));
-            }
-            declared.shape.validate_at(names, &path).map_err(below)?;
+            declared.shape.validate_entry_at(names, &root.join(&name), (&name, declared.mode))?;
             seen.push(name);
         }
         Ok(())
+    }
+
+    /// Checks an entry of this shape, and all entries below it, as created at `path`.
+    pub(super) fn validate_entry_at(
+        self,
+        names: &BrandNames,
+        path: &Path,
+        (name, mode): (&str, FileMode),
+    ) -> Result<(), InvalidLayout> {
+        if let Err(why) = FileName::try_new(name) {
+            return Err(LayoutProblem::InvalidName(why).at_entry(name));
+        }
+        // The next creation would replay such a file as a commit, or remove it as stale.
+        if name == COMMIT_RECORD || is_temp_file_name(name.as_bytes()) {
+            return Err(LayoutProblem::InvalidName(InvalidName::Reserved).at_entry(name));
+        }
+        let bytes = path.as_os_str().len();
+        if self == EntryShape::Socket && bytes > MAX_SOCKET_PATH_BYTES {
+            return Err(LayoutProblem::SocketPathTooLong { bytes }.at_entry(name));
+        }
+        if self.is_directory() && mode.bits() & 0o100 == 0 {
+            return Err(LayoutProblem::NotSearchable { mode }.at_entry(name));
+        }
+        self.validate_at(names, path).map_err(|problem| problem.nested_in(name))
     }
 
     /// Renders all entries below as text: one line each with its mode, indented by its depth.

@@ -11,7 +11,7 @@ use nodekeel_localstorage::tree::{
     BrandNames, DecodeError, LayoutDir, LayoutEntry, LayoutError, LayoutFile, LayoutProblem, LayoutSocket,
     LayoutTarget, LoadError,
 };
-use nodekeel_localstorage::{Dir, FileStore, InvalidName, OsFileStore, layout};
+use nodekeel_localstorage::{Dir, FileMode, FileStore, InvalidName, OsFileStore, layout};
 
 use crate::golden::golden_path;
 use crate::monogon_root::{
@@ -325,4 +325,29 @@ fn a_mounted_layout_is_reached_through_its_open_directory() {
     );
     let tmp: TmpDir = root.tmp.create_layout_on(Arc::new(MemFileStore::default())).unwrap();
     assert_eq!(tmp.path(), root.tmp.path());
+}
+
+#[test]
+fn a_child_has_the_name_and_the_mode_of_run_time() {
+    let scratch = tempfile::tempdir().unwrap();
+    let top: EphemeralDir = disk_target(scratch.path()).create_layout().unwrap();
+    let child: LayoutDir = top.create_child("pod-7", FileMode::new(0o710)).unwrap();
+    // Its directory has what a handle does not have.
+    let dir = child.open().unwrap();
+    assert!(child.open().unwrap().try_lock().unwrap().is_some());
+    dir.replace_file("image", FileMode::PRIVATE_FILE).unwrap().commit().unwrap();
+    let image: LayoutFile = child.create_child("image", FileMode::new(0o640)).unwrap();
+    assert!(image.exists().unwrap());
+    let mode = |name: &str| Dir::open(scratch.path()).unwrap().metadata(name).unwrap().mode;
+    assert_eq!((mode("pod-7"), mode("pod-7/image")), (FileMode::new(0o710), FileMode::new(0o640)));
+    for (name, mode) in [("..", 0o700), ("a/b", 0o700), ("", 0o700), ("containerd", 0o700), ("pod-8", 0o600)]
+    {
+        let rejected = top.create_child::<LayoutDir>(name, FileMode::new(mode));
+        assert!(matches!(rejected, Err(LayoutError::InvalidLayout(_))), "{name:?}: {rejected:?}");
+    }
+    let socket = top.create_child::<LayoutSocket>(&"s".repeat(200), FileMode::PRIVATE_FILE);
+    assert!(matches!(socket, Err(LayoutError::InvalidLayout(_))), "{socket:?}");
+    // A store in memory has no such directories.
+    let memory: LayoutDir = memory_target("/").create_layout().unwrap();
+    assert_eq!(memory.open().unwrap_err().io_kind(), std::io::ErrorKind::Unsupported);
 }

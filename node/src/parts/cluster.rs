@@ -17,7 +17,6 @@ use nodekeel_cluster::consensus::memory::MemoryConsensus;
 use nodekeel_cluster::enrolment::{BootstrapRecord, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
 use nodekeel_cluster::network::{Network, NodeAddress, StaticNetwork};
 use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames, LocalNamesDir};
-use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
 use nodekeel_logtree::parse::LogFormat;
@@ -244,9 +243,9 @@ impl ClusterPlan {
 
     fn prepare_in_memory(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         // The keys of a cluster in memory are lost with the process, so files of the former one are stale.
-        Dir::open(node.data().run.path())?.remove_tree("cluster")?;
+        node.data().run.open()?.remove_tree("cluster")?;
         let placed = node.create_run_layout::<MemoryClusterLayout>()?.cluster;
-        let volume = Arc::new(DirectoryVolume::new(Dir::open(placed.volume.path())?));
+        let volume = Arc::new(DirectoryVolume::new(placed.volume.open()?));
         Ok(PreparedRunnable::new(self.new_cluster(node, &placed.state, placed.names, volume)?))
     }
 
@@ -259,7 +258,7 @@ impl ClusterPlan {
         volume: Arc<dyn DataVolume>,
     ) -> Result<ClusterNode, PrepareError> {
         let deps = Deps {
-            journal_dir: Dir::open(state.path())?,
+            journal_dir: state.open()?,
             enrolment: enrolment_sources(state),
             network: self.network(node)?,
             volume,

@@ -243,7 +243,7 @@ impl PlannedRunnable for StoragePlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
         let unlock = Arc::<VolumeUnlock>::default();
         let StorageLayout { mounted, esp, .. } = node.create_node_layout::<StorageLayout>()?;
-        let esp = || Ok::<_, PrepareError>(Arc::new(Dir::open(esp.path())?));
+        let esp = || Ok::<_, PrepareError>(Arc::new(esp.open()?));
         let opener = match &self.volume {
             VolumeSource::Directory(path) => {
                 VolumeOpener::Directory { path: path.clone(), mounted, esp: esp()? }

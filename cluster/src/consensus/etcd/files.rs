@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::pki::{Certificate, Credentials, PkiError, PrivateKey};
 use nodekeel_localstorage::tree::{EtcdDir, LayoutFile, PkiDir};
 
@@ -175,7 +174,7 @@ fn finish_credentials_change(pki: &PkiDir, credentials: &Credentials) -> Result<
 /// during its first start may be unable to resume from it: it waits for ever for members that it has not
 /// recorded.
 pub(super) fn discard_unsaved_cluster(files: &EtcdDir) -> Result<(), ConsensusError> {
-    let discarded = Dir::open(files.data.path()).and_then(|data| data.remove_tree("member"));
+    let discarded = files.data.open().and_then(|data| data.remove_tree("member"));
     discarded
         .map(drop)
         .map_err(|error| ConsensusError::backend("remove the data of an unfinished cluster")(error))
@@ -406,7 +405,7 @@ fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
 fn has_log(files: &EtcdDir) -> Result<bool, ConsensusError> {
     let failed = |error| ConsensusError::backend("look for etcd's log")(error);
     // Not in the layout: the directory is etcd's own, and may not exist yet.
-    let log = Dir::open(files.data.path()).and_then(|data| data.open_dir("member/wal"));
+    let log = files.data.open().and_then(|data| data.open_dir("member/wal"));
     match log.and_then(|log| log.list()) {
         Ok(entries) => {
             Ok(entries.iter().any(|entry| entry.name.as_os_str().as_encoded_bytes().ends_with(b".wal")))
