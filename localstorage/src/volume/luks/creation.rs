@@ -299,16 +299,15 @@ impl LuksCreation<'_> {
         device.write_slot_token(FIRST_SLOT, &slot_token).map_err(to_error)?;
         // After the token of the slot: a header with the token of the volume always has a slot that can be opened.
         device.write_volume_token(&self.token_of(VolumeProgress::Unfinished)).map_err(to_error)?;
-        // A header that does not meet the policy, or does not open, must fail here and not at the next start.
-        let header = device.check_header().map_err(to_error)?;
-        slots.open_slot(&header, &UnlockSecret::Node).map_err(to_error)?;
+        // A header that does not meet the policy must fail here; the next step opens it.
+        device.check_header().map_err(to_error)?;
         // The token records from here on that the volume is unfinished, so the claim is no longer needed.
         device.disk.release_claim()
     }
 
     fn format_mapping(&self, slots: &KeySlots<'_>) -> Result<(), VolumeError> {
-        let (header, opened) = self.open_first_slot(slots)?;
-        let mapping = self.opening.open_mapping(slots, &header, &opened)?;
+        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
+        let (_, mapping) = self.opening.open_mapping(slots, &header, &UnlockSecret::Node)?;
         let uuid = self.new_uuid()?;
         // Forced: what mkfs.xfs would recognize is noise, or what an interrupted call has written.
         let format = XfsFormat { mkfs: &self.settings.mkfs, label: &self.settings.label, force: true };
@@ -316,18 +315,11 @@ impl LuksCreation<'_> {
         format.run_mkfs(device.as_fd(), &mapping.device_path, uuid)
     }
 
-    fn open_first_slot(&self, slots: &KeySlots<'_>) -> Result<(CheckedHeader, OpenedSlot), VolumeError> {
-        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
-        let opened =
-            slots.open_slot(&header, &UnlockSecret::Node).map_err(|error| self.settings.error(error))?;
-        Ok((header, opened))
-    }
-
     /// Mounts the volume, and records last of all that it is complete. The cluster unlock key exists only in memory:
     /// the slot of one that was lost with a killed process is replaced.
     fn complete(&self, slots: &KeySlots<'_>, id: SealId) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
-        let (header, opened) = self.open_first_slot(slots)?;
-        self.opening.open_mapping(slots, &header, &opened)?;
+        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
+        let (opened, _) = self.opening.open_mapping(slots, &header, &UnlockSecret::Node)?;
         let top = self.opening.mount_mapping(|top| {
             match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
                 // A killed call has written the marker, but not the token of the header.

@@ -177,16 +177,12 @@ impl LuksDevice<'_> {
         slot: u32,
         passphrase: &Passphrase,
     ) -> Result<bool, LuksError> {
-        // The handlers of external tokens are libraries, which the header could make cryptsetup load.
-        let arguments = words(&["--test-passphrase", "--type", "luks2", "--disable-external-tokens"]);
-        match self.open_by_copy(header, slot, passphrase, arguments, &[]) {
-            Ok(()) => Ok(true),
-            Err(LuksError::Command(error)) if error.is_wrong_passphrase() => Ok(false),
-            Err(error) => Err(error),
-        }
+        let arguments = words(&["--test-passphrase"]);
+        self.open_by_copy(header, slot, passphrase, arguments, &[])
     }
 
-    /// Maps the data under a name, with the header that was checked.
+    /// Maps the data under a name that is not in use, with the header that was checked. Returns whether the passphrase opens
+    /// the slot.
     pub(super) fn open(
         &self,
         header: &CheckedHeader,
@@ -194,19 +190,9 @@ impl LuksDevice<'_> {
         passphrase: &Passphrase,
         name: &str,
         allow_discards: bool,
-    ) -> Result<ActiveMapping, LuksError> {
-        if let Some(active) = self.find_mapping(name)? {
-            // An earlier incarnation of this process may have opened it.
-            if active.identifier == mapping_identifier(header.uuid, name) {
-                return Ok(active);
-            }
-            return Err(LuksError::MappingInUse { name: name.to_owned() });
-        }
-        let mut arguments = words(&["--type", "luks2", "--disable-external-tokens"]);
-        arguments.extend(allow_discards.then(|| "--allow-discards".into()));
-        self.open_by_copy(header, slot, passphrase, arguments, &[name])?;
-        // Read back: without udev, only the kernel knows the device node of the mapping.
-        self.find_mapping(name)?.ok_or_else(|| LuksError::MappingInUse { name: name.to_owned() })
+    ) -> Result<bool, LuksError> {
+        let arguments = allow_discards.then(|| "--allow-discards".into()).into_iter().collect();
+        self.open_by_copy(header, slot, passphrase, arguments, &[name])
     }
 
     /// Grows the mapping to the end of the disk.
@@ -224,11 +210,24 @@ impl LuksDevice<'_> {
         resized
     }
 
-    pub(super) fn find_mapping(&self, name: &str) -> Result<Option<ActiveMapping>, LuksError> {
-        self.tool.find_mapping(name).map_err(LuksError::FindMapping)
+    /// The open mapping of a volume. Only the kernel knows its device node, without udev.
+    ///
+    /// # Errors
+    /// [`LuksError::MappingInUse`] if another volume uses the name.
+    pub(super) fn find_mapping_of(
+        &self,
+        volume: Uuid,
+        name: &str,
+    ) -> Result<Option<ActiveMapping>, LuksError> {
+        match self.tool.find_mapping(name).map_err(LuksError::FindMapping)? {
+            Some(active) if active.identifier != mapping_identifier(volume, name) => {
+                Err(LuksError::MappingInUse { name: name.to_owned() })
+            }
+            found => Ok(found),
+        }
     }
 
-    /// Runs `cryptsetup open` with the header that was checked.
+    /// Runs `cryptsetup open` with the header that was checked. Returns whether the passphrase opens the slot.
     fn open_by_copy(
         &self,
         header: &CheckedHeader,
@@ -236,7 +235,9 @@ impl LuksDevice<'_> {
         passphrase: &Passphrase,
         mut arguments: Vec<OsString>,
         behind: &[&str],
-    ) -> Result<(), LuksError> {
+    ) -> Result<bool, LuksError> {
+        // The handlers of external tokens are libraries, which the header could make cryptsetup load.
+        arguments.extend(words(&["--type", "luks2", "--disable-external-tokens"]));
         let file = self.write_copy(header)?;
         arguments.extend(words(&["--key-file", "-", "--key-slot", &slot.to_string(), "--header"]));
         arguments.push(self.runtime.path().join(&file).into());
@@ -244,7 +245,11 @@ impl LuksDevice<'_> {
         let done = self.call("open", arguments, passphrase.clone(), None);
         // Removed also after a failure: the next call writes the header that it has checked itself.
         self.remove_copy(&file)?;
-        done
+        match done {
+            Ok(()) => Ok(true),
+            Err(LuksError::Command(error)) if error.is_wrong_passphrase() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The file with the header that was checked: cryptsetup opens the volume by it, even if the disk has another

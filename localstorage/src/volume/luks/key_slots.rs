@@ -177,16 +177,22 @@ impl KeySlots<'_> {
         header: &CheckedHeader,
         secret: &UnlockSecret,
     ) -> Result<OpenedSlot, LuksError> {
+        self.open_slot_by(header, secret, |slot, passphrase| self.device.opens(header, slot, passphrase))
+    }
+
+    /// The newest slot that a secret opens, as `open` finds: it may map the data as well.
+    pub(super) fn open_slot_by(
+        &self,
+        header: &CheckedHeader,
+        secret: &UnlockSecret,
+        open: impl Fn(u32, &Passphrase) -> Result<bool, LuksError>,
+    ) -> Result<OpenedSlot, LuksError> {
         let kind = secret.slot_kind();
         let mut first_error = None;
         // The newest first: until a rotation is confirmed, older slots of the kind remain.
         for (slot, token) in slots_of(&header.summary, kind) {
             let tried = self.passphrase_of(header.uuid, secret, token).and_then(|passphrase| {
-                if self.device.opens(header, slot, &passphrase)? {
-                    Ok(passphrase)
-                } else {
-                    Err(closed_slot(header.uuid, secret))
-                }
+                if open(slot, &passphrase)? { Ok(passphrase) } else { Err(closed_slot(header.uuid, secret)) }
             });
             match tried {
                 Ok(passphrase) => {

@@ -9,7 +9,7 @@ use super::super::filesystem::MountSource;
 use super::super::marker::VolumeMarker;
 use super::super::{VolumeContents, VolumeError};
 use super::cryptsetup::ActiveMapping;
-use super::device::{CheckedHeader, close_mapping, mapping_identifier};
+use super::device::{CheckedHeader, close_mapping};
 use super::error::LuksError;
 use super::header::HeaderError;
 use super::key_slots::{KeySlots, OpenedSlot, UnlockSecret};
@@ -33,15 +33,15 @@ impl LuksOpening<'_> {
         // Before any key: no key is unsealed for a disk without a complete volume.
         self.check_complete(&disk)?;
         let slots = self.settings.slots_of(&disk);
-        let (header, opened) = slots
+        let header = slots
             .device
             .check_header()
             .and_then(|header| {
                 header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
-                slots.open_slot(&header, secret).map(|opened| (header, opened))
+                Ok(header)
             })
             .map_err(|error| self.settings.error(error))?;
-        self.open_mapping(&slots, &header, &opened)?;
+        self.open_mapping(&slots, &header, secret)?;
         drop(disk);
         self.mount_complete()
     }
@@ -54,8 +54,10 @@ impl LuksOpening<'_> {
         let name = &self.settings.mapping_name;
         let active = device.check_header().and_then(|header| {
             header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
-            let identifier = mapping_identifier(header.uuid, name);
-            Ok(device.find_mapping(name)?.is_some_and(|active| active.identifier == identifier))
+            match device.find_mapping_of(header.uuid, name) {
+                Err(LuksError::MappingInUse { .. }) => Ok(false),
+                found => Ok(found?.is_some()),
+            }
         });
         active.map_err(|error| self.settings.error(error))
     }
@@ -94,24 +96,26 @@ impl LuksOpening<'_> {
         }
     }
 
+    /// Maps the data by the newest slot that a secret opens. An earlier incarnation of this process may have mapped them.
     pub(super) fn open_mapping(
         &self,
         slots: &KeySlots<'_>,
         header: &CheckedHeader,
-        opened: &OpenedSlot,
-    ) -> Result<ActiveMapping, VolumeError> {
-        let mapping = slots
-            .device
-            .open(
-                header,
-                opened.slot,
-                &opened.passphrase,
-                &self.settings.mapping_name,
-                self.settings.allow_discards,
-            )
-            .map_err(|error| self.settings.error(error))?;
+        secret: &UnlockSecret,
+    ) -> Result<(OpenedSlot, ActiveMapping), VolumeError> {
+        let (device, name) = (&slots.device, &self.settings.mapping_name);
+        let open = || {
+            let active = device.find_mapping_of(header.uuid, name)?;
+            let opened = slots.open_slot_by(header, secret, |slot, passphrase| match active {
+                Some(_) => device.opens(header, slot, passphrase),
+                None => device.open(header, slot, passphrase, name, self.settings.allow_discards),
+            })?;
+            let mapping = device.find_mapping_of(header.uuid, name)?;
+            Ok((opened, mapping.ok_or_else(|| LuksError::MappingInUse { name: name.clone() })?))
+        };
+        let (opened, mapping) = open().map_err(|error| self.settings.error(error))?;
         *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened.slot);
-        Ok(mapping)
+        Ok((opened, mapping))
     }
 
     /// Mounts the open mapping, and closes it again if that fails.

@@ -142,7 +142,8 @@ fn a_creation_killed_at_any_call_resumes_and_never_opens_before() {
 #[test]
 #[ignore = "needs cryptsetup"]
 fn an_interrupted_creation_is_unfinished_and_has_no_data() {
-    for number in 1..8 {
+    // The last call, the sixth, records that the volume is complete.
+    for number in 1..6 {
         let fixture = LuksFixture::new();
         let create = |volume: &LuksVolume| volume.mount_new(ErasePolicy::Nothing).is_ok();
         assert_eq!(kill_at(&fixture, KeyPolicy::Local, KillMoment::after(number), create), None);
