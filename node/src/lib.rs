@@ -74,6 +74,8 @@
 //! re-exported: a part needs no versions of them.
 
 #[cfg(feature = "node")]
+mod block_events;
+#[cfg(feature = "node")]
 mod caller;
 #[cfg(feature = "client")]
 pub mod client;

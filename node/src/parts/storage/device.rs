@@ -1,5 +1,6 @@
 //! The data volume on a disk or partition: found, decided upon, opened or created, and grown.
 
+use std::fmt;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,6 +65,28 @@ pub(super) struct OpenedVolume {
     pub(super) slot: Option<SlotKind>,
 }
 
+/// Why a volume is smaller than its disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SizeProblem {
+    /// It could not be grown.
+    Failed(String),
+    /// Its partition stays as it is, since its volume can't grow.
+    UnusedRoom { bytes: u64 },
+}
+
+impl fmt::Display for SizeProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => f.write_str(error),
+            Self::UnusedRoom { bytes } => write!(
+                f,
+                "{} MiB behind its partition stay unused: can't grow a volume that is encrypted and authenticated",
+                bytes >> 20
+            ),
+        }
+    }
+}
+
 /// Opens the volume on a device, again and again.
 #[derive(Debug)]
 pub(super) struct DeviceOpener {
@@ -80,7 +103,7 @@ pub(super) struct DeviceOpener {
     /// The volume of the last attempt, and what opened it. It is still mounted if it could not be unmounted.
     pub(super) last: Mutex<Option<(DeviceVolume, Option<SlotKind>)>>,
     /// The problem of the open volume's size.
-    pub(super) size_problem: Mutex<Option<String>>,
+    pub(super) size_problem: Mutex<Option<SizeProblem>>,
     /// The data that a reading of the whole disk has found last.
     pub(super) read: Mutex<Option<VolumeContents>>,
 }
@@ -95,10 +118,8 @@ impl DeviceOpener {
     ) -> Result<OpenedVolume, StorageError> {
         if let Some((volume, opened)) = self.reopen_mounted()? {
             // It grows while it is in use. What keeps it from that keeps nobody from using it.
-            if attempt != Attempt::Open
-                && let Err(error) = self.grow_mounted(&volume, secret)
-            {
-                tracing::warn!("can't see whether the disk has grown: {}", error_chain(&error));
+            if attempt != Attempt::Open {
+                self.grow_mounted_or_warn(&volume, secret);
             }
             return Ok(opened);
         }
@@ -177,7 +198,20 @@ impl DeviceOpener {
         Ok(opened)
     }
 
-    /// Grows the volume that could not be unmounted, if its disk has grown.
+    /// Grows the volume that is open, if its disk has grown.
+    pub(super) fn follow_size(&self, secret: &UnlockSecret) {
+        if let Some((volume, _)) = lock(&self.last).clone() {
+            self.grow_mounted_or_warn(&volume, secret);
+        }
+    }
+
+    fn grow_mounted_or_warn(&self, volume: &DeviceVolume, secret: &UnlockSecret) {
+        if let Err(error) = self.grow_mounted(volume, secret) {
+            tracing::warn!("can't see whether the disk has grown: {}", error_chain(&error));
+        }
+    }
+
+    /// Grows the volume that is mounted, if its disk has grown.
     fn grow_mounted(&self, volume: &DeviceVolume, secret: &UnlockSecret) -> Result<(), StorageError> {
         let found = find_device(&self.config.location)?;
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
@@ -209,14 +243,25 @@ impl DeviceOpener {
         if report.identity != before.identity {
             return Err(StorageError::Open(VolumeError::Replaced { path: found.path }));
         }
-        // The record is written last: until then, each start tries to grow the volume again.
-        if self.adapt_size(volume, known, report.size_bytes, secret) {
+        let has_grown = known.is_some_and(|known| known < report.size_bytes);
+        let failure = has_grown.then(|| self.grow(volume, secret).err()).flatten();
+        // The record is written last: until then, each attempt grows the volume again.
+        if failure.is_none() && known != Some(report.size_bytes) {
             VolumeRecord::of_disk(&report).write_to(&self.esp)?;
         }
-        if room > 0 {
-            self.report_unused_room(room);
-        }
+        let unused = (room > 0).then_some(SizeProblem::UnusedRoom { bytes: room });
+        self.set_size_problem(failure.map(SizeProblem::Failed).or(unused));
         Ok(())
+    }
+
+    /// The node runs also on a volume that is smaller than its disk.
+    fn set_size_problem(&self, problem: Option<SizeProblem>) {
+        let mut last = lock(&self.size_problem);
+        // Attempts are repeated, and what they find is told once.
+        if let Some(problem) = problem.as_ref().filter(|problem| last.as_ref() != Some(problem)) {
+            tracing::warn!("the data volume is smaller than its disk: {problem}");
+        }
+        *last = problem;
     }
 
     fn is_authenticated(&self) -> bool {
@@ -321,34 +366,6 @@ impl DeviceOpener {
         }
     }
 
-    /// Grows the file system when the disk has grown. Returns whether the size that was found is to be recorded: until
-    /// then, each start tries again. The node runs also on a volume that is smaller than its disk.
-    fn adapt_size(
-        &self,
-        volume: &DeviceVolume,
-        known: Option<u64>,
-        found: u64,
-        secret: &UnlockSecret,
-    ) -> bool {
-        let has_grown = known.is_some_and(|known| known < found);
-        let problem = has_grown.then(|| self.grow(volume, secret).err()).flatten();
-        if let Some(problem) = &problem {
-            tracing::warn!("the data volume is smaller than its disk: {problem}");
-        }
-        *lock(&self.size_problem) = problem.clone();
-        problem.is_none() && known != Some(found)
-    }
-
-    /// The partition stays as it is, since its volume can't grow.
-    fn report_unused_room(&self, bytes: u64) {
-        let mebibytes = bytes >> 20;
-        let problem = format!(
-            "{mebibytes} MiB behind its partition stay unused: can't grow a volume that is encrypted and authenticated"
-        );
-        tracing::warn!("the data volume is smaller than its disk: {problem}");
-        *lock(&self.size_problem) = Some(problem);
-    }
-
     fn grow(&self, volume: &DeviceVolume, secret: &UnlockSecret) -> Result<(), String> {
         let grown = match volume {
             DeviceVolume::Plain(volume) => volume.grow_volume(),
@@ -361,7 +378,12 @@ impl DeviceOpener {
 
     /// The problem of the open volume's size.
     pub(super) fn size_problem(&self) -> Option<String> {
-        lock(&self.size_problem).clone()
+        lock(&self.size_problem).as_ref().map(SizeProblem::to_string)
+    }
+
+    /// Returns whether the last attempt to grow the volume has failed, and another one may not.
+    pub(super) fn may_grow_later(&self) -> bool {
+        !self.is_authenticated() && matches!(*lock(&self.size_problem), Some(SizeProblem::Failed(_)))
     }
 
     fn new_volume(&self, device: &Path, report: &DiskReport) -> Result<DeviceVolume, StorageError> {

@@ -133,6 +133,18 @@ impl VolumeOpener {
         }
     }
 
+    /// Grows the open volume if its disk has grown. It blocks.
+    pub(super) fn follow_size(&self, secret: &UnlockSecret) {
+        if let Self::Device(Ok(opener)) = self {
+            opener.follow_size(secret);
+        }
+    }
+
+    /// Returns whether the last attempt to grow the volume has failed, and another one may not.
+    pub(super) fn may_grow_later(&self) -> bool {
+        matches!(self, Self::Device(Ok(opener)) if opener.may_grow_later())
+    }
+
     /// The problem of the open volume's size.
     pub(super) fn size_problem(&self) -> Option<String> {
         match self {

@@ -1,5 +1,6 @@
 //! root.storage: opens the volume, waits for a key where it has to, and closes it when its users have stopped.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,14 @@ use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
+use super::DN;
 use super::decision::Attempt;
 use super::device::OpenedVolume;
 use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::opener::VolumeOpener;
 use super::unlock::{ClusterKeySource, ClusterKeysFuture, CreationWork, UnlockStatus, VolumeUnlock};
+use crate::block_events::BlockEvents;
 use crate::device_faults::DeviceFaults;
 use crate::error_chain::error_chain;
 use crate::health::HealthChanges;
@@ -25,6 +28,10 @@ const BUSY_TIME: Duration = Duration::from_secs(1);
 /// The pause between two attempts to unmount it. The kernel reports when a file system is gone (`IN_UNMOUNT`), but not when
 /// the last file on it is closed: umount2(2) answers `EBUSY` until then, or detaches it from every later use.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
+/// The pauses between two attempts to grow the volume, the first and the longest.
+const MIN_GROWTH_PAUSE: Duration = Duration::from_secs(10);
+const MAX_GROWTH_PAUSE: Duration = Duration::from_secs(3600);
 
 /// Opens the volume, and closes it when the runnables on it have stopped.
 #[derive(Clone)]
@@ -83,6 +90,7 @@ impl StorageService {
         let canceled = tokio::select! {
             canceled = ctx.canceled() => canceled,
             never = self.faults.follow(&self.device_faults, file_system, &self.opener, &self.health) => match never {},
+            never = self.follow_size() => match never {},
         };
         // The users stop before the unmount, since an open file keeps the file system busy.
         open.close().await;
@@ -91,6 +99,37 @@ impl StorageService {
             tracing::warn!("the data volume stays open: {}", error_chain(&error));
         }
         Err(canceled.into())
+    }
+
+    /// Grows the open volume when its disk has grown. What fails is tried again.
+    async fn follow_size(&self) -> Infallible {
+        let mut events = match BlockEvents::subscribe() {
+            Ok(events) => events,
+            Err(error) => {
+                tracing::warn!("the data volume grows at a restart of {DN} only: {}", error_chain(&error));
+                return std::future::pending().await;
+            }
+        };
+        let mut pause = MIN_GROWTH_PAUSE;
+        loop {
+            tokio::select! {
+                changed = events.changed() => match changed {
+                    Ok(()) => pause = MIN_GROWTH_PAUSE,
+                    Err(error) => {
+                        tracing::warn!("the data volume grows at a restart of {DN} only: {}", error_chain(&error));
+                        return std::future::pending().await;
+                    }
+                },
+                () = sleep(pause), if self.opener.may_grow_later() => pause = (2 * pause).min(MAX_GROWTH_PAUSE),
+            }
+            let (opener, secret) = (self.opener.clone(), self.unlock.secret());
+            let before = self.opener.size_problem();
+            // A panic is in the log, and the next change another attempt.
+            let _ = spawn_blocking(move || opener.follow_size(&secret.unwrap_or(UnlockSecret::Node))).await;
+            if before != self.opener.size_problem() {
+                self.health.announce();
+            }
+        }
     }
 
     /// Opens the volume with the secrets that the node has, or else waits for a key.
