@@ -36,6 +36,7 @@ mod key_slots;
 mod opening;
 pub(crate) mod policy;
 mod recovery;
+mod rollback;
 pub(crate) mod seal;
 mod settings;
 mod slot_kind;
@@ -73,6 +74,7 @@ pub use key::{InvalidUnlockKey, UnlockKey};
 pub use key_slots::UnlockSecret;
 pub use policy::PolicyViolation;
 pub use recovery::{InvalidRecoveryPassphrase, RecoveryPassphrase};
+pub use rollback::{HeaderGenerations, HeaderRollback};
 pub use seal::{FileSeal, KeySeal, SealError, SealId};
 pub use settings::LuksVolumeConfig;
 pub use slot_kind::{KeySlotStatus, SlotKind};
@@ -287,7 +289,7 @@ impl LuksVolume {
     /// # Errors
     /// [`VolumeError::Encryption`] if no header meets the policy; [`VolumeError::Device`].
     pub fn encryption_status(&self) -> Result<EncryptionStatus, VolumeError> {
-        self.with_header(|_, header, token| {
+        self.with_header(|slots, header, token| {
             let opened = *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner);
             Ok(EncryptionStatus {
                 volume: header.uuid.to_string(),
@@ -297,6 +299,13 @@ impl LuksVolume {
                 node: token.node.clone(),
                 has_both_headers: header.has_both_copies,
                 slots: describe_slots(&header.summary, token, opened),
+                rollback: slots.rollback(header)?,
+                foreign_tokens: header
+                    .summary
+                    .foreign_tokens
+                    .iter()
+                    .map(|(at, kind)| format!("{at} {kind}"))
+                    .collect(),
                 needs_confirmation: needs_confirmation(&header.summary, token),
             })
         })

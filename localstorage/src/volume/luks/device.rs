@@ -133,11 +133,16 @@ impl LuksDevice<'_> {
     /// Removes the announcement of a slot that was not added: one that an operator adds later would be taken for it.
     fn take_back_announcement(&self, slot: u32) -> Result<(), LuksError> {
         let was_added = self.check_header()?.summary.slots.contains(&slot);
-        if was_added { Ok(()) } else { self.remove_slot_token(slot) }
+        if was_added { Ok(()) } else { self.remove_token(slot + 1) }
     }
 
+    /// Writes the token of a slot that has none.
     pub(super) fn write_slot_token(&self, slot: u32, token: &SlotToken) -> Result<(), LuksError> {
-        self.write_token(slot + 1, serde_json::to_vec(token).map_err(LuksError::Record)?)
+        self.replace_slot_token(slot + 1, token)
+    }
+
+    pub(super) fn replace_slot_token(&self, identifier: u32, token: &SlotToken) -> Result<(), LuksError> {
+        self.write_token(identifier, serde_json::to_vec(token).map_err(LuksError::Record)?)
     }
 
     pub(super) fn write_volume_token(&self, token: &VolumeToken) -> Result<(), LuksError> {
@@ -162,11 +167,16 @@ impl LuksDevice<'_> {
             let arguments = self.device_arguments(&[&slot.to_string()]);
             self.call("luksKillSlot", arguments, Passphrase::default(), None)?;
         }
-        if summary.slot_tokens.contains_key(&(slot + 1)) { self.remove_slot_token(slot) } else { Ok(()) }
+        let token = summary.token_of(slot);
+        let names_another =
+            |identifier: &u32| summary.slot_tokens[identifier].slots().any(|named| named != slot);
+        token
+            .filter(|identifier| !names_another(identifier))
+            .map_or(Ok(()), |identifier| self.remove_token(identifier))
     }
 
-    pub(super) fn remove_slot_token(&self, slot: u32) -> Result<(), LuksError> {
-        let identifier = (slot + 1).to_string();
+    pub(super) fn remove_token(&self, identifier: u32) -> Result<(), LuksError> {
+        let identifier = identifier.to_string();
         self.run("token remove", words(&["--token-id", &identifier]), Passphrase::default(), None)
     }
 
@@ -331,8 +341,7 @@ pub(super) fn mapping_identifier(uuid: Uuid, name: &str) -> String {
 
 /// The lowest number without a slot and without a token.
 fn free_slot(summary: &HeaderSummary) -> Option<u32> {
-    (0..SLOT_COUNT)
-        .find(|slot| !summary.slots.contains(slot) && !summary.slot_tokens.contains_key(&(slot + 1)))
+    (0..SLOT_COUNT).find(|slot| !summary.slots.contains(slot) && !summary.has_token(slot + 1))
 }
 
 /// The passphrases have at least 160 random bits: a slow function would add seconds and no safety.

@@ -7,6 +7,7 @@ use thiserror::Error;
 use super::cryptsetup::CryptsetupError;
 use super::header::HeaderError;
 use super::policy::PolicyViolation;
+use super::rollback::HeaderRollback;
 use super::seal::SealError;
 use super::slot_kind::SlotKind;
 use super::token::VolumeEncryption;
@@ -67,6 +68,21 @@ pub enum LuksError {
         /// The kind.
         kind: SlotKind,
     },
+    /// The header is older than the newest one that this node has written, and its key does not open it. Restore the newer
+    /// one; or, if this one is to stay, open the volume by its recovery passphrase, and rotate the keys by it.
+    #[error("the encryption header of volume {volume} was rolled back: {rollback}")]
+    RolledBack {
+        /// The UUID of the volume.
+        volume: String,
+        /// The generations.
+        rollback: HeaderRollback,
+        /// The reason why the key does not open it.
+        #[source]
+        source: Box<LuksError>,
+    },
+    /// The record of the newest header can't be read or written.
+    #[error("can't read or write the record of the newest header")]
+    HeaderRecord(#[source] FileError),
     /// The node unlock key can't be kept or read.
     #[error("can't keep or read the node unlock key")]
     Seal(#[source] SealError),
@@ -136,10 +152,18 @@ pub enum LuksError {
 }
 
 impl LuksError {
+    /// The error of the key, also of one that does not open a rolled-back header.
+    pub fn key_error(&self) -> &LuksError {
+        match self {
+            LuksError::RolledBack { source, .. } => source.key_error(),
+            other => other,
+        }
+    }
+
     /// Returns whether the secret was tried, and opens no slot of its kind.
     pub(super) fn is_wrong_secret(&self) -> bool {
         matches!(
-            self,
+            self.key_error(),
             LuksError::NoSlot { .. } | LuksError::SlotClosed { .. } | LuksError::WrongClusterKey { .. }
         )
     }

@@ -30,6 +30,7 @@ use super::error::LuksError;
 use super::key::{UnlockKey, derive_passphrase};
 use super::policy::HeaderSummary;
 use super::recovery::RecoveryPassphrase;
+use super::rollback::{HeaderGenerations, HeaderRecords, HeaderRollback};
 use super::seal::{KeySeal, SealId};
 use super::slot_kind::{KeySlotStatus, SlotKind, SlotToken};
 use super::token::{KeyPolicy, VolumeToken};
@@ -39,7 +40,7 @@ use super::token::{KeyPolicy, VolumeToken};
 const KEPT_GENERATIONS: u32 = 64;
 
 /// The kinds of slots that unlock keys open, whose generations count together.
-const KEY_KINDS: [SlotKind; 2] = [SlotKind::Local, SlotKind::Split];
+pub(super) const KEY_KINDS: [SlotKind; 2] = [SlotKind::Local, SlotKind::Split];
 
 /// A secret that opens a volume.
 #[derive(Clone, Debug)]
@@ -106,7 +107,8 @@ fn slots_of(summary: &HeaderSummary, kind: SlotKind) -> Vec<(u32, &SlotToken)> {
         .slot_tokens
         .values()
         .filter(|token| token.kind == kind)
-        .filter_map(|token| Some((token.slot().filter(|slot| summary.slots.contains(slot))?, token)))
+        .flat_map(|token| token.slots().map(move |slot| (slot, token)))
+        .filter(|(slot, _)| summary.slots.contains(slot))
         .collect();
     slots.sort_by_key(|(slot, token)| (std::cmp::Reverse(token.generation), *slot));
     slots
@@ -114,10 +116,6 @@ fn slots_of(summary: &HeaderSummary, kind: SlotKind) -> Vec<(u32, &SlotToken)> {
 
 fn newest_generation(summary: &HeaderSummary, kind: SlotKind) -> Option<u32> {
     slots_of(summary, kind).first().map(|(_, token)| token.generation)
-}
-
-fn next_generation(summary: &HeaderSummary, kinds: &[SlotKind]) -> u32 {
-    kinds.iter().filter_map(|kind| newest_generation(summary, *kind)).max().unwrap_or(0).saturating_add(1)
 }
 
 /// The slots that a confirmed slot supersedes: older ones of its kind, those of interrupted rotations, and for a split
@@ -168,6 +166,7 @@ fn confirmed_generation(summary: &HeaderSummary, opened: &OpenedSlot) -> u32 {
 pub(super) struct KeySlots<'a> {
     pub(super) device: LuksDevice<'a>,
     pub(super) seal: &'a dyn KeySeal,
+    pub(super) records: HeaderRecords<'a>,
 }
 
 impl KeySlots<'_> {
@@ -202,7 +201,34 @@ impl KeySlots<'_> {
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
-        Err(first_error.unwrap_or(LuksError::NoSlot { kind }))
+        let error = first_error.unwrap_or(LuksError::NoSlot { kind });
+        // The right key of a newer header does not open this one.
+        Err(match self.rollback(header)? {
+            Some(rollback) => {
+                LuksError::RolledBack { volume: header.uuid.to_string(), rollback, source: Box::new(error) }
+            }
+            None => error,
+        })
+    }
+
+    /// How a header is older than the newest one that this node has written.
+    pub(super) fn rollback(&self, header: &CheckedHeader) -> Result<Option<HeaderRollback>, LuksError> {
+        let recorded = self.records.read(header.uuid).map_err(LuksError::HeaderRecord)?;
+        Ok(HeaderGenerations::newest_of(&header.summary).rollback_from(recorded))
+    }
+
+    /// The generation of the next unlock keys: also a newer header than this one, which was rolled back, has no such keys.
+    fn next_key_generation(&self, header: &CheckedHeader) -> Result<u32, LuksError> {
+        let recorded = self.records.read(header.uuid).map_err(LuksError::HeaderRecord)?;
+        let newest = HeaderGenerations::newest_of(&header.summary).keys.max(recorded.keys);
+        // A key that was sealed and not confirmed may be that of a newer header, too.
+        let is_used = |generation: &u32| {
+            let id = SealId { volume: header.uuid, generation: *generation };
+            !matches!(self.seal.unseal_key(id), Ok(None))
+        };
+        let first = newest.saturating_add(1);
+        let mut generations = first..=first.saturating_add(KEPT_GENERATIONS);
+        Ok(generations.find(|generation| !is_used(generation)).unwrap_or(first))
     }
 
     fn passphrase_of(
@@ -255,7 +281,7 @@ impl KeySlots<'_> {
         let confirmed = confirmed_generation(&header.summary, &opened);
         // Void slots go first: rotations that are repeated must not fill the header.
         self.remove_slots(&header, &KEY_KINDS, |token| token.generation > confirmed)?;
-        let generation = next_generation(&header.summary, &KEY_KINDS);
+        let generation = self.next_key_generation(&header)?;
         let id = SealId { volume: header.uuid, generation };
         // Sealed before its slot exists: a kill in between leaves an unused key, and no slot whose key is lost.
         let node_key = self.seal_new_key(id)?;
@@ -291,10 +317,12 @@ impl KeySlots<'_> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
         // The passphrase that permits this was typed, and stays.
-        let is_unknown = |token: &SlotToken| token.unconfirmed && token.slot() != Some(opened.slot);
+        let is_unknown = |token: &SlotToken| token.unconfirmed && !token.names(opened.slot);
         self.remove_slots(&header, &[SlotKind::Recovery], is_unknown)?;
         let passphrase = RecoveryPassphrase::generate().map_err(LuksError::Random)?;
-        let generation = next_generation(&header.summary, &[SlotKind::Recovery]);
+        let recorded = self.records.read(header.uuid).map_err(LuksError::HeaderRecord)?;
+        let newest = HeaderGenerations::newest_of(&header.summary).recovery.max(recorded.recovery);
+        let generation = newest.saturating_add(1);
         self.device.add_slot(&opened.passphrase, &passphrase_bytes(&passphrase), |slot| {
             SlotToken::new(slot, SlotKind::Recovery, generation, None)
         })?;
@@ -316,25 +344,44 @@ impl KeySlots<'_> {
             self.add_key_slot(&opened.passphrase, id, &self.node_key(id)?, None)?;
         }
         // Before the older slots go, too: after a kill, the next confirmation removes those that are left.
-        if let Some(token) = header.summary.slot_token(opened.slot).filter(|token| token.unconfirmed) {
-            self.device.write_slot_token(opened.slot, &token.to_confirmed())?;
+        let tokens = &header.summary.slot_tokens;
+        let of_slot =
+            header.summary.token_of(opened.slot).map(|identifier| (identifier, &tokens[&identifier]));
+        if let Some((identifier, token)) = of_slot.filter(|(_, token)| token.unconfirmed) {
+            self.device.replace_slot_token(identifier, &token.to_confirmed())?;
         }
+        let recorded = self.records.read(header.uuid).map_err(LuksError::HeaderRecord)?;
+        let (keys, recovery) = match opened.kind {
+            SlotKind::Recovery => (0, generation),
+            SlotKind::Local | SlotKind::Split => (generation, 0),
+        };
+        // Once the older slots are gone, a header that still has them was put back.
+        self.records
+            .raise(header.uuid, HeaderGenerations { keys, recovery })
+            .map_err(LuksError::HeaderRecord)?;
         let summary = self.device.check_header()?.summary;
         for slot in superseded_slots(&summary, volume, opened.kind, generation) {
             self.device.remove_slot(slot)?;
         }
-        self.remove_unused_seals(&header.summary, header.uuid)
+        self.remove_unused_seals(&header, recorded.keys)
     }
 
-    /// Removes the node unlock keys that no slot needs any more.
-    fn remove_unused_seals(&self, before: &HeaderSummary, volume: Uuid) -> Result<(), LuksError> {
+    /// Removes the node unlock keys that no slot needs any more. The recorded one stays if no slot had it: it is that of a
+    /// newer header, which was rolled back, and may be restored.
+    fn remove_unused_seals(&self, before: &CheckedHeader, recorded: u32) -> Result<(), LuksError> {
+        let (volume, before) = (before.uuid, &before.summary);
         let after = self.device.check_header()?.summary;
+        let was_named =
+            |generation: u32| before.slot_tokens.values().any(|token| token.generation == generation);
         let is_needed = |generation: u32| {
+            if generation == recorded && !was_named(generation) {
+                return true;
+            }
             let mut slots = KEY_KINDS.iter().flat_map(|kind| slots_of(&after, *kind));
             slots.any(|(_, token)| token.generation == generation)
         };
         // The header before the removals has all generations that may have a sealed key.
-        let next = next_generation(before, &KEY_KINDS);
+        let next = HeaderGenerations::newest_of(before).keys.saturating_add(1);
         let generations = next.saturating_sub(KEPT_GENERATIONS).max(1)..next;
         for generation in generations.filter(|generation| !is_needed(*generation)) {
             self.seal.remove_key(SealId { volume, generation }).map_err(LuksError::Seal)?;
@@ -360,11 +407,12 @@ impl KeySlots<'_> {
     /// slot that an operator has added stays.
     pub(super) fn remove_interrupted(&self, header: &CheckedHeader) -> Result<(), LuksError> {
         let summary = &header.summary;
-        for (identifier, _) in summary.slot_tokens.iter().filter(|(_, token)| token.slot().is_none()) {
+        for (identifier, _) in summary.slot_tokens.iter().filter(|(_, token)| token.slots().next().is_none())
+        {
             let slot = identifier - 1;
             match summary.is_interrupted(slot) {
                 true => self.device.remove_slot(slot)?,
-                false => self.device.remove_slot_token(slot)?,
+                false => self.device.remove_token(*identifier)?,
             }
         }
         Ok(())

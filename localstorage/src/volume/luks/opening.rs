@@ -42,6 +42,8 @@ impl LuksOpening<'_> {
             })
             .map_err(|error| self.settings.error(error))?;
         self.open_mapping(&slots, &header, secret)?;
+        // The volume opens also where this can't be written: the next opening tries again.
+        let _ = slots.records.raise_to_header(header.uuid, &header.summary);
         drop(disk);
         self.mount_complete()
     }

@@ -1,9 +1,10 @@
 //! The policy that a LUKS2 header must meet before it is used.
 //!
 //! A thief of the disk could have written its header. A header with a null cipher accepts every passphrase and
-//! makes the node write its secrets in plain text; one with requirements, foreign tokens or several segments makes
-//! cryptsetup run code that the caller has not asked for. So this crate accepts what it would have written itself, and
-//! nothing else: an unknown field is rejected, too.
+//! makes the node write its secrets in plain text; one with requirements or several segments makes cryptsetup run code
+//! that the caller has not asked for. So this crate accepts what it would have written itself, and what cryptsetup's own
+//! maintenance leaves: other key slots and tokens, priorities, flags that change only the speed. An unknown field is
+//! rejected. No token of another program is used: each call of cryptsetup has a key and a slot.
 //!
 //! *Source:* CVE-2021-4122; talos#12105; "LUKS2 On-Disk Format Specification", version 1.1.2, §3.
 
@@ -45,9 +46,21 @@ pub enum PolicyViolation {
     /// The header requires features of cryptsetup, such as a reencryption in progress.
     #[error("the header requires features that another program has set: {0}")]
     Requirements(String),
-    /// A token of another program.
-    #[error("the header has a token of another program: {0}")]
-    ForeignToken(String),
+    /// A reencryption was begun, and is not complete.
+    #[error(
+        "a reencryption of the volume was begun, and is not complete: if you have begun it, complete it by cryptsetup \
+         reencrypt --resume-only, without --init-only, on this device"
+    )]
+    Reencryption,
+    /// The volume would be opened with a flag that the caller has not asked for.
+    #[error(
+        "the header sets the flag {0:?}, which another program has stored with --persistent: clear it by cryptsetup \
+         refresh --persistent while the volume is open, or restore the header"
+    )]
+    Flag(String),
+    /// A token that names itself one of this crate's, and is of a newer release, damaged, or contradicts another.
+    #[error("the header has a token that this release does not know: {0}")]
+    UnknownToken(String),
     /// The data are not exactly one encrypted segment from the end of the header to the end of the disk.
     #[error("the data are not one encrypted segment over the whole disk: {0}")]
     Segments(String),
@@ -105,12 +118,25 @@ pub(super) struct HeaderSummary {
     pub(super) slot_tokens: BTreeMap<u32, SlotToken>,
     /// The slots with the costs of those that this crate adds. Other programs choose far higher ones.
     pub(super) cheap_slots: Vec<u32>,
+    /// The types of the tokens of other programs, by their identifiers.
+    pub(super) foreign_tokens: BTreeMap<u32, String>,
 }
 
 impl HeaderSummary {
     /// The token that names a slot.
     pub(super) fn slot_token(&self, slot: u32) -> Option<&SlotToken> {
-        self.slot_tokens.values().find(|token| token.slot() == Some(slot))
+        self.slot_tokens.values().find(|token| token.names(slot))
+    }
+
+    /// The identifier of the token that names a slot, or announces it.
+    pub(super) fn token_of(&self, slot: u32) -> Option<u32> {
+        let named =
+            self.slot_tokens.iter().find(|(_, token)| token.names(slot)).map(|(identifier, _)| *identifier);
+        named.or_else(|| self.slot_tokens.get(&(slot + 1)).filter(|token| token.adding).map(|_| slot + 1))
+    }
+
+    pub(super) fn has_token(&self, identifier: u32) -> bool {
+        self.slot_tokens.contains_key(&identifier) || self.foreign_tokens.contains_key(&identifier)
     }
 
     /// Returns whether a slot without a name was added by an interrupted call of this crate. Any other one is an
@@ -126,7 +152,7 @@ pub(super) fn read_volume_token(json: &[u8]) -> Option<VolumeToken> {
     let metadata: Value = serde_json::from_slice(json).ok()?;
     match Token::parse(metadata.get("tokens")?.get(VOLUME_TOKEN.to_string())?)? {
         Token::Volume(token) => Some(token),
-        Token::Slot(_) => None,
+        Token::Slot(_) | Token::Foreign(_) => None,
     }
 }
 
@@ -134,9 +160,11 @@ pub(super) fn check_header(
     json: &[u8],
     encryption: VolumeEncryption,
 ) -> Result<HeaderSummary, PolicyViolation> {
-    let metadata: Metadata =
-        serde_json::from_slice(json).map_err(|error| PolicyViolation::Metadata(error.to_string()))?;
+    let not_valid = |error: serde_json::Error| PolicyViolation::Metadata(error.to_string());
+    let metadata: Value = serde_json::from_slice(json).map_err(not_valid)?;
     // Requirements first: under one that this release does not know, other fields may mean something else.
+    check_requirements(&metadata)?;
+    let metadata: Metadata = serde_json::from_value(metadata).map_err(not_valid)?;
     metadata.config.check()?;
     check_segments(&metadata.segments, encryption)?;
     // The volume key of an authenticated volume has a second part, for the HMAC. Each slot holds both.
@@ -191,18 +219,24 @@ impl Metadata {
         let is_cheap =
             |keyslot: &Keyslot| matches!(keyslot.kdf, Kdf::Pbkdf2 { iterations: MIN_PBKDF2_ITERATIONS, .. });
         let cheap_slots = self.keyslots.iter().filter(|slot| is_cheap(slot.1)).map(|slot| *slot.0).collect();
-        let mut summary = HeaderSummary { volume: None, slots, slot_tokens: BTreeMap::new(), cheap_slots };
+        let (slot_tokens, foreign_tokens) = (BTreeMap::new(), BTreeMap::new());
+        let mut summary = HeaderSummary { volume: None, slots, slot_tokens, cheap_slots, foreign_tokens };
         for (identifier, value) in &self.tokens {
             match Token::parse(value) {
                 Some(Token::Volume(token)) if *identifier == VOLUME_TOKEN => summary.volume = Some(token),
+                // Two names of one slot would contradict each other.
                 Some(Token::Slot(token))
-                    if *identifier != VOLUME_TOKEN && token.is_identified_by(*identifier) =>
+                    if *identifier != VOLUME_TOKEN
+                        && !token.slots().any(|slot| summary.slot_token(slot).is_some()) =>
                 {
                     summary.slot_tokens.insert(*identifier, token);
                 }
+                Some(Token::Foreign(kind)) => {
+                    summary.foreign_tokens.insert(*identifier, kind);
+                }
                 _ => {
                     let kind = value.get("type").and_then(Value::as_str).unwrap_or("without a type");
-                    return Err(PolicyViolation::ForeignToken(kind.to_owned()));
+                    return Err(PolicyViolation::UnknownToken(kind.to_owned()));
                 }
             }
         }
@@ -219,6 +253,9 @@ struct Keyslot {
     af: Splitter,
     area: Area,
     kdf: Kdf,
+    /// The order in which cryptsetup tries slots that are not named. Each call of this crate names one.
+    #[serde(default, rename = "priority")]
+    _priority: u32,
 }
 
 impl Keyslot {
@@ -252,7 +289,7 @@ impl Keyslot {
             Kdf::Argon2id { time, memory, .. } if *time >= MIN_ARGON2_TIME && *memory >= MIN_ARGON2_KIB => {
                 Ok(())
             }
-            Kdf::Argon2id { time, memory, .. } => weak(format!("Argon2id with {time} times {memory} KiB")),
+            Kdf::Argon2id { time, memory, .. } => weak(format!("Argon2 with {time} times {memory} KiB")),
         }
     }
 }
@@ -303,6 +340,7 @@ enum Kdf {
         #[serde(rename = "salt")]
         _salt: String,
     },
+    #[serde(alias = "argon2i")]
     Argon2id {
         time: u32,
         memory: u32,
@@ -400,18 +438,47 @@ struct VolumeKeyDigest {
     _digest: String,
 }
 
+/// Rejects a header that requires what this crate does not know.
+fn check_requirements(metadata: &Value) -> Result<(), PolicyViolation> {
+    let Some(required) = metadata.get("config").and_then(|config| config.get("requirements")) else {
+        return Ok(());
+    };
+    // What a completed reencryption leaves may be an empty list.
+    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    if required.as_object().is_some_and(|fields| fields.values().all(is_empty)) {
+        return Ok(());
+    }
+    let mandatory = required.get("mandatory").and_then(Value::as_array).into_iter().flatten();
+    let mut names = mandatory.filter_map(Value::as_str);
+    Err(if names.any(|name| name.starts_with("online-reencrypt") || name == "offline-reencrypt") {
+        PolicyViolation::Reencryption
+    } else {
+        PolicyViolation::Requirements(required.to_string())
+    })
+}
+
+/// The flags of an opened volume that change only its speed.
+///
+/// *Source:* cryptsetup(8), `--persistent`; "LUKS2 On-Disk Format Specification", §3.6.
+const HARMLESS_FLAGS: [&str; 4] =
+    ["same-cpu-crypt", "submit-from-crypt-cpus", "no-read-workqueue", "no-write-workqueue"];
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Config {
     json_size: String,
     keyslots_size: String,
-    requirements: Option<Value>,
+    #[serde(default)]
+    flags: Vec<String>,
+    /// Checked before.
+    #[serde(rename = "requirements")]
+    _requirements: Option<Value>,
 }
 
 impl Config {
     fn check(&self) -> Result<(), PolicyViolation> {
-        if let Some(requirements) = &self.requirements {
-            return Err(PolicyViolation::Requirements(requirements.to_string()));
+        if let Some(flag) = self.flags.iter().find(|flag| !HARMLESS_FLAGS.contains(&flag.as_str())) {
+            return Err(PolicyViolation::Flag(flag.clone()));
         }
         // The metadata repeat the sizes of the binary header, and must agree with it.
         let areas = HEADER_AREA_BYTES - COPIES_BYTES as u64;

@@ -30,8 +30,11 @@ fn headers_of_cryptsetup_are_accepted_for_their_encryption_alone() {
     assert_eq!(volume.node.as_deref(), Some("node-1"));
     // Of the release before the field.
     assert_eq!(volume.cold_start(), Some(ColdStart::Operator));
-    let kinds: Vec<_> =
-        summary.slot_tokens.values().map(|token| (token.slot(), token.kind, token.generation)).collect();
+    let kinds: Vec<_> = summary
+        .slot_tokens
+        .values()
+        .map(|token| (token.slots().next(), token.kind, token.generation))
+        .collect();
     assert_eq!(kinds, [(Some(0), SlotKind::Local, 1), (Some(1), SlotKind::Split, 1)]);
     let authenticated = VolumeEncryption::EncryptedAndAuthenticated;
     check_header(AUTHENTICATED.as_bytes(), authenticated).unwrap();
@@ -120,23 +123,55 @@ fn a_weak_key_slot_is_rejected() {
 }
 
 #[test]
-fn another_volume_key_requirements_and_foreign_tokens_are_rejected() {
+fn another_volume_key_requirements_and_unknown_tokens_are_rejected() {
     let unbound = violation(|header| header["digests"]["0"]["keyslots"] = json!(["0"]));
     assert_eq!(unbound, PolicyViolation::Digest("key slot 1 has another volume key".into()));
     let two = violation(|header| header["digests"]["1"] = header["digests"]["0"].clone());
     assert!(matches!(two, PolicyViolation::Digest(_)), "{two}");
     let requirements =
-        violation(|header| header["config"]["requirements"] = json!({"mandatory": ["online-reencrypt-v2"]}));
+        violation(|header| header["config"]["requirements"] = json!({"mandatory": ["inline-hw-tags"]}));
     assert!(matches!(requirements, PolicyViolation::Requirements(_)), "{requirements}");
-    let foreign = violation(|header| {
-        header["tokens"]["9"] = json!({"type": "systemd-tpm2", "keyslots": ["0"]});
-    });
-    assert_eq!(foreign, PolicyViolation::ForeignToken("systemd-tpm2".into()));
     let newer = violation(|header| header["tokens"]["0"]["format"] = json!(2));
-    assert_eq!(newer, PolicyViolation::ForeignToken("nodekeel-volume".into()));
-    // Two names of one slot.
+    assert_eq!(newer, PolicyViolation::UnknownToken("nodekeel-volume".into()));
     let twice = violation(|header| header["tokens"]["1"]["keyslots"] = json!(["1"]));
-    assert_eq!(twice, PolicyViolation::ForeignToken("nodekeel-slot".into()));
+    assert_eq!(twice, PolicyViolation::UnknownToken("nodekeel-slot".into()));
+    let flag = violation(|header| header["config"]["flags"] = json!(["same-cpu-crypt", "allow-discards"]));
+    assert_eq!(flag, PolicyViolation::Flag("allow-discards".into()));
+}
+
+#[test]
+fn headers_that_cryptsetups_own_maintenance_leaves_are_accepted() {
+    // Label and subsystem, priorities, another key slot, and tokens of systemd's and Clevis's kind.
+    let maintained = check(include_str!("../../../testdata/luks/maintained.json")).unwrap();
+    assert_eq!(maintained.slots, [0, 1, 2]);
+    assert!(maintained.slot_token(2).is_none() && !maintained.is_interrupted(2));
+    let foreign: Vec<_> = maintained.foreign_tokens.iter().map(|(at, kind)| (*at, kind.as_str())).collect();
+    assert_eq!(foreign, [(5, "luks2-keyring"), (7, "clevis")]);
+    // A reencryption by the recovery passphrase: that has another slot, and the node's has gone.
+    let reencrypted = check(include_str!("../../../testdata/luks/reencrypted.json")).unwrap();
+    assert_eq!(reencrypted.slots, [2]);
+    assert_eq!(
+        (reencrypted.token_of(2), reencrypted.slot_token(2).unwrap().kind),
+        (Some(2), SlotKind::Recovery)
+    );
+    assert_eq!(reencrypted.slot_tokens[&1].slots().count(), 0);
+    let begun = check(include_str!("../../../testdata/luks/reencrypting.json")).unwrap_err();
+    assert!(begun.to_string().contains("cryptsetup reencrypt --resume-only"), "{begun}");
+    let changes: [fn(&mut Value); 5] = [
+        |header| header["config"]["requirements"] = json!({"mandatory": []}),
+        |header| header["config"]["flags"] = json!(["no-read-workqueue", "no-write-workqueue"]),
+        |header| header["keyslots"]["0"]["priority"] = json!(0),
+        |header| {
+            header["keyslots"]["0"]["kdf"] =
+                json!({"type": "argon2i", "time": 4, "memory": 1_048_576, "cpus": 4, "salt": "AA=="});
+        },
+        |header| header["tokens"]["1"]["keyslots"] = json!([]),
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let mut metadata: Value = serde_json::from_str(ENCRYPTED).unwrap();
+        change(&mut metadata);
+        assert!(check(&metadata.to_string()).is_ok(), "{index}");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::device::LuksDevice;
 use super::error::LuksError;
 use super::key_slots::KeySlots;
 use super::policy::PolicyViolation;
+use super::rollback::HeaderRecords;
 use super::seal::KeySeal;
 use super::token::{ColdStart, KeyPolicy, VolumeEncryption, VolumeToken};
 use crate::dir::Dir;
@@ -34,7 +35,8 @@ pub struct LuksVolumeConfig {
     /// [`Local`](KeyPolicy::Local) is rejected as [`Split`](KeyPolicy::Split): a thief of the disk can have changed the
     /// record, and the next keys would be weaker.
     pub keys: KeyPolicy,
-    /// A durable directory outside of the volume, on the ESP: the journal of the creation.
+    /// A durable directory outside of the volume, on the ESP: the journal of the creation, and the record of the newest
+    /// header.
     pub journal: Dir,
     /// A directory in memory, for root alone: the copy of the header that cryptsetup opens, and the progress of the
     /// reading of a whole disk.
@@ -131,7 +133,7 @@ impl LuksSettings {
             runtime: &self.config.runtime,
             encryption: self.config.encryption,
         };
-        KeySlots { device, seal: &*self.config.seal }
+        KeySlots { device, seal: &*self.config.seal, records: HeaderRecords(&self.config.journal) }
     }
 
     /// Opens the device of a mapping, which is checked to be that of this mapping: its name may be another device's by

@@ -61,7 +61,7 @@ impl KeySlotStatus {
 pub(super) struct SlotToken {
     #[serde(rename = "type")]
     token_type: String,
-    /// One slot; none after cryptsetup has removed it.
+    /// One slot; none after cryptsetup has removed it; several if another program has assigned it to them.
     keyslots: Vec<String>,
     pub(super) kind: SlotKind,
     /// Grows by one with each rotation.
@@ -103,18 +103,12 @@ impl SlotToken {
         SlotToken { unconfirmed: false, ..self.clone() }
     }
 
-    /// A token names one slot, or none after cryptsetup has removed it.
-    pub(super) fn names_at_most_one_slot(&self) -> bool {
-        self.keyslots.len() <= 1
+    /// The slots that it names.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
+        self.keyslots.iter().filter_map(|slot| slot.parse().ok())
     }
 
-    /// Returns whether a token with this identifier may name its slot.
-    pub(super) fn is_identified_by(&self, identifier: u32) -> bool {
-        self.slot().is_none_or(|slot| slot.checked_add(1) == Some(identifier))
-    }
-
-    /// The slot; none if the slot was removed.
-    pub(super) fn slot(&self) -> Option<u32> {
-        self.keyslots.first()?.parse().ok()
+    pub(super) fn names(&self, slot: u32) -> bool {
+        self.slots().any(|named| named == slot)
     }
 }

@@ -1,5 +1,6 @@
 //! The status of an encrypted volume, as its header describes it.
 
+use super::rollback::HeaderRollback;
 use super::slot_kind::KeySlotStatus;
 use super::token::{ColdStart, KeyPolicy, VolumeEncryption};
 
@@ -21,6 +22,10 @@ pub struct EncryptionStatus {
     pub has_both_headers: bool,
     /// All key slots, by their numbers.
     pub slots: Vec<KeySlotStatus>,
+    /// How the header is older than the newest one that this node has written.
+    pub rollback: Option<HeaderRollback>,
+    /// The tokens of other programs, each as its identifier and its type. They stay, and are never used.
+    pub foreign_tokens: Vec<String>,
     /// True if the newest cluster unlock key of a split volume is still to be
     /// [confirmed](super::LuksVolume::confirm_secret).
     pub needs_confirmation: bool,

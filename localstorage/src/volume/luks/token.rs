@@ -6,11 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::slot_kind::{SLOT_TYPE, SlotToken};
 
-/// The identifier of the token that describes the volume; that of a key slot is the slot's plus one.
+/// The identifier of the token that describes the volume; that of a key slot is the slot's plus one when it is written. A
+/// reencryption gives the token to another slot.
 pub(super) const VOLUME_TOKEN: u32 = 0;
 
 /// The type of the token that describes the volume.
 const VOLUME_TYPE: &str = "nodekeel-volume";
+
+/// The types of all tokens of this crate begin like this, in later releases, too.
+const OUR_TYPES: &str = "nodekeel-";
 
 /// The encryption of the blocks of a volume: always AES-XTS with a key of 512 bits.
 ///
@@ -143,20 +147,20 @@ impl VolumeToken {
 pub(super) enum Token {
     Volume(VolumeToken),
     Slot(SlotToken),
+    /// Of another program, of this type. It is kept, and never used.
+    Foreign(String),
 }
 
 impl Token {
-    /// `None` for a token of another program, or of a newer release.
+    /// `None` for a token of a newer release, or one that is damaged.
     pub(super) fn parse(value: &serde_json::Value) -> Option<Token> {
         match value.get("type")?.as_str()? {
+            other if !other.starts_with(OUR_TYPES) => Some(Token::Foreign(other.to_owned())),
             VOLUME_TYPE => {
                 let token: VolumeToken = serde_json::from_value(value.clone()).ok()?;
                 (token.format == 1 && token.keyslots.is_empty()).then_some(Token::Volume(token))
             }
-            SLOT_TYPE => {
-                let token: SlotToken = serde_json::from_value(value.clone()).ok()?;
-                token.names_at_most_one_slot().then_some(Token::Slot(token))
-            }
+            SLOT_TYPE => serde_json::from_value(value.clone()).ok().map(Token::Slot),
             _ => None,
         }
     }

@@ -180,3 +180,78 @@ fn a_secret_is_tested_without_opening_the_volume() {
     let missing = luks_error(volume.test_secret(&UnlockSecret::Node));
     assert!(matches!(missing, LuksError::NodeKeyMissing { .. }), "{missing:?}");
 }
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn tokens_and_settings_of_other_programs_stay() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let recovery = volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap();
+    fixture.add_key_by_hand(recovery.reveal(), "the operator's");
+    let json = r#"{"type":"clevis","keyslots":["2"],"jwe":{}}"#;
+    fixture.run_by_hand(&["token", "import", "--token-id=4", "--json-file=-"], json.as_bytes());
+    fixture.run_by_hand(&["config", "-q", "--label=data", "--subsystem=node"], b"");
+    fixture.run_by_hand(&["config", "-q", "--key-slot=2", "--priority=prefer"], b"");
+    volume.mount_existing().unwrap();
+    for _ in 0..3 {
+        volume.rotate_keys(&UnlockSecret::Node).unwrap();
+    }
+    assert_eq!(volume.encryption_status().unwrap().foreign_tokens, ["4 clevis"]);
+    fixture.run_by_hand(&["open", "--test-passphrase", "--key-file=-"], b"the operator's");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_volume_that_its_operator_has_reencrypted_opens_by_the_passphrase_and_gets_a_new_key() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let passphrase = volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap();
+    let recovery = UnlockSecret::Recovery(passphrase.clone());
+    volume.confirm_secret(&recovery).unwrap();
+    let reencrypt = |options: &[&str]| {
+        let by = ["reencrypt", "-q", "--key-file=-"];
+        fixture.run_by_hand(&[&by, options].concat(), passphrase.reveal().as_bytes());
+    };
+    reencrypt(&["--init-only", "--key-slot=1", "--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000"]);
+    let begun = luks_error(volume.mount_existing_with(&recovery));
+    assert!(matches!(begun, LuksError::Policy(PolicyViolation::Reencryption)), "{begun:?}");
+    reencrypt(&["--resume-only", "--force-offline-reencrypt"]);
+    assert_eq!(slots_of(&volume), "recovery 1");
+    assert!(matches!(luks_error(volume.mount_existing()), LuksError::NoSlot { .. }));
+    volume.mount_existing_with(&recovery).unwrap();
+    volume.rotate_keys(&recovery).unwrap();
+    volume.unmount().unwrap();
+    volume.mount_existing().unwrap();
+    assert_eq!(slots_of(&volume), "local 2 opened, recovery 1");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_rolled_back_header_is_named_and_its_next_keys_spare_those_of_the_newer_one() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let recovery = UnlockSecret::Recovery(volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap());
+    volume.confirm_secret(&recovery).unwrap();
+    let old = fixture.header();
+    volume.rotate_keys(&UnlockSecret::Node).unwrap();
+    assert_eq!(volume.encryption_status().unwrap().rollback, None);
+    let new = fixture.header();
+
+    fixture.write(0, &old);
+    let error = luks_error(volume.mount_existing());
+    let LuksError::RolledBack { rollback, source, .. } = &error else { panic!("{error:?}") };
+    assert!(matches!(**source, LuksError::NodeKeyMissing { .. }), "{source:?}");
+    assert_eq!((rollback.found.keys, rollback.recorded.keys), (1, 2));
+    volume.mount_existing_with(&recovery).unwrap();
+    assert!(volume.encryption_status().unwrap().rollback.is_some(), "it is still rolled back");
+    volume.unmount().unwrap();
+    volume.rotate_keys(&recovery).unwrap();
+    assert_eq!(
+        (slots_of(&volume).as_str(), volume.encryption_status().unwrap().rollback),
+        ("recovery 1, local 3", None)
+    );
+    // The key of the newer header is still there.
+    fixture.write(0, &new);
+    volume.mount_existing().unwrap();
+    assert!(volume.encryption_status().unwrap().rollback.is_some(), "generation 3 is newer");
+}
