@@ -41,10 +41,11 @@ pub use lifecycle::MountState;
 #[cfg(feature = "luks")]
 pub use luks::{
     ActiveMapping, ColdStart, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram,
-    EncryptedVolume, EncryptionStatus, FileSeal, HeaderError, HeaderGenerations, HeaderRollback, InvalidPcr,
-    InvalidRecoveryPassphrase, InvalidUnlockKey, KeyPolicy, KeySeal, KeySlotStatus, LuksError, LuksVolume,
-    LuksVolumeConfig, PcrSelection, PolicyViolation, RecoveryPassphrase, SealError, SealId, SlotKind,
-    TpmConnection, TpmError, TpmSeal, UnlockKey, UnlockSecret, VolumeEncryption, WipeProgress,
+    EncryptedVolume, EncryptionStatus, FileSeal, HeaderBackup, HeaderError, HeaderGenerations,
+    HeaderRollback, InvalidPcr, InvalidRecoveryPassphrase, InvalidUnlockKey, KeyPolicy, KeySeal,
+    KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig, PcrSelection, PolicyViolation,
+    RecoveryPassphrase, SealError, SealId, SlotKind, TpmConnection, TpmError, TpmSeal, UnlockKey,
+    UnlockSecret, VolumeEncryption, WipeProgress,
 };
 pub use partition::{
     BlockDevices, CopyFault, GrowthRefusal, InvalidPartitionType, Partition, PartitionError, PartitionGrowth,

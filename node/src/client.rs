@@ -26,6 +26,9 @@ use crate::v1::control_client::ControlClient;
 /// The generated client with its connection.
 pub type NodeClient = ControlClient<Channel>;
 
+/// The largest message: one with the header of an encrypted volume, of 16 MiB.
+pub(crate) const MAX_CALL_BYTES: usize = 17 << 20;
+
 /// The default control socket.
 pub const DEFAULT_SOCKET: &str = "/var/lib/nodekeel/run/control.sock";
 
@@ -98,7 +101,7 @@ pub async fn connect(path: &Path) -> Result<NodeClient, ConnectError> {
     // The address only fills the request's `:authority`.
     // Lazy: the client has a connection already, and awaits nothing here that could fail a second time.
     let channel = Endpoint::from_static("http://node").connect_with_connector_lazy(connector);
-    Ok(NodeClient::new(channel))
+    Ok(NodeClient::new(channel).max_decoding_message_size(MAX_CALL_BYTES))
 }
 
 fn connect_error(path: &Path, source: io::Error) -> ConnectError {

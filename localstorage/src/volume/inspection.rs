@@ -8,7 +8,7 @@ use super::disk::{Disk, DiskAccess};
 use super::filesystem::DEFAULT_LABEL;
 use super::identity::DiskIdentity;
 #[cfg(feature = "luks")]
-use super::luks::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken, read_volume_token_of};
+use super::luks::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken, read_volume_of};
 use super::probe::VolumeContents;
 
 /// The contents of a disk, and the volume on it.
@@ -41,6 +41,8 @@ pub enum DiskFinding {
     /// One that is encrypted.
     #[cfg(feature = "luks")]
     Encrypted {
+        /// The UUID of the volume.
+        volume: String,
         /// The encryption of its blocks.
         encryption: VolumeEncryption,
         /// The keys that open it.
@@ -60,7 +62,7 @@ impl fmt::Display for DiskReport {
             DiskFinding::Erasing => f.write_str("has other contents, whose erasure was interrupted"),
             DiskFinding::Plain => f.write_str("has a data volume that is not encrypted"),
             #[cfg(feature = "luks")]
-            DiskFinding::Encrypted { encryption, keys, node } => {
+            DiskFinding::Encrypted { encryption, keys, node, .. } => {
                 write!(f, "has a data volume that is {encryption}, with {keys} keys")?;
                 node.as_ref().map_or(Ok(()), |node| write!(f, ", of node {node}"))
             }
@@ -84,11 +86,11 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
         // No configuration is known here, and so no other label: such a volume counts as foreign.
         VolumeContents::Xfs { label, .. } if label == DEFAULT_LABEL => DiskFinding::Plain,
         #[cfg(feature = "luks")]
-        VolumeContents::Occupied { .. } => match read_volume_token_of(&disk)? {
+        VolumeContents::Occupied { .. } => match read_volume_of(&disk)? {
             None => DiskFinding::Foreign,
-            Some(token) if token.state == VolumeProgress::Unfinished => DiskFinding::Unfinished,
-            Some(VolumeToken { encryption, keys, node, .. }) => {
-                DiskFinding::Encrypted { encryption, keys, node }
+            Some((_, token)) if token.state == VolumeProgress::Unfinished => DiskFinding::Unfinished,
+            Some((uuid, VolumeToken { encryption, keys, node, .. })) => {
+                DiskFinding::Encrypted { volume: uuid.to_string(), encryption, keys, node }
             }
         },
         _ => DiskFinding::Foreign,

@@ -31,6 +31,7 @@ mod error;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod fake;
 mod header;
+mod header_file;
 mod key;
 mod key_slots;
 mod opening;
@@ -58,11 +59,12 @@ use super::{DataVolume, ErasePolicy, MountState, VolumeError};
 use crate::dir::Dir;
 use creation::LuksCreation;
 use device::CheckedHeader;
+use header_file::HeaderFiles;
 use key_slots::{KeySlots, describe_slots, needs_confirmation};
 use opening::LuksOpening;
 use settings::LuksSettings;
 
-pub(super) use device::read_volume_token_of;
+pub(super) use device::read_volume_of;
 pub(super) use token::{VolumeProgress, VolumeToken};
 
 pub use cryptsetup::{
@@ -70,6 +72,7 @@ pub use cryptsetup::{
 };
 pub use error::LuksError;
 pub use header::HeaderError;
+pub use header_file::HeaderBackup;
 pub use key::{InvalidUnlockKey, UnlockKey};
 pub use key_slots::UnlockSecret;
 pub use policy::PolicyViolation;
@@ -309,6 +312,30 @@ impl LuksVolume {
                 needs_confirmation: needs_confirmation(&header.summary, token),
             })
         })
+    }
+
+    /// Copies the header, after it was checked: both copies of the metadata are correct in the backup.
+    ///
+    /// # Errors
+    /// [`VolumeError::Encryption`] if no header meets the policy; [`VolumeError::Device`].
+    pub fn back_up_header(&self) -> Result<HeaderBackup, VolumeError> {
+        self.with_header(|_, header, _| Ok(HeaderBackup(header.area.clone())))
+    }
+
+    /// Writes a header of this volume to its disk, after it was checked like that of a disk, and a secret has opened one of
+    /// its slots. The caller checks that the volume of the backup is the one that belongs to the disk: the header there may be
+    /// that of another disk. A call that was killed is repeated. Returns the generations of the header.
+    ///
+    /// # Errors
+    /// [`VolumeError::Encryption`]: [`LuksError::OlderBackup`] unless that is allowed; [`LuksError::HeaderInUse`] if the
+    /// volume is open, and its header another one; an error of the backup, with nothing written; [`LuksError::WriteHeader`].
+    pub fn restore_header(
+        &self,
+        backup: &HeaderBackup,
+        secret: &UnlockSecret,
+        allow_older: bool,
+    ) -> Result<HeaderGenerations, VolumeError> {
+        HeaderFiles(&self.settings).restore(backup, secret, allow_older)
     }
 
     /// The generation of the newest slot that a secret opens; `None` if the secret opens none of its kind.

@@ -34,7 +34,7 @@ pub(super) struct CheckedHeader {
     /// True if both copies on the disk are correct.
     pub(super) has_both_copies: bool,
     /// The header area, with nothing but what was checked.
-    area: Vec<u8>,
+    pub(super) area: Vec<u8>,
 }
 
 /// A disk with LUKS2, or to be formatted as such, under the lock of this process.
@@ -62,7 +62,11 @@ impl LuksDevice<'_> {
 
     /// Reads the header, and checks it against the policy.
     pub(super) fn check_header(&self) -> Result<CheckedHeader, LuksError> {
-        let mut area = self.disk.read_start(HEADER_AREA_BYTES).map_err(LuksError::device)?;
+        self.check_area(self.disk.read_start(HEADER_AREA_BYTES).map_err(LuksError::device)?)
+    }
+
+    /// Checks a header area, of the disk or a backup, against the policy.
+    pub(super) fn check_area(&self, mut area: Vec<u8>) -> Result<CheckedHeader, LuksError> {
         let header = LuksHeader::parse(&area).map_err(LuksError::Header)?;
         let summary = check_header(&header.json, self.encryption).map_err(LuksError::Policy)?;
         header.keep_only_current(&mut area);
@@ -313,10 +317,12 @@ impl LuksDevice<'_> {
     }
 }
 
-/// The token of the volume on a disk, before its policy is checked; none if the disk has no header of this crate.
-pub(crate) fn read_volume_token_of(disk: &Disk) -> Result<Option<VolumeToken>, VolumeError> {
+/// The UUID and the token of the volume on a disk, before its policy is checked; none if the disk has no header of this
+/// crate.
+pub(crate) fn read_volume_of(disk: &Disk) -> Result<Option<(Uuid, VolumeToken)>, VolumeError> {
     let start = disk.read_start(COPIES_BYTES as u64)?;
-    Ok(LuksHeader::parse(&start).ok().and_then(|header| read_volume_token(&header.json)))
+    let header = LuksHeader::parse(&start).ok();
+    Ok(header.and_then(|header| Some((header.uuid, read_volume_token(&header.json)?))))
 }
 
 /// Closes a mapping, if there is one.

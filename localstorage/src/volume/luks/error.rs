@@ -21,9 +21,7 @@ use crate::volume::VolumeError;
 #[non_exhaustive]
 pub enum LuksError {
     /// The header can't be read. Restore it from a backup, or find out who damaged it.
-    #[error(
-        "the encryption header can't be used: restore it with cryptsetup luksHeaderRestore from a backup"
-    )]
+    #[error("the encryption header can't be used: restore it from a backup")]
     Header(#[source] HeaderError),
     /// Another program has written the header, or changed it. It was not opened.
     #[error(
@@ -70,16 +68,52 @@ pub enum LuksError {
     },
     /// The header is older than the newest one that this node has written, and its key does not open it. Restore the newer
     /// one; or, if this one is to stay, open the volume by its recovery passphrase, and rotate the keys by it.
-    #[error("the encryption header of volume {volume} was rolled back: {rollback}")]
+    #[error(
+        "the encryption header of volume {volume} was rolled back: {rollback}; restore the newer header, or, if this one is \
+         to stay, open the volume by its recovery passphrase, and rotate its keys by it"
+    )]
     RolledBack {
         /// The UUID of the volume.
         volume: String,
         /// The generations.
         rollback: HeaderRollback,
-        /// The reason why the key does not open it.
-        #[source]
-        source: Box<LuksError>,
+        /// The reason why the key does not open it. Not in the chain: its advice is for a header that is right.
+        key_error: Box<LuksError>,
     },
+    /// A restore of the header was interrupted. Repeat it with the same backup.
+    #[error("a restore of the encryption header was interrupted: repeat it with the same backup")]
+    RestoreInterrupted {
+        /// The reason why the key does not open it. Not in the chain, either.
+        key_error: Box<LuksError>,
+    },
+    /// The backup is older than the newest header that this node has written. Restore the newest one; who agrees that keys
+    /// and passphrases of that time open the volume again, allows it.
+    #[error(
+        "the backup is older than the newest header: {rollback}; the keys and passphrases of that time would open the volume \
+         again"
+    )]
+    OlderBackup {
+        /// The generations.
+        rollback: HeaderRollback,
+    },
+    /// The file is no backup of a header of this crate.
+    #[error(
+        "a backup of the header has {} bytes, this file has {bytes}: use a file of luksHeaderBackup",
+        super::HeaderBackup::BYTES
+    )]
+    BackupSize {
+        /// The bytes of the file.
+        bytes: u64,
+    },
+    /// The backup is of an unfinished creation, or of another program's volume.
+    #[error("the backup is not of a complete data volume: use a later one")]
+    UnfinishedBackup,
+    /// The disk is in use, and has another header than the backup. Close the volume first.
+    #[error("the volume is open, or another program uses its disk: close it first")]
+    HeaderInUse,
+    /// The header can't be written. Repeat the restore.
+    #[error("can't write the encryption header: repeat the restore")]
+    WriteHeader(#[source] io::Error),
     /// The record of the newest header can't be read or written.
     #[error("can't read or write the record of the newest header")]
     HeaderRecord(#[source] FileError),
@@ -120,6 +154,13 @@ pub enum LuksError {
         "blocks of the volume were changed below its authentication: suspect tampering or a failing disk, and restore the data"
     )]
     Tampering(#[source] Box<VolumeError>),
+    /// A key opens the header, and the data below are no file system: the header is of the volume on another disk, or the
+    /// start of the data was overwritten.
+    #[error(
+        "a key opens the encryption header, but what it decrypts is no file system: the header is of another disk, or the \
+         data were overwritten; attach the disk of this header, or restore the header of this disk"
+    )]
+    OtherData(#[source] Box<VolumeError>),
     /// Another volume is mapped under the name.
     #[error(
         "mapping {name:?} is in use by another volume: close it with cryptsetup close, or choose another name"
@@ -152,10 +193,12 @@ pub enum LuksError {
 }
 
 impl LuksError {
-    /// The error of the key, also of one that does not open a rolled-back header.
+    /// The error of the key, also of one that does not open a header that was rolled back, or restored in part.
     pub fn key_error(&self) -> &LuksError {
         match self {
-            LuksError::RolledBack { source, .. } => source.key_error(),
+            LuksError::RolledBack { key_error, .. } | LuksError::RestoreInterrupted { key_error } => {
+                key_error.key_error()
+            }
             other => other,
         }
     }

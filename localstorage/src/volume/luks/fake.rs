@@ -43,11 +43,9 @@ impl FileCryptsetup {
 
     fn map(&self, header: &Path, name: &OsStr) -> io::Result<()> {
         let bytes = fs::read(header)?;
-        // The copies have it at the same place, and one of them may be zeroed.
-        let text = [168, 16_384 + 168].map(|at| String::from_utf8_lossy(&bytes[at..at + 36]).into_owned());
-        let uuid: Uuid = text
-            .iter()
-            .find_map(|text| text.parse().ok())
+        let uuid: Uuid = String::from_utf8_lossy(&bytes[168..168 + 36])
+            .parse()
+            .ok()
             .ok_or_else(|| io::Error::other("the header has no UUID"))?;
         let image = self.image_of(&uuid.to_string());
         fs::File::options().create(true).truncate(false).write(true).open(image)?.set_len(MAPPING_BYTES)?;

@@ -17,7 +17,7 @@ use super::super::uuid::Uuid;
 /// The bytes before the data: both copies, and the areas of the key slots.
 pub(super) const HEADER_AREA_BYTES: u64 = 16 << 20;
 
-const COPY_BYTES: usize = 16 << 10;
+pub(super) const COPY_BYTES: usize = 16 << 10;
 /// The bytes of a copy before its JSON.
 const BINARY_BYTES: usize = 4 << 10;
 /// The bytes of the JSON area of a copy, as the metadata repeat them.
@@ -26,6 +26,7 @@ pub(super) const COPIES_BYTES: usize = 2 * COPY_BYTES;
 
 const MAGICS: [&[u8; 6]; 2] = [b"LUKS\xba\xbe", b"SKUL\xba\xbe"];
 const UUID_AT: usize = 168;
+const OFFSET_AT: usize = 256;
 const CHECKSUM_AT: usize = 448;
 const CHECKSUM_BYTES: usize = 64;
 
@@ -76,14 +77,21 @@ impl LuksHeader {
         Ok(LuksHeader { current_copies, ..newest })
     }
 
-    /// Removes from the header area of a disk what was not read as this header: an older or damaged copy, which
-    /// cryptsetup could otherwise choose.
+    /// Replaces in the header area of a disk what was not read as this header, an older or damaged copy, by the other
+    /// copy: cryptsetup could otherwise choose it. It repairs a header alike.
     pub(super) fn keep_only_current(&self, area: &mut [u8]) {
-        for (copy, is_current) in area.chunks_mut(COPY_BYTES).zip(self.current_copies) {
-            if !is_current {
-                copy.fill(0);
-            }
-        }
+        let Some((first, second)) =
+            area.get_mut(..COPIES_BYTES).and_then(|copies| copies.split_at_mut_checked(COPY_BYTES))
+        else {
+            return;
+        };
+        let (index, from, to) = match self.current_copies {
+            [true, false] => (1, first, second),
+            [false, true] => (0, second, first),
+            _ => return,
+        };
+        to.copy_from_slice(from);
+        complete_copy(index, to);
     }
 }
 
@@ -105,7 +113,8 @@ fn parse_copy(index: usize, bytes: Option<&[u8]>) -> Option<LuksHeader> {
     let bytes = bytes.filter(|bytes| bytes.starts_with(MAGICS[index]))?;
     let number = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let is_version_2 = bytes[6..8] == [0, 2];
-    let is_expected_size = number(8)? == COPY_BYTES as u64 && number(256)? == (index * COPY_BYTES) as u64;
+    let is_expected_size =
+        number(8)? == COPY_BYTES as u64 && number(OFFSET_AT)? == (index * COPY_BYTES) as u64;
     if !is_version_2 || !is_expected_size || text_at(bytes, 72, 32) != Some("sha256") {
         return None;
     }
@@ -122,6 +131,14 @@ fn parse_copy(index: usize, bytes: Option<&[u8]>) -> Option<LuksHeader> {
         json: is_padded.then(|| json.to_vec())?,
         current_copies: [true; 2],
     })
+}
+
+/// Writes the parts in which a copy differs from the other one.
+fn complete_copy(index: usize, copy: &mut [u8]) {
+    copy[..6].copy_from_slice(MAGICS[index]);
+    copy[OFFSET_AT..OFFSET_AT + 8].copy_from_slice(&((index * COPY_BYTES) as u64).to_be_bytes());
+    let sum = checksum(copy);
+    copy[CHECKSUM_AT..CHECKSUM_AT + 32].copy_from_slice(&sum);
 }
 
 /// The SHA-256 of a copy, in which the checksum counts as zeros.
@@ -149,16 +166,13 @@ pub(super) fn encode_header(uuid: Uuid, sequence: u64, json: &[u8]) -> Vec<u8> {
     let mut area = vec![0; COPIES_BYTES];
     for (index, copy) in area.chunks_mut(COPY_BYTES).enumerate() {
         let mut write = |at: usize, bytes: &[u8]| copy[at..at + bytes.len()].copy_from_slice(bytes);
-        write(0, MAGICS[index]);
         write(6, &[0, 2]);
         write(8, &(COPY_BYTES as u64).to_be_bytes());
         write(16, &sequence.to_be_bytes());
         write(72, b"sha256");
         write(UUID_AT, uuid.to_string().as_bytes());
-        write(256, &((index * COPY_BYTES) as u64).to_be_bytes());
         write(BINARY_BYTES, json);
-        let sum = checksum(copy);
-        copy[CHECKSUM_AT..CHECKSUM_AT + 32].copy_from_slice(&sum);
+        complete_copy(index, copy);
     }
     area
 }
@@ -211,11 +225,18 @@ mod tests {
     }
 
     #[test]
-    fn only_the_copies_that_were_read_are_kept() {
+    fn a_copy_that_was_not_read_is_replaced_by_the_other_one() {
         let (old, new) = (encode_header(UUID, 6, b"{}"), encode_header(UUID, 7, b"{ }"));
-        let mut area = [&new[..COPY_BYTES], &old[COPY_BYTES..], b"areas"].concat();
-        LuksHeader::parse(&area).unwrap().keep_only_current(&mut area);
-        assert_eq!(area, [&new[..COPY_BYTES], &[0; COPY_BYTES], b"areas"].concat());
+        let whole = [&new[..], b"areas"].concat();
+        for torn in [
+            [&new[..COPY_BYTES], &old[COPY_BYTES..], b"areas"].concat(),
+            [&[0; COPY_BYTES], &new[COPY_BYTES..], b"areas"].concat(),
+            whole.clone(),
+        ] {
+            let mut area = torn;
+            LuksHeader::parse(&area).unwrap().keep_only_current(&mut area);
+            assert!(area == whole);
+        }
     }
 
     proptest! {

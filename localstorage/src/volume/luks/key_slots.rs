@@ -186,6 +186,31 @@ impl KeySlots<'_> {
         secret: &UnlockSecret,
         open: impl Fn(u32, &Passphrase) -> Result<bool, LuksError>,
     ) -> Result<OpenedSlot, LuksError> {
+        let error = match self.open_header_slot(header, secret, open) {
+            Ok(opened) => return Ok(opened),
+            Err(error) => error,
+        };
+        if self.records.is_restoring(header.uuid).map_err(LuksError::HeaderRecord)? {
+            return Err(LuksError::RestoreInterrupted { key_error: Box::new(error) });
+        }
+        // The right key of a newer header does not open this one.
+        Err(match self.rollback(header)? {
+            Some(rollback) => LuksError::RolledBack {
+                volume: header.uuid.to_string(),
+                rollback,
+                key_error: Box::new(error),
+            },
+            None => error,
+        })
+    }
+
+    /// The newest slot that a secret opens, as `open` finds, of any header of the volume.
+    pub(super) fn open_header_slot(
+        &self,
+        header: &CheckedHeader,
+        secret: &UnlockSecret,
+        open: impl Fn(u32, &Passphrase) -> Result<bool, LuksError>,
+    ) -> Result<OpenedSlot, LuksError> {
         let kind = secret.slot_kind();
         let mut first_error = None;
         // The newest first: until a rotation is confirmed, older slots of the kind remain.
@@ -201,14 +226,7 @@ impl KeySlots<'_> {
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
-        let error = first_error.unwrap_or(LuksError::NoSlot { kind });
-        // The right key of a newer header does not open this one.
-        Err(match self.rollback(header)? {
-            Some(rollback) => {
-                LuksError::RolledBack { volume: header.uuid.to_string(), rollback, source: Box::new(error) }
-            }
-            None => error,
-        })
+        Err(first_error.unwrap_or(LuksError::NoSlot { kind }))
     }
 
     /// How a header is older than the newest one that this node has written.

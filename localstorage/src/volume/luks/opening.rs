@@ -142,6 +142,9 @@ impl LuksOpening<'_> {
             if is_authenticated && is_wrong_block(&error) {
                 return self.settings.error(LuksError::Tampering(Box::new(error)));
             }
+            if is_no_file_system(&error) {
+                return self.settings.error(LuksError::OtherData(Box::new(error)));
+            }
             error
         })
     }
@@ -174,6 +177,14 @@ fn is_wrong_block(error: &VolumeError) -> bool {
         _ => None,
     };
     source.and_then(io::Error::raw_os_error).is_some_and(|number| WRONG_BLOCK.contains(&number))
+}
+
+/// Returns whether the kernel found no superblock where it was to mount one.
+///
+/// *Source:* Linux `xfs_mount.c`, `xfs_readsb`: EINVAL if the magic number is wrong.
+fn is_no_file_system(error: &VolumeError) -> bool {
+    const EINVAL: i32 = 22;
+    matches!(error, VolumeError::Mount(MountError::Mount { source, .. }) if source.raw_os_error() == Some(EINVAL))
 }
 
 #[cfg(test)]

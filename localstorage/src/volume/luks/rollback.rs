@@ -113,6 +113,19 @@ impl HeaderRecords<'_> {
         self.0.write(record_name(volume), text.as_bytes(), FileMode::PRIVATE_FILE)
     }
 
+    /// A restore of the header begins: until it ends, its key slots may not open.
+    pub(super) fn begin_restore(self, volume: Uuid) -> Result<(), Error> {
+        self.0.write(restore_name(volume), RESTORE_RECORD, FileMode::PRIVATE_FILE)
+    }
+
+    pub(super) fn end_restore(self, volume: Uuid) -> Result<(), Error> {
+        self.0.remove_file(restore_name(volume)).map(drop)
+    }
+
+    pub(super) fn is_restoring(self, volume: Uuid) -> Result<bool, Error> {
+        self.0.exists(restore_name(volume))
+    }
+
     /// Records the generations of a header by which a volume was opened.
     pub(super) fn raise_to_header(self, volume: Uuid, summary: &HeaderSummary) -> Result<(), Error> {
         self.raise(volume, HeaderGenerations::confirmed_of(summary))
@@ -120,6 +133,13 @@ impl HeaderRecords<'_> {
 }
 
 const FIRST: HeaderGenerations = HeaderGenerations { keys: 1, recovery: 0 };
+
+/// For people: the file is the record.
+const RESTORE_RECORD: &[u8] = b"nodekeel restores the encryption header, format 1\n";
+
+fn restore_name(volume: Uuid) -> String {
+    format!("{volume}.restore")
+}
 
 fn record_name(volume: Uuid) -> String {
     format!("{volume}.header")

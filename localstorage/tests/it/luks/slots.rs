@@ -7,8 +7,8 @@ use std::sync::Arc;
 use nodekeel_localstorage::testing::FileCryptsetup;
 use nodekeel_localstorage::volume::{
     ActiveMapping, ColdStart, Cryptsetup, CryptsetupCall, CryptsetupError, DataVolume as _,
-    EncryptedVolume as _, ErasePolicy, KeyPolicy, LuksError, PolicyViolation, RecoveryPassphrase, UnlockKey,
-    UnlockSecret,
+    EncryptedVolume as _, ErasePolicy, HeaderBackup, KeyPolicy, LuksError, PolicyViolation,
+    RecoveryPassphrase, UnlockKey, UnlockSecret, VolumeError,
 };
 
 use super::{LuksFixture, luks_error, slots_of};
@@ -239,8 +239,8 @@ fn a_rolled_back_header_is_named_and_its_next_keys_spare_those_of_the_newer_one(
 
     fixture.write(0, &old);
     let error = luks_error(volume.mount_existing());
-    let LuksError::RolledBack { rollback, source, .. } = &error else { panic!("{error:?}") };
-    assert!(matches!(**source, LuksError::NodeKeyMissing { .. }), "{source:?}");
+    let LuksError::RolledBack { rollback, .. } = &error else { panic!("{error:?}") };
+    assert!(matches!(error.key_error(), LuksError::NodeKeyMissing { .. }), "{error:?}");
     assert_eq!((rollback.found.keys, rollback.recorded.keys), (1, 2));
     volume.mount_existing_with(&recovery).unwrap();
     assert!(volume.encryption_status().unwrap().rollback.is_some(), "it is still rolled back");
@@ -254,4 +254,88 @@ fn a_rolled_back_header_is_named_and_its_next_keys_spare_those_of_the_newer_one(
     fixture.write(0, &new);
     volume.mount_existing().unwrap();
     assert!(volume.encryption_status().unwrap().rollback.is_some(), "generation 3 is newer");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_header_is_backed_up_and_restored_as_cryptsetup_does_it() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let recovery = UnlockSecret::Recovery(volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap());
+    volume.confirm_secret(&recovery).unwrap();
+    let backup = volume.back_up_header().unwrap();
+    let restore = |backup: &HeaderBackup| volume.restore_header(backup, &UnlockSecret::Node, false);
+    let file = fixture.path("backup");
+    let by_cryptsetup = |action: &str| {
+        let option = format!("--header-backup-file={}", file.display());
+        fixture.run_by_hand(&[action, "-q", &option], b"");
+    };
+    by_cryptsetup("luksHeaderBackup");
+    assert!(fs::read(&file).unwrap() == backup.as_bytes());
+    fixture.write(16 << 10, &[0xff; 4096]);
+    let repaired = volume.back_up_header().unwrap();
+    assert_eq!(repaired.as_bytes()[16 << 10..][..6], *b"SKUL\xba\xbe");
+    volume.restore_header(&repaired, &UnlockSecret::Node, false).unwrap();
+    assert!(volume.encryption_status().unwrap().has_both_headers);
+    fixture.write(0, &[0xff; 32 << 10]);
+    assert!(matches!(volume.mount_existing(), Err(VolumeError::ForeignData { .. })));
+    restore(&backup).unwrap();
+    volume.mount_existing().unwrap();
+    restore(&backup).unwrap();
+    volume.rotate_keys(&UnlockSecret::Node).unwrap();
+    let newer = volume.back_up_header().unwrap();
+    assert!(matches!(luks_error(volume.restore_header(&backup, &recovery, true)), LuksError::HeaderInUse));
+    volume.unmount().unwrap();
+    fs::write(&file, newer.as_bytes()).unwrap();
+    fixture.write(0, &[0xff; 32 << 10]);
+    by_cryptsetup("luksHeaderRestore");
+    volume.mount_existing().unwrap();
+    volume.unmount().unwrap();
+
+    let before = fixture.ends();
+    let key = luks_error(restore(&backup));
+    assert!(matches!(key, LuksError::NodeKeyMissing { .. }), "{key:?}");
+    let older = luks_error(volume.restore_header(&backup, &recovery, false));
+    assert!(matches!(&older, LuksError::OlderBackup { rollback } if rollback.found.keys == 1), "{older:?}");
+    let (other, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let foreign = other.volume(KeyPolicy::Local).back_up_header().unwrap();
+    assert!(matches!(luks_error(restore(&foreign)), LuksError::NodeKeyMissing { .. }));
+    let short = HeaderBackup::from_bytes(newer.as_bytes()[1..].to_vec());
+    assert!(matches!(luks_error(restore(&short)), LuksError::BackupSize { .. }));
+    let mut damaged = newer.as_bytes().to_vec();
+    damaged[32 << 10..].fill(0);
+    let damaged = luks_error(restore(&HeaderBackup::from_bytes(damaged)));
+    assert!(matches!(damaged, LuksError::SlotClosed { .. }), "{damaged:?}");
+    assert!(before == fixture.ends(), "the disk has changed");
+    let generations = volume.restore_header(&backup, &recovery, true).unwrap();
+    assert_eq!((generations.keys, generations.recovery), (1, 1));
+    assert!(volume.encryption_status().unwrap().rollback.is_some(), "the operator has agreed to it");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_restore_that_was_killed_is_named_and_repeated() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let backup = volume.back_up_header().unwrap();
+    volume.rotate_keys(&UnlockSecret::Node).unwrap();
+    let old = fixture.header();
+    // After the second copy, and after a part of the areas.
+    let record = format!("esp/{}.restore", volume.encryption_status().unwrap().volume);
+    for end in [32 << 10, 300 << 10] {
+        fixture.write(0, &old);
+        fixture.write(16 << 10, &backup.as_bytes()[16 << 10..end]);
+        fs::write(fixture.path(&record), "").unwrap();
+        if let Err(error) = volume.mount_existing().map(drop) {
+            let error = luks_error(Err::<(), _>(error));
+            assert!(matches!(error, LuksError::RestoreInterrupted { .. }), "{error:?}");
+        } else {
+            volume.unmount().unwrap();
+        }
+        let newer = HeaderBackup::from_bytes(old.clone());
+        volume.restore_header(&newer, &UnlockSecret::Node, false).unwrap();
+        assert!(!fixture.path(&record).exists());
+        volume.mount_existing().unwrap();
+        volume.unmount().unwrap();
+    }
 }

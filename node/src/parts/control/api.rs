@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 
 use super::suggestions::{NameError, resolve_name, unknown_dn_message};
 use super::{log_levels, log_query, streams};
-use crate::client::level_from_wire;
+use crate::client::{MAX_CALL_BYTES, level_from_wire};
 use crate::control::callers::CallerNames;
 use crate::control::require_admission;
 use crate::control::socket::NodeSocket;
@@ -63,9 +63,10 @@ pub(crate) fn serve_control(running: Arc<RunningNode>, socket: Arc<NodeSocket>) 
     let router = move |ctx: &Context| {
         let (callers, stop, generation) = (callers.clone(), ctx.cancellation_token(), ctx.generation());
         let api = ControlService { running: Arc::clone(&running), callers, stop, generation };
+        let api = ControlServer::new(api).max_decoding_message_size(MAX_CALL_BYTES);
         let routes =
             // The services of the parts are read in each incarnation: a reload may have added some.
-            running.additions().services.routes.add_service(require_admission(ControlServer::new(api)));
+            running.additions().services.routes.add_service(require_admission(api));
         let routes = routes.into_axum_router().layer(map_response(shorten_status));
         tonic::transport::Server::builder().add_routes(routes.into())
     };
@@ -503,6 +504,23 @@ impl Control for ControlService {
         self.record_action(request, |_| (STORAGE_DN, "acknowledgement of faults".into()));
         let faults = self.storage()?.acknowledge_faults().await?;
         Ok(Response::new(v1::AcknowledgeStorageResponse { faults }))
+    }
+
+    async fn back_up_storage_header(
+        &self,
+        request: Request<v1::BackUpStorageHeaderRequest>,
+    ) -> Result<Response<v1::BackUpStorageHeaderResponse>, Status> {
+        self.record_action(request, |_| (STORAGE_DN, "backup of its header".into()));
+        Ok(Response::new(self.storage()?.back_up_header().await?))
+    }
+
+    async fn restore_storage_header(
+        &self,
+        request: Request<v1::RestoreStorageHeaderRequest>,
+    ) -> Result<Response<v1::RestoreStorageHeaderResponse>, Status> {
+        let request = self.record_action(request, |_| (STORAGE_DN, "restore of its header".into()));
+        self.storage()?.restore_header(request).await?;
+        Ok(Response::new(v1::RestoreStorageHeaderResponse {}))
     }
 
     async fn erase_storage(

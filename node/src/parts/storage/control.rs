@@ -9,8 +9,8 @@ use std::time::Instant;
 use nix::sys::statvfs::fstatvfs;
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::volume::{
-    DataVolume, EncryptionStatus, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase, SealError,
-    UnlockSecret, VolumeError,
+    DataVolume, EncryptionStatus, HeaderBackup, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase,
+    SealError, UnlockSecret, VolumeError,
 };
 use nodekeel_supervisor::wall_clock_time;
 use tokio::task::{JoinError, spawn_blocking};
@@ -136,6 +136,8 @@ impl StorageControl {
             slots: status.slots.into_iter().map(describe_slot).collect(),
             cluster_key: cluster_key.to_owned(),
             cluster_key_detail,
+            rollback: status.rollback.map(|rollback| rollback.to_string()).unwrap_or_default(),
+            foreign_tokens: status.foreign_tokens,
         }
     }
 
@@ -144,7 +146,7 @@ impl StorageControl {
         let secret = UnlockSecret::Recovery(require_passphrase(passphrase)?);
         self.unlock.unlock(secret).await.map_err(|error| {
             let code = match error {
-                UnlockError::NotLocked => Code::FailedPrecondition,
+                UnlockError::NotLocked | UnlockError::Closed(_) => Code::FailedPrecondition,
                 UnlockError::Rejected(_) | UnlockError::WrongToken { .. } => Code::InvalidArgument,
             };
             Status::new(code, error_chain(&error))
@@ -199,6 +201,32 @@ impl StorageControl {
         // The permit is set before the restart, which takes it.
         let restarted = self.supervisor.with(|supervisor| supervisor.restart_runnable(STORAGE_DN));
         restarted.ok_or_else(stopping_status)?.map_err(|error| Status::failed_precondition(error.to_string()))
+    }
+
+    /// Copies the header of the volume.
+    pub(crate) async fn back_up_header(&self) -> Result<v1::BackUpStorageHeaderResponse, Status> {
+        let keys = Arc::clone(&self.keys);
+        let backup = detached(async move { keys.back_up_header().await }).await?;
+        let volume = backup.volume().unwrap_or_default();
+        Ok(v1::BackUpStorageHeaderResponse { header: backup.as_bytes().to_vec(), volume })
+    }
+
+    /// Writes a header of the volume to its disk. Then root.storage tries again to open it.
+    pub(crate) async fn restore_header(
+        &self,
+        request: v1::RestoreStorageHeaderRequest,
+    ) -> Result<(), Status> {
+        let passphrase = request.passphrase.map(parse_passphrase).transpose()?;
+        let (opener, backup) = (self.opener.clone(), HeaderBackup::from_bytes(request.header));
+        let restored =
+            spawn_blocking(move || opener.restore_header(&backup, passphrase, request.allow_older)).await;
+        let restored = restored.map_err(|error| Status::internal(error_chain(&error)))?;
+        restored.map_err(|error| Status::failed_precondition(error_chain(&error)))?;
+        if !matches!(self.unlock.status(), UnlockStatus::Open { .. }) {
+            // One that was stopped is started by the operator.
+            let _ = self.supervisor.with(|supervisor| supervisor.restart_runnable(STORAGE_DN));
+        }
+        Ok(())
     }
 
     /// Forgets the faults of the volume's devices. Returns those that it has had.
@@ -326,7 +354,7 @@ fn parse_passphrase(passphrase: v1::RecoveryPassphrase) -> Result<RecoveryPassph
 
 fn error_code(error: &VolumeKeyError) -> Code {
     match error {
-        VolumeKeyError::Volume(VolumeError::Encryption { source, .. }) => match **source {
+        VolumeKeyError::Volume(VolumeError::Encryption { source, .. }) => match source.key_error() {
             // The given key or passphrase does not fit: the caller can give another one.
             LuksError::NoSlot { .. }
             | LuksError::SlotClosed { .. }

@@ -8,7 +8,7 @@ use super::error::StorageError;
 use super::record::VolumeRecord;
 
 /// The disk, as the configuration and the node's record describe it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Expectation<'a> {
     pub(super) device: &'a Path,
     /// `None` if the volume is not to be encrypted.
@@ -60,11 +60,11 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
         return Ok(DiskStep::Erase);
     }
     // The disk still has the contents that the operator gave up. A new erasure needs a new permit.
-    if expected.record.is_some_and(|record| record.gives_up(report)) {
+    if expected.record.as_ref().is_some_and(|record| record.gives_up(report)) {
         let (device, found) = (expected.device.to_owned(), report.contents.clone());
         return Err(StorageError::Occupied { device, found });
     }
-    let record = expected.record.filter(|_| !may_complete(expected.record));
+    let record = expected.record.as_ref().filter(|record| record.given_up.is_none());
     let was_given_up = expected.record.is_some() && record.is_none();
     let lost = || {
         let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
@@ -73,6 +73,14 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
     let is_expected = match &report.volume {
         DiskFinding::Plain => expected.encryption.is_none(),
         DiskFinding::Encrypted { encryption, .. } => expected.encryption == Some(*encryption),
+        // A disk of the recorded size whose header is gone is rather the node's own than another one.
+        DiskFinding::Unread | DiskFinding::Foreign
+            if expected.encryption.is_some()
+                && record.is_some_and(|record| record.disk_bytes == Some(report.size_bytes)) =>
+        {
+            let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
+            return Err(StorageError::HeaderLost { device, report });
+        }
         _ if record.is_some() => return lost(),
         // Another node's operator gave up what this disk had, or may still have.
         DiskFinding::Erasing if !was_given_up => {
@@ -87,6 +95,16 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
             let configured = describe_mode(expected.encryption);
             Err(StorageError::OtherEncryption { device, report, configured })
         }
+        Some(record) if record.disk_bytes > Some(report.size_bytes) => Err(StorageError::Shrunk {
+            device: expected.device.to_owned(),
+            found: report.size_bytes,
+            recorded: record.disk_bytes.unwrap_or_default(),
+        }),
+        // Compared before any key is tried.
+        Some(record) if let Some(recorded) = record.other_volume(report) => {
+            let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
+            Err(StorageError::OtherVolume { device, report, recorded: recorded.to_owned() })
+        }
         // The mark distinguishes the node's own disk from that of another node.
         Some(record) if !record.is_of(report) => lost(),
         _ => Ok(DiskStep::Open),
@@ -95,7 +113,7 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
 
 /// Returns whether an interrupted creation may be the node's, which has no volume yet. The record of given up contents is
 /// not the record of a volume.
-pub(super) fn may_complete(record: Option<VolumeRecord>) -> bool {
+pub(super) fn may_complete(record: Option<&VolumeRecord>) -> bool {
     record.is_none_or(|record| record.given_up.is_some())
 }
 
@@ -142,8 +160,12 @@ mod tests {
 
     #[test]
     fn a_volume_is_opened_only_as_it_is_encrypted() {
-        let encrypted =
-            |encryption| DiskFinding::Encrypted { encryption, keys: KeyPolicy::Local, node: None };
+        let encrypted = |encryption| DiskFinding::Encrypted {
+            volume: "1".into(),
+            encryption,
+            keys: KeyPolicy::Local,
+            node: None,
+        };
         for (volume, right) in [
             (DiskFinding::Plain, MODES[0]),
             (encrypted(VolumeEncryption::Encrypted), MODES[1]),
@@ -173,9 +195,44 @@ mod tests {
                 is_erasing || matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)),
                 "{report:?}"
             );
-            let lost = decide_step(&report, Expectation { record, ..expect(None) }).expect_err("lost");
+            let lost = decide_step(&report, Expectation { record: record.clone(), ..expect(None) })
+                .expect_err("lost");
             assert!(matches!(lost, StorageError::Lost { .. }), "{lost:?}");
             assert!(lost.to_string().ends_with("type: nodectl reset"), "{lost}");
+        }
+    }
+
+    #[test]
+    fn what_the_node_recorded_of_its_volume_is_compared_before_any_key() {
+        let volume = |uuid: &str| DiskFinding::Encrypted {
+            volume: uuid.into(),
+            encryption: VolumeEncryption::Encrypted,
+            keys: KeyPolicy::Local,
+            node: Some("node-2".into()),
+        };
+        let size = 4 << 20;
+        let recorded =
+            VolumeRecord { disk_bytes: Some(size), volume: Some("1".into()), ..VolumeRecord::default() };
+        let decide = |finding, size_bytes| {
+            let mut report = with_volume(finding);
+            report.size_bytes = size_bytes;
+            let record = Some(recorded.clone());
+            decide_step(&report, Expectation { record, ..expect(MODES[1]) })
+                .map_err(|error| error.to_string())
+        };
+        assert!(matches!(decide(volume("1"), size), Ok(DiskStep::Open)));
+        assert!(matches!(decide(volume("1"), size + 1), Ok(DiskStep::Open)), "it has grown");
+        for (finding, size, says) in [
+            (volume("1"), size - 512, "has 4193792 bytes, 512 fewer than the 4194304 that esp/ records"),
+            (volume("2"), size, "of node node-2, and is volume 2, but esp/ records volume 1"),
+            (DiskFinding::Foreign, size, "type: nodectl storage header restore FILE"),
+            (DiskFinding::Unread, size, "type: nodectl storage header restore FILE"),
+            // Rather another disk.
+            (DiskFinding::Unread, size + 512, "attach its disk"),
+            (DiskFinding::Foreign, size - 512, "attach its disk"),
+        ] {
+            let error = decide(finding, size).expect_err(says);
+            assert!(error.contains(says), "{error}");
         }
     }
 
@@ -198,7 +255,7 @@ mod tests {
         superblock[32] = 1;
         let other = report_of(&superblock);
         let expected = Expectation { record: Some(VolumeRecord::of_disk(&own)), ..expect(None) };
-        assert!(matches!(decide_step(&own, expected), Ok(DiskStep::Open)));
+        assert!(matches!(decide_step(&own, expected.clone()), Ok(DiskStep::Open)));
         assert!(matches!(decide_step(&other, expected), Err(StorageError::Lost { .. })));
         assert!(matches!(decide_step(&other, expect(None)), Ok(DiskStep::Open)), "it has had no volume yet");
     }
@@ -214,11 +271,11 @@ mod tests {
         let token = other.contents.erase_token();
         let record = Some(VolumeRecord::of_given_up(&other));
         let expected = Expectation { record, ..expect(None) };
-        assert!(matches!(decide_step(&other, expected), Err(StorageError::Occupied { .. })));
-        let again = Expectation { erase_permit: token.as_deref(), ..expected };
+        assert!(matches!(decide_step(&other, expected.clone()), Err(StorageError::Occupied { .. })));
+        let again = Expectation { erase_permit: token.as_deref(), ..expected.clone() };
         assert!(matches!(decide_step(&other, again), Ok(DiskStep::Erase)));
         // A volume in the place of the erased contents opens, or its creation resumes.
-        assert!(matches!(decide_step(&new, expected), Ok(DiskStep::Open)));
+        assert!(matches!(decide_step(&new, expected.clone()), Ok(DiskStep::Open)));
         assert!(matches!(decide_step(&report_of(b""), expected), Ok(DiskStep::Create)));
     }
 
@@ -227,9 +284,9 @@ mod tests {
         let (report, other) = (report_of(b"LUKS\xba\xbe"), report_of(b"LUKS\xba\xbe\0\x01"));
         let token = report.contents.erase_token();
         let permitted = Expectation { erase_permit: token.as_deref(), ..expect(None) };
-        assert!(matches!(decide_step(&report, permitted), Ok(DiskStep::Erase)));
+        assert!(matches!(decide_step(&report, permitted.clone()), Ok(DiskStep::Erase)));
         assert!(
-            matches!(decide_step(&other, permitted), Ok(DiskStep::Create)),
+            matches!(decide_step(&other, permitted.clone()), Ok(DiskStep::Create)),
             "which then finds it occupied"
         );
         assert!(

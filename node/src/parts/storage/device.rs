@@ -10,8 +10,9 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::volume::{
     CryptsetupProgram, DataVolume, DiskFinding, DiskReport, DiskVolume, EncryptedVolume as _, ErasePolicy,
-    FileSeal, KeySeal, LuksVolume, LuksVolumeConfig, MountState, ReadingProgress, SlotKind, TpmSeal,
-    UnlockSecret, VolumeContents, VolumeEncryption, VolumeError, inspect_disk,
+    FileSeal, HeaderBackup, KeySeal, LuksVolume, LuksVolumeConfig, MountState, ReadingProgress,
+    RecoveryPassphrase, SlotKind, TpmSeal, UnlockSecret, VolumeContents, VolumeEncryption, VolumeError,
+    inspect_disk,
 };
 
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
@@ -140,7 +141,7 @@ impl DeviceOpener {
         {
             report.contents = read;
         }
-        let expected = expect_device(&self.config, &found.path, record);
+        let expected = expect_device(&self.config, &found.path, record.clone());
         let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
         if attempt == Attempt::Open && step != DiskStep::Open {
             return Err(StorageError::NoVolume);
@@ -158,7 +159,7 @@ impl DeviceOpener {
             DiskStep::Open => match self.mount_existing(&volume, secret) {
                 // The creation was cut off before its last step: the volume has no data, and is not the one that the node
                 // has had.
-                Err(VolumeError::Unfinished { .. }) if !may_complete(record) => {
+                Err(VolumeError::Unfinished { .. }) if !may_complete(record.as_ref()) => {
                     let (device, report) = (found.path.clone(), Box::new(report.clone()));
                     Err(StorageError::Lost { device, report })
                 }
@@ -166,7 +167,7 @@ impl DeviceOpener {
                     Err(StorageError::NoVolume)
                 }
                 Err(VolumeError::Unfinished { .. }) => self.create(&volume, sampled, ErasePolicy::Nothing),
-                opened => opened.map_err(StorageError::Open),
+                opened => opened.map_err(StorageError::of_opening),
             },
             DiskStep::Create => self.create(&volume, sampled, ErasePolicy::Nothing),
             DiskStep::Erase => {
@@ -216,7 +217,7 @@ impl DeviceOpener {
         let found = find_device(&self.config.location)?;
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
         let record = read_record(&self.esp)?;
-        let known = record.and_then(|record| record.disk_bytes);
+        let known = record.as_ref().and_then(|record| record.disk_bytes);
         // What is mounted may not be what the path leads to by now.
         let may_be_of = |record: VolumeRecord| record.is_of(&report) && known <= Some(report.size_bytes);
         if !record.is_some_and(may_be_of) {
@@ -246,8 +247,9 @@ impl DeviceOpener {
         let has_grown = known.is_some_and(|known| known < report.size_bytes);
         let failure = has_grown.then(|| self.grow(volume, secret).err()).flatten();
         // The record is written last: until then, each attempt grows the volume again.
-        if failure.is_none() && known != Some(report.size_bytes) {
-            VolumeRecord::of_disk(&report).write_to(&self.esp)?;
+        let record = VolumeRecord::of_disk(&report);
+        if failure.is_none() && VolumeRecord::read_from(&self.esp)?.as_ref() != Some(&record) {
+            record.write_to(&self.esp)?;
         }
         let unused = (room > 0).then_some(SizeProblem::UnusedRoom { bytes: room });
         self.set_size_problem(failure.map(SizeProblem::Failed).or(unused));
@@ -291,6 +293,41 @@ impl DeviceOpener {
         let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
         VolumeRecord::of_given_up(&report).write_to(&self.esp)?;
         forget_volume(&self.esp)
+    }
+
+    /// Writes a header of the node's volume to its disk. The node's own key opens it, or the given passphrase. It blocks.
+    pub(super) fn restore_header(
+        &self,
+        backup: &HeaderBackup,
+        passphrase: Option<RecoveryPassphrase>,
+        allow_older: bool,
+    ) -> Result<(), StorageError> {
+        let config = self.config.encryption.as_ref().ok_or(StorageError::NotEncrypted)?;
+        let found = find_device(&self.config.location)?;
+        let report = inspect_disk(&found.path).map_err(StorageError::Open)?;
+        let record = read_record(&self.esp)?.filter(|record| record.given_up.is_none());
+        // Without a record, the disk may be anybody's.
+        let Some(VolumeRecord { disk_bytes: Some(recorded), volume, .. }) = record else {
+            return Err(StorageError::Unrecorded { device: found.path });
+        };
+        if recorded > report.size_bytes {
+            return Err(StorageError::Shrunk { device: found.path, found: report.size_bytes, recorded });
+        }
+        // A record of an earlier release does not name the volume: then the header on the disk decides, if there is one.
+        let known = volume.or_else(|| VolumeRecord::of_disk(&report).volume);
+        if let (Some(recorded), Some(backup)) = (known, backup.volume())
+            && recorded != backup
+        {
+            return Err(StorageError::OtherBackup { backup, recorded });
+        }
+        let is_own_key = passphrase.is_none();
+        let secret = passphrase.map_or(UnlockSecret::Node, UnlockSecret::Recovery);
+        let volume = self.new_luks_volume(&found.path, config)?.expecting(report.identity);
+        let generations = volume
+            .restore_header(backup, &secret, allow_older)
+            .map_err(|error| StorageError::of_restore(error, is_own_key))?;
+        tracing::info!("restored the encryption header of the data volume, with {generations}");
+        Ok(())
     }
 
     /// Describes what the next start does with the disk once the node has given its volume up: a lost one, or this disk.

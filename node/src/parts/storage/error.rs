@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::mount::MountError;
 use nodekeel_localstorage::volume::{
-    ContentsDigest, DigestScope, DiskReport, LuksError, PartitionError, VOLUME_MARK, VOLUME_MARK_FILE,
-    VolumeContents, VolumeError,
+    ContentsDigest, DigestScope, DiskFinding, DiskReport, LuksError, PartitionError, VOLUME_MARK,
+    VOLUME_MARK_FILE, VolumeContents, VolumeError,
 };
 use thiserror::Error;
 
@@ -64,6 +64,49 @@ pub(super) enum StorageError {
     )]
     Lost { device: PathBuf, report: Box<DiskReport> },
     #[error(
+        "the node's data volume is lost: the encryption header on {} is damaged or gone: the disk, of the size that esp/ \
+         records, {report}; restore the header, type: nodectl storage header restore FILE; or attach the node's own disk; if \
+         there is no backup of the header, its data are lost: nodectl reset",
+        device.display()
+    )]
+    HeaderLost { device: PathBuf, report: Box<DiskReport> },
+    #[error(
+        "the node's data volume is lost: on {}, the disk {report}, and is volume {}, but esp/ records volume {recorded}; attach \
+         the node's own disk, or, if the disk is right, its own ESP; if the header is of another disk, type: nodectl storage \
+         header restore FILE; if its data are lost and the node is to start without them, nodectl reset",
+        device.display(), found_volume(report)
+    )]
+    OtherVolume { device: PathBuf, report: Box<DiskReport>, recorded: String },
+    #[error(
+        "can't open the data volume on {}: the disk has {found} bytes, {} fewer than the {recorded} that esp/ records: attach \
+         the node's own disk, or give it its size back",
+        device.display(), recorded.saturating_sub(*found)
+    )]
+    Shrunk { device: PathBuf, found: u64, recorded: u64 },
+    #[error(
+        "can't open the data volume: restore its newer header (nodectl storage header restore FILE), or, if this one is to stay, \
+         type nodectl storage unlock, and then nodectl storage rotate --recovery"
+    )]
+    RolledBack(#[source] VolumeError),
+    #[error("the data volume is not one that {} encrypts on a device: it has no header", program_name())]
+    NotEncrypted,
+    #[error(
+        "can't restore a header on {}: esp/ has no record of a volume there; attach the node's own ESP, or use cryptsetup \
+         luksHeaderRestore",
+        device.display()
+    )]
+    Unrecorded { device: PathBuf },
+    #[error(
+        "the backup is of volume {backup}, but esp/ records volume {recorded}: use the backup of this node's volume"
+    )]
+    OtherBackup { backup: String, recorded: String },
+    #[error(
+        "the node's own key does not open this header: authorize by the recovery passphrase of its time, with --recovery"
+    )]
+    NeedsPassphrase(#[source] VolumeError),
+    #[error("can't restore the header{hint}")]
+    Restore { hint: &'static str, source: VolumeError },
+    #[error(
         "can't create the data volume on {}: another node has begun to erase the disk; attach the node's own disk, or, if \
          nobody needs what it has, type: nodectl reset --give-up-volume",
         device.display()
@@ -91,6 +134,13 @@ pub(super) enum StorageError {
     Identity(#[source] nodekeel_localstorage::Error),
 }
 
+fn found_volume(report: &DiskReport) -> &str {
+    match &report.volume {
+        DiskFinding::Encrypted { volume, .. } => volume,
+        _ => "unknown",
+    }
+}
+
 /// What a token covers.
 fn describe_scope(found: &VolumeContents) -> &'static str {
     match found.digest().map(ContentsDigest::scope) {
@@ -115,9 +165,13 @@ pub(super) enum EspError {
 impl StorageError {
     /// Returns whether another key may open the volume.
     pub(super) fn needs_key(&self) -> bool {
-        let Self::Open(VolumeError::Encryption { source, .. }) = self else { return false };
+        let (Self::Open(VolumeError::Encryption { source, .. })
+        | Self::RolledBack(VolumeError::Encryption { source, .. })) = self
+        else {
+            return false;
+        };
         matches!(
-            **source,
+            source.key_error(),
             LuksError::NoSlot { .. }
                 | LuksError::NodeKeyMissing { .. }
                 | LuksError::WrongNodeKey { .. }
@@ -127,16 +181,61 @@ impl StorageError {
         )
     }
 
+    /// The failure to open a volume that exists.
+    pub(super) fn of_opening(error: VolumeError) -> Self {
+        match &error {
+            VolumeError::Encryption { source, .. } if matches!(**source, LuksError::RolledBack { .. }) => {
+                Self::RolledBack(error)
+            }
+            _ => Self::Open(error),
+        }
+    }
+
+    /// The failure to restore a header with the node's own key, or with a passphrase.
+    pub(super) fn of_restore(error: VolumeError, is_own_key: bool) -> Self {
+        let VolumeError::Encryption { source, .. } = &error else {
+            return Self::Restore { hint: "", source: error };
+        };
+        let hint = match &**source {
+            LuksError::OlderBackup { .. } => {
+                ": use the newest backup, or, if there is none, repeat it with --older"
+            }
+            LuksError::HeaderInUse => ": type nodectl stop root.storage, and repeat it",
+            LuksError::NoSlot { .. }
+            | LuksError::NodeKeyMissing { .. }
+            | LuksError::WrongNodeKey { .. }
+            | LuksError::SlotClosed { .. }
+            | LuksError::Seal(_)
+                if is_own_key =>
+            {
+                return Self::NeedsPassphrase(error);
+            }
+            _ => "",
+        };
+        Self::Restore { hint, source: error }
+    }
+
     /// Returns whether the node's volume is not there: only an operator can give it up.
     pub(super) fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::LostVolume { .. } | Self::NotMounted { .. } | Self::OnDevice)
+        matches!(
+            self,
+            Self::Lost { .. }
+                | Self::HeaderLost { .. }
+                | Self::OtherVolume { .. }
+                | Self::LostVolume { .. }
+                | Self::NotMounted { .. }
+                | Self::OnDevice
+        )
     }
 
     /// The token that names the contents of the disk, to erase them.
     pub(super) fn erase_token(&self) -> Option<String> {
         match self {
             Self::Occupied { found, .. } | Self::Unreadable { found, .. } => found.erase_token(),
-            Self::OtherEncryption { report, .. } | Self::Lost { report, .. } => report.contents.erase_token(),
+            Self::OtherEncryption { report, .. }
+            | Self::Lost { report, .. }
+            | Self::HeaderLost { report, .. }
+            | Self::OtherVolume { report, .. } => report.contents.erase_token(),
             _ => None,
         }
     }

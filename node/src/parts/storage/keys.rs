@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::volume::{
-    EncryptionStatus, KeyPolicy, LuksVolume, RecoveryPassphrase, UnlockSecret, VolumeError,
+    EncryptionStatus, HeaderBackup, KeyPolicy, LuksVolume, RecoveryPassphrase, UnlockSecret, VolumeError,
 };
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
@@ -178,6 +178,16 @@ impl VolumeKeys {
         // The temporary slot may have waited for this confirmation.
         self.unsettled.notify_one();
         Ok(())
+    }
+
+    /// Copies the header of the volume.
+    ///
+    /// # Errors
+    /// [`VolumeKeyError::Volume`], [`VolumeKeyError::NotEncrypted`].
+    pub(crate) async fn back_up_header(&self) -> Result<HeaderBackup, VolumeKeyError> {
+        let _busy = self.busy.lock().await;
+        let volume = self.require_volume()?;
+        run_blocking(move || volume.back_up_header()).await
     }
 
     /// The key that the node has without an operator: its own, or the cluster's.

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::tree::LayoutFile;
 use nodekeel_localstorage::volume::{
-    DataVolume, DirectoryVolume, MountState, UnlockSecret, VOLUME_MARK_FILE, VolumeError,
+    DataVolume, DirectoryVolume, HeaderBackup, MountState, RecoveryPassphrase, UnlockSecret,
+    VOLUME_MARK_FILE, VolumeError,
 };
 
 use super::decision::Attempt;
@@ -143,6 +144,20 @@ impl VolumeOpener {
     /// Returns whether the last attempt to grow the volume has failed, and another one may not.
     pub(super) fn may_grow_later(&self) -> bool {
         matches!(self, Self::Device(Ok(opener)) if opener.may_grow_later())
+    }
+
+    /// Writes a header of the node's volume to its disk. It blocks.
+    pub(super) fn restore_header(
+        &self,
+        backup: &HeaderBackup,
+        passphrase: Option<RecoveryPassphrase>,
+        allow_older: bool,
+    ) -> Result<(), StorageError> {
+        match self {
+            Self::Device(Ok(opener)) => opener.restore_header(backup, passphrase, allow_older),
+            Self::Device(Err(error)) => Err(StorageError::Esp(Arc::clone(error))),
+            Self::Directory { .. } | Self::Provided { .. } => Err(StorageError::NotEncrypted),
+        }
     }
 
     /// The problem of the open volume's size.

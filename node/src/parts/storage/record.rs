@@ -12,15 +12,18 @@ const HEADER: &str = "nodekeel data volume on a device, format 1";
 const DISK_BYTES: &str = "disk_bytes = ";
 const FILE_SYSTEM: &str = "xfs = ";
 const GIVEN_UP: &str = "given_up = ";
+const VOLUME: &str = "volume = ";
 
-/// The node's knowledge of its volume. A power cut may have damaged either line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The node's knowledge of its volume. A power cut may have damaged each line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct VolumeRecord {
     /// The size of the disk that the volume uses, in bytes.
     pub(super) disk_bytes: Option<u64>,
     /// The mark that distinguishes the file system of a volume that is not encrypted from that of another node. The keys of an
     /// encrypted one do.
     pub(super) file_system: Option<u32>,
+    /// The UUID in the header of an encrypted volume.
+    pub(super) volume: Option<String>,
     /// The mark of the contents in whose place a volume is being created: until then, the node has no volume.
     pub(super) given_up: Option<u32>,
 }
@@ -29,7 +32,7 @@ impl VolumeRecord {
     /// The record of a disk with the node's volume.
     pub(super) fn of_disk(report: &DiskReport) -> Self {
         let (disk_bytes, file_system) = (Some(report.size_bytes), file_system_mark(report));
-        Self { disk_bytes, file_system, given_up: None }
+        Self { disk_bytes, file_system, volume: found_volume(report).map(str::to_owned), given_up: None }
     }
 
     /// The record of a node whose operator gave up the contents of a disk.
@@ -39,15 +42,21 @@ impl VolumeRecord {
     }
 
     /// Returns whether the disk has the contents that the operator gave up: the erasure failed before it wrote.
-    pub(super) fn gives_up(self, report: &DiskReport) -> bool {
+    pub(super) fn gives_up(&self, report: &DiskReport) -> bool {
         let found = report.contents.mark();
         found.is_some() && self.given_up == found
     }
 
     /// Returns whether the disk may be that of the record.
-    pub(super) fn is_of(self, report: &DiskReport) -> bool {
+    pub(super) fn is_of(&self, report: &DiskReport) -> bool {
         let (known, found) = (self.file_system, file_system_mark(report));
-        known.is_none() || found.is_none() || known == found
+        (known.is_none() || found.is_none() || known == found) && self.other_volume(report).is_none()
+    }
+
+    /// The recorded volume, if the header of the disk is of another one.
+    pub(super) fn other_volume(&self, report: &DiskReport) -> Option<&str> {
+        let known = self.volume.as_deref()?;
+        found_volume(report).is_some_and(|found| found != known).then_some(known)
     }
 
     /// The record by which the node knows its disk. One that has had a volume elsewhere has one without a disk; so has one
@@ -68,10 +77,11 @@ impl VolumeRecord {
     }
 
     /// Replaces the record, durably.
-    pub(super) fn write_to(self, esp: &Dir) -> Result<(), StorageError> {
+    pub(super) fn write_to(&self, esp: &Dir) -> Result<(), StorageError> {
         let mut text = format!("{HEADER}\n");
         text.extend(self.disk_bytes.map(|bytes| format!("{DISK_BYTES}{bytes}\n")));
         text.extend(self.file_system.map(|mark| format!("{FILE_SYSTEM}{mark:08x}\n")));
+        text.extend(self.volume.as_ref().map(|volume| format!("{VOLUME}{volume}\n")));
         text.extend(self.given_up.map(|mark| format!("{GIVEN_UP}{mark:08x}\n")));
         esp.write(RECORD_FILE, text.as_bytes(), FileMode::PRIVATE_FILE).map_err(StorageError::Record)
     }
@@ -92,6 +102,7 @@ impl VolumeRecord {
         Self {
             disk_bytes: value(DISK_BYTES).and_then(|bytes| bytes.parse().ok()),
             file_system: value(FILE_SYSTEM).and_then(parse_mark),
+            volume: value(VOLUME).map(str::to_owned),
             given_up: value(GIVEN_UP).and_then(parse_mark),
         }
     }
@@ -99,6 +110,13 @@ impl VolumeRecord {
 
 fn parse_mark(text: &str) -> Option<u32> {
     u32::from_str_radix(text, 16).ok()
+}
+
+fn found_volume(report: &DiskReport) -> Option<&str> {
+    match &report.volume {
+        DiskFinding::Encrypted { volume, .. } => Some(volume),
+        _ => None,
+    }
 }
 
 /// The mark that distinguishes the file system of a volume that is not encrypted.
@@ -120,12 +138,12 @@ mod tests {
         for (on_device, has_had_volume, expected) in [
             (None, false, None),
             (None, true, Some(VolumeRecord::default())),
-            (Some(disk), true, Some(disk)),
-            (Some(disk), false, Some(disk)),
-            (Some(given_up), false, Some(given_up)),
+            (Some(disk.clone()), true, Some(disk.clone())),
+            (Some(disk.clone()), false, Some(disk)),
+            (Some(given_up.clone()), false, Some(given_up.clone())),
             (Some(given_up), true, Some(VolumeRecord::default())),
         ] {
-            assert_eq!(VolumeRecord::of_node(on_device, has_had_volume), expected, "{on_device:?}");
+            assert_eq!(VolumeRecord::of_node(on_device.clone(), has_had_volume), expected, "{on_device:?}");
         }
     }
 
@@ -137,19 +155,21 @@ mod tests {
         let given_up = VolumeRecord { given_up: Some(0x2b), ..VolumeRecord::default() };
         given_up.write_to(&esp).expect("written");
         assert_eq!(VolumeRecord::read_from(&esp).expect("read"), Some(given_up));
-        let record = VolumeRecord { disk_bytes: Some(1 << 30), file_system: Some(0x1a2b), given_up: None };
+        let volume = Some("8f0f".to_owned());
+        let record =
+            VolumeRecord { disk_bytes: Some(1 << 30), file_system: Some(0x1a2b), volume, given_up: None };
         record.write_to(&esp).expect("written");
         assert_eq!(VolumeRecord::read_from(&esp).expect("read"), Some(record));
         let text = std::fs::read_to_string(scratch.path().join(RECORD_FILE)).expect("there");
         assert_eq!(
             text,
-            "nodekeel data volume on a device, format 1\ndisk_bytes = 1073741824\nxfs = 00001a2b\n"
+            "nodekeel data volume on a device, format 1\ndisk_bytes = 1073741824\nxfs = 00001a2b\nvolume = 8f0f\n"
         );
         for end in 0..text.len() {
             std::fs::write(scratch.path().join(RECORD_FILE), &text[..end]).expect("written");
             let found = VolumeRecord::read_from(&esp).expect("read").expect("there was a volume");
             assert!(found.disk_bytes.is_none_or(|bytes| bytes == 1 << 30), "cut at {end}: {found:?}");
-            assert!(found.file_system.is_none(), "cut at {end}: {found:?}");
+            assert!(found.volume.is_none(), "cut at {end}: {found:?}");
         }
     }
 }

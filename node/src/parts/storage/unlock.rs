@@ -68,6 +68,9 @@ impl Default for UnlockStatus {
 pub(crate) enum UnlockError {
     #[error("the data volume does not wait for a key: see nodectl storage status")]
     NotLocked,
+    /// It could not be opened for another reason than a key.
+    #[error("the data volume does not wait for a key: {0}")]
+    Closed(String),
     #[error("can't open the data volume with this key: {0}")]
     Rejected(String),
     #[error(
@@ -147,10 +150,16 @@ impl VolumeUnlock {
     /// Opens a locked volume with a secret. It stays locked if the secret does not open it.
     ///
     /// # Errors
-    /// [`UnlockError::NotLocked`], [`UnlockError::Rejected`].
+    /// [`UnlockError::NotLocked`], [`UnlockError::Closed`], [`UnlockError::Rejected`].
     pub(crate) async fn unlock(&self, secret: UnlockSecret) -> Result<(), UnlockError> {
         // The sender is cloned, since the lock must not be held over the send.
-        let offers = self.lock().offers.clone().ok_or(UnlockError::NotLocked)?;
+        let offers = {
+            let slots = self.lock();
+            slots.offers.clone().ok_or_else(|| match &slots.status {
+                UnlockStatus::Closed { error: Some(error), .. } => UnlockError::Closed(error.clone()),
+                _ => UnlockError::NotLocked,
+            })?
+        };
         let (result, is_open) = oneshot::channel();
         offers.send(UnlockOffer { secret, result }).await.map_err(|_| UnlockError::NotLocked)?;
         // root.storage drops the sender if it is stopped.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use nodekeel_localstorage::volume::{ColdStart, EncryptionStatus, KeyPolicy, SlotKind, UnlockSecret};
+use nodekeel_localstorage::volume::{
+    ColdStart, EncryptionStatus, HeaderRollback, KeyPolicy, SlotKind, UnlockSecret,
+};
 
 use super::plan::has_confirmed_passphrase;
 use super::{ClusterKeyState, VolumeKeys};
@@ -58,6 +60,8 @@ struct KeyReport {
     /// Slots that an interrupted change of the unlock keys has left.
     stale_slots: usize,
     has_both_headers: bool,
+    /// Its header is older than the newest one that this node has written.
+    rollback: Option<HeaderRollback>,
     /// An operator has opened it, and its keys were not rotated since.
     needed_passphrase: bool,
 }
@@ -87,6 +91,7 @@ impl KeyReport {
             has_unconfirmed_recovery: named(SlotKind::Recovery).any(|slot| slot.is_unconfirmed),
             stale_slots: stale.count(),
             has_both_headers: status.has_both_headers,
+            rollback: status.rollback,
             needed_passphrase: false,
         }
     }
@@ -110,6 +115,13 @@ impl KeyReport {
     fn conditions(self, cluster_key: &ClusterKeyState) -> Vec<HealthCondition> {
         let warning = |problem: &str| HealthCondition::warning(OBJECT, problem);
         let mut found = Vec::new();
+        found.extend(self.rollback.map(|rollback| {
+            let problem = format!("has an encryption header that was rolled back: {rollback}");
+            HealthCondition::warning(OBJECT, problem).hint(
+                "`nodectl storage header restore FILE` with the newer one, or, if this one is to stay, `nodectl storage rotate \
+                 --recovery`; for an older passphrase, `nodectl storage recovery`",
+            )
+        }));
         found.extend(self.passphrase_condition());
         if let (true, ClusterKeyState::Lost) = (self.is_split, cluster_key) {
             found.push(
@@ -183,6 +195,7 @@ mod tests {
         has_unconfirmed_recovery: false,
         stale_slots: 0,
         has_both_headers: true,
+        rollback: None,
         needed_passphrase: false,
     };
 
