@@ -32,6 +32,18 @@ pub enum PartitionError {
         /// All of them.
         partitions: Vec<PathBuf>,
     },
+    /// One disk is seen by several paths, or was copied with its table: name the disk, or detach the copy.
+    #[error(
+        "can't choose a partition with {wanted}: {} are one partition of one disk, by several paths, or copies of it; name the \
+         disk by its multipath device or one of its paths, or detach the copy",
+        paths(.partitions)
+    )]
+    SameDisk {
+        /// The type and the label.
+        wanted: String,
+        /// All of its names.
+        partitions: Vec<PathBuf>,
+    },
     /// The partition table of a disk can't be used, so the partition may be on it, too: repair the table, detach the
     /// disk, or name the disk with the partition.
     #[error(

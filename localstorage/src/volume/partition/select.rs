@@ -57,9 +57,11 @@ pub(super) fn select_partition(
     // The order of disks may differ at each boot: the first match would be a guess.
     if matches.len() > 1 {
         let partitions = matches.iter().map(|(scanned, _, entry)| partition_path(scanned, entry, dev));
-        return Err(PartitionError::Ambiguous {
-            wanted: wanted.describe(),
-            partitions: partitions.collect(),
+        let (wanted, partitions) = (wanted.describe(), partitions.collect());
+        return Err(if is_one_disk(&matches) {
+            PartitionError::SameDisk { wanted, partitions }
+        } else {
+            PartitionError::Ambiguous { wanted, partitions }
         });
     }
     let found = match matches.first() {
@@ -82,6 +84,16 @@ pub(super) fn select_partition(
     }
     found
         .ok_or_else(|| PartitionError::NotFound { wanted: wanted.describe(), seen: seen.unwrap_or_default() })
+}
+
+/// Returns whether the kernel has one disk by several names: each table has the same GUID and entry.
+fn is_one_disk(matches: &[(&ScannedDisk, &PartitionTable, TableEntry)]) -> bool {
+    matches.windows(2).all(|pair| {
+        let [(disk, table, entry), (other_disk, other_table, other_entry)] = pair else { return false };
+        disk.disk.name != other_disk.disk.name
+            && table.header.disk == other_table.header.disk
+            && entry == other_entry
+    })
 }
 
 fn find_entries<'a>(

@@ -39,6 +39,14 @@ fn with_problem(scanned: ScannedDisk, problem: TableProblem) -> ScannedDisk {
     ScannedDisk { table: Err(problem), ..scanned }
 }
 
+/// The same with another GUID.
+fn another(mut scanned: ScannedDisk) -> ScannedDisk {
+    if let Ok(table) = &mut scanned.table {
+        table.header.disk.0[0] ^= 1;
+    }
+    scanned
+}
+
 fn select(disks: Vec<ScannedDisk>) -> Result<Partition, PartitionError> {
     select_partition(disks, WANTED, Path::new("/dev"))
 }
@@ -63,7 +71,7 @@ fn the_one_partition_with_the_type_and_the_label_is_found() {
 fn two_partitions_on_one_disk_or_on_two_are_both_named() {
     let data = (PartitionType::NODEKEEL_DATA, "data");
     for (disks, second) in [
-        (vec![disk("sda", &[data]), disk("sdaa", &[data])], "/dev/sdaa1"),
+        (vec![disk("sda", &[data]), another(disk("sdaa", &[data]))], "/dev/sdaa1"),
         (vec![disk("sda", &[data, data])], "/dev/sda2"),
     ] {
         let error = select(disks).unwrap_err();
@@ -71,6 +79,14 @@ fn two_partitions_on_one_disk_or_on_two_are_both_named() {
         assert_eq!(partitions, &[PathBuf::from("/dev/sda1"), second.into()]);
         assert!(error.to_string().contains(&format!("/dev/sda1 and {second} have it")), "{error}");
     }
+}
+
+#[test]
+fn one_disk_by_two_paths_is_not_two_partitions() {
+    let data = (PartitionType::NODEKEEL_DATA, "data");
+    let error = select(vec![disk("sda", &[data]), disk("sdb", &[data])]).unwrap_err();
+    assert!(matches!(error, PartitionError::SameDisk { .. }), "{error:?}");
+    assert!(error.to_string().contains("/dev/sda1 and /dev/sdb1 are one partition of one disk"), "{error}");
 }
 
 #[test]
