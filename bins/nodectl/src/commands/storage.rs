@@ -1,5 +1,6 @@
 //! `storage`: the data volume, and the keys that open it.
 
+mod header;
 mod passphrase;
 mod view;
 
@@ -8,6 +9,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use nodekeel_node::v1;
 
+use self::header::HeaderCommand;
 use self::passphrase::{PassphraseArgs, read_passphrase};
 use self::view::{EncryptionView, SlotView, StorageChangeView, StorageView};
 use crate::api_client::ApiClient;
@@ -44,6 +46,9 @@ pub(crate) enum StorageCommand {
     /// What the kernel has reported of the volume's devices is a problem of the node until then: reads of data that nobody with
     /// the key has written, failed reads and writes, damages of the file system. It mends nothing.
     Acknowledge,
+    /// Back up and restore the encryption header
+    #[command(subcommand)]
+    Header(HeaderCommand),
     /// Discard the free blocks of the disk
     ///
     /// Only where the configuration allows it (storage.discards): a reader of an encrypted disk then sees which blocks
@@ -90,6 +95,7 @@ impl StorageCommand {
             Self::Recovery(args) if args.confirm => confirm_recovery(api, &args, printer).await,
             Self::Recovery(args) => add_recovery(api, &args.permit, printer).await,
             Self::Acknowledge => acknowledge(api, printer).await,
+            Self::Header(command) => command.run(api, printer).await,
             Self::Trim => trim(api, printer).await,
             Self::Erase { token } => erase(api, token, printer).await,
         }
@@ -167,6 +173,16 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
         if !encryption.both_headers {
             lines.push("header       one copy is damaged: the next change of a key repairs it".to_owned());
         }
+        lines.extend(encryption.rollback.as_ref().map(|rollback| {
+            format!(
+                "header       was rolled back: {rollback}: `nodectl storage header restore FILE`, or, if it is to stay, `nodectl \
+                 storage rotate --recovery`"
+            )
+        }));
+        let tokens = encryption.foreign_tokens.iter();
+        lines.extend(
+            tokens.map(|token| format!("token        {token}, of another program: it stays, unused")),
+        );
     }
     lines.iter().map(|line| escape_control(line)).collect()
 }

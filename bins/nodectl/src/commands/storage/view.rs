@@ -39,6 +39,8 @@ pub(super) struct EncryptionView {
     pub(super) both_headers: bool,
     pub(super) cluster_key: Option<String>,
     pub(super) cluster_key_detail: Option<String>,
+    pub(super) rollback: Option<String>,
+    pub(super) foreign_tokens: Vec<String>,
     pub(super) slots: Vec<SlotView>,
 }
 
@@ -107,6 +109,8 @@ impl From<v1::StorageEncryption> for EncryptionView {
             both_headers: encryption.has_both_headers,
             cluster_key: non_empty(encryption.cluster_key),
             cluster_key_detail: non_empty(encryption.cluster_key_detail),
+            rollback: non_empty(encryption.rollback),
+            foreign_tokens: encryption.foreign_tokens,
             slots: encryption.slots.into_iter().map(slot).collect(),
         }
     }
