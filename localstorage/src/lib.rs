@@ -17,6 +17,7 @@
 //!  step_journal ─ a small state in two files that are written in turn; step lists that resume after a crash
 //!  volume ────── the data partition: found, probed, created without data loss, encrypted, mounted, grown
 //!  mount ─────── mounts as plain data, and the trait that mounts: the kernel, or your implementation
+//!  tang ──────── secrets that a server in the network gives back (feature `tang`)
 //!  pki ───────── a key, its certificate and the CA certificate, replaced together (feature `pki`)
 //! ```
 //!
@@ -74,6 +75,7 @@
 //! # Features
 //! - `luks`: encrypted volumes, by the cryptsetup program.
 //! - `pki`: keys, certificates and revocation lists in dedicated directories.
+//! - `tang`: secrets that are bound to a Tang server, in the format of clevis.
 //! - `testing`: failpoints before every system call, conformance suites, checks over arbitrary input.
 //!
 //! # Origin
@@ -96,6 +98,8 @@ pub mod mount;
 #[cfg(feature = "pki")]
 pub mod pki;
 pub mod step_journal;
+#[cfg(feature = "tang")]
+pub mod tang;
 pub mod tree;
 pub mod volume;
 

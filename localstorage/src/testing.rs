@@ -18,6 +18,8 @@ pub use crate::mount::recorder::{MountCall, RecordingMounter};
 pub use crate::mount::table::fuzz_mountinfo;
 #[cfg(feature = "pki")]
 pub use crate::pki::fuzz_credentials_file;
+#[cfg(feature = "tang")]
+pub use crate::tang::server::{TangKeys, fuzz_tang_answer};
 pub use crate::tree::commit::fuzz_commit_record;
 pub use crate::volume::data_volume::volume_conformance;
 #[cfg(feature = "luks")]

@@ -55,9 +55,12 @@ fn the_token_of_a_volume_says_how_it_is_opened_after_a_power_cut() {
     // Headers with these tokens exist.
     let base =
         r#"{"type":"nodekeel-volume","keyslots":[],"format":1,"state":"unfinished","encryption":"encrypted""#;
-    for (cold_start, text) in
-        [(ColdStart::Local, "local"), (ColdStart::Operator, "operator"), (ColdStart::Peers, "peers")]
-    {
+    for (cold_start, text) in [
+        (ColdStart::Local, "local"),
+        (ColdStart::Operator, "operator"),
+        (ColdStart::Peers, "peers"),
+        (ColdStart::Tang, "tang"),
+    ] {
         let split = format!(r#"{base},"keys":"split","cold_start":"{text}"}}"#);
         assert_eq!(token(KeyPolicy::Split, cold_start), split);
         let Some(Token::Volume(read)) = Token::parse(&serde_json::from_str(&split).unwrap()) else {

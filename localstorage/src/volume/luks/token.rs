@@ -65,6 +65,8 @@ pub enum ColdStart {
     Operator,
     /// The node gets the cluster unlock key from its peers.
     Peers,
+    /// A Tang server in the network gives the cluster unlock key back. Releases before this one don't read such a header.
+    Tang,
 }
 
 impl fmt::Display for ColdStart {
@@ -73,6 +75,7 @@ impl fmt::Display for ColdStart {
             ColdStart::Local => "local",
             ColdStart::Operator => "operator",
             ColdStart::Peers => "peers",
+            ColdStart::Tang => "tang",
         })
     }
 }
