@@ -23,5 +23,6 @@ mod power_cut;
 mod removal;
 mod replace;
 mod step_journal;
+mod tang;
 mod tree;
 mod volume;

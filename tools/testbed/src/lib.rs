@@ -28,6 +28,7 @@ mod program;
 mod scratch;
 mod software_tpm;
 mod table;
+mod tang;
 mod wait;
 
 pub mod bench;
@@ -61,4 +62,5 @@ pub use program::{copy_program, write_program};
 pub use scratch::ScratchDir;
 pub use software_tpm::SoftwareTpm;
 pub use table::Table;
+pub use tang::TangServer;
 pub use wait::wait_until;

@@ -53,6 +53,8 @@ tools! {
         QEMU = "qemu-system-x86_64" of "qemu-system-x86";
         /// A TPM 2.0 in software, for guests and for tests on this machine.
         SWTPM = "swtpm" of "swtpm";
+        /// A Tang server, which answers one connection at its standard input and output.
+        TANGD = "tangd" of "tang";
         /// A guest's small programs; static, since its shell comes before every library.
         BUSYBOX = "busybox" of "busybox-static";
         /// A guest's shell once its root is there.
@@ -133,6 +135,8 @@ tools! {
         "genisoimage" of "genisoimage";
         "drbdmeta" of "drbd-utils";
         "make-bcache" of "bcache-tools";
+        "clevis" of "clevis";
+        "jose" of "jose";
         "strace" of "strace";
         "debootstrap" of "debootstrap";
         "strip" of "binutils";
@@ -188,7 +192,7 @@ pub fn find_tool(tool: Tool) -> Result<PathBuf, MissingTool> {
     find_in(tool, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
 }
 
-const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec";
 
 fn find_in(tool: Tool, preferred: Option<OsString>, path: Option<OsString>) -> Result<PathBuf, MissingTool> {
     let mut searched = Vec::new();

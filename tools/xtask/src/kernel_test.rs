@@ -39,11 +39,12 @@ const SERVICE_TARGETS: [&str; 5] =
 /// The parts of a guest that are programs: those that Go has built, and those of Debian.
 const GO_PROGRAMS: [(&str, GoTools); 3] =
     [("csi-sanity", gotool::CSI_SANITY), ("gvisor", gotool::CONTAINERD), ("gvisor", gotool::GVISOR)];
-const DEBIAN_PROGRAMS: [(&str, Tool); 4] = [
+const DEBIAN_PROGRAMS: [(&str, Tool); 5] = [
     ("etcd", tools::ETCD),
     ("etcd", tools::ETCDCTL),
     ("containerd", tools::CONTAINERD),
     ("containerd", tools::CTR),
+    ("tang", tools::TANGD),
 ];
 
 /// The tests of one binary that need a guest.

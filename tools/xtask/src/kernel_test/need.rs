@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 /// What a guest has or has not: a network with `network`, a TPM 2.0 with `tpm`, and programs: the conformance tests of
-/// CSI drivers, gVisor with a containerd that runs it, etcd and etcdctl, containerd and ctr, systemd and systemctl.
-const PARTS: [&str; 7] = ["network", "tpm", "csi-sanity", "gvisor", "etcd", "containerd", "systemd"];
+/// CSI drivers, gVisor with a containerd that runs it, etcd and etcdctl, containerd and ctr, systemd and systemctl, tangd.
+const PARTS: [&str; 8] = ["network", "tpm", "csi-sanity", "gvisor", "etcd", "containerd", "systemd", "tang"];
 
 /// The devices and programs of a guest. Of two tests with different needs, the larger one serves both.
 #[derive(Clone, Debug, PartialEq, Eq)]
