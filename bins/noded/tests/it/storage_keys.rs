@@ -23,7 +23,7 @@ async fn wait_cluster_key(node: &mut DeviceNode, state: &str) -> StorageEncrypti
     node.wait_status(is).await.encryption.unwrap()
 }
 
-fn slots(encryption: &StorageEncryption) -> Vec<String> {
+pub(crate) fn slots(encryption: &StorageEncryption) -> Vec<String> {
     let mut slots: Vec<_> =
         encryption.slots.iter().map(|slot| format!("{} {}", slot.kind, slot.generation)).collect();
     slots.sort();
@@ -143,8 +143,10 @@ async fn a_node_that_starts_cold_opens_its_volume_by_the_key_of_its_peers_alone(
     assert!(!member.fixture.is_open(), "a stop closes the volume");
 
     let mut node = start_with_peers(&member, vec![wrong.clone()]).await;
-    let status = node.wait_status(|status| !status.detail.is_empty() && status.state == "closed").await;
-    assert!(status.detail.contains("the cluster unlock key is not that of volume"), "{status:?}");
+    let is_refused = |status: &StorageResponse| {
+        status.state == "locked" && status.detail.contains("the cluster unlock key is not that of volume")
+    };
+    node.wait_status(is_refused).await;
     node.stop().await;
     assert!(!member.fixture.is_open());
 

@@ -1,12 +1,14 @@
 //! root.storage: opens the volume, waits for a key where it has to, and closes it when its users have stopped.
 
 use std::convert::Infallible;
+use std::error::Error;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::stat::fstat;
 use nodekeel_localstorage::volume::{DataVolume, MountState, UnlockKey, UnlockSecret, VolumeError};
-use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
+use nodekeel_supervisor::{Backoff, Context, Failure, RunFuture, Runnable};
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
@@ -16,7 +18,7 @@ use super::device::OpenedVolume;
 use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::opener::VolumeOpener;
-use super::unlock::{ClusterKeySource, ClusterKeysFuture, CreationWork, UnlockStatus, VolumeUnlock};
+use super::unlock::{ClusterKeySource, CreationWork, UnlockStatus, VolumeUnlock, random_fraction};
 use crate::block_events::BlockEvents;
 use crate::device_faults::DeviceFaults;
 use crate::error_chain::error_chain;
@@ -33,11 +35,15 @@ const BUSY_PAUSE: Duration = Duration::from_millis(50);
 const MIN_GROWTH_PAUSE: Duration = Duration::from_secs(10);
 const MAX_GROWTH_PAUSE: Duration = Duration::from_secs(3600);
 
+/// Between two requests for the cluster's key: who keeps it may be back at any time, and does not say so.
+const ASK_BACKOFF: Backoff =
+    Backoff { initial: Duration::from_millis(500), factor: 2.0, max: Duration::from_secs(8), jitter: 0.25 };
+
 /// Opens the volume, and closes it when the runnables on it have stopped.
 #[derive(Clone)]
 pub(super) struct StorageService {
     pub(super) opener: VolumeOpener,
-    /// The peers that are asked for the cluster's key while the volume is locked.
+    /// Those who are asked for the cluster's key while the volume is locked.
     pub(super) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
     pub(super) unlock: Arc<VolumeUnlock>,
     pub(super) volume: NodeVolume,
@@ -188,18 +194,21 @@ impl StorageService {
         Ok(opened)
     }
 
-    /// Waits until an operator, or the cluster's peers, give a key that opens the volume.
+    /// Waits until an operator, or who keeps the cluster's key, gives a key that opens the volume.
     async fn wait_for_key(
         &self,
         ctx: &Context,
         error: StorageError,
     ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
         let unlock = &self.unlock;
-        let reason = error_chain(&error);
-        tracing::warn!("the data volume is locked: {reason}");
+        let reason = match &self.cluster_keys {
+            Some(_) => "it has asked for the other half of its key".to_owned(),
+            None => error_chain(&error),
+        };
+        tracing::info!("the data volume is locked: {reason}");
         let mut offers = unlock.wait_for_secrets(reason);
-        let asked = self.ask_peers();
-        tokio::pin!(asked);
+        let mut asked = pin!(self.ask_for_keys(Duration::ZERO));
+        let mut failures = 0;
         loop {
             tokio::select! {
                 Some(offer) = offers.recv() => match self.try_secret(ctx, offer.secret, None).await? {
@@ -213,33 +222,49 @@ impl StorageService {
                         return Ok(opened);
                     }
                 },
-                // After an answer that does not help, root.storage ends, and its next incarnation asks again.
-                keys = &mut asked => return self.try_keys(ctx, keys?, error).await,
+                answer = &mut asked => {
+                    let reason = match answer {
+                        Ok(keys) => match self.try_keys(ctx, keys).await? {
+                            Some(Err(error)) if error.needs_key() => error_chain(&error),
+                            Some(opened) => return Ok(opened),
+                            None => "nobody has the other half of its key".to_owned(),
+                        },
+                        Err(error) => error_chain(&*error),
+                    };
+                    if unlock.set_lock_reason(reason.clone()) {
+                        tracing::warn!("the data volume stays locked: {reason}");
+                        self.health.announce();
+                    }
+                    failures += 1;
+                    asked.set(self.ask_for_keys(ASK_BACKOFF.jittered_delay(failures, random_fraction())));
+                }
                 canceled = ctx.canceled() => return Err(canceled.into()),
             }
         }
     }
 
-    /// Tries the keys that the cluster's peers have given. If they have none, the volume is as locked as before.
+    /// Tries the keys of an answer. The outcome of the last one; `None` if there is none.
     async fn try_keys(
         &self,
         ctx: &Context,
         keys: Vec<UnlockKey>,
-        mut locked: StorageError,
-    ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
+    ) -> Result<Option<Result<OpenedVolume, StorageError>>, Failure> {
+        let mut last = None;
         for key in keys {
             match self.try_secret(ctx, UnlockSecret::Cluster(key), None).await? {
-                Err(error) if error.needs_key() => locked = error,
-                opened => return Ok(opened),
+                Err(error) if error.needs_key() => last = Some(Err(error)),
+                opened => return Ok(Some(opened)),
             }
         }
-        Ok(Err(locked))
+        Ok(last)
     }
 
-    fn ask_peers(&self) -> ClusterKeysFuture<'_> {
+    /// Asks for the cluster's key after a pause.
+    async fn ask_for_keys(&self, pause: Duration) -> Result<Vec<UnlockKey>, Box<dyn Error + Send + Sync>> {
+        sleep(pause).await;
         match &self.cluster_keys {
-            Some(source) => source.cluster_keys(),
-            None => Box::pin(std::future::pending()),
+            Some(source) => source.cluster_keys().await,
+            None => std::future::pending().await,
         }
     }
 }

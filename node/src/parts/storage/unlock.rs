@@ -27,8 +27,9 @@ pub type ClusterKeysFuture<'a> =
 /// Gets the cluster unlock key of a node that starts cold, from its peers: `storage.cold_start = "peers"`.
 ///
 /// # Contract
-/// - It waits until a peer has answered, however long that takes. Its future may be dropped at any time.
-/// - After an error, root.storage ends, and asks again when its supervisor restarts it.
+/// - Its future may be dropped at any time.
+/// - An error is shown as the reason why the volume is locked, and so is a key that does not open it. root.storage asks again
+///   after a backoff of up to 10 s.
 pub trait ClusterKeySource: fmt::Debug + Send + Sync + 'static {
     /// The cluster unlock keys of this node, one of which opens its volume: during a rotation the cluster has two.
     fn cluster_keys(&self) -> ClusterKeysFuture<'_>;
@@ -250,9 +251,26 @@ impl VolumeUnlock {
         offers
     }
 
+    /// Replaces the reason why the volume is locked. Returns whether it is another one.
+    pub(crate) fn set_lock_reason(&self, text: String) -> bool {
+        match &mut self.lock().status {
+            UnlockStatus::Locked { reason, .. } if *reason != text => {
+                *reason = text;
+                true
+            }
+            _ => false,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, UnlockSlots> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A random number in `[0, 1)`, for the jitter of a backoff: after a power cut all nodes ask at once.
+pub(crate) fn random_fraction() -> f64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    f64::from(RandomState::new().hash_one(0) as u32) / (f64::from(u32::MAX) + 1.0)
 }
 
 #[cfg(test)]
