@@ -29,7 +29,9 @@ pub use crate::parts::service::config::{
     BackoffConfig, LivenessConfig, ReadinessConfig, ReloadConfig, RestartLimitConfig, RestartPolicy,
     ServiceLimits, ServicePrivileges, UserService,
 };
-pub use crate::parts::storage::config::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
+pub use crate::parts::storage::config::{
+    EncryptionMode, EspKind, SealKind, StorageConfig, TangConfig, VolumeKind,
+};
 use crate::program_name::program_name;
 pub use check::ConfigViolation;
 pub(crate) use locate::CORE_TABLES;

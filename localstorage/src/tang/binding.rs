@@ -51,7 +51,7 @@ impl fmt::Debug for Binding {
     }
 }
 
-/// The name of a random secret among others: 32 bits of a one-way function, which tell nothing else about a secret of 128
+/// The name of a random secret, or of a binding, among others: 32 bits of a one-way function, which tell nothing else about a secret of 128
 /// bits or more.
 pub fn secret_id(secret: &[u8]) -> String {
     let mut hash = Sha256::new();

@@ -236,7 +236,7 @@ impl ClusterPlan {
         Ok(node.on_volume(move |data| {
             data.create_layout::<ClusterLayout>()?;
             volume.attach(data.dir().open_dir(CLUSTER_DIR)?);
-            let keys = keys.clone().filter(|keys| keys.has_volume());
+            let keys = keys.clone().filter(|keys| keys.may_be_in_cluster());
             Ok(ClusterOnVolume { cluster: cluster.clone(), volume: Arc::clone(&volume), keys })
         }))
     }

@@ -20,6 +20,7 @@ mod opener;
 mod reading;
 mod record;
 mod service;
+pub(crate) mod tang;
 pub(crate) mod unlock;
 
 use std::fmt;
@@ -39,6 +40,7 @@ use self::faults::{FaultCollector, VolumeFaults};
 use self::keys::{VolumeKeys, key_health};
 use self::opener::VolumeOpener;
 use self::service::StorageService;
+use self::tang::TangKeyStore;
 use self::unlock::{ClusterKeySource, VolumeUnlock};
 use super::PartDeps;
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
@@ -102,7 +104,7 @@ impl Part for StoragePart {
         match (cold_start, &self.cluster_keys) {
             (Some(ColdStart::Peers), None) => Err(ConfigViolation::new(
                 "storage.cold_start",
-                "this program has no way to ask the node's peers; choose \"operator\" or \"local\"",
+                "this program has no way to ask the node's peers; choose \"operator\", \"tang\" or \"local\"",
             )),
             _ => Ok(()),
         }
@@ -198,6 +200,12 @@ impl fmt::Display for DevicePlan {
                     (KeyPolicy::Split, Some(ColdStart::Peers)) => {
                         f.write_str(", opened by node and cluster, which its peers give it")?;
                     }
+                    (KeyPolicy::Split, Some(ColdStart::Tang)) => {
+                        f.write_str(", opened by node and Tang server ")?;
+                        let urls: Vec<_> =
+                            encryption.tang.iter().map(|server| server.url.to_string()).collect();
+                        f.write_str(&urls.join(" or "))?;
+                    }
                     (KeyPolicy::Split, _) => {
                         f.write_str(", opened by node and cluster, or by an operator")?
                     }
@@ -260,16 +268,19 @@ impl PlannedRunnable for StoragePlan {
         let mut registry = Registry::with_prefix(metric_prefix());
         registry.register_collector(Box::new(FaultCollector(faults.clone())));
         node.metrics().add("storage", registry);
-        let keys = Arc::new(VolumeKeys::new(Arc::clone(&unlock)));
+        let tang = self.tang_keys(&opener, &unlock);
+        let keys = Arc::new(VolumeKeys::new(Arc::clone(&unlock), tang.clone()));
         node.health_sources().add("storage.keys", key_health(Arc::clone(&keys)));
         // The cluster finds the keys, and the control API all of it.
         node.extensions().insert(Arc::clone(&keys));
         let (volume, supervisor) = (node.running().volume.clone(), node.running().supervisor.clone());
         let config = node.config().storage.clone();
-        let (grace, cluster_keys) = (node.config().node.grace, self.asked_peers());
+        let grace = node.config().node.grace;
+        let cluster_keys = tang.map(|tang| tang as _).or_else(|| self.asked_peers());
         let service = StorageService {
             opener,
             cluster_keys,
+            keys: Arc::clone(&keys),
             unlock: Arc::clone(&unlock),
             volume: volume.clone(),
             faults: faults.clone(),
@@ -285,6 +296,14 @@ impl PlannedRunnable for StoragePlan {
 }
 
 impl StoragePlan {
+    /// The Tang servers that keep the cluster's key, if that is configured.
+    fn tang_keys(&self, opener: &VolumeOpener, unlock: &Arc<VolumeUnlock>) -> Option<Arc<TangKeyStore>> {
+        let VolumeSource::Device(plan) = &self.volume else { return None };
+        let servers = plan.config.encryption.as_ref()?.tang.clone();
+        let keys = || Arc::new(TangKeyStore::new(servers.clone(), opener.clone(), Arc::clone(unlock)));
+        (!servers.is_empty()).then(keys)
+    }
+
     /// The peers that are asked for the cluster's key, if that is configured.
     fn asked_peers(&self) -> Option<Arc<dyn ClusterKeySource>> {
         let VolumeSource::Device(plan) = &self.volume else { return None };

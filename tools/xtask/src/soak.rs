@@ -122,6 +122,8 @@ const SOAKS: &[Soak] = &[
     // The same under a kubelet, with XFS and with ext4; `cargo xtask test` takes a sample. With both soaks, the kills at each
     // point are counted: `cargo xtask soak volume-kills node-volume-kills`.
     ("node-volume-kills", Tests("provisionerd node kills::a_daemon_killed"), "NODEKEEL_NODE_VOLUME_KILLS=6"),
+    // A node whose volume a Tang server opens, restarted unattended.
+    ("tang-restarts", GuestTests("noded it storage_tang::"), "NODEKEEL_TANG_RESTARTS=20"),
     // noded, its etcd and its services killed and stopped at random for ten minutes.
     ("node-storm", Tests("noded it storm::"), "NODEKEEL_STORM_SECONDS=600"),
     // What is said of each trouble of a node, after 60 s too.

@@ -169,7 +169,8 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
         let EncryptionView { device, volume, .. } = encryption;
         lines.push(format!("device       {device}, volume {volume}"));
         lines.push(format!("opened by    {}", describe_keys(encryption)));
-        lines.extend(describe_cluster_key(encryption).map(|text| format!("cluster      {text}")));
+        let keeper = if encryption.cold_start.as_deref() == Some("tang") { "tang" } else { "cluster" };
+        lines.extend(describe_cluster_key(encryption).map(|text| format!("{keeper:<12} {text}")));
         if !encryption.both_headers {
             lines.push("header       one copy is damaged: the next change of a key repairs it".to_owned());
         }
@@ -193,6 +194,7 @@ fn describe_keys(encryption: &EncryptionView) -> String {
         Some("local") => "the node alone",
         Some("operator") => "an operator",
         Some("peers") => "the node, with the key from its peers",
+        Some("tang") => return "the node and a Tang server together".to_owned(),
         Some(other) => other,
     };
     format!("node and cluster together; after a power cut, by {cold_start}")
@@ -201,11 +203,16 @@ fn describe_keys(encryption: &EncryptionView) -> String {
 fn describe_cluster_key(encryption: &EncryptionView) -> Option<String> {
     Some(match encryption.cluster_key.as_deref()? {
         "stored" => "has its half of the key".to_owned(),
+        "incomplete" => format!(
+            "has its half of the key, but not with each server: {}",
+            encryption.cluster_key_detail.as_deref().unwrap_or_default()
+        ),
         "lost" => "has lost its half of the key: `nodectl storage rotate --recovery`".to_owned(),
         "pending" => format!(
             "does not have its half of the key yet: {}",
             encryption.cluster_key_detail.as_deref().unwrap_or_default()
         ),
+        _ if encryption.cold_start.as_deref() == Some("tang") => "no server was asked yet".to_owned(),
         _ => "the node is not in it yet".to_owned(),
     })
 }
@@ -428,6 +435,7 @@ mod tests {
             describe_cluster_key(&encryption.into())
         };
         assert!(shown("pending").unwrap().ends_with("yet: no leader"));
+        assert!(shown("incomplete").unwrap().ends_with("each server: no leader"));
         assert!(shown("lost").unwrap().contains("`nodectl storage rotate --recovery`"));
         assert_eq!(shown("unknown").unwrap(), "the node is not in it yet");
         assert_eq!(shown(""), None);

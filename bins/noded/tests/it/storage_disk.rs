@@ -95,7 +95,10 @@ async fn check_volume_in_use(keys: &str) {
     // It grows by itself.
     fixture.grow(768);
     let volume = fixture.volume();
-    wait("the growth", || Ok(anyhow::ensure!(mebibytes_of_file_system(&volume) > 600)));
+    wait("the growth", || {
+        anyhow::ensure!(mebibytes_of_file_system(&volume) > 600);
+        Ok(())
+    });
     let is_mounted = fs::read_to_string(fixture.volume().join("witness"));
     // What a pod executes is on its volume.
     fs::copy("/bin/true", fixture.volume().join("true")).unwrap();

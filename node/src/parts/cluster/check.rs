@@ -1,7 +1,7 @@
 //! Rules between the keys of `[cluster]` and others.
 
 use nodekeel_cluster::network::NodeAddress;
-use nodekeel_localstorage::volume::KeyPolicy;
+use nodekeel_localstorage::volume::{ColdStart, KeyPolicy};
 
 use crate::config::NodedConfig;
 use crate::config::check::{
@@ -51,12 +51,14 @@ pub(super) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
     }
 }
 
-/// Without a cluster, nothing would keep the other half of the key: the node's key alone would open the volume for good.
+/// Without a cluster or a Tang server, nothing would keep the other half of the key: the node's key alone would open the
+/// volume for good.
 fn check_no_split_keys(config: &NodedConfig) -> Result<(), ConfigViolation> {
-    match config.storage.keys {
-        Some(KeyPolicy::Split) => reject_field(
+    match (config.storage.keys, config.storage.cold_start) {
+        (Some(KeyPolicy::Split), cold_start) if cold_start != Some(ColdStart::Tang) => reject_field(
             "storage.keys",
-            "\"split\" requires [cluster], which keeps the other half; add it, or choose \"local\"",
+            "\"split\" requires [cluster], which keeps the other half, or cold_start = \"tang\"; add one of them, or \
+             choose \"local\"",
         ),
         _ => Ok(()),
     }

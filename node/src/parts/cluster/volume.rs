@@ -50,7 +50,7 @@ impl DataVolume for ClusterVolume {
 pub(super) struct ClusterOnVolume {
     pub(super) cluster: ClusterNode,
     pub(super) volume: Arc<ClusterVolume>,
-    /// Of an encrypted data volume.
+    /// Of an encrypted data volume, half of whose key the cluster keeps.
     pub(super) keys: Option<Arc<VolumeKeys>>,
 }
 

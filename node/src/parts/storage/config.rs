@@ -27,6 +27,8 @@ pub struct StorageConfig {
     pub keys: Option<KeyPolicy>,
     /// The way in which a node with split keys opens its volume when its cluster does not run yet.
     pub cold_start: Option<ColdStart>,
+    /// The Tang servers that give the other half of the key back; any one of them opens the volume.
+    pub tang: Option<Vec<TangConfig>>,
     /// The seal that keeps the node's half of the key.
     pub seal: Option<SealKind>,
     /// The platform configuration registers to which a TPM binds the node's half. Default: 7.
@@ -39,6 +41,17 @@ pub struct StorageConfig {
     pub discards: Option<bool>,
     /// True if an authenticated volume is wiped when it is created. Default: yes.
     pub wipe: Option<bool>,
+}
+
+/// A Tang server.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TangConfig {
+    /// `http://HOST` or `http://HOST:PORT`.
+    pub url: String,
+    /// The SHA-256 thumbprint of the key that signs for the server, as `tang-show-keys` prints it.
+    pub thumbprint: String,
 }
 
 /// The kind of the volume that holds the node's data.

@@ -122,6 +122,7 @@ impl StorageControl {
             (KeyPolicy::Local, _) => ("", String::new()),
             (_, ClusterKeyState::Unknown) => ("unknown", String::new()),
             (_, ClusterKeyState::Stored) => ("stored", String::new()),
+            (_, ClusterKeyState::Incomplete(why)) => ("incomplete", why),
             (_, ClusterKeyState::Pending(why)) => ("pending", why),
             (_, ClusterKeyState::Lost) => ("lost", String::new()),
         };
@@ -365,13 +366,14 @@ fn error_code(error: &VolumeKeyError) -> Code {
             | LuksError::Seal(SealError::Tpm { .. }) => Code::FailedPrecondition,
             _ => Code::Internal,
         },
-        VolumeKeyError::Volume(_) => Code::Internal,
+        VolumeKeyError::Volume(_) | VolumeKeyError::Unsettled => Code::Internal,
         VolumeKeyError::Store(error) if error.is_retryable() => Code::Aborted,
         VolumeKeyError::Store(_) => Code::Internal,
         VolumeKeyError::NotEncrypted
         | VolumeKeyError::NoCluster
         | VolumeKeyError::Cluster(_)
         | VolumeKeyError::Identity(_)
+        | VolumeKeyError::Tang(_)
         | VolumeKeyError::NeedsPassphrase
         | VolumeKeyError::LacksPassphrase => Code::FailedPrecondition,
     }

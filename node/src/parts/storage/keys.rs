@@ -29,14 +29,16 @@ use tokio::task::spawn_blocking;
 use self::cluster_keys::NodeKeyStore;
 use self::plan::SlotFacts;
 use self::settle::{KeyOutcome, settle_keys};
+use super::tang::TangKeyStore;
 use super::unlock::VolumeUnlock;
 use crate::error_chain::error_chain;
 
+pub(super) use self::cluster_keys::ClusterKeyStore;
 pub(crate) use self::error::VolumeKeyError;
 pub(crate) use self::health::key_health;
-pub(crate) use self::service::KeyService;
+pub(crate) use self::service::{KeyService, TangKeyService};
 
-/// The place of the cluster unlock key, as far as this process knows.
+/// The place of the cluster unlock key, in the cluster or with Tang servers, as far as this process knows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum ClusterKeyState {
     /// The volume has none, or the node is not in its cluster yet.
@@ -44,6 +46,8 @@ pub(crate) enum ClusterKeyState {
     Unknown,
     /// The cluster has it, and each step is done.
     Stored,
+    /// So it is with Tang, but some of its servers can't give it back, for these reasons.
+    Incomplete(String),
     /// A step could not be done, for this reason; it is repeated.
     Pending(String),
     /// No key of the cluster opens the volume.
@@ -54,6 +58,8 @@ pub(crate) enum ClusterKeyState {
 #[derive(Debug, Default)]
 pub(crate) struct VolumeKeys {
     unlock: Arc<VolumeUnlock>,
+    /// The Tang servers that keep the cluster unlock key, in the place of the cluster.
+    tang: Option<Arc<TangKeyStore>>,
     busy: tokio::sync::Mutex<()>,
     state: Mutex<ClusterKeyState>,
     /// A change has left something to do.
@@ -61,13 +67,18 @@ pub(crate) struct VolumeKeys {
 }
 
 impl VolumeKeys {
-    pub(crate) fn new(unlock: Arc<VolumeUnlock>) -> Self {
-        Self { unlock, ..Self::default() }
+    pub(crate) fn new(unlock: Arc<VolumeUnlock>, tang: Option<Arc<TangKeyStore>>) -> Self {
+        Self { unlock, tang, ..Self::default() }
     }
 
-    /// Returns whether the volume is encrypted, and so has keys.
-    pub(crate) fn has_volume(&self) -> bool {
-        self.unlock.encrypted_volume().is_some()
+    /// Returns whether the volume may have a key that the cluster keeps.
+    pub(crate) fn may_be_in_cluster(&self) -> bool {
+        self.tang.is_none() && self.unlock.encrypted_volume().is_some()
+    }
+
+    /// Returns whether Tang servers keep the cluster unlock key.
+    pub(crate) fn are_with_tang(&self) -> bool {
+        self.tang.is_some()
     }
 
     /// The place of the cluster unlock key.
@@ -86,11 +97,12 @@ impl VolumeKeys {
         }
     }
 
-    /// Does what is left to do with the cluster unlock key: stores it in the cluster, and removes what it supersedes.
+    /// Does what is left to do with the cluster unlock key: stores it in the cluster or with Tang servers, and removes what it
+    /// supersedes.
     ///
     /// # Errors
     /// The step that failed: it is to be repeated.
-    pub(crate) async fn settle(&self, cluster: &ClusterNode) -> Result<(), VolumeKeyError> {
+    pub(crate) async fn settle(&self, cluster: Option<&ClusterNode>) -> Result<(), VolumeKeyError> {
         let _busy = self.busy.lock().await;
         self.settle_locked(cluster).await.map(drop)
     }
@@ -119,23 +131,20 @@ impl VolumeKeys {
             None => self.key_at_hand(cluster).await?,
         };
         let facts = self.slot_facts(&volume).await?;
-        let cluster = match facts.keys {
-            KeyPolicy::Split if facts.needs_temporary_slot() => return Err(VolumeKeyError::LacksPassphrase),
-            KeyPolicy::Split => {
-                let cluster = cluster.ok_or(VolumeKeyError::NoCluster)?;
-                // Without a cluster, no one would keep the new key.
-                NodeKeyStore::open(cluster)?;
-                Some(cluster)
+        if facts.keys == KeyPolicy::Split {
+            if facts.needs_temporary_slot() {
+                return Err(VolumeKeyError::LacksPassphrase);
             }
-            _ => None,
-        };
+            // Without a store, no one would keep the new key.
+            self.open_store(cluster)?;
+        }
         let key = run_blocking(move || volume.rotate_keys(&secret)).await?;
         // The node's new key opens the volume at a restart of root.storage, and a remembered passphrase is not
         // needed.
         if facts.keys == KeyPolicy::Local {
             self.unlock.keep_secret(UnlockSecret::Node);
         }
-        if let (Some(key), Some(cluster)) = (key, cluster) {
+        if let Some(key) = key {
             // The key is kept before the deposit, which may fail: nothing else has it.
             self.unlock.keep_cluster_key(key);
             let settled = self.settle_locked(cluster).await;
@@ -194,7 +203,8 @@ impl VolumeKeys {
     async fn key_at_hand(&self, cluster: Option<&ClusterNode>) -> Result<UnlockSecret, VolumeKeyError> {
         let facts = self.slot_facts(&self.require_volume()?).await?;
         // A key that was read back from the cluster is known to open the volume.
-        if let (KeyPolicy::Split, Some(cluster)) = (facts.keys, cluster)
+        if facts.keys == KeyPolicy::Split
+            && (cluster.is_some() || self.are_with_tang())
             && let KeyOutcome::Stored(key) = self.settle_locked(cluster).await?
         {
             return Ok(UnlockSecret::Cluster(key));
@@ -202,22 +212,49 @@ impl VolumeKeys {
         if facts.has_local { Ok(UnlockSecret::Node) } else { Err(VolumeKeyError::NeedsPassphrase) }
     }
 
-    async fn settle_locked(&self, cluster: &ClusterNode) -> Result<KeyOutcome, VolumeKeyError> {
-        let volume = self.require_volume()?;
-        let settled = match self.slot_facts(&volume).await?.keys {
-            KeyPolicy::Split => match NodeKeyStore::open(cluster) {
-                Ok(store) => settle_keys(&volume, &store, &*self.unlock).await,
-                Err(error) => Err(error),
-            },
-            _ => Ok(KeyOutcome::NotSplit),
-        };
+    fn open_store(&self, cluster: Option<&ClusterNode>) -> Result<KeyStore, VolumeKeyError> {
+        match &self.tang {
+            Some(tang) => Ok(KeyStore::Tang(Arc::clone(tang))),
+            None => NodeKeyStore::open(cluster.ok_or(VolumeKeyError::NoCluster)?).map(KeyStore::Cluster),
+        }
+    }
+
+    async fn settle_locked(&self, cluster: Option<&ClusterNode>) -> Result<KeyOutcome, VolumeKeyError> {
+        let settled = self.settle_with_store(cluster).await;
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = match &settled {
-            Ok(KeyOutcome::NotSplit) => ClusterKeyState::Unknown,
-            Ok(KeyOutcome::Stored(_)) => ClusterKeyState::Stored,
-            Ok(KeyOutcome::Lost) => ClusterKeyState::Lost,
+            Ok((KeyOutcome::NotSplit, _)) => ClusterKeyState::Unknown,
+            Ok((KeyOutcome::Stored(_), problems)) if problems.is_empty() => ClusterKeyState::Stored,
+            Ok((KeyOutcome::Stored(_), problems)) => ClusterKeyState::Incomplete(problems.join("; ")),
+            Ok((KeyOutcome::Lost, _)) => ClusterKeyState::Lost,
             Err(error) => ClusterKeyState::Pending(error_chain(error)),
         };
-        settled
+        settled.map(|(outcome, _)| outcome)
+    }
+
+    /// Settles the keys. Returns the problems of Tang servers of which another one is enough.
+    async fn settle_with_store(
+        &self,
+        cluster: Option<&ClusterNode>,
+    ) -> Result<(KeyOutcome, Vec<String>), VolumeKeyError> {
+        let volume = self.require_volume()?;
+        let facts = self.slot_facts(&volume).await?;
+        if facts.keys != KeyPolicy::Split {
+            return Ok((KeyOutcome::NotSplit, Vec::new()));
+        }
+        let tang = match self.open_store(cluster)? {
+            KeyStore::Cluster(store) => {
+                return Ok((settle_keys(&volume, &store, &*self.unlock).await?, Vec::new()));
+            }
+            KeyStore::Tang(tang) => tang,
+        };
+        let outcome = settle_keys(&volume, &*tang, &*self.unlock).await?;
+        let problems = match &outcome {
+            KeyOutcome::Stored(key) => {
+                tang.complete(&facts.volume, key).await.map_err(VolumeKeyError::Tang)?
+            }
+            _ => Vec::new(),
+        };
+        Ok((outcome, problems))
     }
 
     fn require_volume(&self) -> Result<Arc<LuksVolume>, VolumeKeyError> {
@@ -228,6 +265,18 @@ impl VolumeKeys {
         let volume = Arc::clone(volume);
         run_blocking(move || volume.encryption_status().map(|status| SlotFacts::of(&status))).await
     }
+}
+
+/// The keeper of the cluster unlock key.
+enum KeyStore {
+    Cluster(NodeKeyStore),
+    Tang(Arc<TangKeyStore>),
+}
+
+/// Reads the UUID of the encrypted volume, open or not.
+pub(super) async fn read_volume_id(unlock: &VolumeUnlock) -> Result<String, VolumeKeyError> {
+    let volume = unlock.encrypted_volume().ok_or(VolumeKeyError::NotEncrypted)?;
+    run_blocking(move || volume.encryption_status()).await.map(|status| status.volume)
 }
 
 /// Runs what blocks on a thread.

@@ -17,6 +17,7 @@ use super::decision::Attempt;
 use super::device::OpenedVolume;
 use super::error::StorageError;
 use super::faults::VolumeFaults;
+use super::keys::{TangKeyService, VolumeKeys};
 use super::opener::VolumeOpener;
 use super::unlock::{ClusterKeySource, CreationWork, UnlockStatus, VolumeUnlock, random_fraction};
 use crate::block_events::BlockEvents;
@@ -45,6 +46,7 @@ pub(super) struct StorageService {
     pub(super) opener: VolumeOpener,
     /// Those who are asked for the cluster's key while the volume is locked.
     pub(super) cluster_keys: Option<Arc<dyn ClusterKeySource>>,
+    pub(super) keys: Arc<VolumeKeys>,
     pub(super) unlock: Arc<VolumeUnlock>,
     pub(super) volume: NodeVolume,
     /// The faults of its devices, and where they come from and go to.
@@ -92,6 +94,9 @@ impl StorageService {
         self.volume.open(dir);
         let open = CloseOnDrop(self.volume.clone());
         unlock.set_status(UnlockStatus::Open { slot });
+        if self.keys.are_with_tang() {
+            ctx.run_child("keys", TangKeyService::new(Arc::clone(&self.keys), self.health.clone()))?;
+        }
         ctx.signal_ready()?;
         let canceled = tokio::select! {
             canceled = ctx.canceled() => canceled,

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use nodekeel_localstorage::tang::InvalidThumbprint;
 use nodekeel_localstorage::volume::{
     ColdStart, KeyPolicy, PartitionQuery, PartitionType, PcrSelection, VolumeEncryption,
 };
 
 use super::{EncryptionMode, EspKind, SealKind, StorageConfig, VolumeKind};
 use crate::config::check::{ConfigViolation, check_absolute_path, check_no_nul};
+use crate::parts::storage::tang::{TangServer, TangUrl};
 
 /// The data volume on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(crate) struct EncryptionConfig {
     pub(crate) keys: KeyPolicy,
     /// With split keys.
     pub(crate) cold_start: Option<ColdStart>,
+    /// One at least with `cold_start = "tang"`, and none otherwise.
+    pub(crate) tang: Vec<TangServer>,
     pub(crate) seal: SealConfig,
     pub(crate) discards: bool,
     pub(crate) wipe: bool,
@@ -120,7 +124,7 @@ impl StorageConfig {
             KeyPolicy::Split => Some(self.cold_start.ok_or_else(|| {
                 violation(
                     "cold_start",
-                    "is required by keys = \"split\"; choose \"operator\", \"local\" or \"peers\"",
+                    "is required by keys = \"split\"; choose \"operator\", \"tang\", \"local\" or \"peers\"",
                 )
             })?),
             KeyPolicy::Local => {
@@ -129,7 +133,32 @@ impl StorageConfig {
             _ => return Err(violation("keys", "is unknown; choose \"split\" or \"local\"")),
         };
         let (discards, wipe) = (self.discards.unwrap_or(false), self.wipe.unwrap_or(true));
-        Ok(Some(EncryptionConfig { encryption, keys, cold_start, seal: self.seal_config()?, discards, wipe }))
+        let (tang, seal) = (self.tang_servers(cold_start)?, self.seal_config()?);
+        Ok(Some(EncryptionConfig { encryption, keys, cold_start, tang, seal, discards, wipe }))
+    }
+
+    fn tang_servers(&self, cold_start: Option<ColdStart>) -> Result<Vec<TangServer>, ConfigViolation> {
+        if cold_start != Some(ColdStart::Tang) {
+            return self.check_absent(&["tang"], "is for cold_start = \"tang\" only").map(|()| Vec::new());
+        }
+        let given = self.tang.as_deref().unwrap_or_default();
+        if given.is_empty() || given.len() > MAX_TANG_SERVERS {
+            let why = "has to name one server, or up to 8, of which one is enough: \
+                       tang = [{ url = \"http://HOST\", thumbprint = \"…\" }], as tang-show-keys prints it on the server";
+            return Err(violation("tang", why));
+        }
+        let mut servers = Vec::<TangServer>::new();
+        for config in given {
+            let url: TangUrl = config.url.parse().map_err(|error| violation("tang.url", error))?;
+            let signer = config.thumbprint.parse();
+            let signer =
+                signer.map_err(|error: InvalidThumbprint| violation("tang.thumbprint", error.to_string()))?;
+            if servers.iter().any(|server| server.url == url) {
+                return Err(violation("tang.url", format!("\"{url}\" is there twice; remove one")));
+            }
+            servers.push(TangServer { url, signer });
+        }
+        Ok(servers)
     }
 
     fn seal_config(&self) -> Result<SealConfig, ConfigViolation> {
@@ -171,6 +200,7 @@ impl StorageConfig {
             ("encryption", self.encryption.is_some()),
             ("keys", self.keys.is_some()),
             ("cold_start", self.cold_start.is_some()),
+            ("tang", self.tang.is_some()),
             ("seal", self.seal.is_some()),
             ("tpm_pcrs", self.tpm_pcrs.is_some()),
             ("esp", self.esp != EspKind::default()),
@@ -182,7 +212,10 @@ impl StorageConfig {
     }
 }
 
-const KEY_KEYS: &[&str] = &["keys", "cold_start", "seal", "tpm_pcrs", "discards", "wipe"];
+/// Each is asked at each start, and bound to by each change of the keys.
+const MAX_TANG_SERVERS: usize = 8;
+
+const KEY_KEYS: &[&str] = &["keys", "cold_start", "tang", "seal", "tpm_pcrs", "discards", "wipe"];
 
 fn violation(key: &str, message: impl Into<String>) -> ConfigViolation {
     ConfigViolation::new(format!("storage.{key}"), message)
@@ -232,11 +265,38 @@ mod tests {
             encryption: VolumeEncryption::EncryptedAndAuthenticated,
             keys: KeyPolicy::Split,
             cold_start: Some(ColdStart::Operator),
+            tang: Vec::new(),
             seal: SealConfig::File,
             discards: false,
             wipe: true,
         };
         assert_eq!(partition.encryption, Some(encryption));
+    }
+
+    const THUMBPRINT: &str = "2l_uvjJ7-agJEqReaYhUuKMTRjlvZ6i6XVwdI1NHoYY";
+
+    /// A volume with these servers and their thumbprints.
+    fn tang(servers: &[(&str, &str)]) -> String {
+        let tables = servers
+            .iter()
+            .map(|(url, thumbprint)| format!("{{ url = {url:?}, thumbprint = {thumbprint:?} }}"));
+        format!(
+            "kind = \"disk\"\ndevice = \"/dev/sdb\"\nencryption = \"encrypted\"\nkeys = \"split\"\ncold_start = \"tang\"\n\
+             tang = [{}]\n",
+            tables.collect::<Vec<_>>().join(", ")
+        )
+    }
+
+    #[test]
+    fn tang_servers_have_a_url_and_the_thumbprint_of_the_key_that_signs_for_them() {
+        let config =
+            parse(&tang(&[("http://one:8080", THUMBPRINT), ("http://two", THUMBPRINT)])).expect("valid");
+        let encryption = config.and_then(|config| config.encryption).expect("encrypted");
+        let servers: Vec<_> = encryption.tang.iter().map(|server| server.url.to_string()).collect();
+        assert_eq!(
+            (encryption.cold_start, servers),
+            (Some(ColdStart::Tang), vec!["http://one:8080".into(), "http://two".into()])
+        );
     }
 
     #[test]
@@ -277,6 +337,26 @@ mod tests {
             (
                 format!("{disk}{encrypted}keys = \"local\"\ncold_start = \"local\""),
                 "storage.cold_start: is for keys = \"split\"",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"split\"\ncold_start = \"operator\"\ntang = []"),
+                "storage.tang: is for cold_start = \"tang\" only; remove it",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"split\"\ncold_start = \"tang\""),
+                "storage.tang: has to name one server, or up to 8",
+            ),
+            (
+                tang(&[("https://tang", THUMBPRINT)]),
+                "storage.tang.url: \"https://tang\" has TLS, which the protocol of Tang does not need; write http://HOST",
+            ),
+            (
+                tang(&[("http://tang", "SHA1")]),
+                "storage.tang.thumbprint: invalid thumbprint \"SHA1\": SHA-256",
+            ),
+            (
+                tang(&[("http://tang", THUMBPRINT), ("http://tang/", THUMBPRINT)]),
+                "storage.tang.url: \"http://tang\" is there twice",
             ),
             (
                 format!("{disk}{encrypted}keys = \"local\"\nwipe = false"),

@@ -7,7 +7,7 @@ use nodekeel_localstorage::volume::UnlockKey;
 use super::VolumeKeyError;
 
 /// Keeps the cluster unlock keys of a volume.
-pub(super) trait ClusterKeyStore: Sync {
+pub(in crate::parts::storage) trait ClusterKeyStore: Sync {
     /// The version in which keys were read.
     type Version: Send + Sync;
 

@@ -5,6 +5,8 @@ use nodekeel_cluster::node::NodeStoreError;
 use nodekeel_localstorage::volume::VolumeError;
 use thiserror::Error;
 
+use crate::parts::storage::tang::TangKeyError;
+
 /// The reason why the keys of the data volume could not be changed. Keys that opened it still do.
 #[derive(Debug, Error)]
 pub(crate) enum VolumeKeyError {
@@ -28,6 +30,12 @@ pub(crate) enum VolumeKeyError {
     /// The cluster does not answer, or has another version of the keys.
     #[error("can't read or change the cluster's half of the data volume's key")]
     Store(#[source] NodeStoreError),
+    /// Its keeper answers differently each time.
+    #[error("the keeper of the other half of the data volume's key does not give back what it was given")]
+    Unsettled,
+    /// No Tang server keeps or gives back the key.
+    #[error("can't store or recover the other half of the data volume's key")]
+    Tang(#[source] TangKeyError),
     /// Neither the node nor its cluster has a key that opens the volume.
     #[error(
         "neither the node nor its cluster has a key that opens the data volume: type the recovery passphrase, with --recovery"

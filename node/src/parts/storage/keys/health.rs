@@ -31,7 +31,8 @@ impl HealthSource for KeyHealth {
             match self.0.encryption_status().await {
                 Ok(Some(status)) => {
                     let needed_passphrase = matches!(self.0.unlock.secret(), Some(UnlockSecret::Recovery(_)));
-                    let report = KeyReport { needed_passphrase, ..KeyReport::of(&status) };
+                    let is_with_tang = self.0.are_with_tang();
+                    let report = KeyReport { needed_passphrase, is_with_tang, ..KeyReport::of(&status) };
                     report.conditions(&self.0.cluster_key_state())
                 }
                 Ok(None) => Vec::new(),
@@ -47,8 +48,10 @@ impl HealthSource for KeyHealth {
 /// The facts that the conditions depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KeyReport {
-    /// The cluster keeps half of the key.
+    /// The cluster keeps half of the key, or Tang servers do.
     is_split: bool,
+    /// Tang servers do.
+    is_with_tang: bool,
     /// The node unlock key alone opens it, only until the cluster has its half.
     has_temporary_slot: bool,
     /// An operator has typed its recovery passphrase since it was shown.
@@ -85,6 +88,7 @@ impl KeyReport {
         let has_recovery = has_confirmed_passphrase(status);
         Self {
             is_split,
+            is_with_tang: false,
             has_temporary_slot: !keeps_local && named(SlotKind::Local).next().is_some(),
             has_recovery,
             lacks_passphrase: !has_recovery && status.cold_start == Some(ColdStart::Operator),
@@ -112,6 +116,26 @@ impl KeyReport {
         (self.needed_passphrase && !self.is_split).then_some(condition)
     }
 
+    /// A Tang server would not open the volume at the next start.
+    fn tang_condition(self, cluster_key: &ClusterKeyState) -> Option<HealthCondition> {
+        let problem = match (cluster_key, self.has_temporary_slot) {
+            _ if !self.is_with_tang || !self.is_split => return None,
+            (ClusterKeyState::Pending(why), true) => {
+                format!("opens by the node unlock key alone until a Tang server keeps the other half: {why}")
+            }
+            (ClusterKeyState::Pending(why), false) => format!("would stay locked at the next start: {why}"),
+            (ClusterKeyState::Incomplete(why), _) => {
+                format!("is not safely bound to each of its Tang servers: {why}")
+            }
+            (ClusterKeyState::Unknown, true) => {
+                "opens by the node unlock key alone until a Tang server keeps the other half".to_owned()
+            }
+            _ => return None,
+        };
+        let condition = HealthCondition::warning(OBJECT, problem).waiting_for("a Tang server");
+        Some(condition.hint("`nodectl logs root.storage.keys`"))
+    }
+
     fn conditions(self, cluster_key: &ClusterKeyState) -> Vec<HealthCondition> {
         let warning = |problem: &str| HealthCondition::warning(OBJECT, problem);
         let mut found = Vec::new();
@@ -124,13 +148,14 @@ impl KeyReport {
         }));
         found.extend(self.passphrase_condition());
         if let (true, ClusterKeyState::Lost) = (self.is_split, cluster_key) {
-            found.push(
-                warning(
-                    "will open by its recovery passphrase alone: the cluster has lost its half of the key",
-                )
-                .hint("`nodectl storage rotate --recovery`"),
-            );
+            let problem = if self.is_with_tang {
+                "will open by its recovery passphrase alone: no Tang server has the other half of its key"
+            } else {
+                "will open by its recovery passphrase alone: the cluster has lost its half of the key"
+            };
+            found.push(warning(problem).hint("`nodectl storage rotate --recovery`"));
         }
+        found.extend(self.tang_condition(cluster_key));
         // The cluster has its half. Only the missing passphrase keeps the temporary slot.
         let waits_for_passphrase =
             self.has_temporary_slot && self.lacks_passphrase && *cluster_key == ClusterKeyState::Stored;
@@ -141,7 +166,7 @@ impl KeyReport {
                 "opens by the node unlock key alone until it has a recovery passphrase"
             };
             found.push(warning(problem).hint(self.passphrase_hint()));
-        } else if self.has_temporary_slot {
+        } else if self.has_temporary_slot && !self.is_with_tang {
             let problem = match cluster_key {
                 ClusterKeyState::Pending(why) => {
                     format!("opens without the cluster, which can't store its half of the key: {why}")
@@ -153,10 +178,13 @@ impl KeyReport {
                     .waiting_for("root.cluster.keys")
                     .hint("`nodectl cluster status`; `nodectl logs root.cluster.keys`"),
             );
-        } else if self.stale_slots > 0 && *cluster_key != ClusterKeyState::Lost {
+        } else if self.stale_slots > 0 && *cluster_key != ClusterKeyState::Lost && !self.has_temporary_slot {
             // A lost key has its own condition, which explains the older slots.
-            let hint =
-                if self.is_split { "`nodectl logs root.cluster.keys`" } else { "`nodectl storage rotate`" };
+            let hint = match (self.is_split, self.is_with_tang) {
+                (true, true) => "`nodectl logs root.storage.keys`",
+                (true, false) => "`nodectl logs root.cluster.keys`",
+                (false, _) => "`nodectl storage rotate`",
+            };
             found.push(warning("still opens by older keys: a change of its keys was interrupted").hint(hint));
         }
         if !self.has_recovery && !waits_for_passphrase {
@@ -189,6 +217,7 @@ mod tests {
 
     const SETTLED: KeyReport = KeyReport {
         is_split: true,
+        is_with_tang: false,
         has_temporary_slot: false,
         has_recovery: true,
         lacks_passphrase: false,
@@ -259,6 +288,26 @@ mod tests {
             let [(problem, found_hint)] = &found[..] else { panic!("{found:?}") };
             assert!(problem.contains(says) && found_hint.contains(hint), "{problem}; {found_hint}");
         }
+    }
+
+    #[test]
+    fn a_tang_server_that_would_not_open_the_volume_is_one_warning() {
+        let settled = KeyReport { is_with_tang: true, ..SETTLED };
+        let temporary = KeyReport { has_temporary_slot: true, stale_slots: 1, ..settled };
+        let pending = ClusterKeyState::Pending("Tang server http://tang".into());
+        let incomplete = ClusterKeyState::Incomplete("Tang server http://tang".into());
+        for (report, state, says) in [
+            (temporary, &ClusterKeyState::Unknown, "node unlock key alone until a Tang server keeps"),
+            (temporary, &pending, "the other half: Tang server http://tang"),
+            (settled, &pending, "stay locked at the next start: Tang server http://tang"),
+            (settled, &incomplete, "each of its Tang servers: Tang server http://tang"),
+            (settled, &ClusterKeyState::Lost, "no Tang server has the other half"),
+        ] {
+            let found = shown(report, state);
+            let [(problem, _)] = &found[..] else { panic!("{found:?}") };
+            assert!(problem.contains(says), "{problem}");
+        }
+        assert_eq!(shown(settled, &ClusterKeyState::Stored), []);
     }
 
     #[test]

@@ -75,13 +75,16 @@ pub(super) enum KeyOutcome {
     Lost,
 }
 
+/// The most steps at a time: a rotation has five. A store that loses what it was given would be given it for ever.
+const MAX_ROUNDS: usize = 16;
+
 /// Performs steps until none is left. Dropped or killed at any point, it is to be called again.
 pub(super) async fn settle_keys<D: KeySlotDevice>(
     device: &Arc<D>,
     store: &impl ClusterKeyStore,
     held: &impl HeldKey,
 ) -> Result<KeyOutcome, VolumeKeyError> {
-    loop {
+    for _ in 0..MAX_ROUNDS {
         // Each step is decided from what is there now: the step before may have been made late, or not at all.
         let slots = on_thread(device, |device| device.slot_facts()).await?;
         // The version makes the cluster refuse a change of this round if another one has come in between.
@@ -123,6 +126,7 @@ pub(super) async fn settle_keys<D: KeySlotDevice>(
             (KeyStep::Lost, _) | (KeyStep::Deposit, None) => return Ok(KeyOutcome::Lost),
         }
     }
+    Err(VolumeKeyError::Unsettled)
 }
 
 async fn test_key<D: KeySlotDevice>(device: &Arc<D>, key: &UnlockKey) -> Result<Option<u32>, VolumeKeyError> {
