@@ -176,8 +176,8 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
         }
         lines.extend(encryption.rollback.as_ref().map(|rollback| {
             format!(
-                "header       was rolled back: {rollback}: `nodectl storage header restore FILE`, or, if it is to stay, `nodectl \
-                 storage rotate --recovery`"
+                "header       was rolled back: {rollback}: `nodectl storage header restore FILE`, or, if it is to stay, \
+                 `nodectl storage rotate --recovery`"
             )
         }));
         let tokens = encryption.foreign_tokens.iter();

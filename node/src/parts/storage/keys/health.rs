@@ -142,8 +142,8 @@ impl KeyReport {
         found.extend(self.rollback.map(|rollback| {
             let problem = format!("has an encryption header that was rolled back: {rollback}");
             HealthCondition::warning(OBJECT, problem).hint(
-                "`nodectl storage header restore FILE` with the newer one, or, if this one is to stay, `nodectl storage rotate \
-                 --recovery`; for an older passphrase, `nodectl storage recovery`",
+                "`nodectl storage header restore FILE` with the newer one, or, if this one is to stay, \
+                 `nodectl storage rotate --recovery`; for an older passphrase, `nodectl storage recovery`",
             )
         }));
         found.extend(self.passphrase_condition());
