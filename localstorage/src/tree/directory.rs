@@ -114,7 +114,7 @@ impl LayoutDir {
             return Err(LayoutError::InvalidLayout(LayoutProblem::Duplicate.at_entry(name)));
         }
         let child = self.location.child(name, mode);
-        T::SHAPE.validate_entry_at(names, &child.path, (name, mode)).map_err(LayoutError::InvalidLayout)?;
+        T::SHAPE.validate_entry_at(names, &child.path, name, mode).map_err(LayoutError::InvalidLayout)?;
         T::create_at(child)
     }
 

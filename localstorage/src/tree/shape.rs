@@ -58,7 +58,7 @@ impl EntryShape {
             if seen.contains(&name) {
                 return Err(LayoutProblem::Duplicate.at_entry(&name));
             }
-            declared.shape.validate_entry_at(names, &root.join(&name), (&name, declared.mode))?;
+            declared.shape.validate_entry_at(names, &root.join(&name), &name, declared.mode)?;
             seen.push(name);
         }
         Ok(())
@@ -69,7 +69,8 @@ impl EntryShape {
         self,
         names: &BrandNames,
         path: &Path,
-        (name, mode): (&str, FileMode),
+        name: &str,
+        mode: FileMode,
     ) -> Result<(), InvalidLayout> {
         if let Err(why) = FileName::try_new(name) {
             return Err(LayoutProblem::InvalidName(why).at_entry(name));

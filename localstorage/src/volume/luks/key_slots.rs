@@ -32,15 +32,12 @@ use super::policy::HeaderSummary;
 use super::recovery::RecoveryPassphrase;
 use super::rollback::{HeaderGenerations, HeaderRecords, HeaderRollback};
 use super::seal::{KeySeal, SealId};
-use super::slot_kind::{KeySlotStatus, SlotKind, SlotToken};
+use super::slot_kind::{KEY_KINDS, KeySlotStatus, SlotKind, SlotToken};
 use super::token::{KeyPolicy, VolumeToken};
 
 /// The number of generations before the newest one that may still have sealed keys: each has a slot, or an interrupted
 /// rotation has left it.
 const KEPT_GENERATIONS: u32 = 64;
-
-/// The kinds of slots that unlock keys open, whose generations count together.
-pub(super) const KEY_KINDS: [SlotKind; 2] = [SlotKind::Local, SlotKind::Split];
 
 /// A secret that opens a volume.
 #[derive(Clone, Debug)]

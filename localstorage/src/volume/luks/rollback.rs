@@ -7,9 +7,8 @@
 use std::fmt;
 
 use super::super::uuid::Uuid;
-use super::key_slots::KEY_KINDS;
 use super::policy::HeaderSummary;
-use super::slot_kind::{SlotKind, SlotToken};
+use super::slot_kind::{KEY_KINDS, SlotKind, SlotToken};
 use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::FileMode;

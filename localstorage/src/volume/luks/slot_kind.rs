@@ -20,6 +20,9 @@ pub enum SlotKind {
     Recovery,
 }
 
+/// The kinds of slots that unlock keys open, whose generations count together.
+pub(super) const KEY_KINDS: [SlotKind; 2] = [SlotKind::Local, SlotKind::Split];
+
 impl fmt::Display for SlotKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
