@@ -76,6 +76,8 @@
 #[cfg(feature = "node")]
 mod block_events;
 #[cfg(feature = "node")]
+mod blocking;
+#[cfg(feature = "node")]
 mod caller;
 #[cfg(feature = "client")]
 pub mod client;

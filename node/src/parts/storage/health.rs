@@ -17,7 +17,7 @@ pub(super) fn health_source(
     faults: VolumeFaults,
 ) -> impl HealthSource {
     move |node: &NodeSnapshot| {
-        let size = opener.size_problem().map(|problem| {
+        let size = opener.device().and_then(|device| device.size_problem()).map(|problem| {
             let problem = format!("is smaller than its disk: {problem}");
             HealthCondition::warning(DN, problem).hint("see docs/noded.md, \"Grow the disk\"")
         });

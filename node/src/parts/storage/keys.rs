@@ -24,16 +24,15 @@ use nodekeel_localstorage::volume::{
     EncryptionStatus, HeaderBackup, KeyPolicy, LuksVolume, RecoveryPassphrase, UnlockSecret, VolumeError,
 };
 use tokio::sync::Notify;
-use tokio::task::spawn_blocking;
 
 use self::cluster_keys::NodeKeyStore;
 use self::plan::SlotFacts;
 use self::settle::{KeyOutcome, settle_keys};
 use super::tang::TangKeyStore;
 use super::unlock::VolumeUnlock;
+use crate::blocking::run_blocking;
 use crate::error_chain::error_chain;
 
-pub(super) use self::cluster_keys::ClusterKeyStore;
 pub(crate) use self::error::VolumeKeyError;
 pub(crate) use self::health::key_health;
 pub(crate) use self::service::{KeyService, TangKeyService};
@@ -92,7 +91,7 @@ impl VolumeKeys {
     /// [`VolumeKeyError::Volume`].
     pub(crate) async fn encryption_status(&self) -> Result<Option<EncryptionStatus>, VolumeKeyError> {
         match self.unlock.encrypted_volume() {
-            Some(volume) => run_blocking(move || volume.encryption_status()).await.map(Some),
+            Some(volume) => run_on_volume(move || volume.encryption_status()).await.map(Some),
             None => Ok(None),
         }
     }
@@ -138,7 +137,7 @@ impl VolumeKeys {
             // Without a store, no one would keep the new key.
             self.open_store(cluster)?;
         }
-        let key = run_blocking(move || volume.rotate_keys(&secret)).await?;
+        let key = run_on_volume(move || volume.rotate_keys(&secret)).await?;
         // The node's new key opens the volume at a restart of root.storage, and a remembered passphrase is not
         // needed.
         if facts.keys == KeyPolicy::Local {
@@ -170,7 +169,7 @@ impl VolumeKeys {
             Some(passphrase) => UnlockSecret::Recovery(passphrase),
             None => self.key_at_hand(cluster).await?,
         };
-        run_blocking(move || volume.add_recovery_passphrase(&secret)).await
+        run_on_volume(move || volume.add_recovery_passphrase(&secret)).await
     }
 
     /// The operator has the newest recovery passphrase: it counts from now on, and the one before is removed.
@@ -183,7 +182,7 @@ impl VolumeKeys {
     ) -> Result<(), VolumeKeyError> {
         let _busy = self.busy.lock().await;
         let volume = self.require_volume()?;
-        run_blocking(move || volume.confirm_secret(&UnlockSecret::Recovery(passphrase))).await?;
+        run_on_volume(move || volume.confirm_secret(&UnlockSecret::Recovery(passphrase))).await?;
         // The temporary slot may have waited for this confirmation.
         self.unsettled.notify_one();
         Ok(())
@@ -196,7 +195,7 @@ impl VolumeKeys {
     pub(crate) async fn back_up_header(&self) -> Result<HeaderBackup, VolumeKeyError> {
         let _busy = self.busy.lock().await;
         let volume = self.require_volume()?;
-        run_blocking(move || volume.back_up_header()).await
+        run_on_volume(move || volume.back_up_header()).await
     }
 
     /// The key that the node has without an operator: its own, or the cluster's.
@@ -263,7 +262,7 @@ impl VolumeKeys {
 
     async fn slot_facts(&self, volume: &Arc<LuksVolume>) -> Result<SlotFacts, VolumeKeyError> {
         let volume = Arc::clone(volume);
-        run_blocking(move || volume.encryption_status().map(|status| SlotFacts::of(&status))).await
+        run_on_volume(move || volume.encryption_status().map(|status| SlotFacts::of(&status))).await
     }
 }
 
@@ -273,23 +272,9 @@ enum KeyStore {
     Tang(Arc<TangKeyStore>),
 }
 
-/// Reads the UUID of the encrypted volume, open or not.
-pub(super) async fn read_volume_id(unlock: &VolumeUnlock) -> Result<String, VolumeKeyError> {
-    let volume = unlock.encrypted_volume().ok_or(VolumeKeyError::NotEncrypted)?;
-    run_blocking(move || volume.encryption_status()).await.map(|status| status.volume)
-}
-
-/// Runs what blocks on a thread.
-async fn run_blocking<T: Send + 'static>(
+/// Runs what reads or changes the header of the volume, which blocks.
+async fn run_on_volume<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
 ) -> Result<T, VolumeKeyError> {
-    match spawn_blocking(work).await {
-        Ok(done) => done.map_err(VolumeKeyError::Volume),
-        Err(error) => match error.try_into_panic() {
-            // A panic on the thread continues on this task.
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down, and this future with it.
-            Err(_) => std::future::pending().await,
-        },
-    }
+    run_blocking(work).await.map_err(VolumeKeyError::Volume)
 }

@@ -134,18 +134,6 @@ impl VolumeOpener {
         }
     }
 
-    /// Grows the open volume if its disk has grown. It blocks.
-    pub(super) fn follow_size(&self, secret: &UnlockSecret) {
-        if let Self::Device(Ok(opener)) = self {
-            opener.follow_size(secret);
-        }
-    }
-
-    /// Returns whether the last attempt to grow the volume has failed, and another one may not.
-    pub(super) fn may_grow_later(&self) -> bool {
-        matches!(self, Self::Device(Ok(opener)) if opener.may_grow_later())
-    }
-
     /// Writes a header of the node's volume to its disk. It blocks.
     pub(super) fn restore_header(
         &self,
@@ -160,10 +148,10 @@ impl VolumeOpener {
         }
     }
 
-    /// The problem of the open volume's size.
-    pub(super) fn size_problem(&self) -> Option<String> {
+    /// The disk or partition, if the volume is on one.
+    pub(super) fn device(&self) -> Option<&Arc<DeviceOpener>> {
         match self {
-            Self::Device(opener) => opener.as_ref().ok()?.size_problem(),
+            Self::Device(opener) => opener.as_ref().ok(),
             _ => None,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::error::Error;
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +15,14 @@ use tokio::time::{Instant, sleep};
 
 use super::DN;
 use super::decision::Attempt;
-use super::device::OpenedVolume;
+use super::device::{DeviceOpener, OpenedVolume};
 use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::keys::{TangKeyService, VolumeKeys};
 use super::opener::VolumeOpener;
 use super::unlock::{ClusterKeySource, CreationWork, UnlockStatus, VolumeUnlock, random_fraction};
 use crate::block_events::BlockEvents;
+use crate::blocking::run_blocking;
 use crate::device_faults::DeviceFaults;
 use crate::error_chain::error_chain;
 use crate::health::HealthChanges;
@@ -114,30 +116,27 @@ impl StorageService {
 
     /// Grows the open volume when its disk has grown. What fails is tried again.
     async fn follow_size(&self) -> Infallible {
-        let mut events = match BlockEvents::subscribe() {
-            Ok(events) => events,
-            Err(error) => {
-                tracing::warn!("the data volume grows at a restart of {DN} only: {}", error_chain(&error));
-                return std::future::pending().await;
-            }
-        };
+        let Some(device) = self.opener.device() else { return std::future::pending().await };
+        let Err(error) = self.follow_device(device).await;
+        tracing::warn!("the data volume grows at a restart of {DN} only: {}", error_chain(&error));
+        std::future::pending().await
+    }
+
+    async fn follow_device(&self, device: &Arc<DeviceOpener>) -> io::Result<Infallible> {
+        let mut events = BlockEvents::subscribe()?;
         let mut pause = MIN_GROWTH_PAUSE;
         loop {
             tokio::select! {
-                changed = events.changed() => match changed {
-                    Ok(()) => pause = MIN_GROWTH_PAUSE,
-                    Err(error) => {
-                        tracing::warn!("the data volume grows at a restart of {DN} only: {}", error_chain(&error));
-                        return std::future::pending().await;
-                    }
-                },
-                () = sleep(pause), if self.opener.may_grow_later() => pause = (2 * pause).min(MAX_GROWTH_PAUSE),
+                changed = events.changed() => {
+                    changed?;
+                    pause = MIN_GROWTH_PAUSE;
+                }
+                () = sleep(pause), if device.may_grow_later() => pause = (2 * pause).min(MAX_GROWTH_PAUSE),
             }
-            let (opener, secret) = (self.opener.clone(), self.unlock.secret());
-            let before = self.opener.size_problem();
-            // A panic is in the log, and the next change another attempt.
-            let _ = spawn_blocking(move || opener.follow_size(&secret.unwrap_or(UnlockSecret::Node))).await;
-            if before != self.opener.size_problem() {
+            let before = device.size_problem();
+            let (opener, secret) = (Arc::clone(device), self.unlock.secret().unwrap_or(UnlockSecret::Node));
+            run_blocking(move || opener.follow_size(&secret)).await;
+            if before != device.size_problem() {
                 self.health.announce();
             }
         }

@@ -22,12 +22,11 @@ use futures_util::stream::FuturesUnordered;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::tang::{Advertisement, Binding, TangError, secret_id};
 use nodekeel_localstorage::volume::UnlockKey;
-use tokio::task::spawn_blocking;
 
 use self::binding_files::BindingFile;
-use super::keys::{ClusterKeyStore, VolumeKeyError, read_volume_id};
 use super::opener::VolumeOpener;
 use super::unlock::{ClusterKeySource, ClusterKeysFuture, VolumeUnlock};
+use crate::blocking::run_blocking;
 use crate::error_chain::error_chain;
 
 pub(crate) use self::error::TangKeyError;
@@ -66,6 +65,13 @@ pub(crate) struct TangKeyStore {
 impl TangKeyStore {
     pub(super) fn new(servers: Vec<TangServer>, opener: VolumeOpener, unlock: Arc<VolumeUnlock>) -> Self {
         Self { servers, opener, unlock }
+    }
+
+    /// The keys of a volume. One that may come back counts as unknown, and not as lost: nothing is decided without it.
+    pub(super) async fn load(&self, volume: &str) -> Result<Vec<UnlockKey>, TangKeyError> {
+        let (keys, mut failures) = self.recover_keys(volume).await?;
+        failures.retain(|error| !error.problem.is_permanent());
+        if failures.is_empty() { Ok(keys) } else { Err(TangKeyError::Servers(failures)) }
     }
 
     /// The keys of a volume that servers give back, and why others are not among them.
@@ -122,7 +128,7 @@ impl TangKeyStore {
     }
 
     /// Binds each key to one server at least, and then removes the bindings of all other keys.
-    async fn replace(&self, volume: &str, keys: &[UnlockKey]) -> Result<(), TangKeyError> {
+    pub(super) async fn replace(&self, volume: &str, keys: &[UnlockKey]) -> Result<(), TangKeyError> {
         let files = self.read_files(volume).await?;
         let names: BTreeSet<_> = keys.iter().map(|key| secret_id(key.expose_bytes())).collect();
         for key in keys {
@@ -246,19 +252,11 @@ impl TangKeyStore {
         work: impl FnOnce(&Dir) -> Result<T, nodekeel_localstorage::Error> + Send + 'static,
     ) -> Result<T, TangKeyError> {
         let opener = self.opener.clone();
-        let done = spawn_blocking(move || match opener.esp() {
+        run_blocking(move || match opener.esp() {
             Ok(esp) => work(esp).map_err(TangKeyError::File),
             Err(error) => Err(TangKeyError::Esp(error.into())),
-        });
-        match done.await {
-            Ok(done) => done,
-            Err(error) => match error.try_into_panic() {
-                // A panic on the thread continues on this task.
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down, and this future with it.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        })
+        .await
     }
 }
 
@@ -266,30 +264,12 @@ fn is_same(one: &UnlockKey, other: &UnlockKey) -> bool {
     one.expose_bytes() == other.expose_bytes()
 }
 
-impl ClusterKeyStore for TangKeyStore {
-    /// The volume. One process changes its bindings, one change at a time.
-    type Version = String;
-
-    async fn load_keys(&self, volume: &str) -> Result<(Vec<UnlockKey>, String), VolumeKeyError> {
-        let (keys, mut failures) = self.recover_keys(volume).await.map_err(VolumeKeyError::Tang)?;
-        // A key that may come back counts as unknown, and not as lost: nothing is decided without it.
-        failures.retain(|error| !error.problem.is_permanent());
-        if failures.is_empty() {
-            Ok((keys, volume.to_owned()))
-        } else {
-            Err(VolumeKeyError::Tang(TangKeyError::Servers(failures)))
-        }
-    }
-
-    async fn replace_keys(&self, volume: String, keys: &[UnlockKey]) -> Result<(), VolumeKeyError> {
-        self.replace(&volume, keys).await.map_err(VolumeKeyError::Tang)
-    }
-}
-
 impl ClusterKeySource for TangKeyStore {
     fn cluster_keys(&self) -> ClusterKeysFuture<'_> {
         Box::pin(async {
-            let volume = read_volume_id(&self.unlock).await?;
+            let volume = self.unlock.encrypted_volume().ok_or(TangKeyError::NotEncrypted)?;
+            let status = run_blocking(move || volume.encryption_status()).await;
+            let volume = status.map_err(TangKeyError::Volume)?.volume;
             let (keys, failures) = self.recover_keys(&volume).await?;
             match (keys.is_empty(), failures.is_empty()) {
                 (false, _) => Ok(keys),

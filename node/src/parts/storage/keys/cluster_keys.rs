@@ -1,13 +1,14 @@
-//! The cluster unlock keys of this node, in its cluster.
+//! The keepers of this node's cluster unlock keys: its cluster, or Tang servers.
 
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_cluster::node::{NodeId, NodeStore, SecretBytes, StoredUnlockKeys};
 use nodekeel_localstorage::volume::UnlockKey;
 
 use super::VolumeKeyError;
+use crate::parts::storage::tang::TangKeyStore;
 
 /// Keeps the cluster unlock keys of a volume.
-pub(in crate::parts::storage) trait ClusterKeyStore: Sync {
+pub(super) trait ClusterKeyStore: Sync {
     /// The version in which keys were read.
     type Version: Send + Sync;
 
@@ -54,5 +55,19 @@ impl ClusterKeyStore for NodeKeyStore {
         let keys: Vec<_> = keys.iter().map(|key| SecretBytes::new(key.expose_bytes().to_vec())).collect();
         // The cluster refuses the change if the keys have changed since they were read.
         self.nodes.replace_unlock_keys(&read, &keys).await.map(drop).map_err(VolumeKeyError::Store)
+    }
+}
+
+impl ClusterKeyStore for TangKeyStore {
+    /// The volume. One process changes its bindings, one change at a time.
+    type Version = String;
+
+    async fn load_keys(&self, volume: &str) -> Result<(Vec<UnlockKey>, String), VolumeKeyError> {
+        let keys = self.load(volume).await.map_err(VolumeKeyError::Tang)?;
+        Ok((keys, volume.to_owned()))
+    }
+
+    async fn replace_keys(&self, volume: String, keys: &[UnlockKey]) -> Result<(), VolumeKeyError> {
+        self.replace(&volume, keys).await.map_err(VolumeKeyError::Tang)
     }
 }

@@ -6,7 +6,7 @@ use nodekeel_localstorage::volume::{LuksVolume, UnlockKey, UnlockSecret, VolumeE
 
 use super::cluster_keys::ClusterKeyStore;
 use super::plan::{KeyStep, SlotFacts, next_step};
-use super::{VolumeKeyError, run_blocking};
+use super::{VolumeKeyError, run_on_volume};
 use crate::parts::storage::unlock::VolumeUnlock;
 
 /// The key slots of a volume. The calls block.
@@ -152,5 +152,5 @@ async fn on_thread<D: KeySlotDevice, T: Send + 'static>(
     call: impl FnOnce(&D) -> Result<T, VolumeError> + Send + 'static,
 ) -> Result<T, VolumeKeyError> {
     let device = Arc::clone(device);
-    run_blocking(move || call(&device)).await
+    run_on_volume(move || call(&device)).await
 }

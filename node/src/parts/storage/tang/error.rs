@@ -4,6 +4,7 @@ use std::io;
 
 use hyper::StatusCode;
 use nodekeel_localstorage::tang::{TangError, Thumbprint};
+use nodekeel_localstorage::volume::VolumeError;
 use thiserror::Error;
 
 use super::server::TangUrl;
@@ -56,6 +57,10 @@ impl ServerProblem {
 /// The other half of the volume's key can't be bound or recovered.
 #[derive(Debug, Error)]
 pub(crate) enum TangKeyError {
+    #[error("the data volume is not encrypted, and has no key that a Tang server could keep")]
+    NotEncrypted,
+    #[error("can't read from its header which volume the disk has")]
+    Volume(#[source] VolumeError),
     #[error("can't read or write a binding to a Tang server in esp/")]
     File(#[source] nodekeel_localstorage::Error),
     #[error("can't open the directory of the bindings to Tang servers")]

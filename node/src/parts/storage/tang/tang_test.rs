@@ -12,7 +12,7 @@ use testbed::TangServer as Tangd;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{ClusterKeyStore as _, TangKeyStore, TangServer};
+use super::{TangKeyStore, TangServer};
 use crate::error_chain::error_chain;
 use crate::parts::storage::opener::VolumeOpener;
 
@@ -97,13 +97,13 @@ fn store(esp: &Path, servers: &[&TangServer]) -> TangKeyStore {
 
 /// The keys that the servers give back.
 async fn load(store: &TangKeyStore) -> Result<Vec<u8>, String> {
-    let loaded = store.load_keys(VOLUME).await.map_err(|error| error_chain(&error));
-    loaded.map(|(keys, _)| keys.iter().map(|key| key.expose_bytes()[0]).collect())
+    let loaded = store.load(VOLUME).await.map_err(|error| error_chain(&error));
+    loaded.map(|keys| keys.iter().map(|key| key.expose_bytes()[0]).collect())
 }
 
 async fn replace(store: &TangKeyStore, keys: &[u8]) -> Result<(), String> {
     let keys: Vec<_> = keys.iter().map(|number| key(*number)).collect();
-    store.replace_keys(VOLUME.into(), &keys).await.map_err(|error| error_chain(&error))
+    store.replace(VOLUME, &keys).await.map_err(|error| error_chain(&error))
 }
 
 async fn complete(store: &TangKeyStore, number: u8) -> Result<Vec<String>, String> {
