@@ -206,10 +206,14 @@ impl StorageService {
     ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
         let unlock = &self.unlock;
         let reason = match &self.cluster_keys {
+            // Its answer comes at once, and is told if it does not help.
             Some(_) => "it has asked for the other half of its key".to_owned(),
-            None => error_chain(&error),
+            None => {
+                let reason = error_chain(&error);
+                tracing::warn!("the data volume is locked: {reason}");
+                reason
+            }
         };
-        tracing::info!("the data volume is locked: {reason}");
         let mut offers = unlock.wait_for_secrets(reason);
         let mut asked = pin!(self.ask_for_keys(Duration::ZERO));
         let mut failures = 0;
