@@ -9,8 +9,9 @@ use testbed::TangServer;
 use crate::storage_device::{DeviceFixture, DeviceNode};
 use crate::storage_keys::{key_conditions, slots};
 
-/// The time within which an operator knows that something is wrong.
-const TOLD_WITHIN: Duration = Duration::from_secs(5);
+/// An operator knows that something is wrong within 5 s; the start of a node in an emulated guest takes several times as long
+/// beside other guests.
+const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 /// The slots of the volume once a Tang server keeps the other half of its key.
 async fn stored_slots(node: &mut DeviceNode) -> Vec<String> {
