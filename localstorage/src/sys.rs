@@ -12,6 +12,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use rustix::io::{self, FdFlags};
+#[cfg(feature = "luks")]
+use rustix::ioctl::Updater;
 use rustix::ioctl::{self, Getter, NoArg, Opcode, Setter, opcode};
 
 use crate::{failpoints, syscalls};
@@ -92,6 +94,58 @@ pub(crate) fn reread_partitions(disk: impl AsFd) -> io::Result<()> {
     failpoints::check_failpoint("ioctl")?;
     // SAFETY: the call has no argument.
     unsafe { ioctl::ioctl(disk, NoArg::<REREAD_PARTITIONS>::new()) }
+}
+
+/// *Source:* linux/dm-ioctl.h, `struct dm_ioctl`.
+#[cfg(feature = "luks")]
+#[repr(C)]
+#[derive(Debug)]
+struct MappingRequest {
+    version: [u32; 3],
+    data_size: u32,
+    data_start: u32,
+    target_count: u32,
+    open_count: i32,
+    flags: u32,
+    event_number: u32,
+    padding: u32,
+    device: u64,
+    name: [u8; 128],
+    identifier: [u8; 129],
+    data: [u8; 7],
+}
+#[cfg(feature = "luks")]
+const _: () = assert!(size_of::<MappingRequest>() == 312);
+
+/// Removes the mapping with this identifier from the kernel's device-mapper, unless something has it open. The identifier is
+/// all that names it: another mapping that gets its name by then stays.
+#[cfg(feature = "luks")]
+pub(crate) fn remove_mapping(control: impl AsFd, identifier: &str) -> io::Result<()> {
+    /// *Source:* linux/dm-ioctl.h, `DM_DEV_REMOVE`.
+    const REMOVE: Opcode = opcode::read_write::<MappingRequest>(0xfd, 4);
+    failpoints::check_failpoint("ioctl")?;
+    let mut request = MappingRequest {
+        // The oldest version of the interface that the kernel still speaks.
+        version: [4, 0, 0],
+        data_size: size_of::<MappingRequest>() as u32,
+        data_start: 0,
+        target_count: 0,
+        open_count: 0,
+        flags: 0,
+        event_number: 0,
+        padding: 0,
+        device: 0,
+        name: [0; 128],
+        identifier: [0; 129],
+        data: [0; 7],
+    };
+    // The last byte stays zero.
+    if identifier.len() >= request.identifier.len() {
+        return Err(io::Errno::INVAL);
+    }
+    request.identifier[..identifier.len()].copy_from_slice(identifier.as_bytes());
+    // SAFETY: the kernel reads and writes one request, of the size that it names.
+    unsafe { ioctl::ioctl(control, Updater::<REMOVE, _>::new(&mut request)) }
 }
 
 /// Has the kernel kill the program of this command when this program is killed, or the thread ends that starts it.

@@ -17,6 +17,7 @@ mod disk_ends;
 mod disk_volume;
 mod error;
 mod filesystem;
+mod holders;
 mod identity;
 mod inspection;
 mod lifecycle;

@@ -201,6 +201,14 @@ impl StepRun {
         self.commit_progress(self.progress.next + 1, state.into())
     }
 
+    /// Records a state within the current step: a run that is killed resumes the step with it.
+    ///
+    /// # Errors
+    /// [`StepListError::Journal`], with the recorded state as it was.
+    pub fn record_state(&mut self, state: impl Into<Vec<u8>>) -> Result<(), StepListError> {
+        self.commit_progress(self.progress.next, state.into())
+    }
+
     /// Runs the remaining steps: `work` receives each step with the state, and returns the next state.
     ///
     /// # Errors

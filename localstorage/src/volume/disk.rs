@@ -1,10 +1,10 @@
 //! A disk: probed, claimed and formatted.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -16,7 +16,8 @@ use rustix::io::{Errno, retry_on_intr};
 use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
 use super::digest::{ContentsDigest, DigestScope};
 use super::filesystem::{MountSource, XfsFormat};
-use super::identity::DiskIdentity;
+use super::holders::describe_users;
+use super::identity::{DiskIdentity, device_numbers};
 use super::places::{self, identify_block};
 #[cfg(feature = "luks")]
 use super::probe::has_only_claimed_data;
@@ -188,8 +189,7 @@ impl Disk {
     ) -> Result<DiskContents, VolumeError> {
         // Past the cache: the disk is read at its speed, and the memory of the host is left to its programs.
         let flags = if self.is_image() { OFlags::RDONLY } else { OFlags::DIRECT | OFlags::EXCL };
-        let disk = syscalls::reopen(&self.file, flags)
-            .map_err(|errno| device_error("get exclusive use of", &self.path)(errno.into()))?;
+        let disk = syscalls::reopen(&self.file, flags).map_err(|errno| self.exclusive_error(errno))?;
         let explain = |offset: u64, block: &mut [u8]| {
             if offset == self.claim_offset() && DiskClaim::parse(&block[..SECTOR_BYTES]).is_some() {
                 block[..SECTOR_BYTES].fill(0);
@@ -338,8 +338,8 @@ impl Disk {
 
     pub(super) fn release_claim(&self) -> Result<(), VolumeError> {
         let sector = self.read_claim_past_cache()?;
-        // mkfs.xfs does not write to the sector of the claim, but the wipe of an encrypted volume does: then no claim
-        // is left to remove, and the sector has data.
+        // mkfs.xfs and luksFormat do not write to the sector of the claim, but an earlier release wiped an authenticated
+        // volume within its format: if that was cut off, no claim may be left to remove, and the sector has data.
         if DiskClaim::parse(&sector).is_some() {
             self.write_claim_sector(&[0; SECTOR_BYTES])
                 .map_err(device_error("clear the marker of a started format on", &self.path))?;
@@ -385,7 +385,20 @@ impl Disk {
     /// Checks that the disk is neither mounted nor part of another device. *Source:* open(2), `O_EXCL`.
     pub(super) fn check_unused(&self) -> Result<(), VolumeError> {
         let exclusive = syscalls::reopen(&self.file, OFlags::EXCL);
-        exclusive.map(drop).map_err(|errno| device_error("get exclusive use of", &self.path)(errno.into()))
+        exclusive.map(drop).map_err(|errno| self.exclusive_error(errno))
+    }
+
+    /// The mounts and devices that use it, for people; none if the kernel names nobody.
+    pub(super) fn describe_users(&self) -> Option<String> {
+        describe_users(&self.file).ok().flatten()
+    }
+
+    /// The error names who uses a disk that is in use.
+    fn exclusive_error(&self, errno: Errno) -> VolumeError {
+        match self.describe_users().filter(|_| errno == Errno::BUSY) {
+            Some(users) => VolumeError::InUse { path: self.path.clone(), users },
+            None => device_error("get exclusive use of", &self.path)(errno.into()),
+        }
     }
 }
 
@@ -414,12 +427,6 @@ fn lock(file: &File) -> io::Result<()> {
             "another operation or process has locked it: wait for it, or stop the process that lslocks names",
         )),
     }
-}
-
-/// The major and minor number of a block device; none for an image.
-pub(super) fn device_numbers(metadata: &Metadata) -> Option<(u32, u32)> {
-    let numbers = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    metadata.file_type().is_block_device().then_some(numbers)
 }
 
 fn device_error(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> VolumeError {

@@ -72,6 +72,14 @@ pub enum VolumeError {
         #[source]
         source: io::Error,
     },
+    /// A file system of it is mounted, or it is part of another device. Nothing was written to it: end that use.
+    #[error("can't get exclusive use of disk {}, which is {users}", .path.display())]
+    InUse {
+        /// The device.
+        path: PathBuf,
+        /// The mounts and devices that use it, with what to type.
+        users: String,
+    },
     /// Another disk has the name now, or the medium was changed. Nothing was written to that one: attach the node's
     /// disk, or correct the name. A retry uses the disk that has the name then.
     #[error(
@@ -86,6 +94,13 @@ pub enum VolumeError {
     /// The caller has canceled the reading of the whole disk. The next call resumes it.
     #[error("reading of disk {} was canceled: nothing was written to it", .path.display())]
     ReadingCanceled {
+        /// The device.
+        path: PathBuf,
+    },
+    /// The caller has canceled the wipe of the new volume. The next call resumes it.
+    #[cfg(feature = "luks")]
+    #[error("wipe of the new data volume on {} was canceled: the next start goes on with it", .path.display())]
+    WipeCanceled {
         /// The device.
         path: PathBuf,
     },

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use super::VolumeError;
-use super::disk::device_numbers;
+use super::identity::device_numbers;
 use super::uuid::Uuid;
 use crate::dir::Dir;
 use crate::mount::{MountInfo, MountSpec, Mounter};

@@ -1,11 +1,10 @@
 //! The identity of a disk: another disk that gets its name has another one.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use super::disk::device_numbers;
 use crate::sys;
 
 /// The attributes in sysfs that name a disk, below the directory of the whole disk.
@@ -54,6 +53,12 @@ impl DiskIdentity {
     pub(super) fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
+}
+
+/// The major and minor number of a block device; none for an image.
+pub(super) fn device_numbers(metadata: &Metadata) -> Option<(u32, u32)> {
+    let numbers = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    metadata.file_type().is_block_device().then_some(numbers)
 }
 
 /// The directory of a block device in sysfs; none for an image.

@@ -15,7 +15,7 @@
 //!  –               blank: all of it was read             Absent           starts
 //!  UUIDs, format   claim sector, and remains             ForeignData      formats again
 //!  UUIDs, format   header with the UUID, no token yet    ForeignData      formats again
-//!  UUIDs, …        header with the UUID, unfinished      Unfinished       resumes
+//!  UUIDs, …        header with the UUID, unfinished      Unfinished       resumes, a wipe where it was
 //!  –               header, unfinished                    Unfinished       Occupied
 //!  any             header, complete                      opens            Occupied
 //!  any             anything else                         ForeignData      Occupied
@@ -44,6 +44,7 @@ mod slot_kind;
 mod status;
 mod token;
 pub(crate) mod tpm;
+mod wipe;
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -67,9 +68,7 @@ use settings::LuksSettings;
 pub(super) use device::read_volume_of;
 pub(super) use token::{VolumeProgress, VolumeToken};
 
-pub use cryptsetup::{
-    ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, WipeProgress,
-};
+pub use cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram};
 pub use error::LuksError;
 pub use header::HeaderError;
 pub use header_file::HeaderBackup;
@@ -84,6 +83,7 @@ pub use slot_kind::{KeySlotStatus, SlotKind};
 pub use status::EncryptionStatus;
 pub use token::{ColdStart, KeyPolicy, VolumeEncryption};
 pub use tpm::{InvalidPcr, PcrSelection, TpmConnection, TpmError, TpmSeal};
+pub use wipe::WipeProgress;
 
 /// A volume that keys open.
 ///
@@ -182,8 +182,12 @@ impl LuksVolume {
         self
     }
 
-    /// Sets the function that receives the progress of a wipe.
-    pub fn with_progress(mut self, progress: impl Fn(WipeProgress) + Send + Sync + 'static) -> LuksVolume {
+    /// Sets the function that receives the progress of a wipe, many times a second, and cancels it by `Break`: the next
+    /// creation resumes it.
+    pub fn with_progress(
+        mut self,
+        progress: impl Fn(WipeProgress) -> ControlFlow<()> + Send + Sync + 'static,
+    ) -> LuksVolume {
         self.settings.progress = Some(Arc::new(progress));
         self
     }

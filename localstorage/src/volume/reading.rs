@@ -319,14 +319,14 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(ZEROS.len()).all(|chunk| *chunk == ZEROS[..chunk.len()])
 }
 
-/// Memory for direct reads.
-struct Buffer {
+/// Memory for direct reads and writes, of zeros at first.
+pub(super) struct Buffer {
     bytes: Vec<u8>,
     start: usize,
 }
 
 impl Buffer {
-    fn new() -> Buffer {
+    pub(super) fn new() -> Buffer {
         let bytes = vec![0; CHUNK_BYTES + ALIGNMENT];
         let start = bytes.as_ptr().align_offset(ALIGNMENT);
         Buffer { bytes, start }

@@ -80,7 +80,17 @@ impl DeviceFixture {
     pub(crate) fn is_open(&self) -> bool {
         let target = self.volume();
         let is_mounted = mount_table().unwrap().iter().any(|entry| entry.target == target);
-        is_mounted || run_dmsetup(&["ls"]).contains("nodekeel-data")
+        is_mounted || self.has_mapping("nodekeel-data")
+    }
+
+    pub(crate) fn has_mapping(&self, name: &str) -> bool {
+        run_dmsetup(&["ls"]).contains(name)
+    }
+
+    /// Maps the first sectors of the disk under another name.
+    pub(crate) fn map(&self, name: &str, identifier: &str) {
+        let table = format!("0 8 linear {} 0", self.part.display());
+        run_dmsetup(&["create", name, "--noudevsync", "--uuid", identifier, "--table", &table]);
     }
 
     /// Every byte of the disk, as a checksum.

@@ -280,6 +280,38 @@ async fn a_volume_whose_key_is_gone_waits_for_the_recovery_passphrase() {
     node.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn a_wipe_goes_on_where_a_stop_or_a_kill_has_ended_it() {
+    let fixture = DeviceFixture::new(384).await;
+    let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\n";
+    let is_wiping = |status: &StorageResponse| status.wiped_bytes.is_some_and(|bytes| bytes > 0);
+    let mut node = fixture.start(keys).await;
+    let stopped = node.wait_status(is_wiping).await.wiped_bytes;
+    node.stop().await;
+    assert!(!fixture.is_open(), "a stop ends the wipe, and closes its mapping");
+
+    let command = node_command("run", fixture.scratch.path(), &fixture.config(keys));
+    let mut noded = NodedProcess::start_command(ScratchDir::new().unwrap(), command);
+    wait("the wipe", || {
+        anyhow::ensure!(fixture.is_open(), "no mapping");
+        Ok(())
+    });
+    noded.signal(Signal::SIGKILL);
+    noded.wait_end();
+    assert!(fixture.is_open());
+    // As a cryptsetup that was killed in its format leaves one.
+    let left = "temporary-cryptsetup-1";
+    fixture.map(left, &format!("CRYPT-INTEGRITY-{left}"));
+    let mut node = fixture.start(keys).await;
+    let resumed = node.wait_status(is_wiping).await.wiped_bytes;
+    assert!(resumed >= stopped, "it resumes at {resumed:?}, and was stopped at {stopped:?}");
+    node.wait_open().await;
+    assert!(!fixture.has_mapping(left));
+    node.stop().await;
+    assert!(!fixture.is_open());
+}
+
 /// The condition of the volume's disk, once it is there or gone.
 async fn wait_faults(node: &mut DeviceNode, is_there: bool) -> (String, Duration) {
     let began = Instant::now();

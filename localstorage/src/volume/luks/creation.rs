@@ -1,12 +1,17 @@
 //! The creation of an encrypted volume: decided by the disk and the journal, in steps that resume after a kill.
 
-use std::fs;
+use std::fs::{self, File};
+use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::super::disk::{Disk, DiskAccess, device_numbers};
+use super::super::disk::{Disk, DiskAccess};
 use super::super::filesystem::XfsFormat;
+use super::super::holders::{Holder, holders_of};
+use super::super::identity::device_numbers;
 use super::super::marker::VolumeMarker;
 use super::super::uuid::Uuid;
 use super::super::{ErasePolicy, VolumeContents, VolumeError};
@@ -21,15 +26,19 @@ use super::seal::SealId;
 use super::settings::LuksSettings;
 use super::slot_kind::{SlotKind, SlotToken};
 use super::token::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
+use super::wipe::wipe_device;
 use crate::dir::Dir;
 use crate::step_journal::{StepJournal, StepList, StepListError, StepRun};
+use crate::{sys, syscalls};
 
 const JOURNAL_NAME: &str = "data-volume";
 
 /// Generates and seals the node unlock key.
 const SEAL: &str = "seal";
-/// Writes the header, with one slot, and wipes the data.
+/// Writes the header, with one slot.
 const FORMAT: &str = "format";
+/// Writes each block of an authenticated volume.
+const WIPE: &str = "wipe";
 /// Formats the mapping.
 const FILE_SYSTEM: &str = "file-system";
 /// Mounts it, adds the cluster's slot, and records that the volume is complete.
@@ -56,6 +65,10 @@ struct CreationRecord {
     /// The size of the disk, in bytes.
     disk_bytes: u64,
     encryption: VolumeEncryption,
+    /// The bytes of the mapping that the wipe has written. None before the format, or where there is nothing to wipe:
+    /// so an earlier release has left it, in which the format was also the wipe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wiped_bytes: Option<u64>,
 }
 
 /// The contents of the disk, together with the journal.
@@ -89,6 +102,21 @@ fn plan_creation(state: DiskState, found: &VolumeContents, erase: &ErasePolicy) 
     }
 }
 
+/// The device by which device-mapper is controlled. *Source:* Linux `dm-ioctl.c`, `DM_DIR`, `DM_CONTROL_NODE`.
+const DEVICE_MAPPER: &str = "/dev/mapper/control";
+
+/// Returns whether cryptsetup has made a mapping for the volume with this UUID, on whose disk it is. The temporary ones
+/// of a format, and those below a mapping that keep its integrity, do not have the UUID.
+///
+/// *Source:* cryptsetup, `INTEGRITY_format`, `dm_prepare_uuid`.
+fn is_leftover(holder: &Holder, uuid: Uuid, mapping_name: &str) -> bool {
+    let Some(rest) = holder.identifier.strip_prefix("CRYPT-") else { return false };
+    let name = holder.name.strip_suffix("_dif").unwrap_or(&holder.name);
+    rest.contains(&uuid.to_string().replace('-', ""))
+        || rest.starts_with("INTEGRITY-")
+            && (name == mapping_name || name.starts_with("temporary-cryptsetup-"))
+}
+
 /// Creates a volume, with the settings of its caller.
 pub(super) struct LuksCreation<'a> {
     pub(super) settings: &'a LuksSettings,
@@ -100,9 +128,15 @@ impl LuksCreation<'_> {
         self.settings.check_discards()?;
         let disk = self.settings.open_disk(DiskAccess::Write)?;
         let slots = self.settings.slots_of(&disk);
-        let found = disk.read_undecided(disk.probe_contents()?, erase, self.settings.reading())?;
         // The disk is locked, so no other creation on it runs at this time.
         let recorded = self.recorded_run()?;
+        // Before the disk is read, which needs exclusive use of it.
+        if let Some((record, _)) = &recorded
+            && self.is_unfinished(&slots, record)?
+        {
+            self.remove_leftovers(&disk, record.uuid)?;
+        }
+        let found = disk.read_undecided(disk.probe_contents()?, erase, self.settings.reading())?;
         let state = self.disk_state(&slots, &found, recorded.as_ref())?;
         let (record, run, erased) = match (plan_creation(state, &found, erase), recorded) {
             (CreationStart::Resume, Some((record, run))) => (record, run, VolumeContents::Interrupted),
@@ -116,7 +150,7 @@ impl LuksCreation<'_> {
         let uuid = record.uuid;
         // A killed call leaves the mapping open, or even mounted: cryptsetup and mkfs.xfs would find the disk in use.
         self.close_interrupted(uuid)?;
-        let created = self.run_steps(&slots, uuid, run, &erased);
+        let created = self.run_steps(&slots, record, run, &erased);
         if created.is_err() {
             // The first error is the useful one.
             let _ = self.close_interrupted(uuid);
@@ -200,11 +234,15 @@ impl LuksCreation<'_> {
             claim: disk.claim(&self.settings.label, found)?,
             disk_bytes: disk.size(),
             encryption: self.settings.config.encryption,
+            wiped_bytes: None,
         };
-        let state =
-            serde_json::to_vec(&record).map_err(|error| self.settings.error(LuksError::Record(error)))?;
+        let state = self.encode(&record)?;
         let run = self.start_run(self.open_journal()?, &state)?;
         Ok((record, run))
+    }
+
+    fn encode(&self, record: &CreationRecord) -> Result<Vec<u8>, VolumeError> {
+        serde_json::to_vec(record).map_err(|error| self.settings.error(LuksError::Record(error)))
     }
 
     fn new_uuid(&self) -> Result<Uuid, VolumeError> {
@@ -228,8 +266,46 @@ impl LuksCreation<'_> {
     }
 
     fn start_run(&self, journal: StepJournal, state: &[u8]) -> Result<StepRun, VolumeError> {
-        let steps = StepList::try_new([SEAL, FORMAT, FILE_SYSTEM, COMPLETE]).expect("the list is valid");
+        let steps =
+            StepList::try_new([SEAL, FORMAT, WIPE, FILE_SYSTEM, COMPLETE]).expect("the list is valid");
         steps.start_run(journal, state).map_err(|error| self.settings.error(LuksError::Journal(error)))
+    }
+
+    /// Returns whether the disk is that of the recorded creation, and has no data yet: it has its claim, or its header
+    /// without the token of a complete volume.
+    fn is_unfinished(&self, slots: &KeySlots<'_>, record: &CreationRecord) -> Result<bool, VolumeError> {
+        let disk = slots.device.disk;
+        if record.disk_bytes != disk.size() {
+            return Ok(false);
+        }
+        match slots.device.read_header().map_err(|error| self.settings.error(error))? {
+            Ok(header) => {
+                let token = read_volume_token(&header.json);
+                Ok(header.uuid == record.uuid
+                    && token.is_none_or(|token| token.state == VolumeProgress::Unfinished))
+            }
+            Err(_) => Ok(disk.claimed_uuid()? == Some(record.claim)),
+        }
+    }
+
+    /// Removes the mappings that a killed cryptsetup has left on the disk of an unfinished creation. One that something
+    /// has open stays, and exclusive use of the disk fails with its name.
+    fn remove_leftovers(&self, disk: &Disk, uuid: Uuid) -> Result<(), VolumeError> {
+        let to_error = |source| self.settings.error(LuksError::FindMapping(source));
+        let holders = holders_of(disk.file()).map_err(to_error)?;
+        let is_left = |holder: &&Holder| is_leftover(holder, uuid, &self.settings.mapping_name);
+        for holder in holders.iter().filter(is_left) {
+            let control = File::options().read(true).write(true).open(DEVICE_MAPPER).map_err(to_error)?;
+            match sys::remove_mapping(control, &holder.identifier) {
+                // Gone by now, or in use.
+                Ok(()) | Err(Errno::NXIO | Errno::BUSY) => {}
+                Err(errno) => {
+                    let (name, source) = (holder.name.clone(), errno.into());
+                    return Err(self.settings.error(LuksError::RemoveMapping { name, source }));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Unmounts and closes what an earlier incarnation of this creation has opened.
@@ -256,21 +332,25 @@ impl LuksCreation<'_> {
     fn run_steps(
         &self,
         slots: &KeySlots<'_>,
-        uuid: Uuid,
+        mut record: CreationRecord,
         mut run: StepRun,
         erased: &VolumeContents,
     ) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
-        let id = SealId { volume: uuid, generation: FIRST_GENERATION };
+        let id = SealId { volume: record.uuid, generation: FIRST_GENERATION };
         loop {
             match run.current_step() {
                 Some(SEAL) => slots.seal_new_key(id).map(drop).map_err(|error| self.settings.error(error))?,
-                Some(FORMAT) => self.format(slots, id, erased)?,
+                Some(FORMAT) => {
+                    self.format(slots, id, erased)?;
+                    let is_authenticated = record.encryption == VolumeEncryption::EncryptedAndAuthenticated;
+                    record.wiped_bytes = is_authenticated.then_some(0);
+                }
+                Some(WIPE) => self.wipe(slots, &mut record, &mut run)?,
                 Some(FILE_SYSTEM) => self.format_mapping(slots)?,
                 _ => break,
             }
-            // The recorded UUIDs stay the same in all steps.
-            let state = run.recorded_state().to_vec();
-            run.complete_step(state).map_err(|error| self.settings.error(LuksError::Journal(error)))?;
+            run.complete_step(self.encode(&record)?)
+                .map_err(|error| self.settings.error(LuksError::Journal(error)))?;
         }
         // The journal never records this step: the token in the header does. Until then a killed call must
         // repeat it, since the cluster unlock key that it returns is lost.
@@ -287,9 +367,7 @@ impl LuksCreation<'_> {
         let to_error = |error| self.settings.error(error);
         let node_key = slots.node_key(id).map_err(to_error)?;
         let passphrase = derive_passphrase(id.volume, SlotKind::Local, &node_key, None);
-        let formatted =
-            device.format(id.volume, &passphrase, self.settings.wipe, self.settings.progress.as_deref());
-        if let Err(error) = formatted {
+        if let Err(error) = device.format(id.volume, &passphrase) {
             // A format that wrote nothing leaves no claim, which would cover data that another program writes later.
             device.disk.release_unused_claim(erased);
             return Err(self.settings.error(error));
@@ -303,6 +381,38 @@ impl LuksCreation<'_> {
         device.check_header().map_err(to_error)?;
         // The token records from here on that the volume is unfinished, so the claim is no longer needed.
         device.disk.release_claim()
+    }
+
+    /// Wipes the mapping from the recorded offset on. It is closed then: the file system gets one with a journal.
+    fn wipe(
+        &self,
+        slots: &KeySlots<'_>,
+        record: &mut CreationRecord,
+        run: &mut StepRun,
+    ) -> Result<(), VolumeError> {
+        let Some(start) = record.wiped_bytes.filter(|_| self.settings.wipe) else { return Ok(()) };
+        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
+        let (_, mapping) = self.opening.open_mapping_to_wipe(slots, &header, &UnlockSecret::Node)?;
+        let to_error =
+            |source| VolumeError::Device { step: "wipe", path: self.settings.config.device.clone(), source };
+        // Past the cache: the memory of the host is left to its programs. The mapping closes only if no other file of it is open.
+        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::EXCL;
+        let device = syscalls::reopen(&self.settings.open_mapping_device(&mapping)?, flags);
+        let device: File = device.map_err(|errno| to_error(errno.into()))?.into();
+        let report = |wipe| {
+            self.settings.progress.as_ref().map_or(ControlFlow::Continue(()), |progress| progress(wipe))
+        };
+        let keep = |offset| {
+            record.wiped_bytes = Some(offset);
+            run.record_state(self.encode(record)?)
+                .map_err(|error| self.settings.error(LuksError::Journal(error)))
+        };
+        let flow = wipe_device(&device, start, report, keep, to_error)?;
+        drop(device);
+        if flow.is_break() {
+            return Err(VolumeError::WipeCanceled { path: self.settings.config.device.clone() });
+        }
+        self.opening.close_unmounted()
     }
 
     fn format_mapping(&self, slots: &KeySlots<'_>) -> Result<(), VolumeError> {
@@ -396,6 +506,28 @@ mod uuid_text {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_mappings_of_the_volume_and_of_its_format_are_left_over() {
+        let uuid: Uuid = "01234567-89ab-4def-8123-456789abcdef".parse().unwrap();
+        let text = "0123456789ab4def8123456789abcdef";
+        for (name, identifier, expected) in [
+            ("data", format!("CRYPT-LUKS2-{text}-data"), true),
+            ("temporary-cryptsetup-7", format!("CRYPT-LUKS2-{text}-temporary-cryptsetup-7"), true),
+            ("temporary-cryptsetup-7_dif", "CRYPT-INTEGRITY-temporary-cryptsetup-7_dif".into(), true),
+            ("temporary-cryptsetup-7", "CRYPT-INTEGRITY-temporary-cryptsetup-7".into(), true),
+            ("data_dif", format!("CRYPT-SUBDEV-{text}-data_dif"), true),
+            ("data_dif", "CRYPT-INTEGRITY-data_dif".into(), true),
+            // Those of another volume, and of other programs.
+            ("data", "CRYPT-LUKS2-1123456789ab4def8123456789abcdef-data".into(), false),
+            ("other_dif", "CRYPT-INTEGRITY-other_dif".into(), false),
+            ("data", "LVM-abc".into(), false),
+            ("data", String::new(), false),
+        ] {
+            let holder = Holder::new("dm-0", name, &identifier);
+            assert_eq!(is_leftover(&holder, uuid, "data"), expected, "{name} {identifier}");
+        }
+    }
 
     #[test]
     fn only_blank_disks_and_agreed_contents_are_formatted() {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -11,7 +11,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use crate::sys;
@@ -21,9 +20,6 @@ const WRONG_PASSPHRASE: i32 = 2;
 
 /// The longest time of a call: the slowest, a key slot with the most memory that Argon2 permits, takes a minute.
 const CALL_LIMIT: Duration = Duration::from_secs(300);
-
-/// The action that may take hours: it wipes.
-const UNLIMITED_ACTION: &str = "luksFormat";
 
 /// The socket of a running udev. *Source:* systemd-udevd.service(8).
 const UDEV_SOCKET: &str = "/run/udev/control";
@@ -60,8 +56,6 @@ pub struct CryptsetupCall<'a> {
     pub device: Option<BorrowedFd<'a>>,
     /// The standard input: secrets, or the JSON of a token.
     pub input: Zeroizing<Vec<u8>>,
-    /// Receives the progress of a wipe.
-    pub progress: Option<&'a (dyn Fn(WipeProgress) + Send + Sync)>,
 }
 
 /// Without the input, which is a secret.
@@ -72,15 +66,6 @@ impl fmt::Debug for CryptsetupCall<'_> {
             .field("arguments", &self.arguments)
             .finish_non_exhaustive()
     }
-}
-
-/// The progress of the wipe of an authenticated volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WipeProgress {
-    /// The bytes that are written.
-    pub done_bytes: u64,
-    /// The bytes to write.
-    pub total_bytes: u64,
 }
 
 /// A mapping of the kernel's device-mapper.
@@ -176,9 +161,7 @@ impl Cryptsetup for CryptsetupProgram {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|source| self.start_error(source))?;
-        // A wipe takes as long as the disk needs; its progress shows that it goes on.
-        let limit = if call.action == UNLIMITED_ACTION { Duration::MAX } else { self.limit };
-        let ended = talk_to(&mut child, call, limit).map_err(|source| self.start_error(source))?;
+        let ended = talk_to(&mut child, call, self.limit).map_err(|source| self.start_error(source))?;
         let (status, stderr) = ended.ok_or(CryptsetupError::TimedOut { action: call.action })?;
         if status.success() {
             return Ok(());
@@ -192,7 +175,7 @@ impl Cryptsetup for CryptsetupProgram {
     }
 }
 
-/// Writes the input, reads the progress, and waits for the end. None if it did not end in time, and was killed.
+/// Writes the input, and waits for the end. None if it did not end in time, and was killed.
 fn talk_to(
     child: &mut Child,
     call: &CryptsetupCall<'_>,
@@ -216,12 +199,7 @@ fn talk_to(
         });
         scope.spawn(move || {
             let _reading = reading_stdout;
-            let lines = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines());
-            for line in lines.map_while(Result::ok) {
-                if let (Some(report), Some(progress)) = (call.progress, parse_progress(&line)) {
-                    report(progress);
-                }
-            }
+            stdout.map(|mut stdout| io::copy(&mut stdout, &mut io::sink()))
         });
         let is_late = is_read.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
         if is_late {
@@ -234,20 +212,6 @@ fn talk_to(
     let status = child.wait()?;
     let text = String::from_utf8_lossy(&errors?).into_owned();
     Ok((!is_late).then_some((status, text)))
-}
-
-/// Reads one line of `--progress-json`; none for any other line.
-pub(super) fn parse_progress(line: &str) -> Option<WipeProgress> {
-    #[derive(Deserialize)]
-    struct Line {
-        device_bytes: String,
-        device_size: String,
-    }
-    let line: Line = serde_json::from_str(line).ok()?;
-    Some(WipeProgress {
-        done_bytes: line.device_bytes.parse().ok()?,
-        total_bytes: line.device_size.parse().ok()?,
-    })
 }
 
 /// Without udev, a mapping has no device node under its name: only the kernel's `/dev/dm-N`.
@@ -278,7 +242,6 @@ mod tests {
             arguments: vec!["x".into()],
             device: None,
             input: Zeroizing::new(input.to_vec()),
-            progress: None,
         }
     }
 
@@ -301,15 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_is_killed_but_not_a_format() {
+    fn a_program_that_hangs_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("cryptsetup");
-        testbed::write_program(&program, "#!/bin/sh\n[ \"$1\" = open ] && exec sleep 1000\nsleep 0.2\n")
-            .unwrap();
+        testbed::write_program(&program, "#!/bin/sh\nexec sleep 1000\n").unwrap();
         let tool = CryptsetupProgram { program, limit: Duration::from_millis(50) };
         let error = tool.run(&call("open", b"a secret")).unwrap_err();
         assert!(matches!(error, CryptsetupError::TimedOut { action: "open" }), "{error}");
-        tool.run(&call("luksFormat", b"a secret")).unwrap();
     }
 
     /// Set in the program that is to be killed, which is this test again.
@@ -352,18 +313,6 @@ mod tests {
             );
         }
         has_ended.unwrap();
-    }
-
-    #[test]
-    fn progress_is_read_from_json_lines() {
-        let line = r#"{"device":"/dev/vdb","device_bytes":"5242880","device_size":"10485760","speed":"1","eta_ms":"1","time_ms":"1"}"#;
-        assert_eq!(
-            parse_progress(line),
-            Some(WipeProgress { done_bytes: 5_242_880, total_bytes: 10_485_760 })
-        );
-        for other in ["", "Progress: 50%", "{}", r#"{"device_bytes":"x","device_size":"1"}"#] {
-            assert_eq!(parse_progress(other), None);
-        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 use super::super::VolumeError;
 use super::super::disk::Disk;
 use super::super::uuid::Uuid;
-use super::cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, WipeProgress};
+use super::cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall};
 use super::error::LuksError;
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader, has_foreign_magic};
 use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header, read_volume_token};
@@ -23,8 +23,6 @@ pub(super) const FIRST_SLOT: u32 = 0;
 const SLOT_COUNT: u32 = 31;
 
 pub(super) type Passphrase = Zeroizing<Vec<u8>>;
-
-pub(super) type ProgressHook<'a> = Option<&'a (dyn Fn(WipeProgress) + Send + Sync)>;
 
 /// A header that meets the policy.
 #[derive(Debug)]
@@ -74,14 +72,8 @@ impl LuksDevice<'_> {
         Ok(CheckedHeader { uuid: header.uuid, summary, has_both_copies, area })
     }
 
-    /// Formats the disk with one key slot. An authenticated one is wiped, unless the caller declines.
-    pub(super) fn format(
-        &self,
-        uuid: Uuid,
-        passphrase: &Passphrase,
-        wipe: bool,
-        progress: ProgressHook<'_>,
-    ) -> Result<(), LuksError> {
+    /// Formats the disk with one key slot. Of an authenticated one, no block can be read before it was written.
+    pub(super) fn format(&self, uuid: Uuid, passphrase: &Passphrase) -> Result<(), LuksError> {
         // dm-crypt can't address the rest of a disk that has no whole number of sectors.
         let sector_bytes = if self.disk.size().is_multiple_of(4096) { 4096 } else { 512 };
         // Everything that the policy checks is set here: the defaults of cryptsetup differ between its builds.
@@ -90,17 +82,11 @@ impl LuksDevice<'_> {
         arguments.extend(words(&["--sector-size", &sector_bytes.to_string(), "--uuid", &uuid.to_string()]));
         arguments.extend(slot_options());
         if self.encryption == VolumeEncryption::EncryptedAndAuthenticated {
-            arguments.extend(words(&[
-                "--integrity",
-                "hmac-sha256",
-                "--progress-json",
-                "--progress-frequency",
-                "1",
-            ]));
-            arguments.extend((!wipe).then(|| "--integrity-no-wipe".into()));
+            // cryptsetup can't resume a wipe, and leaves its mappings when it is killed in one.
+            arguments.extend(words(&["--integrity", "hmac-sha256", "--integrity-no-wipe"]));
         }
         arguments.extend(words(&["--key-slot", &FIRST_SLOT.to_string(), "--key-file", "-"]));
-        self.run("luksFormat", arguments, passphrase.clone(), progress)
+        self.run("luksFormat", arguments, passphrase.clone())
     }
 
     /// Adds a key slot, which a token announces before and names afterwards. If the process is killed in between, the next
@@ -120,7 +106,7 @@ impl LuksDevice<'_> {
         arguments.extend(words(&["--new-key-slot", &slot.to_string()]));
         // cryptsetup reads the passphrase of this length, and the rest as the new one.
         let input = Zeroizing::new([&existing[..], &new[..]].concat());
-        if let Err(error) = self.run("luksAddKey", arguments, input, None) {
+        if let Err(error) = self.run("luksAddKey", arguments, input) {
             // The error that led here is the useful one.
             let _ = self.take_back_announcement(slot);
             return Err(error);
@@ -156,7 +142,7 @@ impl LuksDevice<'_> {
     fn write_token(&self, identifier: u32, json: Vec<u8>) -> Result<(), LuksError> {
         let identifier = identifier.to_string();
         let arguments = words(&["--json-file=-", "--token-replace", "--token-id", &identifier]);
-        self.run("token import", arguments, Zeroizing::new(json), None)
+        self.run("token import", arguments, Zeroizing::new(json))
     }
 
     /// Removes a key slot, and then its token.
@@ -169,7 +155,7 @@ impl LuksDevice<'_> {
         // The slot first: a token without a slot opens nothing, and the next rotation removes it.
         if summary.slots.contains(&slot) {
             let arguments = self.device_arguments(&[&slot.to_string()]);
-            self.call("luksKillSlot", arguments, Passphrase::default(), None)?;
+            self.call("luksKillSlot", arguments, Passphrase::default())?;
         }
         let token = summary.token_of(slot);
         let names_another =
@@ -181,7 +167,7 @@ impl LuksDevice<'_> {
 
     pub(super) fn remove_token(&self, identifier: u32) -> Result<(), LuksError> {
         let identifier = identifier.to_string();
-        self.run("token remove", words(&["--token-id", &identifier]), Passphrase::default(), None)
+        self.run("token remove", words(&["--token-id", &identifier]), Passphrase::default())
     }
 
     /// Returns whether a passphrase opens this slot of the header that was checked.
@@ -195,18 +181,17 @@ impl LuksDevice<'_> {
         self.open_by_copy(header, slot, passphrase, arguments, &[])
     }
 
-    /// Maps the data under a name that is not in use, with the header that was checked. Returns whether the passphrase opens
-    /// the slot.
+    /// Maps the data under a name that is not in use, with the header that was checked, and further options of cryptsetup.
+    /// Returns whether the passphrase opens the slot.
     pub(super) fn open(
         &self,
         header: &CheckedHeader,
         slot: u32,
         passphrase: &Passphrase,
         name: &str,
-        allow_discards: bool,
+        options: &[&str],
     ) -> Result<bool, LuksError> {
-        let arguments = allow_discards.then(|| "--allow-discards".into()).into_iter().collect();
-        self.open_by_copy(header, slot, passphrase, arguments, &[name])
+        self.open_by_copy(header, slot, passphrase, words(options), &[name])
     }
 
     /// Grows the mapping to the end of the disk.
@@ -219,7 +204,7 @@ impl LuksDevice<'_> {
         let file = self.write_copy(header)?;
         let mut arguments = words(&["--key-file", "-", "--header"]);
         arguments.extend([self.runtime.path().join(&file).into(), "--".into(), name.into()]);
-        let resized = self.call("resize", arguments, passphrase.clone(), None);
+        let resized = self.call("resize", arguments, passphrase.clone());
         self.remove_copy(&file)?;
         resized
     }
@@ -256,7 +241,7 @@ impl LuksDevice<'_> {
         arguments.extend(words(&["--key-file", "-", "--key-slot", &slot.to_string(), "--header"]));
         arguments.push(self.runtime.path().join(&file).into());
         arguments.extend(self.device_arguments(behind));
-        let done = self.call("open", arguments, passphrase.clone(), None);
+        let done = self.call("open", arguments, passphrase.clone());
         // Removed also after a failure: the next call writes the header that it has checked itself.
         self.remove_copy(&file)?;
         match done {
@@ -283,10 +268,9 @@ impl LuksDevice<'_> {
         action: &'static str,
         mut arguments: Vec<OsString>,
         input: Passphrase,
-        progress: ProgressHook<'_>,
     ) -> Result<(), LuksError> {
         arguments.extend(self.device_arguments(&[]));
-        self.call(action, arguments, input, progress)
+        self.call(action, arguments, input)
     }
 
     fn call(
@@ -294,12 +278,11 @@ impl LuksDevice<'_> {
         action: &'static str,
         mut arguments: Vec<OsString>,
         input: Passphrase,
-        progress: ProgressHook<'_>,
     ) -> Result<(), LuksError> {
         // cryptsetup would otherwise ask for confirmations.
         arguments.insert(0, "--batch-mode".into());
         let device = Some(self.disk.as_fd());
-        let call = CryptsetupCall { action, arguments, device, input, progress };
+        let call = CryptsetupCall { action, arguments, device, input };
         let done = self.tool.run(&call).map_err(LuksError::Command);
         // A disk that was replaced explains any failure.
         self.disk.check_identity().map_err(LuksError::device)?;
@@ -335,7 +318,6 @@ pub(super) fn close_mapping(tool: &dyn Cryptsetup, name: &str) -> Result<(), Luk
         arguments: words(&["--batch-mode", "--", name]),
         device: None,
         input: Passphrase::default(),
-        progress: None,
     };
     tool.run(&call).map_err(LuksError::Command)
 }

@@ -172,6 +172,15 @@ pub enum LuksError {
     /// The kernel's list of mappings can't be read.
     #[error("can't list the mappings in /sys/block")]
     FindMapping(#[source] io::Error),
+    /// What a killed cryptsetup has left on the disk of an unfinished volume can't be removed. A retry tries it again.
+    #[error("can't remove the left mapping {name}: type `dmsetup remove {name}`")]
+    RemoveMapping {
+        /// The name.
+        name: String,
+        /// The answer of the kernel.
+        #[source]
+        source: io::Error,
+    },
     /// cryptsetup can't be run, or failed.
     #[error("can't run or complete cryptsetup")]
     Command(#[source] CryptsetupError),

@@ -4,8 +4,9 @@ use std::error::Error as _;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::super::disk::{Disk, DiskAccess, device_numbers};
+use super::super::disk::{Disk, DiskAccess};
 use super::super::filesystem::MountSource;
+use super::super::identity::device_numbers;
 use super::super::marker::VolumeMarker;
 use super::super::{VolumeContents, VolumeError};
 use super::cryptsetup::ActiveMapping;
@@ -105,12 +106,34 @@ impl LuksOpening<'_> {
         header: &CheckedHeader,
         secret: &UnlockSecret,
     ) -> Result<(OpenedSlot, ActiveMapping), VolumeError> {
+        let options: &[&str] = if self.settings.allow_discards { &["--allow-discards"] } else { &[] };
+        self.open_mapping_with(slots, header, secret, options)
+    }
+
+    /// Opens the mapping to wipe it: what a power cut tears is written again, so dm-integrity need not write all of it
+    /// to its journal first.
+    pub(super) fn open_mapping_to_wipe(
+        &self,
+        slots: &KeySlots<'_>,
+        header: &CheckedHeader,
+        secret: &UnlockSecret,
+    ) -> Result<(OpenedSlot, ActiveMapping), VolumeError> {
+        self.open_mapping_with(slots, header, secret, &["--integrity-no-journal"])
+    }
+
+    fn open_mapping_with(
+        &self,
+        slots: &KeySlots<'_>,
+        header: &CheckedHeader,
+        secret: &UnlockSecret,
+        options: &[&str],
+    ) -> Result<(OpenedSlot, ActiveMapping), VolumeError> {
         let (device, name) = (&slots.device, &self.settings.mapping_name);
         let open = || {
             let active = device.find_mapping_of(header.uuid, name)?;
             let opened = slots.open_slot_by(header, secret, |slot, passphrase| match active {
                 Some(_) => device.opens(header, slot, passphrase),
-                None => device.open(header, slot, passphrase, name, self.settings.allow_discards),
+                None => device.open(header, slot, passphrase, name, options),
             })?;
             let mapping = device.find_mapping_of(header.uuid, name)?;
             Ok((opened, mapping.ok_or_else(|| LuksError::MappingInUse { name: name.clone() })?))

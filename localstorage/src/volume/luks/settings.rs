@@ -10,7 +10,7 @@ use super::super::disk::{Disk, DiskAccess, VolumeDevice};
 use super::super::filesystem::{DEFAULT_LABEL, VolumeMount};
 use super::super::identity::device_directory;
 use super::super::reading::{DiskReader, ReadingHook};
-use super::cryptsetup::{ActiveMapping, Cryptsetup, WipeProgress};
+use super::cryptsetup::{ActiveMapping, Cryptsetup};
 use super::device::LuksDevice;
 use super::error::LuksError;
 use super::key_slots::KeySlots;
@@ -18,6 +18,7 @@ use super::policy::PolicyViolation;
 use super::rollback::HeaderRecords;
 use super::seal::KeySeal;
 use super::token::{ColdStart, KeyPolicy, VolumeEncryption, VolumeToken};
+use super::wipe::WipeHook;
 use crate::dir::Dir;
 use crate::mount::Mounter;
 
@@ -48,9 +49,6 @@ pub struct LuksVolumeConfig {
     /// Runs cryptsetup.
     pub cryptsetup: Arc<dyn Cryptsetup>,
 }
-
-/// Receives the progress of a wipe, about once a second.
-type WipeHook = Arc<dyn Fn(WipeProgress) + Send + Sync>;
 
 /// All settings of a volume: those that the caller must choose, and those that have a default.
 pub(super) struct LuksSettings {

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom};
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -230,6 +231,7 @@ fn an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere() {
             .with_progress(move |progress| {
                 assert!(progress.done_bytes <= progress.total_bytes, "{progress:?}");
                 last.fetch_max(progress.done_bytes, Ordering::Relaxed);
+                ControlFlow::Continue(())
             });
         let started = Instant::now();
         volume.mount_new(ErasePolicy::Nothing).unwrap();

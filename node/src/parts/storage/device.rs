@@ -22,7 +22,7 @@ use super::identity::{RecordedVolume, forget_volume, settle_identity};
 use super::location::{FoundDevice, find_device, resume_growth};
 use super::reading::{ReadingSpeed, ReadingStatus};
 use super::record::VolumeRecord;
-use super::unlock::VolumeUnlock;
+use super::unlock::{CreationWork, VolumeUnlock};
 use crate::error_chain::error_chain;
 use crate::layout::{ESP_DIR, VOLUME_DIR};
 use crate::program_name::program_name;
@@ -459,7 +459,13 @@ impl DeviceOpener {
             let Some(unlock) = unlock.upgrade() else { return ControlFlow::Break(()) };
             let left = lock(&speed).time_left(progress, Instant::now());
             let (device, erase_token, read_token) = (device.clone(), erase_token.clone(), read_token.clone());
-            unlock.report_reading(ReadingStatus { device, progress, left, erase_token, read_token })
+            unlock.report_work(CreationWork::Reading(ReadingStatus {
+                device,
+                progress,
+                left,
+                erase_token,
+                read_token,
+            }))
         }
     }
 
@@ -483,9 +489,9 @@ impl DeviceOpener {
         // `VolumeUnlock` owns the volume, too: in a cycle neither would be dropped, nor their open files on the ESP.
         let unlock = Arc::downgrade(&self.unlock);
         let report = move |wipe| {
-            if let Some(unlock) = unlock.upgrade() {
-                unlock.report_wipe(wipe);
-            }
+            unlock
+                .upgrade()
+                .map_or(ControlFlow::Break(()), |unlock| unlock.report_work(CreationWork::Wiping(wipe)))
         };
         let volume = volume.with_mkfs(&self.programs.mkfs).with_node(&self.node).with_progress(report);
         let volume = config.cold_start.into_iter().fold(volume, LuksVolume::with_cold_start);

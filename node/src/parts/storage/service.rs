@@ -20,7 +20,7 @@ use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::keys::{TangKeyService, VolumeKeys};
 use super::opener::VolumeOpener;
-use super::unlock::{ClusterKeySource, CreationWork, UnlockStatus, VolumeUnlock, random_fraction};
+use super::unlock::{ClusterKeySource, UnlockStatus, VolumeUnlock, random_fraction};
 use crate::block_events::BlockEvents;
 use crate::blocking::run_blocking;
 use crate::device_faults::DeviceFaults;
@@ -78,7 +78,7 @@ impl StorageService {
         if !matches!(unlock.status(), UnlockStatus::Closed { error: Some(_), .. }) {
             unlock.set_status(UnlockStatus::Opening { work: None });
         }
-        unlock.cancel_reading(false);
+        unlock.cancel_work(false);
         let OpenedVolume { volume, dir, slot } = match self.open_volume(&ctx).await? {
             Ok(opened) => opened,
             Err(error) => {
@@ -162,8 +162,8 @@ impl StorageService {
         }
     }
 
-    /// Tries a secret. The volume is not left half-open: a stop waits for the attempt, but not for the wipe of a new disk,
-    /// which starts over. The reading of a disk ends soon, and the next attempt resumes it.
+    /// Tries a secret. The volume is not left half-open: a stop waits for the attempt. The reading of a disk, and the wipe of
+    /// a new volume, end soon, and the next attempt resumes them.
     async fn try_secret(
         &self,
         ctx: &Context,
@@ -179,17 +179,15 @@ impl StorageService {
         });
         let opened = tokio::select! {
             opened = &mut attempt => opened?,
-            canceled = ctx.canceled() => match self.unlock.status() {
-                // The thread of a wipe is left behind: the next attempt starts the wipe over.
-                UnlockStatus::Opening { work: Some(CreationWork::Wiping(_)) } => return Err(canceled.into()),
-                _ => {
-                    self.unlock.cancel_reading(true);
-                    match attempt.await? {
-                        Err(StorageError::Open(VolumeError::ReadingCanceled { .. })) => return Err(canceled.into()),
-                        opened => opened,
-                    }
+            canceled = ctx.canceled() => {
+                self.unlock.cancel_work(true);
+                match attempt.await? {
+                    Err(StorageError::Open(
+                        VolumeError::ReadingCanceled { .. } | VolumeError::WipeCanceled { .. },
+                    )) => return Err(canceled.into()),
+                    opened => opened,
                 }
-            },
+            }
         };
         // Without a slot the secret was not used: the volume is not encrypted, or was open.
         if matches!(&opened, Ok(OpenedVolume { slot: Some(_), .. })) {

@@ -107,8 +107,8 @@ struct UnlockSlots {
     offers: Option<mpsc::Sender<UnlockOffer>>,
     /// The next attempt may erase the disk whose contents have this token.
     erase_permit: Option<String>,
-    /// root.storage is stopped, or to read no further.
-    is_reading_canceled: bool,
+    /// root.storage is stopped: it reads and wipes no further.
+    is_work_canceled: bool,
 }
 
 impl fmt::Debug for VolumeUnlock {
@@ -219,27 +219,19 @@ impl VolumeUnlock {
         slots.status = status;
     }
 
-    /// A wipe makes progress. One that root.storage has left behind when it was stopped does not count.
-    pub(crate) fn report_wipe(&self, wipe: WipeProgress) {
+    /// A creation makes progress. Its work ends if it was canceled, or if root.storage has ended.
+    pub(crate) fn report_work(&self, work: CreationWork) -> ControlFlow<()> {
         let mut slots = self.lock();
-        if slots.status != UnlockStatus::default() {
-            slots.status = UnlockStatus::Opening { work: Some(CreationWork::Wiping(wipe)) };
-        }
-    }
-
-    /// A reading of the disk makes progress. It ends if it was canceled, or if root.storage has ended.
-    pub(crate) fn report_reading(&self, reading: ReadingStatus) -> ControlFlow<()> {
-        let mut slots = self.lock();
-        if slots.is_reading_canceled || slots.status == UnlockStatus::default() {
+        if slots.is_work_canceled || slots.status == UnlockStatus::default() {
             return ControlFlow::Break(());
         }
-        slots.status = UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) };
+        slots.status = UnlockStatus::Opening { work: Some(work) };
         ControlFlow::Continue(())
     }
 
-    /// Ends a reading of the disk soon; the next attempt resumes it. `false` permits it again.
-    pub(crate) fn cancel_reading(&self, is_canceled: bool) {
-        self.lock().is_reading_canceled = is_canceled;
+    /// Ends a reading or a wipe of the disk soon; the next attempt resumes it. `false` permits it again.
+    pub(crate) fn cancel_work(&self, is_canceled: bool) {
+        self.lock().is_work_canceled = is_canceled;
     }
 
     /// The volume is locked: takes secrets from now on.
@@ -315,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wipe_is_reported_until_root_storage_has_ended() {
+    fn a_wipe_is_reported_until_it_is_canceled_or_root_storage_has_ended() {
         let (unlock, wipe) = (VolumeUnlock::default(), WipeProgress { done_bytes: 1, total_bytes: 2 });
         for before in [
             UnlockStatus::Opening { work: None },
@@ -326,11 +318,14 @@ mod tests {
             },
         ] {
             unlock.set_status(before);
-            unlock.report_wipe(wipe);
+            assert!(unlock.report_work(CreationWork::Wiping(wipe)).is_continue());
             assert_eq!(unlock.status(), UnlockStatus::Opening { work: Some(CreationWork::Wiping(wipe)) });
         }
+        unlock.cancel_work(true);
+        assert!(unlock.report_work(CreationWork::Wiping(wipe)).is_break());
+        unlock.cancel_work(false);
         unlock.set_status(UnlockStatus::default());
-        unlock.report_wipe(wipe);
+        assert!(unlock.report_work(CreationWork::Wiping(wipe)).is_break());
         assert_eq!(unlock.status(), UnlockStatus::default());
     }
 
@@ -344,17 +339,17 @@ mod tests {
             erase_token: Some("unread-sampled-1".into()),
             read_token: Some("data-read-1".into()),
         };
-        assert!(unlock.report_reading(reading()).is_break(), "root.storage has ended");
+        assert!(unlock.report_work(CreationWork::Reading(reading())).is_break(), "root.storage has ended");
         unlock.set_status(UnlockStatus::Opening { work: None });
-        assert!(unlock.report_reading(reading()).is_continue());
+        assert!(unlock.report_work(CreationWork::Reading(reading())).is_continue());
         assert_eq!(unlock.status(), UnlockStatus::Opening { work: Some(CreationWork::Reading(reading())) });
         assert!(unlock.permit_erase("unread-sampled-2").is_err());
         unlock.permit_erase("unread-sampled-1").expect("that of the disk");
         unlock.permit_erase("data-read-1").expect("that of the reading before");
-        unlock.cancel_reading(true);
-        assert!(unlock.report_reading(reading()).is_break());
-        unlock.cancel_reading(false);
-        assert!(unlock.report_reading(reading()).is_continue());
+        unlock.cancel_work(true);
+        assert!(unlock.report_work(CreationWork::Reading(reading())).is_break());
+        unlock.cancel_work(false);
+        assert!(unlock.report_work(CreationWork::Reading(reading())).is_continue());
     }
 
     #[test]
