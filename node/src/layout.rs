@@ -60,7 +60,7 @@ nodekeel_localstorage::layout! {
 
     /// In `run`: the part of storage.
     pub(crate) struct StorageRunLayout {
-        /// Copies of the headers of encrypted volumes, while cryptsetup reads them.
+        /// Copies of the headers of encrypted volumes, while cryptsetup reads them, and the record of the open volume.
         pub(crate) storage: LayoutDir = "storage", 0o700;
     }
 

@@ -50,7 +50,8 @@ impl DiskIdentity {
         Ok(DiskIdentity(text))
     }
 
-    pub(super) fn as_bytes(&self) -> &[u8] {
+    /// The identity as text, to compare it in a later process.
+    pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 }

@@ -285,10 +285,26 @@ impl LuksVolume {
     pub fn mount_active(&self) -> Result<Option<Dir>, VolumeError> {
         let opening = self.opening();
         // The identifier of a mapping contains the UUID, so the mapping of another volume is not taken for this one.
-        if !opening.has_active_mapping()? {
+        if opening.find_active_mapping()?.is_none() {
             return Ok(None);
         }
         self.lifecycle.mount(|| opening.mount_complete()).map(Some)
+    }
+
+    /// The identity of the open mapping of this volume, which this process, an earlier one, or another program has opened;
+    /// none if it is not open. One that is opened later has another identity.
+    ///
+    /// # Errors
+    /// Those of [`mount_active`](Self::mount_active), but for those of the mount.
+    pub fn active_mapping(&self) -> Result<Option<DiskIdentity>, VolumeError> {
+        let Some(mapping) = self.opening().find_active_mapping()? else { return Ok(None) };
+        let identity = DiskIdentity::of(&self.settings.open_mapping_device(&mapping)?);
+        identity.map(Some).map_err(|source| self.settings.mapping_error(&mapping, source))
+    }
+
+    /// The name of the mapping.
+    pub fn mapping_name(&self) -> &str {
+        &self.settings.mapping_name
     }
 
     /// Reads the encryption and the key slots from the header.

@@ -5,6 +5,7 @@
 //!  disk, GPT    no writes   pure       localstorage       XFS      esp/data-volume.record
 //! ```
 
+mod adoption;
 pub(crate) mod config;
 pub(crate) mod control;
 mod decision;

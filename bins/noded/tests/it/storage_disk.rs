@@ -270,8 +270,19 @@ async fn a_volume_whose_key_is_gone_waits_for_the_recovery_passphrase() {
     node.wait_open().await;
     assert_witness(&fixture);
     // Until noded exits, it needs no operator again.
-    node.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
-    node.wait_status(|status| status.state == "open").await;
+    node.reopen().await;
+    // The volume stays open while something uses it: nor does the next start of this node need one.
+    let busy = File::open(fixture.volume().join("witness")).unwrap();
+    node.stop().await;
+    let node = fixture.start(LOCAL).await;
+    node.wait_open().await;
+    node.stop().await;
+    drop(busy);
+    // Without the record, it is another program's.
+    fs::remove_file(fixture.data().join("run/storage/opened-volume")).unwrap();
+    let mut node = fixture.start(LOCAL).await;
+    let status = node.wait_status(|status| status.state == "locked").await;
+    assert!(status.detail.contains("mapping nodekeel-data, and this node has not opened it"), "{status:?}");
     node.stop().await;
 
     fs::rename(fixture.scratch.path().join("key"), &keys[0]).unwrap();

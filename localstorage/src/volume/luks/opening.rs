@@ -49,8 +49,8 @@ impl LuksOpening<'_> {
         self.mount_complete()
     }
 
-    /// Returns whether an earlier process has left the mapping of this volume open.
-    pub(super) fn has_active_mapping(&self) -> Result<bool, VolumeError> {
+    /// The open mapping of this volume, which may be one that an earlier process has left.
+    pub(super) fn find_active_mapping(&self) -> Result<Option<ActiveMapping>, VolumeError> {
         let disk = self.settings.open_disk(DiskAccess::Read)?;
         self.check_complete(&disk)?;
         let device = self.settings.slots_of(&disk).device;
@@ -58,8 +58,8 @@ impl LuksOpening<'_> {
         let active = device.check_header().and_then(|header| {
             header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
             match device.find_mapping_of(header.uuid, name) {
-                Err(LuksError::MappingInUse { .. }) => Ok(false),
-                found => Ok(found?.is_some()),
+                Err(LuksError::MappingInUse { .. }) => Ok(None),
+                found => found,
             }
         });
         active.map_err(|error| self.settings.error(error))

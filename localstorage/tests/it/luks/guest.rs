@@ -274,6 +274,24 @@ fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
 }
 
 #[test]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+fn a_mapping_that_is_opened_again_has_another_identity() {
+    in_child_process(a_mapping_that_is_opened_again_has_another_identity, || {
+        let node = NodeDisk::new(448);
+        let volume = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Local);
+        drop(volume.mount_new(ErasePolicy::Nothing).unwrap());
+        let identity = || volume.active_mapping().unwrap();
+        let opened = identity().expect("it is open");
+        assert_eq!(identity(), Some(opened.clone()), "of the same mapping");
+        volume.unmount().unwrap();
+        assert_eq!(identity(), None);
+        drop(volume.mount_existing().unwrap());
+        assert_ne!(identity().expect("it is open"), opened);
+        volume.unmount().unwrap();
+    });
+}
+
+#[test]
 #[ignore = "needs kernel with a disk of 1 GiB and tpm"]
 fn a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again() {
     in_child_process(a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again, || {

@@ -1,5 +1,6 @@
 //! The data volume on a disk or partition: found, decided upon, opened or created, and grown.
 
+use std::error::Error;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use nodekeel_localstorage::volume::{
     inspect_disk,
 };
 
+use super::adoption::{has_opened, record_opening};
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
 use super::decision::{Attempt, DiskStep, Expectation, decide_step, may_complete};
 use super::error::StorageError;
@@ -167,7 +169,7 @@ impl DeviceOpener {
                     Err(StorageError::NoVolume)
                 }
                 Err(VolumeError::Unfinished { .. }) => self.create(&volume, sampled, ErasePolicy::Nothing),
-                opened => opened.map_err(StorageError::of_opening),
+                opened => opened.map_err(|error| Self::opening_error(&volume, error)),
             },
             DiskStep::Create => self.create(&volume, sampled, ErasePolicy::Nothing),
             DiskStep::Erase => {
@@ -360,13 +362,54 @@ impl DeviceOpener {
     ) -> Result<OpenedVolume, VolumeError> {
         let (dir, slot) = match volume {
             DeviceVolume::Plain(volume) => (volume.mount_existing()?, None),
-            // A noded that was killed, or could not unmount it, has left it open.
-            DeviceVolume::Encrypted(volume) => match volume.mount_active()? {
-                Some(dir) => (dir, None),
-                None => (volume.mount_existing_with(secret)?, Some(secret.slot_kind())),
-            },
+            DeviceVolume::Encrypted(volume) => {
+                // This node has left it open, when it was killed or could not unmount it. Whatever another program has
+                // opened needs a secret.
+                let active = volume.active_mapping().ok().flatten();
+                let is_own = active.is_some_and(|mapping| has_opened(&self.runtime, &mapping));
+                match if is_own { volume.mount_active()? } else { None } {
+                    Some(dir) => (dir, None),
+                    None => {
+                        let dir = volume.mount_existing_with(secret)?;
+                        self.record_opening(volume);
+                        (dir, Some(secret.slot_kind()))
+                    }
+                }
+            }
         };
         Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
+    }
+
+    /// A noded that replaces this one, if it is killed, uses the volume without a secret.
+    fn record_opening(&self, volume: &LuksVolume) {
+        let record = || -> Result<(), Box<dyn Error>> {
+            if let Some(mapping) = volume.active_mapping()? {
+                record_opening(&self.runtime, &mapping)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = record() {
+            tracing::warn!(
+                "can't record that the data volume is open, and if this process is killed, the next one needs a key: {}",
+                error_chain(&*error)
+            );
+        }
+    }
+
+    /// The failure to open a volume. One that asks for a key says whether the volume is open.
+    fn opening_error(volume: &DeviceVolume, error: VolumeError) -> StorageError {
+        let error = StorageError::of_opening(error);
+        match volume {
+            DeviceVolume::Encrypted(volume)
+                if error.needs_key() && matches!(volume.active_mapping(), Ok(Some(_))) =>
+            {
+                StorageError::OpenElsewhere {
+                    mapping: volume.mapping_name().to_owned(),
+                    source: Box::new(error),
+                }
+            }
+            _ => error,
+        }
     }
 
     fn create(
@@ -380,6 +423,7 @@ impl DeviceOpener {
             DeviceVolume::Encrypted(volume) => volume.mount_new_with_key(erase).map(|(dir, cluster_key)| {
                 // Only this process has the cluster's half of the key, until the cluster stores it.
                 cluster_key.into_iter().for_each(|key| self.unlock.keep_cluster_key(key));
+                self.record_opening(volume);
                 (dir, Some(SlotKind::Local))
             }),
         };

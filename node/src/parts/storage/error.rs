@@ -35,6 +35,11 @@ pub(super) enum StorageError {
         path.display()
     )]
     LostVolume { path: PathBuf, found: &'static str },
+    #[error(
+        "the data volume is open as mapping {mapping}, and this node has not opened it: give a key, or stop the program that \
+         has opened it"
+    )]
+    OpenElsewhere { mapping: String, source: Box<StorageError> },
     #[error("the node has no data volume yet")]
     NoVolume,
     #[error("can't open the directory of the data volume")]
@@ -165,11 +170,12 @@ pub(super) enum EspError {
 impl StorageError {
     /// Returns whether another key may open the volume.
     pub(super) fn needs_key(&self) -> bool {
-        let (Self::Open(VolumeError::Encryption { source, .. })
-        | Self::RolledBack(VolumeError::Encryption { source, .. })) = self
-        else {
-            return false;
+        let error = match self {
+            Self::Open(error) | Self::RolledBack(error) => error,
+            Self::OpenElsewhere { source, .. } => return source.needs_key(),
+            _ => return false,
         };
+        let VolumeError::Encryption { source, .. } = error else { return false };
         matches!(
             source.key_error(),
             LuksError::NoSlot { .. }
