@@ -13,6 +13,7 @@ mod device;
 mod error;
 mod esp;
 mod faults;
+mod gap;
 mod health;
 mod identity;
 pub(crate) mod keys;

@@ -20,6 +20,7 @@ use super::adoption::{has_opened, record_opening};
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
 use super::decision::{Attempt, DiskStep, Expectation, decide_step, may_complete};
 use super::error::StorageError;
+use super::gap::clear_mount_point;
 use super::identity::{RecordedVolume, forget_volume, settle_identity};
 use super::location::{FoundDevice, find_device, resume_growth};
 use super::reading::{ReadingSpeed, ReadingStatus};
@@ -129,7 +130,7 @@ impl DeviceOpener {
         // Until a growth that was cut off is complete, the kernel does not show the partition.
         resume_growth(&self.config.location).map_err(StorageError::Find)?;
         let found = find_device(&self.config.location)?;
-        self.check_mount_point()?;
+        clear_mount_point(&self.data, attempt != Attempt::Open)?;
         // Decide before anything is written: by the disk, the configuration and the record.
         let record = read_record(&self.esp)?;
         let mut report = inspect_disk(&found.path).map_err(StorageError::Open)?;
@@ -340,19 +341,6 @@ impl DeviceOpener {
     /// The mount point of the volume.
     fn target(&self) -> PathBuf {
         self.data.path().join(VOLUME_DIR)
-    }
-
-    /// A file system that is mounted on files would hide them.
-    fn check_mount_point(&self) -> Result<(), StorageError> {
-        if self.data.is_mount_point(VOLUME_DIR).map_err(StorageError::Directory)? {
-            return Ok(());
-        }
-        let dir = self.data.open_dir(VOLUME_DIR).map_err(StorageError::Directory)?;
-        if dir.list().map_err(StorageError::Directory)?.is_empty() {
-            Ok(())
-        } else {
-            Err(StorageError::Hidden { path: self.target() })
-        }
     }
 
     fn mount_existing(

@@ -30,7 +30,15 @@ pub(super) fn health_source(
                  `nodectl storage acknowledge`",
             )
         });
-        state.into_iter().chain(faults).collect()
+        let moved = opener.moved_files().into_iter().map(|path| {
+            let path = path.display();
+            HealthCondition::warning(
+                "files that are not on the data volume",
+                format!("were written while it was not mounted, and are in {path}"),
+            )
+            .hint(format!("move what is needed onto the volume, then `rm -r {path}`"))
+        });
+        state.into_iter().chain(faults).chain(moved).collect()
     }
 }
 

@@ -13,6 +13,7 @@ use nodekeel_localstorage::volume::{
 use super::decision::Attempt;
 use super::device::{DeviceOpener, OpenedVolume};
 use super::error::{EspError, StorageError};
+use super::gap::moved_files;
 use super::identity::{self, RecordedVolume, is_absent, open_or_create, settle_identity};
 use super::record::VolumeRecord;
 use crate::error_chain::error_chain;
@@ -146,6 +147,11 @@ impl VolumeOpener {
             Self::Device(Err(error)) => Err(StorageError::Esp(Arc::clone(error))),
             Self::Directory { .. } | Self::Provided { .. } => Err(StorageError::NotEncrypted),
         }
+    }
+
+    /// The directories of files that were written while the volume was not mounted.
+    pub(super) fn moved_files(&self) -> Vec<PathBuf> {
+        self.device().map_or_else(Vec::new, |opener| moved_files(&opener.data))
     }
 
     /// The disk or partition, if the volume is on one.
