@@ -23,6 +23,8 @@ pub struct DiskReport {
     pub contents: VolumeContents,
     /// The volume on it, as it describes itself. Only opening it shows whether that is true.
     pub volume: DiskFinding,
+    /// Who uses it, with what to type: the mounts of it, and the devices on top of it.
+    pub users: Option<String>,
 }
 
 /// The volume on a disk.
@@ -95,7 +97,8 @@ pub fn inspect_disk(path: &Path) -> Result<DiskReport, VolumeError> {
         },
         _ => DiskFinding::Foreign,
     };
-    Ok(DiskReport { size_bytes: disk.size(), identity: disk.identity().clone(), contents, volume })
+    let (size_bytes, identity, users) = (disk.size(), disk.identity().clone(), disk.describe_users());
+    Ok(DiskReport { size_bytes, identity, contents, volume, users })
 }
 
 impl VolumeContents {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nodekeel_localstorage::volume::{DiskFinding, DiskReport, VolumeEncryption};
+use nodekeel_localstorage::volume::{DiskFinding, DiskReport, VolumeEncryption, VolumeError};
 
 use super::error::StorageError;
 use super::record::VolumeRecord;
@@ -86,7 +86,13 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
         DiskFinding::Erasing if !was_given_up => {
             return Err(StorageError::OtherErasure { device: expected.device.to_owned() });
         }
-        // The remains of an interrupted creation may have no name yet: the creation knows them by its journal.
+        // It is neither read nor written to while something uses it.
+        DiskFinding::Unread if report.users.is_some() => {
+            let (path, users) = (expected.device.to_owned(), report.users.clone().unwrap_or_default());
+            return Err(StorageError::Open(VolumeError::InUse { path, users }));
+        }
+        // The remains of an interrupted creation may have no name yet: the creation knows them by its journal. It removes the
+        // mappings that it has left.
         _ => return Ok(DiskStep::Create),
     };
     match record {
@@ -234,6 +240,17 @@ mod tests {
             let error = decide(finding, size).expect_err(says);
             assert!(error.contains(says), "{error}");
         }
+    }
+
+    #[test]
+    fn a_blank_disk_that_something_uses_is_left_alone() {
+        let mut report = report_of(b"");
+        assert!(matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)));
+        report.users = Some("mounted on /srv: `umount /srv`".into());
+        let refused = decide_step(&report, expect(None));
+        assert!(matches!(&refused, Err(StorageError::Open(VolumeError::InUse { .. }))), "{refused:?}");
+        report.volume = DiskFinding::Unfinished;
+        assert!(matches!(decide_step(&report, expect(None)), Ok(DiskStep::Create)), "by its creation");
     }
 
     #[test]
