@@ -107,9 +107,10 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
             recorded: record.disk_bytes.unwrap_or_default(),
         }),
         // Compared before any key is tried.
-        Some(record) if let Some(recorded) = record.other_volume(report) => {
+        Some(record) if record.other_volume(report).is_some() => {
+            let recorded = record.other_volume(report).unwrap_or_default().to_owned();
             let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
-            Err(StorageError::OtherVolume { device, report, recorded: recorded.to_owned() })
+            Err(StorageError::OtherVolume { device, report, recorded })
         }
         // The mark distinguishes the node's own disk from that of another node.
         Some(record) if !record.is_of(report) => lost(),
