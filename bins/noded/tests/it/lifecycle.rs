@@ -60,7 +60,7 @@ fn a_crash_loop_evicts_no_event_of_another_service() {
     let live = node.follow(&["events", "-f", "-o", "json"]);
     live.find_value(|event| event["dn"] == "root.service.loop" && event["generation"].as_u64() >= Some(50));
     // Events of a running loop come while they are read.
-    node.ask(&["stop", "root.service.loop"]);
+    node.ask(&["stop", "--wait", "root.service.loop"]);
     let events = node.events();
     let of = |dn| events.iter().filter(move |event| event["dn"] == dn).map(|event| event["change"].clone());
     assert_eq!(of("root.service.quiet").collect::<Vec<_>>(), ["started", "ready"]);
