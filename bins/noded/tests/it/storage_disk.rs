@@ -1,21 +1,22 @@
 //! The data volume on real disks, in a guest: created, opened again after stops and kills, refused, and grown.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nodekeel_localstorage::mount::mount_table;
 use nodekeel_node::v1::{
     AcknowledgeStorageRequest, AddRecoveryPassphraseRequest, EraseStorageRequest, EventsRequest,
-    HealthRequest, RestartRequest, StorageRequest, StorageResponse, UnlockStorageRequest,
+    HealthRequest, RestartRequest, RotateStorageKeysRequest, StorageRequest, StorageResponse,
+    UnlockStorageRequest,
 };
 use testbed::guest::disk::FileSystem;
 use testbed::{ScratchDir, command_output};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, node_command, wait};
+use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, node_command, nodectl_path, wait};
 use crate::storage_device::{DeviceFixture, DeviceNode, mebibytes_of_file_system, wipe_device};
 
 const NOT_ENCRYPTED: &str = "encryption = \"none\"\n";
@@ -402,4 +403,49 @@ async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_a
     node.wait_open().await;
     wait_faults(&mut node, false).await;
     node.stop().await;
+}
+
+/// The exit code and the text of nodectl.
+fn run_nodectl(fixture: &DeviceFixture, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(nodectl_path());
+    command.arg("--socket").arg(fixture.data().join("run/control.sock")).args(arguments);
+    let ended = tokio::task::block_in_place(|| command.stdin(Stdio::null()).output()).unwrap();
+    (ended.status.code(), String::from_utf8([ended.stdout, ended.stderr].concat()).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn a_header_that_was_put_back_or_lost_is_named_and_restored() {
+    let fixture = DeviceFixture::new(384).await;
+    let [old, new] = ["old", "new"].map(|name| fixture.scratch.path().join(name).display().to_string());
+    let mut node = fixture.start(LOCAL).await;
+    node.wait_open().await;
+    fs::write(fixture.volume().join("witness"), "data").unwrap();
+    let (code, text) = run_nodectl(&fixture, &["storage", "header", "backup", &old]);
+    assert_eq!((code, fs::metadata(&old).unwrap().mode() & 0o777), (Some(0), 0o600), "{text}");
+    node.client.rotate_storage_keys(RotateStorageKeysRequest::default()).await.unwrap();
+    let (code, text) = run_nodectl(&fixture, &["storage", "header", "backup", &new]);
+    assert_eq!(code, Some(0), "{text}");
+    let before = fixture.checksum();
+    let (code, text) = run_nodectl(&fixture, &["storage", "header", "restore", &old]);
+    assert!(code == Some(1) && text.contains("--recovery"), "{code:?}: {text}");
+    assert!(before == fixture.checksum(), "an open volume keeps its header");
+    node.stop().await;
+
+    let put_back = fs::read(&old).unwrap();
+    let noise = vec![0xa5; 1 << 20];
+    for (header, says) in [
+        (&put_back, "restore its newer header (nodectl storage header restore FILE)"),
+        (&noise, "restore the header, type: nodectl storage header restore FILE"),
+    ] {
+        File::options().write(true).open(&fixture.part).unwrap().write_all_at(header, 0).unwrap();
+        let mut node = fixture.start(LOCAL).await;
+        let status = node.wait_status(|status| status.detail.contains(says)).await;
+        assert_ne!(status.state, "open");
+        let (code, text) = run_nodectl(&fixture, &["storage", "header", "restore", &new]);
+        assert_eq!(code, Some(0), "{text}");
+        node.wait_open().await;
+        assert_witness(&fixture);
+        node.stop().await;
+    }
 }
