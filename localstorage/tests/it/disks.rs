@@ -256,7 +256,8 @@ fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
         let plain = MountSpec { options: &[], ..MountSpec::DATA };
         OsMounter.mount(&plain, Some(fixture.disk.device_path()), &elsewhere).unwrap();
         let in_use = fixture.volume().mount_new(ErasePolicy::Exactly(fixture.contents())).unwrap_err();
-        assert!(matches!(in_use, VolumeError::Device { step: "get exclusive use of", .. }), "{in_use:?}");
+        let VolumeError::InUse { users, .. } = in_use else { panic!("{in_use:?}") };
+        assert_eq!(users, format!("mounted on {0}: `umount {0}`", elsewhere.display()));
         OsMounter.unmount(&elsewhere).unwrap();
 
         fixture.volume().mount_new(ErasePolicy::Exactly(fixture.contents())).map(drop).unwrap();

@@ -54,7 +54,8 @@ fn a_frozen_etcd_is_not_ready_at_once_and_is_restarted_alone_and_in_a_cluster() 
             assert!(found["hint"].as_str().unwrap().contains("`nodectl cluster status`"), "{found}");
             "root.cluster.consensus.etcd"
         };
-        assert!(stopped.elapsed() < Duration::from_secs(6), "reported after {:?}", stopped.elapsed());
+        // A liveness probe each 2 s waits for 2 s; the restart comes after 30 s and more. The rest is for a busy machine.
+        assert!(stopped.elapsed() < Duration::from_secs(20), "reported after {:?}", stopped.elapsed());
         noded.wait_status(dn, |status| status["generation"] == 2);
         wait_healthy(&noded);
         println!("{dn} was restarted after {:?}", stopped.elapsed());
