@@ -319,6 +319,7 @@ impl LuksVolume {
                 encryption: token.encryption,
                 keys: token.keys,
                 cold_start: token.cold_start(),
+                is_unwiped: token.unwiped,
                 node: token.node.clone(),
                 has_both_headers: header.has_both_copies,
                 slots: describe_slots(&header.summary, token, opened),

@@ -482,6 +482,8 @@ impl LuksCreation<'_> {
             self.settings.cold_start,
         );
         token.state = state;
+        let is_authenticated = token.encryption == VolumeEncryption::EncryptedAndAuthenticated;
+        token.unwiped = is_authenticated && !self.settings.wipe;
         token.node.clone_from(&self.settings.node);
         token
     }

@@ -16,6 +16,9 @@ pub struct EncryptionStatus {
     pub keys: KeyPolicy,
     /// The way a split volume is opened after a power cut, as recorded when it was created; `None` for another volume.
     pub cold_start: Option<ColdStart>,
+    /// True if it is authenticated, and was created [without a wipe](super::LuksVolume::without_wipe): a block that was
+    /// never written can't be read.
+    pub is_unwiped: bool,
     /// The node that created it.
     pub node: Option<String>,
     /// True if both copies of the header are correct. The next change of a key slot repairs one.

@@ -114,6 +114,9 @@ pub(crate) struct VolumeToken {
     /// None in a volume that is not split, and in one of a release before this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cold_start: Option<ColdStart>,
+    /// True if it is authenticated, and was not wiped: a block that was never written can't be read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) unwiped: bool,
     /// The node that created it, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node: Option<String>,
@@ -130,6 +133,7 @@ impl VolumeToken {
             keys,
             // A local volume always opens without its cluster: a cold start would mean nothing.
             cold_start: (keys == KeyPolicy::Split).then_some(cold_start),
+            unwiped: false,
             node: None,
         }
     }
