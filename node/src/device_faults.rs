@@ -89,14 +89,30 @@ const BLOCK_FAILURES: [&str; 7] = [
 /// The fault in a line of the kernel.
 ///
 /// *Source:* Linux: `drivers/md/dm-crypt.c` and `dm-integrity.c` (`DMERR_LIMIT`), `block/blk-mq.c` (`blk_print_req_error`),
-/// `fs/xfs/xfs_message.c` with `xfs_fsops.c` and `xfs_error.c`, `fs/ext4/super.c`.
+/// `fs/xfs/xfs_message.c` with `xfs_fsops.c`, `xfs_error.c`, `xfs_buf.c` and `xfs_log.c`, `fs/iomap/buffered-io.c`,
+/// `fs/buffer.c`, `fs/ext4/super.c` and `page-io.c`, `fs/jbd2/journal.c`. A device of the device mapper reports no error of its
+/// own: only the file system on it does.
 fn parse_fault(line: &str) -> Option<DeviceFault> {
     let fault = |device: &str, kind, sector| {
         let is_name =
             !device.is_empty() && device.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_!.".contains(&b));
         is_name.then(|| DeviceFault { device: device.to_owned(), kind, sector })
     };
+    if let Some((device, rest)) = line.split_once(": writeback error on inode ") {
+        let sector = rest.split_once(", sector ").and_then(|(_, sector)| leading_number(sector));
+        return fault(device, FaultKind::Failed, sector);
+    }
     let line = without_module(line);
+    if let Some(rest) = line.strip_prefix("Buffer I/O error on dev ") {
+        // Its blocks have a size that the line does not tell.
+        let (device, _) = rest.split_once(", logical block ")?;
+        return fault(device, FaultKind::Failed, None);
+    }
+    if let Some(journal) = line.strip_prefix("Aborting journal on device ") {
+        // The device, and the inode of the journal.
+        let (device, _) = journal.trim_end_matches('.').rsplit_once('-')?;
+        return fault(device, FaultKind::FileSystem, None);
+    }
     if let Some(rest) = line.strip_prefix("device-mapper: crypt: ") {
         let (device, sector) = rest.split_once(": INTEGRITY AEAD ERROR, sector ")?;
         return fault(device, FaultKind::Unauthentic, leading_number(sector));
@@ -111,16 +127,34 @@ fn parse_fault(line: &str) -> Option<DeviceFault> {
         return if is_failure { fault(device, FaultKind::Failed, leading_number(sector)) } else { None };
     }
     if let Some((device, what)) = line.strip_prefix("XFS (").and_then(|rest| rest.split_once("): ")) {
-        let is_damage =
-            ["Metadata corruption", "Metadata CRC error", "Corruption ", "shut down", "Shutting down"]
-                .iter()
-                .any(|words| what.contains(words));
+        if let Some((_, place)) = what.split_once(" at daddr 0x")
+            && what.starts_with("metadata I/O error in ")
+        {
+            let sector = place.split(' ').next().and_then(|sector| u64::from_str_radix(sector, 16).ok());
+            return fault(device, FaultKind::Failed, sector);
+        }
+        let is_damage = [
+            "log I/O error",
+            "Metadata corruption",
+            "Metadata CRC error",
+            "Corruption ",
+            "shut down",
+            "Shutting down",
+        ]
+        .iter()
+        .any(|words| what.contains(words));
         return if is_damage { fault(device, FaultKind::FileSystem, None) } else { None };
     }
     if let Some((device, _)) =
         line.strip_prefix("EXT4-fs error (device ").and_then(|rest| rest.split_once("): "))
     {
         return fault(device, FaultKind::FileSystem, None);
+    }
+    if let Some((device, what)) =
+        line.strip_prefix("EXT4-fs warning (device ").and_then(|rest| rest.split_once("): "))
+    {
+        let is_failure = what.starts_with("ext4_end_bio:") && what.contains(": I/O error ");
+        return if is_failure { fault(device, FaultKind::Failed, None) } else { None };
     }
     let (device, what) = line.strip_prefix("EXT4-fs (")?.split_once("): ")?;
     if what.starts_with("Remounting filesystem read-only") {
@@ -158,7 +192,7 @@ mod tests {
         #[test]
         fn any_line_is_a_fault_of_a_named_device_or_none(
             start in prop::sample::select(vec![
-                "", "x: ", "device-mapper: crypt: ", "device-mapper: integrity: ", "I/O error, dev ", "XFS (", "EXT4-fs (",
+                "", "x: ", "Buffer I/O error on dev ", "Aborting journal on device ", "device-mapper: crypt: ", "device-mapper: integrity: ", "I/O error, dev ", "XFS (", "EXT4-fs (",
                 "EXT4-fs error (device ",
             ]),
             device in "\\PC{0,12}",
@@ -203,6 +237,22 @@ mod tests {
                 Some(("dm-1", FileSystem, None)),
             ),
             ("EXT4-fs (vdb1): Remounting filesystem read-only", Some(("vdb1", FileSystem, None))),
+            ("sda: writeback error on inode 131, offset 0, sector 264", Some(("sda", Failed, Some(264)))),
+            (
+                "XFS (dm-1): metadata I/O error in \"xfs_imap_to_bp+0x5a/0x80 [xfs]\" at daddr 0x1a0 len 32 error 5",
+                Some(("dm-1", Failed, Some(416))),
+            ),
+            ("XFS (dm-1): log I/O error -5", Some(("dm-1", FileSystem, None))),
+            (
+                "Buffer I/O error on dev dm-1, logical block 8193, lost async page write",
+                Some(("dm-1", Failed, None)),
+            ),
+            ("Aborting journal on device dm-1-8.", Some(("dm-1", FileSystem, None))),
+            (
+                "EXT4-fs warning (device dm-1): ext4_end_bio:343: I/O error 10 writing to inode 13 starting block 8705)",
+                Some(("dm-1", Failed, None)),
+            ),
+            ("EXT4-fs warning (device dm-1): ext4_clear_journal_err:5: Marking fs", None),
             ("XFS (dm-1): Ending clean mount", None),
             ("XFS (dm-1): Unmounting Filesystem", None),
             ("EXT4-fs (vdb1): mounted filesystem with ordered data mode", None),
