@@ -1,7 +1,7 @@
 //! The only unsafe code of the crate.
 #![allow(
     unsafe_code,
-    reason = "tokio asks for a promise about the descriptor, and no library has adjtimex and FITRIM"
+    reason = "tokio asks for a promise about the descriptor, and no library has adjtimex, FITRIM and ioprio_set"
 )]
 
 use std::io;
@@ -49,6 +49,21 @@ pub(crate) fn trim_file_system(directory: &impl AsFd, range: Range<u64>) -> io::
     // SAFETY: the descriptor is open, and the kernel reads and writes one `fstrim_range`, which lives through the call.
     unsafe { trim_range(directory.as_fd().as_raw_fd(), &raw mut range) }?;
     Ok(range.length)
+}
+
+/// Gives the calling thread the idle class: the disk serves it when nobody else asks, by schedulers that have classes.
+///
+/// # Errors
+/// The kernel or a sandbox does not allow it.
+pub(crate) fn set_idle_io_class() -> io::Result<()> {
+    // *Source:* `linux/ioprio.h`: IOPRIO_WHO_PROCESS, and IOPRIO_CLASS_IDLE above IOPRIO_CLASS_SHIFT. 0 is this thread.
+    const WHO_PROCESS: libc::c_int = 1;
+    const CLASS_IDLE: libc::c_int = 3 << 13;
+    // SAFETY: the call takes three integers, and changes the priority of this thread alone.
+    match unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0 as libc::c_int, CLASS_IDLE) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 /// Registers a descriptor with the runtime.

@@ -83,6 +83,11 @@ impl Printer {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
+    /// Returns whether somebody watches, to whom progress is shown next to the result.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.is_terminal && !self.is_json && io::stderr().is_terminal()
+    }
+
     pub(crate) fn print_line(&mut self, text: &str) -> io::Result<()> {
         self.writer.write_all(text.as_bytes())?;
         self.writer.write_all(b"\n")

@@ -21,6 +21,7 @@ mod location;
 mod opener;
 mod reading;
 mod record;
+mod scrub;
 mod service;
 pub(crate) mod tang;
 pub(crate) mod unlock;
@@ -41,6 +42,7 @@ use self::esp::mount_esp;
 use self::faults::{FaultCollector, VolumeFaults};
 use self::keys::{VolumeKeys, key_health};
 use self::opener::VolumeOpener;
+use self::scrub::VolumeScrub;
 use self::service::StorageService;
 use self::tang::TangKeyStore;
 use self::unlock::{ClusterKeySource, VolumeUnlock};
@@ -291,7 +293,9 @@ impl PlannedRunnable for StoragePlan {
             grace,
         };
         let (opener, health) = (service.opener.clone(), service.health.clone());
-        let control = StorageControl { keys, unlock, volume, supervisor, config, opener, faults, health };
+        let scrub = VolumeScrub::new(opener.clone(), faults.clone(), health.clone());
+        let control =
+            StorageControl { keys, unlock, volume, supervisor, config, opener, faults, scrub, health };
         node.extensions().insert(Arc::new(control));
         Ok(PreparedRunnable::new(service))
     }

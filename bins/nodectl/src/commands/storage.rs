@@ -2,6 +2,7 @@
 
 mod header;
 mod passphrase;
+mod scrub;
 mod view;
 
 use std::time::Duration;
@@ -11,6 +12,7 @@ use nodekeel_node::v1;
 
 use self::header::HeaderCommand;
 use self::passphrase::{PassphraseArgs, read_passphrase};
+use self::scrub::{ScrubArgs, describe_scrub};
 use self::view::{EncryptionView, SlotView, StorageChangeView, StorageView};
 use crate::api_client::ApiClient;
 use crate::error::CommandError;
@@ -49,6 +51,11 @@ pub(crate) enum StorageCommand {
     /// Back up and restore the encryption header
     #[command(subcommand)]
     Header(HeaderCommand),
+    /// Read all of the disk, to find faults
+    ///
+    /// Every block of the open volume, below its file system, so that a fault is found before a file is needed. What can't be
+    /// read becomes a problem of the node. It goes on without nodectl; `storage status` has its progress.
+    Scrub(ScrubArgs),
     /// Discard the free blocks of the disk
     ///
     /// Only where the configuration allows it (storage.discards): a reader of an encrypted disk then sees which blocks
@@ -96,6 +103,7 @@ impl StorageCommand {
             Self::Recovery(args) => add_recovery(api, &args.permit, printer).await,
             Self::Acknowledge => acknowledge(api, printer).await,
             Self::Header(command) => command.run(api, printer).await,
+            Self::Scrub(args) => args.run(api, printer).await,
             Self::Trim => trim(api, printer).await,
             Self::Erase { token } => erase(api, token, printer).await,
         }
@@ -152,6 +160,8 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
         lines
             .push("to forget them, when files and disk are mended: `nodectl storage acknowledge`".to_owned());
     }
+    lines.extend(storage.scrub.as_ref().map(|scrub| format!("scrub        {}", describe_scrub(scrub))));
+    lines.extend(storage.last_scrub.as_ref().map(|scrub| format!("last scrub   {}", describe_scrub(scrub))));
     if storage.state == "locked" {
         lines.push("to open it: `nodectl storage unlock`".to_owned());
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -51,6 +52,25 @@ impl DeviceFixture {
 
     pub(crate) fn grow(&self, mebibytes: u64) {
         run_dmsetup(&["reload", &self.name, "--table", &table(&self.disk, mebibytes)]);
+        run_dmsetup(&["resume", &self.name, "--noudevsync"]);
+    }
+
+    /// Lets each read and write of these sectors fail.
+    pub(crate) fn break_sectors(&self, ranges: &[Range<u64>]) {
+        let size = 384 * 2048;
+        let mut lines = String::new();
+        let mut at = 0;
+        for range in ranges.iter().chain([&(size..size)]) {
+            let disk = self.disk.device_path().display();
+            lines += &format!("{at} {} linear {disk} {at}\n", range.start - at);
+            if !range.is_empty() {
+                lines += &format!("{} {} error\n", range.start, range.end - range.start);
+            }
+            at = range.end;
+        }
+        let table = self.scratch.path().join("table");
+        std::fs::write(&table, lines).unwrap();
+        run_dmsetup(&["reload", &self.name, table.to_str().unwrap()]);
         run_dmsetup(&["resume", &self.name, "--noudevsync"]);
     }
 

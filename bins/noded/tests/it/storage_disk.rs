@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nodekeel_localstorage::mount::mount_table;
 use nodekeel_node::v1::{
-    AcknowledgeStorageRequest, AddRecoveryPassphraseRequest, EraseStorageRequest, EventsRequest,
-    HealthRequest, RestartRequest, RotateStorageKeysRequest, StorageRequest, StorageResponse,
-    UnlockStorageRequest,
+    AcknowledgeStorageRequest, AddRecoveryPassphraseRequest, CancelStorageScrubRequest, EraseStorageRequest,
+    EventsRequest, HealthRequest, RestartRequest, RotateStorageKeysRequest, ScrubStorageRequest,
+    StorageRequest, StorageResponse, StorageScrub, UnlockStorageRequest,
 };
 use testbed::guest::disk::FileSystem;
 use testbed::{ScratchDir, command_output};
+use tokio::time::timeout;
 
 use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, node_command, nodectl_path, wait};
 use crate::storage_device::{DeviceFixture, DeviceNode, mebibytes_of_file_system, wipe_device};
@@ -389,6 +390,9 @@ async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_a
     assert_eq!(node.storage_health().await, Default::default(), "root.storage goes on");
     let status = node.client.storage(StorageRequest {}).await.unwrap().into_inner();
     assert_eq!((status.state.as_str(), status.faults.len()), ("open", 1), "{status:?}");
+    // A scrub would find each block that was never written.
+    let refused = node.client.scrub_storage(ScrubStorageRequest::default()).await.unwrap_err();
+    assert!(refused.message().contains("storage.wipe = false"), "{refused:?}");
     node.stop().await;
 
     // A restart mends nothing.
@@ -448,4 +452,57 @@ async fn a_header_that_was_put_back_or_lost_is_named_and_restored() {
         assert_witness(&fixture);
         node.stop().await;
     }
+}
+
+/// The last report of a scrub that runs to its end.
+async fn scrub(node: &mut DeviceNode, bytes_per_second: Option<u64>) -> StorageScrub {
+    let request = ScrubStorageRequest { bytes_per_second };
+    let mut reports = node.client.scrub_storage(request).await.unwrap().into_inner();
+    let mut last = None;
+    while let Some(report) = timeout(5 * TEST_TIMEOUT, reports.message()).await.expect("a report").unwrap() {
+        last = Some(report);
+    }
+    last.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn a_scrub_finds_blocks_that_nobody_reads_and_keeps_no_volume_open() {
+    let fixture = DeviceFixture::new(384).await;
+    let mut node = fixture.start(LOCAL).await;
+    node.wait_open().await;
+    let whole = scrub(&mut node, Some(u64::MAX)).await;
+    assert_eq!((whole.state.as_str(), whole.unreadable_ranges), ("complete", 0), "{whole:?}");
+    assert!(whole.done_bytes == whole.device_bytes && whole.device_bytes > 300 << 20, "{whole:?}");
+
+    // Far behind the data of a new file system: two blocks, and one.
+    fixture.break_sectors(&[700_000..700_016, 720_000..720_008]);
+    let found = scrub(&mut node, Some(u64::MAX)).await;
+    assert_eq!((found.state.as_str(), found.unreadable_ranges), ("complete", 2), "{found:?}");
+    assert_eq!(found.unreadable_bytes, 3 * 4096, "{found:?}");
+    let ranges: Vec<_> = found.first_unreadable.iter().map(|range| range.end - range.start).collect();
+    assert_eq!(ranges, [8192, 4096], "{found:?}");
+    let (problem, _) = wait_faults(&mut node, true).await;
+    assert!(problem.contains("failed reads or writes: dm-") && problem.contains("sectors"), "{problem}");
+
+    // A stop does not wait for a slow one, and one at a time is running.
+    let slow = ScrubStorageRequest { bytes_per_second: Some(1) };
+    let mut reports = node.client.scrub_storage(slow).await.unwrap().into_inner();
+    let second = node.client.scrub_storage(slow).await.unwrap_err();
+    assert!(second.message().contains("a scrub is running"), "{second:?}");
+    node.client.cancel_storage_scrub(CancelStorageScrubRequest {}).await.unwrap();
+    while let Some(report) = reports.message().await.unwrap() {
+        assert!(["running", "canceled"].contains(&report.state.as_str()), "{report:?}");
+    }
+    node.client.cancel_storage_scrub(CancelStorageScrubRequest {}).await.unwrap_err();
+    node.client.scrub_storage(slow).await.unwrap();
+    node.stop().await;
+    assert!(!fixture.is_open(), "a scrub keeps the mapping open");
+
+    let mut node = fixture.start(LOCAL).await;
+    node.wait_open().await;
+    let status = node.client.storage(StorageRequest {}).await.unwrap().into_inner();
+    let last = status.last_scrub.as_ref().map(|last| last.state.as_str());
+    assert!(last == Some("closed") && status.scrub.is_none() && status.faults.len() == 1, "{status:?}");
+    node.stop().await;
 }

@@ -523,6 +523,26 @@ impl Control for ControlService {
         Ok(Response::new(v1::RestoreStorageHeaderResponse {}))
     }
 
+    type ScrubStorageStream = ResponseStream<v1::StorageScrub>;
+
+    async fn scrub_storage(
+        &self,
+        request: Request<v1::ScrubStorageRequest>,
+    ) -> Result<Response<Self::ScrubStorageStream>, Status> {
+        let request = self.record_action(request, |_| (STORAGE_DN, "scrub".into()));
+        let reports = self.storage()?.scrub(request.bytes_per_second).await?;
+        Ok(Response::new(streams::until_stopped(&self.stop, reports)))
+    }
+
+    async fn cancel_storage_scrub(
+        &self,
+        request: Request<v1::CancelStorageScrubRequest>,
+    ) -> Result<Response<v1::CancelStorageScrubResponse>, Status> {
+        self.record_action(request, |_| (STORAGE_DN, "cancellation of the scrub".into()));
+        self.storage()?.cancel_scrub()?;
+        Ok(Response::new(v1::CancelStorageScrubResponse {}))
+    }
+
     async fn erase_storage(
         &self,
         request: Request<v1::EraseStorageRequest>,

@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::{Stream, stream};
 use nix::sys::statvfs::fstatvfs;
 use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_fsquota::Bytes;
 use nodekeel_localstorage::volume::{
     DataVolume, EncryptionStatus, HeaderBackup, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase,
     SealError, UnlockSecret, VolumeError,
@@ -23,6 +25,7 @@ use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
 use super::opener::VolumeOpener;
+use super::scrub::{ScrubError, ScrubRate, ScrubReport, VolumeScrub};
 use super::unlock::{CreationWork, UnlockError, UnlockStatus, VolumeUnlock};
 use crate::control::stopping_status;
 use crate::dn::STORAGE as STORAGE_DN;
@@ -45,6 +48,7 @@ pub(crate) struct StorageControl {
     pub(super) config: StorageConfig,
     pub(super) opener: VolumeOpener,
     pub(super) faults: VolumeFaults,
+    pub(super) scrub: VolumeScrub,
     pub(super) health: HealthChanges,
 }
 
@@ -104,6 +108,9 @@ impl StorageControl {
     pub(crate) async fn status(&self) -> v1::StorageResponse {
         let mut response = describe_state(self.unlock.status());
         response.faults = self.faults.lines();
+        let scrubs = self.scrub.status();
+        response.scrub = scrubs.running.map(describe_scrub);
+        response.last_scrub = scrubs.last.map(describe_scrub);
         response.path = self.volume.path().map(|path| path.display().to_string()).unwrap_or_default();
         // The disk is locked while it is being opened or created.
         if response.state != "opening" {
@@ -240,6 +247,45 @@ impl StorageControl {
         Ok(forgotten)
     }
 
+    /// Starts a scrub of the volume, and returns its reports until it has ended. A client that disconnects does not end it.
+    pub(crate) async fn scrub(
+        &self,
+        bytes_per_second: Option<u64>,
+    ) -> Result<impl Stream<Item = v1::StorageScrub> + Send + use<>, Status> {
+        let refused = |error: ScrubError| Status::failed_precondition(error_chain(&error));
+        let status = match self.keys.encryption_status().await {
+            // It is not open, or its disk fails: opening it says so.
+            Err(_) if self.volume.path().is_none() => None,
+            status => status.map_err(|error| refused(ScrubError::Header(error_chain(&error))))?,
+        };
+        if status.is_some_and(|status| status.is_unwiped) {
+            return Err(refused(ScrubError::Unwiped));
+        }
+        let volume = self.volume.handle_of_call().ok_or_else(|| refused(ScrubError::NotOpen))?;
+        let rate = bytes_per_second.map_or(ScrubRate::Share, |bytes| ScrubRate::PerSecond(Bytes(bytes)));
+        // Before the start: no report is missed.
+        let mut reports = self.scrub.watch();
+        self.scrub.start(volume, rate).map_err(refused)?;
+        reports.mark_changed();
+        Ok(stream::unfold(Some(reports), |reports| async {
+            let mut reports = reports?;
+            reports.changed().await.ok()?;
+            let status = reports.borrow_and_update().clone();
+            match (status.running, status.last) {
+                (Some(running), _) => Some((describe_scrub(running), Some(reports))),
+                (None, last) => Some((describe_scrub(last?), None)),
+            }
+        }))
+    }
+
+    /// Ends the scrub of the volume.
+    pub(crate) fn cancel_scrub(&self) -> Result<(), Status> {
+        let is_running = self.scrub.cancel();
+        is_running
+            .then_some(())
+            .ok_or_else(|| Status::failed_precondition("no scrub of the data volume is running"))
+    }
+
     /// Discards the free blocks of the volume, and returns their bytes.
     pub(crate) async fn trim(&self) -> Result<u64, Status> {
         let storage = &self.config;
@@ -295,6 +341,26 @@ pub(crate) fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
             ..of_state("locked")
         },
         UnlockStatus::Open { .. } => of_state("open"),
+    }
+}
+
+fn describe_scrub(report: ScrubReport) -> v1::StorageScrub {
+    let elapsed = report.began.elapsed().unwrap_or_default();
+    let (done, rest) = (report.done_bytes, report.device_bytes.saturating_sub(report.done_bytes));
+    let left = u128::from(rest) * elapsed.as_millis() / 1000 / u128::from(done.max(1));
+    let left_seconds = (report.ended.is_none() && done > 0).then(|| u64::try_from(left).unwrap_or(u64::MAX));
+    let ranges = report.first_unreadable.into_iter();
+    v1::StorageScrub {
+        began: wire::timestamp(report.began),
+        ended: report.ended.and_then(|(at, _)| wire::timestamp(at)),
+        state: report.ended.map_or("running", |(_, end)| end.name()).to_owned(),
+        device: report.device,
+        done_bytes: done,
+        device_bytes: report.device_bytes,
+        left_seconds,
+        unreadable_ranges: report.unreadable_ranges,
+        unreadable_bytes: report.unreadable_bytes,
+        first_unreadable: ranges.map(|range| v1::ByteRange { start: range.start, end: range.end }).collect(),
     }
 }
 

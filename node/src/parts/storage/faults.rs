@@ -83,29 +83,48 @@ impl VolumeFaults {
                 Err(RecvError::Closed) => std::future::pending().await,
             };
             if devices_below(file_system).iter().any(|device| device.has(&fault)) && self.add(fault) {
-                tracing::error!("the data volume {}", self.describe().unwrap_or_default());
-                health.announce();
-                let (known, opener) = (self.clone(), opener.clone());
-                let recorded = spawn_blocking(move || known.record(opener.esp()?)).await;
-                if let Ok(Err(error)) = recorded {
-                    tracing::warn!("can't record the faults of the data volume: {}", error_chain(&error));
-                }
+                let (known, opener, health) = (self.clone(), opener.clone(), health.clone());
+                // It fails only if it panics.
+                let _ = spawn_blocking(move || known.announce(&opener, &health)).await;
             }
+        }
+    }
+
+    /// Logs and records the faults, as the problem that they are. It blocks.
+    pub(super) fn announce(&self, opener: &VolumeOpener, health: &HealthChanges) {
+        tracing::error!(dn = STORAGE, "the data volume {}", self.describe().unwrap_or_default());
+        health.announce();
+        if let Err(error) = opener.esp().and_then(|esp| self.record(esp)) {
+            tracing::warn!(
+                dn = STORAGE,
+                "can't record the faults of the data volume: {}",
+                error_chain(&error)
+            );
         }
     }
 
     /// Counts a fault. Returns whether it is to be told: the first one of its kind and device, and each time that they have
     /// doubled.
     fn add(&self, fault: DeviceFault) -> bool {
+        self.update(fault, |count| count.saturating_add(1))
+    }
+
+    /// The same for the last one of so many, which the kernel may have reported, too.
+    pub(super) fn add_at_least(&self, fault: DeviceFault, count: u64) -> bool {
+        self.update(fault, |known| known.max(count))
+    }
+
+    fn update(&self, fault: DeviceFault, count: impl FnOnce(u64) -> u64) -> bool {
         let mut known = self.lock();
         let DeviceFault { device, kind, sector } = fault;
         let entry = known.entry((kind, device)).or_insert(FaultCount { count: 0, sectors: None });
-        entry.count = entry.count.saturating_add(1);
+        let before = entry.count;
+        entry.count = count(before);
         if let Some(sector) = sector {
             let (first, last) = entry.sectors.clone().map_or((sector, sector), RangeInclusive::into_inner);
             entry.sectors = Some(first.min(sector)..=last.max(sector));
         }
-        entry.count.is_power_of_two()
+        entry.count.checked_ilog2() != before.checked_ilog2()
     }
 
     fn record(&self, esp: &Dir) -> Result<(), StorageError> {
@@ -266,8 +285,11 @@ mod tests {
         .collect();
         assert_eq!(new, [true, true, true]);
         assert!(!faults.add(fault(FaultKind::Unauthentic, "dm-1", Some(81))), "the third one");
+        let found = || fault(FaultKind::Unauthentic, "dm-1", Some(82));
+        assert!(!faults.add_at_least(found(), 3), "as many as are known");
+        assert!(faults.add_at_least(found(), 5), "more than twice as many");
         let lines = [
-            "at least 3 reads of data that nobody with its key has written: dm-1, sectors 80 to 4096",
+            "at least 5 reads of data that nobody with its key has written: dm-1, sectors 80 to 4096",
             "at least 1 reports of a damaged file system: dm-1",
         ];
         assert_eq!(faults.lines(), lines);

@@ -16,6 +16,7 @@ use super::error::{EspError, StorageError};
 use super::gap::moved_files;
 use super::identity::{self, RecordedVolume, is_absent, open_or_create, settle_identity};
 use super::record::VolumeRecord;
+use super::scrub::ScrubReport;
 use crate::error_chain::error_chain;
 use crate::layout::{VOLUME_DIR, VOLUME_MODE};
 use crate::program_name::program_name;
@@ -107,6 +108,7 @@ impl VolumeOpener {
             mounted.remove().map_err(StorageError::Directory)?;
         }
         VolumeRecord::remove_from(esp)?;
+        ScrubReport::remove_from(esp)?;
         identity::forget_volume(esp)
     }
 

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use nodekeel_node::v1;
 use serde::Serialize;
 
+use super::scrub::ScrubView;
 use crate::time::format_rfc3339;
 use crate::wire::{non_empty, system_time};
 
@@ -24,6 +25,9 @@ pub(super) struct StorageView {
     pub(super) encryption: Option<EncryptionView>,
     pub(super) encryption_error: Option<String>,
     pub(super) faults: Vec<String>,
+    /// The running one.
+    pub(super) scrub: Option<ScrubView>,
+    pub(super) last_scrub: Option<ScrubView>,
     #[serde(skip)]
     pub(super) since_time: Option<SystemTime>,
 }
@@ -84,6 +88,8 @@ impl From<v1::StorageResponse> for StorageView {
             encryption: answer.encryption.map(EncryptionView::from),
             encryption_error: non_empty(answer.encryption_error),
             faults: answer.faults,
+            scrub: answer.scrub.map(ScrubView::from),
+            last_scrub: answer.last_scrub.map(ScrubView::from),
             since_time,
         }
     }
