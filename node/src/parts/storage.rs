@@ -19,6 +19,7 @@ mod identity;
 pub(crate) mod keys;
 mod location;
 mod opener;
+mod presence;
 mod reading;
 mod record;
 mod scrub;

@@ -74,6 +74,26 @@ impl DeviceFixture {
         run_dmsetup(&["resume", &self.name, "--noudevsync"]);
     }
 
+    /// Removes the disk below the part that the node has.
+    pub(crate) fn pull_disk(&self) {
+        let name = self.disk.device_path().file_name().unwrap();
+        // That of the bus, above that of virtio.
+        let device = Path::new("/sys/block").join(name).join("device").canonicalize().unwrap();
+        std::fs::write(device.parent().unwrap().join("remove"), "1").unwrap();
+    }
+
+    /// Attaches the disk that was pulled, and puts the part on it.
+    pub(crate) fn attach_disk(&self) {
+        self.find_disk();
+        self.break_sectors(&[]);
+    }
+
+    fn find_disk(&self) {
+        std::fs::write("/sys/bus/pci/rescan", "1").unwrap();
+        let is_there = || Ok(std::fs::metadata(self.disk.device_path()).map(drop)?);
+        tokio::task::block_in_place(|| wait("the disk", is_there));
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.scratch.path().join("data")
     }
@@ -126,6 +146,9 @@ impl Drop for DeviceFixture {
             [("cryptsetup", ["close", "nodekeel-data"]), ("dmsetup", ["remove", &self.name])]
         {
             let _ = Command::new(program).args(arguments).env("DM_DISABLE_UDEV", "1").output();
+        }
+        if !self.disk.device_path().exists() {
+            self.find_disk();
         }
     }
 }

@@ -506,3 +506,41 @@ async fn a_scrub_finds_blocks_that_nobody_reads_and_keeps_no_volume_open() {
     assert!(last == Some("closed") && status.scrub.is_none() && status.faults.len() == 1, "{status:?}");
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn a_pulled_disk_closes_the_volume_everywhere_within_five_seconds() {
+    let fixture = DeviceFixture::new(384).await;
+    let mut node = fixture.start(LOCAL).await;
+    node.wait_open().await;
+    let follow = EventsRequest { dn: "root.storage".into(), follow: true, ..EventsRequest::default() };
+    let mut events = node.client.events(follow).await.unwrap().into_inner();
+    let began = Instant::now();
+    fixture.pull_disk();
+    let status = node.wait_status(|status| status.state != "open").await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{status:?}");
+    let is_told = async {
+        while let Some(answer) = events.message().await.unwrap() {
+            if format!("{answer:?}").contains("the kernel has removed the disk") {
+                return;
+            }
+        }
+    };
+    timeout(TEST_TIMEOUT, is_told).await.expect("an event");
+    assert!(began.elapsed() < Duration::from_secs(5), "{status:?}");
+    let storage = node.node.snapshot().into_iter().find(|status| &*status.dn == "root.storage").unwrap();
+    assert_ne!(storage.state, nodekeel_supervisor::RunnableState::Ready, "{storage:?}");
+    let (problem, hint) = node.storage_health().await;
+    assert!(
+        !problem.is_empty() && !format!("{problem}{hint}").contains("nodectl reset"),
+        "{problem}: {hint}"
+    );
+    // Nothing uses it: it is unmounted, and its mapping closed.
+    wait("the end of the volume", || {
+        anyhow::ensure!(!fixture.is_open(), "it is open");
+        Ok(())
+    });
+    fixture.attach_disk();
+    node.wait_open().await;
+    node.stop().await;
+}

@@ -131,6 +131,18 @@ pub(super) enum StorageError {
          if its data are lost and the node is to start without them, type: nodectl reset"
     )]
     OnDevice,
+    #[error(
+        "the kernel has removed the disk of the data volume; attach it again: the volume then opens by itself; if it does \
+         not, stop what still uses {}, or restart the machine",
+        path.display()
+    )]
+    Removed { path: PathBuf },
+    #[error(
+        "the file system of the data volume has shut down after an error, see: nodectl logs root.kernel; it is mounted again \
+         when nothing uses {}; if it does not mount, restore the files on another disk",
+        path.display()
+    )]
+    ShutDown { path: PathBuf },
     #[error("can't read or write the record of the data volume")]
     Record(#[source] nodekeel_localstorage::Error),
     #[error("can't read {}: it is of a newer release; run that one", path.display())]

@@ -20,8 +20,9 @@ use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::keys::{TangKeyService, VolumeKeys};
 use super::opener::VolumeOpener;
+use super::presence::{check_presence, wait_for_loss};
 use super::unlock::{ClusterKeySource, UnlockStatus, VolumeUnlock, random_fraction};
-use crate::block_events::BlockEvents;
+use crate::block_events::{BlockAction, BlockEvents};
 use crate::blocking::run_blocking;
 use crate::device_faults::DeviceFaults;
 use crate::error_chain::error_chain;
@@ -79,16 +80,15 @@ impl StorageService {
             unlock.set_status(UnlockStatus::Opening { work: None });
         }
         unlock.cancel_work(false);
-        let OpenedVolume { volume, dir, slot } = match self.open_volume(&ctx).await? {
+        let opened = self.open_volume(&ctx).await?.and_then(|opened| {
+            // What could not be unmounted is used as it is, if it can be.
+            check_presence(&opened.dir)?;
+            let watched = opened.dir.try_clone().map_err(StorageError::Directory)?;
+            Ok((opened, watched))
+        });
+        let (OpenedVolume { volume, dir, slot }, watched) = match opened {
             Ok(opened) => opened,
-            Err(error) => {
-                closed.status = UnlockStatus::Closed {
-                    error: Some(error_chain(&error)),
-                    erase_token: error.erase_token(),
-                    is_lost: error.is_lost(),
-                };
-                return Err(error.into());
-            }
+            Err(error) => return Err(closed.with(error)),
         };
         tracing::info!("opened the data volume in {}", dir.path().display());
         let file_system = fstat(&dir).map_err(std::io::Error::from)?.st_dev;
@@ -101,8 +101,12 @@ impl StorageService {
         }
         ctx.signal_ready()?;
         let canceled = tokio::select! {
+            // A fault counts, also the one with which the volume is lost.
+            biased;
             canceled = ctx.canceled() => canceled,
             never = self.faults.follow(&self.device_faults, file_system, &self.opener, &self.health) => match never {},
+            // Nothing on it can go on: its users restart, and the next attempt unmounts it when they have stopped.
+            loss = wait_for_loss(watched, &self.device_faults) => return Err(closed.with(loss)),
             never = self.follow_size() => match never {},
         };
         // The users stop before the unmount, since an open file keeps the file system busy.
@@ -123,11 +127,11 @@ impl StorageService {
     }
 
     async fn follow_device(&self, device: &Arc<DeviceOpener>) -> io::Result<Infallible> {
-        let mut events = BlockEvents::subscribe()?;
+        let mut events = BlockEvents::subscribe(BlockAction::Change)?;
         let mut pause = MIN_GROWTH_PAUSE;
         loop {
             tokio::select! {
-                changed = events.changed() => {
+                changed = events.next() => {
                     changed?;
                     pause = MIN_GROWTH_PAUSE;
                 }
@@ -293,6 +297,18 @@ async fn unmount(volume: Arc<dyn DataVolume>) -> Result<Result<(), VolumeError>,
 struct ClosedOnDrop<'a> {
     unlock: &'a VolumeUnlock,
     status: UnlockStatus,
+}
+
+impl ClosedOnDrop<'_> {
+    /// It is closed for this reason, which is the failure of root.storage.
+    fn with(&mut self, error: StorageError) -> Failure {
+        self.status = UnlockStatus::Closed {
+            error: Some(error_chain(&error)),
+            erase_token: error.erase_token(),
+            is_lost: error.is_lost(),
+        };
+        error.into()
+    }
 }
 
 impl Drop for ClosedOnDrop<'_> {
