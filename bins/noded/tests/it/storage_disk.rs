@@ -237,6 +237,9 @@ async fn a_volume_grows_with_its_disk_and_an_authenticated_one_says_that_it_can_
         assert!(mebibytes_of_file_system(&fixture.volume()) < 384);
         let (problem, _) = node.storage_health().await;
         assert!(problem.contains("can't grow a volume that is encrypted and authenticated"), "{problem}");
+        // A scrub would find each block that was never written.
+        let refused = node.client.scrub_storage(ScrubStorageRequest::default()).await.unwrap_err();
+        assert!(refused.message().contains("storage.wipe = false"), "{refused:?}");
         node.stop().await;
     }
 }
@@ -353,7 +356,7 @@ fn integrity_device() -> PathBuf {
 #[ignore = "needs kernel with a disk of 1 GiB"]
 async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_are_acknowledged() {
     let fixture = DeviceFixture::new(384).await;
-    let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\nwipe = false\n";
+    let keys = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\n";
     let config = fixture.config(keys).replace("kernel.log = false\n", "");
     let mut node = DeviceNode::start(&config, &fixture.data()).await;
     node.wait_open().await;
@@ -369,6 +372,9 @@ async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_a
     device.write_all_at(&[0xff; 4096], sector * 512).unwrap();
     device.sync_all().unwrap();
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    // Nobody has read it.
+    let found = scrub(&mut node, Some(u64::MAX)).await;
+    assert_eq!((found.state.as_str(), found.unreadable_bytes), ("complete", 4096), "{found:?}");
     let read = fs::read(&witness).unwrap_err();
     assert_eq!(read.raw_os_error(), Some(nix::libc::EIO), "{read}");
 
@@ -390,9 +396,6 @@ async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_a
     assert_eq!(node.storage_health().await, Default::default(), "root.storage goes on");
     let status = node.client.storage(StorageRequest {}).await.unwrap().into_inner();
     assert_eq!((status.state.as_str(), status.faults.len()), ("open", 1), "{status:?}");
-    // A scrub would find each block that was never written.
-    let refused = node.client.scrub_storage(ScrubStorageRequest::default()).await.unwrap_err();
-    assert!(refused.message().contains("storage.wipe = false"), "{refused:?}");
     node.stop().await;
 
     // A restart mends nothing.

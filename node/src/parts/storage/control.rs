@@ -12,7 +12,7 @@ use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_fsquota::Bytes;
 use nodekeel_localstorage::volume::{
     DataVolume, EncryptionStatus, HeaderBackup, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase,
-    SealError, UnlockSecret, VolumeError,
+    SealError, UnlockSecret, VolumeEncryption, VolumeError,
 };
 use nodekeel_supervisor::wall_clock_time;
 use tokio::task::{JoinError, spawn_blocking};
@@ -258,7 +258,12 @@ impl StorageControl {
             Err(_) if self.volume.path().is_none() => None,
             status => status.map_err(|error| refused(ScrubError::Header(error_chain(&error))))?,
         };
-        if status.is_some_and(|status| status.is_unwiped) {
+        // The header of a volume of an earlier release does not have it.
+        let says_unwiped = self.config.wipe == Some(false);
+        if status.is_some_and(|status| {
+            let is_authenticated = status.encryption == VolumeEncryption::EncryptedAndAuthenticated;
+            status.is_unwiped || is_authenticated && says_unwiped
+        }) {
             return Err(refused(ScrubError::Unwiped));
         }
         let volume = self.volume.handle_of_call().ok_or_else(|| refused(ScrubError::NotOpen))?;

@@ -82,7 +82,9 @@ impl VolumeFaults {
                 Err(RecvError::Lagged(_)) => continue,
                 Err(RecvError::Closed) => std::future::pending().await,
             };
-            if devices_below(file_system).iter().any(|device| device.has(&fault)) && self.add(fault) {
+            if devices_below(file_system).iter().any(|device| device.has(&fault))
+                && self.add(name_mapping(Path::new("/sys"), fault))
+            {
                 let (known, opener, health) = (self.clone(), opener.clone(), health.clone());
                 // It fails only if it panics.
                 let _ = spawn_blocking(move || known.announce(&opener, &health)).await;
@@ -261,6 +263,23 @@ fn devices_below(file_system: u64) -> Vec<DevicePart> {
     found
 }
 
+/// Names a block that can't be authenticated by the mapping that can be read. Some kernels name the one below it, which has the
+/// tags, with the sector of the mapping; who reads the mapping, as a scrub does, would count the block again.
+fn name_mapping(sys: &Path, mut fault: DeviceFault) -> DeviceFault {
+    let name_of = |device: &Path| fs::read_to_string(device.join("dm/name")).unwrap_or_default();
+    let device = sys.join("block").join(&fault.device);
+    // *Source:* cryptsetup `INTEGRITY_DEVICE_SUFFIX`.
+    if fault.kind == FaultKind::Unauthentic
+        && let Some(mapping) = name_of(&device).trim_end().strip_suffix("_dif")
+    {
+        let mut holders = fs::read_dir(device.join("holders")).into_iter().flatten().flatten();
+        if let Some(holder) = holders.find(|holder| name_of(&holder.path()).trim_end() == mapping) {
+            fault.device = holder.file_name().to_string_lossy().into_owned();
+        }
+    }
+    fault
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,6 +318,27 @@ mod tests {
         assert_eq!(faults.lines(), Vec::<String>::new());
         assert_eq!(VolumeFaults::read_from(&esp).lines(), Vec::<String>::new());
         assert_eq!(faults.acknowledge(&esp).expect("again"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_block_that_can_not_be_authenticated_is_named_by_the_mapping_above_its_tags() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let sys = scratch.path();
+        for (device, name) in
+            [("block/dm-0", "data_dif\n"), ("block/dm-0/holders/dm-1", "data\n"), ("block/dm-2", "x_dif\n")]
+        {
+            let dm = sys.join(device).join("dm");
+            fs::create_dir_all(&dm).and_then(|()| fs::write(dm.join("name"), name)).expect("written");
+        }
+        for (kind, device, named) in [
+            (FaultKind::Unauthentic, "dm-0", "dm-1"),
+            (FaultKind::Failed, "dm-0", "dm-0"),
+            (FaultKind::Unauthentic, "dm-1", "dm-1"),
+            (FaultKind::Unauthentic, "dm-2", "dm-2"),
+        ] {
+            let named_fault = name_mapping(sys, fault(kind, device, Some(8)));
+            assert_eq!((named_fault.device.as_str(), named_fault.sector), (named, Some(8)), "{device}");
+        }
     }
 
     #[test]

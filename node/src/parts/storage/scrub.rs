@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::fcntl::OFlag;
-use nix::sys::stat::{fstat, major, minor};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{fstat, fstatat, major, minor};
 use nodekeel_fsquota::Bytes;
 use thiserror::Error;
 use tokio::sync::watch;
@@ -64,8 +64,14 @@ pub(super) enum ScrubError {
     )]
     NoDevice,
     #[error(
-        "can't scrub the data volume: it was created with storage.wipe = false, and a block that was never written can't be \
-         told from one that was changed; move its data to a volume that is wiped"
+        "can't scrub the data volume: {} is a directory of a file system that it shares with others; mount a file system of \
+         its own there, or scrub that one by its own means",
+        path.display()
+    )]
+    Shared { path: PathBuf },
+    #[error(
+        "can't scrub the data volume: it was created with storage.wipe = false, or the configuration has that, and a block \
+         that was never written can't be told from one that was changed; move its data to a volume that is wiped"
     )]
     Unwiped,
     #[error("can't scrub the data volume: its header can't be read: {0}")]
@@ -340,6 +346,11 @@ impl VolumeDevice {
     /// Opens the device below the file system of the volume, to read past its page cache.
     fn below(volume: &VolumeHandle) -> Result<Self, ScrubError> {
         let file_system = fstat(volume.dir()).map_err(|_| ScrubError::NotOpen)?.st_dev;
+        let above = fstatat(volume.dir(), "..", AtFlags::empty()).map_err(|_| ScrubError::NotOpen)?.st_dev;
+        // The disk of the system has more than the volume.
+        if file_system == above {
+            return Err(ScrubError::Shared { path: volume.path().to_owned() });
+        }
         let numbers = format!("{}:{}", major(file_system), minor(file_system));
         let directory = Path::new("/sys/dev/block").join(numbers);
         let name = fs::canonicalize(directory).ok();
