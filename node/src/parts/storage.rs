@@ -23,6 +23,7 @@ mod presence;
 mod reading;
 mod record;
 mod scrub;
+mod scrub_report;
 mod service;
 pub(crate) mod tang;
 pub(crate) mod unlock;

@@ -16,7 +16,7 @@ use super::error::{EspError, StorageError};
 use super::gap::moved_files;
 use super::identity::{self, RecordedVolume, is_absent, open_or_create, settle_identity};
 use super::record::VolumeRecord;
-use super::scrub::ScrubReport;
+use super::scrub_report::ScrubReport;
 use crate::error_chain::error_chain;
 use crate::layout::{VOLUME_DIR, VOLUME_MODE};
 use crate::program_name::program_name;

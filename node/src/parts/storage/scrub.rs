@@ -7,8 +7,6 @@
 //!     └──▶ 16 reads of 64 KiB ──▶ 16 reads of 4 KiB: the unreadable blocks are counted, and the rest goes on
 //! ```
 
-mod record;
-
 use std::fs::{self, File};
 use std::io;
 use std::ops::{ControlFlow, Range};
@@ -25,9 +23,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::record::{ScrubEnd, ScrubReport};
 use super::faults::VolumeFaults;
 use super::opener::VolumeOpener;
+use super::scrub_report::{ScrubEnd, ScrubReport};
 use crate::device_faults::{DeviceFault, FaultKind};
 use crate::dn::STORAGE;
 use crate::error_chain::error_chain;

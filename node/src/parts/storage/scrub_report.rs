@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nodekeel_localstorage::{Dir, FileMode};
 
-use super::super::error::StorageError;
+use super::error::StorageError;
 use crate::dn::STORAGE;
 use crate::error_chain::error_chain;
 
@@ -19,7 +19,7 @@ const KEPT_RANGES: usize = 8;
 
 /// The end of a scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum ScrubEnd {
+pub(super) enum ScrubEnd {
     Complete,
     Canceled,
     /// The volume was closed.
@@ -32,7 +32,7 @@ impl ScrubEnd {
     const ALL: [Self; 4] = [Self::Complete, Self::Canceled, Self::Closed, Self::Failed];
 
     /// Its name in records and answers.
-    pub(in super::super) fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Complete => "complete",
             Self::Canceled => "canceled",
@@ -44,19 +44,19 @@ impl ScrubEnd {
 
 /// A scrub, as far as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) struct ScrubReport {
+pub(super) struct ScrubReport {
     /// The kernel's name of the device.
-    pub(in super::super) device: String,
-    pub(in super::super) began: SystemTime,
+    pub(super) device: String,
+    pub(super) began: SystemTime,
     /// When it ended, and how; `None` while it runs.
-    pub(in super::super) ended: Option<(SystemTime, ScrubEnd)>,
-    pub(in super::super) done_bytes: u64,
-    pub(in super::super) device_bytes: u64,
+    pub(super) ended: Option<(SystemTime, ScrubEnd)>,
+    pub(super) done_bytes: u64,
+    pub(super) device_bytes: u64,
     /// Adjacent blocks are one range.
-    pub(in super::super) unreadable_ranges: u64,
-    pub(in super::super) unreadable_bytes: u64,
+    pub(super) unreadable_ranges: u64,
+    pub(super) unreadable_bytes: u64,
     /// The first few, in bytes of the device.
-    pub(in super::super) first_unreadable: Vec<Range<u64>>,
+    pub(super) first_unreadable: Vec<Range<u64>>,
     /// The end of the last range that was added.
     last_unreadable: Option<u64>,
 }
@@ -120,7 +120,7 @@ impl ScrubReport {
     }
 
     /// The last scrub is of another volume from now on.
-    pub(in super::super) fn remove_from(esp: &Dir) -> Result<(), StorageError> {
+    pub(super) fn remove_from(esp: &Dir) -> Result<(), StorageError> {
         esp.remove_file(RECORD_FILE).map(drop).map_err(StorageError::Record)
     }
 
