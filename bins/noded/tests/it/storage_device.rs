@@ -71,7 +71,7 @@ impl DeviceFixture {
         let table = self.scratch.path().join("table");
         std::fs::write(&table, lines).unwrap();
         run_dmsetup(&["reload", &self.name, table.to_str().unwrap()]);
-        run_dmsetup(&["resume", &self.name, "--noudevsync"]);
+        run_dmsetup(&["resume", &self.name, "--noflush", "--noudevsync"]);
     }
 
     /// Removes the disk below the part that the node has.
@@ -84,14 +84,10 @@ impl DeviceFixture {
 
     /// Attaches the disk that was pulled, and puts the part on it.
     pub(crate) fn attach_disk(&self) {
-        self.find_disk();
+        // The kernel gives its name again once nothing refers to what was pulled.
+        self.break_sectors(&[0..384 * 2048]);
+        find_disk(self.disk.device_path()).unwrap();
         self.break_sectors(&[]);
-    }
-
-    fn find_disk(&self) {
-        std::fs::write("/sys/bus/pci/rescan", "1").unwrap();
-        let is_there = || Ok(std::fs::metadata(self.disk.device_path()).map(drop)?);
-        tokio::task::block_in_place(|| wait("the disk", is_there));
     }
 
     pub(crate) fn data(&self) -> PathBuf {
@@ -148,9 +144,18 @@ impl Drop for DeviceFixture {
             let _ = Command::new(program).args(arguments).env("DM_DISABLE_UDEV", "1").output();
         }
         if !self.disk.device_path().exists() {
-            self.find_disk();
+            // The tests that need it say that it is missing.
+            let _ = find_disk(self.disk.device_path());
         }
     }
+}
+
+/// Lets the kernel look for the disks that were pulled.
+fn find_disk(path: &Path) -> anyhow::Result<()> {
+    std::fs::write("/sys/bus/pci/rescan", "1")?;
+    tokio::task::block_in_place(|| {
+        testbed::wait_until(TEST_TIMEOUT, "the disk", || Ok(std::fs::metadata(path).map(drop)?))
+    })
 }
 
 /// Fills a device with zeros.
