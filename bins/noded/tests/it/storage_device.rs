@@ -62,9 +62,12 @@ impl DeviceFixture {
         let mut at = 0;
         for range in ranges.iter().chain([&(size..size)]) {
             let disk = self.disk.device_path().display();
-            lines += &format!("{at} {} linear {disk} {at}\n", range.start - at);
-            if !range.is_empty() {
-                lines += &format!("{} {} error\n", range.start, range.end - range.start);
+            for (part, target) in
+                [(at..range.start, format!("linear {disk} {at}")), (range.clone(), "error".to_owned())]
+            {
+                if !part.is_empty() {
+                    lines += &format!("{} {} {target}\n", part.start, part.end - part.start);
+                }
             }
             at = range.end;
         }
