@@ -343,13 +343,35 @@ async fn wait_faults(node: &mut DeviceNode, is_there: bool) -> (String, Duration
     }
 }
 
-/// The mapping below that of the volume, in which an authenticated volume keeps its sectors with their tags.
-fn integrity_device() -> PathBuf {
-    let names = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
-    let mut found = names.filter(|path| {
-        fs::read_to_string(path.join("dm/name")).is_ok_and(|name| name.trim() == "nodekeel-data_dif")
-    });
-    Path::new("/dev").join(found.next().expect("it is open").file_name().unwrap())
+/// Writes a file, and changes its first block below the authenticated mapping of this name, where nobody has read it yet.
+fn change_below(mapping: &str, file: &Path) {
+    let witness = File::create(file).unwrap();
+    witness.write_all_at(&[0x5a; 1 << 20], 0).unwrap();
+    witness.sync_all().unwrap();
+    // Both XFS and ext4 know where it lies.
+    let extents = command_output(Command::new("xfs_io").args(["-r", "-c", "fiemap"]).arg(file)).unwrap();
+    let first = extents.lines().nth(1).and_then(|line| line.split_whitespace().nth(2)).expect(&extents);
+    let sector: u64 = first.split("..").next().unwrap().parse().expect(&extents);
+    // The device that keeps the sectors with their tags.
+    let below = format!("{mapping}_dif");
+    let mut names = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
+    let is_below =
+        |path: &PathBuf| fs::read_to_string(path.join("dm/name")).is_ok_and(|name| name.trim() == below);
+    let path = Path::new("/dev").join(names.find(is_below).expect("it is open").file_name().unwrap());
+    let device = File::options().write(true).open(path).unwrap();
+    device.write_all_at(&[0xff; 4096], sector * 512).unwrap();
+    device.sync_all().unwrap();
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+}
+
+/// Reads a file that was changed, and returns the node's problem, which is there within five seconds.
+async fn wait_told(node: &mut DeviceNode, file: &Path) {
+    let read = fs::read(file).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(nix::libc::EIO), "{read}");
+    let (problem, elapsed) = wait_faults(node, true).await;
+    assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+    assert!(problem.contains("reads of data that nobody with its key has written: dm-"), "{problem}");
+    assert!(problem.contains("sector"), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -361,27 +383,11 @@ async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_a
     let mut node = DeviceNode::start(&config, &fixture.data()).await;
     node.wait_open().await;
     let witness = fixture.volume().join("witness");
-    let file = File::create(&witness).unwrap();
-    file.write_all_at(&[0x5a; 1 << 20], 0).unwrap();
-    file.sync_all().unwrap();
-    let extents = command_output(Command::new("xfs_io").args(["-r", "-c", "fiemap"]).arg(&witness)).unwrap();
-    let first = extents.lines().nth(1).and_then(|line| line.split_whitespace().nth(2)).expect(&extents);
-    let sector: u64 = first.split("..").next().unwrap().parse().expect(&extents);
-    let (_, _) = wait_faults(&mut node, false).await;
-    let device = File::options().write(true).open(integrity_device()).unwrap();
-    device.write_all_at(&[0xff; 4096], sector * 512).unwrap();
-    device.sync_all().unwrap();
-    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-    // Nobody has read it.
+    wait_faults(&mut node, false).await;
+    change_below("nodekeel-data", &witness);
     let found = scrub(&mut node, Some(u64::MAX)).await;
     assert_eq!((found.state.as_str(), found.unreadable_bytes), ("complete", 4096), "{found:?}");
-    let read = fs::read(&witness).unwrap_err();
-    assert_eq!(read.raw_os_error(), Some(nix::libc::EIO), "{read}");
-
-    let (problem, elapsed) = wait_faults(&mut node, true).await;
-    assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
-    assert!(problem.contains("reads of data that nobody with its key has written: dm-"), "{problem}");
-    assert!(problem.contains("sector"), "{problem}");
+    wait_told(&mut node, &witness).await;
     // It is there before anybody could have asked.
     let follow = EventsRequest { dn: "root.storage".into(), follow: true, ..EventsRequest::default() };
     let mut events = node.client.events(follow).await.unwrap().into_inner();
@@ -409,6 +415,36 @@ async fn bytes_that_were_changed_below_an_open_volume_are_a_problem_until_they_a
     let mut node = DeviceNode::start(&config, &fixture.data()).await;
     node.wait_open().await;
     wait_faults(&mut node, false).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+async fn bytes_that_were_changed_below_an_ext4_that_an_operator_has_mounted_are_a_problem_too() {
+    let fixture = DeviceFixture::new(64).await;
+    let key = fixture.scratch.path().join("key");
+    fs::write(&key, "passphrase").unwrap();
+    let run = |program: &str, arguments: &[&str], path: &Path| {
+        let mut command = Command::new(program);
+        command_output(command.env("DM_DISABLE_UDEV", "1").args(arguments).arg(path)).unwrap();
+    };
+    let key = ["--batch-mode", "--key-file", key.to_str().unwrap()];
+    let quick = ["--integrity", "hmac-sha256", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+    run("cryptsetup", &[&key[..], &quick, &["luksFormat"]].concat(), &fixture.part);
+    let mut open = Command::new("cryptsetup");
+    open.env("DM_DISABLE_UDEV", "1").args(key).arg("open").arg(&fixture.part).arg("nodekeel-data");
+    command_output(&mut open).unwrap();
+    run("mkfs.ext4", &["-q"], Path::new("/dev/mapper/nodekeel-data"));
+    fs::create_dir_all(fixture.data().join("data")).unwrap();
+    run("mount", &["/dev/mapper/nodekeel-data"], &fixture.data().join("data"));
+
+    let config = NO_DAEMONS.replace("kernel.log = false\n", "");
+    let mut node = DeviceNode::start(&config, &fixture.data()).await;
+    node.wait_open().await;
+    let witness = fixture.volume().join("witness");
+    wait_faults(&mut node, false).await;
+    change_below("nodekeel-data", &witness);
+    wait_told(&mut node, &witness).await;
     node.stop().await;
 }
 
