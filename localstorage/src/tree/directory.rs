@@ -139,6 +139,14 @@ impl LayoutDir {
         self.location.store.list(&self.location.store_path)
     }
 
+    /// Lists a directory below this one that is not of the layout, sorted by name.
+    ///
+    /// # Errors
+    /// Those of [`FileStore::list`]: that it does not exist, or that the path leads out.
+    pub fn list_below(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>, Error> {
+        self.location.store.list(&self.location.store_path.join(path))
+    }
+
     /// Replaces the contents of several files of this directory: all of them, or none.
     ///
     /// After a crash, a reader finds all old or all new contents through their handles: one durable write of

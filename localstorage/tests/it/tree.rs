@@ -350,4 +350,14 @@ fn a_child_has_the_name_and_the_mode_of_run_time() {
     // A store in memory has no such directories.
     let memory: LayoutDir = memory_target("/").create_layout().unwrap();
     assert_eq!(memory.open().unwrap_err().io_kind(), std::io::ErrorKind::Unsupported);
+    // What others create below it can be listed in any store.
+    memory.create_child::<LayoutDir>("deep", FileMode::PRIVATE_DIR).unwrap();
+    for target in [&memory, &top] {
+        assert!(target.list_below("deep/er").unwrap_err().is_not_found());
+        for outside in ["..", "deep/../..", "/etc"] {
+            let error = target.list_below(outside).unwrap_err();
+            assert!(!error.is_not_found(), "{outside}: {error}");
+        }
+    }
+    assert!(memory.list_below("deep").unwrap().is_empty());
 }

@@ -405,8 +405,7 @@ fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
 fn has_log(files: &EtcdDir) -> Result<bool, ConsensusError> {
     let failed = |error| ConsensusError::backend("look for etcd's log")(error);
     // Not in the layout: the directory is etcd's own, and may not exist yet.
-    let log = files.data.open().and_then(|data| data.open_dir("member/wal"));
-    match log.and_then(|log| log.list()) {
+    match files.data.list_below("member/wal") {
         Ok(entries) => {
             Ok(entries.iter().any(|entry| entry.name.as_os_str().as_encoded_bytes().ends_with(b".wal")))
         }
