@@ -10,8 +10,9 @@ use nodekeel_fsquota::{
     Bytes, Error, Inodes, KernelOperation, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
     QuotaStatus, QuotaUsage,
 };
+use rustix::fs::{AtFlags, StatxFlags, statx};
 
-/// The directory of the files: one for each project, named by the inode of its directory.
+/// The directory of the files: one for each project.
 const DIRECTORY_VARIABLE: &str = "PROVISIONERD_BOOKS";
 
 /// Maximum byte limit of a volume; a larger one fails as on a full disk.
@@ -48,9 +49,12 @@ fn kernel_error(source: io::Error) -> Error {
 }
 
 fn project_id(dir: BorrowedFd<'_>) -> Result<ProjectId, Error> {
-    // The inode of the directory stands for the project that the kernel would assign.
-    let stat = rustix::fs::fstat(dir).map_err(|errno| kernel_error(errno.into()))?;
-    let number = u32::try_from(stat.st_ino & 0x7fff_ffff).ok().and_then(ProjectId::new);
+    let wanted = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = statx(dir, c"", AtFlags::EMPTY_PATH, wanted).map_err(|errno| kernel_error(errno.into()))?;
+    // The directory stands for the project that the kernel would assign. Its inode has a new directory as soon as it is
+    // erased, and before its project is released; the kernel's number has none until then.
+    let number = stat.stx_ino ^ (u64::from(stat.stx_btime.tv_nsec) << 1);
+    let number = u32::try_from(number & 0x7fff_ffff).ok().and_then(ProjectId::new);
     number.ok_or_else(|| kernel_error(io::ErrorKind::InvalidData.into()))
 }
 
