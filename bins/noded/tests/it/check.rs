@@ -12,7 +12,9 @@ fn a_node_that_runs_is_checked_without_being_disturbed() {
     let metrics = format!("[metrics]\naddress = \"127.0.0.1:{}\"\n", port.number());
     let config = format!("{NO_DAEMONS}{metrics}{}", sleep_config("a", ""));
     let node = NodedProcess::start(&config);
-    node.wait_ready("root.metrics");
+    for dn in ["root.metrics", "root.storage", "root.service.a"] {
+        node.wait_ready(dn);
+    }
     // The machine's clock may have a condition of its own.
     let events = || {
         let events = node.events().into_iter().filter(|event| event["change"] != "condition");

@@ -298,6 +298,10 @@ impl NodedProcess {
     pub(crate) fn nodectl_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(nodectl_path());
         command.env_clear().env("NODEKEEL_SOCKET", self.socket()).args(args).stdin(Stdio::null());
+        // A node answers late on a machine that is busy, and no test is about that but those that say so.
+        if !args.contains(&"--timeout") {
+            command.args(["--timeout", "60"]);
+        }
         command
     }
 
