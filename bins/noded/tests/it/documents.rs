@@ -8,13 +8,14 @@ use std::process::Command;
 use crate::harness::{noded_command, run_nodectl};
 
 /// Words that stand for a value.
-const VALUES: [(&str, &str); 12] = [
+const VALUES: [(&str, &str); 13] = [
     ("LEVEL", "warn"),
     ("DURATION", "30s"),
     ("SECONDS", "5"),
     ("N", "3"),
     ("TIME", "10m"),
     ("NAME=VALUE", "a=b"),
+    ("RATE", "50MiB"),
     ("IP", "192.0.2.8"),
     ("ADDRESS", "192.0.2.8"),
     ("CURSOR", "1"),

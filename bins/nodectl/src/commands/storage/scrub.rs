@@ -123,8 +123,8 @@ impl ScrubArgs {
             return print_change(
                 printer,
                 "scrubbing",
-                "noded reads all of the data volume: `nodectl storage status` has its progress, and `nodectl storage scrub \
-                 --cancel` ends it",
+                "noded reads all of the data volume: `nodectl storage status` has its progress, and \
+                 `nodectl storage scrub --cancel` ends it",
             );
         };
         let mut last = None;
