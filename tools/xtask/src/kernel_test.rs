@@ -28,6 +28,8 @@ const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 const BINARY_WITHIN: Duration = Duration::from_secs(30 * 60);
 /// Where a bench in a guest leaves its rows.
 const TARGET_IN_GUEST: &str = "/run/target";
+/// What selects the cases of random tests.
+const SEED: &str = "NODEKEEL_SEED";
 const COPY_WITHIN: Duration = Duration::from_secs(120);
 /// The programs of systemd's manager, which are in no search path; systemd before 255 lacks the second.
 const SYSTEMD_PROGRAMS: [&str; 2] = ["/usr/lib/systemd/systemd", "/usr/lib/systemd/systemd-executor"];
@@ -83,6 +85,8 @@ impl GuestJob {
     fn command(&self, selection: &TestSelection) -> Command {
         let mut command = self.binary.command();
         command.args(selection.arguments()).envs([events::UNSTABLE]);
+        // A guest has none of this process's variables, and a failed random test is repeated by its seed.
+        command.envs(std::env::var_os(SEED).map(|seed| (SEED, seed)));
         command
     }
 
