@@ -93,6 +93,11 @@ pub(super) enum StorageError {
          type nodectl storage unlock, and then nodectl storage rotate --recovery"
     )]
     RolledBack(#[source] VolumeError),
+    #[error(
+        "can't open the data volume: its header is restored in part; use the same backup again, type: nodectl storage header \
+         restore FILE"
+    )]
+    RestoreInterrupted(#[source] VolumeError),
     #[error("the data volume is not one that {} encrypts on a device: it has no header", program_name())]
     NotEncrypted,
     #[error(
@@ -183,7 +188,7 @@ impl StorageError {
     /// Returns whether another key may open the volume.
     pub(super) fn needs_key(&self) -> bool {
         let error = match self {
-            Self::Open(error) | Self::RolledBack(error) => error,
+            Self::Open(error) | Self::RolledBack(error) | Self::RestoreInterrupted(error) => error,
             Self::OpenElsewhere { source, .. } => return source.needs_key(),
             _ => return false,
         };
@@ -201,10 +206,10 @@ impl StorageError {
 
     /// The failure to open a volume that exists.
     pub(super) fn of_opening(error: VolumeError) -> Self {
-        match &error {
-            VolumeError::Encryption { source, .. } if matches!(**source, LuksError::RolledBack { .. }) => {
-                Self::RolledBack(error)
-            }
+        let VolumeError::Encryption { source, .. } = &error else { return Self::Open(error) };
+        match **source {
+            LuksError::RolledBack { .. } => Self::RolledBack(error),
+            LuksError::RestoreInterrupted { .. } => Self::RestoreInterrupted(error),
             _ => Self::Open(error),
         }
     }
@@ -272,5 +277,14 @@ mod tests {
         assert!(error(LuksError::WrongClusterKey { volume: String::new() }).needs_key());
         assert!(!error(LuksError::NoFreeSlot).needs_key());
         assert!(!StorageError::Open(VolumeError::Absent { path: "/dev/sdb".into() }).needs_key());
+    }
+
+    #[test]
+    fn a_header_that_is_restored_in_part_names_the_command_that_completes_it() {
+        let key_error = Box::new(LuksError::WrongNodeKey { volume: String::new() });
+        let source = Box::new(LuksError::RestoreInterrupted { key_error });
+        let error = StorageError::of_opening(VolumeError::Encryption { path: "/dev/sdb".into(), source });
+        assert!(error.needs_key(), "a passphrase may open it");
+        assert!(error.to_string().ends_with("type: nodectl storage header restore FILE"), "{error}");
     }
 }
