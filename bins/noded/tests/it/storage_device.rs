@@ -174,7 +174,7 @@ fn table(disk: &GuestDisk, mebibytes: u64) -> String {
     format!("0 {} linear {} 0", mebibytes * 2048, disk.device_path().display())
 }
 
-fn run_dmsetup(arguments: &[&str]) -> String {
+pub(crate) fn run_dmsetup(arguments: &[&str]) -> String {
     command_output(Command::new("dmsetup").args(arguments).env("DM_DISABLE_UDEV", "1")).unwrap()
 }
 
