@@ -14,8 +14,10 @@ use crate::{Daemon, ScratchDir, tools};
 #[derive(Debug)]
 pub struct SoftwareTpm {
     /// It ends when its user disconnects, unless it serves a socket.
-    _daemon: Daemon,
+    daemon: Daemon,
     socket_path: PathBuf,
+    /// Dropped after the daemon.
+    state: ScratchDir,
 }
 
 impl SoftwareTpm {
@@ -24,14 +26,25 @@ impl SoftwareTpm {
     /// # Errors
     /// [`tools::MissingTool`] where it isn't installed; else why it did not start, with its last output.
     pub fn start() -> Result<Self> {
+        Self::start_on(ScratchDir::new()?)
+    }
+
+    fn start_on(state: ScratchDir) -> Result<Self> {
         let scratch = ScratchDir::new()?;
         let socket_path = scratch.path().join("tpm");
         let server = format!("type=unixio,path={}", socket_path.display());
-        Self::start_with(
-            scratch,
-            socket_path,
-            &["--server", &server, "--flags", "not-need-init,startup-clear"],
-        )
+        let arguments = ["--server", &server, "--flags", "not-need-init,startup-clear"];
+        Self::start_with(scratch, socket_path, state, &arguments)
+    }
+
+    /// Switches it off and on, as a reboot does: its PCRs are those of a start, and its keys the same.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    pub fn reboot(self) -> Result<Self> {
+        let Self { daemon, state, .. } = self;
+        drop(daemon);
+        Self::start_on(state)
     }
 
     /// Starts one that QEMU switches on, through the socket at [`socket_path`](Self::socket_path).
@@ -39,20 +52,25 @@ impl SoftwareTpm {
         let scratch = ScratchDir::new()?;
         let socket_path = scratch.path().join("control");
         let control = format!("type=unixio,path={}", socket_path.display());
-        Self::start_with(scratch, socket_path, &["--ctrl", &control])
+        Self::start_with(scratch, socket_path, ScratchDir::new()?, &["--ctrl", &control])
     }
 
-    fn start_with(scratch: ScratchDir, socket_path: PathBuf, arguments: &[&str]) -> Result<Self> {
+    fn start_with(
+        scratch: ScratchDir,
+        socket_path: PathBuf,
+        state: ScratchDir,
+        arguments: &[&str],
+    ) -> Result<Self> {
         let mut command = Command::new(tools::find_tool(tools::SWTPM)?);
-        let state = format!("dir={}", scratch.path().display());
-        command.args(["socket", "--tpm2", "--tpmstate", &state]).args(arguments);
+        let directory = format!("dir={}", state.path().display());
+        command.args(["socket", "--tpm2", "--tpmstate", &directory]).args(arguments);
         // A connection now would be the one of its user.
         let daemon = Daemon::start(command, scratch, || {
             let sockets = fs::read_to_string("/proc/net/unix").context("read /proc/net/unix")?;
             ensure!(is_listening(&sockets, &socket_path), "nothing listens on {}", socket_path.display());
             Ok(())
         })?;
-        Ok(Self { _daemon: daemon, socket_path })
+        Ok(Self { daemon, socket_path, state })
     }
 
     /// Connects to it: what is written is a command, and what is read its response. One connection is served at a time.
