@@ -27,7 +27,7 @@ pub use crate::volume::luks::{
     fake::FileCryptsetup,
     policy::fuzz_luks_header,
     seal::key_seal_conformance,
-    tpm::{fuzz_tpm_key_file, fuzz_tpm_response},
+    tpm::{fuzz_pcr_signatures, fuzz_tpm_key_file, fuzz_tpm_response},
 };
 pub use crate::volume::partition::{fuzz_partition_table, fuzz_sysfs_attributes};
 pub use crate::volume::probe::fuzz_disk_image;

@@ -43,10 +43,10 @@ pub use lifecycle::MountState;
 pub use luks::{
     ActiveMapping, ColdStart, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram,
     EncryptedVolume, EncryptionStatus, FileSeal, HeaderBackup, HeaderError, HeaderGenerations,
-    HeaderRollback, InvalidPcr, InvalidRecoveryPassphrase, InvalidUnlockKey, KeyPolicy, KeySeal,
-    KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig, PcrSelection, PolicyViolation,
-    RecoveryPassphrase, SealError, SealId, SlotKind, TpmConnection, TpmError, TpmSeal, UnlockKey,
-    UnlockSecret, VolumeEncryption, WipeProgress,
+    HeaderRollback, InvalidPcr, InvalidPublicKey, InvalidRecoveryPassphrase, InvalidUnlockKey, KeyPolicy,
+    KeySeal, KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig, PcrPublicKey, PcrSelection,
+    PcrSignatureError, PcrSignatures, PolicyViolation, RecoveryPassphrase, SealError, SealId, SignedPcrs,
+    SlotKind, TpmConnection, TpmError, TpmSeal, UnlockKey, UnlockSecret, VolumeEncryption, WipeProgress,
 };
 pub use partition::{
     BlockDevices, CopyFault, GrowthRefusal, InvalidPartitionType, Partition, PartitionError, PartitionGrowth,

@@ -82,7 +82,10 @@ pub use settings::LuksVolumeConfig;
 pub use slot_kind::{KeySlotStatus, SlotKind};
 pub use status::EncryptionStatus;
 pub use token::{ColdStart, KeyPolicy, VolumeEncryption};
-pub use tpm::{InvalidPcr, PcrSelection, TpmConnection, TpmError, TpmSeal};
+pub use tpm::{
+    InvalidPcr, InvalidPublicKey, PcrPublicKey, PcrSelection, PcrSignatureError, PcrSignatures, SignedPcrs,
+    TpmConnection, TpmError, TpmSeal,
+};
 pub use wipe::WipeProgress;
 
 /// A volume that keys open.

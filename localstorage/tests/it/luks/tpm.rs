@@ -1,16 +1,19 @@
 //! Keys that a TPM has sealed, by one in software.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::testing::key_seal_conformance;
 use nodekeel_localstorage::volume::{
     DataVolume as _, EncryptedVolume as _, ErasePolicy, KeyPolicy, KeySeal as _, LuksError, LuksVolume,
-    PcrSelection, SealError, SealId, TpmConnection, TpmError, TpmSeal, UnlockKey, UnlockSecret,
+    PcrPublicKey, PcrSelection, PcrSignatureError, SealError, SealId, SignedPcrs, TpmConnection, TpmError,
+    TpmSeal, UnlockKey, UnlockSecret,
 };
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 use testbed::SoftwareTpm;
 
@@ -22,9 +25,13 @@ pub(super) const DEBUG_PCR: u32 = 16;
 
 /// Extends a PCR, as the firmware does with what it starts.
 pub(super) fn extend_pcr(tpm: &mut impl TpmConnection, number: u8) {
+    extend_pcr_by(tpm, number, &[7; 32]);
+}
+
+fn extend_pcr_by(tpm: &mut impl TpmConnection, number: u8, digest: &[u8; 32]) {
     // TPM2_PCR_Extend: the PCR, an empty password, and one digest of SHA-256.
     let body =
-        [&[0, 0, 0, number][..], &[0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0], &[0, 0, 0, 1, 0, 11], &[7; 32]];
+        [&[0, 0, 0, number][..], &[0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0], &[0, 0, 0, 1, 0, 11], digest];
     run(tpm, 0x182, &body.concat());
 }
 
@@ -209,4 +216,186 @@ fn a_planned_change_needs_no_passphrase() {
     update();
     let refused = luks_error(volume(&[DEBUG_PCR]).rotate_keys(&UnlockSecret::Node));
     assert!(matches!(refused, LuksError::Seal(SealError::Tpm { .. })), "{refused:?}");
+}
+
+/// The files of `testdata/tpm`, which systemd-measure has made: see its README.
+fn testdata(name: &str) -> String {
+    std::fs::read_to_string(format!("{}/testdata/tpm/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+/// A machine that boots kernels, each with its file of signatures.
+struct SignedFixture {
+    machine: TpmFixture,
+    id: SealId,
+}
+
+impl SignedFixture {
+    fn new() -> SignedFixture {
+        SignedFixture { machine: TpmFixture::new(), id: SealId::new([1; 16], 1) }
+    }
+
+    fn signatures(&self) -> PathBuf {
+        self.machine.esp.path().join("signatures.json")
+    }
+
+    /// A seal for values of PCR 11 that this key has signed, and for these PCRs.
+    fn seal(&self, signer: &str, numbers: &[u32]) -> TpmSeal {
+        let public_key = PcrPublicKey::from_pem(testdata(signer).as_bytes()).unwrap();
+        let signed = SignedPcrs { public_key, pcrs: pcrs(&[11]) };
+        self.machine.seal(numbers).with_signed_pcrs(signed).with_signature_file(self.signatures())
+    }
+
+    /// Boots a kernel up to the initrd: the stub measures the names and contents of the image's sections.
+    fn boot(self, kernel: &str, signatures: &str) -> SignedFixture {
+        let TpmFixture { tpm, esp } = self.machine;
+        let tpm = Arc::into_inner(tpm).expect("nothing else uses the TPM").reboot().unwrap();
+        let booted = SignedFixture { machine: TpmFixture { tpm: Arc::new(tpm), esp }, id: self.id };
+        for measured in [".linux\0", kernel, ".osrel\0", "ID=node-os\n"] {
+            booted.measure(measured);
+        }
+        booted.measure("enter-initrd");
+        std::fs::write(booted.signatures(), signatures).unwrap();
+        booted
+    }
+
+    /// Extends PCR 11, as systemd-stub does with a section, and systemd-pcrphase with a phase of the boot.
+    fn measure(&self, text: &str) {
+        extend_pcr_by(&mut self.machine.connect(), 11, &Sha256::digest(text).into());
+    }
+
+    fn is_unsealed(&self, key: &UnlockKey) -> bool {
+        let unsealed = self.seal("signer.pem", &[]).unseal_key(self.id).unwrap().unwrap();
+        unsealed.expose_bytes() == key.expose_bytes()
+    }
+
+    fn refusal(&self) -> PcrSignatureError {
+        signature_error(self.seal("signer.pem", &[]).unseal_key(self.id))
+    }
+}
+
+fn signature_error(result: Result<Option<UnlockKey>, SealError>) -> PcrSignatureError {
+    match tpm_error(result) {
+        TpmError::Signature(error) => error,
+        other => panic!("not an error of a signature: {other:?}"),
+    }
+}
+
+#[test]
+#[ignore = "needs swtpm"]
+fn a_key_opens_with_each_kernel_that_is_signed_and_with_no_other() {
+    let fixture = SignedFixture::new().boot("kernel 1\n", &testdata("kernel-1.json"));
+    key_seal_conformance(&fixture.seal("signer.pem", &[7]));
+    let key = UnlockKey::generate().unwrap();
+    fixture.seal("signer.pem", &[]).seal_key(fixture.id, &key).unwrap();
+    assert!(fixture.is_unsealed(&key));
+    // The end of the initrd alone is not signed, and the phase after it is.
+    fixture.measure("leave-initrd");
+    assert!(matches!(fixture.refusal(), PcrSignatureError::NotSigned { .. }));
+    fixture.measure("sysinit");
+    assert!(fixture.is_unsealed(&key), "a later phase of the boot is signed");
+
+    let fixture = fixture.boot("kernel 2\n", &testdata("kernel-2.json"));
+    assert!(fixture.is_unsealed(&key), "the kernel was upgraded");
+    // Another kernel with the signatures of that one.
+    let fixture = fixture.boot("kernel 3\n", &testdata("kernel-2.json"));
+    let refused = fixture.refusal();
+    assert!(matches!(refused, PcrSignatureError::NotSigned { pcrs: found, .. } if found == pcrs(&[11])));
+    let says =
+        format!("{} has no signature for the present values of PCRs 11", fixture.signatures().display());
+    assert!(refused.to_string().starts_with(&says), "{refused}");
+    let resealed = fixture.seal("signer.pem", &[]).seal_key(fixture.id, &key).unwrap_err();
+    let is_named =
+        |error: &TpmError| matches!(error, TpmError::Signature(PcrSignatureError::NotSigned { .. }));
+    assert!(matches!(&resealed, SealError::Tpm { source, .. } if is_named(source)), "{resealed:?}");
+    let fixture = fixture.boot("kernel 1\n", &testdata("kernel-1.json"));
+    assert!(fixture.is_unsealed(&key), "the kernel before opens, too");
+}
+
+#[test]
+#[ignore = "needs swtpm"]
+fn a_signature_by_another_key_or_a_changed_one_opens_nothing() {
+    let fixture = SignedFixture::new().boot("kernel 1\n", &testdata("kernel-1.json"));
+    fixture.seal("signer.pem", &[]).seal_key(fixture.id, &UnlockKey::generate().unwrap()).unwrap();
+    let foreign = testdata("kernel-2-other-signer.json");
+    let fixture = fixture.boot("kernel 2\n", &foreign);
+    assert!(matches!(fixture.refusal(), PcrSignatureError::OtherKey { .. }));
+    // The other key's owner names this one: the TPM verifies, and finds the forgery.
+    let fingerprint = |signer| PcrPublicKey::from_pem(testdata(signer).as_bytes()).unwrap().fingerprint();
+    let forged = foreign.replace(&fingerprint("other-signer.pem"), &fingerprint("signer.pem"));
+    assert_ne!(forged, foreign);
+    let fixture = fixture.boot("kernel 2\n", &forged);
+    assert!(matches!(fixture.refusal(), PcrSignatureError::Forged { .. }));
+    // The configured key is for keys to come: a sealed one keeps its signer.
+    let fixture = fixture.boot("kernel 2\n", &foreign);
+    let other = fixture.seal("other-signer.pem", &[]);
+    assert!(matches!(signature_error(other.unseal_key(fixture.id)), PcrSignatureError::OtherKey { .. }));
+    let key = UnlockKey::generate().unwrap();
+    other.seal_key(fixture.id, &key).unwrap();
+    assert!(fixture.is_unsealed(&key), "the file names the signer, not the configuration");
+
+    for (damaged, is_named) in [
+        (&foreign[..500], (|error| matches!(error, PcrSignatureError::Invalid { .. })) as fn(_) -> bool),
+        (&foreign.replace("\"sig\" : \"", "\"sig\" : \"AAAA"), |error| {
+            matches!(error, PcrSignatureError::Forged { .. })
+        }),
+    ] {
+        std::fs::write(fixture.signatures(), damaged).unwrap();
+        assert!(is_named(fixture.refusal()), "{damaged}");
+    }
+    std::fs::remove_file(fixture.signatures()).unwrap();
+    assert!(matches!(fixture.refusal(), PcrSignatureError::NoFile { .. }));
+}
+
+#[test]
+#[ignore = "needs swtpm"]
+fn values_and_signed_values_are_both_needed() {
+    let fixture = SignedFixture::new().boot("kernel 1\n", &testdata("kernel-1.json"));
+    let key = UnlockKey::generate().unwrap();
+    fixture.seal("signer.pem", &[7, DEBUG_PCR]).seal_key(fixture.id, &key).unwrap();
+    let fixture = fixture.boot("kernel 2\n", &testdata("kernel-2.json"));
+    assert!(fixture.is_unsealed(&key));
+    extend_pcr(&mut fixture.machine.connect(), 16);
+    let changed = tpm_error(fixture.seal("signer.pem", &[]).unseal_key(fixture.id));
+    assert!(matches!(changed, TpmError::PcrsChanged { changed } if changed == pcrs(&[DEBUG_PCR])));
+    // A key that was sealed before the operator configured a signer stays as it is until it is sealed again.
+    fixture.machine.seal(&[7]).seal_key(fixture.id, &key).unwrap();
+    std::fs::remove_file(fixture.signatures()).unwrap();
+    assert!(fixture.is_unsealed(&key));
+    let fixture = fixture.boot("kernel 3\n", "");
+    assert!(fixture.is_unsealed(&key));
+}
+
+/// Extends a PCR before the first `TPM2_Unseal`, as a system does while it starts.
+struct StartingSystem(UnixStream, Arc<AtomicBool>);
+
+impl Write for StartingSystem {
+    fn write(&mut self, command: &[u8]) -> io::Result<usize> {
+        if command[6..10] == 0x15e_u32.to_be_bytes() && !self.1.swap(true, Ordering::SeqCst) {
+            extend_pcr(&mut self.0, 14);
+        }
+        self.0.write(command)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Read for StartingSystem {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+#[test]
+#[ignore = "needs swtpm"]
+fn a_pcr_that_is_extended_while_a_key_is_unsealed_is_no_failure() {
+    let fixture = TpmFixture::new();
+    let (id, key) = (SealId::new([1; 16], 1), UnlockKey::generate().unwrap());
+    fixture.seal(&[7]).seal_key(id, &key).unwrap();
+    let (tpm, was_extended) = (Arc::clone(&fixture.tpm), Arc::new(AtomicBool::default()));
+    let seen = Arc::clone(&was_extended);
+    let connect = move || Ok(StartingSystem(tpm.connect()?, Arc::clone(&was_extended)));
+    let unsealed = fixture.seal(&[7]).with_connector(connect).unseal_key(id).unwrap().unwrap();
+    assert!(unsealed.expose_bytes() == key.expose_bytes() && seen.load(Ordering::SeqCst));
 }

@@ -10,19 +10,28 @@ use super::super::seal::SealId;
 use super::error::TpmError;
 use super::key_file::TpmKeyFile;
 use super::pcr::{DIGEST_BYTES, PcrSelection, PcrValues};
-use super::wire::{self, ALG_SHA256, HEADER_BYTES, ResponseReader, TpmCommand};
+use super::policy::PolicyDigest;
+use super::public_key::SignedPcrs;
+use super::signatures::PcrSignatures;
+use super::wire::{self, ALG_SHA256, HEADER_BYTES, ResponseReader, TpmCommand, object_name};
 
 /// The largest response. *Source:* Linux `tpm.h`, `TPM_BUFSIZE`.
 const RESPONSE_BYTES: usize = 4096;
 
 /// Format-one reasons of a response code. *Source:* TPM 2.0 Library, part 2, 6.6.3.
 const WRONG_PASSWORD: [u32; 2] = [0x8e, 0xa2];
+const WRONG_SIGNATURE: u32 = 0x9b;
+/// The most attempts to unseal while PCRs are extended: systemd extends PCR 11 a few times while the system starts.
+const UNSEAL_ATTEMPTS: u32 = 8;
 
 /// A connection to a TPM 2.0: what is written at once is a command, and what is read then its response, as from
 /// `/dev/tpmrm0`. Objects and sessions end with the connection.
 pub trait TpmConnection: Read + Write {}
 
 impl<T: Read + Write> TpmConnection for T {}
+
+/// Reads the signatures that come with the present system.
+pub(super) type SignatureReader<'a> = dyn Fn() -> Result<PcrSignatures, TpmError> + 'a;
 
 pub(super) struct TpmClient(Box<dyn TpmConnection>);
 
@@ -31,27 +40,50 @@ impl TpmClient {
         TpmClient(connection)
     }
 
-    /// Seals data for the values that these PCRs have now.
+    /// Seals data for the values that these PCRs have now, and for those that a key signs.
     pub(super) fn seal(
         &mut self,
         id: SealId,
         data: &[u8],
         pcrs: PcrSelection,
+        signed: Option<SignedPcrs>,
     ) -> Result<TpmKeyFile, TpmError> {
         // The policy of the sealed object is a digest of the present values.
         let pcrs = self.read_pcrs(pcrs)?;
         self.with_storage_key(|client, storage_key, parent| {
-            let command = wire::create_sealed(storage_key, data, &pcrs.policy_digest());
+            let (public, private) = (Vec::new(), Vec::new());
+            let mut file = TpmKeyFile { id, parent, pcrs, signed, public, private };
+            let command = wire::create_sealed(storage_key, data, &file.policy().0);
             let (_, response) = client.run(&command)?;
             let mut reader = ResponseReader::new(&response);
             let parts = reader.sized().zip(reader.sized());
             let (private, public) = parts.ok_or(TpmError::InvalidResponse { command: "TPM2_Create" })?;
-            Ok(TpmKeyFile { id, parent, pcrs, public: public.to_vec(), private: private.to_vec() })
+            (file.public, file.private) = (public.to_vec(), private.to_vec());
+            Ok(file)
         })
     }
 
-    /// Unseals what [`seal`](Self::seal) has sealed.
-    pub(super) fn unseal(&mut self, file: &TpmKeyFile) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+    /// Unseals what [`seal`](Self::seal) has sealed. `signatures` reads those of the present system, if the key needs one.
+    pub(super) fn unseal(
+        &mut self,
+        file: &TpmKeyFile,
+        signatures: &SignatureReader<'_>,
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+        for _ in 1..UNSEAL_ATTEMPTS {
+            match self.unseal_once(file, signatures) {
+                // The next attempt reads the values anew.
+                Err(error) if error.is_race_with_pcrs() => {}
+                done => return done,
+            }
+        }
+        self.unseal_once(file, signatures)
+    }
+
+    fn unseal_once(
+        &mut self,
+        file: &TpmKeyFile,
+        signatures: &SignatureReader<'_>,
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
         self.with_storage_key(|client, storage_key, parent| {
             // Another TPM derives another storage key. TPM2_Load would fail as well, but without this reason.
             if parent != file.parent {
@@ -63,19 +95,25 @@ impl TpmClient {
                 return Err(TpmError::PcrsChanged { changed });
             }
             let (object, _) = client.run(&wire::load(storage_key, &file.private, &file.public))?;
-            let unsealed = client.unseal_loaded(object, &file.pcrs);
+            let unsealed = client.unseal_loaded(object, file, signatures);
             // Also after an error: a TPM has room for a few objects only.
             client.flush(object);
             unsealed
         })
     }
 
-    fn unseal_loaded(&mut self, object: u32, pcrs: &PcrValues) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+    fn unseal_loaded(
+        &mut self,
+        object: u32,
+        file: &TpmKeyFile,
+        signatures: &SignatureReader<'_>,
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
         let mut nonce = [0; 16];
         getrandom(&mut nonce, GetRandomFlags::empty()).map_err(|error| TpmError::Connection(error.into()))?;
         let (session, _) = self.run(&wire::start_policy_session(&nonce))?;
-        let policy = wire::policy_pcr(session, &pcrs.digest(), &pcrs.selection().to_wire());
-        let unsealed = self.run(&policy).and_then(|_| self.run(&wire::unseal(object, session)));
+        let unsealed = self
+            .meet_policy(session, file, signatures)
+            .and_then(|()| self.run(&wire::unseal(object, session)));
         if unsealed.is_err() {
             // A successful command has ended it.
             self.flush(session);
@@ -83,6 +121,47 @@ impl TpmClient {
         let (_, response) = unsealed?;
         let data = ResponseReader::new(&response).sized().map(|data| Zeroizing::new(data.to_vec()));
         data.ok_or(TpmError::InvalidResponse { command: "TPM2_Unseal" })
+    }
+
+    /// Runs the commands of the file's [policy](TpmKeyFile::policy), in their order.
+    fn meet_policy(
+        &mut self,
+        session: u32,
+        file: &TpmKeyFile,
+        signatures: &SignatureReader<'_>,
+    ) -> Result<(), TpmError> {
+        if let Some(signed) = &file.signed {
+            self.authorize_pcrs(session, signed, &signatures()?)?;
+        }
+        self.policy_pcr(session, &file.pcrs)
+    }
+
+    /// Has the TPM check that the key has signed the present values of its PCRs.
+    fn authorize_pcrs(
+        &mut self,
+        session: u32,
+        signed: &SignedPcrs,
+        signatures: &PcrSignatures,
+    ) -> Result<(), TpmError> {
+        let values = self.read_pcrs(signed.pcrs)?;
+        let policy = PolicyDigest::default().with_pcrs(&values);
+        let signature = signatures.find(signed, policy).map_err(TpmError::Signature)?;
+        let (key, _) = self.run(&wire::load_external(&signed.public_key.public_area()))?;
+        // The signature is of the policy, and of the reference to it, which is empty.
+        let verified = self.run(&wire::verify_signature(key, &Sha256::digest(policy.0), signature));
+        self.flush(key);
+        let (_, ticket) = verified.map_err(|error| match error.is_format_one(WRONG_SIGNATURE) {
+            true => TpmError::Signature(signatures.forged(signed)),
+            false => error,
+        })?;
+        self.policy_pcr(session, &values)?;
+        let name = signed.public_key.name();
+        self.run(&wire::policy_authorize(session, &policy.0, &name, &ticket)).map(|_| ())
+    }
+
+    fn policy_pcr(&mut self, session: u32, values: &PcrValues) -> Result<(), TpmError> {
+        let command = wire::policy_pcr(session, &values.digest(), &values.selection().to_wire());
+        self.run(&command).map(|_| ())
     }
 
     /// Runs `work` with the handle and the name of the storage key.
@@ -149,13 +228,6 @@ impl TpmClient {
         buffer.truncate(read);
         Ok(buffer)
     }
-}
-
-/// The name of an object: its hash algorithm and the digest of its public part.
-///
-/// *Source:* TPM 2.0 Library, part 1, 16 (names).
-fn object_name(public: &[u8]) -> Vec<u8> {
-    [&ALG_SHA256.to_be_bytes()[..], &Sha256::digest(public)].concat()
 }
 
 /// The counter of updates, the selection of what follows, and the digests.

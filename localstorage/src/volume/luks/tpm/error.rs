@@ -3,6 +3,12 @@
 use std::io;
 
 use super::pcr::PcrSelection;
+use super::signatures::PcrSignatureError;
+
+/// A policy is not that of the values given. *Source:* TPM 2.0 Library, part 2, 6.6.3, `TPM_RC_VALUE`.
+const WRONG_VALUE: u32 = 0x84;
+/// A PCR was extended since the session met its policy. *Source:* the same, `TPM_RC_PCR_CHANGED`.
+const PCR_CHANGED: u32 = 0x128;
 
 /// A failure of a TPM to seal or unseal a node unlock key. The volume and its keys are as they were.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +30,9 @@ pub enum TpmError {
         /// The PCRs whose values have changed.
         changed: PcrSelection,
     },
+    /// The key is for values of PCRs that are signed, and those of the booted kernel are not.
+    #[error(transparent)]
+    Signature(PcrSignatureError),
     /// The TPM has no values of these PCRs in its bank SHA-256.
     #[error(
         "the TPM has no SHA-256 values of PCRs {missing}: switch the bank on in the firmware, or choose other PCRs"
@@ -60,5 +69,10 @@ impl TpmError {
     /// *Source:* TPM 2.0 Library, part 2, 6.6.2: bits 0 to 5 and 7 of a format-one code give the reason; the others, the place.
     pub(super) fn is_format_one(&self, reason: u32) -> bool {
         matches!(self, TpmError::Failed { response_code, .. } if response_code & 0xbf == reason)
+    }
+
+    /// Returns whether a PCR may have been extended between the commands of one attempt.
+    pub(super) fn is_race_with_pcrs(&self) -> bool {
+        self.is_format_one(WRONG_VALUE) || matches!(self, TpmError::Failed { response_code: PCR_CHANGED, .. })
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 
-use super::wire::{ALG_SHA256, CC_POLICY_PCR, CommandBytes};
+use super::wire::{ALG_SHA256, CommandBytes};
 
 /// The size of a digest of the bank SHA-256, in bytes.
 pub(super) const DIGEST_BYTES: usize = 32;
@@ -98,19 +98,6 @@ impl PcrValues {
         let hash = self.0.values().fold(Sha256::new(), |hash, value| hash.chain_update(value));
         hash.finalize().into()
     }
-
-    /// The policy that a key with these values has.
-    ///
-    /// *Source:* TPM 2.0 Library, part 3, 23.7 (`TPM2_PolicyPCR`).
-    pub(super) fn policy_digest(&self) -> [u8; DIGEST_BYTES] {
-        Sha256::new()
-            .chain_update([0; DIGEST_BYTES])
-            .chain_update(CC_POLICY_PCR.to_be_bytes())
-            .chain_update(self.selection().to_wire())
-            .chain_update(self.digest())
-            .finalize()
-            .into()
-    }
 }
 
 #[cfg(test)]
@@ -136,17 +123,5 @@ mod tests {
         assert_eq!(values(2).changes_to(&values(2)), PcrSelection::default());
         assert_eq!(values(2).changes_to(&values(3)), PcrSelection::try_new([7]).unwrap());
         assert_eq!(values(2).changes_to(&PcrValues::default()), PcrSelection::try_new([4, 7]).unwrap());
-    }
-
-    /// Keys that were sealed depend on these bytes.
-    #[test]
-    fn the_policy_of_values_never_changes() {
-        let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        // *Source:* python3, hashlib, by the formula of the specification.
-        let zeros = PcrValues([(7, [0; 32])].into());
-        assert_eq!(
-            hex(zeros.policy_digest()),
-            include_str!("../../../../testdata/tpm/policy-pcr7-zeros.txt").trim()
-        );
     }
 }

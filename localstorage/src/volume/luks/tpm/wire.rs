@@ -3,6 +3,7 @@
 //!
 //! *Source:* TPM 2.0 Library 1.59, part 2 (structures), part 3 (commands).
 
+use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use super::error::TpmError;
@@ -16,6 +17,8 @@ pub(super) const HIERARCHY_OWNER: u32 = 0x4000_0001;
 pub(super) const HIERARCHY_NULL: u32 = 0x4000_0007;
 pub(super) const ALG_SHA256: u16 = 0x000b;
 const ALG_NULL: u16 = 0x0010;
+const ALG_RSA: u16 = 0x0001;
+const ALG_RSASSA: u16 = 0x0014;
 const ALG_KEYED_HASH: u16 = 0x0008;
 const ALG_ECC: u16 = 0x0023;
 const ALG_AES: u16 = 0x0006;
@@ -26,13 +29,19 @@ const SESSION_POLICY: u8 = 0x01;
 const STORAGE_KEY_ATTRIBUTES: u32 = 0x0003_0472;
 /// fixedTPM, fixedParent, noDA: without userWithAuth, the policy alone unseals it.
 const SEALED_ATTRIBUTES: u32 = 0x0000_0412;
+/// userWithAuth, decrypt, sign: as systemd and tpm2-tools have them for a public key, whose name depends on
+/// them.
+const SIGNER_ATTRIBUTES: u32 = 0x0006_0040;
 
 pub(super) const CC_CREATE_PRIMARY: u32 = 0x131;
 pub(super) const CC_CREATE: u32 = 0x153;
 pub(super) const CC_LOAD: u32 = 0x157;
 pub(super) const CC_UNSEAL: u32 = 0x15e;
 pub(super) const CC_FLUSH_CONTEXT: u32 = 0x165;
+pub(super) const CC_LOAD_EXTERNAL: u32 = 0x167;
+pub(super) const CC_POLICY_AUTHORIZE: u32 = 0x16a;
 pub(super) const CC_START_AUTH_SESSION: u32 = 0x176;
+pub(super) const CC_VERIFY_SIGNATURE: u32 = 0x177;
 pub(super) const CC_PCR_READ: u32 = 0x17e;
 pub(super) const CC_POLICY_PCR: u32 = 0x17f;
 
@@ -76,7 +85,7 @@ pub(super) struct TpmCommand {
 
 impl TpmCommand {
     pub(super) fn new(code: u32, handles: &[u32], session: Option<u32>) -> TpmCommand {
-        // The largest command has 300 bytes: a buffer that grows would leave copies of a secret behind.
+        // The largest command has 600 bytes: a buffer that grows would leave copies of a secret behind.
         let parameters = CommandBytes(Zeroizing::new(Vec::with_capacity(1024)));
         TpmCommand { code, handles: handles.to_vec(), session, parameters }
     }
@@ -157,7 +166,7 @@ pub(super) fn parse_response(code: u32, bytes: &[u8]) -> Result<(u32, ResponseRe
         0 => {}
         response_code => return Err(TpmError::Failed { command, response_code }),
     }
-    let makes_handle = matches!(code, CC_CREATE_PRIMARY | CC_LOAD | CC_START_AUTH_SESSION);
+    let makes_handle = matches!(code, CC_CREATE_PRIMARY | CC_LOAD | CC_LOAD_EXTERNAL | CC_START_AUTH_SESSION);
     let handle = if makes_handle { reader.u32().ok_or_else(invalid)? } else { 0 };
     // With a session, a length precedes the parameters, and the session's area follows them.
     if tag == TAG_SESSIONS {
@@ -174,6 +183,9 @@ fn command_name(code: u32) -> &'static str {
         CC_LOAD => "TPM2_Load",
         CC_UNSEAL => "TPM2_Unseal",
         CC_FLUSH_CONTEXT => "TPM2_FlushContext",
+        CC_LOAD_EXTERNAL => "TPM2_LoadExternal",
+        CC_POLICY_AUTHORIZE => "TPM2_PolicyAuthorize",
+        CC_VERIFY_SIGNATURE => "TPM2_VerifySignature",
         CC_START_AUTH_SESSION => "TPM2_StartAuthSession",
         CC_PCR_READ => "TPM2_PCR_Read",
         _ => "TPM2_PolicyPCR",
@@ -208,6 +220,44 @@ pub(super) fn create_sealed(parent: u32, data: &[u8], policy: &[u8]) -> TpmComma
 pub(super) fn load(parent: u32, private: &[u8], public: &[u8]) -> TpmCommand {
     let mut command = TpmCommand::new(CC_LOAD, &[parent], Some(SESSION_PASSWORD));
     command.parameters.sized(private).sized(public);
+    command
+}
+
+/// The public area of a key that only verifies RSA signatures, as `TPMT_PUBLIC`.
+pub(super) fn signer_public_area(modulus: &[u8], exponent: u32) -> Vec<u8> {
+    let bits = u16::try_from(8 * modulus.len()).expect("a key has 4096 bits at most");
+    let mut public = CommandBytes::default();
+    public.u16(ALG_RSA).u16(ALG_SHA256).u32(SIGNER_ATTRIBUTES).sized(&[]);
+    // Neither an algorithm for children nor a scheme: each signature names its own.
+    public.u16(ALG_NULL).u16(ALG_NULL).u16(bits).u32(exponent).sized(modulus);
+    public.into_vec()
+}
+
+/// The name of an object: its hash algorithm and the digest of its public part.
+///
+/// *Source:* TPM 2.0 Library, part 1, 16 (names).
+pub(super) fn object_name(public: &[u8]) -> Vec<u8> {
+    [&ALG_SHA256.to_be_bytes()[..], &Sha256::digest(public)].concat()
+}
+
+pub(super) fn load_external(public: &[u8]) -> TpmCommand {
+    let mut command = TpmCommand::new(CC_LOAD_EXTERNAL, &[], None);
+    // No private part. With the null hierarchy, a verified signature would give no ticket.
+    command.parameters.sized(&[]).sized(public).u32(HIERARCHY_OWNER);
+    command
+}
+
+/// Verifies a signature of PKCS#1 v1.5 over a digest of SHA-256.
+pub(super) fn verify_signature(key: u32, digest: &[u8], signature: &[u8]) -> TpmCommand {
+    let mut command = TpmCommand::new(CC_VERIFY_SIGNATURE, &[key], None);
+    command.parameters.sized(digest).u16(ALG_RSASSA).u16(ALG_SHA256).sized(signature);
+    command
+}
+
+/// Replaces a policy that a key has signed by that of the key: `ticket` is the response to the verified signature.
+pub(super) fn policy_authorize(session: u32, policy: &[u8], key_name: &[u8], ticket: &[u8]) -> TpmCommand {
+    let mut command = TpmCommand::new(CC_POLICY_AUTHORIZE, &[session], None);
+    command.parameters.sized(policy).sized(&[]).sized(key_name).bytes(ticket);
     command
 }
 
