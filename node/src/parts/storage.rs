@@ -26,6 +26,7 @@ mod scrub;
 mod scrub_report;
 mod service;
 pub(crate) mod tang;
+mod tpm_seal;
 pub(crate) mod unlock;
 
 use std::fmt;
@@ -37,7 +38,7 @@ use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::volume::{ColdStart, DataVolume, KeyPolicy};
 use prometheus_client::registry::Registry;
 
-use self::config::device::{DeviceConfig, SealConfig};
+use self::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
 use self::control::StorageControl;
 use self::device::{DeviceOpener, VolumePrograms, describe_device};
 use self::esp::mount_esp;
@@ -47,6 +48,7 @@ use self::opener::VolumeOpener;
 use self::scrub::VolumeScrub;
 use self::service::StorageService;
 use self::tang::TangKeyStore;
+use self::tpm_seal::find_signer_problem;
 use self::unlock::{ClusterKeySource, VolumeUnlock};
 use super::PartDeps;
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
@@ -78,7 +80,7 @@ impl StoragePart {
             return VolumeSource::Provided(Arc::clone(volume));
         }
         match config.storage.device_config() {
-            Ok(Some(device)) => VolumeSource::Device(plan_device(planner, device)),
+            Ok(Some(device)) => VolumeSource::Device(Box::new(plan_device(planner, device))),
             Ok(None) => VolumeSource::Directory(config.node.data.join(VOLUME_DIR)),
             // Only a configuration that was parsed for other parts gets here.
             Err(violation) => {
@@ -163,6 +165,11 @@ fn plan_device(planner: &mut PartPlanner<'_>, config: DeviceConfig) -> DevicePla
         Some(_) => find("cryptsetup", "cryptsetup-bin"),
         None => PathBuf::new(),
     };
+    if let Some(EncryptionConfig { seal: SealConfig::Tpm(tpm), .. }) = &config.encryption
+        && let Some(problem) = find_signer_problem(tpm)
+    {
+        planner.warn(format!("{DN}: {problem}"));
+    }
     let found = match planner.running_config() {
         // The running node has the device open, or reports why not.
         Some(_) => config.location.to_string(),
@@ -178,7 +185,7 @@ enum VolumeSource {
     /// This directory, or what is mounted on it.
     Directory(PathBuf),
     /// A disk or partition.
-    Device(DevicePlan),
+    Device(Box<DevicePlan>),
     /// The program.
     Provided(Arc<dyn DataVolume>),
 }
@@ -217,8 +224,11 @@ impl fmt::Display for DevicePlan {
                     }
                     _ => f.write_str(", opened by the node alone")?,
                 }
-                if let SealConfig::Tpm(_) = encryption.seal {
+                if let SealConfig::Tpm(tpm) = &encryption.seal {
                     f.write_str(" with its TPM")?;
+                    if let Some(signer) = &tpm.signer {
+                        write!(f, " and PCRs {} that a key has signed", signer.pcrs)?;
+                    }
                 }
             }
         }

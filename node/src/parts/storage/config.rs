@@ -33,6 +33,13 @@ pub struct StorageConfig {
     pub seal: Option<SealKind>,
     /// The platform configuration registers to which a TPM binds the node's half. Default: 7.
     pub tpm_pcrs: Option<Vec<u32>>,
+    /// The PEM file of the public key whose owner signs the values of more registers, so that each kernel that is signed opens
+    /// the volume.
+    pub tpm_public_key: Option<PathBuf>,
+    /// The registers whose values are signed. Default: 11.
+    pub tpm_public_key_pcrs: Option<Vec<u32>>,
+    /// The file with the signatures that came with the kernel. Default: where systemd has it.
+    pub tpm_signature: Option<PathBuf>,
     /// The place of `esp/` of the data directory.
     pub esp: EspKind,
     /// The EFI system partition.

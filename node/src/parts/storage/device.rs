@@ -12,8 +12,7 @@ use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::volume::{
     CryptsetupProgram, DataVolume, DiskFinding, DiskReport, DiskVolume, EncryptedVolume as _, ErasePolicy,
     FileSeal, HeaderBackup, KeySeal, LuksVolume, LuksVolumeConfig, MountState, ReadingProgress,
-    RecoveryPassphrase, SlotKind, TpmSeal, UnlockSecret, VolumeContents, VolumeEncryption, VolumeError,
-    inspect_disk,
+    RecoveryPassphrase, SlotKind, UnlockSecret, VolumeContents, VolumeEncryption, VolumeError, inspect_disk,
 };
 
 use super::adoption::{has_opened, record_opening};
@@ -25,6 +24,7 @@ use super::identity::{RecordedVolume, forget_volume, settle_identity};
 use super::location::{FoundDevice, find_device, resume_growth};
 use super::reading::{ReadingSpeed, ReadingStatus};
 use super::record::VolumeRecord;
+use super::tpm_seal::new_tpm_seal;
 use super::unlock::{CreationWork, VolumeUnlock};
 use crate::error_chain::error_chain;
 use crate::layout::{ESP_DIR, VOLUME_DIR};
@@ -503,9 +503,9 @@ impl DeviceOpener {
 
     fn new_luks_volume(&self, device: &Path, config: &EncryptionConfig) -> Result<LuksVolume, StorageError> {
         let clone = |dir: &Dir| dir.try_clone().map_err(StorageError::Directory);
-        let seal: Arc<dyn KeySeal> = match config.seal {
+        let seal: Arc<dyn KeySeal> = match &config.seal {
             SealConfig::File => Arc::new(FileSeal::new(clone(&self.esp)?)),
-            SealConfig::Tpm(pcrs) => Arc::new(TpmSeal::new(clone(&self.esp)?, pcrs)),
+            SealConfig::Tpm(tpm) => Arc::new(new_tpm_seal(clone(&self.esp)?, tpm)?),
         };
         let volume = LuksVolume::new(LuksVolumeConfig {
             device: device.to_owned(),

@@ -1,12 +1,13 @@
 //! Errors of opening the data volume, with what to do.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use nodekeel_localstorage::mount::MountError;
 use nodekeel_localstorage::volume::{
-    ContentsDigest, DigestScope, DiskFinding, DiskReport, LuksError, PartitionError, VOLUME_MARK,
-    VOLUME_MARK_FILE, VolumeContents, VolumeError,
+    ContentsDigest, DigestScope, DiskFinding, DiskReport, InvalidPublicKey, LuksError, PartitionError,
+    VOLUME_MARK, VOLUME_MARK_FILE, VolumeContents, VolumeError,
 };
 use thiserror::Error;
 
@@ -154,6 +155,8 @@ pub(super) enum StorageError {
     NewerIdentity { path: PathBuf },
     #[error("can't read or write the id of the data volume")]
     Identity(#[source] nodekeel_localstorage::Error),
+    #[error("storage.tpm_public_key: can't use {}", path.display())]
+    Signer { path: PathBuf, source: SignerError },
 }
 
 fn found_volume(report: &DiskReport) -> &str {
@@ -169,6 +172,15 @@ fn describe_scope(found: &VolumeContents) -> &'static str {
         Some(DigestScope::Read) => "a token of every byte of this disk",
         _ => "a token of samples of this disk: other data may be between them",
     }
+}
+
+/// The public key that signs PCRs can't be used.
+#[derive(Debug, Error)]
+pub(super) enum SignerError {
+    #[error("can't read it; correct the path, or put the public key there")]
+    Read(#[source] io::Error),
+    #[error(transparent)]
+    Invalid(InvalidPublicKey),
 }
 
 /// The EFI system partition can't be mounted.

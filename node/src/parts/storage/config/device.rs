@@ -45,7 +45,25 @@ pub(crate) struct EncryptionConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SealConfig {
     File,
-    Tpm(PcrSelection),
+    Tpm(TpmConfig),
+}
+
+/// The conditions under which a TPM unseals a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TpmConfig {
+    /// The registers whose values stay.
+    pub(crate) pcrs: PcrSelection,
+    pub(crate) signer: Option<SignerConfig>,
+    /// The file with signatures; `None` for those of systemd. Also for a key that was sealed for a former signer.
+    pub(crate) signature: Option<PathBuf>,
+}
+
+/// The registers whose values may be any that a key has signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SignerConfig {
+    /// A PEM file.
+    pub(crate) public_key: PathBuf,
+    pub(crate) pcrs: PcrSelection,
 }
 
 /// The place of `esp/` of the data directory.
@@ -59,6 +77,8 @@ pub(crate) enum EspLocation {
 
 /// The register that has what the firmware knows of Secure Boot. *Source:* TCG PC Client Platform Firmware Profile, PCR 7.
 const DEFAULT_PCR: u32 = 7;
+/// The register that has a unified kernel image. *Source:* systemd-stub(7); UAPI group, Linux TPM PCR Registry.
+const DEFAULT_SIGNED_PCR: u32 = 11;
 
 impl StorageConfig {
     /// The data volume on a device; `None` for a directory.
@@ -163,11 +183,30 @@ impl StorageConfig {
 
     fn seal_config(&self) -> Result<SealConfig, ConfigViolation> {
         if self.seal != Some(SealKind::Tpm) {
-            return self.check_absent(&["tpm_pcrs"], "is for seal = \"tpm\" only").map(|()| SealConfig::File);
+            return self.check_absent(TPM_KEYS, "is for seal = \"tpm\" only").map(|()| SealConfig::File);
         }
-        let registers = self.tpm_pcrs.as_deref().unwrap_or(&[DEFAULT_PCR]);
-        let selection = PcrSelection::try_new(registers.iter().copied());
-        selection.map(SealConfig::Tpm).map_err(|error| violation("tpm_pcrs", error.to_string()))
+        for path in [("tpm_public_key", &self.tpm_public_key), ("tpm_signature", &self.tpm_signature)] {
+            let (key, Some(path)) = path else { continue };
+            check_absolute_path(&format!("storage.{key}"), path)?;
+        }
+        let pcrs = select_pcrs("tpm_pcrs", self.tpm_pcrs.as_deref(), DEFAULT_PCR)?;
+        let signer = match self.tpm_public_key.clone() {
+            None => {
+                self.check_absent(&["tpm_public_key_pcrs"], "is for a tpm_public_key only").map(|()| None)?
+            }
+            Some(public_key) => {
+                let given = self.tpm_public_key_pcrs.as_deref();
+                let pcrs = select_pcrs("tpm_public_key_pcrs", given, DEFAULT_SIGNED_PCR)?;
+                if pcrs.is_empty() {
+                    return Err(violation(
+                        "tpm_public_key_pcrs",
+                        "has to name a register; remove it for [11]",
+                    ));
+                }
+                Some(SignerConfig { public_key, pcrs })
+            }
+        };
+        Ok(SealConfig::Tpm(TpmConfig { pcrs, signer, signature: self.tpm_signature.clone() }))
     }
 
     fn esp_location(&self) -> Result<EspLocation, ConfigViolation> {
@@ -203,6 +242,9 @@ impl StorageConfig {
             ("tang", self.tang.is_some()),
             ("seal", self.seal.is_some()),
             ("tpm_pcrs", self.tpm_pcrs.is_some()),
+            ("tpm_public_key", self.tpm_public_key.is_some()),
+            ("tpm_public_key_pcrs", self.tpm_public_key_pcrs.is_some()),
+            ("tpm_signature", self.tpm_signature.is_some()),
             ("esp", self.esp != EspKind::default()),
             ("esp_device", self.esp_device.is_some()),
             ("discards", self.discards.is_some()),
@@ -215,7 +257,25 @@ impl StorageConfig {
 /// Each is asked at each start, and bound to by each change of the keys.
 const MAX_TANG_SERVERS: usize = 8;
 
-const KEY_KEYS: &[&str] = &["keys", "cold_start", "tang", "seal", "tpm_pcrs", "discards", "wipe"];
+const TPM_KEYS: &[&str] = &["tpm_pcrs", "tpm_public_key", "tpm_public_key_pcrs", "tpm_signature"];
+
+const KEY_KEYS: &[&str] = &[
+    "keys",
+    "cold_start",
+    "tang",
+    "seal",
+    "tpm_pcrs",
+    "tpm_public_key",
+    "tpm_public_key_pcrs",
+    "tpm_signature",
+    "discards",
+    "wipe",
+];
+
+fn select_pcrs(key: &str, given: Option<&[u32]>, default: u32) -> Result<PcrSelection, ConfigViolation> {
+    let numbers = given.unwrap_or(std::slice::from_ref(&default)).iter().copied();
+    PcrSelection::try_new(numbers).map_err(|error| violation(key, error.to_string()))
+}
 
 fn violation(key: &str, message: impl Into<String>) -> ConfigViolation {
     ConfigViolation::new(format!("storage.{key}"), message)
@@ -300,6 +360,22 @@ mod tests {
     }
 
     #[test]
+    fn a_tpm_binds_to_secure_boot_and_a_signer_to_the_kernel() {
+        let seal = |keys: &str| {
+            let disk =
+                "kind = \"disk\"\ndevice = \"/dev/sdb\"\nencryption = \"encrypted\"\nkeys = \"local\"\n";
+            let config = parse(&format!("{disk}seal = \"tpm\"\n{keys}")).expect("valid");
+            config.and_then(|config| config.encryption).expect("encrypted").seal
+        };
+        let select = |number| PcrSelection::try_new([number]).expect("a PCR");
+        let unsigned = TpmConfig { pcrs: select(7), signer: None, signature: None };
+        assert_eq!(seal(""), SealConfig::Tpm(unsigned.clone()));
+        let signer = SignerConfig { public_key: "/key.pem".into(), pcrs: select(11) };
+        let signed = TpmConfig { signer: Some(signer), ..unsigned };
+        assert_eq!(seal("tpm_public_key = \"/key.pem\""), SealConfig::Tpm(signed));
+    }
+
+    #[test]
     fn a_key_that_is_missing_or_has_no_effect_is_named_with_what_to_do() {
         let disk = "kind = \"disk\"\ndevice = \"/dev/sdb\"\n";
         let none = "encryption = \"none\"\n";
@@ -373,6 +449,24 @@ mod tests {
             (
                 format!("{disk}{encrypted}keys = \"local\"\nseal = \"tpm\"\ntpm_pcrs = [99]"),
                 "storage.tpm_pcrs: ",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"local\"\ntpm_signature = \"/run/a.json\""),
+                "storage.tpm_signature: is for seal = \"tpm\" only",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"local\"\nseal = \"tpm\"\ntpm_public_key_pcrs = [11]"),
+                "storage.tpm_public_key_pcrs: is for a tpm_public_key only",
+            ),
+            (
+                format!("{disk}{encrypted}keys = \"local\"\nseal = \"tpm\"\ntpm_public_key = \"key.pem\""),
+                "storage.tpm_public_key: \"key.pem\" is not absolute",
+            ),
+            (
+                format!(
+                    "{disk}{encrypted}keys = \"local\"\nseal = \"tpm\"\ntpm_public_key = \"/k.pem\"\ntpm_public_key_pcrs = []"
+                ),
+                "storage.tpm_public_key_pcrs: has to name a register",
             ),
             (
                 format!("{disk}{none}esp_device = \"/dev/sda1\""),
