@@ -88,7 +88,7 @@ impl DeviceFixture {
     /// Attaches the disk that was pulled, and puts the part on it.
     pub(crate) fn attach_disk(&self) {
         // The kernel gives its name again once nothing refers to what was pulled.
-        self.break_sectors(&[0..384 * 2048]);
+        self.break_sectors(std::slice::from_ref(&(0..384 * 2048)));
         find_disk(self.disk.device_path()).unwrap();
         self.break_sectors(&[]);
     }
