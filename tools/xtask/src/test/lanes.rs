@@ -8,10 +8,10 @@ use crate::run::Log;
 
 /// The longest parts, in the order in which they start; the others follow.
 const LONGEST: [&str; 10] = [
+    "noded it in a guest",
     "nodekeel-localstorage it in a guest",
     "provisionerd node ignored, with guests",
     "nodekeel-cluster it ignored, with daemons",
-    "noded it in a guest",
     "provisionerd it ignored, with daemons",
     "nodekeel-provisioner it in a guest",
     "nodekeel-fsquota it in a guest",
