@@ -17,6 +17,7 @@ mod key_file;
 mod pcr;
 mod policy;
 mod public_key;
+mod response;
 mod signatures;
 mod wire;
 

@@ -90,7 +90,7 @@ pub(super) struct Knowledge {
 }
 
 impl Knowledge {
-    /// Types a command of a hint, with what stands for its placeholders.
+    /// Types a command of a hint. The operator's file and passphrase take the place of its placeholders.
     pub(super) fn type_command(&self, machine: &Machine, command: &str) -> Result<Ended> {
         let Some(arguments) = command.strip_prefix("nodectl ") else { return machine.shell(command) };
         let mut words: Vec<&str> = arguments.split_whitespace().collect();

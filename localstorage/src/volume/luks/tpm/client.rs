@@ -12,6 +12,7 @@ use super::key_file::TpmKeyFile;
 use super::pcr::{DIGEST_BYTES, PcrSelection, PcrValues};
 use super::policy::PolicyDigest;
 use super::public_key::SignedPcrs;
+use super::response::parse_response;
 use super::signatures::PcrSignatures;
 use super::wire::{self, ALG_SHA256, HEADER_BYTES, ResponseReader, TpmCommand, object_name};
 
@@ -208,7 +209,7 @@ impl TpmClient {
 
     fn run(&mut self, command: &TpmCommand) -> Result<(u32, Zeroizing<Vec<u8>>), TpmError> {
         let response = self.transmit(&command.to_bytes()).map_err(TpmError::Connection)?;
-        let (handle, parameters) = wire::parse_response(command.code, &response)?;
+        let (handle, parameters) = parse_response(command.code, &response)?;
         Ok((handle, Zeroizing::new(parameters.rest().to_vec())))
     }
 
@@ -259,7 +260,7 @@ fn parse_pcr_values(response: &[u8]) -> Option<PcrValues> {
 #[cfg(any(test, feature = "testing"))]
 pub fn fuzz_tpm_response(bytes: &[u8]) {
     for code in [wire::CC_CREATE_PRIMARY, wire::CC_CREATE, wire::CC_PCR_READ, wire::CC_UNSEAL] {
-        if let Ok((_, parameters)) = wire::parse_response(code, bytes) {
+        if let Ok((_, parameters)) = parse_response(code, bytes) {
             let _ = parse_pcr_values(parameters.rest());
             let mut reader = parameters;
             let _ = (reader.sized().map(object_name), reader.sized());
