@@ -41,12 +41,13 @@ pub use inspection::{DiskFinding, DiskReport, inspect_disk};
 pub use lifecycle::MountState;
 #[cfg(feature = "luks")]
 pub use luks::{
-    ActiveMapping, ColdStart, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram,
-    EncryptedVolume, EncryptionStatus, FileSeal, HeaderBackup, HeaderError, HeaderGenerations,
-    HeaderRollback, InvalidPcr, InvalidPublicKey, InvalidRecoveryPassphrase, InvalidUnlockKey, KeyPolicy,
-    KeySeal, KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig, PcrPublicKey, PcrSelection,
-    PcrSignatureError, PcrSignatures, PolicyViolation, RecoveryPassphrase, SealError, SealId, SignedPcrs,
-    SlotKind, TpmConnection, TpmError, TpmSeal, UnlockKey, UnlockSecret, VolumeEncryption, WipeProgress,
+    ActiveMapping, ColdStart, CopyProgress, CopySource, Cryptsetup, CryptsetupCall, CryptsetupError,
+    CryptsetupProgram, EncryptedVolume, EncryptionStatus, FileSeal, HeaderBackup, HeaderError,
+    HeaderGenerations, HeaderRollback, InvalidPcr, InvalidPublicKey, InvalidRecoveryPassphrase,
+    InvalidUnlockKey, KeyPolicy, KeySeal, KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig,
+    PcrPublicKey, PcrSelection, PcrSignatureError, PcrSignatures, PolicyViolation, RecoveryPassphrase,
+    SealError, SealId, SignedPcrs, SlotKind, TpmConnection, TpmError, TpmSeal, UnlockKey, UnlockSecret,
+    UnreadableBlocks, VolumeEncryption, WipeProgress,
 };
 pub use partition::{
     BlockDevices, CopyFault, GrowthRefusal, InvalidPartitionType, Partition, PartitionError, PartitionGrowth,

@@ -104,6 +104,13 @@ pub enum VolumeError {
         /// The device.
         path: PathBuf,
     },
+    /// The caller has canceled the copy of a volume to this disk. The next call compares what is copied, and goes on.
+    #[cfg(feature = "luks")]
+    #[error("copy of the data volume to {} was canceled: the next start goes on with it", .path.display())]
+    CopyCanceled {
+        /// The device.
+        path: PathBuf,
+    },
     /// `mkfs.xfs` could not be started, or failed: install xfsprogs, or read its output. A retry starts over.
     #[error("can't format {}{}", .path.display(), in_parentheses(.stderr))]
     Format {

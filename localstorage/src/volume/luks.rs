@@ -24,6 +24,7 @@
 //! Keys: `local` slots open with the node unlock key, `split` slots with node and cluster unlock key together, by
 //! HKDF; `recovery` slots with a passphrase. See [`KeyPolicy`] for which of them a volume keeps.
 
+mod copy;
 mod creation;
 mod cryptsetup;
 mod device;
@@ -68,6 +69,7 @@ use settings::LuksSettings;
 pub(super) use device::read_volume_of;
 pub(super) use token::{VolumeProgress, VolumeToken};
 
+pub use copy::{CopyProgress, CopySource, UnreadableBlocks};
 pub use cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram};
 pub use error::LuksError;
 pub use header::HeaderError;
@@ -280,6 +282,53 @@ impl LuksVolume {
         self.settings.mount.grow_file_system(&self.settings.mkfs)
     }
 
+    /// Creates the volume as a copy of another one, and mounts it: on a blank disk, with a volume key and unlock keys of its own,
+    /// which open nothing of the other disk, as its keys open nothing of this one. The file system takes all of the disk,
+    /// which has to be at least as large. The other volume stays as it is; nothing may use it meanwhile.
+    ///
+    /// A call that was killed or canceled is repeated: it compares what is copied with what the other volume has then. Blocks
+    /// of an authenticated volume that can't be read are left out, and can't be read in the copy either. Returns the
+    /// cluster unlock key as [`mount_new_with_key`](EncryptedVolume::mount_new_with_key).
+    ///
+    /// # Errors
+    /// Those of opening the other volume, with nothing written; those of a creation; [`VolumeError::CopyCanceled`];
+    /// [`LuksError::CopyTooSmall`], [`LuksError::Commit`].
+    pub fn mount_copy(
+        &self,
+        source: &CopySource<'_>,
+    ) -> Result<(Dir, Option<UnlockKey>, UnreadableBlocks), VolumeError> {
+        let mut unreadable = UnreadableBlocks::default();
+        let (top, key) = self.mount_created(|creation| {
+            let (top, key, left_out) = creation.copy_volume(source)?;
+            unreadable = left_out;
+            Ok((top, key))
+        })?;
+        Ok((top, key, unreadable))
+    }
+
+    /// Completes a [copy](Self::mount_copy) that was committed as this volume, and mounts it.
+    ///
+    /// # Errors
+    /// Those of a creation; [`VolumeError::Absent`] unless the disk has that copy, unfinished.
+    pub fn mount_copied(&self, volume: &str) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+        self.mount_created(|creation| creation.complete_copy(volume))
+    }
+
+    fn mount_created(
+        &self,
+        create: impl FnOnce(LuksCreation<'_>) -> Result<(Dir, Option<UnlockKey>), VolumeError>,
+    ) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+        let mut cluster_key = None;
+        let top = self.lifecycle.mount(|| {
+            let creation = LuksCreation { settings: &self.settings, opening: self.opening() };
+            let (top, key) = create(creation)?;
+            // The lifecycle returns only the directory, so the key leaves the closure by this variable.
+            cluster_key = key;
+            Ok(top)
+        })?;
+        Ok((top, cluster_key))
+    }
+
     /// Mounts the volume by the mapping that an earlier process has left open, which needs no key; none if it is
     /// not open. A process that was killed, or that could not unmount the volume, leaves one.
     ///
@@ -429,15 +478,7 @@ impl DataVolume for LuksVolume {
 
 impl EncryptedVolume for LuksVolume {
     fn mount_new_with_key(&self, erase: ErasePolicy) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
-        let mut cluster_key = None;
-        let top = self.lifecycle.mount(|| {
-            let creation = LuksCreation { settings: &self.settings, opening: self.opening() };
-            let (top, key) = creation.create_volume(&erase)?;
-            // The lifecycle returns only the directory, so the key leaves the closure by this variable.
-            cluster_key = key;
-            Ok(top)
-        })?;
-        Ok((top, cluster_key))
+        self.mount_created(|creation| creation.create_volume(&erase))
     }
 
     fn mount_existing_with(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError> {

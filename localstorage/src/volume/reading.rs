@@ -105,7 +105,7 @@ impl DiskReader<'_> {
         let resumed = record.read_bytes;
         let mut recorded = resumed;
         let mut is_counted = false;
-        let canceled = read_chunks(disk, resumed, size, |offset, chunk| {
+        let canceled = read_chunks(disk, resumed, size, disk.metadata()?.is_file(), |offset, chunk| {
             // The usual chunk is looked at once.
             let blocks: &mut [u8] = if is_zero(chunk) { &mut [] } else { &mut *chunk };
             for (at, block) in
@@ -347,15 +347,15 @@ impl DerefMut for Buffer {
     }
 }
 
-/// Reads a disk in chunks, in the order of their offsets; one that is a hole of an image is not visited. The next chunks
+/// Reads a disk in chunks, in the order of their offsets; of a sparse image, one that is a hole is not visited. The next chunks
 /// are read while one is visited.
-fn read_chunks(
+pub(super) fn read_chunks(
     disk: &File,
     start: u64,
     size: u64,
+    is_sparse: bool,
     mut visit: impl FnMut(u64, &mut [u8]) -> io::Result<ControlFlow<()>>,
 ) -> io::Result<ControlFlow<()>> {
-    let is_image = disk.metadata()?.is_file();
     let (empty, to_fill) = mpsc::channel();
     let (full, to_visit) = mpsc::sync_channel(BUFFERS);
     for buffer in iter::repeat_with(Buffer::new).take(BUFFERS) {
@@ -368,7 +368,7 @@ fn read_chunks(
             while offset < size {
                 // The caller has stopped.
                 let Ok(mut buffer) = to_fill.recv() else { return };
-                let read = match next_data(disk, is_image, offset) {
+                let read = match next_data(disk, is_sparse, offset) {
                     Ok(Some(data)) if data < size => {
                         offset = data;
                         let length = (size - offset).min(CHUNK_BYTES as u64) as usize;
@@ -398,8 +398,8 @@ fn read_chunks(
 }
 
 /// The next offset with data: of an image, the kernel knows its holes, which are zeros. None if there is none.
-fn next_data(disk: &File, is_image: bool, offset: u64) -> io::Result<Option<u64>> {
-    if !is_image {
+fn next_data(disk: &File, is_sparse: bool, offset: u64) -> io::Result<Option<u64>> {
+    if !is_sparse {
         return Ok(Some(offset));
     }
     match rustix::fs::seek(disk, SeekFrom::Data(offset)) {

@@ -19,6 +19,7 @@ use nodekeel_localstorage::volume::{
 
 use crate::fixture::{NodeDirs, temp_base};
 
+mod copy;
 mod guest;
 mod kills;
 mod slots;

@@ -1,6 +1,8 @@
 //! The creation of an encrypted volume: decided by the disk and the journal, in steps that resume after a kill.
 
+use std::cell::Cell;
 use std::fs::{self, File};
+use std::io::{self, Seek as _, SeekFrom};
 use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 
@@ -15,7 +17,9 @@ use super::super::identity::device_numbers;
 use super::super::marker::VolumeMarker;
 use super::super::uuid::Uuid;
 use super::super::{ErasePolicy, VolumeContents, VolumeError};
-use super::device::{CheckedHeader, FIRST_SLOT, mapping_identifier};
+use super::copy::{CopyFault, CopyOptions, CopyProgress, CopySource, UnreadableBlocks, copy_device};
+use super::cryptsetup::ActiveMapping;
+use super::device::{CheckedHeader, FIRST_SLOT, close_mapping, mapping_identifier};
 use super::error::LuksError;
 use super::header::{HEADER_AREA_BYTES, HeaderError};
 use super::key::{UnlockKey, derive_passphrase};
@@ -26,7 +30,7 @@ use super::seal::SealId;
 use super::settings::LuksSettings;
 use super::slot_kind::{SlotKind, SlotToken};
 use super::token::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
-use super::wipe::wipe_device;
+use super::wipe::{WipeProgress, wipe_device};
 use crate::dir::Dir;
 use crate::step_journal::{StepJournal, StepList, StepListError, StepRun};
 use crate::{sys, syscalls};
@@ -69,6 +73,46 @@ struct CreationRecord {
     /// so an earlier release has left it, in which the format was also the wipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wiped_bytes: Option<u64>,
+    /// Of a copy: the offset up to which the room behind it is wiped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wiped_behind_copy: Option<u64>,
+}
+
+/// What a new volume has.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    /// An empty file system.
+    Empty,
+    /// What another volume has.
+    Copy(&'a OpenSource<'a>),
+    /// What another volume had: all of it is copied to the volume with this UUID.
+    Copied(&'a str),
+}
+
+/// A volume that is copied, with its mapping.
+struct OpenSource<'a> {
+    source: &'a CopySource<'a>,
+    mapping: ActiveMapping,
+    /// The size of the mapping.
+    bytes: u64,
+    unreadable: Cell<UnreadableBlocks>,
+}
+
+impl OpenSource<'_> {
+    fn open_device(&self) -> Result<File, VolumeError> {
+        self.source.volume.settings.open_mapping_device(&self.mapping)
+    }
+
+    fn close(&self) -> Result<(), VolumeError> {
+        let settings = &self.source.volume.settings;
+        close_mapping(&*settings.config.cryptsetup, &settings.mapping_name)
+            .map_err(|error| settings.error(error))
+    }
+
+    fn error(&self, step: &'static str, source: io::Error) -> VolumeError {
+        let path = self.source.volume.settings.config.device.clone();
+        VolumeError::Device { step, path, source }
+    }
 }
 
 /// The contents of the disk, together with the journal.
@@ -125,6 +169,57 @@ pub(super) struct LuksCreation<'a> {
 
 impl LuksCreation<'_> {
     pub(super) fn create_volume(&self, erase: &ErasePolicy) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+        self.create_from(Origin::Empty, erase)
+    }
+
+    /// Creates the volume as a copy of another one, whose secret is tried before anything is written.
+    pub(super) fn copy_volume(
+        &self,
+        source: &CopySource<'_>,
+    ) -> Result<(Dir, Option<UnlockKey>, UnreadableBlocks), VolumeError> {
+        let open = self.open_source(source)?;
+        let created = self.create_from(Origin::Copy(&open), &ErasePolicy::Nothing);
+        if created.is_err() {
+            // The first error is the useful one.
+            let _ = open.close();
+        }
+        created.map(|(top, key)| (top, key, open.unreadable.get()))
+    }
+
+    /// Completes a copy that was committed.
+    pub(super) fn complete_copy(&self, volume: &str) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+        self.create_from(Origin::Copied(volume), &ErasePolicy::Nothing)
+    }
+
+    fn open_source<'s>(&self, source: &'s CopySource<'s>) -> Result<OpenSource<'s>, VolumeError> {
+        let (settings, opening) = (&source.volume.settings, source.volume.opening());
+        let disk = settings.open_disk(DiskAccess::Read)?;
+        let slots = settings.slots_of(&disk);
+        let header = opening.check_volume(&slots)?;
+        // A larger disk has a larger mapping, with the same encryption.
+        let found_bytes = self.settings.open_disk(DiskAccess::Read)?.size();
+        if found_bytes < disk.size() {
+            let needed_bytes = disk.size();
+            return Err(self.settings.error(LuksError::CopyTooSmall { needed_bytes, found_bytes }));
+        }
+        // A killed process has left it open by the name of the copy, or even mounted.
+        self.close_interrupted(header.uuid)?;
+        let (_, mapping) = opening.open_mapping(&slots, &header, source.secret)?;
+        let mut open = OpenSource { source, mapping, bytes: 0, unreadable: Cell::default() };
+        let size = open.open_device().and_then(|mut device| {
+            device.seek(SeekFrom::End(0)).map_err(|error| open.error("measure", error))
+        });
+        open.bytes = size.inspect_err(|_| {
+            let _ = open.close();
+        })?;
+        Ok(open)
+    }
+
+    fn create_from(
+        &self,
+        origin: Origin<'_>,
+        erase: &ErasePolicy,
+    ) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
         self.settings.check_discards()?;
         let disk = self.settings.open_disk(DiskAccess::Write)?;
         let slots = self.settings.slots_of(&disk);
@@ -140,17 +235,23 @@ impl LuksCreation<'_> {
         let state = self.disk_state(&slots, &found, recorded.as_ref())?;
         let (record, run, erased) = match (plan_creation(state, &found, erase), recorded) {
             (CreationStart::Resume, Some((record, run))) => (record, run, VolumeContents::Interrupted),
-            (CreationStart::Fresh, recorded) => {
+            (CreationStart::Fresh, recorded) if !matches!(origin, Origin::Copied(_)) => {
                 let (record, run) = self.start_creation(&disk, &found, recorded)?;
                 (record, run, found)
             }
             _ => return Err(VolumeError::Occupied { path: self.settings.config.device.clone(), found }),
         };
+        if let Origin::Copied(volume) = origin
+            && (record.uuid.to_string() != volume || matches!(run.current_step(), Some(SEAL | FORMAT)))
+        {
+            // Another creation, which was not committed, has no data.
+            return Err(VolumeError::Absent { path: self.settings.config.device.clone() });
+        }
         self.settings.reading().forget();
         let uuid = record.uuid;
         // A killed call leaves the mapping open, or even mounted: cryptsetup and mkfs.xfs would find the disk in use.
         self.close_interrupted(uuid)?;
-        let created = self.run_steps(&slots, record, run, &erased);
+        let created = self.run_steps(&slots, record, run, &erased, origin);
         if created.is_err() {
             // The first error is the useful one.
             let _ = self.close_interrupted(uuid);
@@ -235,6 +336,7 @@ impl LuksCreation<'_> {
             disk_bytes: disk.size(),
             encryption: self.settings.config.encryption,
             wiped_bytes: None,
+            wiped_behind_copy: None,
         };
         let state = self.encode(&record)?;
         let run = self.start_run(self.open_journal()?, &state)?;
@@ -335,16 +437,21 @@ impl LuksCreation<'_> {
         mut record: CreationRecord,
         mut run: StepRun,
         erased: &VolumeContents,
+        origin: Origin<'_>,
     ) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
         let id = SealId { volume: record.uuid, generation: FIRST_GENERATION };
+        let mut is_repeated = true;
         loop {
             match run.current_step() {
                 Some(SEAL) => slots.seal_new_key(id).map(drop).map_err(|error| self.settings.error(error))?,
                 Some(FORMAT) => {
                     self.format(slots, id, erased)?;
+                    is_repeated = false;
                     let is_authenticated = record.encryption == VolumeEncryption::EncryptedAndAuthenticated;
                     record.wiped_bytes = is_authenticated.then_some(0);
                 }
+                // The journal never records that a copy is made: what it is made from may change before it counts.
+                Some(WIPE | FILE_SYSTEM) if !matches!(origin, Origin::Empty) => break,
                 Some(WIPE) => self.wipe(slots, &mut record, &mut run)?,
                 Some(FILE_SYSTEM) => self.format_mapping(slots)?,
                 _ => break,
@@ -352,9 +459,12 @@ impl LuksCreation<'_> {
             run.complete_step(self.encode(&record)?)
                 .map_err(|error| self.settings.error(LuksError::Journal(error)))?;
         }
+        if let Origin::Copy(open) = origin {
+            self.copy(slots, &mut record, &mut run, open, is_repeated)?;
+        }
         // The journal never records this step: the token in the header does. Until then a killed call must
         // repeat it, since the cluster unlock key that it returns is lost.
-        let created = self.complete(slots, id)?;
+        let created = self.complete(slots, id, origin)?;
         // The token records that the volume is complete: if the journal stays after a kill, it changes nothing.
         run.remove_journal().map_err(|error| self.settings.error(LuksError::Journal(error)))?;
         Ok(created)
@@ -391,14 +501,9 @@ impl LuksCreation<'_> {
         run: &mut StepRun,
     ) -> Result<(), VolumeError> {
         let Some(start) = record.wiped_bytes.filter(|_| self.settings.wipe) else { return Ok(()) };
-        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
-        let (_, mapping) = self.opening.open_mapping_to_wipe(slots, &header, &UnlockSecret::Node)?;
         let to_error =
             |source| VolumeError::Device { step: "wipe", path: self.settings.config.device.clone(), source };
-        // Past the cache: the memory of the host is left to its programs. The mapping closes only if no other file of it is open.
-        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::EXCL;
-        let device = syscalls::reopen(&self.settings.open_mapping_device(&mapping)?, flags);
-        let device: File = device.map_err(|errno| to_error(errno.into()))?.into();
+        let device = self.open_to_fill(slots)?;
         let report = |wipe| {
             self.settings.progress.as_ref().map_or(ControlFlow::Continue(()), |progress| progress(wipe))
         };
@@ -415,6 +520,68 @@ impl LuksCreation<'_> {
         self.opening.close_unmounted()
     }
 
+    /// Opens the mapping to write each block of it.
+    fn open_to_fill(&self, slots: &KeySlots<'_>) -> Result<File, VolumeError> {
+        let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
+        let (_, mapping) = match self.settings.config.encryption {
+            VolumeEncryption::EncryptedAndAuthenticated => {
+                self.opening.open_mapping_to_wipe(slots, &header, &UnlockSecret::Node)?
+            }
+            VolumeEncryption::Encrypted => self.opening.open_mapping(slots, &header, &UnlockSecret::Node)?,
+        };
+        open_past_cache(&self.settings.open_mapping_device(&mapping)?, OFlags::RDWR).map_err(|source| {
+            VolumeError::Device { step: "open mapping of", path: self.settings.config.device.clone(), source }
+        })
+    }
+
+    /// Wipes what is behind the copy, and copies. Both mappings are closed then.
+    fn copy(
+        &self,
+        slots: &KeySlots<'_>,
+        record: &mut CreationRecord,
+        run: &mut StepRun,
+        open: &OpenSource<'_>,
+        is_repeated: bool,
+    ) -> Result<(), VolumeError> {
+        let path = || self.settings.config.device.clone();
+        let to_error = |source| VolumeError::Device { step: "copy the volume to", path: path(), source };
+        let mut target = self.open_to_fill(slots)?;
+        let found_bytes = target.seek(SeekFrom::End(0)).map_err(to_error)?;
+        if found_bytes < open.bytes {
+            let needed_bytes = open.bytes;
+            return Err(self.settings.error(LuksError::CopyTooSmall { needed_bytes, found_bytes }));
+        }
+        let is_wiped = record.wiped_bytes.is_some() && self.settings.wipe;
+        let total_bytes = if is_wiped { found_bytes } else { open.bytes };
+        let report = |done_bytes| (open.source.progress)(CopyProgress { done_bytes, total_bytes });
+        if is_wiped {
+            let start = record.wiped_behind_copy.unwrap_or(0).max(open.bytes);
+            let keep = |offset| {
+                record.wiped_behind_copy = Some(offset);
+                run.record_state(self.encode(record)?)
+                    .map_err(|error| self.settings.error(LuksError::Journal(error)))
+            };
+            let report_wipe = |wipe: WipeProgress| report(wipe.done_bytes - open.bytes);
+            if wipe_device(&target, start, report_wipe, keep, to_error)?.is_break() {
+                return Err(VolumeError::CopyCanceled { path: path() });
+            }
+        }
+        let source = open_past_cache(&open.open_device()?, OFlags::RDONLY)
+            .map_err(|error| open.error("open mapping of", error))?;
+        let is_authenticated = record.encryption == VolumeEncryption::EncryptedAndAuthenticated;
+        let options = CopyOptions { bytes: open.bytes, is_authenticated, is_repeated };
+        let behind = total_bytes - open.bytes;
+        match copy_device(&source, &target, options, |copied| report(behind + copied)) {
+            Ok(Some(unreadable)) => open.unreadable.set(unreadable),
+            Ok(None) => return Err(VolumeError::CopyCanceled { path: path() }),
+            Err(CopyFault::Read(error)) => return Err(open.error("read the volume on", error)),
+            Err(CopyFault::Write(error)) => return Err(to_error(error)),
+        }
+        drop((source, target));
+        open.close()?;
+        self.opening.close_unmounted()
+    }
+
     fn format_mapping(&self, slots: &KeySlots<'_>) -> Result<(), VolumeError> {
         let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
         let (_, mapping) = self.opening.open_mapping(slots, &header, &UnlockSecret::Node)?;
@@ -427,7 +594,12 @@ impl LuksCreation<'_> {
 
     /// Mounts the volume, and records last of all that it is complete. The cluster unlock key exists only in memory:
     /// the slot of one that was lost with a killed process is replaced.
-    fn complete(&self, slots: &KeySlots<'_>, id: SealId) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+    fn complete(
+        &self,
+        slots: &KeySlots<'_>,
+        id: SealId,
+        origin: Origin<'_>,
+    ) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
         let header = slots.device.check_header().map_err(|error| self.settings.error(error))?;
         let (opened, _) = self.opening.open_mapping(slots, &header, &UnlockSecret::Node)?;
         let top = self.opening.mount_mapping(|top| {
@@ -442,6 +614,12 @@ impl LuksCreation<'_> {
                 }
             }
         })?;
+        if let Origin::Copy(open) = origin {
+            // Before it counts: once the volume is complete, nothing grows an authenticated one.
+            self.settings.mount.grow_file_system(&self.settings.mkfs)?;
+            let committed = (open.source.commit)(&id.volume.to_string(), slots.device.disk.size());
+            committed.map_err(|error| self.settings.error(LuksError::Commit(error)))?;
+        }
         let cluster_key =
             self.add_cluster_slot(slots, &header, &opened, id).map_err(|error| self.settings.error(error))?;
         Ok((top, cluster_key))
@@ -487,6 +665,11 @@ impl LuksCreation<'_> {
         token.node.clone_from(&self.settings.node);
         token
     }
+}
+
+/// Past the cache: the memory of the host is left to its programs. And a mapping closes only if no other file of it is open.
+fn open_past_cache(mapping: &File, access: OFlags) -> io::Result<File> {
+    Ok(syscalls::reopen(mapping, access | OFlags::DIRECT | OFlags::EXCL)?.into())
 }
 
 mod uuid_text {

@@ -193,6 +193,19 @@ pub enum LuksError {
     /// The checked copy of the header can't be written to the runtime directory.
     #[error("can't keep a copy of the header in the runtime directory")]
     HeaderCopy(#[source] FileError),
+    /// The disk has less room than the volume that is to be copied to it, or its mapping has. Use a larger one.
+    #[error(
+        "can't copy a volume of {needed_bytes} bytes to one of {found_bytes}: use a disk that is at least as large"
+    )]
+    CopyTooSmall {
+        /// The bytes of the disk, or of the mapping, of the volume to copy.
+        needed_bytes: u64,
+        /// Those of the new one.
+        found_bytes: u64,
+    },
+    /// The caller could not record that the copy takes the place of the volume. A retry compares both, and tries it again.
+    #[error("can't record that the copy takes the place of the volume")]
+    Commit(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The kernel yields no random numbers.
     #[error("can't generate a key")]
     Random(#[source] io::Error),

@@ -9,6 +9,7 @@ use super::super::filesystem::MountSource;
 use super::super::identity::device_numbers;
 use super::super::marker::VolumeMarker;
 use super::super::{VolumeContents, VolumeError};
+use super::copy::is_unreadable;
 use super::cryptsetup::ActiveMapping;
 use super::device::{CheckedHeader, close_mapping};
 use super::error::LuksError;
@@ -31,17 +32,8 @@ impl LuksOpening<'_> {
     pub(super) fn open_volume(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError> {
         self.settings.check_discards()?;
         let disk = self.settings.open_disk(DiskAccess::Read)?;
-        // Before any key: no key is unsealed for a disk without a complete volume.
-        self.check_complete(&disk)?;
         let slots = self.settings.slots_of(&disk);
-        let header = slots
-            .device
-            .check_header()
-            .and_then(|header| {
-                header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
-                Ok(header)
-            })
-            .map_err(|error| self.settings.error(error))?;
+        let header = self.check_volume(&slots)?;
         self.open_mapping(&slots, &header, secret)?;
         // The volume opens also where this can't be written: the next opening tries again.
         let _ = slots.records.raise_to_header(header.uuid, &header.summary);
@@ -49,20 +41,26 @@ impl LuksOpening<'_> {
         self.mount_complete()
     }
 
+    /// Checks that the disk has a complete volume, whose header may be used. Before any key: none is unsealed for another
+    /// disk.
+    pub(super) fn check_volume(&self, slots: &KeySlots<'_>) -> Result<CheckedHeader, VolumeError> {
+        self.check_complete(slots.device.disk)?;
+        let header = slots.device.check_header().and_then(|header| {
+            header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
+            Ok(header)
+        });
+        header.map_err(|error| self.settings.error(error))
+    }
+
     /// The open mapping of this volume, which may be one that an earlier process has left.
     pub(super) fn find_active_mapping(&self) -> Result<Option<ActiveMapping>, VolumeError> {
         let disk = self.settings.open_disk(DiskAccess::Read)?;
-        self.check_complete(&disk)?;
-        let device = self.settings.slots_of(&disk).device;
-        let name = &self.settings.mapping_name;
-        let active = device.check_header().and_then(|header| {
-            header.summary.volume.as_ref().map_or(Ok(()), |token| self.settings.check_keys(token))?;
-            match device.find_mapping_of(header.uuid, name) {
-                Err(LuksError::MappingInUse { .. }) => Ok(None),
-                found => found,
-            }
-        });
-        active.map_err(|error| self.settings.error(error))
+        let slots = self.settings.slots_of(&disk);
+        let header = self.check_volume(&slots)?;
+        match slots.device.find_mapping_of(header.uuid, &self.settings.mapping_name) {
+            Err(LuksError::MappingInUse { .. }) => Ok(None),
+            found => found.map_err(|error| self.settings.error(error)),
+        }
     }
 
     /// Mounts the open mapping of a volume that is complete.
@@ -192,14 +190,12 @@ impl LuksOpening<'_> {
 
 /// Returns whether the kernel reported a block whose HMAC is wrong, in the mount or the first reads.
 fn is_wrong_block(error: &VolumeError) -> bool {
-    /// EIO, and EILSEQ: `BLK_STS_PROTECTION` of dm-crypt. *Source:* Linux `blk_errors`.
-    const WRONG_BLOCK: [i32; 2] = [5, 84];
     let source = match error {
         VolumeError::Mount(MountError::Mount { source, .. }) => Some(source),
         VolumeError::Finish(error) => error.source().and_then(|source| source.downcast_ref::<io::Error>()),
         _ => None,
     };
-    source.and_then(io::Error::raw_os_error).is_some_and(|number| WRONG_BLOCK.contains(&number))
+    source.is_some_and(is_unreadable)
 }
 
 /// Returns whether the kernel found no superblock where it was to mount one.

@@ -25,6 +25,7 @@ use super::tpm::{DEBUG_PCR, extend_pcr};
 use super::{LuksFixture, MIB, check_rejected_header, luks_error};
 use crate::fixture::{NodeDirs, in_child_process, write_mkfs};
 
+mod copy;
 mod keys;
 mod limits;
 

@@ -79,7 +79,7 @@ fn kill_at<R>(
 
 /// Runs `work` with volumes whose process is killed at one call of cryptsetup, before or after it, and then at one
 /// system call, for each call until the work is complete. `check` is given the same machine after its restart.
-fn for_each_kill(
+pub(super) fn for_each_kill(
     keys: KeyPolicy,
     prepare: impl Fn() -> LuksFixture,
     work: impl Fn(&LuksVolume) -> bool,
