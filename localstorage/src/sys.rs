@@ -117,6 +117,77 @@ struct MappingRequest {
 #[cfg(feature = "luks")]
 const _: () = assert!(size_of::<MappingRequest>() == 312);
 
+#[cfg(feature = "luks")]
+impl MappingRequest {
+    fn new(identifier: &str) -> io::Result<MappingRequest> {
+        let mut request = MappingRequest {
+            // The oldest version of the interface that the kernel still speaks.
+            version: [4, 0, 0],
+            data_size: size_of::<MappingRequest>() as u32,
+            data_start: 0,
+            target_count: 0,
+            open_count: 0,
+            flags: 0,
+            event_number: 0,
+            padding: 0,
+            device: 0,
+            name: [0; 128],
+            identifier: [0; 129],
+            data: [0; 7],
+        };
+        // The last byte stays zero.
+        if identifier.len() >= request.identifier.len() {
+            return Err(io::Errno::INVAL);
+        }
+        request.identifier[..identifier.len()].copy_from_slice(identifier.as_bytes());
+        Ok(request)
+    }
+}
+
+/// A request with a table of one target. *Source:* linux/dm-ioctl.h, `struct dm_target_spec`.
+#[cfg(feature = "luks")]
+#[repr(C)]
+#[derive(Debug)]
+struct TableRequest {
+    request: MappingRequest,
+    start: u64,
+    sectors: u64,
+    status: i32,
+    next: u32,
+    target: [u8; 16],
+    parameters: [u8; 8],
+}
+#[cfg(feature = "luks")]
+const _: () = assert!(size_of::<TableRequest>() == 312 + 40 + 8);
+
+/// Lets all reads and writes of a mapping of so many sectors fail from now on, also those that wait since it was suspended.
+#[cfg(feature = "luks")]
+pub(crate) fn fail_mapping(control: impl AsFd, identifier: &str, sectors: u64) -> io::Result<()> {
+    /// *Source:* linux/dm-ioctl.h, `DM_DEV_SUSPEND`, which resumes without its flag.
+    const RESUME: Opcode = opcode::read_write::<MappingRequest>(0xfd, 6);
+    /// *Source:* linux/dm-ioctl.h, `DM_TABLE_LOAD`.
+    const LOAD: Opcode = opcode::read_write::<MappingRequest>(0xfd, 9);
+    failpoints::check_failpoint("ioctl")?;
+    let mut request = MappingRequest::new(identifier)?;
+    request.data_size = size_of::<TableRequest>() as u32;
+    request.data_start = size_of::<MappingRequest>() as u32;
+    request.target_count = 1;
+    let mut table = TableRequest {
+        request,
+        start: 0,
+        sectors,
+        status: 0,
+        next: (size_of::<TableRequest>() - size_of::<MappingRequest>()) as u32,
+        target: *b"error\0\0\0\0\0\0\0\0\0\0\0",
+        parameters: [0; 8],
+    };
+    // SAFETY: the kernel reads and writes one request with its table, of the size that it names.
+    unsafe { ioctl::ioctl(&control, Updater::<LOAD, _>::new(&mut table)) }?;
+    let mut request = MappingRequest::new(identifier)?;
+    // SAFETY: the kernel reads and writes one request, of the size that it names.
+    unsafe { ioctl::ioctl(&control, Updater::<RESUME, _>::new(&mut request)) }
+}
+
 /// Removes the mapping with this identifier from the kernel's device-mapper, unless something has it open. The identifier is
 /// all that names it: another mapping that gets its name by then stays.
 #[cfg(feature = "luks")]
@@ -124,40 +195,22 @@ pub(crate) fn remove_mapping(control: impl AsFd, identifier: &str) -> io::Result
     /// *Source:* linux/dm-ioctl.h, `DM_DEV_REMOVE`.
     const REMOVE: Opcode = opcode::read_write::<MappingRequest>(0xfd, 4);
     failpoints::check_failpoint("ioctl")?;
-    let mut request = MappingRequest {
-        // The oldest version of the interface that the kernel still speaks.
-        version: [4, 0, 0],
-        data_size: size_of::<MappingRequest>() as u32,
-        data_start: 0,
-        target_count: 0,
-        open_count: 0,
-        flags: 0,
-        event_number: 0,
-        padding: 0,
-        device: 0,
-        name: [0; 128],
-        identifier: [0; 129],
-        data: [0; 7],
-    };
-    // The last byte stays zero.
-    if identifier.len() >= request.identifier.len() {
-        return Err(io::Errno::INVAL);
-    }
-    request.identifier[..identifier.len()].copy_from_slice(identifier.as_bytes());
+    let mut request = MappingRequest::new(identifier)?;
     // SAFETY: the kernel reads and writes one request, of the size that it names.
     unsafe { ioctl::ioctl(control, Updater::<REMOVE, _>::new(&mut request)) }
 }
 
-/// Has the kernel kill the program of this command when this program is killed, or the thread ends that starts it.
+/// Has the kernel send this signal to the program of this command when this program is killed, or the thread ends that starts
+/// it.
 #[cfg(feature = "luks")]
-pub(crate) fn end_with_parent(command: &mut Command) {
-    use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+pub(crate) fn end_with_parent(command: &mut Command, signal: rustix::process::Signal) {
+    use rustix::process::{getpid, getppid, set_parent_process_death_signal};
 
     let parent = getpid();
     // SAFETY: between fork and exec, the closure makes two system calls, and neither allocates nor locks.
     unsafe {
         command.pre_exec(move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
+            set_parent_process_death_signal(Some(signal))?;
             // The parent may have been killed before.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Errno::SRCH.into()) }
         })

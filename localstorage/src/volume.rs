@@ -46,8 +46,8 @@ pub use luks::{
     HeaderGenerations, HeaderRollback, InvalidPcr, InvalidPublicKey, InvalidRecoveryPassphrase,
     InvalidUnlockKey, KeyPolicy, KeySeal, KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig,
     PcrPublicKey, PcrSelection, PcrSignatureError, PcrSignatures, PolicyViolation, RecoveryPassphrase,
-    SealError, SealId, SignedPcrs, SlotKind, TpmConnection, TpmError, TpmSeal, UnlockKey, UnlockSecret,
-    UnreadableBlocks, VolumeEncryption, WipeProgress,
+    ReencryptionEnd, ReencryptionProgress, SealError, SealId, SignedPcrs, SlotKind, TpmConnection, TpmError,
+    TpmSeal, UnlockKey, UnlockSecret, UnreadableBlocks, VolumeEncryption, WipeProgress,
 };
 pub use partition::{
     BlockDevices, CopyFault, GrowthRefusal, InvalidPartitionType, Partition, PartitionError, PartitionGrowth,

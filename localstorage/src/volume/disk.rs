@@ -116,6 +116,13 @@ impl Disk {
         self.file.as_fd()
     }
 
+    /// The same disk, for a program that works longer than the lock is to be held.
+    #[cfg(feature = "luks")]
+    pub(super) fn reopen_unlocked(&self) -> Result<File, VolumeError> {
+        let reopened = syscalls::reopen(&self.file, OFlags::RDWR).map(File::from);
+        reopened.map_err(|errno| device_error("open", &self.path)(errno.into()))
+    }
+
     /// Checks, after a program has used the open disk, that it is still the one that was opened.
     pub(super) fn check_identity(&self) -> Result<(), VolumeError> {
         let now = DiskIdentity::of(&self.file).map_err(device_error("identify", &self.path))?;

@@ -21,6 +21,9 @@
 //!  any             anything else                         ForeignData      Occupied
 //! ```
 //!
+//! A re-encryption gives the data another volume key, piece by piece and below the open file system; see
+//! [`LuksVolume::begin_reencryption`]. Killed at any point, the header tells which pieces have which key.
+//!
 //! Keys: `local` slots open with the node unlock key, `split` slots with node and cluster unlock key together, by
 //! HKDF; `recovery` slots with a passphrase. See [`KeyPolicy`] for which of them a volume keeps.
 
@@ -38,6 +41,8 @@ mod key_slots;
 mod opening;
 pub(crate) mod policy;
 mod recovery;
+mod reencryption;
+mod reencryption_run;
 mod rollback;
 pub(crate) mod seal;
 mod settings;
@@ -61,9 +66,11 @@ use super::{DataVolume, ErasePolicy, MountState, VolumeError};
 use crate::dir::Dir;
 use creation::LuksCreation;
 use device::CheckedHeader;
+use header::HEADER_AREA_BYTES;
 use header_file::HeaderFiles;
 use key_slots::{KeySlots, describe_slots, needs_confirmation};
 use opening::LuksOpening;
+use reencryption_run::ReencryptionRun;
 use settings::LuksSettings;
 
 pub(super) use device::read_volume_of;
@@ -78,11 +85,12 @@ pub use key::{InvalidUnlockKey, UnlockKey};
 pub use key_slots::UnlockSecret;
 pub use policy::PolicyViolation;
 pub use recovery::{InvalidRecoveryPassphrase, RecoveryPassphrase};
+pub use reencryption_run::ReencryptionEnd;
 pub use rollback::{HeaderGenerations, HeaderRollback};
 pub use seal::{FileSeal, KeySeal, SealError, SealId};
 pub use settings::LuksVolumeConfig;
 pub use slot_kind::{KeySlotStatus, SlotKind};
-pub use status::EncryptionStatus;
+pub use status::{EncryptionStatus, ReencryptionProgress};
 pub use token::{ColdStart, KeyPolicy, VolumeEncryption};
 pub use tpm::{
     InvalidPcr, InvalidPublicKey, PcrPublicKey, PcrSelection, PcrSignatureError, PcrSignatures, SignedPcrs,
@@ -238,7 +246,7 @@ impl LuksVolume {
     /// # Errors
     /// [`VolumeError::Encryption`], with the old keys still valid.
     pub fn rotate_keys(&self, secret: &UnlockSecret) -> Result<Option<UnlockKey>, VolumeError> {
-        self.with_header(|slots, _, token| slots.rotate(secret, token))
+        self.with_settled_header("rotate the keys", |slots, token| slots.rotate(secret, token))
     }
 
     /// Adds a key slot with a new recovery passphrase, to be shown once. It opens the volume from now on, but is marked as
@@ -248,7 +256,7 @@ impl LuksVolume {
     /// # Errors
     /// [`VolumeError::Encryption`], with nothing changed or an unnamed slot that the next call removes.
     pub fn add_recovery_passphrase(&self, secret: &UnlockSecret) -> Result<RecoveryPassphrase, VolumeError> {
-        self.with_header(|slots, _, _| slots.add_recovery(secret))
+        self.with_settled_header("add a passphrase", |slots, _| slots.add_recovery(secret))
     }
 
     /// Confirms that a secret is kept where it has to be: as read back from the cluster, or typed. Checks that it opens
@@ -259,7 +267,48 @@ impl LuksVolume {
     /// # Errors
     /// [`VolumeError::Encryption`]: nothing is removed if the secret does not open its slot, or an older one.
     pub fn confirm_secret(&self, secret: &UnlockSecret) -> Result<(), VolumeError> {
-        self.with_header(|slots, _, token| slots.confirm(secret, token))
+        self.with_settled_header("confirm a key", |slots, token| slots.confirm(secret, token))
+    }
+
+    /// Begins to re-encrypt the data with a new volume key: adds key slots for it, and encrypts nothing yet. Each secret keeps
+    /// the slots that it opens. A slot whose secret is not given is lost, and so it has to be among those that may go. No header
+    /// of before opens the data, once the re-encryption is complete. One that was begun already is left as it is.
+    ///
+    /// # Errors
+    /// [`LuksError::Unsupported`] if the volume is authenticated; [`LuksError::UnknownSlots`], with nothing changed;
+    /// [`VolumeError::Encryption`].
+    pub fn begin_reencryption(&self, secrets: &[UnlockSecret], may_go: &[u32]) -> Result<(), VolumeError> {
+        self.settings.check_support("re-encrypt")?;
+        self.with_header(|slots, header, _| match header.summary.reencryption {
+            Some(_) => Ok(()),
+            None => slots.begin_reencryption(header, secrets, may_go),
+        })
+    }
+
+    /// Checks what [`begin_reencryption`](Self::begin_reencryption) checks, and changes nothing.
+    ///
+    /// # Errors
+    /// Those of `begin_reencryption`.
+    pub fn check_reencryption(&self, secrets: &[UnlockSecret], may_go: &[u32]) -> Result<(), VolumeError> {
+        self.settings.check_support("re-encrypt")?;
+        self.with_header(|slots, header, _| match header.summary.reencryption {
+            Some(_) => Ok(()),
+            None => slots.plan_reencryption(header, secrets, may_go).map(drop),
+        })
+    }
+
+    /// Continues a re-encryption to its end, which takes hours, below the volume if it is open. `report` receives the progress,
+    /// twice a second, and stops it by `Break`: the next call continues it. So does the death of this process.
+    ///
+    /// # Errors
+    /// [`LuksError::ReencryptionKilled`] if the volume is to be closed now, and opened again; [`VolumeError::Encryption`], after
+    /// which a call continues it.
+    pub fn run_reencryption(
+        &self,
+        secret: &UnlockSecret,
+        report: impl FnMut(ReencryptionProgress) -> ControlFlow<()>,
+    ) -> Result<ReencryptionEnd, VolumeError> {
+        ReencryptionRun(&self.settings).run(secret, report)
     }
 
     /// Grows the mapping and the file system of the mounted volume to the size of the disk.
@@ -273,7 +322,8 @@ impl LuksVolume {
         if state != MountState::Mounted {
             return Err(VolumeError::InvalidState { state });
         }
-        self.with_header(|slots, header, _| {
+        self.with_settled_header("grow the volume", |slots, _| {
+            let header = &slots.device.check_header()?;
             let opened = slots.open_slot(header, secret)?;
             slots.device.resize(header, &opened.passphrase, &self.settings.mapping_name)
         })?;
@@ -340,6 +390,12 @@ impl LuksVolume {
         if opening.find_active_mapping()?.is_none() {
             return Ok(None);
         }
+        // A mapping in which a killed cryptsetup has left a piece is closed, and opened again by a secret.
+        if ReencryptionRun(&self.settings).fail_left_hot_zone()? {
+            self.settings.mount.unmount()?;
+            opening.close_unmounted()?;
+            return Ok(None);
+        }
         self.lifecycle.mount(|| opening.mount_complete()).map(Some)
     }
 
@@ -383,6 +439,10 @@ impl LuksVolume {
                     .map(|(at, kind)| format!("{at} {kind}"))
                     .collect(),
                 needs_confirmation: needs_confirmation(&header.summary, token),
+                reencryption: header.summary.reencryption.map(|state| {
+                    let total_bytes = slots.device.disk.size().saturating_sub(HEADER_AREA_BYTES);
+                    ReencryptionProgress { done_bytes: state.done_bytes.min(total_bytes), total_bytes }
+                }),
             })
         })
     }
@@ -392,7 +452,9 @@ impl LuksVolume {
     /// # Errors
     /// [`VolumeError::Encryption`] if no header meets the policy; [`VolumeError::Device`].
     pub fn back_up_header(&self) -> Result<HeaderBackup, VolumeError> {
-        self.with_header(|_, header, _| Ok(HeaderBackup(header.area.clone())))
+        self.with_settled_header("copy the header", |slots, _| {
+            Ok(HeaderBackup(slots.device.check_header()?.area))
+        })
     }
 
     /// Writes a header of this volume to its disk, after it was checked like that of a disk, and a secret has opened one of
@@ -421,6 +483,19 @@ impl LuksVolume {
             // A wrong secret is the answer; any other error leaves the question open.
             Err(error) if error.is_wrong_secret() => Ok(None),
             Err(error) => Err(error),
+        })
+    }
+
+    /// Runs what changes or copies the header of a volume that is not being re-encrypted.
+    fn with_settled_header<R>(
+        &self,
+        operation: &'static str,
+        work: impl FnOnce(&KeySlots<'_>, &VolumeToken) -> Result<R, LuksError>,
+    ) -> Result<R, VolumeError> {
+        self.with_header(|slots, header, token| match header.summary.reencryption {
+            // cryptsetup refuses most of it, and would remove a slot that the other key needs.
+            Some(_) => Err(LuksError::Reencrypting { operation }),
+            None => work(slots, token),
         })
     }
 

@@ -27,7 +27,7 @@ use super::key_slots::{KeySlots, OpenedSlot, UnlockSecret};
 use super::opening::LuksOpening;
 use super::policy::read_volume_token;
 use super::seal::SealId;
-use super::settings::LuksSettings;
+use super::settings::{DEVICE_MAPPER, LuksSettings};
 use super::slot_kind::{SlotKind, SlotToken};
 use super::token::{KeyPolicy, VolumeEncryption, VolumeProgress, VolumeToken};
 use super::wipe::{WipeProgress, wipe_device};
@@ -145,9 +145,6 @@ fn plan_creation(state: DiskState, found: &VolumeContents, erase: &ErasePolicy) 
         DiskState::Occupied => CreationStart::Reject,
     }
 }
-
-/// The device by which device-mapper is controlled. *Source:* Linux `dm-ioctl.c`, `DM_DIR`, `DM_CONTROL_NODE`.
-const DEVICE_MAPPER: &str = "/dev/mapper/control";
 
 /// Returns whether cryptsetup has made a mapping for the volume with this UUID, on whose disk it is. The temporary ones
 /// of a format, and those below a mapping that keep its integrity, do not have the UUID.

@@ -3,20 +3,27 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::BorrowedFd;
+use std::io::{self, BufRead as _, BufReader, PipeReader, Read as _, Write as _};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use zeroize::Zeroizing;
 
 use crate::sys;
 
 /// The exit code of cryptsetup for a passphrase that opens no slot. *Source:* cryptsetup(8), RETURN CODES.
 const WRONG_PASSPHRASE: i32 = 2;
+/// *Source:* cryptsetup, `lib/luks2/luks2_reencrypt.c`, `LUKS2_reencrypt_lock`.
+const RUNNING: &str = "Reencryption process is already running";
+/// *Source:* cryptsetup, `src/utils_tools.c`, `tools_passphrase_msg`.
+const UNUSABLE_PASSPHRASE: &str = "No usable keyslot is available.";
 
 /// The longest time of a call: the slowest, a key slot with the most memory that Argon2 permits, takes a minute.
 const CALL_LIMIT: Duration = Duration::from_secs(300);
@@ -38,6 +45,22 @@ pub trait Cryptsetup: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`CryptsetupError`] if the program can't be run, or fails.
     fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError>;
+
+    /// Runs an action that takes hours. Each line of its output is given to `report` until that breaks: then the program gets
+    /// SIGTERM, and ends when its state is whole. It gets the same when this process ends, and keeps `lock` open until it has
+    /// ended itself. Without an implementation of its own, it is run like any other.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run), also if it was stopped.
+    fn run_long(
+        &self,
+        call: &CryptsetupCall<'_>,
+        lock: BorrowedFd<'_>,
+        report: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<(), CryptsetupError> {
+        let (_, _) = (lock, report);
+        self.run(call)
+    }
 
     /// The active mapping of this name; none if the name is not in use.
     ///
@@ -115,6 +138,21 @@ impl CryptsetupError {
     pub fn is_wrong_passphrase(&self) -> bool {
         matches!(self, Self::Failed { status, .. } if status.code() == Some(WRONG_PASSPHRASE))
     }
+
+    /// The passphrase does not open both volume keys of a re-encryption: cryptsetup has no exit code for that.
+    pub(super) fn is_unusable_passphrase(&self) -> bool {
+        matches!(self, Self::Failed { stderr, .. } if stderr == UNUSABLE_PASSPHRASE)
+    }
+
+    /// cryptsetup was killed by a signal, in whatever it did.
+    pub fn is_killed(&self) -> bool {
+        matches!(self, Self::Failed { status, .. } if status.signal().is_some())
+    }
+
+    /// Another process re-encrypts the volume.
+    pub(super) fn is_running_elsewhere(&self) -> bool {
+        matches!(self, Self::Failed { stderr, .. } if stderr.contains(RUNNING))
+    }
 }
 
 /// The real program, version 2.5 or newer. It ends with this program, also when that is killed.
@@ -130,6 +168,21 @@ impl CryptsetupProgram {
         CryptsetupProgram { program: program.into(), limit: CALL_LIMIT }
     }
 
+    fn command(&self, call: &CryptsetupCall<'_>) -> Command {
+        let mut command = Command::new(&self.program);
+        // Its error output becomes part of an error here, and must not depend on the locale of the host.
+        command.args(call.action.split(' ')).args(&call.arguments).env("LC_ALL", "C");
+        if let Some(device) = call.device {
+            sys::inherit(&mut command, device);
+        }
+        if !Path::new(UDEV_SOCKET).exists() {
+            // Otherwise libdevmapper waits forever for an answer of udev.
+            command.env("DM_DISABLE_UDEV", "1");
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
     fn start_error(&self, source: io::Error) -> CryptsetupError {
         CryptsetupError::Start { program: self.program.clone(), source }
     }
@@ -143,35 +196,90 @@ impl Default for CryptsetupProgram {
 
 impl Cryptsetup for CryptsetupProgram {
     fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
-        let mut command = Command::new(&self.program);
-        // Its error output becomes part of an error here, and must not depend on the locale of the host.
-        command.args(call.action.split(' ')).args(&call.arguments).env("LC_ALL", "C");
-        if let Some(device) = call.device {
-            sys::inherit(&mut command, device);
-        }
-        if !Path::new(UDEV_SOCKET).exists() {
-            // Otherwise libdevmapper waits forever for an answer of udev.
-            command.env("DM_DISABLE_UDEV", "1");
-        }
+        let mut command = self.command(call);
         // The next start resumes what this one has begun; it must not find its cryptsetup still at work.
-        sys::end_with_parent(&mut command);
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|source| self.start_error(source))?;
+        sys::end_with_parent(&mut command, Signal::KILL);
+        let mut child = command.spawn().map_err(|source| self.start_error(source))?;
         let ended = talk_to(&mut child, call, self.limit).map_err(|source| self.start_error(source))?;
         let (status, stderr) = ended.ok_or(CryptsetupError::TimedOut { action: call.action })?;
-        if status.success() {
-            return Ok(());
+        check_status(call, status, &stderr)
+    }
+
+    fn run_long(
+        &self,
+        call: &CryptsetupCall<'_>,
+        lock: BorrowedFd<'_>,
+        report: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<(), CryptsetupError> {
+        let mut command = self.command(call);
+        sys::inherit(&mut command, lock);
+        sys::end_with_parent(&mut command, Signal::TERM);
+        let (output, errors) = pipes(&mut command).map_err(|source| self.start_error(source))?;
+        let mut child = command.spawn().map_err(|source| self.start_error(source))?;
+        // It has the ends to which the child writes: the others would never see an end.
+        drop(command);
+        let ended = follow(&mut child, call, (output, errors), report);
+        if ended.is_err() {
+            // Its output can't be read: it is not left alone with the volume.
+            stop(&child);
         }
-        let first_line = stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason");
-        Err(CryptsetupError::Failed { action: call.action, status, stderr: first_line.to_owned() })
+        let status = child.wait().map_err(|source| self.start_error(source))?;
+        check_status(call, status, &ended.map_err(|source| self.start_error(source))?)
     }
 
     fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
         find_mapping_in(Path::new("/sys/block"), name)
+    }
+}
+
+fn check_status(call: &CryptsetupCall<'_>, status: ExitStatus, stderr: &str) -> Result<(), CryptsetupError> {
+    if status.success() {
+        return Ok(());
+    }
+    let first_line = stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason");
+    Err(CryptsetupError::Failed { action: call.action, status, stderr: first_line.to_owned() })
+}
+
+/// The pipes of a program's output and error output. It inherits both ends: a write after the death of this process would kill
+/// it in the middle of its work otherwise.
+fn pipes(command: &mut Command) -> io::Result<(PipeReader, PipeReader)> {
+    let (output, to_output) = io::pipe()?;
+    let (errors, to_errors) = io::pipe()?;
+    command.stdout(to_output).stderr(to_errors);
+    sys::inherit(command, output.as_fd());
+    sys::inherit(command, errors.as_fd());
+    Ok((output, errors))
+}
+
+/// Writes the input, and reads the output to its end. Returns the error output.
+fn follow(
+    child: &mut Child,
+    call: &CryptsetupCall<'_>,
+    (output, mut errors): (PipeReader, PipeReader),
+    report: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> io::Result<String> {
+    if let Some(mut stdin) = child.stdin.take() {
+        let _ = stdin.write_all(&call.input);
+    }
+    thread::scope(|scope| {
+        let errors = scope.spawn(move || {
+            let mut bytes = Vec::new();
+            errors.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        for line in BufReader::new(output).split(b'\n') {
+            if report(&String::from_utf8_lossy(&line?)).is_break() {
+                stop(child);
+            }
+        }
+        let bytes = errors.join().unwrap_or_else(|_| Ok(Vec::new()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    })
+}
+
+/// Has a child end as soon as its state is whole. It was not waited for, so its number is still its own.
+fn stop(child: &Child) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
     }
 }
 
@@ -264,6 +372,31 @@ mod tests {
     }
 
     #[test]
+    fn a_long_run_gives_its_lines_and_is_stopped_by_a_signal_after_which_it_ends_its_piece() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("cryptsetup");
+        let script = "#!/bin/sh\ntrap 'echo piece >\"$0.end\"; echo >&2 interrupted; exit 1' TERM\ncat >\"$0.input\"\necho one\n\
+                      echo two\nwhile :; do sleep 0.05; done\n";
+        testbed::write_program(&program, script).unwrap();
+        let lock = fs::File::create(directory.path().join("lock")).unwrap();
+        let mut lines = Vec::new();
+        let ended = CryptsetupProgram::new(&program).run_long(
+            &call("reencrypt", b"a secret"),
+            lock.as_fd(),
+            &mut |line| {
+                lines.push(line.to_owned());
+                if line == "two" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            },
+        );
+        let error = ended.unwrap_err();
+        assert!(!error.is_killed() && error.to_string().ends_with("interrupted"), "{error}");
+        assert_eq!(lines, ["one", "two"]);
+        let read =
+            |suffix: &str| fs::read_to_string(directory.path().join(format!("cryptsetup.{suffix}"))).unwrap();
+        assert_eq!((read("input"), read("end")), ("a secret".into(), "piece\n".into()));
+    }
+
+    #[test]
     fn a_program_that_hangs_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("cryptsetup");
@@ -271,6 +404,40 @@ mod tests {
         let tool = CryptsetupProgram { program, limit: Duration::from_millis(50) };
         let error = tool.run(&call("open", b"a secret")).unwrap_err();
         assert!(matches!(error, CryptsetupError::TimedOut { action: "open" }), "{error}");
+    }
+
+    #[test]
+    fn a_long_run_outlives_the_death_of_its_caller_until_its_piece_is_whole() {
+        if let Some(program) = std::env::var_os(KILLED_CALLER) {
+            let lock = fs::File::open("/dev/null").unwrap();
+            let go_on = &mut |_: &str| ControlFlow::Continue(());
+            let _ = CryptsetupProgram::new(program).run_long(&call("reencrypt", b""), lock.as_fd(), go_on);
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("cryptsetup");
+        // It writes to its outputs after the death of who reads them.
+        let script = "#!/bin/sh\ntrap 'sleep 0.2; echo out; echo >&2 error; echo whole >\"$0.new\"; mv \"$0.new\" \"$0.end\"; exit 1' TERM\n\
+                      echo $$ >\"$0.new\"\nmv \"$0.new\" \"$0.pid\"\nwhile :; do sleep 0.05; done\n";
+        testbed::write_program(&program, script).unwrap();
+        let name = "volume::luks::cryptsetup::tests::a_long_run_outlives_the_death_of_its_caller_until_its_piece_is_whole";
+        let mut caller = Command::new(std::env::current_exe().unwrap());
+        let mut caller = caller
+            .args(["--exact", name])
+            .env(KILLED_CALLER, &program)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let wait_for = |suffix: &str| {
+            testbed::wait_until(Duration::from_secs(60), suffix, || {
+                Ok(fs::read_to_string(directory.path().join(format!("cryptsetup.{suffix}")))?)
+            })
+            .unwrap()
+        };
+        wait_for("pid");
+        caller.kill().unwrap();
+        caller.wait().unwrap();
+        assert_eq!(wait_for("end"), "whole\n");
     }
 
     /// Set in the program that is to be killed, which is this test again.

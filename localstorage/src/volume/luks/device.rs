@@ -1,7 +1,11 @@
 //! One LUKS2 device: the calls of cryptsetup on it, and the check of its header before each use.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd as _, BorrowedFd};
 
+use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use super::super::VolumeError;
@@ -12,6 +16,7 @@ use super::error::LuksError;
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader, has_foreign_magic};
 use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header, read_volume_token};
 use super::slot_kind::SlotToken;
+use super::status::ReencryptionProgress;
 use super::token::{VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 use crate::dir::Dir;
 use crate::metadata::FileMode;
@@ -21,6 +26,10 @@ use crate::syscalls;
 pub(super) const FIRST_SLOT: u32 = 0;
 /// The number of key slots for which a token has an identifier. LUKS2 has 32 tokens.
 const SLOT_COUNT: u32 = 31;
+/// The readings of a header that was found damaged before it counts as that.
+const READ_ATTEMPTS: u32 = 4;
+/// The piece of the data that a re-encryption works on: reads and writes of it wait until it is done.
+const HOT_ZONE: &str = "32M";
 
 pub(super) type Passphrase = Zeroizing<Vec<u8>>;
 
@@ -60,7 +69,15 @@ impl LuksDevice<'_> {
 
     /// Reads the header, and checks it against the policy.
     pub(super) fn check_header(&self) -> Result<CheckedHeader, LuksError> {
-        self.check_area(self.disk.read_start(HEADER_AREA_BYTES).map_err(LuksError::device)?)
+        let read = || self.disk.read_start(HEADER_AREA_BYTES).map_err(LuksError::device);
+        // A re-encryption writes it again and again, without our lock.
+        for _ in 0..READ_ATTEMPTS {
+            match self.check_area(read()?) {
+                Err(LuksError::Header(HeaderError::Damaged | HeaderError::Contradiction)) => {}
+                checked => return checked,
+            }
+        }
+        self.check_area(read()?)
     }
 
     /// Checks a header area, of the disk or a backup, against the policy.
@@ -238,7 +255,13 @@ impl LuksDevice<'_> {
         // The handlers of external tokens are libraries, which the header could make cryptsetup load.
         arguments.extend(words(&["--type", "luks2", "--disable-external-tokens"]));
         let file = self.write_copy(header)?;
-        arguments.extend(words(&["--key-file", "-", "--key-slot", &slot.to_string(), "--header"]));
+        arguments.extend(words(&["--key-file", "-"]));
+        let is_reencrypting = header.summary.reencryption.is_some();
+        // A volume with two keys needs a slot of each, which the same passphrase opens.
+        if !is_reencrypting {
+            arguments.extend(words(&["--key-slot", &slot.to_string()]));
+        }
+        arguments.push("--header".into());
         arguments.push(self.runtime.path().join(&file).into());
         arguments.extend(self.device_arguments(behind));
         let done = self.call("open", arguments, passphrase.clone());
@@ -247,8 +270,30 @@ impl LuksDevice<'_> {
         match done {
             Ok(()) => Ok(true),
             Err(LuksError::Command(error)) if error.is_wrong_passphrase() => Ok(false),
+            Err(LuksError::Command(error)) if is_reencrypting && error.is_unusable_passphrase() => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Begins a re-encryption: adds a slot of a new volume key for each slot that there is, and encrypts nothing yet. The
+    /// passphrases are those of all slots, in the order of their numbers.
+    pub(super) fn begin_reencryption(&self, passphrases: &[Passphrase]) -> Result<(), LuksError> {
+        let mut arguments = slot_options();
+        arguments.extend(words(&["--init-only", "--resilience", "checksum", "--resilience-hash", "sha256"]));
+        arguments.extend(self.disk.is_image().then(|| "--force-offline-reencrypt".into()));
+        let bytes = passphrases.iter().map(|passphrase| passphrase.len() + 1).sum();
+        // Without a file of keys, cryptsetup asks for each slot, and reads a line: no passphrase has a newline.
+        let mut input = Zeroizing::new(Vec::with_capacity(bytes));
+        for passphrase in passphrases {
+            input.extend_from_slice(passphrase);
+            input.push(b'\n');
+        }
+        self.run("reencrypt", arguments, input)
+    }
+
+    /// Completes the piece in which cryptsetup was killed. The volume must not be mapped: cryptsetup does nothing otherwise.
+    pub(super) fn repair(&self, passphrase: &Passphrase) -> Result<(), LuksError> {
+        self.run("repair", words(&["--key-file", "-"]), passphrase.clone())
     }
 
     /// The file with the header that was checked: cryptsetup opens the volume by it, even if the disk has another
@@ -308,6 +353,48 @@ pub(crate) fn read_volume_of(disk: &Disk) -> Result<Option<(Uuid, VolumeToken)>,
     Ok(header.and_then(|header| Some((header.uuid, read_volume_token(&header.json)?))))
 }
 
+/// Continues a re-encryption to its end, below the open volume if it is open. It takes hours, so the disk is one that is not
+/// locked. A child that outlives this process keeps the other lock, and ends soon.
+pub(super) fn continue_reencryption(
+    tool: &dyn Cryptsetup,
+    disk: &File,
+    passphrase: &Passphrase,
+    lock: BorrowedFd<'_>,
+    report: &mut dyn FnMut(ReencryptionProgress) -> ControlFlow<()>,
+) -> Result<(), LuksError> {
+    let mut arguments = words(&["--batch-mode", "--resume-only", "--key-file", "-"]);
+    arguments.extend(words(&["--resilience", "checksum", "--resilience-hash", "sha256"]));
+    arguments.extend(words(&["--hotzone-size", HOT_ZONE, "--progress-json"]));
+    if disk.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        arguments.extend(words(&["--force-offline-reencrypt", "--disable-locks"]));
+    }
+    arguments.extend(["--".into(), syscalls::proc_path(disk).into_os_string()]);
+    let call = CryptsetupCall {
+        action: "reencrypt",
+        arguments,
+        device: Some(disk.as_fd()),
+        input: passphrase.clone(),
+    };
+    let mut report = |line: &str| parse_progress(line).map_or(ControlFlow::Continue(()), &mut *report);
+    tool.run_long(&call, lock, &mut report).map_err(LuksError::Command)
+}
+
+/// A line of `--progress-json`. All numbers are strings.
+///
+/// *Source:* cryptsetup-reencrypt(8), `--progress-json`.
+#[derive(Deserialize)]
+struct ProgressLine {
+    device_bytes: String,
+    device_size: String,
+}
+
+/// The progress in a line of cryptsetup's output; none if it is another one.
+fn parse_progress(line: &str) -> Option<ReencryptionProgress> {
+    let line: ProgressLine = serde_json::from_str(line).ok()?;
+    let (done_bytes, total_bytes) = (line.device_bytes.parse().ok()?, line.device_size.parse().ok()?);
+    (done_bytes <= total_bytes).then_some(ReencryptionProgress { done_bytes, total_bytes })
+}
+
 /// Closes a mapping, if there is one.
 pub(super) fn close_mapping(tool: &dyn Cryptsetup, name: &str) -> Result<(), LuksError> {
     if tool.find_mapping(name).map_err(LuksError::FindMapping)?.is_none() {
@@ -340,4 +427,21 @@ fn slot_options() -> Vec<OsString> {
 
 fn words(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_progress_is_read_from_the_lines_of_cryptsetup_and_from_no_other() {
+        let line = r#"{"device":"/dev/vdc","device_bytes":"16777216","device_size":"251658240","speed":"12213398","eta_ms":"19231","time_ms":"1373"}"#;
+        let progress = ReencryptionProgress { done_bytes: 16_777_216, total_bytes: 251_658_240 };
+        assert_eq!(parse_progress(line), Some(progress));
+        for other in
+            ["", "Finished, time 00m18s", "{}", r#"{"device_bytes":"2","device_size":"1"}"#, &line[..60]]
+        {
+            assert_eq!(parse_progress(other), None, "{other}");
+        }
+    }
 }

@@ -96,6 +96,41 @@ pub enum LuksError {
         /// The generations.
         rollback: HeaderRollback,
     },
+    /// The header has a volume key of before a re-encryption: with it, nothing of the data can be read.
+    #[error(
+        "the header is from before the volume was re-encrypted: its volume key decrypts nothing of the data; use a backup \
+         that was made after it"
+    )]
+    Reencrypted,
+    /// A re-encryption is not complete: the header can't be changed, copied or replaced until then.
+    #[error("can't {operation} while the volume is re-encrypted: wait for its end")]
+    Reencrypting {
+        /// The operation.
+        operation: &'static str,
+    },
+    /// Key slots whose secret was not given would be lost with the former volume key.
+    #[error(
+        "a re-encryption keeps only key slots whose secret is given, and those of {slots} are not: give them, or name the \
+         slots that may go"
+    )]
+    UnknownSlots {
+        /// The slots, for people.
+        slots: String,
+    },
+    /// The header has no room for as many slots again.
+    #[error(
+        "a re-encryption needs as many key slots again, and the header has no room for them: remove some"
+    )]
+    TooManySlots,
+    /// cryptsetup was killed, or failed, while it re-encrypted a piece of the open volume. All that is read and written there
+    /// fails, until the volume is closed, and opened again.
+    #[error(
+        "cryptsetup was killed or has failed in a piece of the re-encryption: the volume is to be closed and opened again"
+    )]
+    ReencryptionKilled,
+    /// The kernel does not end what a killed cryptsetup has left.
+    #[error("can't end what a killed cryptsetup has left of a re-encryption: restart the machine")]
+    FailHotZone(#[source] io::Error),
     /// The file is no backup of a header of this crate.
     #[error(
         "a backup of the header has {} bytes, this file has {bytes}: use a file of luksHeaderBackup",

@@ -3,6 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::ops::ControlFlow;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use super::super::uuid::Uuid;
@@ -70,6 +72,15 @@ impl Cryptsetup for FileCryptsetup {
             "resize" => Ok(()),
             _ => self.program.run(call),
         }
+    }
+
+    fn run_long(
+        &self,
+        call: &CryptsetupCall<'_>,
+        lock: BorrowedFd<'_>,
+        report: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<(), CryptsetupError> {
+        self.program.run_long(call, lock, report)
     }
 
     fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {

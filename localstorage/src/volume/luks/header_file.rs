@@ -63,6 +63,8 @@ enum PresentHeader {
     Equal,
     /// Another one.
     Other,
+    /// Another one, of a re-encryption in progress.
+    Reencrypting,
 }
 
 /// What a restore does.
@@ -82,6 +84,8 @@ fn plan_restore(
 ) -> Result<RestoreStep, LuksError> {
     match (present, is_in_use, rollback) {
         (PresentHeader::Equal, ..) => Ok(RestoreStep::Nothing),
+        // Part of the data has another key by now.
+        (PresentHeader::Reencrypting, ..) => Err(LuksError::Reencrypting { operation: "restore a header" }),
         // The kernel holds the volume key of the header that opened it: the disk would keep one that fits no data.
         (_, true, _) => Err(LuksError::HeaderInUse),
         (_, _, Some(rollback)) if !allow_older => Err(LuksError::OlderBackup { rollback }),
@@ -119,12 +123,21 @@ impl HeaderFiles<'_> {
             Some(token) if token.state == VolumeProgress::Complete => self.0.check_keys(token)?,
             _ => return Err(LuksError::UnfinishedBackup),
         }
+        // How far the data are re-encrypted is in no copy that is older than the last step.
+        if header.summary.reencryption.is_some() {
+            return Err(LuksError::Reencrypting { operation: "restore a header that was copied" });
+        }
+        let volume_key = slots.records.volume_key(header.uuid).map_err(LuksError::HeaderRecord)?;
+        if volume_key.is_some_and(|recorded| recorded != header.summary.volume_key) {
+            return Err(LuksError::Reencrypted);
+        }
         // Any damage of the slots shows now, and not when the header that the disk has is gone.
         slots.open_header_slot(&header, secret, |slot, passphrase| {
             slots.device.opens(&header, slot, passphrase)
         })?;
         let present = match slots.device.check_header() {
             Ok(present) if is_same(&present, &header) => PresentHeader::Equal,
+            Ok(present) if present.summary.reencryption.is_some() => PresentHeader::Reencrypting,
             Ok(_) => PresentHeader::Other,
             Err(LuksError::Header(_) | LuksError::Policy(_)) => PresentHeader::Unusable,
             Err(error) => return Err(error),
@@ -171,7 +184,9 @@ mod tests {
     #[test]
     fn only_the_same_header_is_restored_below_an_open_volume_and_an_older_one_only_if_agreed() {
         let older = HeaderGenerations::default().rollback_from(HeaderGenerations { keys: 2, recovery: 0 });
-        for present in [PresentHeader::Unusable, PresentHeader::Equal, PresentHeader::Other] {
+        for present in
+            [PresentHeader::Unusable, PresentHeader::Equal, PresentHeader::Other, PresentHeader::Reencrypting]
+        {
             for (is_in_use, rollback, allow_older) in [
                 (false, None, false),
                 (false, older, false),
@@ -182,6 +197,9 @@ mod tests {
                 let step = plan_restore(present, is_in_use, rollback, allow_older);
                 match (present, is_in_use, rollback.is_some() && !allow_older) {
                     (PresentHeader::Equal, ..) => assert!(matches!(step, Ok(RestoreStep::Nothing))),
+                    (PresentHeader::Reencrypting, ..) => {
+                        assert!(matches!(step, Err(LuksError::Reencrypting { .. })));
+                    }
                     (_, true, _) => assert!(matches!(step, Err(LuksError::HeaderInUse))),
                     (_, _, true) => assert!(matches!(step, Err(LuksError::OlderBackup { .. }))),
                     _ => assert!(matches!(step, Ok(RestoreStep::Write))),

@@ -39,6 +39,9 @@ use super::token::{KeyPolicy, VolumeToken};
 /// rotation has left it.
 const KEPT_GENERATIONS: u32 = 64;
 
+/// The key slots of a header. *Source:* "LUKS2 On-Disk Format Specification", §3.2.
+const SLOTS_OF_HEADER: usize = 32;
+
 /// A secret that opens a volume.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -96,6 +99,15 @@ pub(super) fn describe_slots(
         KeySlotStatus { slot: *slot, name, is_opened: opened == Some(*slot), is_unconfirmed, is_stale }
     };
     summary.slots.iter().map(describe).collect()
+}
+
+/// A slot, for people.
+fn describe_slot(summary: &HeaderSummary, slot: u32) -> String {
+    match summary.slot_token(slot) {
+        Some(SlotToken { kind, unconfirmed: true, .. }) => format!("key slot {slot} ({kind}, not confirmed)"),
+        Some(SlotToken { kind, .. }) => format!("key slot {slot} ({kind})"),
+        None => format!("key slot {slot} (of another program)"),
+    }
 }
 
 /// The slots of one kind with their tokens, the newest first.
@@ -342,6 +354,73 @@ impl KeySlots<'_> {
             SlotToken::new(slot, SlotKind::Recovery, generation, None)
         })?;
         Ok(passphrase)
+    }
+
+    /// Begins a re-encryption, whose new volume key has a slot for each slot of the old one. A slot whose secret is not given is
+    /// removed if it is among those that may go.
+    pub(super) fn begin_reencryption(
+        &self,
+        header: &CheckedHeader,
+        secrets: &[UnlockSecret],
+        may_go: &[u32],
+    ) -> Result<(), LuksError> {
+        self.remove_interrupted(header)?;
+        let header = self.device.check_header()?;
+        self.plan_reencryption(&header, secrets, may_go)?;
+        for slot in header.summary.slots.iter().filter(|slot| may_go.contains(slot)) {
+            self.device.remove_slot(*slot)?;
+        }
+        let header = self.device.check_header()?;
+        let passphrases = self.plan_reencryption(&header, secrets, &[])?;
+        self.device.begin_reencryption(&passphrases)?;
+        let begun = self.device.check_header()?;
+        self.records.record_volume_key(begun.uuid, &begun.summary.volume_key).map_err(LuksError::HeaderRecord)
+    }
+
+    /// The passphrases of all slots but those that may go, in the order of their numbers.
+    pub(super) fn plan_reencryption(
+        &self,
+        header: &CheckedHeader,
+        secrets: &[UnlockSecret],
+        may_go: &[u32],
+    ) -> Result<Vec<Passphrase>, LuksError> {
+        let summary = &header.summary;
+        let kept: Vec<u32> = summary.slots.iter().copied().filter(|slot| !may_go.contains(slot)).collect();
+        let (mut passphrases, mut unknown) = (Vec::new(), Vec::new());
+        for slot in &kept {
+            match self.passphrase_of_slot(header, *slot, secrets)? {
+                Some(passphrase) => passphrases.push(passphrase),
+                None => unknown.push(describe_slot(summary, *slot)),
+            }
+        }
+        if let ([], Some(slot)) = (&*kept, summary.slots.first()) {
+            return Err(LuksError::LastSlot { slot: *slot });
+        }
+        if !unknown.is_empty() {
+            return Err(LuksError::UnknownSlots { slots: unknown.join(", ") });
+        }
+        // One more keeps the state of the re-encryption.
+        if 2 * kept.len() >= SLOTS_OF_HEADER {
+            return Err(LuksError::TooManySlots);
+        }
+        Ok(passphrases)
+    }
+
+    /// What opens this slot, of these secrets; `None` if none of them does.
+    fn passphrase_of_slot(
+        &self,
+        header: &CheckedHeader,
+        slot: u32,
+        secrets: &[UnlockSecret],
+    ) -> Result<Option<Passphrase>, LuksError> {
+        let Some(token) = header.summary.slot_token(slot) else { return Ok(None) };
+        for secret in secrets.iter().filter(|secret| secret.slot_kind() == token.kind) {
+            let passphrase = self.passphrase_of(header.uuid, secret, token)?;
+            if self.device.opens(header, slot, &passphrase)? {
+                return Ok(Some(passphrase));
+            }
+        }
+        Ok(None)
     }
 
     /// Removes the slots that the newest one of a kind supersedes, after a secret has opened it.

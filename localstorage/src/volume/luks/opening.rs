@@ -16,6 +16,7 @@ use super::error::LuksError;
 use super::header::HeaderError;
 use super::key_slots::{KeySlots, OpenedSlot, UnlockSecret};
 use super::policy::read_volume_token;
+use super::rollback::HeaderRecords;
 use super::settings::LuksSettings;
 use super::token::{VolumeEncryption, VolumeProgress};
 use crate::dir::Dir;
@@ -34,11 +35,42 @@ impl LuksOpening<'_> {
         let disk = self.settings.open_disk(DiskAccess::Read)?;
         let slots = self.settings.slots_of(&disk);
         let header = self.check_volume(&slots)?;
+        let header = self.repair(&slots, header, secret).map_err(|error| self.settings.error(error))?;
         self.open_mapping(&slots, &header, secret)?;
         // The volume opens also where this can't be written: the next opening tries again.
         let _ = slots.records.raise_to_header(header.uuid, &header.summary);
+        let recorded = slots.records.volume_key(header.uuid).ok().flatten();
+        let is_other_key = recorded.is_some_and(|recorded| recorded != header.summary.volume_key);
+        let records = HeaderRecords(&self.settings.config.journal);
         drop(disk);
-        self.mount_complete()
+        match self.mount_complete() {
+            // An operator has re-encrypted the volume since.
+            Ok(top) if is_other_key => {
+                let _ = records.record_volume_key(header.uuid, &header.summary.volume_key);
+                Ok(top)
+            }
+            Err(error) if is_other_key && is_other_data(&error) => {
+                Err(self.settings.error(LuksError::Reencrypted))
+            }
+            mounted => mounted,
+        }
+    }
+
+    /// Completes the piece of a re-encryption in which cryptsetup was killed, while the volume is not mapped.
+    fn repair(
+        &self,
+        slots: &KeySlots<'_>,
+        header: CheckedHeader,
+        secret: &UnlockSecret,
+    ) -> Result<CheckedHeader, LuksError> {
+        let needs_repair = header.summary.reencryption.is_some_and(|state| state.needs_repair);
+        let name = &self.settings.mapping_name;
+        if !needs_repair || slots.device.find_mapping_of(header.uuid, name)?.is_some() {
+            return Ok(header);
+        }
+        let opened = slots.open_slot(&header, secret)?;
+        slots.device.repair(&opened.passphrase)?;
+        slots.device.check_header()
     }
 
     /// Checks that the disk has a complete volume, whose header may be used. Before any key: none is unsealed for another
@@ -196,6 +228,11 @@ fn is_wrong_block(error: &VolumeError) -> bool {
         _ => None,
     };
     source.is_some_and(is_unreadable)
+}
+
+/// Returns whether a key has decrypted something else than a file system.
+fn is_other_data(error: &VolumeError) -> bool {
+    matches!(error, VolumeError::Encryption { source, .. } if matches!(**source, LuksError::OtherData(_)))
 }
 
 /// Returns whether the kernel found no superblock where it was to mount one.

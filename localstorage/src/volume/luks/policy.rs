@@ -4,7 +4,9 @@
 //! makes the node write its secrets in plain text; one with requirements or several segments makes cryptsetup run code
 //! that the caller has not asked for. So this crate accepts what it would have written itself, and what cryptsetup's own
 //! maintenance leaves: other key slots and tokens, priorities, flags that change only the speed. An unknown field is
-//! rejected. No token of another program is used: each call of cryptsetup has a key and a slot.
+//! rejected. No token of another program is used: each call of cryptsetup has a key and a slot, or two slots that the key opens.
+//!
+//! The one requirement that is accepted is a [re-encryption](super::reencryption) of the kind that this crate begins.
 //!
 //! *Source:* CVE-2021-4122; talos#12105; "LUKS2 On-Disk Format Specification", version 1.1.2, §3.
 
@@ -12,12 +14,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 #[cfg(any(test, feature = "testing"))]
 use super::super::uuid::Uuid;
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, JSON_BYTES};
 #[cfg(any(test, feature = "testing"))]
 use super::header::{LuksHeader, encode_header};
+use super::reencryption::{self, Reencryption, SplitHeader};
 use super::slot_kind::SlotToken;
 use super::token::{Token, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 
@@ -46,12 +50,12 @@ pub enum PolicyViolation {
     /// The header requires features of cryptsetup, such as a reencryption in progress.
     #[error("the header requires features that another program has set: {0}")]
     Requirements(String),
-    /// A reencryption was begun, and is not complete.
+    /// A re-encryption of another kind than this crate begins is not complete.
     #[error(
-        "a reencryption of the volume was begun, and is not complete: if you have begun it, complete it by cryptsetup \
+        "a reencryption was begun that this release does not continue ({0}): if you have begun it, complete it by cryptsetup \
          reencrypt --resume-only, without --init-only, on this device"
     )]
-    Reencryption,
+    Reencryption(String),
     /// The volume would be opened with a flag that the caller has not asked for.
     #[error(
         "the header sets the flag {0:?}, which another program has stored with --persistent: clear it by cryptsetup \
@@ -120,6 +124,11 @@ pub(super) struct HeaderSummary {
     pub(super) cheap_slots: Vec<u32>,
     /// The types of the tokens of other programs, by their identifiers.
     pub(super) foreign_tokens: BTreeMap<u32, String>,
+    /// Names the volume key, and tells nothing of it: the same for all headers with this key. That of the new key during a
+    /// re-encryption, as are the slots.
+    pub(super) volume_key: String,
+    /// A re-encryption that is not complete.
+    pub(super) reencryption: Option<Reencryption>,
 }
 
 impl HeaderSummary {
@@ -163,7 +172,21 @@ pub(super) fn check_header(
     let not_valid = |error: serde_json::Error| PolicyViolation::Metadata(error.to_string());
     let metadata: Value = serde_json::from_slice(json).map_err(not_valid)?;
     // Requirements first: under one that this release does not know, other fields may mean something else.
-    check_requirements(&metadata)?;
+    if !check_requirements(&metadata)? {
+        return check_volume(metadata, encryption);
+    }
+    let SplitHeader { before, after, reencryption } = reencryption::split_header(&metadata)?;
+    // cryptsetup can't do that.
+    if encryption != VolumeEncryption::Encrypted {
+        return Err(PolicyViolation::Reencryption(encryption.to_string()));
+    }
+    check_volume(before, encryption)?;
+    Ok(HeaderSummary { reencryption: Some(reencryption), ..check_volume(after, encryption)? })
+}
+
+/// Checks the metadata of a volume with one key.
+fn check_volume(metadata: Value, encryption: VolumeEncryption) -> Result<HeaderSummary, PolicyViolation> {
+    let not_valid = |error: serde_json::Error| PolicyViolation::Metadata(error.to_string());
     let metadata: Metadata = serde_json::from_value(metadata).map_err(not_valid)?;
     metadata.config.check()?;
     check_segments(&metadata.segments, encryption)?;
@@ -220,7 +243,20 @@ impl Metadata {
             |keyslot: &Keyslot| matches!(keyslot.kdf, Kdf::Pbkdf2 { iterations: MIN_PBKDF2_ITERATIONS, .. });
         let cheap_slots = self.keyslots.iter().filter(|slot| is_cheap(slot.1)).map(|slot| *slot.0).collect();
         let (slot_tokens, foreign_tokens) = (BTreeMap::new(), BTreeMap::new());
-        let mut summary = HeaderSummary { volume: None, slots, slot_tokens, cheap_slots, foreign_tokens };
+        let mut hash = Sha256::new();
+        for digest in self.digests.values() {
+            hash.update(format!("{} {}", digest.salt, digest.digest));
+        }
+        let name: Vec<_> = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let mut summary = HeaderSummary {
+            volume: None,
+            slots,
+            slot_tokens,
+            cheap_slots,
+            foreign_tokens,
+            volume_key: name.concat(),
+            reencryption: None,
+        };
         for (identifier, value) in &self.tokens {
             match Token::parse(value) {
                 Some(Token::Volume(token)) if *identifier == VOLUME_TOKEN => summary.volume = Some(token),
@@ -377,8 +413,7 @@ fn check_segments(
     segments: &BTreeMap<u32, Segment>,
     encryption: VolumeEncryption,
 ) -> Result<(), PolicyViolation> {
-    // Several segments are a reencryption in progress. A forged one makes the next start decrypt the data.
-    // *Source:* CVE-2021-4122.
+    // Several segments are a re-encryption in progress, which was split before.
     let (Some(segment), 1) = (segments.get(&0), segments.len()) else {
         return Err(PolicyViolation::Segments(format!("{} segments", segments.len())));
     };
@@ -432,26 +467,27 @@ struct VolumeKeyDigest {
     segments: Vec<String>,
     hash: String,
     iterations: u32,
-    #[serde(rename = "salt")]
-    _salt: String,
-    #[serde(rename = "digest")]
-    _digest: String,
+    salt: String,
+    digest: String,
 }
 
-/// Rejects a header that requires what this crate does not know.
-fn check_requirements(metadata: &Value) -> Result<(), PolicyViolation> {
+/// Rejects a header that requires what this crate does not know. Returns whether it requires a re-encryption.
+fn check_requirements(metadata: &Value) -> Result<bool, PolicyViolation> {
     let Some(required) = metadata.get("config").and_then(|config| config.get("requirements")) else {
-        return Ok(());
+        return Ok(false);
     };
     // What a completed reencryption leaves may be an empty list.
     let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     if required.as_object().is_some_and(|fields| fields.values().all(is_empty)) {
-        return Ok(());
+        return Ok(false);
+    }
+    if reencryption::is_required(required) {
+        return Ok(true);
     }
     let mandatory = required.get("mandatory").and_then(Value::as_array).into_iter().flatten();
     let mut names = mandatory.filter_map(Value::as_str);
     Err(if names.any(|name| name.starts_with("online-reencrypt") || name == "offline-reencrypt") {
-        PolicyViolation::Reencryption
+        PolicyViolation::Reencryption(required.to_string())
     } else {
         PolicyViolation::Requirements(required.to_string())
     })

@@ -158,8 +158,6 @@ fn headers_that_cryptsetups_own_maintenance_leaves_are_accepted() {
         (Some(2), SlotKind::Recovery)
     );
     assert_eq!(reencrypted.slot_tokens[&1].slots().count(), 0);
-    let begun = check(include_str!("../../../testdata/luks/reencrypting.json")).unwrap_err();
-    assert!(begun.to_string().contains("cryptsetup reencrypt --resume-only"), "{begun}");
     let changes: [fn(&mut Value); 5] = [
         |header| header["config"]["requirements"] = json!({"mandatory": []}),
         |header| header["config"]["flags"] = json!(["no-read-workqueue", "no-write-workqueue"]),
@@ -177,6 +175,90 @@ fn headers_that_cryptsetups_own_maintenance_leaves_are_accepted() {
     }
 }
 
+/// Begun by cryptsetup 2.6.1 for a volume with two slots, of which one is kept.
+const REENCRYPTING: &str = include_str!("../../../testdata/luks/reencrypting.json");
+/// Killed in a hot zone, below an open volume.
+const KILLED: &str = include_str!("../../../testdata/luks/reencrypting-killed.json");
+
+#[test]
+fn a_reencryption_in_progress_is_accepted_with_the_slots_that_will_be_left() {
+    let begun = check(REENCRYPTING).unwrap();
+    assert_eq!(begun.slots, [2]);
+    assert_eq!(begun.slot_token(2).map(|token| token.kind), Some(SlotKind::Recovery));
+    let progress = begun.reencryption.unwrap();
+    assert_eq!((progress.done_bytes, progress.needs_repair), (0, false));
+    let killed = check(KILLED).unwrap();
+    assert_eq!(killed.slots, [2, 3]);
+    let progress = killed.reencryption.unwrap();
+    assert_eq!((progress.done_bytes, progress.needs_repair), (75_497_472, true));
+    // The name is that of the new key: once it is complete, it does not change.
+    let mut complete: Value = serde_json::from_str(KILLED).unwrap();
+    let digest = complete["digests"]["1"].clone();
+    complete["digests"] = json!({"1": digest});
+    complete["digests"]["1"]["segments"] = json!(["0"]);
+    let whole = json!({"type": "crypt", "offset": "16777216", "size": "dynamic", "iv_tweak": "0",
+        "encryption": CIPHER, "sector_size": 4096});
+    complete["segments"] = json!({"0": whole});
+    complete["config"].as_object_mut().unwrap().remove("requirements");
+    for slot in ["0", "1", "4"] {
+        complete["keyslots"].as_object_mut().unwrap().remove(slot);
+    }
+    let complete = check(&complete.to_string()).unwrap();
+    assert_eq!((complete.volume_key, complete.reencryption), (killed.volume_key, None));
+    // No other requirement, and none of an authenticated volume.
+    let other = check_header(KILLED.as_bytes(), VolumeEncryption::EncryptedAndAuthenticated).unwrap_err();
+    assert!(matches!(other, PolicyViolation::Reencryption(_)), "{other}");
+    assert!(other.to_string().contains("cryptsetup reencrypt --resume-only"), "{other}");
+}
+
+#[test]
+fn a_reencryption_of_any_other_kind_is_rejected() {
+    let changes: [fn(&mut Value); 27] = [
+        |header| header["config"]["requirements"] = json!({"mandatory": ["online-reencrypt"]}),
+        |header| header["config"]["requirements"] = json!({"mandatory": ["online-reencrypt-v2", "x"]}),
+        |header| header["config"]["requirements"] = json!({"mandatory": ["offline-reencrypt"]}),
+        // To plain text, from plain text, and the other way round.
+        |header| header["keyslots"]["4"]["mode"] = json!("decrypt"),
+        |header| header["keyslots"]["4"]["mode"] = json!("encrypt"),
+        |header| header["keyslots"]["4"]["direction"] = json!("backward"),
+        |header| header["keyslots"]["4"]["key_size"] = json!(64),
+        |header| header["keyslots"]["4"]["area"]["type"] = json!("none"),
+        |header| header["keyslots"]["4"]["area"]["type"] = json!("datashift"),
+        |header| header["keyslots"]["4"]["area"]["hash"] = json!("sha1"),
+        |header| header["keyslots"]["4"]["area"]["size"] = json!("16777216"),
+        |header| header["keyslots"]["4"]["area"]["offset"] = json!("18446744073709551615"),
+        |header| header["segments"]["0"]["type"] = json!("linear"),
+        |header| header["segments"]["1"]["encryption"] = json!("cipher_null-ecb"),
+        |header| header["segments"]["4"]["encryption"] = json!("cipher_null-ecb"),
+        |header| header["segments"]["3"]["sector_size"] = json!(512),
+        |header| header["segments"]["1"]["offset"] = json!("92274689"),
+        |header| header["segments"]["2"]["iv_tweak"] = json!("0"),
+        |header| header["segments"]["1"]["flags"] = json!(["in-reencryption", "x"]),
+        |header| header["segments"]["3"]["flags"] = json!(["backup-final"]),
+        // Pieces in another order, or of no key.
+        |header| header["digests"]["0"]["segments"] = json!(["0", "1", "3"]),
+        |header| header["digests"]["1"]["segments"] = json!(["0", "4"]),
+        |header| header["digests"]["1"]["segments"] = json!(["1", "0", "2", "4"]),
+        // Slots of both keys, or of none.
+        |header| header["digests"]["1"]["keyslots"] = json!(["2", "3", "0"]),
+        |header| header["digests"]["1"]["keyslots"] = json!(["2"]),
+        |header| header["digests"]["2"]["keyslots"] = json!(["4", "0"]),
+        |header| header["digests"]["3"] = header["digests"]["2"].clone(),
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let mut metadata: Value = serde_json::from_str(KILLED).unwrap();
+        change(&mut metadata);
+        assert!(check(&metadata.to_string()).is_err(), "{index}");
+    }
+    // A weaker slot or digest is rejected on either side.
+    for slot in ["0", "3"] {
+        let mut metadata: Value = serde_json::from_str(KILLED).unwrap();
+        metadata["keyslots"][slot]["kdf"]["iterations"] = json!(999);
+        let weak = check(&metadata.to_string()).unwrap_err();
+        assert!(matches!(weak, PolicyViolation::WeakKeySlot { .. }), "{weak}");
+    }
+}
+
 #[test]
 fn every_unknown_field_is_rejected() {
     fn paths(value: &Value, path: String, all: &mut Vec<String>) {
@@ -187,14 +269,16 @@ fn every_unknown_field_is_rejected() {
             }
         }
     }
-    let metadata: Value = serde_json::from_str(ENCRYPTED).unwrap();
-    let mut all = Vec::new();
-    paths(&metadata, String::new(), &mut all);
-    assert!(all.len() > 15, "{all:?}");
-    for path in all {
-        let mut changed = metadata.clone();
-        changed.pointer_mut(&path).unwrap()["unknown"] = json!("x");
-        assert!(check(&changed.to_string()).is_err(), "{path}");
+    for header in [ENCRYPTED, KILLED] {
+        let metadata: Value = serde_json::from_str(header).unwrap();
+        let mut all = Vec::new();
+        paths(&metadata, String::new(), &mut all);
+        assert!(all.len() > 15, "{all:?}");
+        for path in all {
+            let mut changed = metadata.clone();
+            changed.pointer_mut(&path).unwrap()["unknown"] = json!("x");
+            assert!(check(&changed.to_string()).is_err(), "{path}");
+        }
     }
 }
 
@@ -217,6 +301,9 @@ proptest! {
         let mut changed = ENCRYPTED.to_owned();
         let at = at.min(changed.len());
         changed.replace_range(at..(at + replacement.len()).min(ENCRYPTED.len()), &replacement);
+        fuzz_luks_header(changed.as_bytes());
+        let mut changed = KILLED.to_owned();
+        changed.replace_range(at..(at + replacement.len()).min(KILLED.len()), &replacement);
         fuzz_luks_header(changed.as_bytes());
     }
 }

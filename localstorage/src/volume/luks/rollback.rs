@@ -16,6 +16,7 @@ use crate::metadata::FileMode;
 const RECORD_HEADER: &str = "nodekeel encryption header, format 1";
 const KEYS: &str = "keys = ";
 const RECOVERY: &str = "recovery = ";
+const VOLUME_KEY: &str = "volume key = ";
 
 /// The newest generations of key slots: of the unlock keys, and of the recovery passphrase. 0 for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,23 +94,49 @@ pub(super) struct HeaderRecords<'a>(pub(super) &'a Dir);
 impl HeaderRecords<'_> {
     /// The newest confirmed generations of a volume. A record that is absent or damaged knows of none.
     pub(super) fn read(self, volume: Uuid) -> Result<HeaderGenerations, Error> {
+        self.read_record(volume).map(|record| record.generations)
+    }
+
+    /// The name of the volume key of a volume that was re-encrypted; `None` before the first time.
+    pub(super) fn volume_key(self, volume: Uuid) -> Result<Option<String>, Error> {
+        self.read_record(volume).map(|record| record.volume_key)
+    }
+
+    fn read_record(self, volume: Uuid) -> Result<HeaderRecord, Error> {
         match self.0.read_at_most(record_name(volume), 4096) {
             Ok(text) => Ok(parse_record(&String::from_utf8_lossy(&text))),
-            Err(error) if error.is_not_found() => Ok(HeaderGenerations::default()),
+            Err(error) if error.is_not_found() => Ok(HeaderRecord::default()),
             Err(error) => Err(error),
         }
     }
 
-    /// Records these generations, unless newer ones are recorded.
-    pub(super) fn raise(self, volume: Uuid, to: HeaderGenerations) -> Result<(), Error> {
-        let recorded = self.read(volume)?;
-        let raised = recorded.max(to);
-        // No header is older than the first one.
-        if raised == recorded || raised.max(FIRST) == FIRST {
+    /// Records the volume key that the data have, or get by a re-encryption: no header with another one decrypts them.
+    pub(super) fn record_volume_key(self, volume: Uuid, volume_key: &str) -> Result<(), Error> {
+        let recorded = self.read_record(volume)?;
+        if recorded.volume_key.as_deref() == Some(volume_key) {
             return Ok(());
         }
-        let text = format!("{RECORD_HEADER}\n{KEYS}{}\n{RECOVERY}{}\n", raised.keys, raised.recovery);
+        self.write_record(volume, &HeaderRecord { volume_key: Some(volume_key.to_owned()), ..recorded })
+    }
+
+    fn write_record(self, volume: Uuid, record: &HeaderRecord) -> Result<(), Error> {
+        let HeaderRecord { generations, volume_key } = record;
+        let mut text =
+            format!("{RECORD_HEADER}\n{KEYS}{}\n{RECOVERY}{}\n", generations.keys, generations.recovery);
+        // A release before this line reads past it.
+        text.extend(volume_key.iter().map(|key| format!("{VOLUME_KEY}{key}\n")));
         self.0.write(record_name(volume), text.as_bytes(), FileMode::PRIVATE_FILE)
+    }
+
+    /// Records these generations, unless newer ones are recorded.
+    pub(super) fn raise(self, volume: Uuid, to: HeaderGenerations) -> Result<(), Error> {
+        let recorded = self.read_record(volume)?;
+        let raised = recorded.generations.max(to);
+        // No header is older than the first one.
+        if raised == recorded.generations || raised.max(FIRST) == FIRST {
+            return Ok(());
+        }
+        self.write_record(volume, &HeaderRecord { generations: raised, ..recorded })
     }
 
     /// A restore of the header begins: until it ends, its key slots may not open.
@@ -144,15 +171,24 @@ fn record_name(volume: Uuid) -> String {
     format!("{volume}.header")
 }
 
-fn parse_record(text: &str) -> HeaderGenerations {
+/// What is recorded of the header of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct HeaderRecord {
+    generations: HeaderGenerations,
+    volume_key: Option<String>,
+}
+
+fn parse_record(text: &str) -> HeaderRecord {
     // A line without its end was cut off, and does not count.
     let mut lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
     if lines.next() != Some(RECORD_HEADER) {
-        return HeaderGenerations::default();
+        return HeaderRecord::default();
     }
     let rest: Vec<_> = lines.collect();
     let value = |key: &str| rest.iter().find_map(|line| line.strip_prefix(key)?.parse().ok()).unwrap_or(0);
-    HeaderGenerations { keys: value(KEYS), recovery: value(RECOVERY) }
+    let generations = HeaderGenerations { keys: value(KEYS), recovery: value(RECOVERY) };
+    let volume_key = rest.iter().find_map(|line| line.strip_prefix(VOLUME_KEY)).map(str::to_owned);
+    HeaderRecord { generations, volume_key }
 }
 
 #[cfg(test)]
@@ -193,6 +229,10 @@ mod tests {
             assert_eq!(records.read(volume).unwrap(), generations(expected.0, expected.1));
         }
         assert_eq!(records.read(Uuid([2; 16])).unwrap(), generations(0, 0));
+        records.record_volume_key(volume, "0123").unwrap();
+        records.raise(volume, generations(2, 4)).unwrap();
+        assert_eq!(records.volume_key(volume).unwrap().as_deref(), Some("0123"));
+        assert_eq!(records.read(volume).unwrap(), generations(2, 4));
         let path = scratch.path().join(record_name(volume));
         let text = std::fs::read_to_string(&path).unwrap();
         for end in 0..text.len() {

@@ -22,6 +22,9 @@ use super::wipe::WipeHook;
 use crate::dir::Dir;
 use crate::mount::Mounter;
 
+/// The device by which device-mapper is controlled. *Source:* Linux `dm-ioctl.c`, `DM_DIR`, `DM_CONTROL_NODE`.
+pub(super) const DEVICE_MAPPER: &str = "/dev/mapper/control";
+
 /// The disk, directories and programs of a [`LuksVolume`](super::LuksVolume).
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "the caller fills all fields: a new one is a decision")]

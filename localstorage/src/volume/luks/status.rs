@@ -32,4 +32,23 @@ pub struct EncryptionStatus {
     /// True if the newest cluster unlock key of a split volume is still to be
     /// [confirmed](super::LuksVolume::confirm_secret).
     pub needs_confirmation: bool,
+    /// A re-encryption that was begun, and is not complete.
+    pub reencryption: Option<ReencryptionProgress>,
+}
+
+/// The progress of a re-encryption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReencryptionProgress {
+    /// The bytes of the data that have the new volume key.
+    pub done_bytes: u64,
+    /// The bytes of the data.
+    pub total_bytes: u64,
+}
+
+impl ReencryptionProgress {
+    /// A progress, as a fake reports it.
+    pub fn new(done_bytes: u64, total_bytes: u64) -> ReencryptionProgress {
+        ReencryptionProgress { done_bytes, total_bytes }
+    }
 }

@@ -28,6 +28,7 @@ use crate::fixture::{NodeDirs, in_child_process, write_mkfs};
 mod copy;
 mod keys;
 mod limits;
+mod reencryption;
 
 /// Behind the header and the journal of dm-integrity, which has 1/128 of the disk.
 const BEFORE_DATA: u64 = 24 * MIB;

@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use nodekeel_localstorage::testing::FileCryptsetup;
 use nodekeel_localstorage::volume::{
     ActiveMapping, ColdStart, Cryptsetup, CryptsetupCall, CryptsetupError, DataVolume as _,
     EncryptedVolume as _, ErasePolicy, HeaderBackup, KeyPolicy, LuksError, PolicyViolation,
-    RecoveryPassphrase, UnlockKey, UnlockSecret, VolumeError,
+    RecoveryPassphrase, ReencryptionEnd, SlotKind, UnlockKey, UnlockSecret, VolumeError,
 };
 
 use super::{LuksFixture, luks_error, slots_of};
@@ -213,9 +214,11 @@ fn a_volume_that_its_operator_has_reencrypted_opens_by_the_passphrase_and_gets_a
         fixture.run_by_hand(&[&by, options].concat(), passphrase.reveal().as_bytes());
     };
     reencrypt(&["--init-only", "--key-slot=1", "--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000"]);
-    let begun = luks_error(volume.mount_existing_with(&recovery));
-    assert!(matches!(begun, LuksError::Policy(PolicyViolation::Reencryption)), "{begun:?}");
-    reencrypt(&["--resume-only", "--force-offline-reencrypt"]);
+    // The node's own slot goes, and so it opens the volume no more.
+    assert!(matches!(luks_error(volume.mount_existing()), LuksError::NoSlot { .. }));
+    assert!(volume.encryption_status().unwrap().reencryption.is_some_and(|state| state.done_bytes == 0));
+    let ended = volume.run_reencryption(&recovery, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(ended, ReencryptionEnd::Complete);
     assert_eq!(slots_of(&volume), "recovery 1");
     assert!(matches!(luks_error(volume.mount_existing()), LuksError::NoSlot { .. }));
     volume.mount_existing_with(&recovery).unwrap();
@@ -223,6 +226,69 @@ fn a_volume_that_its_operator_has_reencrypted_opens_by_the_passphrase_and_gets_a
     volume.unmount().unwrap();
     volume.mount_existing().unwrap();
     assert_eq!(slots_of(&volume), "local 2 opened, recovery 1");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_reencryption_keeps_the_slots_whose_secret_is_given_and_drops_others_only_if_they_are_named() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let recovery = UnlockSecret::Recovery(volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap());
+    let stolen = volume.back_up_header().unwrap();
+    let node_key = || fs::read_dir(fixture.path("esp")).unwrap().count();
+    let keys = node_key();
+    volume.rotate_keys(&UnlockSecret::Node).unwrap();
+    assert_eq!(node_key(), keys + 1, "the key is another one, and its generation is recorded");
+    fixture.add_key_by_hand(&reveal(&recovery), "the operator's");
+    let before = fixture.header();
+    for (secrets, may_go, unknown) in [
+        (
+            &[UnlockSecret::Node][..],
+            &[][..],
+            "key slot 0 (of another program), key slot 1 (recovery, not confirmed)",
+        ),
+        (&[UnlockSecret::Node, recovery.clone()], &[], "key slot 0 (of another program)"),
+        (std::slice::from_ref(&recovery), &[0], "key slot 2 (local)"),
+    ] {
+        let refused = luks_error(volume.begin_reencryption(secrets, may_go));
+        assert!(matches!(&refused, LuksError::UnknownSlots { slots } if slots == unknown), "{refused}");
+        let refused = luks_error(volume.check_reencryption(secrets, may_go));
+        assert!(matches!(refused, LuksError::UnknownSlots { .. }), "{refused}");
+    }
+    assert!(before == fixture.header(), "a refusal changes nothing");
+    let authenticated = fixture.authenticated_volume();
+    let refused = luks_error(authenticated.begin_reencryption(&[UnlockSecret::Node], &[]));
+    assert!(refused.to_string().starts_with("can't re-encrypt a volume that is encrypted and"), "{refused}");
+
+    volume.begin_reencryption(&[UnlockSecret::Node, recovery.clone()], &[0]).unwrap();
+    for secret in [UnlockSecret::Node, recovery.clone()] {
+        drop(volume.mount_existing_with(&secret).unwrap());
+        volume.unmount().unwrap();
+    }
+    // A process that was killed before the end has left it to the next one.
+    let next = fixture.volume(KeyPolicy::Local);
+    let ended = next.run_reencryption(&UnlockSecret::Node, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(ended, ReencryptionEnd::Complete);
+    let kinds: Vec<_> = next.encryption_status().unwrap().slots.iter().map(|slot| slot.name).collect();
+    assert_eq!(kinds.len(), 2, "{kinds:?}");
+    assert!(kinds.contains(&Some((SlotKind::Local, 2))) && kinds.contains(&Some((SlotKind::Recovery, 1))));
+    for secret in [UnlockSecret::Node, recovery.clone()] {
+        drop(next.mount_existing_with(&secret).unwrap());
+        next.unmount().unwrap();
+    }
+    // Also where the disk has no header any more.
+    let restored = luks_error(next.restore_header(&stolen, &recovery, true).map(drop));
+    assert!(matches!(restored, LuksError::Reencrypted), "{restored}");
+    fixture.write(0, &[0; 32 << 10]);
+    let restored = luks_error(next.restore_header(&stolen, &recovery, true).map(drop));
+    assert!(matches!(restored, LuksError::Reencrypted), "{restored}");
+}
+
+fn reveal(secret: &UnlockSecret) -> String {
+    match secret {
+        UnlockSecret::Recovery(passphrase) => passphrase.reveal().to_owned(),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
