@@ -22,6 +22,7 @@ mod opener;
 mod presence;
 mod reading;
 mod record;
+mod reencryption;
 mod scrub;
 mod scrub_report;
 mod service;
@@ -45,6 +46,7 @@ use self::esp::mount_esp;
 use self::faults::{FaultCollector, VolumeFaults};
 use self::keys::{VolumeKeys, key_health};
 use self::opener::VolumeOpener;
+use self::reencryption::VolumeReencryption;
 use self::scrub::VolumeScrub;
 use self::service::StorageService;
 use self::tang::TangKeyStore;
@@ -279,7 +281,10 @@ impl PlannedRunnable for StoragePlan {
         };
         // Without its ESP, root.storage opens nothing.
         let faults = opener.esp().map(VolumeFaults::read_from).unwrap_or_default();
-        let source = health::health_source(Arc::clone(&unlock), opener.clone(), faults.clone());
+        let changes = node.health_sources().changes();
+        let reencryption = VolumeReencryption::new(Arc::clone(&unlock), opener.clone(), changes);
+        let source =
+            health::health_source(Arc::clone(&unlock), opener.clone(), faults.clone(), reencryption.clone());
         node.health_sources().add("storage", source);
         let mut registry = Registry::with_prefix(metric_prefix());
         registry.register_collector(Box::new(FaultCollector(faults.clone())));
@@ -300,14 +305,25 @@ impl PlannedRunnable for StoragePlan {
             unlock: Arc::clone(&unlock),
             volume: volume.clone(),
             faults: faults.clone(),
+            reencryption: reencryption.clone(),
             device_faults: node.extensions().get_or_insert_default::<DeviceFaults>().clone(),
             health: node.health_sources().changes(),
             grace,
         };
         let (opener, health) = (service.opener.clone(), service.health.clone());
         let scrub = VolumeScrub::new(opener.clone(), faults.clone(), health.clone());
-        let control =
-            StorageControl { keys, unlock, volume, supervisor, config, opener, faults, scrub, health };
+        let control = StorageControl {
+            keys,
+            unlock,
+            volume,
+            supervisor,
+            config,
+            opener,
+            faults,
+            scrub,
+            reencryption,
+            health,
+        };
         node.extensions().insert(Arc::new(control));
         Ok(PreparedRunnable::new(service))
     }

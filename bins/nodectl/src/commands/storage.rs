@@ -2,6 +2,7 @@
 
 mod header;
 mod passphrase;
+mod reencrypt;
 mod scrub;
 mod view;
 
@@ -12,6 +13,7 @@ use nodekeel_node::v1;
 
 use self::header::HeaderCommand;
 use self::passphrase::{PassphraseArgs, read_passphrase};
+use self::reencrypt::{ReencryptArgs, describe_reencryption};
 use self::scrub::{ScrubArgs, describe_scrub};
 use self::view::{EncryptionView, SlotView, StorageChangeView, StorageView};
 use crate::api_client::ApiClient;
@@ -56,6 +58,12 @@ pub(crate) enum StorageCommand {
     /// Every block of the open volume, below its file system, so that a fault is found before a file is needed. What can't be
     /// read becomes a problem of the node. It goes on without nodectl; `storage status` has its progress.
     Scrub(ScrubArgs),
+    /// Encrypt the disk with a new key
+    ///
+    /// A copy of the header that somebody has opens nothing then, with any key or passphrase. The volume stays in use, and gets new
+    /// unlock keys first. It goes on without nodectl, and after a restart; `storage status` has its progress. Only for
+    /// storage.encryption = "encrypted". A call while it runs follows it.
+    Reencrypt(ReencryptArgs),
     /// Discard the free blocks of the disk
     ///
     /// Only where the configuration allows it (storage.discards): a reader of an encrypted disk then sees which blocks
@@ -104,6 +112,7 @@ impl StorageCommand {
             Self::Acknowledge => acknowledge(api, printer).await,
             Self::Header(command) => command.run(api, printer).await,
             Self::Scrub(args) => args.run(api, printer).await,
+            Self::Reencrypt(args) => args.run(api, printer).await,
             Self::Trim => trim(api, printer).await,
             Self::Erase { token } => erase(api, token, printer).await,
         }
@@ -162,6 +171,9 @@ fn detail_lines(storage: &StorageView) -> Vec<String> {
     }
     lines.extend(storage.scrub.as_ref().map(|scrub| format!("scrub        {}", describe_scrub(scrub))));
     lines.extend(storage.last_scrub.as_ref().map(|scrub| format!("last scrub   {}", describe_scrub(scrub))));
+    lines.extend(
+        storage.reencryption.as_ref().map(|report| format!("re-encrypted {}", describe_reencryption(report))),
+    );
     if storage.state == "locked" {
         lines.push("to open it: `nodectl storage unlock`".to_owned());
     }

@@ -543,6 +543,17 @@ impl Control for ControlService {
         Ok(Response::new(v1::CancelStorageScrubResponse {}))
     }
 
+    type ReencryptStorageStream = ResponseStream<v1::StorageReencryption>;
+
+    async fn reencrypt_storage(
+        &self,
+        request: Request<v1::ReencryptStorageRequest>,
+    ) -> Result<Response<Self::ReencryptStorageStream>, Status> {
+        let request = self.record_action(request, |_| (STORAGE_DN, "re-encryption".into()));
+        let reports = self.storage()?.reencrypt(self.running.extension(), request).await?;
+        Ok(Response::new(streams::until_stopped(&self.stop, reports)))
+    }
+
     async fn erase_storage(
         &self,
         request: Request<v1::EraseStorageRequest>,

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use futures_util::{Stream, stream};
 use nix::sys::statvfs::fstatvfs;
@@ -12,7 +12,7 @@ use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_fsquota::Bytes;
 use nodekeel_localstorage::volume::{
     DataVolume, EncryptionStatus, HeaderBackup, KeyPolicy, KeySlotStatus, LuksError, RecoveryPassphrase,
-    SealError, UnlockSecret, VolumeEncryption, VolumeError,
+    ReencryptionProgress, SealError, UnlockSecret, VolumeEncryption, VolumeError,
 };
 use nodekeel_supervisor::wall_clock_time;
 use tokio::task::{JoinError, spawn_blocking};
@@ -25,6 +25,7 @@ use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
 use super::opener::VolumeOpener;
+use super::reencryption::{ReencryptionReport, ReencryptionState, VolumeReencryption};
 use super::scrub::{ScrubError, ScrubRate, VolumeScrub};
 use super::scrub_report::ScrubReport;
 use super::unlock::{CreationWork, UnlockError, UnlockStatus, VolumeUnlock};
@@ -50,6 +51,7 @@ pub(crate) struct StorageControl {
     pub(super) opener: VolumeOpener,
     pub(super) faults: VolumeFaults,
     pub(super) scrub: VolumeScrub,
+    pub(super) reencryption: VolumeReencryption,
     pub(super) health: HealthChanges,
 }
 
@@ -116,7 +118,11 @@ impl StorageControl {
         // The disk is locked while it is being opened or created.
         if response.state != "opening" {
             match self.keys.encryption_status().await {
-                Ok(status) => response.encryption = status.map(|status| self.describe_encryption(status)),
+                Ok(status) => {
+                    let begun = status.as_ref().and_then(|status| status.reencryption);
+                    response.reencryption = self.describe_reencryption(begun);
+                    response.encryption = status.map(|status| self.describe_encryption(status));
+                }
                 Err(error) => response.encryption_error = error_chain(&error),
             }
         }
@@ -148,6 +154,54 @@ impl StorageControl {
             rollback: status.rollback.map(|rollback| rollback.to_string()).unwrap_or_default(),
             foreign_tokens: status.foreign_tokens,
         }
+    }
+
+    /// The re-encryption that is in the header, or that this process has completed.
+    fn describe_reencryption(&self, begun: Option<ReencryptionProgress>) -> Option<v1::StorageReencryption> {
+        let report = self.reencryption.report();
+        let described = match (report.state.clone(), begun) {
+            (ReencryptionState::None, None) => return None,
+            // root.storage has not continued it yet.
+            (ReencryptionState::None | ReencryptionState::Complete, Some(_)) => {
+                v1::StorageReencryption { state: "paused".to_owned(), ..Default::default() }
+            }
+            _ => describe_report(&report),
+        };
+        let known =
+            begun.filter(|begun| begun.done_bytes > described.done_bytes || described.total_bytes == 0);
+        Some(match known {
+            Some(ReencryptionProgress { done_bytes, total_bytes, .. }) => {
+                v1::StorageReencryption { done_bytes, total_bytes, ..described }
+            }
+            None => described,
+        })
+    }
+
+    /// Begins to re-encrypt the volume, or follows the re-encryption that was begun, and returns its reports until it has
+    /// ended. A client that disconnects does not end it.
+    pub(crate) async fn reencrypt(
+        &self,
+        cluster: Option<ClusterNode>,
+        request: v1::ReencryptStorageRequest,
+    ) -> Result<impl Stream<Item = v1::StorageReencryption> + Send + use<>, Status> {
+        let passphrase = request.passphrase.map(parse_passphrase).transpose()?;
+        if self.volume.path().is_none() {
+            let why = "can't re-encrypt the data volume: it is not open; see `nodectl storage status`";
+            return Err(Status::failed_precondition(why));
+        }
+        let keys = Arc::clone(&self.keys);
+        detached(async move { keys.reencrypt(cluster.as_ref(), passphrase, request.drop_slots).await })
+            .await?;
+        // After it: what was before is not of this one.
+        self.reencryption.resume();
+        let mut reports = self.reencryption.watch();
+        reports.mark_changed();
+        Ok(stream::unfold(Some(reports), |reports| async {
+            let mut reports = reports?;
+            reports.changed().await.ok()?;
+            let report = reports.borrow_and_update().clone();
+            Some((describe_report(&report), (!report.has_ended()).then_some(reports)))
+        }))
     }
 
     /// Opens a locked volume by its recovery passphrase.
@@ -350,6 +404,22 @@ pub(crate) fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
     }
 }
 
+fn describe_report(report: &ReencryptionReport) -> v1::StorageReencryption {
+    let progress = report.progress;
+    let reason = match &report.state {
+        ReencryptionState::Failed(reason) => reason.clone(),
+        _ => String::new(),
+    };
+    v1::StorageReencryption {
+        state: report.name().to_owned(),
+        reason,
+        began: report.began().and_then(wire::timestamp),
+        done_bytes: progress.map_or(0, |progress| progress.done_bytes),
+        total_bytes: progress.map_or(0, |progress| progress.total_bytes),
+        left_seconds: report.time_left(SystemTime::now()).map(|left| left.as_secs()),
+    }
+}
+
 fn describe_scrub(report: ScrubReport) -> v1::StorageScrub {
     let elapsed = report.began.elapsed().unwrap_or_default();
     let (done, rest) = (report.done_bytes, report.device_bytes.saturating_sub(report.done_bytes));
@@ -435,6 +505,7 @@ fn error_code(error: &VolumeKeyError) -> Code {
             | LuksError::NotNewest { .. } => Code::InvalidArgument,
             LuksError::NodeKeyMissing { .. }
             | LuksError::WrongNodeKey { .. }
+            | LuksError::Reencrypting { .. }
             | LuksError::Seal(SealError::Tpm { .. }) => Code::FailedPrecondition,
             _ => Code::Internal,
         },
@@ -447,6 +518,9 @@ fn error_code(error: &VolumeKeyError) -> Code {
         | VolumeKeyError::Identity(_)
         | VolumeKeyError::Tang(_)
         | VolumeKeyError::NeedsPassphrase
+        | VolumeKeyError::Authenticated
+        | VolumeKeyError::Reencryption(_)
+        | VolumeKeyError::KeptSlot { .. }
         | VolumeKeyError::LacksPassphrase => Code::FailedPrecondition,
     }
 }

@@ -41,6 +41,8 @@ pub(super) enum StorageError {
          has opened it"
     )]
     OpenElsewhere { mapping: String, source: Box<StorageError> },
+    #[error("the data volume closes, and opens again, as its re-encryption was cut off")]
+    Reencryption(#[source] VolumeError),
     #[error("the node has no data volume yet")]
     NoVolume,
     #[error("can't open the directory of the data volume")]
@@ -199,11 +201,17 @@ pub(super) enum EspError {
 impl StorageError {
     /// Returns whether another key may open the volume.
     pub(super) fn needs_key(&self) -> bool {
-        let error = match self {
-            Self::Open(error) | Self::RolledBack(error) | Self::RestoreInterrupted(error) => error,
-            Self::OpenElsewhere { source, .. } => return source.needs_key(),
-            _ => return false,
-        };
+        match self {
+            Self::Open(error) | Self::RolledBack(error) | Self::RestoreInterrupted(error) => {
+                Self::needs_key_of(error)
+            }
+            Self::OpenElsewhere { source, .. } => source.needs_key(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the error of a volume is that of a key, and another one may open it.
+    pub(super) fn needs_key_of(error: &VolumeError) -> bool {
         let VolumeError::Encryption { source, .. } = error else { return false };
         matches!(
             source.key_error(),
@@ -236,6 +244,7 @@ impl StorageError {
                 ": use the newest backup, or, if there is none, repeat it with --older"
             }
             LuksError::HeaderInUse => ": type nodectl stop root.storage, and repeat it",
+            LuksError::Reencrypted => ", also with --older",
             LuksError::NoSlot { .. }
             | LuksError::NodeKeyMissing { .. }
             | LuksError::WrongNodeKey { .. }

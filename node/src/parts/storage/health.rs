@@ -7,6 +7,7 @@ use nodekeel_supervisor::wall_clock_time;
 use super::DN;
 use super::faults::VolumeFaults;
 use super::opener::VolumeOpener;
+use super::reencryption::{ReencryptionReport, ReencryptionState, VolumeReencryption};
 use super::unlock::{CreationWork, UnlockStatus, VolumeUnlock};
 use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
 
@@ -15,6 +16,7 @@ pub(super) fn health_source(
     unlock: Arc<VolumeUnlock>,
     opener: VolumeOpener,
     faults: VolumeFaults,
+    reencryption: VolumeReencryption,
 ) -> impl HealthSource {
     move |node: &NodeSnapshot| {
         let size = opener.device().and_then(|device| device.size_problem()).map(|problem| {
@@ -38,8 +40,17 @@ pub(super) fn health_source(
             )
             .hint(format!("move what is needed onto the volume, then `rm -r {path}`"))
         });
-        state.into_iter().chain(faults).chain(moved).collect()
+        let reencryption = reencryption_condition(&reencryption.report());
+        state.into_iter().chain(reencryption).chain(faults).chain(moved).collect()
     }
+}
+
+/// One that goes on, or that pauses with its volume, is no problem.
+fn reencryption_condition(report: &ReencryptionReport) -> Option<HealthCondition> {
+    let ReencryptionState::Failed(reason) = &report.state else { return None };
+    let condition =
+        HealthCondition::problem("re-encryption of the data volume", format!("can't go on: {reason}"));
+    Some(condition.hint("it is tried again; if it lacks a key, `nodectl storage reencrypt --recovery`"))
 }
 
 fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<HealthCondition> {

@@ -21,7 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_localstorage::volume::{
-    EncryptionStatus, HeaderBackup, KeyPolicy, LuksVolume, RecoveryPassphrase, UnlockSecret, VolumeError,
+    EncryptionStatus, HeaderBackup, KeyPolicy, LuksVolume, RecoveryPassphrase, SlotKind, UnlockSecret,
+    VolumeEncryption, VolumeError,
 };
 use tokio::sync::Notify;
 
@@ -124,11 +125,19 @@ impl VolumeKeys {
     ) -> Result<(), VolumeKeyError> {
         // One change at a time: two would remove each other's slots.
         let _busy = self.busy.lock().await;
-        let volume = self.require_volume()?;
         let secret = match passphrase {
             Some(passphrase) => UnlockSecret::Recovery(passphrase),
             None => self.key_at_hand(cluster).await?,
         };
+        self.rotate_locked(cluster, secret).await
+    }
+
+    async fn rotate_locked(
+        &self,
+        cluster: Option<&ClusterNode>,
+        secret: UnlockSecret,
+    ) -> Result<(), VolumeKeyError> {
+        let volume = self.require_volume()?;
         let facts = self.slot_facts(&volume).await?;
         if facts.keys == KeyPolicy::Split {
             if facts.needs_temporary_slot() {
@@ -152,6 +161,83 @@ impl VolumeKeys {
             settled?;
         }
         Ok(())
+    }
+
+    /// Begins a re-encryption: gives the volume new unlock keys, so that a header of before is known by its generation, and
+    /// adds slots of a new volume key. One that was begun already gets the passphrase, if there is one.
+    ///
+    /// # Errors
+    /// See [`VolumeKeyError`], with nothing changed but the keys.
+    pub(crate) async fn reencrypt(
+        &self,
+        cluster: Option<&ClusterNode>,
+        passphrase: Option<RecoveryPassphrase>,
+        may_go: Vec<u32>,
+    ) -> Result<(), VolumeKeyError> {
+        let _busy = self.busy.lock().await;
+        let volume = self.require_volume()?;
+        let passphrase = passphrase.map(UnlockSecret::Recovery);
+        let read = Arc::clone(&volume);
+        let status = run_on_volume(move || read.encryption_status()).await?;
+        if status.encryption == VolumeEncryption::EncryptedAndAuthenticated {
+            return Err(VolumeKeyError::Authenticated);
+        }
+        if status.reencryption.is_some() {
+            return self.keep_passphrase(passphrase).await;
+        }
+        if let Some(slot) = may_go.iter().find(|slot| !may_drop(&status, **slot)) {
+            return Err(VolumeKeyError::KeptSlot { slot: *slot });
+        }
+        if SlotFacts::of(&without_slots(&status, &may_go)).lacks_passphrase {
+            return Err(VolumeKeyError::LacksPassphrase);
+        }
+        // What would be lost is known before anything is changed.
+        let secrets = self.secrets_at_hand(cluster, passphrase.clone()).await?;
+        let (checked, go) = (Arc::clone(&volume), may_go.clone());
+        run_blocking(move || checked.check_reencryption(&secrets, &go))
+            .await
+            .map_err(VolumeKeyError::Reencryption)?;
+        let permit = match self.key_at_hand(cluster).await {
+            Err(VolumeKeyError::NeedsPassphrase) => {
+                passphrase.clone().ok_or(VolumeKeyError::NeedsPassphrase)?
+            }
+            secret => secret?,
+        };
+        self.rotate_locked(cluster, permit).await?;
+        let secrets = self.secrets_at_hand(cluster, passphrase).await?;
+        run_blocking(move || volume.begin_reencryption(&secrets, &may_go))
+            .await
+            .map_err(VolumeKeyError::Reencryption)
+    }
+
+    /// Keeps a passphrase that opens the volume, for a re-encryption that lacks a key.
+    async fn keep_passphrase(&self, passphrase: Option<UnlockSecret>) -> Result<(), VolumeKeyError> {
+        let Some(secret) = passphrase else { return Ok(()) };
+        let (volume, tested) = (self.require_volume()?, secret.clone());
+        if run_on_volume(move || volume.test_secret(&tested)).await?.is_none() {
+            return Err(VolumeKeyError::NeedsPassphrase);
+        }
+        if self.unlock.secret().is_none() {
+            self.unlock.keep_secret(secret);
+        }
+        Ok(())
+    }
+
+    /// All secrets that the node has: its own, the cluster's, and the given passphrase.
+    async fn secrets_at_hand(
+        &self,
+        cluster: Option<&ClusterNode>,
+        passphrase: Option<UnlockSecret>,
+    ) -> Result<Vec<UnlockSecret>, VolumeKeyError> {
+        let facts = self.slot_facts(&self.require_volume()?).await?;
+        let of_cluster = match facts.keys {
+            KeyPolicy::Split => match self.settle_locked(cluster).await? {
+                KeyOutcome::Stored(key) => Some(UnlockSecret::Cluster(key)),
+                KeyOutcome::NotSplit | KeyOutcome::Lost => None,
+            },
+            _ => None,
+        };
+        Ok([UnlockSecret::Node].into_iter().chain(of_cluster).chain(passphrase).collect())
     }
 
     /// Adds a recovery passphrase, permitted by another one or by the keys at hand.
@@ -264,6 +350,18 @@ impl VolumeKeys {
         let volume = Arc::clone(volume);
         run_on_volume(move || volume.encryption_status().map(|status| SlotFacts::of(&status))).await
     }
+}
+
+/// Returns whether a slot may be lost: no slot of the node's own keys.
+fn may_drop(status: &EncryptionStatus, slot: u32) -> bool {
+    let found = status.slots.iter().find(|found| found.slot == slot);
+    found.is_some_and(|found| found.name.is_none_or(|(kind, _)| kind == SlotKind::Recovery))
+}
+
+fn without_slots(status: &EncryptionStatus, slots: &[u32]) -> EncryptionStatus {
+    let mut status = status.clone();
+    status.slots.retain(|slot| !slots.contains(&slot.slot));
+    status
 }
 
 /// The keeper of the cluster unlock key.

@@ -21,6 +21,7 @@ use super::faults::VolumeFaults;
 use super::keys::{TangKeyService, VolumeKeys};
 use super::opener::VolumeOpener;
 use super::presence::{check_presence, wait_for_loss};
+use super::reencryption::VolumeReencryption;
 use super::unlock::{ClusterKeySource, UnlockStatus, VolumeUnlock, random_fraction};
 use crate::block_events::{BlockAction, BlockEvents};
 use crate::blocking::run_blocking;
@@ -54,6 +55,7 @@ pub(super) struct StorageService {
     pub(super) volume: NodeVolume,
     /// The faults of its devices, and where they come from and go to.
     pub(super) faults: VolumeFaults,
+    pub(super) reencryption: VolumeReencryption,
     pub(super) device_faults: DeviceFaults,
     pub(super) health: HealthChanges,
     /// `node.grace`.
@@ -108,6 +110,7 @@ impl StorageService {
             // Nothing on it can go on: its users restart, and the next attempt unmounts it when they have stopped.
             loss = wait_for_loss(watched, &self.device_faults) => return Err(closed.with(loss)),
             never = self.follow_size() => match never {},
+            loss = self.reencryption.follow(&self.volume) => return Err(closed.with(loss)),
         };
         // The users stop before the unmount, since an open file keeps the file system busy.
         open.close().await;

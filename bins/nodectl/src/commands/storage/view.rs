@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use nodekeel_node::v1;
 use serde::Serialize;
 
+use super::reencrypt::ReencryptionView;
 use super::scrub::ScrubView;
 use crate::time::format_rfc3339;
 use crate::wire::{non_empty, system_time};
@@ -28,6 +29,7 @@ pub(super) struct StorageView {
     /// The running one.
     pub(super) scrub: Option<ScrubView>,
     pub(super) last_scrub: Option<ScrubView>,
+    pub(super) reencryption: Option<ReencryptionView>,
     #[serde(skip)]
     pub(super) since_time: Option<SystemTime>,
 }
@@ -90,6 +92,7 @@ impl From<v1::StorageResponse> for StorageView {
             faults: answer.faults,
             scrub: answer.scrub.map(ScrubView::from),
             last_scrub: answer.last_scrub.map(ScrubView::from),
+            reencryption: answer.reencryption.map(ReencryptionView::from),
             since_time,
         }
     }

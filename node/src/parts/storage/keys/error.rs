@@ -41,6 +41,28 @@ pub(crate) enum VolumeKeyError {
         "neither the node nor its cluster has a key that opens the data volume: type the recovery passphrase, with --recovery"
     )]
     NeedsPassphrase,
+    /// cryptsetup can't re-encrypt blocks with an HMAC.
+    #[error(
+        "can't re-encrypt the data volume: it is encrypted and authenticated, and its volume key is fixed when it is created; \
+         if a copy of its header may be in the wrong hands, back its data up, erase the disk, and restore them: see \
+         docs/noded.md, \"Re-encrypt the disk\""
+    )]
+    Authenticated,
+    /// Slots would be lost, or the header has no room.
+    #[error(
+        "can't re-encrypt the data volume: give the recovery passphrase with --recovery, and name each other key slot that may \
+         go with --drop-slot"
+    )]
+    Reencryption(#[source] VolumeError),
+    /// A slot that was to go, and does not exist, or is the node's own.
+    #[error(
+        "can't drop key slot {slot}: the volume has none with this number, or it is one of the node's own; see \
+         `nodectl storage status`"
+    )]
+    KeptSlot {
+        /// The number.
+        slot: u32,
+    },
     /// The volume has to keep the slot that a rotation would remove.
     #[error(
         "the data volume has no confirmed recovery passphrase, without which nobody would open it after a power cut: \
