@@ -40,6 +40,7 @@ mod storage_disk;
 mod storage_join;
 mod storage_keys;
 mod storage_partition;
+mod storage_reencrypt;
 mod storage_tang;
 mod storage_tpm;
 mod storm;

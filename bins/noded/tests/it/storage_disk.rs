@@ -449,7 +449,7 @@ async fn bytes_that_were_changed_below_an_ext4_that_an_operator_has_mounted_are_
 }
 
 /// The exit code and the text of nodectl.
-fn run_nodectl(fixture: &DeviceFixture, arguments: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn run_nodectl(fixture: &DeviceFixture, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(nodectl_path());
     command.arg("--socket").arg(fixture.data().join("run/control.sock")).args(arguments);
     let ended = tokio::task::block_in_place(|| command.stdin(Stdio::null()).output()).unwrap();
