@@ -22,6 +22,7 @@ use crate::fixture::{NodeDirs, temp_base};
 mod copy;
 mod guest;
 mod kills;
+mod reencryption;
 mod slots;
 mod tpm;
 

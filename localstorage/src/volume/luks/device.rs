@@ -13,8 +13,13 @@ use super::super::disk::Disk;
 use super::super::uuid::Uuid;
 use super::cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall};
 use super::error::LuksError;
-use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader, has_foreign_magic};
-use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header, read_volume_token};
+use super::header::{
+    COPIES_BYTES, COPY_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader, has_foreign_magic,
+};
+use super::policy::{
+    CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, PolicyViolation, check_header, read_volume_token,
+};
+use super::reencryption::finish_metadata;
 use super::slot_kind::SlotToken;
 use super::status::ReencryptionProgress;
 use super::token::{VOLUME_TOKEN, VolumeEncryption, VolumeToken};
@@ -40,7 +45,8 @@ pub(super) struct CheckedHeader {
     pub(super) summary: HeaderSummary,
     /// True if both copies on the disk are correct.
     pub(super) has_both_copies: bool,
-    /// The header area, with nothing but what was checked.
+    /// The header area, with nothing but what was checked. At the end of a re-encryption, it is the one that is still to be
+    /// [written](LuksDevice::finish_header).
     pub(super) area: Vec<u8>,
 }
 
@@ -85,6 +91,12 @@ impl LuksDevice<'_> {
         let header = LuksHeader::parse(&area).map_err(LuksError::Header)?;
         let summary = check_header(&header.json, self.encryption).map_err(LuksError::Policy)?;
         header.keep_only_current(&mut area);
+        if summary.is_unfinished() {
+            let finished = finish_metadata(&header.json).ok_or_else(|| {
+                LuksError::Policy(PolicyViolation::Reencryption("its end does not fit".to_owned()))
+            })?;
+            header.replace_metadata(&mut area, &finished);
+        }
         let has_both_copies = header.current_copies == [true; 2];
         Ok(CheckedHeader { uuid: header.uuid, summary, has_both_copies, area })
     }
@@ -160,6 +172,11 @@ impl LuksDevice<'_> {
         let identifier = identifier.to_string();
         let arguments = words(&["--json-file=-", "--token-replace", "--token-id", &identifier]);
         self.run("token import", arguments, Zeroizing::new(json))
+    }
+
+    /// Removes a key slot with a key of no data. Its token is that of another slot.
+    pub(super) fn remove_unused_slot(&self, slot: u32) -> Result<(), LuksError> {
+        self.call("luksKillSlot", self.device_arguments(&[&slot.to_string()]), Passphrase::default())
     }
 
     /// Removes a key slot, and then its token.
@@ -256,7 +273,7 @@ impl LuksDevice<'_> {
         arguments.extend(words(&["--type", "luks2", "--disable-external-tokens"]));
         let file = self.write_copy(header)?;
         arguments.extend(words(&["--key-file", "-"]));
-        let is_reencrypting = header.summary.reencryption.is_some();
+        let is_reencrypting = header.summary.reencryption.is_some() && !header.summary.is_unfinished();
         // A volume with two keys needs a slot of each, which the same passphrase opens.
         if !is_reencrypting {
             arguments.extend(words(&["--key-slot", &slot.to_string()]));
@@ -294,6 +311,16 @@ impl LuksDevice<'_> {
     /// Completes the piece in which cryptsetup was killed. The volume must not be mapped: cryptsetup does nothing otherwise.
     pub(super) fn repair(&self, passphrase: &Passphrase) -> Result<(), LuksError> {
         self.run("repair", words(&["--key-file", "-"]), passphrase.clone())
+    }
+
+    /// Writes the header without the old key, where all data have the new one. The disk is open to write. At least one copy is
+    /// correct at each point, and both open the volume. The areas of the old slots stay: they hold a key of no data.
+    pub(super) fn finish_header(&self, header: &CheckedHeader) -> Result<(), LuksError> {
+        let (first, second) = header.area[..COPIES_BYTES].split_at(COPY_BYTES);
+        for (offset, copy) in [(COPY_BYTES as u64, second), (0, first)] {
+            self.disk.write_durably(offset, copy).map_err(LuksError::WriteHeader)?;
+        }
+        Ok(())
     }
 
     /// The file with the header that was checked: cryptsetup opens the volume by it, even if the disk has another
@@ -416,7 +443,8 @@ pub(super) fn mapping_identifier(uuid: Uuid, name: &str) -> String {
 
 /// The lowest number without a slot and without a token.
 fn free_slot(summary: &HeaderSummary) -> Option<u32> {
-    (0..SLOT_COUNT).find(|slot| !summary.slots.contains(slot) && !summary.has_token(slot + 1))
+    let is_used = |slot: &u32| summary.slots.contains(slot) || summary.unused_slots.contains(slot);
+    (0..SLOT_COUNT).find(|slot| !is_used(slot) && !summary.has_token(slot + 1))
 }
 
 /// The passphrases have at least 160 random bits: a slow function would add seconds and no safety.

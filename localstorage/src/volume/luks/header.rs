@@ -25,6 +25,7 @@ pub(super) const JSON_BYTES: usize = COPY_BYTES - BINARY_BYTES;
 pub(super) const COPIES_BYTES: usize = 2 * COPY_BYTES;
 
 const MAGICS: [&[u8; 6]; 2] = [b"LUKS\xba\xbe", b"SKUL\xba\xbe"];
+const SEQUENCE_AT: usize = 16;
 const UUID_AT: usize = 168;
 const OFFSET_AT: usize = 256;
 const CHECKSUM_AT: usize = 448;
@@ -93,6 +94,19 @@ impl LuksHeader {
         to.copy_from_slice(from);
         complete_copy(index, to);
     }
+
+    /// Replaces the metadata in both copies of a header area, as the next change of this header. They are shorter than their
+    /// area.
+    pub(super) fn replace_metadata(&self, area: &mut [u8], json: &[u8]) {
+        let Some(copies) = area.get_mut(..COPIES_BYTES) else { return };
+        for (index, copy) in copies.chunks_mut(COPY_BYTES).enumerate() {
+            copy[SEQUENCE_AT..SEQUENCE_AT + 8].copy_from_slice(&(self.sequence + 1).to_be_bytes());
+            let (text, padding) = copy[BINARY_BYTES..].split_at_mut(json.len());
+            text.copy_from_slice(json);
+            padding.fill(0);
+            complete_copy(index, copy);
+        }
+    }
 }
 
 /// Returns whether the start of a disk has a header, complete or damaged, that a format with this UUID has not
@@ -127,7 +141,7 @@ fn parse_copy(index: usize, bytes: Option<&[u8]>) -> Option<LuksHeader> {
     let is_padded = padding.iter().all(|byte| *byte == 0);
     Some(LuksHeader {
         uuid: text_at(bytes, UUID_AT, 40)?.parse().ok()?,
-        sequence: number(16)?,
+        sequence: number(SEQUENCE_AT)?,
         json: is_padded.then(|| json.to_vec())?,
         current_copies: [true; 2],
     })
@@ -168,7 +182,7 @@ pub(super) fn encode_header(uuid: Uuid, sequence: u64, json: &[u8]) -> Vec<u8> {
         let mut write = |at: usize, bytes: &[u8]| copy[at..at + bytes.len()].copy_from_slice(bytes);
         write(6, &[0, 2]);
         write(8, &(COPY_BYTES as u64).to_be_bytes());
-        write(16, &sequence.to_be_bytes());
+        write(SEQUENCE_AT, &sequence.to_be_bytes());
         write(72, b"sha256");
         write(UUID_AT, uuid.to_string().as_bytes());
         write(BINARY_BYTES, json);
@@ -236,6 +250,20 @@ mod tests {
             let mut area = torn;
             LuksHeader::parse(&area).unwrap().keep_only_current(&mut area);
             assert!(area == whole);
+        }
+    }
+
+    #[test]
+    fn replaced_metadata_are_the_next_header_also_if_only_one_copy_of_it_is_written() {
+        let old = encode_header(UUID, 7, b"{\"a\":\"long\"}");
+        let mut new = old.clone();
+        LuksHeader::parse(&old).unwrap().replace_metadata(&mut new, b"{}");
+        assert!(new == encode_header(UUID, 8, b"{}"));
+        for torn in [
+            [&old[..COPY_BYTES], &new[COPY_BYTES..]].concat(),
+            [&new[..COPY_BYTES], &old[COPY_BYTES..]].concat(),
+        ] {
+            assert_eq!(LuksHeader::parse(&torn).unwrap().json, b"{}");
         }
     }
 

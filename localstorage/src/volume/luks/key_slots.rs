@@ -497,10 +497,18 @@ impl KeySlots<'_> {
         self.remove_interrupted(header)
     }
 
-    /// Removes what an interrupted addition has left, a slot or its announcement, and an interrupted removal, a token. A
-    /// slot that an operator has added stays.
+    /// Removes the slots that an interrupted begin of a re-encryption has left.
+    pub(super) fn remove_left(&self, summary: &HeaderSummary) -> Result<(), LuksError> {
+        // cryptsetup changes no slot in a re-encryption.
+        let left = summary.left_slots.iter().filter(|_| summary.reencryption.is_none());
+        left.copied().try_for_each(|slot| self.device.remove_unused_slot(slot))
+    }
+
+    /// Removes what an interrupted addition has left, a slot or its announcement, an interrupted removal, a token, and an
+    /// interrupted begin of a re-encryption, its slots. A slot that an operator has added stays.
     pub(super) fn remove_interrupted(&self, header: &CheckedHeader) -> Result<(), LuksError> {
         let summary = &header.summary;
+        self.remove_left(summary)?;
         for (identifier, _) in summary.slot_tokens.iter().filter(|(_, token)| token.slots().next().is_none())
         {
             let slot = identifier - 1;

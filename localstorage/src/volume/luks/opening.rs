@@ -16,6 +16,7 @@ use super::error::LuksError;
 use super::header::HeaderError;
 use super::key_slots::{KeySlots, OpenedSlot, UnlockSecret};
 use super::policy::read_volume_token;
+use super::reencryption::ReencryptionStage;
 use super::rollback::HeaderRecords;
 use super::settings::LuksSettings;
 use super::token::{VolumeEncryption, VolumeProgress};
@@ -37,8 +38,9 @@ impl LuksOpening<'_> {
         let header = self.check_volume(&slots)?;
         let header = self.repair(&slots, header, secret).map_err(|error| self.settings.error(error))?;
         self.open_mapping(&slots, &header, secret)?;
-        // The volume opens also where this can't be written: the next opening tries again.
+        // The volume opens also where these can't be written: the next opening tries again.
         let _ = slots.records.raise_to_header(header.uuid, &header.summary);
+        let _ = slots.remove_left(&header.summary);
         let recorded = slots.records.volume_key(header.uuid).ok().flatten();
         let is_other_key = recorded.is_some_and(|recorded| recorded != header.summary.volume_key);
         let records = HeaderRecords(&self.settings.config.journal);
@@ -63,7 +65,8 @@ impl LuksOpening<'_> {
         header: CheckedHeader,
         secret: &UnlockSecret,
     ) -> Result<CheckedHeader, LuksError> {
-        let needs_repair = header.summary.reencryption.is_some_and(|state| state.needs_repair);
+        let needs_repair =
+            header.summary.reencryption.is_some_and(|state| state.stage == ReencryptionStage::Repair);
         let name = &self.settings.mapping_name;
         if !needs_repair || slots.device.find_mapping_of(header.uuid, name)?.is_some() {
             return Ok(header);

@@ -6,7 +6,8 @@
 //! maintenance leaves: other key slots and tokens, priorities, flags that change only the speed. An unknown field is
 //! rejected. No token of another program is used: each call of cryptsetup has a key and a slot, or two slots that the key opens.
 //!
-//! The one requirement that is accepted is a [re-encryption](super::reencryption) of the kind that this crate begins.
+//! The one requirement that is accepted is a [re-encryption](super::reencryption) of the kind that this crate begins. Key slots of
+//! another volume key, which an interrupted begin leaves, are accepted without it, and never used.
 //!
 //! *Source:* CVE-2021-4122; talos#12105; "LUKS2 On-Disk Format Specification", version 1.1.2, §3.
 
@@ -21,7 +22,7 @@ use super::super::uuid::Uuid;
 use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, JSON_BYTES};
 #[cfg(any(test, feature = "testing"))]
 use super::header::{LuksHeader, encode_header};
-use super::reencryption::{self, Reencryption, SplitHeader};
+use super::reencryption::{self, Reencryption, ReencryptionStage, SplitHeader, UnusedSlots};
 use super::slot_kind::SlotToken;
 use super::token::{Token, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 
@@ -116,8 +117,12 @@ pub enum PolicyViolation {
 pub(super) struct HeaderSummary {
     /// None if the creation was interrupted before it, or if another program made the volume.
     pub(super) volume: Option<VolumeToken>,
-    /// The numbers of all key slots.
+    /// The numbers of all key slots with the key of the data.
     pub(super) slots: Vec<u32>,
+    /// Those with a key of no data: nothing is opened by them.
+    pub(super) unused_slots: Vec<u32>,
+    /// Those of them that an interrupted begin of a re-encryption has left. Others are an operator's.
+    pub(super) left_slots: Vec<u32>,
     /// The tokens that name slots, by their identifiers. A slot may have none.
     pub(super) slot_tokens: BTreeMap<u32, SlotToken>,
     /// The slots with the costs of those that this crate adds. Other programs choose far higher ones.
@@ -132,6 +137,11 @@ pub(super) struct HeaderSummary {
 }
 
 impl HeaderSummary {
+    /// Returns whether a re-encryption has only its last change of the header left to do.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.reencryption.is_some_and(|state| state.stage == ReencryptionStage::Header)
+    }
+
     /// The token that names a slot.
     pub(super) fn slot_token(&self, slot: u32) -> Option<&SlotToken> {
         self.slot_tokens.values().find(|token| token.names(slot))
@@ -170,17 +180,46 @@ pub(super) fn check_header(
     encryption: VolumeEncryption,
 ) -> Result<HeaderSummary, PolicyViolation> {
     let not_valid = |error: serde_json::Error| PolicyViolation::Metadata(error.to_string());
-    let metadata: Value = serde_json::from_slice(json).map_err(not_valid)?;
+    let mut metadata: Value = serde_json::from_slice(json).map_err(not_valid)?;
     // Requirements first: under one that this release does not know, other fields may mean something else.
-    if !check_requirements(&metadata)? {
-        return check_volume(metadata, encryption);
+    let is_reencrypting = check_requirements(&metadata)?;
+    let unused = reencryption::take_unused(&mut metadata);
+    let mut summary = match is_reencrypting {
+        false => check_volume(metadata, encryption)?,
+        true => check_reencryption(&metadata, encryption)?,
+    };
+    for UnusedSlots { digest, slots } in unused {
+        let unused = UnusedKey {
+            keyslots: serde_json::from_value(slots).map_err(not_valid)?,
+            digest: serde_json::from_value(digest).map_err(not_valid)?,
+        };
+        unused.check(encryption)?;
+        // A begin of this crate has their costs; one of cryptsetup by hand has copied at least the first slot with its token.
+        let is_copy = |slot: &u32| {
+            let token = summary.slot_token(*slot);
+            token.is_some_and(|token| token.slots().any(|named| summary.slots.contains(&named)))
+        };
+        if unused.keyslots.iter().any(|(slot, keyslot)| keyslot.is_cheap() || is_copy(slot)) {
+            summary.left_slots.extend(unused.keyslots.keys());
+        }
+        summary.unused_slots.extend(unused.keyslots.keys());
     }
-    let SplitHeader { before, after, reencryption } = reencryption::split_header(&metadata)?;
+    Ok(summary)
+}
+
+/// Checks both volumes of a header that is being re-encrypted.
+fn check_reencryption(
+    metadata: &Value,
+    encryption: VolumeEncryption,
+) -> Result<HeaderSummary, PolicyViolation> {
+    let SplitHeader { before, after, reencryption } = reencryption::split_header(metadata)?;
     // cryptsetup can't do that.
     if encryption != VolumeEncryption::Encrypted {
         return Err(PolicyViolation::Reencryption(encryption.to_string()));
     }
-    check_volume(before, encryption)?;
+    if let Some(before) = before {
+        check_volume(before, encryption)?;
+    }
     Ok(HeaderSummary { reencryption: Some(reencryption), ..check_volume(after, encryption)? })
 }
 
@@ -190,16 +229,34 @@ fn check_volume(metadata: Value, encryption: VolumeEncryption) -> Result<HeaderS
     let metadata: Metadata = serde_json::from_value(metadata).map_err(not_valid)?;
     metadata.config.check()?;
     check_segments(&metadata.segments, encryption)?;
-    // The volume key of an authenticated volume has a second part, for the HMAC. Each slot holds both.
-    let key_bytes = match encryption {
-        VolumeEncryption::Encrypted => XTS_KEY_BYTES,
-        VolumeEncryption::EncryptedAndAuthenticated => XTS_KEY_BYTES + HMAC_KEY_BYTES,
-    };
     for (slot, keyslot) in &metadata.keyslots {
-        keyslot.check(slot, key_bytes)?;
+        keyslot.check(slot, key_bytes(encryption))?;
     }
     metadata.check_digest()?;
     metadata.read_tokens()
+}
+
+/// The length of the volume key. That of an authenticated volume has a second part, for the HMAC. Each slot holds both.
+fn key_bytes(encryption: VolumeEncryption) -> u32 {
+    match encryption {
+        VolumeEncryption::Encrypted => XTS_KEY_BYTES,
+        VolumeEncryption::EncryptedAndAuthenticated => XTS_KEY_BYTES + HMAC_KEY_BYTES,
+    }
+}
+
+/// Key slots of a volume key that is of no data. They are removed, which overwrites their areas.
+struct UnusedKey {
+    keyslots: BTreeMap<u32, Keyslot>,
+    digest: VolumeKeyDigest,
+}
+
+impl UnusedKey {
+    fn check(&self, encryption: VolumeEncryption) -> Result<(), PolicyViolation> {
+        for (slot, keyslot) in &self.keyslots {
+            keyslot.check(slot, key_bytes(encryption))?;
+        }
+        if self.digest.is_strong() { Ok(()) } else { Err(self.digest.weakness()) }
+    }
 }
 
 #[derive(Deserialize)]
@@ -220,11 +277,8 @@ impl Metadata {
         let (Some(digest), None) = (digests.next(), digests.next()) else {
             return invalid(format!("there are {} digests", self.digests.len()));
         };
-        let is_strong = digest.digest_type == "pbkdf2"
-            && matches!(digest.hash.as_str(), "sha256" | "sha512")
-            && digest.iterations >= MIN_PBKDF2_ITERATIONS;
-        if !is_strong {
-            return invalid(format!("{} with {}", digest.digest_type, digest.hash));
+        if !digest.is_strong() {
+            return Err(digest.weakness());
         }
         if digest.segments != ["0"] {
             return invalid(format!("it is that of the segments {:?}", digest.segments));
@@ -239,9 +293,7 @@ impl Metadata {
 
     fn read_tokens(&self) -> Result<HeaderSummary, PolicyViolation> {
         let slots = self.keyslots.keys().copied().collect();
-        let is_cheap =
-            |keyslot: &Keyslot| matches!(keyslot.kdf, Kdf::Pbkdf2 { iterations: MIN_PBKDF2_ITERATIONS, .. });
-        let cheap_slots = self.keyslots.iter().filter(|slot| is_cheap(slot.1)).map(|slot| *slot.0).collect();
+        let cheap_slots = self.keyslots.iter().filter(|slot| slot.1.is_cheap()).map(|slot| *slot.0).collect();
         let (slot_tokens, foreign_tokens) = (BTreeMap::new(), BTreeMap::new());
         let mut hash = Sha256::new();
         for digest in self.digests.values() {
@@ -251,6 +303,8 @@ impl Metadata {
         let mut summary = HeaderSummary {
             volume: None,
             slots,
+            unused_slots: Vec::new(),
+            left_slots: Vec::new(),
             slot_tokens,
             cheap_slots,
             foreign_tokens,
@@ -295,6 +349,11 @@ struct Keyslot {
 }
 
 impl Keyslot {
+    /// Returns whether it has the costs of those that this crate adds.
+    fn is_cheap(&self) -> bool {
+        matches!(self.kdf, Kdf::Pbkdf2 { iterations: MIN_PBKDF2_ITERATIONS, .. })
+    }
+
     fn check(&self, slot: &u32, key_bytes: u32) -> Result<(), PolicyViolation> {
         let weak = |found: String| Err(PolicyViolation::WeakKeySlot { slot: slot.to_string(), found });
         let part = format!("key slot {slot}");
@@ -471,6 +530,18 @@ struct VolumeKeyDigest {
     digest: String,
 }
 
+impl VolumeKeyDigest {
+    fn is_strong(&self) -> bool {
+        self.digest_type == "pbkdf2"
+            && matches!(self.hash.as_str(), "sha256" | "sha512")
+            && self.iterations >= MIN_PBKDF2_ITERATIONS
+    }
+
+    fn weakness(&self) -> PolicyViolation {
+        PolicyViolation::Digest(format!("{} with {}", self.digest_type, self.hash))
+    }
+}
+
 /// Rejects a header that requires what this crate does not know. Returns whether it requires a re-encryption.
 fn check_requirements(metadata: &Value) -> Result<bool, PolicyViolation> {
     let Some(required) = metadata.get("config").and_then(|config| config.get("requirements")) else {
@@ -539,6 +610,7 @@ pub fn fuzz_luks_header(bytes: &[u8]) {
     let header = LuksHeader::parse(&encoded).expect("a header is read back");
     assert_eq!(header.json, json, "the metadata are read back");
     let _ = read_volume_token(&header.json);
+    let _ = reencryption::finish_metadata(&header.json);
     for encryption in [VolumeEncryption::Encrypted, VolumeEncryption::EncryptedAndAuthenticated] {
         if check_header(&header.json, encryption).is_ok() {
             let metadata: Value = serde_json::from_slice(&json).expect("an accepted header is JSON");

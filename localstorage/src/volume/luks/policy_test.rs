@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::reencryption::finish_metadata;
 use super::super::slot_kind::SlotKind;
 use super::super::token::{ColdStart, KeyPolicy, VolumeProgress};
 use super::*;
@@ -186,11 +187,11 @@ fn a_reencryption_in_progress_is_accepted_with_the_slots_that_will_be_left() {
     assert_eq!(begun.slots, [2]);
     assert_eq!(begun.slot_token(2).map(|token| token.kind), Some(SlotKind::Recovery));
     let progress = begun.reencryption.unwrap();
-    assert_eq!((progress.done_bytes, progress.needs_repair), (0, false));
+    assert_eq!((progress.done_bytes, progress.stage), (0, ReencryptionStage::Data));
     let killed = check(KILLED).unwrap();
     assert_eq!(killed.slots, [2, 3]);
     let progress = killed.reencryption.unwrap();
-    assert_eq!((progress.done_bytes, progress.needs_repair), (75_497_472, true));
+    assert_eq!((progress.done_bytes, progress.stage), (75_497_472, ReencryptionStage::Repair));
     // The name is that of the new key: once it is complete, it does not change.
     let mut complete: Value = serde_json::from_str(KILLED).unwrap();
     let digest = complete["digests"]["1"].clone();
@@ -209,6 +210,115 @@ fn a_reencryption_in_progress_is_accepted_with_the_slots_that_will_be_left() {
     let other = check_header(KILLED.as_bytes(), VolumeEncryption::EncryptedAndAuthenticated).unwrap_err();
     assert!(matches!(other, PolicyViolation::Reencryption(_)), "{other}");
     assert!(other.to_string().contains("cryptsetup reencrypt --resume-only"), "{other}");
+}
+
+/// The newest header of a disk, after cryptsetup 2.6.1 was killed at a system call of `reencrypt --init-only`, or of
+/// `--resume-only`.
+#[derive(Deserialize)]
+struct KilledHeader {
+    killed: String,
+    metadata: Value,
+}
+
+fn killed_headers() -> Vec<KilledHeader> {
+    serde_json::from_str(include_str!("../../../testdata/luks/reencryption-kills.json")).unwrap()
+}
+
+#[test]
+fn a_header_of_a_killed_reencryption_is_accepted_with_the_slots_of_the_data() {
+    use ReencryptionStage::{Data, Header, Repair};
+    const NONE: &[u32] = &[];
+    let expected = [
+        ("begin, fsync 2", &[0, 1][..], &[2][..], None),
+        ("begin, fsync 4", &[0, 1], &[2], None),
+        ("begin, fsync 7", &[0, 1], &[2, 3], None),
+        ("begin, fsync 9", &[0, 1], &[2, 3], None),
+        ("begin, fsync 12", &[2, 3], NONE, Some((0, Data))),
+        ("run, fsync 1", &[2, 3], NONE, Some((0, Repair))),
+        ("run, fsync 3", &[2, 3], NONE, Some((u64::MAX, Header))),
+        ("run, fsync 6", &[2, 3], NONE, Some((u64::MAX, Header))),
+        ("run, fsync 9", &[2, 3], NONE, Some((u64::MAX, Header))),
+        ("run, fsync 12", &[2, 3], NONE, None),
+    ];
+    let headers = killed_headers();
+    let keys = headers.iter().zip(expected).map(|(header, expected)| {
+        let json = header.metadata.to_string();
+        let summary = check(&json).unwrap_or_else(|error| panic!("{}: {error}", header.killed));
+        let stage = summary.reencryption.map(|state| (state.done_bytes, state.stage));
+        assert_eq!((&*header.killed, &*summary.slots, &*summary.left_slots, stage), expected);
+        assert_eq!(summary.unused_slots, summary.left_slots);
+        for slot in &summary.slots {
+            assert!(summary.slot_token(*slot).is_some(), "{}: slot {slot}", header.killed);
+        }
+        assert_eq!(finish_metadata(json.as_bytes()).is_some(), summary.is_unfinished(), "{}", header.killed);
+        if let Some(finished) = finish_metadata(json.as_bytes()) {
+            let finished = check(std::str::from_utf8(&finished).unwrap()).unwrap();
+            assert_eq!(finished, HeaderSummary { reencryption: None, ..summary.clone() });
+        }
+        summary.volume_key
+    });
+    // The old key until it has begun, and the new one ever after.
+    let keys: Vec<_> = keys.collect();
+    assert!(keys[..4].iter().all(|key| *key == keys[0]) && keys[0] != keys[4]);
+    assert!(keys[5..].iter().all(|key| *key == keys[5]));
+}
+
+#[test]
+fn a_header_with_data_of_the_old_key_is_never_finished() {
+    let changes: [fn(&mut Value); 8] = [
+        |header| header["segments"]["0"]["flags"] = json!(["in-reencryption"]),
+        |header| header["segments"]["0"]["size"] = json!("8388608"),
+        // The whole data are of the old key, or of both.
+        |header| header["digests"]["1"]["segments"] = json!(["2"]),
+        |header| header["digests"]["0"]["segments"] = json!(["0", "1"]),
+        |header| {
+            header["digests"]["0"]["segments"] = json!(["0", "1"]);
+            header["digests"]["1"]["segments"] = json!(["2"]);
+        },
+        |header| header["segments"]["1"]["flags"] = json!([]),
+        |header| header["segments"]["2"]["flags"] = json!(["backup-previous"]),
+        |header| header["digests"]["1"]["keyslots"] = json!([]),
+    ];
+    let unfinished = killed_headers().into_iter().find(|header| header.killed == "run, fsync 6").unwrap();
+    for (index, change) in changes.into_iter().enumerate() {
+        let mut metadata = unfinished.metadata.clone();
+        change(&mut metadata);
+        assert_eq!(finish_metadata(metadata.to_string().as_bytes()), None, "{index}");
+        assert!(!check(&metadata.to_string()).is_ok_and(|summary| summary.is_unfinished()), "{index}");
+    }
+    for header in [ENCRYPTED, REENCRYPTING, KILLED] {
+        assert_eq!(finish_metadata(header.as_bytes()), None);
+    }
+    // What is finished meets the policy, too.
+    let mut weak = unfinished.metadata;
+    weak["segments"]["0"]["encryption"] = json!("cipher_null-ecb");
+    assert!(matches!(check(&weak.to_string()), Err(PolicyViolation::Cipher { .. })));
+}
+
+#[test]
+fn unbound_slots_of_an_operator_stay_and_open_nothing() {
+    let begun = &killed_headers()[0];
+    let mut metadata = begun.metadata.clone();
+    metadata["keyslots"]["2"]["kdf"]["iterations"] = json!(1001);
+    let summary = check(&metadata.to_string()).unwrap();
+    assert_eq!(
+        (&*summary.slots, &*summary.unused_slots, &*summary.left_slots),
+        (&[0, 1][..], &[2][..], &[][..])
+    );
+    // A begin by hand has copied the first slot, with its token.
+    metadata["tokens"]["1"]["keyslots"] = json!(["0", "2"]);
+    assert_eq!(check(&metadata.to_string()).unwrap().left_slots, [2]);
+    for change in [
+        |header: &mut Value| header["keyslots"]["2"]["area"]["offset"] = json!("16777216"),
+        |header: &mut Value| header["keyslots"]["2"]["unknown"] = json!("x"),
+        |header: &mut Value| header["digests"]["1"]["iterations"] = json!(999),
+        |header: &mut Value| header["digests"]["1"]["unknown"] = json!("x"),
+        |header: &mut Value| header["digests"]["1"]["keyslots"] = json!([]),
+    ] {
+        let mut metadata = begun.metadata.clone();
+        change(&mut metadata);
+        assert!(check(&metadata.to_string()).is_err());
+    }
 }
 
 #[test]
@@ -305,6 +415,12 @@ proptest! {
         let mut changed = KILLED.to_owned();
         changed.replace_range(at..(at + replacement.len()).min(KILLED.len()), &replacement);
         fuzz_luks_header(changed.as_bytes());
+        for header in killed_headers() {
+            let mut changed = header.metadata.to_string();
+            let at = at.min(changed.len());
+            changed.replace_range(at..(at + replacement.len()).min(changed.len()), &replacement);
+            fuzz_luks_header(changed.as_bytes());
+        }
     }
 }
 

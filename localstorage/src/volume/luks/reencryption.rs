@@ -14,6 +14,16 @@
 //! it. Only the second version of the requirement is accepted: its digest over these fields needs both volume keys, so that
 //! nobody else can make a header of this kind that cryptsetup uses.
 //!
+//! cryptsetup writes the header several times at the begin and at the end. Killed in between, it can't go on itself:
+//!
+//! ```text
+//!  header                                     cryptsetup           this crate
+//!  the new digest has no segment, and some    leaves them          never uses these slots, and removes them
+//!  of the new slots; no requirement
+//!  the whole data have the new key, some      opens nothing, and   opens by the new key alone, and writes
+//!  or none of the old slots are left          completes nothing    the header without the old key
+//! ```
+//!
 //! *Source:* "LUKS2 On-Disk Format Specification", version 1.1.2, §3.6 and §5; CVE-2021-4122.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::header::HEADER_AREA_BYTES;
+use super::header::{HEADER_AREA_BYTES, JSON_BYTES};
 use super::policy::{MIN_PBKDF2_ITERATIONS, PolicyViolation};
 
 /// The requirement of a header whose re-encryption has a digest over its metadata.
@@ -33,13 +43,24 @@ const SECTOR_BYTES: u64 = 512;
 pub(super) struct Reencryption {
     /// The bytes of the data that have the new key; [`u64::MAX`] for all of them.
     pub(super) done_bytes: u64,
-    /// True if cryptsetup was killed in the middle of a piece.
-    pub(super) needs_repair: bool,
+    pub(super) stage: ReencryptionStage,
+}
+
+/// What is left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReencryptionStage {
+    /// Part of the data has the old key.
+    Data,
+    /// The same, and cryptsetup was killed in the middle of a piece.
+    Repair,
+    /// All data have the new key, and the header still describes what is left of the old one.
+    Header,
 }
 
 /// Both volumes that a header describes, each as a header of its own.
 pub(super) struct SplitHeader {
-    pub(super) before: Value,
+    /// None if no data have the old key any more.
+    pub(super) before: Option<Value>,
     pub(super) after: Value,
     pub(super) reencryption: Reencryption,
 }
@@ -53,7 +74,47 @@ pub(super) fn is_required(requirements: &Value) -> bool {
 pub(super) fn split_header(metadata: &Value) -> Result<SplitHeader, PolicyViolation> {
     let parts: Parts =
         Parts::deserialize(metadata).map_err(|error| PolicyViolation::Metadata(error.to_string()))?;
-    split_parts(&parts).ok_or_else(|| PolicyViolation::Reencryption(parts.describe()))
+    let split = finish_parts(&parts).or_else(|| split_parts(&parts));
+    split.ok_or_else(|| PolicyViolation::Reencryption(parts.describe()))
+}
+
+/// The metadata without the old key, of a header whose data all have the new one; none of any other header.
+pub(super) fn finish_metadata(json: &[u8]) -> Option<Vec<u8>> {
+    let parts: Parts = serde_json::from_slice(json).ok()?;
+    let finished = finish_parts(&parts)?.after.to_string().into_bytes();
+    (finished.len() < JSON_BYTES).then_some(finished)
+}
+
+/// Takes the digests without a segment out of a header, with their key slots. Returns those, for each digest: an interrupted
+/// begin has left them, or an operator has added them as unbound slots. The digest over the metadata stays.
+pub(super) fn take_unused(metadata: &mut Value) -> Vec<UnusedSlots> {
+    let is_luks2 =
+        |slot: &Value| slot.as_str().is_some_and(|slot| metadata["keyslots"][slot]["type"] == "luks2");
+    let is_unused = |digest: &&Value| {
+        let slots = digest["keyslots"].as_array();
+        digest["segments"] == json!([]) && slots.is_some_and(|slots| slots.iter().all(is_luks2))
+    };
+    let digests = metadata["digests"].as_object().into_iter().flatten();
+    let unused: Vec<_> = digests.filter(|(_, digest)| is_unused(digest)).map(|(at, _)| at.clone()).collect();
+    let mut taken = Vec::new();
+    for at in unused {
+        let Some(digest) = metadata["digests"].as_object_mut().and_then(|digests| digests.remove(&at)) else {
+            continue;
+        };
+        let named = digest["keyslots"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let keyslots = metadata["keyslots"].as_object_mut();
+        let slots: Option<serde_json::Map<_, _>> =
+            keyslots.map(|all| named.filter_map(|slot| all.remove_entry(slot)).collect());
+        taken.push(UnusedSlots { slots: slots.unwrap_or_default().into(), digest });
+    }
+    taken
+}
+
+/// Key slots whose key is of no data, and the digest of that key.
+pub(super) struct UnusedSlots {
+    pub(super) digest: Value,
+    /// By their numbers.
+    pub(super) slots: Value,
 }
 
 #[derive(Deserialize)]
@@ -147,25 +208,57 @@ impl Parts {
 
     /// A header with some of the key slots, one digest, and one segment.
     fn volume(&self, slots: &BTreeSet<u32>, digest: &Value, segment: &Value) -> Value {
-        let slots: serde_json::Map<_, _> = self
+        let keyslots: serde_json::Map<_, _> = self
             .keyslots
             .iter()
             .filter(|(slot, _)| slots.contains(slot))
             .map(|(slot, value)| (slot.to_string(), value.clone()))
             .collect();
-        let (mut digest, mut config) = (digest.clone(), self.config.clone());
+        let (mut digest, mut config, mut tokens) = (digest.clone(), self.config.clone(), self.tokens.clone());
         digest["segments"] = json!(["0"]);
         if let Some(config) = config.as_object_mut() {
             config.remove("requirements");
         }
+        // cryptsetup rejects a token with a slot that does not exist.
+        for token in tokens.as_object_mut().into_iter().flat_map(|tokens| tokens.values_mut()) {
+            if let Some(named) = token.get_mut("keyslots").and_then(Value::as_array_mut) {
+                named.retain(|slot| slot.as_str().is_some_and(|slot| keyslots.contains_key(slot)));
+            }
+        }
         json!({
-            "keyslots": slots,
-            "tokens": self.tokens,
+            "keyslots": keyslots,
+            "tokens": tokens,
             "segments": { "0": segment },
             "digests": { "0": digest },
             "config": config,
         })
     }
+}
+
+/// None if part of the data may have the old key. What is left of that is not looked at: cryptsetup was killed as it removed it.
+fn finish_parts(parts: &Parts) -> Option<SplitHeader> {
+    let digests: Vec<_> = parts.digests.values().map(Digest::read).collect::<Option<_>>()?;
+    let mut segments = parts.segments.iter();
+    let (whole, segment) = segments.next()?;
+    let is_whole = *whole == 0 && segment.get("flags").is_none() && segment["size"] == "dynamic";
+    let new = single(digests.iter().filter(|digest| digest.segments.contains(whole)))?;
+    // The first header of a re-encryption has the same segments, and the first of them is of the old key.
+    let mut has_final = false;
+    for (number, segment) in segments {
+        let is_new = new.segments.contains(number);
+        let flags = &segment["flags"];
+        match (is_new, *flags == json!(["backup-final"]), *flags == json!(["backup-previous"])) {
+            (true, true, false) => has_final = true,
+            (false, false, true) => {}
+            _ => return None,
+        }
+    }
+    let is_finished = is_whole && has_final && !new.slots.is_empty();
+    is_finished.then(|| SplitHeader {
+        before: None,
+        after: parts.volume(&new.slots, new.value, segment),
+        reencryption: Reencryption { done_bytes: u64::MAX, stage: ReencryptionStage::Header },
+    })
 }
 
 /// None if any part is not as a re-encryption of this kind has it.
@@ -203,7 +296,7 @@ fn split_parts(parts: &Parts) -> Option<SplitHeader> {
         .collect();
     let reencryption = read_pieces(&pieces, &whole)?;
     Some(SplitHeader {
-        before: parts.volume(&old.slots, old.value, &whole),
+        before: Some(parts.volume(&old.slots, old.value, &whole)),
         after: parts.volume(&new.slots, new.value, &whole),
         reencryption,
     })
@@ -211,8 +304,8 @@ fn split_parts(parts: &Parts) -> Option<SplitHeader> {
 
 /// The pieces of the data, each with whether the digest of the new and of the old key has it.
 fn read_pieces(pieces: &[(&Value, bool, bool)], whole: &Value) -> Option<Reencryption> {
-    let (mut next, mut stage) = (Some(HEADER_AREA_BYTES), 0);
-    let (mut done_bytes, mut needs_repair) = (0, false);
+    let (mut next, mut last_at) = (Some(HEADER_AREA_BYTES), 0);
+    let (mut done_bytes, mut stage) = (0, ReencryptionStage::Data);
     for (segment, is_new, is_old) in pieces {
         let is_hot = segment.get("flags").is_some();
         let segment = if is_hot { without_flag(segment, "in-reencryption")? } else { (*segment).clone() };
@@ -223,8 +316,8 @@ fn read_pieces(pieces: &[(&Value, bool, bool)], whole: &Value) -> Option<Reencry
             (false, true, false) => 3,
             _ => return None,
         };
-        let offset = next.filter(|_| at > stage)?;
-        stage = at;
+        let offset = next.filter(|_| at > last_at)?;
+        last_at = at;
         let tweak = (offset - HEADER_AREA_BYTES) / SECTOR_BYTES;
         let mut expected = whole.clone();
         expected["offset"] = json!(offset.to_string());
@@ -238,12 +331,14 @@ fn read_pieces(pieces: &[(&Value, bool, bool)], whole: &Value) -> Option<Reencry
             "dynamic" => None,
             size => Some(size.parse::<u64>().ok().and_then(|size| offset.checked_add(size))?),
         };
-        needs_repair |= is_hot;
+        if is_hot {
+            stage = ReencryptionStage::Repair;
+        }
         if at == 1 {
             done_bytes = next.map_or(u64::MAX, |end| end - HEADER_AREA_BYTES);
         }
     }
-    Some(Reencryption { done_bytes, needs_repair })
+    Some(Reencryption { done_bytes, stage })
 }
 
 /// A segment whose only flag is this one, without it.

@@ -16,9 +16,10 @@ use std::path::Path;
 use super::super::VolumeError;
 use super::super::disk::DiskAccess;
 use super::super::uuid::Uuid;
-use super::device::continue_reencryption;
+use super::device::{CheckedHeader, continue_reencryption};
 use super::error::LuksError;
-use super::key_slots::UnlockSecret;
+use super::key_slots::{KeySlots, UnlockSecret};
+use super::reencryption::ReencryptionStage;
 use super::settings::{DEVICE_MAPPER, LuksSettings};
 use super::status::ReencryptionProgress;
 use crate::error::{Error as FileError, FileOperation};
@@ -32,6 +33,60 @@ pub enum ReencryptionEnd {
     Complete,
     /// It was stopped, and is to be continued.
     Stopped,
+}
+
+/// How cryptsetup has ended, with the re-encryption not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ToolEnd {
+    /// By itself, or it had nothing to do.
+    Ended,
+    /// By the caller, after a piece.
+    Stopped,
+    Killed,
+    /// It could not begin: another cryptsetup is at work.
+    Busy,
+    Failed,
+}
+
+impl ToolEnd {
+    fn of(ran: &Result<(), LuksError>, is_stopped: bool) -> ToolEnd {
+        match ran {
+            Ok(()) => ToolEnd::Ended,
+            Err(LuksError::Command(error)) if error.is_killed() => ToolEnd::Killed,
+            Err(LuksError::Command(error)) if error.is_running_elsewhere() => ToolEnd::Busy,
+            Err(LuksError::Command(_)) if is_stopped => ToolEnd::Stopped,
+            Err(_) => ToolEnd::Failed,
+        }
+    }
+
+    /// After an error in the middle of a piece, cryptsetup has let the reads and writes there fail itself.
+    fn may_leave_hot_zone(self) -> bool {
+        matches!(self, ToolEnd::Ended | ToolEnd::Killed)
+    }
+}
+
+/// What the end of cryptsetup asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EndStep {
+    /// The header is written without the old key.
+    Finish,
+    /// The volume is closed, and opened again.
+    Reopen,
+    Stop,
+    /// The error of cryptsetup is the caller's.
+    Fail,
+}
+
+fn plan_end(ended: ToolEnd, stage: ReencryptionStage, has_hot_zone: bool) -> EndStep {
+    match (ended, stage) {
+        (ToolEnd::Busy, _) => EndStep::Fail,
+        // Also where the last piece is complete: the open volume reads and writes by what the killed cryptsetup has left.
+        _ if has_hot_zone => EndStep::Reopen,
+        (_, ReencryptionStage::Header) => EndStep::Finish,
+        (ToolEnd::Killed | ToolEnd::Stopped | ToolEnd::Failed, ReencryptionStage::Repair) => EndStep::Reopen,
+        (ToolEnd::Ended | ToolEnd::Stopped, _) => EndStep::Stop,
+        (ToolEnd::Killed | ToolEnd::Failed, ReencryptionStage::Data) => EndStep::Fail,
+    }
 }
 
 /// Runs a re-encryption, with the settings of its caller.
@@ -53,42 +108,61 @@ impl ReencryptionRun<'_> {
         if header.summary.reencryption.is_none() {
             return Ok(ReencryptionEnd::Complete);
         }
-        // A call that was killed between both has not recorded it.
-        slots
-            .records
-            .record_volume_key(header.uuid, &header.summary.volume_key)
-            .map_err(|error| to_error(LuksError::HeaderRecord(error)))?;
+        Self::record_key(&slots, &header).map_err(to_error)?;
         let opened = slots.open_slot(&header, secret).map_err(to_error)?;
         let unlocked = disk.reopen_unlocked()?;
         // The header can be read while it works.
         drop(disk);
         let mut is_stopped = false;
         let tool = &*self.0.config.cryptsetup;
-        let ran = continue_reencryption(tool, &unlocked, &opened.passphrase, lock.as_fd(), &mut |progress| {
-            let flow = report(progress);
-            is_stopped |= flow.is_break();
-            flow
-        });
+        let ran = match header.summary.is_unfinished() {
+            // cryptsetup would need a slot of the old key.
+            true => Ok(()),
+            false => {
+                continue_reencryption(tool, &unlocked, &opened.passphrase, lock.as_fd(), &mut |progress| {
+                    let flow = report(progress);
+                    is_stopped |= flow.is_break();
+                    flow
+                })
+            }
+        };
         drop(unlocked);
-        syscalls::unlock(&lock);
-        let disk = self.0.open_disk(DiskAccess::Read)?;
-        let after = self.0.slots_of(&disk).device.check_header().map_err(to_error)?;
-        match ran {
-            _ if after.summary.reencryption.is_none() => Ok(ReencryptionEnd::Complete),
-            Err(LuksError::Command(error)) if error.is_killed() && self.fail_hot_zone(header.uuid)? => {
-                Err(to_error(LuksError::ReencryptionKilled))
-            }
-            // After an error in the middle of a piece, cryptsetup has let the reads and writes there fail itself.
-            Err(LuksError::Command(error))
-                if after.summary.reencryption.is_some_and(|state| state.needs_repair)
-                    && !error.is_running_elsewhere() =>
-            {
-                Err(to_error(LuksError::ReencryptionKilled))
-            }
-            Err(LuksError::Command(_)) if is_stopped => Ok(ReencryptionEnd::Stopped),
-            Err(error) => Err(to_error(error)),
-            Ok(()) => Ok(ReencryptionEnd::Stopped),
+        let after = {
+            let disk = self.0.open_disk(DiskAccess::Read)?;
+            self.0.slots_of(&disk).device.check_header().map_err(to_error)?
+        };
+        let Some(state) = after.summary.reencryption else { return Ok(ReencryptionEnd::Complete) };
+        let ended = ToolEnd::of(&ran, is_stopped);
+        let has_hot_zone = ended.may_leave_hot_zone() && self.fail_hot_zone(header.uuid)?;
+        match plan_end(ended, state.stage, has_hot_zone) {
+            EndStep::Finish => self.finish().map(|()| ReencryptionEnd::Complete),
+            EndStep::Reopen => Err(to_error(LuksError::ReencryptionKilled)),
+            EndStep::Stop => Ok(ReencryptionEnd::Stopped),
+            EndStep::Fail => ran.map(|()| ReencryptionEnd::Stopped).map_err(to_error),
         }
+    }
+
+    /// Records the new volume key: a call that was killed after the begin has not done it.
+    fn record_key(slots: &KeySlots<'_>, header: &CheckedHeader) -> Result<(), LuksError> {
+        let key = &header.summary.volume_key;
+        let recorded = slots.records.volume_key(header.uuid).map_err(LuksError::HeaderRecord)?;
+        // The end has the key of the begin, and each opening records it: this header is an older one, which was put back.
+        if header.summary.is_unfinished() && recorded.is_some_and(|recorded| recorded != *key) {
+            return Err(LuksError::Reencrypted);
+        }
+        slots.records.record_volume_key(header.uuid, key).map_err(LuksError::HeaderRecord)
+    }
+
+    /// Writes the header that cryptsetup has not. Ours has ended, and an operator's writes no header over another one than it
+    /// has read.
+    fn finish(&self) -> Result<(), VolumeError> {
+        let disk = self.0.open_disk(DiskAccess::Write)?;
+        let device = self.0.slots_of(&disk).device;
+        let finished = device.check_header().and_then(|header| match header.summary.is_unfinished() {
+            true => device.finish_header(&header),
+            false => Ok(()),
+        });
+        finished.map_err(|error| self.0.error(error))
     }
 
     /// Lets reads and writes of the hot zone fail that a killed cryptsetup has left. Returns whether there is one; not while a
@@ -132,4 +206,35 @@ impl ReencryptionRun<'_> {
 
 fn lock_error(errno: rustix::io::Errno) -> LuksError {
     LuksError::HeaderCopy(FileError::new(FileOperation::Lock, "the lock of the re-encryption", errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_is_finished_once_all_data_have_the_new_key_and_nobody_else_is_at_work() {
+        use ReencryptionStage::{Data, Header, Repair};
+        use ToolEnd::{Busy, Ended, Failed, Killed, Stopped};
+        for (ended, stage, has_hot_zone, step) in [
+            (Killed, Header, false, EndStep::Finish),
+            (Failed, Header, false, EndStep::Finish),
+            (Ended, Header, false, EndStep::Finish),
+            (Stopped, Header, false, EndStep::Finish),
+            (Busy, Header, false, EndStep::Fail),
+            (Killed, Header, true, EndStep::Reopen),
+            (Ended, Header, true, EndStep::Reopen),
+            (Killed, Repair, true, EndStep::Reopen),
+            // Below a volume that is not open.
+            (Killed, Repair, false, EndStep::Reopen),
+            (Failed, Repair, false, EndStep::Reopen),
+            (Busy, Repair, false, EndStep::Fail),
+            (Ended, Data, false, EndStep::Stop),
+            (Stopped, Data, false, EndStep::Stop),
+            (Killed, Data, false, EndStep::Fail),
+            (Failed, Data, false, EndStep::Fail),
+        ] {
+            assert_eq!(plan_end(ended, stage, has_hot_zone), step, "{ended:?} {stage:?} {has_hot_zone}");
+        }
+    }
 }
