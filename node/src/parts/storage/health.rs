@@ -47,10 +47,18 @@ pub(super) fn health_source(
 
 /// One that goes on, or that pauses with its volume, is no problem.
 fn reencryption_condition(report: &ReencryptionReport) -> Option<HealthCondition> {
-    let ReencryptionState::Failed(reason) = &report.state else { return None };
-    let condition =
-        HealthCondition::problem("re-encryption of the data volume", format!("can't go on: {reason}"));
-    Some(condition.hint("it is tried again; if it lacks a key, `nodectl storage reencrypt --recovery`"))
+    const OBJECT: &str = "re-encryption of the data volume";
+    if let ReencryptionState::Failed(reason) = &report.state {
+        let condition = HealthCondition::problem(OBJECT, format!("can't go on: {reason}"));
+        return Some(
+            condition.hint("it is tried again; if it lacks a key, `nodectl storage reencrypt --recovery`"),
+        );
+    }
+    let stalled = report.stalled?;
+    let condition = HealthCondition::problem(OBJECT, "makes no progress").since(Some(stalled));
+    Some(condition.hint(format!(
+        "look for errors of the disk in the kernel's log; `nodectl restart {DN}` closes the volume, and continues"
+    )))
 }
 
 fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<HealthCondition> {
@@ -89,5 +97,24 @@ fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<Health
             Some(condition.hint(hint))
         }
         _ => node.condition_of(DN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn a_reencryption_without_progress_says_what_to_type() {
+        let mut report = ReencryptionReport::default();
+        assert!(reencryption_condition(&report).is_none());
+        report.state = ReencryptionState::Running;
+        assert!(reencryption_condition(&report).is_none());
+        report.stalled = Some(SystemTime::UNIX_EPOCH);
+        let condition = reencryption_condition(&report).unwrap();
+        assert_eq!(condition.problem, "makes no progress");
+        assert!(condition.hint.contains("`nodectl restart root.storage`"), "{condition:?}");
     }
 }
