@@ -196,7 +196,7 @@ impl VolumeKeys {
         let (checked, go) = (Arc::clone(&volume), may_go.clone());
         run_blocking(move || checked.check_reencryption(&secrets, &go))
             .await
-            .map_err(VolumeKeyError::Reencryption)?;
+            .map_err(VolumeKeyError::of_reencryption)?;
         let permit = match self.key_at_hand(cluster).await {
             Err(VolumeKeyError::NeedsPassphrase) => {
                 passphrase.clone().ok_or(VolumeKeyError::NeedsPassphrase)?
@@ -207,7 +207,7 @@ impl VolumeKeys {
         let secrets = self.secrets_at_hand(cluster, passphrase).await?;
         run_blocking(move || volume.begin_reencryption(&secrets, &may_go))
             .await
-            .map_err(VolumeKeyError::Reencryption)
+            .map_err(VolumeKeyError::of_reencryption)
     }
 
     /// Keeps a passphrase that opens the volume, for a re-encryption that lacks a key.

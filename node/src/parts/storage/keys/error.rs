@@ -2,7 +2,7 @@
 
 use nodekeel_cluster::enrolment::{KvAccessError, NodeUnavailable};
 use nodekeel_cluster::node::NodeStoreError;
-use nodekeel_localstorage::volume::VolumeError;
+use nodekeel_localstorage::volume::{LuksError, VolumeError};
 use thiserror::Error;
 
 use crate::parts::storage::tang::TangKeyError;
@@ -48,7 +48,7 @@ pub(crate) enum VolumeKeyError {
          docs/noded.md, \"Re-encrypt the disk\""
     )]
     Authenticated,
-    /// Slots would be lost, or the header has no room.
+    /// Slots would be lost.
     #[error(
         "can't re-encrypt the data volume: give the recovery passphrase with --recovery, and name each other key slot that may \
          go with --drop-slot"
@@ -69,4 +69,16 @@ pub(crate) enum VolumeKeyError {
          type nodectl storage recovery, confirm what it shows, and then try again"
     )]
     LacksPassphrase,
+}
+
+impl VolumeKeyError {
+    /// The error of a re-encryption that could not begin. Other slots that may go help only if one would be lost.
+    pub(super) fn of_reencryption(error: VolumeError) -> Self {
+        let would_lose_slots = matches!(
+            &error,
+            VolumeError::Encryption { source, .. }
+                if matches!(**source, LuksError::UnknownSlots { .. } | LuksError::LastSlot { .. })
+        );
+        if would_lose_slots { Self::Reencryption(error) } else { Self::Volume(error) }
+    }
 }
