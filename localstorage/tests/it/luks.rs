@@ -117,7 +117,7 @@ impl LuksFixture {
         let mut bytes = vec![0; (HEADER_BYTES + MIB) as usize];
         let (head, tail) = bytes.split_at_mut(HEADER_BYTES as usize);
         disk.read_exact_at(head, 0).unwrap();
-        disk.read_exact_at(tail, 63 * MIB).unwrap();
+        disk.read_exact_at(tail, disk.metadata().unwrap().len() - MIB).unwrap();
         bytes
     }
 

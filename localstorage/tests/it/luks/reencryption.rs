@@ -2,7 +2,7 @@
 //!
 //! The data are those of an image: cryptsetup encrypts them for real, below a volume that is not mapped.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt as _;
@@ -65,6 +65,17 @@ impl StolenFrom {
         assert!(volume.encryption_status().unwrap().has_both_headers, "{killed}");
         let restored = luks_error(volume.restore_header(&self.stolen, &self.secrets()[1], true).map(drop));
         assert!(matches!(restored, LuksError::Reencrypted), "{killed}: {restored}");
+    }
+
+    /// Continues a re-encryption without this crate, until that is killed.
+    fn run_by_hand(&self, fixture: &LuksFixture, point: KillPoint<'_>) {
+        let options =
+            ["reencrypt", "--batch-mode", "--resume-only", "--force-offline-reencrypt", "--key-file=-"];
+        let mut command = Command::new(killed_tool(fixture, point));
+        command.args(options).arg(fixture.path("disk")).stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(self.passphrase.reveal().as_bytes()).unwrap();
+        child.wait().unwrap();
     }
 
     fn check_open(&self, volume: &LuksVolume, killed: &str) {
@@ -164,20 +175,36 @@ fn a_reencryption_that_is_killed_at_any_write_keeps_all_data_and_is_completed() 
         assert!(data(fixture) == whole, "{killed}: the data are others");
     };
     // The caller is killed, too, or it is an operator's cryptsetup.
-    let by_hand = |fixture: &LuksFixture, point: KillPoint<'_>| {
-        let options =
-            ["reencrypt", "--batch-mode", "--resume-only", "--force-offline-reencrypt", "--key-file=-"];
-        let mut command = Command::new(killed_tool(fixture, point));
-        command.args(options).arg(fixture.path("disk")).stdin(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(from.passphrase.reveal().as_bytes()).unwrap();
-        child.wait().unwrap();
-    };
+    let by_hand = |fixture: &LuksFixture, point: KillPoint<'_>| from.run_by_hand(fixture, point);
     let kills = kill_at_each(&from.fixture, "fsync", by_hand, check);
     assert!(kills >= 13, "{kills}");
     let by_volume = |fixture: &LuksFixture, point: KillPoint<'_>| drop(run(&killed_volume(fixture, point)));
     let kills = kill_at_each(&from.fixture, "write", by_volume, check);
     assert!(kills >= 35, "{kills}");
+}
+
+#[test]
+#[ignore = "needs strace"]
+fn a_header_with_another_key_than_the_recorded_one_is_not_finished() {
+    let from = StolenFrom::new();
+    let fixture = &from.fixture;
+    let volume = fixture.volume(KeyPolicy::Local);
+    volume.begin_reencryption(&from.secrets(), &[]).unwrap();
+    // After the first of the old slots was removed.
+    from.run_by_hand(fixture, ("fsync", 8));
+    let progress = volume.encryption_status().unwrap().reencryption.unwrap();
+    assert_eq!(progress.done_bytes, progress.total_bytes);
+    let record = fixture.path("esp").join(format!("{}.header", volume.encryption_status().unwrap().volume));
+    let recorded = fs::read_to_string(&record).unwrap();
+    let (before, _) = recorded.split_once("volume key = ").unwrap();
+    fs::write(&record, format!("{before}volume key = 0123456789abcdef\n")).unwrap();
+    let header = fixture.header();
+    let refused = luks_error(run(&volume));
+    assert!(matches!(refused, LuksError::Reencrypted) && header == fixture.header(), "{refused}");
+    // Data that the key decrypts are what counts.
+    drop(volume.mount_existing().unwrap());
+    assert_eq!(fs::read_to_string(&record).unwrap(), recorded);
+    assert_eq!(run(&volume).unwrap(), ReencryptionEnd::Complete);
 }
 
 #[test]
