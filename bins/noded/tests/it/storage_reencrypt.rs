@@ -8,7 +8,6 @@ use nodekeel_node::v1::{
     AddRecoveryPassphraseRequest, BackUpStorageHeaderRequest, ConfirmRecoveryPassphraseRequest,
     ReencryptStorageRequest, StorageRequest, StorageResponse,
 };
-use nodekeel_supervisor::RunnableState;
 use testbed::ScratchDir;
 
 use crate::harness::{NodedProcess, node_command, wait};
@@ -89,22 +88,33 @@ async fn a_reencryption_goes_on_after_kills_and_no_header_of_before_is_restored(
     let mut node = fixture.start(LOCAL).await;
     node.wait_open().await;
     assert_witness();
-    let running = node.wait_status(|status| has_state(status, "running") && done_bytes(status) > 0).await;
+    let is_beyond = |status: &StorageResponse, before: u64| {
+        status.state == "open" && has_state(status, "running") && done_bytes(status) > before
+    };
+    let continued = done_bytes(&node.client.storage(StorageRequest {}).await.unwrap().into_inner());
+    let running = node.wait_status(|status| is_beyond(status, continued)).await;
     assert_eq!(node.storage_health().await, Default::default(), "no problem while it goes on");
     let refused = node.client.back_up_storage_header(BackUpStorageHeaderRequest {}).await.unwrap_err();
     assert!(refused.message().contains("while the volume is re-encrypted"), "{refused:?}");
 
-    // cryptsetup alone: the volume closes, and opens again.
+    // cryptsetup alone: if it was in a piece, the volume closes, and opens again.
     kill_cryptsetup();
-    let is_again = || {
-        let storage = node.node.snapshot().into_iter().find(|status| &*status.dn == "root.storage").unwrap();
-        anyhow::ensure!(storage.generation > 1 && storage.state == RunnableState::Ready, "{storage:?}");
-        Ok(())
-    };
-    tokio::task::block_in_place(|| wait("the volume", is_again));
+    node.wait_status(|status| is_beyond(status, done_bytes(&running))).await;
     assert_witness();
-    let again = node.wait_status(|status| status.state == "open" && has_state(status, "running")).await;
-    assert!(done_bytes(&again) >= done_bytes(&running), "{running:?} {again:?}");
+
+    // A stop of root.storage: who waits for the end is told, and it goes on when the volume is open again.
+    let mut reports =
+        node.client.reencrypt_storage(ReencryptStorageRequest::default()).await.unwrap().into_inner();
+    let (code, text) = run_nodectl(&fixture, &["stop", "root.storage", "--wait"]);
+    assert_eq!(code, Some(0), "{text}");
+    let mut last = String::new();
+    while let Some(report) = reports.message().await.unwrap() {
+        last = report.state;
+    }
+    assert_eq!(last, "paused");
+    let (code, text) = run_nodectl(&fixture, &["start", "root.storage", "--wait"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert_witness();
 
     // A second call follows it.
     let (code, text) = run_nodectl(&fixture, &["storage", "reencrypt", "--wait"]);
