@@ -107,7 +107,7 @@ pub enum PolicyViolation {
         /// The weak part.
         found: String,
     },
-    /// The digest that verifies the volume key is not the only one, or does not cover all key slots.
+    /// The digest that verifies the volume key is not the only one of the data, or does not cover all key slots.
     #[error("the digest of the volume key is invalid: {0}")]
     Digest(String),
 }
