@@ -175,7 +175,7 @@ const SOAKS: &[Soak] = &[
     ("storage-kills", GuestTests("nodekeel-localstorage it "), "NODEKEEL_KILLS=all"),
     // A node's volume on disks and partitions: encrypted by both modes, grown, found again, its keys changed.
     ("node-storage", GuestTests("noded it storage_"), ""),
-    // The power cut, and noded killed, in creation, rotation, growth and header restore of its volume. Each test prints how often
+    // The power cut, and noded killed, in creation, rotation, growth, header restore and re-encryption of its volume. Each test prints how often
     // each scenario had each outcome: more than 300, since a few cuts are where the test damages the header.
     ("storage-corners", GuestTests("noded it storage_corners::"), "NODEKEEL_STORAGE_CORNERS=320"),
     // The power cut between the writes of volumes, key slots, journals, files, credentials and limits. Each test

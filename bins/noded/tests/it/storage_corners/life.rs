@@ -22,7 +22,9 @@ const WITNESS: &str = "data of a pod\n";
 /// The scenario in which the test damages the header, which no cut is checked in.
 pub(super) const DAMAGE: &str = "damage";
 /// The scenarios by the marks with which they begin, the last one first.
-const SCENARIOS: [(&str, &str); 7] = [
+const SCENARIOS: [(&str, &str); 9] = [
+    ("reencrypted", "after the re-encryption"),
+    ("reencrypting", "re-encryption"),
     ("restored", "after all"),
     ("damaged", "header restore"),
     ("damaging", DAMAGE),
@@ -47,6 +49,7 @@ pub(super) struct Life {
     /// The marks with which its operations begin.
     pub(super) starts: &'static [&'static str],
     grows: bool,
+    reencrypts: bool,
     damage: Damage,
 }
 
@@ -56,6 +59,7 @@ impl Life {
         encryption: "encrypted",
         starts: &["prepared", "rotating", "growing", "damaged"],
         grows: true,
+        reencrypts: false,
         damage: Damage::Noise,
     };
     /// It is wiped, and can't grow.
@@ -64,7 +68,17 @@ impl Life {
         encryption: "encrypted-and-authenticated",
         starts: &["prepared", "rotating", "damaged"],
         grows: false,
+        reencrypts: false,
         damage: Damage::Rollback,
+    };
+    /// It gets another volume key at its end.
+    pub(super) const REENCRYPTED: Self = Self {
+        name: "a volume that is re-encrypted",
+        encryption: "encrypted",
+        starts: &["reencrypting"],
+        grows: false,
+        reencrypts: true,
+        damage: Damage::Noise,
     };
 }
 
@@ -82,7 +96,7 @@ pub(super) struct Knowledge {
     pub(super) volume: Option<VolumeId>,
     /// The text of a file that was reported as written.
     pub(super) witness: Option<String>,
-    passphrase: String,
+    pub(super) passphrase: String,
     /// The newest backup of the header.
     pub(super) header: Option<PathBuf>,
     /// The runs of mkfs.xfs on this machine, the last of which has made the volume.
@@ -151,6 +165,13 @@ pub(super) async fn first_use(machine: &Machine, node: &mut DeviceNode) -> Resul
     Ok(Knowledge { volume, witness: Some(WITNESS.to_owned()), passphrase, header, formats })
 }
 
+/// Re-encrypts the open volume, to the end. One that was cut off goes on.
+pub(super) fn reencrypt(machine: &Machine, known: &Knowledge) -> Result<()> {
+    let ended = known.type_command(machine, "nodectl storage reencrypt --recovery --wait")?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    Ok(())
+}
+
 /// Lives it, on a disk that also has the ESP.
 pub(super) async fn record_life(life: &Life) -> Result<(DiskRecording, Story)> {
     let disk = RecordedDisk::acquire(&[ESP_BYTES, GROWN_MEBIBYTES << 20])?;
@@ -198,6 +219,11 @@ pub(super) async fn record_life(life: &Life) -> Result<(DiskRecording, Story)> {
     ensure!(ended.code == Some(0), "{command}: {ended:?}");
     node.wait_open().await;
     disk.mark("restored")?;
+    if life.reencrypts {
+        disk.mark("reencrypting")?;
+        reencrypt(&machine, &known)?;
+        disk.mark("reencrypted")?;
+    }
     node.node.shutdown().await;
     drop(machine);
     Ok((disk.finish()?, Story { known, headers: [old, new] }))
