@@ -95,6 +95,8 @@ struct OpenSource<'a> {
     mapping: ActiveMapping,
     /// The size of the mapping.
     bytes: u64,
+    /// It has blocks that were never written, and so has the copy.
+    is_unwiped: bool,
     unreadable: Cell<UnreadableBlocks>,
 }
 
@@ -201,8 +203,10 @@ impl LuksCreation<'_> {
         }
         // A killed process has left it open by the name of the copy, or even mounted.
         self.close_interrupted(header.uuid)?;
+        let header = opening.repair(&slots, header, source.secret).map_err(|error| settings.error(error))?;
         let (_, mapping) = opening.open_mapping(&slots, &header, source.secret)?;
-        let mut open = OpenSource { source, mapping, bytes: 0, unreadable: Cell::default() };
+        let is_unwiped = header.summary.volume.as_ref().is_some_and(|token| token.unwiped);
+        let mut open = OpenSource { source, mapping, bytes: 0, is_unwiped, unreadable: Cell::default() };
         let size = open.open_device().and_then(|mut device| {
             device.seek(SeekFrom::End(0)).map_err(|error| open.error("measure", error))
         });
@@ -442,7 +446,8 @@ impl LuksCreation<'_> {
             match run.current_step() {
                 Some(SEAL) => slots.seal_new_key(id).map(drop).map_err(|error| self.settings.error(error))?,
                 Some(FORMAT) => {
-                    self.format(slots, id, erased)?;
+                    let is_unwiped = matches!(origin, Origin::Copy(open) if open.is_unwiped);
+                    self.format(slots, id, erased, is_unwiped)?;
                     is_repeated = false;
                     let is_authenticated = record.encryption == VolumeEncryption::EncryptedAndAuthenticated;
                     record.wiped_bytes = is_authenticated.then_some(0);
@@ -467,7 +472,13 @@ impl LuksCreation<'_> {
         Ok(created)
     }
 
-    fn format(&self, slots: &KeySlots<'_>, id: SealId, erased: &VolumeContents) -> Result<(), VolumeError> {
+    fn format(
+        &self,
+        slots: &KeySlots<'_>,
+        id: SealId,
+        erased: &VolumeContents,
+        is_unwiped: bool,
+    ) -> Result<(), VolumeError> {
         let device = &slots.device;
         // A resumed creation has not claimed the disk again: another program may use it by now.
         device.disk.check_unused()?;
@@ -483,7 +494,8 @@ impl LuksCreation<'_> {
         let slot_token = SlotToken::new(FIRST_SLOT, SlotKind::Local, id.generation, Some(check));
         device.write_slot_token(FIRST_SLOT, &slot_token).map_err(to_error)?;
         // After the token of the slot: a header with the token of the volume always has a slot that can be opened.
-        device.write_volume_token(&self.token_of(VolumeProgress::Unfinished)).map_err(to_error)?;
+        let token = self.token_of(VolumeProgress::Unfinished, is_unwiped);
+        device.write_volume_token(&token).map_err(to_error)?;
         // A header that does not meet the policy must fail here; the next step opens it.
         device.check_header().map_err(to_error)?;
         // The token records from here on that the volume is unfinished, so the claim is no longer needed.
@@ -645,12 +657,13 @@ impl LuksCreation<'_> {
             }
         };
         // Last of all: from here on no creation resumes on this disk, and the volume may have data.
-        slots.device.write_volume_token(&self.token_of(VolumeProgress::Complete))?;
+        let is_unwiped = header.summary.volume.as_ref().is_some_and(|token| token.unwiped);
+        slots.device.write_volume_token(&self.token_of(VolumeProgress::Complete, is_unwiped))?;
         slots.device.check_header()?;
         Ok(cluster_key)
     }
 
-    fn token_of(&self, state: VolumeProgress) -> VolumeToken {
+    fn token_of(&self, state: VolumeProgress, is_unwiped: bool) -> VolumeToken {
         let mut token = VolumeToken::new(
             self.settings.config.encryption,
             self.settings.config.keys,
@@ -658,7 +671,7 @@ impl LuksCreation<'_> {
         );
         token.state = state;
         let is_authenticated = token.encryption == VolumeEncryption::EncryptedAndAuthenticated;
-        token.unwiped = is_authenticated && !self.settings.wipe;
+        token.unwiped = is_authenticated && (is_unwiped || !self.settings.wipe);
         token.node.clone_from(&self.settings.node);
         token
     }

@@ -59,7 +59,7 @@ impl LuksOpening<'_> {
     }
 
     /// Completes the piece of a re-encryption in which cryptsetup was killed, while the volume is not mapped.
-    fn repair(
+    pub(super) fn repair(
         &self,
         slots: &KeySlots<'_>,
         header: CheckedHeader,

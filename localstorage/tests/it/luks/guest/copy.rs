@@ -90,6 +90,7 @@ fn an_authenticated_volume_is_copied_and_a_stolen_header_opens_nothing_of_the_co
         assert_eq!(fs::read(node.path("data/since")).unwrap(), b"since");
         let after = size_of_file_system(&node.path("data"));
         assert!(after > before + 30 * MIB, "{before} bytes became {after}");
+        assert!(volume.encryption_status().unwrap().is_unwiped, "as the volume that was copied");
         let mapping = File::open(node.mapping().unwrap().device_path).unwrap();
         let mut block = [0; 4096];
         let left_out = mapping.read_exact_at(&mut block, unreadable.first_offset);
