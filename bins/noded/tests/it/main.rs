@@ -34,6 +34,7 @@ mod service_settings;
 mod services;
 mod storage;
 mod storage_cluster;
+mod storage_copy;
 mod storage_corners;
 mod storage_device;
 mod storage_disk;

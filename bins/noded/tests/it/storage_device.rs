@@ -50,6 +50,15 @@ impl DeviceFixture {
         Self { scratch: ScratchDir::new().unwrap(), disk, part, name, _turn: turn }
     }
 
+    /// Gives the node another part of this many MiB, at the end of the disk, for the next configuration; returns the former one.
+    pub(crate) fn replace_part(&mut self, mebibytes: u64) -> PathBuf {
+        let (other, start) = (format!("{}-other", self.name), 512 * 2048);
+        let table = format!("0 {} linear {} {start}", mebibytes * 2048, self.disk.device_path().display());
+        run_dmsetup(&["create", &other, "--noudevsync", "--table", &table]);
+        let minor = run_dmsetup(&["info", "--columns", "--noheadings", "--options", "minor", &other]);
+        std::mem::replace(&mut self.part, format!("/dev/dm-{}", minor.trim()).into())
+    }
+
     pub(crate) fn grow(&self, mebibytes: u64) {
         run_dmsetup(&["reload", &self.name, "--table", &table(&self.disk, mebibytes)]);
         run_dmsetup(&["resume", &self.name, "--noudevsync"]);
@@ -141,9 +150,13 @@ impl DeviceFixture {
 impl Drop for DeviceFixture {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(self.data().join("data")).output();
-        for (program, arguments) in
-            [("cryptsetup", ["close", "nodekeel-data"]), ("dmsetup", ["remove", &self.name])]
-        {
+        let other = format!("{}-other", self.name);
+        for (program, arguments) in [
+            ("cryptsetup", ["close", "nodekeel-data"]),
+            ("cryptsetup", ["close", "nodekeel-data-former"]),
+            ("dmsetup", ["remove", &self.name]),
+            ("dmsetup", ["remove", &other]),
+        ] {
             let _ = Command::new(program).args(arguments).env("DM_DISABLE_UDEV", "1").output();
         }
         if !self.disk.device_path().exists() {

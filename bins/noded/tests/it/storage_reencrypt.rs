@@ -158,6 +158,6 @@ async fn an_authenticated_volume_is_not_reencrypted_and_says_what_to_do() {
     let mut node = fixture.start(AUTHENTICATED).await;
     node.wait_open().await;
     let refused = node.client.reencrypt_storage(ReencryptStorageRequest::default()).await.unwrap_err();
-    assert!(refused.message().contains("docs/noded.md, \"Re-encrypt the disk\""), "{refused:?}");
+    assert!(refused.message().contains("docs/noded.md, \"Move to another disk\""), "{refused:?}");
     node.stop().await;
 }

@@ -48,6 +48,8 @@ pub struct StorageConfig {
     pub discards: Option<bool>,
     /// True if an authenticated volume is wiped when it is created. Default: yes.
     pub wipe: Option<bool>,
+    /// The disk or partition whose volume is copied to this one.
+    pub copy_from: Option<PathBuf>,
 }
 
 /// A Tang server.

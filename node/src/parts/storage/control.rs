@@ -23,6 +23,7 @@ use super::decision::Attempt;
 use super::device::OpenedVolume;
 use super::error::StorageError;
 use super::faults::VolumeFaults;
+use super::health::describe_copy;
 use super::keys::{ClusterKeyState, VolumeKeyError, VolumeKeys};
 use super::opener::VolumeOpener;
 use super::reencryption::{ReencryptionReport, ReencryptionState, VolumeReencryption};
@@ -385,6 +386,12 @@ pub(crate) fn describe_state(status: UnlockStatus) -> v1::StorageResponse {
         UnlockStatus::Opening { work: Some(CreationWork::Wiping(wipe)) } => v1::StorageResponse {
             wiped_bytes: Some(wipe.done_bytes),
             wipe_bytes: Some(wipe.total_bytes),
+            ..of_state("opening")
+        },
+        UnlockStatus::Opening { work: Some(CreationWork::Copying { from, copy }) } => v1::StorageResponse {
+            detail: describe_copy(&from, copy),
+            copied_bytes: Some(copy.done_bytes),
+            copy_bytes: Some(copy.total_bytes),
             ..of_state("opening")
         },
         UnlockStatus::Opening { work: Some(CreationWork::Reading(reading)) } => v1::StorageResponse {

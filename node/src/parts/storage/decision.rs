@@ -8,7 +8,7 @@ use super::error::StorageError;
 use super::record::VolumeRecord;
 
 /// The disk, as the configuration and the node's record describe it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Expectation<'a> {
     pub(super) device: &'a Path,
     /// `None` if the volume is not to be encrypted.
@@ -17,6 +17,15 @@ pub(super) struct Expectation<'a> {
     pub(super) record: Option<VolumeRecord>,
     /// The token of the contents that an operator has agreed to erase.
     pub(super) erase_permit: Option<&'a str>,
+    /// The disk whose volume is to be copied to this one. `None` once this one has the node's volume.
+    pub(super) copy: Option<ExpectedCopy<'a>>,
+}
+
+/// The disk that a copy is made from, and what it has.
+#[derive(Debug)]
+pub(super) struct ExpectedCopy<'a> {
+    pub(super) from: &'a Path,
+    pub(super) report: Result<DiskReport, VolumeError>,
 }
 
 /// How far an attempt to open the volume may go.
@@ -50,10 +59,22 @@ pub(super) enum DiskStep {
     Create,
     /// Create a volume in the place of the contents.
     Erase,
+    /// Copy the node's volume from its disk.
+    Copy,
+    /// Complete the copy that the record names: all of it is copied.
+    CompleteCopy,
 }
 
 /// Decides what to do with a disk. Only what was seen is ever erased, and only if its token was given.
-pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Result<DiskStep, StorageError> {
+pub(super) fn decide_step(
+    report: &DiskReport,
+    mut expected: Expectation<'_>,
+) -> Result<DiskStep, StorageError> {
+    if let Some(copy) = expected.copy.take()
+        && let Some(step) = decide_copy(report, &expected, copy)?
+    {
+        return Ok(step);
+    }
     let token = report.contents.erase_token();
     // The operator's permit comes before all checks: it names exactly these contents.
     if token.is_some() && token.as_deref() == expected.erase_permit {
@@ -118,6 +139,41 @@ pub(super) fn decide_step(report: &DiskReport, expected: Expectation<'_>) -> Res
     }
 }
 
+/// Decides about a copy to a disk that does not have the node's volume. None if there is nothing to copy to it: then its
+/// contents decide.
+fn decide_copy(
+    report: &DiskReport,
+    expected: &Expectation<'_>,
+    copy: ExpectedCopy<'_>,
+) -> Result<Option<DiskStep>, StorageError> {
+    let (device, from) = (expected.device.to_owned(), copy.from.to_owned());
+    let Some(record) = expected.record.as_ref().filter(|record| record.given_up.is_none()) else {
+        return match report.volume {
+            DiskFinding::Encrypted { .. } => Ok(None),
+            _ => Err(StorageError::NothingToCopy { from }),
+        };
+    };
+    let is_source = matches!(
+        &copy.report,
+        Ok(source) if matches!(source.volume, DiskFinding::Encrypted { .. }) && record.is_of(source)
+    );
+    match &report.volume {
+        // Its creation knows its own copy by the journal.
+        DiskFinding::Unfinished if !is_source => Ok(Some(DiskStep::CompleteCopy)),
+        DiskFinding::Unfinished => Ok(Some(DiskStep::Copy)),
+        DiskFinding::Unread if is_source => match report.users.clone() {
+            Some(users) => Err(StorageError::Open(VolumeError::InUse { path: device, users })),
+            None => Ok(Some(DiskStep::Copy)),
+        },
+        DiskFinding::Unread => Err(match copy.report {
+            Ok(source) => StorageError::NoCopySource { device, from, report: Box::new(source) },
+            Err(error) => StorageError::Open(error),
+        }),
+        _ if is_source => Err(StorageError::CopyTarget { device, report: Box::new(report.clone()) }),
+        _ => Ok(None),
+    }
+}
+
 /// Returns whether an interrupted creation may be the node's, which has no volume yet. The record of given up contents is
 /// not the record of a volume.
 pub(super) fn may_complete(record: Option<&VolumeRecord>) -> bool {
@@ -162,7 +218,13 @@ mod tests {
     }
 
     fn expect(encryption: Option<VolumeEncryption>) -> Expectation<'static> {
-        Expectation { device: Path::new("/dev/sdb"), encryption, record: None, erase_permit: None }
+        Expectation {
+            device: Path::new("/dev/sdb"),
+            encryption,
+            record: None,
+            erase_permit: None,
+            copy: None,
+        }
     }
 
     #[test]
@@ -272,9 +334,9 @@ mod tests {
         let own = report_of(&superblock);
         superblock[32] = 1;
         let other = report_of(&superblock);
-        let expected = Expectation { record: Some(VolumeRecord::of_disk(&own)), ..expect(None) };
-        assert!(matches!(decide_step(&own, expected.clone()), Ok(DiskStep::Open)));
-        assert!(matches!(decide_step(&other, expected), Err(StorageError::Lost { .. })));
+        let expected = || Expectation { record: Some(VolumeRecord::of_disk(&own)), ..expect(None) };
+        assert!(matches!(decide_step(&own, expected()), Ok(DiskStep::Open)));
+        assert!(matches!(decide_step(&other, expected()), Err(StorageError::Lost { .. })));
         assert!(matches!(decide_step(&other, expect(None)), Ok(DiskStep::Open)), "it has had no volume yet");
     }
 
@@ -288,30 +350,83 @@ mod tests {
         let new = report_of(&superblock);
         let token = other.contents.erase_token();
         let record = Some(VolumeRecord::of_given_up(&other));
-        let expected = Expectation { record, ..expect(None) };
-        assert!(matches!(decide_step(&other, expected.clone()), Err(StorageError::Occupied { .. })));
-        let again = Expectation { erase_permit: token.as_deref(), ..expected.clone() };
+        let expected = || Expectation { record: record.clone(), ..expect(None) };
+        assert!(matches!(decide_step(&other, expected()), Err(StorageError::Occupied { .. })));
+        let again = Expectation { erase_permit: token.as_deref(), ..expected() };
         assert!(matches!(decide_step(&other, again), Ok(DiskStep::Erase)));
         // A volume in the place of the erased contents opens, or its creation resumes.
-        assert!(matches!(decide_step(&new, expected.clone()), Ok(DiskStep::Open)));
-        assert!(matches!(decide_step(&report_of(b""), expected), Ok(DiskStep::Create)));
+        assert!(matches!(decide_step(&new, expected()), Ok(DiskStep::Open)));
+        assert!(matches!(decide_step(&report_of(b""), expected()), Ok(DiskStep::Create)));
     }
 
     #[test]
     fn only_the_contents_whose_token_was_given_are_erased() {
         let (report, other) = (report_of(b"LUKS\xba\xbe"), report_of(b"LUKS\xba\xbe\0\x01"));
         let token = report.contents.erase_token();
-        let permitted = Expectation { erase_permit: token.as_deref(), ..expect(None) };
-        assert!(matches!(decide_step(&report, permitted.clone()), Ok(DiskStep::Erase)));
+        let permitted = || Expectation { erase_permit: token.as_deref(), ..expect(None) };
+        assert!(matches!(decide_step(&report, permitted()), Ok(DiskStep::Erase)));
         assert!(
-            matches!(decide_step(&other, permitted.clone()), Ok(DiskStep::Create)),
+            matches!(decide_step(&other, permitted()), Ok(DiskStep::Create)),
             "which then finds it occupied"
         );
         assert!(
-            matches!(decide_step(&report_of(b""), permitted), Ok(DiskStep::Create)),
+            matches!(decide_step(&report_of(b""), permitted()), Ok(DiskStep::Create)),
             "it has no data that were seen"
         );
         let empty = Expectation { erase_permit: Some(""), ..expect(None) };
         assert!(matches!(decide_step(&report, empty), Ok(DiskStep::Create)));
+    }
+
+    #[test]
+    fn a_volume_is_copied_only_from_the_disk_that_has_it_and_only_to_a_blank_one() {
+        let volume = |uuid: &str| DiskFinding::Encrypted {
+            volume: uuid.into(),
+            encryption: VolumeEncryption::Encrypted,
+            keys: KeyPolicy::Local,
+            node: None,
+        };
+        let record = |uuid: &str| VolumeRecord {
+            disk_bytes: Some(4 << 20),
+            volume: Some(uuid.into()),
+            ..VolumeRecord::default()
+        };
+        let blank = || report_of(b"");
+        let decide =
+            |mut target: DiskReport, finding: DiskFinding, source: Option<&str>, known: Option<&str>| {
+                target.volume = finding;
+                let report = match source {
+                    Some(uuid) => Ok(with_volume(volume(uuid))),
+                    None => Err(VolumeError::Absent { path: "/dev/sda".into() }),
+                };
+                let copy = Some(ExpectedCopy { from: Path::new("/dev/sda"), report });
+                let expected = Expectation { record: known.map(record), copy, ..expect(MODES[1]) };
+                decide_step(&target, expected).map_err(|error| error.to_string())
+            };
+        let step = |finding, source, known| decide(blank(), finding, source, known);
+        assert_eq!(step(DiskFinding::Unread, Some("1"), Some("1")), Ok(DiskStep::Copy));
+        assert_eq!(step(DiskFinding::Unfinished, Some("1"), Some("1")), Ok(DiskStep::Copy), "it goes on");
+        // The record names the copy, and the disk that it was made from may be gone.
+        assert_eq!(step(DiskFinding::Unfinished, Some("1"), Some("2")), Ok(DiskStep::CompleteCopy));
+        assert_eq!(step(DiskFinding::Unfinished, None, Some("2")), Ok(DiskStep::CompleteCopy));
+        for (finding, source, known, says) in [
+            (DiskFinding::Unread, Some("3"), Some("1"), "name the disk that has it"),
+            (DiskFinding::Unread, None, Some("1"), "no data volume on /dev/sda"),
+            (DiskFinding::Unread, Some("1"), None, "this node has had no volume"),
+            (DiskFinding::Unfinished, Some("1"), None, "this node has had no volume"),
+            (DiskFinding::Foreign, Some("1"), Some("1"), "name a blank disk"),
+            (DiskFinding::Plain, Some("1"), Some("1"), "name a blank disk"),
+            (DiskFinding::Erasing, Some("1"), Some("1"), "name a blank disk"),
+            (volume("4"), Some("1"), Some("1"), "name a blank disk"),
+            (volume("4"), Some("3"), Some("1"), "is volume 4, but esp/ records volume 1"),
+        ] {
+            let error = step(finding.clone(), source, known).expect_err(says);
+            assert!(error.contains(says), "{finding:?}: {error}");
+        }
+        // Without a record, a volume that is there is opened as without a copy.
+        assert_eq!(step(volume("4"), Some("1"), None), Ok(DiskStep::Open));
+        let mut used = blank();
+        used.users = Some("mounted on /srv: `umount /srv`".into());
+        let refused = decide(used, DiskFinding::Unread, Some("1"), Some("1")).expect_err("in use");
+        assert!(refused.contains("umount /srv"), "{refused}");
     }
 }

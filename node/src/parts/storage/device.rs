@@ -10,14 +10,15 @@ use std::time::Instant;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::volume::{
-    CryptsetupProgram, DataVolume, DiskFinding, DiskReport, DiskVolume, EncryptedVolume as _, ErasePolicy,
-    FileSeal, HeaderBackup, KeySeal, LuksVolume, LuksVolumeConfig, MountState, ReadingProgress,
-    RecoveryPassphrase, SlotKind, UnlockSecret, VolumeContents, VolumeEncryption, VolumeError, inspect_disk,
+    CopySource, CryptsetupProgram, DataVolume, DiskFinding, DiskReport, DiskVolume, EncryptedVolume as _,
+    ErasePolicy, FileSeal, HeaderBackup, KeySeal, LuksVolume, LuksVolumeConfig, MountState, ReadingProgress,
+    RecoveryPassphrase, SlotKind, UnlockSecret, UnreadableBlocks, VolumeContents, VolumeEncryption,
+    VolumeError, inspect_disk,
 };
 
 use super::adoption::{has_opened, record_opening};
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
-use super::decision::{Attempt, DiskStep, Expectation, decide_step, may_complete};
+use super::decision::{Attempt, DiskStep, Expectation, ExpectedCopy, decide_step, may_complete};
 use super::error::StorageError;
 use super::gap::clear_mount_point;
 use super::identity::{RecordedVolume, forget_volume, settle_identity};
@@ -29,6 +30,9 @@ use super::unlock::{CreationWork, VolumeUnlock};
 use crate::error_chain::error_chain;
 use crate::layout::{ESP_DIR, VOLUME_DIR};
 use crate::program_name::program_name;
+
+/// The name of the mapping of a volume while it is copied.
+const FORMER_MAPPING: &str = "nodekeel-data-former";
 
 /// The programs that format and open a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,17 +148,26 @@ impl DeviceOpener {
         {
             report.contents = read;
         }
-        let expected = expect_device(&self.config, &found.path, record.clone());
+        let expected = expect_device(&self.config, &found.path, record.clone(), &report);
+        let source = expected.copy.as_ref().and_then(|copy| copy.report.as_ref().ok()).cloned();
         let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
         if attempt == Attempt::Open && step != DiskStep::Open {
-            return Err(StorageError::NoVolume);
+            return Err(match (step, self.copied_from()) {
+                (DiskStep::Copy | DiskStep::CompleteCopy, Some(from)) => {
+                    StorageError::Uncopied { device: found.path, from: from.to_owned() }
+                }
+                _ => StorageError::NoVolume,
+            });
         }
         let volume = self.new_volume(&found.path, &report)?;
         // Remembered before it is opened: a failed attempt may leave it mounted.
         *lock(&self.last) = Some((volume.clone(), None));
         // The partition grows first, so that the new volume takes all of it; but that of another owner stays as it is, and a
         // token names the partition as it is: an erased one grows at the next start.
-        if step == DiskStep::Create && report.volume == DiskFinding::Unread && found.growable_bytes() > 0 {
+        if matches!(step, DiskStep::Create | DiskStep::Copy)
+            && report.volume == DiskFinding::Unread
+            && found.growable_bytes() > 0
+        {
             volume.read_disk().map_err(|error| self.creation_error(error, sampled))?;
             found.grow_partition();
         }
@@ -179,6 +192,11 @@ impl DeviceOpener {
                 VolumeRecord::of_given_up(&report).write_to(&self.esp)?;
                 forget_volume(&self.esp)?;
                 self.create(&volume, sampled, ErasePolicy::Exactly(report.contents.clone()))
+            }
+            DiskStep::Copy | DiskStep::CompleteCopy => {
+                let recorded = record.as_ref().and_then(|record| record.volume.clone()).unwrap_or_default();
+                let source = source.filter(|_| step == DiskStep::Copy);
+                self.copy(&volume, source.as_ref(), &recorded, secret)
             }
         }?;
         *lock(&self.last) = Some((volume.clone(), opened.slot));
@@ -420,6 +438,63 @@ impl DeviceOpener {
         Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
     }
 
+    /// Copies the volume that the secret opens, from the disk of this report; without one, completes the copy that is recorded.
+    fn copy(
+        &self,
+        volume: &DeviceVolume,
+        source: Option<&DiskReport>,
+        recorded: &str,
+        secret: &UnlockSecret,
+    ) -> Result<OpenedVolume, StorageError> {
+        let (DeviceVolume::Encrypted(luks), Some(config)) = (volume, &self.config.encryption) else {
+            return Err(StorageError::NotEncrypted);
+        };
+        let from = self.copied_from().unwrap_or(Path::new(""));
+        let copied = match source {
+            None => luks.mount_copied(recorded),
+            Some(report) => {
+                let former = self.new_luks_volume(from, config)?;
+                let former = former.with_mapping_name(FORMER_MAPPING).expecting(report.identity.clone());
+                let copy = CopySource {
+                    volume: &former,
+                    secret,
+                    progress: &|copy| {
+                        self.unlock.report_work(CreationWork::Copying { from: from.to_owned(), copy })
+                    },
+                    commit: &|volume, disk_bytes| {
+                        let (disk_bytes, volume) = (Some(disk_bytes), Some(volume.to_owned()));
+                        let record = VolumeRecord { disk_bytes, volume, ..VolumeRecord::default() };
+                        Ok(record.write_to(&self.esp)?)
+                    },
+                };
+                luks.mount_copy(&copy).map(|(dir, key, unreadable)| {
+                    if unreadable.bytes > 0 {
+                        let UnreadableBlocks { bytes, first_offset, .. } = unreadable;
+                        tracing::warn!(
+                            "{bytes} bytes of the data volume on {} could not be read, from byte {first_offset} on, and can't be \
+                             read on its copy either: nodectl storage scrub",
+                            from.display()
+                        );
+                    }
+                    (dir, key)
+                })
+            }
+        };
+        let (dir, cluster_key) = copied.map_err(|error| match error {
+            VolumeError::Absent { .. } => StorageError::Open(error),
+            error => StorageError::of_opening(error),
+        })?;
+        cluster_key.into_iter().for_each(|key| self.unlock.keep_cluster_key(key));
+        self.record_opening(luks);
+        tracing::info!("copied the data volume from {}", from.display());
+        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot: Some(SlotKind::Local) })
+    }
+
+    /// The disk or partition whose volume is copied to this one.
+    pub(super) fn copied_from(&self) -> Option<&Path> {
+        self.config.encryption.as_ref()?.copy_from.as_deref()
+    }
+
     /// The error of a creation on a disk that shows no data where it was sampled, or on another one.
     fn creation_error(&self, error: VolumeError, sampled: Option<&VolumeContents>) -> StorageError {
         match (error, sampled) {
@@ -534,12 +609,18 @@ impl DeviceOpener {
 
 /// Describes a disk as the configuration and the node's record know it.
 fn expect_device<'a>(
-    config: &DeviceConfig,
+    config: &'a DeviceConfig,
     device: &'a Path,
     record: Option<VolumeRecord>,
+    report: &DiskReport,
 ) -> Expectation<'a> {
     let encryption = config.encryption.as_ref().map(|config| config.encryption);
-    Expectation { device, encryption, record, erase_permit: None }
+    let known = record.as_ref().and_then(|record| record.volume.as_ref());
+    let has_volume = matches!(&report.volume, DiskFinding::Encrypted { volume, .. } if known == Some(volume));
+    let from = config.encryption.as_ref().and_then(|config| config.copy_from.as_deref());
+    // A copy that is complete does not need the other disk.
+    let copy = from.filter(|_| !has_volume).map(|from| ExpectedCopy { from, report: inspect_disk(from) });
+    Expectation { device, encryption, record, erase_permit: None, copy }
 }
 
 /// The record by which the node knows its disk.
@@ -560,8 +641,11 @@ fn describe_step(config: &DeviceConfig, record: impl FnOnce(&DiskReport) -> Opti
         let device = found.path;
         let report = inspect_disk(&device).map_err(StorageError::Open)?;
         let is_ours = report.contents.erase_token().is_none();
-        let next = match decide_step(&report, expect_device(config, &device, record(&report)))? {
+        let next = match decide_step(&report, expect_device(config, &device, record(&report), &report))? {
             DiskStep::Open => "opens it",
+            DiskStep::Copy => "copies the node's data volume to it, if it is blank",
+            DiskStep::CompleteCopy => "completes the copy of the node's data volume",
+
             DiskStep::Create if report.volume == DiskFinding::Unread => {
                 "reads all of it, and creates the volume if it is blank"
             }

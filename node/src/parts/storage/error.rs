@@ -130,6 +130,25 @@ pub(super) enum StorageError {
         path.display()
     )]
     Hidden { path: PathBuf },
+    #[error(
+        "can't copy the data volume from {}: this node has had no volume; remove storage.copy_from, or attach the node's own ESP",
+        from.display()
+    )]
+    NothingToCopy { from: PathBuf },
+    #[error(
+        "the node's data volume is neither on {} nor on {}, where the disk {report}: set storage.copy_from, and name the disk that \
+         has it",
+        device.display(), from.display()
+    )]
+    NoCopySource { device: PathBuf, from: PathBuf, report: Box<DiskReport> },
+    #[error(
+        "can't copy the data volume to {}: the disk {report}, and nothing was written to it; name a blank disk as storage.device, \
+         or, if nobody needs what this one has, type: blkdiscard -z {}",
+        device.display(), device.display()
+    )]
+    CopyTarget { device: PathBuf, report: Box<DiskReport> },
+    #[error("the data volume is still on {}, and its copy to {} is not complete", from.display(), device.display())]
+    Uncopied { device: PathBuf, from: PathBuf },
     #[error("can't find the data volume")]
     Find(#[source] PartitionError),
     #[error("can't mount the EFI system partition: correct the cause, and restart {}", program_name())]

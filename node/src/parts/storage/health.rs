@@ -1,7 +1,9 @@
 //! Conditions of the data volume, with what to type.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use nodekeel_localstorage::volume::CopyProgress;
 use nodekeel_supervisor::wall_clock_time;
 
 use super::DN;
@@ -10,6 +12,7 @@ use super::opener::VolumeOpener;
 use super::reencryption::{ReencryptionReport, ReencryptionState, VolumeReencryption};
 use super::unlock::{CreationWork, UnlockStatus, VolumeUnlock};
 use crate::health::{HealthCondition, HealthSource, NodeSnapshot};
+use crate::program_name::program_name;
 
 /// Answers for the data volume.
 pub(super) fn health_source(
@@ -23,8 +26,17 @@ pub(super) fn health_source(
             let problem = format!("is smaller than its disk: {problem}");
             HealthCondition::warning(DN, problem).hint("see docs/noded.md, \"Grow the disk\"")
         });
+        let status = unlock.status();
         // A volume that does not open is a greater problem than its size.
-        let state = volume_condition(&unlock.status(), node).or(size);
+        let state = volume_condition(&status, node).or(size);
+        let copied = opener.device().and_then(|device| device.copied_from()).map(Path::display);
+        let copied = copied.filter(|_| matches!(status, UnlockStatus::Open { .. })).map(|from| {
+            let problem = format!("is complete, and its keys of before still open the former one on {from}");
+            HealthCondition::warning("copy of the data volume", problem).hint(format!(
+                "`cryptsetup erase {from}`, then remove storage.copy_from, and restart {}",
+                program_name()
+            ))
+        });
         // About the volume and not about root.storage, which stays ready: what uses the volume goes on.
         let faults = faults.describe().map(|problem| {
             HealthCondition::problem("disk of the data volume", problem).hint(
@@ -41,7 +53,7 @@ pub(super) fn health_source(
             .hint(format!("move what is needed onto the volume, then `rm -r {path}`"))
         });
         let reencryption = reencryption_condition(&reencryption.report());
-        state.into_iter().chain(reencryption).chain(faults).chain(moved).collect()
+        state.into_iter().chain(copied).chain(reencryption).chain(faults).chain(moved).collect()
     }
 }
 
@@ -59,6 +71,13 @@ fn reencryption_condition(report: &ReencryptionReport) -> Option<HealthCondition
     Some(condition.hint(format!(
         "look for errors of the disk in the kernel's log; `nodectl restart {DN}` closes the volume, and continues"
     )))
+}
+
+/// As the rest of a sentence about root.storage.
+pub(super) fn describe_copy(from: &Path, copy: CopyProgress) -> String {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let (done, total) = (gib(copy.done_bytes), gib(copy.total_bytes));
+    format!("copies the data volume from {}: {done:.1} of {total:.1} GiB", from.display())
 }
 
 fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<HealthCondition> {
@@ -80,6 +99,9 @@ fn volume_condition(status: &UnlockStatus, node: &NodeSnapshot) -> Option<Health
             let (done, total) = (gib(wipe.done_bytes), gib(wipe.total_bytes));
             let problem = format!("wipes the new data volume: {done:.1} of {total:.1} GiB");
             Some(HealthCondition { problem, ..node.condition_of(DN)? })
+        }
+        UnlockStatus::Opening { work: Some(CreationWork::Copying { from, copy }) } => {
+            Some(HealthCondition { problem: describe_copy(from, *copy), ..node.condition_of(DN)? })
         }
         UnlockStatus::Closed { error: Some(error), is_lost: true, .. } => {
             let condition = HealthCondition { problem: error.clone(), ..node.condition_of(DN)? };

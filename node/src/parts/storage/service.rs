@@ -177,7 +177,7 @@ impl StorageService {
         secret: UnlockSecret,
         erase_permit: Option<String>,
     ) -> Result<Result<OpenedVolume, StorageError>, Failure> {
-        let (opener, kept, span) = (self.opener.clone(), secret.clone(), tracing::Span::current());
+        let (opener, tried, span) = (self.opener.clone(), secret.clone(), tracing::Span::current());
         let mut attempt = spawn_blocking(move || {
             span.in_scope(|| {
                 let attempt = Attempt::OpenOrCreate { erase_permit: erase_permit.as_deref() };
@@ -190,15 +190,18 @@ impl StorageService {
                 self.unlock.cancel_work(true);
                 match attempt.await? {
                     Err(StorageError::Open(
-                        VolumeError::ReadingCanceled { .. } | VolumeError::WipeCanceled { .. },
+                        VolumeError::ReadingCanceled { .. }
+                        | VolumeError::WipeCanceled { .. }
+                        | VolumeError::CopyCanceled { .. },
                     )) => return Err(canceled.into()),
                     opened => opened,
                 }
             }
         };
-        // Without a slot the secret was not used: the volume is not encrypted, or was open.
-        if matches!(&opened, Ok(OpenedVolume { slot: Some(_), .. })) {
-            self.unlock.keep_secret(kept);
+        // Without a slot the secret was not used: the volume is not encrypted, or was open. That of a volume that was copied
+        // does not open the copy, and the node's does.
+        if let Ok(OpenedVolume { slot: Some(slot), .. }) = &opened {
+            self.unlock.keep_secret(if *slot == tried.slot_kind() { tried } else { UnlockSecret::Node });
         }
         Ok(opened)
     }

@@ -10,11 +10,14 @@
 use std::error::Error;
 use std::fmt;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use nodekeel_localstorage::volume::{LuksVolume, SlotKind, UnlockKey, UnlockSecret, WipeProgress};
+use nodekeel_localstorage::volume::{
+    CopyProgress, LuksVolume, SlotKind, UnlockKey, UnlockSecret, WipeProgress,
+};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
@@ -57,6 +60,8 @@ pub(crate) enum CreationWork {
     Reading(ReadingStatus),
     /// A new authenticated volume is wiped.
     Wiping(WipeProgress),
+    /// The volume of another disk is copied.
+    Copying { from: PathBuf, copy: CopyProgress },
 }
 
 impl Default for UnlockStatus {

@@ -39,6 +39,8 @@ pub(crate) struct EncryptionConfig {
     pub(crate) seal: SealConfig,
     pub(crate) discards: bool,
     pub(crate) wipe: bool,
+    /// The disk or partition with the volume that this one is made from.
+    pub(crate) copy_from: Option<PathBuf>,
 }
 
 /// The seal that keeps the node's half of the key.
@@ -90,7 +92,9 @@ impl StorageConfig {
             let why = "is for kind = \"disk\" and \"partition\" only; remove it";
             return self.given_keys().first().map_or(Ok(None), |key| Err(violation(key, why)));
         }
-        for path in [("device", &self.device), ("esp_device", &self.esp_device)] {
+        for path in
+            [("device", &self.device), ("esp_device", &self.esp_device), ("copy_from", &self.copy_from)]
+        {
             let (key, Some(path)) = path else { continue };
             check_absolute_path(&format!("storage.{key}"), path)?;
         }
@@ -154,7 +158,8 @@ impl StorageConfig {
         };
         let (discards, wipe) = (self.discards.unwrap_or(false), self.wipe.unwrap_or(true));
         let (tang, seal) = (self.tang_servers(cold_start)?, self.seal_config()?);
-        Ok(Some(EncryptionConfig { encryption, keys, cold_start, tang, seal, discards, wipe }))
+        let copy_from = self.copy_from.clone();
+        Ok(Some(EncryptionConfig { encryption, keys, cold_start, tang, seal, discards, wipe, copy_from }))
     }
 
     fn tang_servers(&self, cold_start: Option<ColdStart>) -> Result<Vec<TangServer>, ConfigViolation> {
@@ -249,6 +254,7 @@ impl StorageConfig {
             ("esp_device", self.esp_device.is_some()),
             ("discards", self.discards.is_some()),
             ("wipe", self.wipe.is_some()),
+            ("copy_from", self.copy_from.is_some()),
         ];
         all.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key).collect()
     }
@@ -270,6 +276,7 @@ const KEY_KEYS: &[&str] = &[
     "tpm_signature",
     "discards",
     "wipe",
+    "copy_from",
 ];
 
 fn select_pcrs(key: &str, given: Option<&[u32]>, default: u32) -> Result<PcrSelection, ConfigViolation> {
@@ -329,6 +336,7 @@ mod tests {
             seal: SealConfig::File,
             discards: false,
             wipe: true,
+            copy_from: None,
         };
         assert_eq!(partition.encryption, Some(encryption));
     }

@@ -44,8 +44,8 @@ pub(crate) enum VolumeKeyError {
     /// cryptsetup can't re-encrypt blocks with an HMAC.
     #[error(
         "can't re-encrypt the data volume: it is encrypted and authenticated, and its volume key is fixed when it is created; \
-         if a copy of its header may be in the wrong hands, back its data up, erase the disk, and restore them: see \
-         docs/noded.md, \"Re-encrypt the disk\""
+         if a copy of its header may be in the wrong hands, copy it to another disk (storage.copy_from): see docs/noded.md, \
+         \"Move to another disk\""
     )]
     Authenticated,
     /// Slots would be lost.
