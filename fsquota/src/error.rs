@@ -65,6 +65,18 @@ pub enum Error {
          `xfs_quota -x -c 'enable -p' MOUNT`, on ext4 with `quotaon -P MOUNT`"
     )]
     EnforcementOff,
+    /// The file system enforces the limits of projects, as it says, and a file has grown past the limit of its directory:
+    /// a defect of the kernel, or of the file system. Check the file system, or use another one.
+    #[error(
+        "a file has grown to {written} in a directory with a limit of {limit}: the file system does not enforce limits; \
+         check it with its fsck or xfs_repair"
+    )]
+    LimitNotBinding {
+        /// The limit of the directory.
+        limit: crate::Bytes,
+        /// The size that the file has reached.
+        written: crate::Bytes,
+    },
     /// The file system is mounted read-only. Remount it.
     #[error("the file system is mounted read-only: remount it with `mount -o remount,rw`")]
     ReadOnly,
@@ -186,6 +198,8 @@ pub enum KernelOperation {
     LockAllocation,
     /// Wait until the kernel no longer counts removed files.
     FlushRemoved,
+    /// Write past a limit, to see that it binds.
+    WritePastLimit,
 }
 
 impl std::fmt::Display for KernelOperation {
@@ -201,6 +215,7 @@ impl std::fmt::Display for KernelOperation {
             Self::WriteLimits => "set the quota project's limits",
             Self::LockAllocation => "lock the allocation of quota project IDs",
             Self::FlushRemoved => "wait until removed files are no longer counted",
+            Self::WritePastLimit => "write a file up to the limit of its directory",
         })
     }
 }

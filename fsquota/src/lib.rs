@@ -95,6 +95,7 @@ mod sys;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tree;
+mod verify;
 
 pub use audit::{AuditFinding, AuditOptions, AuditReport, AuditSummary, FindingKind, ProjectDirectories};
 pub use error::{Error, KernelOperation};

@@ -9,7 +9,7 @@ use crate::linux::LinuxKernel;
 use crate::tree::{self, TreeSummary};
 use crate::{
     AuditOptions, AuditReport, AuditSummary, Error, ProjectDirectories, ProjectId, ProjectRange, QuotaChange,
-    QuotaSetter, QuotaStatus, audit,
+    QuotaSetter, QuotaStatus, audit, verify,
 };
 
 /// The project quotas of one mounted XFS or ext4 file system.
@@ -218,6 +218,12 @@ impl QuotaSetter for ProjectQuota {
 
     fn release_unused_projects(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
         self.engine.release_unused_projects(kept)
+    }
+
+    fn verify_limit(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        let status = self.engine.read_status(dir)?;
+        let limit = status.and_then(|status| status.limits.bytes);
+        limit.map_or(Ok(()), |limit| verify::verify_limit(dir, limit))
     }
 
     fn audit_usage(

@@ -102,6 +102,19 @@ pub trait QuotaSetter: Send + Sync + Debug {
         Ok(Vec::new())
     }
 
+    /// Shows that the limit of bytes of a directory binds: writes past it, into a file that is gone afterwards, also after
+    /// a kill. So the limit should be small. It succeeds also if the file system is full, which shows nothing, and if the
+    /// directory has no limit.
+    ///
+    /// The default does nothing, which suits implementations that enforce nothing, or can't tell.
+    ///
+    /// # Errors
+    /// [`Error::LimitNotBinding`], [`Error::ReadOnly`], [`Error::EnforcementOff`] and [`Error::Kernel`].
+    fn verify_limit(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        let _ = dir;
+        Ok(())
+    }
+
     /// Audits the tree of a directory, and changes nothing: entries that escaped from limits, or that count for
     /// a directory elsewhere. It blocks, and ends early once `is_canceled` returns true.
     ///

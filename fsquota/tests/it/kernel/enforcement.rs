@@ -152,3 +152,22 @@ fn limits_that_are_no_longer_enforced_are_neither_set_nor_reported() {
         assert_eq!(listed.len(), 1, "nothing was set: {listed:?}");
     });
 }
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_limit_is_verified_by_root_and_leaves_no_use() {
+    on_xfs_and_ext4(|fixture| {
+        let dir = fixture.create_dir("dir");
+        fixture.quota.verify_limit(dir.as_fd()).expect("without a limit there is nothing to verify");
+        let before = fixture.set(&dir, both_limits(64 << 10, 16)).unwrap();
+        for _ in 0..3 {
+            // With all capabilities, as a daemon has them.
+            fixture.quota.verify_limit(dir.as_fd()).expect("the limit binds");
+        }
+        // XFS frees the blocks in the background.
+        rustix::fs::syncfs(dir.as_fd()).unwrap();
+        let after = fixture.read_status("dir").unwrap();
+        assert_eq!((after.project, after.limits), (before.project, before.limits));
+        assert!(fs::read_dir(fixture.path("dir")).unwrap().next().is_none());
+    });
+}
