@@ -31,7 +31,8 @@ pub(crate) fn verify_limit(dir: BorrowedFd<'_>, limit: Bytes) -> Result<(), Erro
             set_capabilities(None, sets)?;
             write_until_refused(dir, most)
         };
-        let thread = std::thread::Builder::new().name("quota-verify".to_owned()).spawn_scoped(scope, write)?;
+        let thread =
+            std::thread::Builder::new().name("quota-verify".to_owned()).spawn_scoped(scope, write)?;
         let ended = thread.join().map_err(|_| io::Error::other("the thread that writes has panicked"))?;
         ended.map_err(io::Error::from)
     });

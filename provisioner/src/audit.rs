@@ -6,14 +6,14 @@ use nodekeel_fsquota::{AuditOptions, AuditSummary};
 use tokio::time::sleep;
 
 use crate::error_chain::format_chain;
-use crate::metrics::VolumeMetrics;
+use crate::failure::FailureReporter;
 use crate::provisioner::ProvisionerConfig;
 use crate::store::VolumeStore;
 
 /// Audits the store, and again some time after each audit has ended. Never returns.
 pub(crate) async fn run_auditor(
     store: &dyn VolumeStore,
-    metrics: &dyn VolumeMetrics,
+    failures: &FailureReporter,
     config: &ProvisionerConfig,
 ) {
     let mut options = AuditOptions::default();
@@ -24,12 +24,15 @@ pub(crate) async fn run_auditor(
             // In this store no file can leave its limits, now or later, so there is nothing to audit again.
             Ok(None) => return pending().await,
             Ok(Some(summary)) => {
-                metrics.set_audit(&summary);
+                failures.metrics.set_audit(&summary);
                 log_changes(&last, &summary);
                 last = summary;
             }
             // `last` stays: the next audit logs only findings that differ from those of the last complete one.
-            Err(error) => tracing::warn!("audit the limits of the volumes: {}", format_chain(&error)),
+            Err(error) => {
+                tracing::warn!("audit the limits of the volumes: {}", format_chain(&error));
+                failures.store_failed.notify_one();
+            }
         }
         sleep(config.audit_interval).await;
     }

@@ -20,6 +20,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::ability::prober::{StoreProber, ability_changes};
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::RetryTracker;
 use crate::api::watches::{changed_objects, new_caches, watch_resource};
@@ -178,6 +179,14 @@ async fn run_loops(
         backoff: config.backoff,
     };
 
+    let prober = StoreProber {
+        store: Arc::clone(&provisioner.store),
+        served: served.clone(),
+        failed: Arc::clone(&failures.store_failed),
+        retries: Arc::clone(&retries),
+        claims: claims.clone(),
+    };
+
     // The watches. Each event passes the filter, then the cache, and then has its object reconciled.
     let filter = Arc::new(EventFilter {
         identity: api.identity.clone(),
@@ -215,6 +224,7 @@ async fn run_loops(
     // A cancellation ends the streams only: the loops still complete the calls in progress.
     let claim_loop = reconcile_changes(
         changed_claims.take_until(token.cancelled()),
+        ability_changes(served),
         caches.claims.clone(),
         config.concurrency,
         move |claim: Arc<PersistentVolumeClaim>| {
@@ -225,12 +235,14 @@ async fn run_loops(
     );
     let copy_loop = reconcile_changes(
         receiver_stream(copied_claims).take_until(token.cancelled()),
+        ability_changes(served),
         caches.claims.clone(),
         config.copy_concurrency,
         async |claim| all_claims.reconcile(&claim).await,
     );
     let volume_loop = reconcile_changes(
         changed_volumes.take_until(token.cancelled()),
+        ability_changes(served),
         caches.volumes.clone(),
         config.concurrency,
         async |volume| volumes.reconcile(&volume).await,
@@ -253,7 +265,7 @@ async fn run_loops(
                 claims.requeue_unselected();
             }
         });
-    let auditing = served.while_served(|| run_auditor(&*provisioner.store, &*failures.metrics, config));
+    let auditing = served.while_served(|| run_auditor(&*provisioner.store, failures, config));
     // The first loop that ends ends the run. The others are dropped where they wait, which is like a crash: the next
     // run resumes their work.
     tokio::select! {
@@ -266,6 +278,7 @@ async fn run_loops(
         () = node => {}
         () = snapshot_loop => {}
         () = conditions.run() => {}
+        () = prober.run() => {}
         error = guard.run() => return Err(error),
         () = canceled_before_serving(served, token) => {}
     }

@@ -12,6 +12,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, QuotaLimits, QuotaSetter};
 use nodekeel_localstorage::Dir;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinHandle;
 
 use crate::capacity::policy::StoreCapacity;
 use crate::id::VolumeId;
@@ -38,6 +40,7 @@ mod mount_table;
 mod open_store;
 mod options;
 mod parts;
+mod probe;
 mod slot;
 mod staging;
 mod stored_dirs;
@@ -72,6 +75,7 @@ use stored_dirs::{VOLUMES_DIR, find_dir};
 ///        .unpublished/pvc-<uid>     a mark: the volume was not empty when it was created, and may have no
 ///                                   PersistentVolume yet
 ///        .new/pvc-<uid>             staging: a directory that is not a volume yet and not listed
+///        .new/.probe                a probe in progress, for as long as it takes
 ///        .import/                   directories that a `VolumeImporter` turns into volumes, and its records
 ///        .trash/pvc-<uid>.7.0/      a trash entry: a removed volume whose quota has project 7
 ///               └─ volume           its remaining data
@@ -116,6 +120,8 @@ use stored_dirs::{VOLUMES_DIR, find_dir};
 pub struct DirStore {
     slot: StoreSlot,
     audits: AuditThreads,
+    /// The probe in progress: on a disk that hangs, no second one is started.
+    probe: AsyncMutex<Option<JoinHandle<Result<(), DirStoreError>>>>,
 }
 
 /// The threads in progress that audit limits. Dropping this waits for them, because each holds the directories and the
@@ -172,13 +178,21 @@ impl DirStore {
         quota: Arc<dyn QuotaSetter>,
         options: DirStoreOptions,
     ) -> Result<Self, DirStoreError> {
-        Ok(Self { slot: StoreSlot::open(base, quota, options)?, audits: AuditThreads::default() })
+        Ok(Self {
+            slot: StoreSlot::open(base, quota, options)?,
+            audits: AuditThreads::default(),
+            probe: AsyncMutex::default(),
+        })
     }
 
     /// A store whose directory, at this path, can't be opened now: each call fails until
     /// [`reopen`](VolumeStore::reopen) has opened it by the [opener](DirStoreOptions::opener).
     pub fn closed(path: &Path, options: DirStoreOptions) -> Self {
-        Self { slot: StoreSlot::closed(path, options), audits: AuditThreads::default() }
+        Self {
+            slot: StoreSlot::closed(path, options),
+            audits: AuditThreads::default(),
+            probe: AsyncMutex::default(),
+        }
     }
 
     /// Returns whether a store currently uses this directory. Changes nothing, but a store that is opened at the same
@@ -198,6 +212,19 @@ impl DirStore {
     /// [`DirStoreError::Directory`], [`DirStoreError::InvalidIdentity`].
     pub fn read_identity(base: &Dir) -> Result<Option<StoreId>, DirStoreError> {
         location::read_identity(base)
+    }
+
+    /// Does once what a new volume needs, in a directory that may not be a store yet: creates a directory with a small
+    /// limit, sees that the limit binds, and removes it. Blocks for as long as the disk takes. A full file system is a
+    /// success.
+    ///
+    /// # Errors
+    /// [`DirStoreError::Directory`], [`DirStoreError::Quota`]: volumes can't be created there.
+    pub fn probe_directory(base: &Dir, quota: &dyn QuotaSetter) -> Result<(), DirStoreError> {
+        match probe::probe_directory(base, quota) {
+            Err(error) if error.is_full() => Ok(()),
+            probed => probed,
+        }
     }
 
     /// Waits until all removed volumes are erased.
@@ -337,6 +364,29 @@ impl VolumeStore for DirStore {
         let totals = self.slot.store().map(|store| store.ledger.watch_totals());
         if let Ok(mut totals) = totals {
             let _ = totals.wait_for(|totals| !totals.are_in(seen)).await;
+        }
+    }
+
+    async fn probe(&self) -> Result<(), VolumeStoreError> {
+        let probe_error = |source| VolumeStoreError::Probe { source: Box::new(source) };
+        let mut running = self.probe.lock().await;
+        let probing = match &mut *running {
+            Some(probing) => probing,
+            none => {
+                let store = self.slot.store().map_err(probe_error)?;
+                none.insert(tokio::task::spawn_blocking(move || {
+                    store.location.check()?;
+                    store.probe()
+                }))
+            }
+        };
+        // Dropped here, the probe stays for the next call.
+        let probed = probing.await.unwrap_or(Err(DirStoreError::RuntimeStopped));
+        *running = None;
+        match probed {
+            // A matter of capacity, which other disks have.
+            Err(error) if error.is_full() => Ok(()),
+            probed => probed.map_err(probe_error),
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::ObjectReference;
+use tokio::sync::Notify;
 
 use crate::api::call::{ApiError, status_code};
 use crate::api::event::{EventReason, EventRecorder};
@@ -69,6 +70,12 @@ pub(crate) enum ReconcileError {
     /// The volume is in use on this node, or checking it failed.
     #[error(transparent)]
     Guard(GuardError),
+    /// The node can't create volumes, and the claim's data are on no other node.
+    #[error("this node can't create volumes: {why}")]
+    NodeUnable {
+        /// The reason.
+        why: String,
+    },
     /// The claim requests a size that no volume can have.
     #[error(transparent)]
     Rejected(ClaimRejection),
@@ -111,13 +118,17 @@ impl ReconcileError {
 pub(crate) struct FailureReporter {
     pub(crate) metrics: Arc<dyn VolumeMetrics>,
     pub(crate) recorder: Arc<EventRecorder>,
+    /// Notified when the store has failed: whether it can be used at all is looked at then.
+    pub(crate) store_failed: Arc<Notify>,
 }
 
 impl FailureReporter {
-    /// Counts an error of the API server.
+    /// Counts an error of the API server, and has the store probed after one of the store.
     pub(crate) fn count(&self, error: &ReconcileError) {
-        if let ReconcileError::Api(error) = error {
-            self.metrics.record_api_error(error.call.metric_label());
+        match error {
+            ReconcileError::Api(error) => self.metrics.record_api_error(error.call.metric_label()),
+            ReconcileError::Store(_) | ReconcileError::Snapshot(_) => self.store_failed.notify_one(),
+            _ => {}
         }
     }
 

@@ -85,6 +85,8 @@
 //!   event and is not retried until the object changes.
 //! - A volume mounted on this node is not deleted, even if the API has neither its pod nor its claim.
 //! - An existing directory becomes the volume of a claim by [`import_directory`], also while a provisioner runs.
+//! - Whether the node can create volumes is probed, in the store itself, and not taken from its identity ([`Ability`]).
+//!   While it can't, it offers no capacity, and gives up the claims that it was selected for; what exists is served.
 //! - Limits are promised up to a ceiling ([`CapacityPolicy`]). The rest is published as CSIStorageCapacity objects, which
 //!   belong to the Node; where a volume does not fit, they are written before the node is deselected.
 //! - The process can be killed at any point. Volumes whose claim was deleted before they were published are
@@ -110,6 +112,7 @@
 //! handles, unchecked dereferences, no backoff, deletion that blocks everything. Annotations, finalizer,
 //! event reasons and metrics are those of the external-provisioner.
 
+mod ability;
 #[cfg(feature = "agent")]
 pub mod agent;
 mod api;
@@ -148,6 +151,7 @@ mod sys;
 pub mod testing;
 mod volume_locks;
 
+pub use ability::{Ability, InabilityCause};
 pub use capacity::policy::{CapacityPolicy, CapacityShortage, DiskSpace, InvalidRatio, StoreCapacity};
 pub use claim::attributes::AttributesRejection;
 pub use claim::decide::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};

@@ -11,6 +11,7 @@ use nodekeel_supervisor::{Backoff, CanceledError, Context, Failure, RunFuture, R
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::ability::Ability;
 use crate::api::event::EventRecorder;
 use crate::api::health::ApiProbe;
 use crate::api::watch_errors::WatchErrors;
@@ -147,7 +148,11 @@ impl Provisioner {
             store: deps.store,
             snapshots: deps.snapshots,
             guard: deps.guard,
-            failures: FailureReporter { metrics: Arc::clone(&deps.metrics), recorder: Arc::new(recorder) },
+            failures: FailureReporter {
+                metrics: Arc::clone(&deps.metrics),
+                recorder: Arc::new(recorder),
+                store_failed: Arc::default(),
+            },
             locks: Arc::default(),
             registered: deps.registered,
             watch_errors: WatchErrors::new(deps.metrics, deps.client),
@@ -182,6 +187,12 @@ impl Provisioner {
     /// Returns whether the volumes of the store are served.
     pub fn store_status(&self) -> StoreStatus {
         self.served.status()
+    }
+
+    /// Whether the node can create volumes, as the last probe of its store has found: at the start of serving, after each
+    /// failure of the store, each minute, and every other second while it can't.
+    pub fn ability(&self) -> Ability {
+        self.served.ability()
     }
 
     /// Runs until canceled. Calls `ready` once, when the first lists are complete, the store is the one of

@@ -137,6 +137,19 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
         std::future::pending().await
     }
 
+    /// Does once what a new volume needs: creates one with a small limit, sees that the limit binds, and removes it; also
+    /// what a killed probe has left. Success says that volumes can be created at all, and not that there is room for one:
+    /// a full store is able. Cheap enough for once a minute. Default: success, for a store that can't become unable.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Probe`]: no volume can be created now. The chain of its sources says why.
+    ///
+    /// # Cancel safety
+    /// A dropped probe may go on. The next one waits for it, and starts no second one.
+    async fn probe(&self) -> Result<(), VolumeStoreError> {
+        Ok(())
+    }
+
     /// Audits all volumes, and changes nothing: files that left the limits of their volume, or that count for
     /// another one. `None`, the default: limits of this store can't be left.
     ///
@@ -337,6 +350,13 @@ pub enum VolumeStoreError {
     /// Reading the capacity failed.
     #[error("can't read the capacity of the volumes on this node")]
     Capacity {
+        /// The cause.
+        #[source]
+        source: ErrorSource,
+    },
+    /// A probe has found that no volume can be created.
+    #[error("can't create volumes in the directory of this node")]
+    Probe {
         /// The cause.
         #[source]
         source: ErrorSource,

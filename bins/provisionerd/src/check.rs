@@ -1,4 +1,5 @@
-//! `provisionerd check`: checks everything that `run` needs, without changing anything.
+//! `provisionerd check`: checks everything that `run` needs. It changes nothing, but a directory that it makes in that of
+//! the volumes, and removes.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -60,12 +61,12 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
         config.node_name().map(|node| format!("this is node {node}")).map_err(Into::into),
     )];
     // A running instance holds the directory and the address: then their use is no problem.
-    let is_running = host::is_served_by_provisionerd(config.listen);
-    findings.extend(host::check_directory(&config, is_running));
+    let running = host::RunningInstance::find(config.listen);
+    findings.extend(host::check_directory(&config, &running));
     if config.csi {
         findings.extend(host::check_kubelet(&config));
     }
-    findings.push(host::check_address(&config, is_running));
+    findings.push(host::check_address(&config, running.is_running()));
     findings.extend(start_runtime()?.block_on(cluster::check_api_server(&config)));
     Ok(print_findings(&findings))
 }

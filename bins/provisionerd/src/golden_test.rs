@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::{Dir, FileMode};
-use nodekeel_provisioner::{DirStore, VolumeMetrics as _};
+use nodekeel_provisioner::{Ability, DirStore, InabilityCause, VolumeMetrics as _};
 
 use crate::config::{DaemonConfig, LogConfig, LogFormat};
 use crate::metrics::DaemonMetrics;
@@ -70,6 +70,23 @@ fn every_metric_of_the_first_release_has_its_name_type_and_labels() {
     let samples = list_samples(&encode_metrics(&metrics));
     let missing: Vec<_> = list_samples(METRICS).into_iter().filter(|line| !samples.contains(line)).collect();
     assert!(missing.is_empty(), "no longer exported: {missing:#?}");
+}
+
+#[test]
+fn whether_volumes_can_be_created_is_absent_while_it_is_unknown_and_has_its_cause() {
+    let metrics = DaemonMetrics::new();
+    let unable = Ability::Unable { cause: InabilityCause::ReadOnly, why: "read-only".to_owned() };
+    for (ability, expected) in [
+        (Ability::Able, Some("provisionerd_store_able{cause=\"\"} 1")),
+        (unable, Some("provisionerd_store_able{cause=\"read_only\"} 0")),
+        (Ability::Unknown, None),
+    ] {
+        metrics.set_ability(&ability);
+        let text = encode_metrics(&metrics);
+        let found: Vec<_> =
+            text.lines().filter(|line| line.starts_with("provisionerd_store_able{")).collect();
+        assert_eq!(found, Vec::from_iter(expected));
+    }
 }
 
 #[test]

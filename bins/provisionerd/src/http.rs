@@ -62,6 +62,7 @@ fn build_router(state: HttpState) -> Router {
                 _ => None,
             };
             metrics.set_volumes(is_served, store.list().await.ok().map(|volumes| volumes.len()));
+            metrics.set_ability(&provisioner.ability());
             let text = metrics.encode_text(&store, registered.as_ref(), is_up);
             ([(CONTENT_TYPE, OPENMETRICS_TYPE)], text)
         }
@@ -70,7 +71,7 @@ fn build_router(state: HttpState) -> Router {
         let api_error = provisioner.check_api().await;
         let mut waiting = not_ready.borrow().clone();
         waiting.extend(api_error.map(|error| format!("the API server ({error})")));
-        if let StoreStatus::Unserved { why, .. } = provisioner.store_status() {
+        if let Some(why) = provisioner.ability().inability() {
             waiting.push(format!("the disk of the volumes ({why})"));
         }
         waiting.extend(provisioner.check_node().map(|error| format!("the label of the node ({error})")));

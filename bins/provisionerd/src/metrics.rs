@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nodekeel_provisioner::{DirStore, PrometheusMetrics, StoreCapacity};
+use nodekeel_provisioner::{Ability, DirStore, PrometheusMetrics, StoreCapacity};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,6 +19,8 @@ pub(crate) struct DaemonMetrics {
     volumes: Family<Vec<(&'static str, &'static str)>, Gauge>,
     /// The same, while the first lists of the API server are incomplete.
     store_served: Family<Vec<(&'static str, &'static str)>, Gauge>,
+    /// Without a value while it is not known.
+    store_able: Family<Vec<(&'static str, &'static str)>, Gauge>,
     erasing: Gauge,
     erasing_bytes: Gauge,
     registered: Gauge,
@@ -40,6 +42,12 @@ impl DaemonMetrics {
             "provisionerd_store_served",
             "Whether the volumes are served: their disk is mounted, and it is the one of this node",
             Family::clone(&store_served),
+        );
+        let store_able = Family::default();
+        registry.register(
+            "provisionerd_store_able",
+            "Whether volumes can be created, as the last probe of the directory has found, and the cause if not",
+            Family::clone(&store_able),
         );
         registry.register(
             "provisionerd_volumes_erasing_bytes",
@@ -79,6 +87,7 @@ impl DaemonMetrics {
             meter,
             volumes,
             store_served,
+            store_able,
             erasing_bytes,
             node_label,
             store_bytes,
@@ -103,6 +112,17 @@ impl DaemonMetrics {
             let gauge = self.store_bytes.get_or_create(&vec![("kind", kind)]);
             gauge.set(i64::try_from(bytes.0).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Sets whether the node can create volumes; what is not known is absent.
+    pub(crate) fn set_ability(&self, ability: &Ability) {
+        self.store_able.clear();
+        let (is_able, cause) = match ability {
+            Ability::Able => (true, ""),
+            Ability::Unable { cause, .. } => (false, cause.as_str()),
+            _ => return,
+        };
+        self.store_able.get_or_create(&vec![("cause", cause)]).set(is_able.into());
     }
 
     /// Sets whether pods can be scheduled to the node's volumes.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nodekeel_fsquota::{AuditSummary, Bytes};
 use nodekeel_provisioner::agent::{AgentMetrics as _, PrometheusAgentMetrics};
-use nodekeel_provisioner::{CapacityPolicy, DiskSpace, VolumeMetrics as _};
+use nodekeel_provisioner::{Ability, CapacityPolicy, DiskSpace, VolumeMetrics as _};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -37,6 +37,7 @@ fn exported_metrics() -> Metrics {
     metrics.meter.set_audit(&AuditSummary::default());
     metrics.meter.record_api_error("watch");
     metrics.set_volumes(Some(true), Some(1));
+    metrics.set_ability(&Ability::Able);
     let space = DiskSpace { total: Bytes(8 << 30), free: Bytes(4 << 30) };
     let capacity = CapacityPolicy::default().store_capacity(space, Bytes(0), Bytes(1 << 30));
     metrics.set_capacity(Some(capacity));

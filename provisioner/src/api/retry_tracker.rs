@@ -62,6 +62,13 @@ impl RetryTracker {
         Some(until.saturating_duration_since(Instant::now())).filter(|time| !time.is_zero())
     }
 
+    /// Ends the holds of all objects, and forgets their failures: what has failed was not their fault, and is repaired.
+    pub(crate) fn end_delays(&self) {
+        for state in self.retry_states().values_mut() {
+            (state.failures, state.held_until) = (0, None);
+        }
+    }
+
     /// Forgets the failures and rejections of an object that was reconciled.
     pub(crate) fn record_success(&self, uid: &str) {
         self.retry_states().remove(uid);
@@ -144,6 +151,17 @@ mod tests {
         tracker.record_reschedule("a");
         assert!(tracker.remaining_hold("a").is_some_and(|time| time > LONGEST_WAIT / 2));
         assert!(tracker.remaining_wait("b", || initial).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repair_ends_the_holds_and_failures_of_all_objects() {
+        let tracker = test_tracker();
+        for _ in 0..9 {
+            tracker.record_reschedule("a");
+        }
+        assert!(tracker.remaining_hold("a").is_some_and(|time| time > Duration::from_secs(100)));
+        tracker.end_delays();
+        assert_eq!((tracker.remaining_hold("a"), tracker.failure_count("a")), (None, 0));
     }
 
     #[test]

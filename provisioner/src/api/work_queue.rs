@@ -71,6 +71,17 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
         self.due.push_back(object);
     }
 
+    /// Ends all delays.
+    fn end_delays(&mut self) {
+        let delayed = self.states.iter().filter(|(_, state)| matches!(state, WorkState::Delayed(_)));
+        let mut delayed: Vec<_> = delayed.map(|(object, _)| object.clone()).collect();
+        // The map has no order, and which of them comes first should not depend on chance.
+        delayed.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+        for object in delayed {
+            self.add_change(object);
+        }
+    }
+
     /// Queues an object whose delay is over.
     fn end_delay(&mut self, object: ObjectRef<K>) {
         self.states.insert(object.clone(), WorkState::Due);
@@ -100,12 +111,14 @@ impl<K: Resource<DynamicType = ()>> WorkQueue<K> {
 }
 
 /// Calls `reconcile` for each object of the stream, once the cache has been filled, for at most `concurrency` of them at
-/// a time. When the stream ends, it waits for the calls in progress and returns.
+/// a time. When the stream ends, it waits for the calls in progress and returns. Each item of `wakes` ends the delays of
+/// all objects: their cause may be gone.
 ///
 /// # Cancel safety
 /// Dropping it drops the calls in progress.
 pub(crate) async fn reconcile_changes<K, F>(
     changes: impl Stream<Item = ObjectRef<K>>,
+    wakes: impl Stream<Item = ()>,
     objects: Store<K>,
     concurrency: NonZeroU16,
     reconcile: impl Fn(Arc<K>) -> F,
@@ -113,7 +126,7 @@ pub(crate) async fn reconcile_changes<K, F>(
     K: Resource<DynamicType = ()> + Clone + 'static,
     F: Future<Output = NextRun>,
 {
-    let mut changes = std::pin::pin!(changes.fuse());
+    let (mut changes, mut wakes) = (std::pin::pin!(changes.fuse()), std::pin::pin!(wakes.fuse()));
     let mut filled = std::pin::pin!(objects.wait_until_ready().fuse());
     let (mut queue, mut running, mut is_filled) = (WorkQueue::new(), FuturesUnordered::new(), false);
     loop {
@@ -134,6 +147,7 @@ pub(crate) async fn reconcile_changes<K, F>(
                 Some(object) => queue.add_change(object),
                 None => break,
             },
+            Some(()) = wakes.next() => queue.end_delays(),
             Some(expired) = poll_fn(|cx| queue.delays.poll_expired(cx)), if !queue.delays.is_empty() => {
                 queue.end_delay(expired.into_inner());
             }

@@ -1,5 +1,6 @@
 use std::cell::{Cell, RefCell};
 
+use futures_util::stream;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
@@ -79,7 +80,9 @@ async fn a_changed_object_is_reconciled_at_once_and_the_calls_in_progress_end() 
         sleep(CALL_TIME / 2).await;
         drop(sender);
     };
-    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, stream::pending(), cache, concurrency(2), |it| {
+        log.call(it, start, NextRun::OnChange)
+    });
     tokio::join!(run, end);
     assert_eq!(*log.calls.borrow(), [("a".to_owned(), Duration::ZERO)], "no timer was waited for");
     assert_eq!(start.elapsed(), CALL_TIME);
@@ -97,7 +100,9 @@ async fn an_object_is_reconciled_by_one_call_at_a_time_and_again_after_a_change(
         sleep(3 * CALL_TIME).await;
         drop(sender);
     };
-    let run = reconcile_changes(changes, cache, concurrency(9), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, stream::pending(), cache, concurrency(9), |it| {
+        log.call(it, start, NextRun::OnChange)
+    });
     tokio::join!(run, change);
     assert_eq!(log.seconds(), expected(&[("a", 0), ("a", 1)]));
     assert_eq!(log.most.get(), 1);
@@ -114,7 +119,9 @@ async fn as_many_objects_as_allowed_are_reconciled_together_in_their_order() {
         sleep(9 * CALL_TIME).await;
         drop(sender);
     };
-    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, stream::pending(), cache, concurrency(2), |it| {
+        log.call(it, start, NextRun::OnChange)
+    });
     tokio::join!(run, change);
     let calls = log.seconds();
     assert_eq!(calls[..2], expected(&[("d", 0), ("c", 0)]));
@@ -134,10 +141,35 @@ async fn an_object_is_repeated_after_its_delay_and_a_change_ends_the_delay() {
         sleep(Duration::from_secs(12)).await;
         drop(sender);
     };
-    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, delay));
+    let run =
+        reconcile_changes(changes, stream::pending(), cache, concurrency(2), |it| log.call(it, start, delay));
     tokio::join!(run, change);
     // The delay begins when a call has ended, and the third one is the change's.
     assert_eq!(log.seconds(), expected(&[("a", 0), ("a", 11), ("a", 14), ("a", 25)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wake_ends_the_delays_of_all_objects_and_queues_no_other() {
+    let ((cache, _writer), (sender, changes)) = (filled_cache(&["a", "b", "c"]), changes());
+    let (start, log) = (Instant::now(), CallLog::default());
+    let (wake, wakes) = mpsc::unbounded_channel();
+    let wakes = stream::unfold(wakes, |mut wakes| async move { Some((wakes.recv().await?, wakes)) });
+    let change = async {
+        for name in ["b", "a"] {
+            sender.send(reference(name)).expect("it is received");
+        }
+        sleep(Duration::from_secs(20)).await;
+        wake.send(()).expect("it is received");
+        sleep(CALL_TIME / 2).await;
+        // What is running is not queued again.
+        wake.send(()).expect("it is received");
+        sleep(CALL_TIME).await;
+        drop(sender);
+    };
+    let delay = NextRun::After(Duration::from_secs(300));
+    let run = reconcile_changes(changes, wakes, cache, concurrency(9), |it| log.call(it, start, delay));
+    tokio::join!(run, change);
+    assert_eq!(log.seconds(), expected(&[("b", 0), ("a", 0), ("a", 20), ("b", 20)]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +186,9 @@ async fn nothing_is_reconciled_before_the_cache_is_filled() {
         sleep(CALL_TIME / 2).await;
         drop(sender);
     };
-    let run = reconcile_changes(changes, cache, concurrency(2), |it| log.call(it, start, NextRun::OnChange));
+    let run = reconcile_changes(changes, stream::pending(), cache, concurrency(2), |it| {
+        log.call(it, start, NextRun::OnChange)
+    });
     tokio::join!(run, fill);
     assert_eq!(log.seconds(), expected(&[("a", 5)]));
 }

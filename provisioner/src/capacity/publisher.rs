@@ -18,6 +18,7 @@ use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::ability::{Ability, InabilityCause};
 use crate::api::call::{ApiCall, ApiError, status_code};
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::retry_tracker::{later, random_fraction};
@@ -28,10 +29,10 @@ use crate::capacity::objects::{CapacityAction, capacity_labels, plan_capacities,
 use crate::capacity::policy::StoreCapacity;
 use crate::error_chain::format_chain;
 use crate::failure::{FailureReporter, ReconcileError};
-use crate::loss::status::{ServedStore, StoreStatus};
+use crate::loss::status::ServedStore;
 use crate::node::NodeObserver;
 use crate::step::VolumeStep;
-use crate::store::VolumeStore;
+use crate::store::{VolumeStore, VolumeStoreError};
 
 /// The shortest time between two publications: all changes within it are published together. A claim that does
 /// not fit does not wait for it.
@@ -43,6 +44,9 @@ const SHORTAGE_PERIOD: Duration = Duration::from_secs(60);
 
 /// Time for which a claim that does not fit waits for the first list of the objects, without which nothing is published.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for which a store is asked for its capacity: a hung disk must not keep the claims from other nodes.
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The number of times that changes are planned in a row, each time because another client has changed an object.
 const MAX_PASSES: usize = 4;
@@ -168,13 +172,13 @@ impl CapacityPublisher {
         Api::default_namespaced(self.api.client().clone())
     }
 
-    /// Keeps the objects up to date: none while the store is not served, or the scheduler would select this node for claims
-    /// that then wait for its disk. Never returns.
+    /// Keeps the objects up to date: none while the store is not served, and no capacity while it can't be used, or the
+    /// scheduler would select this node for claims that then wait for its disk. Never returns.
     pub(crate) async fn run(&self) {
-        let mut status = self.served.subscribe();
+        let mut ability = self.served.subscribe_ability();
         // Never fails: `self` holds the sender.
-        let _ = status.wait_for(|status| *status != StoreStatus::Unknown).await;
-        if let Ok(None) = self.store.capacity().await {
+        let _ = ability.wait_for(|ability| *ability != Ability::Unknown).await;
+        if let Ok(None) = self.measure().await {
             // The store is unlimited, or does not know.
             return pending().await;
         }
@@ -182,8 +186,8 @@ impl CapacityPublisher {
             loop {
                 tokio::select! {
                     () = self.publish_changes() => {}
-                    // A lost or returned store is published at once, without the pause and the backoff.
-                    Ok(()) = status.changed() => {}
+                    // A lost, broken or repaired store is published at once, without the pause and the backoff.
+                    Ok(()) = ability.changed() => {}
                 }
             }
         };
@@ -267,14 +271,23 @@ impl CapacityPublisher {
     ) -> Result<(Option<StoreCapacity>, Option<Instant>), ReconcileError> {
         // Held until the objects are written: a claim that does not fit must not be overtaken by an older offer.
         let mut offer = self.state.offer.lock().await;
-        if matches!(self.served.status(), StoreStatus::Unserved { .. }) {
-            self.write_objects(&[]).await?;
-            return Ok((None, None));
-        }
-        let Some(capacity) = self.store.capacity().await.map_err(ReconcileError::Store)? else {
-            return Ok((None, None));
+        let (capacity, available) = match self.served.ability() {
+            // What is published stays until it is known.
+            Ability::Unknown => return Ok((None, None)),
+            Ability::Unable { cause: InabilityCause::Unserved, .. } => {
+                self.write_objects(&[]).await?;
+                return Ok((None, None));
+            }
+            Ability::Able => {
+                let Some(capacity) = self.measure().await? else { return Ok((None, None)) };
+                (Some(capacity), offer.available(&capacity, failed, Instant::now()))
+            }
+            Ability::Unable { .. } => match self.measure().await {
+                Ok(None) => return Ok((None, None)),
+                // One that can't be used may not be able to tell, either.
+                Ok(Some(_)) | Err(_) => (None, Bytes(0)),
+            },
         };
-        let available = offer.available(&capacity, failed, Instant::now());
         if offer.last.replace(available).is_some_and(|last| last < available) {
             self.claims.requeue_unselected();
             self.claims.requeue_bound();
@@ -286,7 +299,14 @@ impl CapacityPublisher {
             let wanted = wanted_capacities(&self.api.identity, &node_uid, classes, available);
             self.write_objects(&wanted).await?;
         }
-        Ok((Some(capacity), again))
+        Ok((capacity, again))
+    }
+
+    /// The capacity of the store, unless its disk hangs.
+    async fn measure(&self) -> Result<Option<StoreCapacity>, ReconcileError> {
+        let hung = |_| Err(VolumeStoreError::Capacity { source: "the disk does not answer".into() });
+        let measured = timeout(MEASURE_TIMEOUT, self.store.capacity()).await.unwrap_or_else(hung);
+        measured.map_err(ReconcileError::Store)
     }
 
     async fn write_objects(&self, wanted: &[CSIStorageCapacity]) -> Result<(), ReconcileError> {
@@ -372,12 +392,29 @@ impl CapacityPublisher {
     /// Publishes that a volume of this size did not fit, before another node is selected for it: otherwise the
     /// scheduler might select this one again.
     pub(crate) async fn publish_shortage(&self, size: Bytes) -> Result<(), ReconcileError> {
-        if self.store.capacity().await.map_err(ReconcileError::Store)?.is_some() {
-            // Never fails: `self` holds the sender. Without the right to list the objects it never ends.
-            let mut is_listed = self.state.is_listed.subscribe();
-            let _ = timeout(LIST_TIMEOUT, is_listed.wait_for(|is_listed| *is_listed)).await;
+        if self.measure().await?.is_some() {
+            self.wait_until_listed().await;
         }
-        match self.publish(Some(size)).await {
+        self.publish_before_deselection(Some(size)).await
+    }
+
+    /// Publishes that no volume can be created on this node, before another node is selected for one.
+    pub(crate) async fn publish_inability(&self) -> Result<(), ReconcileError> {
+        if !matches!(self.measure().await, Ok(None)) {
+            self.wait_until_listed().await;
+        }
+        self.publish_before_deselection(None).await
+    }
+
+    /// Waits for the first list of the objects, for a while: without the right to list them it never ends.
+    async fn wait_until_listed(&self) {
+        // Never fails: `self` holds the sender.
+        let mut is_listed = self.state.is_listed.subscribe();
+        let _ = timeout(LIST_TIMEOUT, is_listed.wait_for(|is_listed| *is_listed)).await;
+    }
+
+    async fn publish_before_deselection(&self, failed: Option<Bytes>) -> Result<(), ReconcileError> {
+        match self.publish(failed).await {
             // Without that right the scheduler knows of no capacity: another try is all that is left.
             Err(ReconcileError::Api(error)) if is_rejected(&error) => {
                 tracing::warn!("{}; deselecting this node all the same", format_chain(&error));
@@ -389,7 +426,7 @@ impl CapacityPublisher {
 
     /// The reason why a volume of this size does not fit on this node, for a claim that no scheduler places; `None` if it fits.
     pub(crate) async fn find_shortage(&self, size: Bytes) -> Result<Option<String>, ReconcileError> {
-        let Some(capacity) = self.store.capacity().await.map_err(ReconcileError::Store)? else {
+        let Some(capacity) = self.measure().await? else {
             return Ok(None);
         };
         let mut offer = self.state.offer.lock().await;

@@ -276,13 +276,14 @@ impl ClaimProvisioner {
         self.patch_selected_node(VolumeStep::SelectNode, claim, node).await
     }
 
-    /// Removes this node from a claim, so that the scheduler selects another.
-    pub(crate) async fn deselect_node(&self, claim: &PersistentVolumeClaim) -> Result<(), ReconcileError> {
+    /// Removes this node from a claim, for this reason, so that the scheduler selects another.
+    pub(crate) async fn deselect_node(
+        &self,
+        claim: &PersistentVolumeClaim,
+        why: &str,
+    ) -> Result<(), ReconcileError> {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        tracing::info!(
-            claim = name,
-            "no free space for the claim's volume: deselecting this node, so that another is selected"
-        );
+        tracing::info!(claim = name, "{why}: deselecting this node, so that another is selected");
         // In a merge patch (RFC 7386), null removes the annotation.
         self.patch_selected_node(VolumeStep::DeselectNode, claim, Value::Null).await
     }

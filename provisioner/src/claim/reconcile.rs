@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::runtime::reflector::ObjectRef;
 
+use crate::ability::{SelectedClaimAction, plan_selected_claim};
 use crate::api::event::EventReason;
 use crate::api::retry_tracker::{RetryTracker, random_fraction};
 use crate::api::watches::ObjectCaches;
@@ -48,8 +49,9 @@ impl ClaimReconciler {
     }
 
     async fn try_reconcile(&self, claim: &PersistentVolumeClaim) -> Result<NextRun, ReconcileError> {
-        // While the store is lost, the claim waits here: the directory of an absent disk looks like an empty store.
-        let store = self.served.wait_until_served().await;
+        // Until it is known whether the node can create volumes, the claim waits here: the directory of an absent disk
+        // looks like an empty store.
+        let ability = self.served.wait_until_known().await;
         let class = class_name(claim).and_then(|name| self.caches.classes.get(&ObjectRef::new(name)));
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
         let volume = self.caches.volumes.get(&ObjectRef::new(&format!("pvc-{uid}")));
@@ -61,9 +63,19 @@ impl ClaimReconciler {
                     return Ok(NextRun::After(time));
                 }
                 let Some(class) = &class else { return Ok(NextRun::OnChange) };
+                match plan_selected_claim(&ability, spec.source.is_some()) {
+                    SelectedClaimAction::Provision => {}
+                    SelectedClaimAction::Deselect(why) => return self.give_up(claim, why).await,
+                    SelectedClaimAction::Wait(why) => {
+                        return Err(ReconcileError::NodeUnable { why: why.to_owned() });
+                    }
+                }
+                let store = self.served.wait_until_served().await;
                 let may_reschedule = self.retries.failure_count(uid) + 1 >= self.reschedule_after;
                 self.provisioner.provision_claim(&spec, class, store.id(), may_reschedule).await?
             }
+            // The end of its inability brings the claim back.
+            ClaimAction::SelectNode if !ability.is_able() => return Ok(NextRun::OnChange),
             ClaimAction::SelectNode => {
                 // The nodes wait for random times, so that they do not all patch the claim at once.
                 let hold = self.retries.remaining_hold(uid).unwrap_or_default();
@@ -95,7 +107,7 @@ impl ClaimReconciler {
             ProvisionOutcome::Exhausted { claim: live, size } => {
                 // First the capacity, then the claim: otherwise the scheduler might select this node again.
                 self.capacity.publish_shortage(size).await?;
-                self.provisioner.deselect_node(&live).await?;
+                self.provisioner.deselect_node(&live, "no free space for the claim's volume").await?;
                 self.record_failed_provision(claim);
                 self.retries.record_reschedule(uid);
                 Ok(NextRun::OnChange)
@@ -106,6 +118,23 @@ impl ClaimReconciler {
             }
             ProvisionOutcome::Rejected(rejection) => Ok(self.reject(claim, uid, &rejection).await),
         }
+    }
+
+    /// Gives up a claim that this node can't serve, for another node, once the scheduler knows.
+    async fn give_up(&self, claim: &PersistentVolumeClaim, why: &str) -> Result<NextRun, ReconcileError> {
+        let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+        let note = format!(
+            "node {} can't create volumes, and is deselected: {why}",
+            self.provisioner.api.identity.node
+        );
+        let recorder = &self.failures.recorder;
+        recorder.record_event(&object_reference(claim), EventReason::ProvisioningFailed, &note).await;
+        // First the capacity, then the claim: otherwise the scheduler might select this node again.
+        self.capacity.publish_inability().await?;
+        self.provisioner.deselect_node(claim, "this node can't create volumes").await?;
+        self.record_failed_provision(claim);
+        self.retries.record_reschedule(uid);
+        Ok(NextRun::OnChange)
     }
 
     /// Returns whether a claim that no scheduler places fits on this node; an invalid one does, to be rejected.

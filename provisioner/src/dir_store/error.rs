@@ -231,7 +231,7 @@ impl DirStoreError {
     }
 
     /// Returns whether the disk, its inodes or its project numbers are used up.
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
             Self::Capacity(_) => true,

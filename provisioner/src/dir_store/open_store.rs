@@ -22,6 +22,7 @@ use crate::dir_store::location::{self, StoreLocation, try_lock};
 use crate::dir_store::locks::EntryLocks;
 use crate::dir_store::options::DirStoreOptions;
 use crate::dir_store::parts::StoreParts;
+use crate::dir_store::probe::probe_directory;
 use crate::dir_store::staging::StagingArea;
 use crate::dir_store::stored_dirs::{StoredDirs, VOLUMES_DIR};
 use crate::dir_store::trash::{Trash, TrashEntry};
@@ -179,6 +180,12 @@ impl OpenStore {
             self.eraser.queue.enqueue_entry(entry, bytes);
         }
         Ok(())
+    }
+
+    /// Does once what a new volume needs.
+    pub(super) fn probe(&self) -> Result<(), DirStoreError> {
+        self.location.require_identity()?;
+        probe_directory(&self.staging.dir, &*self.parts.limits.quota)
     }
 
     /// Removes the directories that opening has created where there is no store, as in a mount point without its disk.

@@ -9,6 +9,7 @@ use nodekeel_localstorage::{Dir, FileMode, RenameMode};
 use crate::dir_store::eraser::EraseQueue;
 use crate::dir_store::error::DirStoreError;
 use crate::dir_store::parts::StoreParts;
+use crate::dir_store::probe::{PROBE_DIR, remove_leftover};
 use crate::dir_store::stored_dirs::parse_name;
 use crate::dir_store::trash::Trash;
 use crate::dir_store::unpublished::UnpublishedMarks;
@@ -71,6 +72,8 @@ impl StagingArea {
         for entry in self.dir.list().map_err(DirStoreError::Directory)? {
             if let Some(id) = parse_name(&entry) {
                 has_moved |= self.discard(&id)?;
+            } else if entry.name.as_os_str() == PROBE_DIR {
+                remove_leftover(&self.dir, &*self.parts.limits.quota)?;
             } else {
                 let path = self.dir.path().join(entry.name.as_os_str());
                 tracing::warn!("{} is not a volume: skipped", path.display());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::ability::{Ability, InabilityCause};
 use crate::store_id::StoreIdentity;
 
 /// The state of a store as its provisioner sees it.
@@ -35,26 +36,86 @@ pub enum StoreFault {
     Moved,
 }
 
-/// The status of a provisioner's store: the store guard sets it, and everything else waits for it. Clones share it.
+/// The status of a provisioner's store, and whether it can be used: the store guard sets the one, the prober the other,
+/// and everything else waits for them. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct ServedStore(Arc<watch::Sender<StoreStatus>>);
+pub(crate) struct ServedStore(Arc<ServedState>);
+
+#[derive(Debug)]
+struct ServedState {
+    status: watch::Sender<StoreStatus>,
+    /// Of a store that is not served, it follows from the status.
+    ability: watch::Sender<Ability>,
+}
 
 impl ServedStore {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(StoreStatus::Unknown)))
+        let (status, ability) =
+            (watch::Sender::new(StoreStatus::Unknown), watch::Sender::new(Ability::Unknown));
+        Self(Arc::new(ServedState { status, ability }))
     }
 
     pub(crate) fn status(&self) -> StoreStatus {
-        self.0.borrow().clone()
+        self.0.status.borrow().clone()
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<StoreStatus> {
-        self.0.subscribe()
+        self.0.status.subscribe()
     }
 
     /// Sets the status. Returns whether it differs from the last one; otherwise no waiter is woken.
     pub(crate) fn set(&self, status: StoreStatus) -> bool {
-        self.0.send_if_modified(|old| std::mem::replace(old, status.clone()) != status)
+        let ability = match &status {
+            // A store that is served from now on is probed first.
+            StoreStatus::Unknown | StoreStatus::Served(_) => Ability::Unknown,
+            StoreStatus::Unserved { why, .. } => {
+                Ability::Unable { cause: InabilityCause::Unserved, why: why.clone() }
+            }
+        };
+        let has_changed =
+            self.0.status.send_if_modified(|old| std::mem::replace(old, status.clone()) != status);
+        if has_changed {
+            self.0.ability.send_if_modified(|old| std::mem::replace(old, ability.clone()) != ability);
+        }
+        has_changed
+    }
+
+    /// Whether volumes can be created.
+    pub(crate) fn ability(&self) -> Ability {
+        self.0.ability.borrow().clone()
+    }
+
+    pub(crate) fn subscribe_ability(&self) -> watch::Receiver<Ability> {
+        self.0.ability.subscribe()
+    }
+
+    /// Sets what a probe of the served store has found. Returns the last ability if it was another one; otherwise no
+    /// waiter is woken.
+    pub(crate) fn set_probed(&self, ability: Ability) -> Option<Ability> {
+        // Held, so that a store that is lost meanwhile is not reported as able.
+        let status = self.0.status.borrow();
+        if !matches!(*status, StoreStatus::Served(_)) {
+            return None;
+        }
+        let mut last = None;
+        self.0.ability.send_if_modified(|old| {
+            let is_same = old.is_same(&ability);
+            let replaced = std::mem::replace(old, ability);
+            last = (!is_same).then_some(replaced);
+            !is_same
+        });
+        last
+    }
+
+    /// Waits until it is known whether volumes can be created, and returns that.
+    pub(crate) async fn wait_until_known(&self) -> Ability {
+        let mut ability = self.subscribe_ability();
+        let known = ability.wait_for(|ability| *ability != Ability::Unknown).await.map(|known| known.clone());
+        match known {
+            Ok(known) => known,
+            // The sender lives as long as `self`.
+            Err(_) => std::future::pending().await,
+        }
     }
 
     /// Waits until the store is served, and returns it.

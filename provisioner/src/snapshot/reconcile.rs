@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use kube::runtime::reflector;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
+use crate::ability::prober::ability_changes;
 use crate::api::claim_queue::ClaimQueue;
 use crate::api::event::EventReason;
 use crate::api::retry_tracker::RetryTracker;
@@ -60,7 +61,8 @@ impl SnapshotReconciler {
                 claims.requeue_where(waits_for_snapshot);
             }
         });
-        reconcile_changes(changed_objects(events), contents, self.concurrency, async |content| {
+        let wakes = ability_changes(&self.served);
+        reconcile_changes(changed_objects(events), wakes, contents, self.concurrency, async |content| {
             let done = catch_panic(self.reconcile(&content)).await;
             done.unwrap_or_else(|error| self.retry(&content, &error))
         })

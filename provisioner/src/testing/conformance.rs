@@ -2,6 +2,7 @@
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 
+use crate::capacity::policy::StoreCapacity;
 use crate::id::VolumeId;
 use crate::store::{VolumeStore, VolumeStoreError};
 
@@ -23,6 +24,7 @@ pub async fn conformance(store: &dyn VolumeStore) {
     check_remove(store, &test_id(5)).await;
     check_remove_empty(store, &test_id(8)).await;
     check_concurrency(store).await;
+    check_probe(store, &test_id(9)).await;
     assert_eq!(list_ids(store).await, others, "other volumes stay, and no test volume is left");
 }
 
@@ -119,6 +121,23 @@ async fn check_remove_empty(store: &dyn VolumeStore, id: &VolumeId) {
     store.create(id, test_limits(4, 2048)).await.expect("create");
     let is_gone = store.remove_empty(id).await.expect("removing an empty volume");
     assert_eq!(!list_ids(store).await.contains(id), is_gone, "remove_empty says whether the volume is gone");
+    remove_volume(store, id).await;
+}
+
+async fn check_probe(store: &dyn VolumeStore, id: &VolumeId) {
+    store.create(id, test_limits(4, 2048)).await.expect("create");
+    let (before, capacity) = (list_ids(store).await, store.capacity().await.expect("capacity"));
+    // Each waits for the other, and both say the same.
+    let (a, b) = futures_util::future::join(store.probe(), store.probe()).await;
+    a.and(b).and(store.probe().await).expect("a store that creates volumes is able");
+    let promised = |capacity: Option<StoreCapacity>| capacity.map(|capacity| capacity.promised);
+    assert_eq!(list_ids(store).await, before, "a probe is no volume");
+    assert_eq!(
+        promised(store.capacity().await.expect("capacity")),
+        promised(capacity),
+        "a probe is promised nothing"
+    );
+    assert_eq!(read_limits(store, id).await, test_limits(4, 2048), "a probe changes no volume");
     remove_volume(store, id).await;
 }
 

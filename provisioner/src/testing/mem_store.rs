@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, QuotaUsage};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::id::VolumeId;
@@ -30,6 +30,10 @@ struct MemStoreState {
     formats: BTreeMap<VolumeId, ImageFormat>,
     capacity: Option<Bytes>,
     failures: Vec<ErrorSource>,
+    /// The source of the error of each call that changes something.
+    fault: Option<fn() -> ErrorSource>,
+    is_hung: watch::Sender<bool>,
+    probes: u32,
     creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
     audit: Option<AuditSummary>,
@@ -51,6 +55,22 @@ impl MemStore {
     pub fn fail_next(&self, cause: impl Into<ErrorSource>) {
         // At the front, since calls take failures from the end.
         self.lock_state().failures.insert(0, cause.into());
+    }
+
+    /// Makes each call that changes a volume, and each probe, fail with this source, until it is `None`: as a disk that
+    /// fails, or a file system that is read-only.
+    pub fn set_fault(&self, fault: Option<fn() -> ErrorSource>) {
+        self.lock_state().fault = fault;
+    }
+
+    /// Makes each probe wait, as on a disk that hangs, for as long as this is true.
+    pub fn set_hung(&self, is_hung: bool) {
+        self.lock_state().is_hung.send_replace(is_hung);
+    }
+
+    /// Number of probes.
+    pub fn probe_count(&self) -> u32 {
+        self.lock_state().probes
     }
 
     /// Sets the usage of a volume, as if a pod had written; its limits are not checked.
@@ -106,6 +126,10 @@ impl MemStore {
 }
 
 impl MemStoreState {
+    fn next_failure(&mut self) -> Option<ErrorSource> {
+        self.failures.pop().or_else(|| self.fault.map(|fault| fault()))
+    }
+
     fn kind(&self, id: &VolumeId) -> VolumeKind {
         self.formats.get(id).copied().map_or(VolumeKind::Directory, VolumeKind::Image)
     }
@@ -127,7 +151,7 @@ impl MemStoreState {
         kind: VolumeKind,
         limits: QuotaLimits,
     ) -> Result<bool, VolumeStoreError> {
-        if let Some(source) = self.failures.pop() {
+        if let Some(source) = self.next_failure() {
             return Err(VolumeStoreError::Create { id: id.clone(), source });
         }
         self.check_kind(id, kind)?;
@@ -206,7 +230,7 @@ impl VolumeStore for MemStore {
 
     async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let mut state = self.lock_state();
-        if let Some(source) = state.failures.pop() {
+        if let Some(source) = state.next_failure() {
             return Err(VolumeStoreError::Resize { id: id.clone(), source });
         }
         let limits = match state.kind(id) {
@@ -228,7 +252,7 @@ impl VolumeStore for MemStore {
 
     async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
         let mut state = self.lock_state();
-        if let Some(source) = state.failures.pop() {
+        if let Some(source) = state.next_failure() {
             return Err(VolumeStoreError::Remove { id: id.clone(), source });
         }
         state.formats.remove(id);
@@ -268,6 +292,16 @@ impl VolumeStore for MemStore {
         }
     }
 
+    async fn probe(&self) -> Result<(), VolumeStoreError> {
+        let mut is_hung = self.lock_state().is_hung.subscribe();
+        // Fails only if the store is gone.
+        let _ = is_hung.wait_for(|is_hung| !is_hung).await;
+        let mut state = self.lock_state();
+        state.probes += 1;
+        let fault = state.fault.map(|fault| fault());
+        fault.map_or(Ok(()), |source| Err(VolumeStoreError::Probe { source }))
+    }
+
     async fn audit_limits(&self, _: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
         Ok(self.lock_state().audit)
     }
@@ -286,7 +320,7 @@ impl SnapshotStore for MemStore {
         volume: &VolumeId,
     ) -> Result<SnapshotInfo, SnapshotStoreError> {
         let mut state = self.lock_state();
-        if let Some(source) = state.failures.pop() {
+        if let Some(source) = state.next_failure() {
             return Err(SnapshotStoreError::Create { id: id.clone(), source });
         }
         if let Some((info, _)) = state.snapshots.get(id) {
@@ -306,7 +340,7 @@ impl SnapshotStore for MemStore {
 
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), SnapshotStoreError> {
         let mut state = self.lock_state();
-        if let Some(source) = state.failures.pop() {
+        if let Some(source) = state.next_failure() {
             return Err(SnapshotStoreError::Remove { id: id.clone(), source });
         }
         state.snapshots.remove(id);

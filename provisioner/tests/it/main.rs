@@ -5,6 +5,7 @@ mod copies;
 mod copy_close;
 mod copy_kills;
 mod csi;
+mod disk_faults;
 mod expansion_limits;
 mod fixture;
 mod golden;

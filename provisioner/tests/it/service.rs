@@ -1,5 +1,6 @@
 //! The whole service against an API server in memory. Each test checks events, the API and the store.
 
+mod ability;
 mod agent;
 mod audit;
 mod capacity;

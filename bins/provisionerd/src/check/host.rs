@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -20,6 +21,9 @@ use crate::volumes;
 /// Timeout of the metrics of a running instance on this machine.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The time within which a disk has to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Where the kubelet has the targets of block volumes, below its directory.
 const BLOCK_TARGETS: &str = "plugins/kubernetes.io/csi/volumeDevices";
 
@@ -28,7 +32,46 @@ const LOOP_CONTROL: &str = "/dev/loop-control";
 /// More than the metrics of an instance.
 const MAX_METRICS_BYTES: u64 = 4 << 20;
 
-pub(super) fn check_directory(config: &DaemonConfig, is_running: bool) -> Vec<CheckFinding> {
+/// The metrics of an instance that runs on this machine, if one answers.
+#[derive(Debug)]
+pub(super) struct RunningInstance(Option<String>);
+
+impl RunningInstance {
+    /// Asks at an address: `check` in the pod of provisionerd is not a second instance.
+    pub(super) fn find(address: SocketAddr) -> Self {
+        let ask = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;
+            stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
+            // One request needs no HTTP client.
+            stream.write_all(
+                format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
+            )?;
+            let mut answer = String::new();
+            stream.take(MAX_METRICS_BYTES).read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        Self(ask().ok().filter(|answer| answer.contains("provisionerd_build_info")))
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What the instance says of its directory, which it probes itself.
+    fn finding(&self) -> CheckFinding {
+        let text = self.0.as_deref().unwrap_or_default();
+        let sample = text.lines().find_map(|line| line.strip_prefix("provisionerd_store_able{cause=\""));
+        match sample.and_then(|sample| sample.split_once('"')) {
+            Some((cause, value)) if value.ends_with(" 0") => CheckFinding::Failure(anyhow!(
+                "provisionerd is running and can't create volumes ({cause}): ask its /readyz for the reason"
+            )),
+            _ => CheckFinding::Pass("provisionerd is running and uses the directory".into()),
+        }
+    }
+}
+
+pub(super) fn check_directory(config: &DaemonConfig, running: &RunningInstance) -> Vec<CheckFinding> {
+    let is_running = running.is_running();
     let (base, quota) = match volumes::open_directory(config) {
         Ok(opened) => opened,
         Err(error) => return vec![CheckFinding::Failure(error.into())],
@@ -49,10 +92,8 @@ pub(super) fn check_directory(config: &DaemonConfig, is_running: bool) -> Vec<Ch
     }
     findings.push(check_writable(&base));
     match DirStore::is_in_use(&base) {
-        Ok(false) => {}
-        Ok(true) if is_running => {
-            findings.push(CheckFinding::Pass("provisionerd is running and uses the directory".into()));
-        }
+        Ok(false) => findings.push(check_probe(base, quota)),
+        Ok(true) if is_running => findings.push(running.finding()),
         Ok(true) => findings.push(CheckFinding::Warning("another instance is using the directory".into())),
         Err(error) => findings.push(CheckFinding::Failure(
             anyhow!(error).context("can't check whether another instance uses the directory"),
@@ -63,6 +104,26 @@ pub(super) fn check_directory(config: &DaemonConfig, is_running: bool) -> Vec<Ch
 
 fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = CheckFinding> {
     quota.enforcement_gaps().into_iter().map(|warning| CheckFinding::Warning(warning.to_string()))
+}
+
+/// Checks that volumes can be created: a directory with a limit is, and removed. Only where no instance runs, which
+/// probes it itself.
+fn check_probe(base: Dir, quota: ProjectQuota) -> CheckFinding {
+    let path = base.path().to_owned();
+    let (sender, answer) = mpsc::channel();
+    // In a thread that is left behind if the disk hangs.
+    std::thread::spawn(move || {
+        // Fails only if this function has returned.
+        let _ = sender.send(DirStore::probe_directory(&base, &quota));
+    });
+    let failed = || format!("can't create volumes in {}", path.display());
+    let probed = match answer.recv_timeout(PROBE_TIMEOUT) {
+        Ok(probed) => probed.map_err(anyhow::Error::from),
+        Err(_) => Err(anyhow!("its disk has not answered within {} s: see `dmesg`", PROBE_TIMEOUT.as_secs())),
+    };
+    CheckFinding::from_result(
+        probed.map(|()| "volumes can be created, and their limits bind").with_context(failed),
+    )
 }
 
 fn check_writable(base: &Dir) -> CheckFinding {
@@ -182,22 +243,6 @@ pub(super) fn check_address(config: &DaemonConfig, is_running: bool) -> CheckFin
     }
 }
 
-/// True if a running provisionerd serves its metrics at an address: `check` in its pod is not a second instance.
-pub(super) fn is_served_by_provisionerd(address: SocketAddr) -> bool {
-    let ask = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;
-        stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
-        // One request needs no HTTP client.
-        stream.write_all(
-            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
-        )?;
-        let mut answer = String::new();
-        stream.take(MAX_METRICS_BYTES).read_to_string(&mut answer)?;
-        Ok(answer)
-    };
-    ask().is_ok_and(|answer| answer.contains("provisionerd_build_info"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,11 +262,22 @@ mod tests {
         };
         for (body, is_ours) in [("provisionerd_build_info{version=\"0.1.0\"} 1\n", true), ("ok\n", false)] {
             let server = serve(body);
-            let found = is_served_by_provisionerd(config.listen);
+            let running = RunningInstance::find(config.listen);
+            let found = running.is_running();
             server.join().expect("no panic");
             assert_eq!(found, is_ours, "{body}");
             let finding = check_address(&config, found);
             assert_eq!(matches!(finding, CheckFinding::Pass(_)), is_ours, "{finding}");
+        }
+    }
+
+    #[test]
+    fn a_running_instance_that_can_not_create_volumes_fails_the_check() {
+        let finding = |able: &str| RunningInstance(Some(able.to_owned())).finding();
+        let unable = finding("# TYPE x gauge\nprovisionerd_store_able{cause=\"read_only\"} 0\n").to_string();
+        assert!(unable.starts_with("FAIL") && unable.contains("read_only"), "{unable}");
+        for able in ["provisionerd_store_able{cause=\"\"} 1\n", ""] {
+            assert!(matches!(finding(able), CheckFinding::Pass(_)), "{able}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Kubeconfig};
-use nodekeel_provisioner::{Provisioner, StoreStatus};
+use nodekeel_provisioner::{Ability, InabilityCause, Provisioner};
 use tokio::task::spawn_blocking;
 
 use super::DN;
@@ -49,7 +49,7 @@ impl HealthSource for ApiHealth {
             // Neither the lock nor the provisioner is held over an await: its next incarnation opens the store again.
             let asked = {
                 let current = self.current.lock();
-                current.as_ref().map(|provisioner| (provisioner.store_status(), provisioner.check_api()))
+                current.as_ref().map(|provisioner| (provisioner.ability(), provisioner.check_api()))
             };
             // Without a provisioner, the tree has the reason: root.provisioner waits for its kubelet, or for its
             // store.
@@ -68,15 +68,20 @@ impl HealthSource for ApiHealth {
     }
 }
 
-/// The condition of a store that is not served.
-fn store_condition(status: &StoreStatus) -> Option<HealthCondition> {
-    let StoreStatus::Unserved { why, .. } = status else { return None };
-    let found = HealthCondition::problem(DN, format!("the volumes are not served: {why}"));
-    Some(
-        found
-            .waiting_for("the disk of the volumes")
-            .hint("mount the disk; the volumes are served again by themselves"),
-    )
+/// The condition of a store that is not served, or in which no volume can be created.
+fn store_condition(ability: &Ability) -> Option<HealthCondition> {
+    let Ability::Unable { cause, why } = ability else { return None };
+    let (what, hint) = match cause {
+        InabilityCause::Unserved => {
+            ("the volumes are not served", "mount the disk; the volumes are served again by themselves")
+        }
+        _ => (
+            "no volumes can be created",
+            "repair the disk or its file system; the volumes that exist are served, and others again by themselves",
+        ),
+    };
+    let found = HealthCondition::problem(DN, format!("{what}: {why}"));
+    Some(found.waiting_for("the disk of the volumes").hint(hint))
 }
 
 /// Reads the client certificate of a kubeconfig, and compares it with the time.
@@ -120,8 +125,6 @@ fn client_certificate(kubeconfig: &Path) -> Option<Vec<u8>> {
 mod tests {
     use std::fs;
     use std::time::{Duration, SystemTime};
-
-    use nodekeel_provisioner::StoreFault;
 
     use super::*;
 
@@ -177,13 +180,19 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_not_served_is_a_condition_that_names_its_disk() {
-        let why = "the volumes are no longer at /v: mount their disk again".to_owned();
-        let found = store_condition(&StoreStatus::Unserved { fault: StoreFault::Absent, why });
-        let found = found.expect("a condition");
-        assert!(found.problem.contains("no longer at /v"), "{}", found.problem);
-        assert!(found.hint.contains("mount the disk"), "{}", found.hint);
-        assert!(store_condition(&StoreStatus::Unknown).is_none());
+    fn a_store_that_can_not_be_used_is_a_condition_that_names_why() {
+        let condition = |cause, why: &str| {
+            let found = store_condition(&Ability::Unable { cause, why: why.to_owned() });
+            let found = found.expect("a condition");
+            (found.problem, found.hint)
+        };
+        let (problem, hint) = condition(InabilityCause::Unserved, "the volumes are no longer at /v");
+        assert!(problem.contains("not served: the volumes are no longer at /v"), "{problem}");
+        assert!(hint.contains("mount the disk"), "{hint}");
+        let (problem, hint) = condition(InabilityCause::ReadOnly, "read-only");
+        assert!(problem.contains("no volumes can be created: read-only"), "{problem}");
+        assert!(hint.contains("repair the disk"), "{hint}");
+        assert!([Ability::Unknown, Ability::Able].iter().all(|ability| store_condition(ability).is_none()));
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVe
 use nodekeel_provisioner::{VolumeRecovery, VolumeStore as _};
 use serde_json::json;
 
+use super::ability::select;
 use super::dir_node::{DirNode, mount, store_id, unmount, used_store};
 use super::harness::{
     ApiFixture as _, advance_time, id, phase, test_api, wait_bound, wait_for_event, wait_until,
@@ -43,8 +44,10 @@ async fn a_lost_store_is_reported_on_volume_and_claim_and_served_again_when_it_i
     assert_eq!(condition_counts(&api, id(2).as_str()), [1, 0], "once, whatever is found below");
 
     mount(base.path());
-    wait_bound(&api, "claim-3").await;
     wait_until(&api, |api| api.get_object(ObjectKind::Volume, id(1).as_str()).is_none()).await;
+    // It was given up, for a node that can serve it.
+    select(&api, "claim-3");
+    wait_bound(&api, "claim-3").await;
     for about in [id(2).as_str(), "claim-2"] {
         wait_for_event(&api, about, "VolumeConditionNormal").await;
     }
@@ -130,6 +133,7 @@ async fn a_new_disk_is_served_once_the_old_one_is_declared_lost() {
         assert_eq!(lost, [id(1).to_string()], "also if it is repeated");
     }
     // The volume is not deleted before its claim is, and then with nothing on the new disk.
+    advance_time(60).await;
     api.create_claim(2, json!({}));
     wait_bound(&api, "claim-2").await;
     assert_ne!(store_id(base.path()), old);

@@ -1,0 +1,3 @@
+//! Stores on real disks, to which something happens from outside.
+
+mod unable;
