@@ -3,8 +3,9 @@
 //! # A claim, step by step
 //! 1. `EventFilter` (`controller/event_filter.rs`) passes it on its selected node, or on all nodes while it has
 //!    none, and `reconcile_changes` (`api/work_queue.rs`) calls `ClaimReconciler`, which waits until `StoreGuard`
-//!    (`loss/guard.rs`) serves the store.
-//! 2. `plan_claim` decides on the cached claim. With immediate binding, the node selects itself first.
+//!    (`loss/guard.rs`) serves the store, and `StoreProber` (`ability/prober.rs`) has found that it can be used.
+//! 2. `plan_claim` decides on the cached claim. With immediate binding, the node selects itself first. While the store
+//!    can't be used, `plan_selected_claim` (`ability.rs`) gives the claim to another node.
 //! 3. `provision_claim` reads the claim, and decides again.
 //! 4. `VolumeStore::create` (`dir_store/open_store.rs`): a directory in staging, its limits, the rename. A copy or an
 //!    image gets its content, and then the mark of an unpublished volume, before the rename. It reserves capacity
