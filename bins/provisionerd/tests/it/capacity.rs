@@ -15,13 +15,16 @@ use crate::cluster::{
 const MIB: u64 = 1 << 20;
 
 /// The node that the scheduler prefers, and the one with a pod that occupies most of its processors.
-const PREFERRED: &str = "preferred";
-const BUSY: &str = "busy";
+pub(crate) const PREFERRED: &str = "preferred";
+pub(crate) const BUSY: &str = "busy";
+
+/// The shipped classes.
+pub(crate) const CLASSES: [&str; 2] = ["nodekeel", "nodekeel-retain"];
 
 pub(crate) const PUBLICATION_STEPS: [&str; 2] = ["PublishCapacity", "RemoveCapacity"];
 
 /// A control plane that schedules by capacity, with two nodes.
-fn start_with_nodes() -> Kube {
+pub(crate) fn start_with_nodes() -> Kube {
     let kube = start_control_plane();
     kube.apply_manifests(include_str!("../../../../deploy/csidriver.yaml")).expect("the driver");
     for node in [PREFERRED, BUSY] {
@@ -30,8 +33,33 @@ fn start_with_nodes() -> Kube {
     kube
 }
 
+/// Occupies most of the processors of one node.
+pub(crate) fn occupy_busy_node(kube: &Kube) {
+    let mut ballast = pod_manifest("ballast");
+    ballast["spec"] = json!({
+        "nodeName": BUSY,
+        "containers": [{ "name": "main", "image": "none", "resources": { "requests": { "cpu": "40" } } }],
+    });
+    create(kube, &ballast);
+}
+
+/// Creates a claim of this size, and a pod with it that any node can have.
+pub(crate) fn create_pod(kube: &Kube, name: &str, size: &str) {
+    create(kube, &claim_manifest(name, None, sized(size)));
+    let mut pod = pod_manifest(name);
+    pod["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "100m" } });
+    create(kube, &pod);
+}
+
+/// Waits until the claim of a pod is bound and the pod has a node, and gives that.
+pub(crate) fn wait_placed(kube: &Kube, name: &str) -> String {
+    wait_bound(kube, name);
+    let pod = wait_for(kube, "pod", name, |pod: &Value| pod["spec"]["nodeName"].is_string());
+    pod["spec"]["nodeName"].as_str().expect("a node").to_owned()
+}
+
 /// Waits until a node has published so many bytes for these classes, which are sorted.
-fn wait_published(kube: &Kube, node: &str, classes: &[&str], is_enough: impl Fn(u64) -> bool) {
+pub(crate) fn wait_published(kube: &Kube, node: &str, classes: &[&str], is_enough: impl Fn(u64) -> bool) {
     let published = wait_until(TIMEOUT, "capacities", || {
         let mut all = kube.list_objects("csistoragecapacities")?;
         all.retain(|object| object["metadata"]["labels"]["csi.storage.k8s.io/managed-by"] == node);
@@ -50,25 +78,15 @@ fn wait_published(kube: &Kube, node: &str, classes: &[&str], is_enough: impl Fn(
 #[test]
 #[ignore = "needs kube"]
 fn a_pod_goes_to_a_node_with_space_though_the_scheduler_prefers_one_that_is_promised_or_full() {
-    const CLASSES: [&str; 2] = ["nodekeel", "nodekeel-retain"];
     let kube = start_with_nodes();
-    let mut ballast = pod_manifest("ballast");
-    ballast["spec"] = json!({
-        "nodeName": BUSY,
-        "containers": [{ "name": "main", "image": "none", "resources": { "requests": { "cpu": "40" } } }],
-    });
-    create(&kube, &ballast);
+    occupy_busy_node(&kube);
     let place_pod = |name: &str, size: &str| {
         let start = Instant::now();
-        create(&kube, &claim_manifest(name, None, sized(size)));
-        let mut pod = pod_manifest(name);
-        pod["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "100m" } });
-        create(&kube, &pod);
-        wait_bound(&kube, name);
-        let pod = wait_for(&kube, "pod", name, |pod: &Value| pod["spec"]["nodeName"].is_string());
+        create_pod(&kube, name, size);
+        let node = wait_placed(&kube, name);
         // The scheduler alone needs a second for a volume.
         assert!(start.elapsed() < Duration::from_secs(30), "{name}: {:?}", start.elapsed());
-        pod["spec"]["nodeName"].clone()
+        node
     };
     let [preferred, busy] = [PREFERRED, BUSY].map(|node| TestDaemon::new(&kube, node));
     let _busy = busy.start(&[&busy.reserve_all_but(64 * MIB)], &[]);

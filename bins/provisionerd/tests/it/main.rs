@@ -22,6 +22,8 @@ mod crash;
 mod errors;
 #[cfg(feature = "kill-points")]
 mod import;
+#[cfg(feature = "kill-points")]
+mod inability;
 mod messages;
 #[cfg(feature = "kill-points")]
 mod own_memory;
