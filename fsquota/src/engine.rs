@@ -184,6 +184,12 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         Ok(ProjectId::new(self.project_tag(dir)?.project))
     }
 
+    /// Returns whether the mark of a directory names its project, and giving that to the whole tree was finished.
+    pub(crate) fn owns_project(&self, dir: BorrowedFd<'_>) -> Result<bool, Error> {
+        self.inspect_directory(dir)?;
+        Ok(matches!(self.project_claim(dir)?, ProjectClaim::Marked { is_complete: true, .. }))
+    }
+
     /// The project, or 0, that entries of the tree still have, because giving the tree its own project was started and
     /// not finished.
     pub(crate) fn previous_project(&self, dir: BorrowedFd<'_>) -> Result<Option<u32>, Error> {

@@ -200,6 +200,10 @@ impl QuotaSetter for ProjectQuota {
         self.engine.find_project(dir)
     }
 
+    fn owns_project(&self, dir: BorrowedFd<'_>) -> Result<bool, Error> {
+        self.engine.owns_project(dir)
+    }
+
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         self.engine.clear_limits(dir)
     }

@@ -52,6 +52,20 @@ pub trait QuotaSetter: Send + Sync + Debug {
         Ok(self.read_status(dir)?.map(|status| status.project))
     }
 
+    /// Returns whether the project of a directory was given to it, and all its entries got it: a directory that was copied
+    /// or moved may have that of another one, or none. What is not so is set right by [`limit_tree`](Self::limit_tree).
+    ///
+    /// # Errors
+    /// As [`read_status`](Self::read_status). The default asks whether it has a project.
+    fn owns_project(&self, dir: BorrowedFd<'_>) -> Result<bool, Error> {
+        Ok(self.find_project(dir)?.is_some())
+    }
+
+    /// Returns whether limits that are set can be read again: the default. An implementation that sets none keeps none.
+    fn keeps_limits(&self) -> bool {
+        true
+    }
+
     /// Removes the limits and the project from an empty directory.
     ///
     /// # Errors

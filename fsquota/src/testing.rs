@@ -77,6 +77,10 @@ impl QuotaSetter for MemQuota {
         self.0.find_project(dir)
     }
 
+    fn owns_project(&self, dir: BorrowedFd<'_>) -> Result<bool, Error> {
+        self.0.owns_project(dir)
+    }
+
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         self.0.clear_limits(dir)
     }
