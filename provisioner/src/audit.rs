@@ -6,23 +6,27 @@ use nodekeel_fsquota::{AuditOptions, AuditSummary};
 use tokio::time::sleep;
 
 use crate::error_chain::format_chain;
-use crate::failure::FailureReporter;
+use crate::limits::reconcile::LimitReconciler;
 use crate::provisioner::ProvisionerConfig;
 use crate::store::VolumeStore;
 
-/// Audits the store, and again some time after each audit has ended. Never returns.
+/// Compares the limits with the PersistentVolumes and audits the store, and again some time after each audit has ended.
+/// Never returns.
 pub(crate) async fn run_auditor(
     store: &dyn VolumeStore,
-    failures: &FailureReporter,
+    limits: &LimitReconciler,
     config: &ProvisionerConfig,
 ) {
     let mut options = AuditOptions::default();
     options.entries_per_second = Some(config.audit_rate);
-    let mut last = AuditSummary::default();
+    let (failures, mut last) = (&limits.failures, AuditSummary::default());
     loop {
+        // First: what is set right is nothing that the audit finds.
+        let has_limits = limits.reconcile_all().await;
         match store.audit_limits(options).await {
             // In this store no file can leave its limits, now or later, so there is nothing to audit again.
-            Ok(None) => return pending().await,
+            Ok(None) if !has_limits => return pending().await,
+            Ok(None) => {}
             Ok(Some(summary)) => {
                 failures.metrics.set_audit(&summary);
                 log_changes(&last, &summary);

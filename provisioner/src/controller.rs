@@ -34,6 +34,7 @@ use crate::deletion::apply::VolumeRemover;
 use crate::deletion::live_claims::LiveClaims;
 use crate::deletion::reconcile::VolumeReconciler;
 use crate::error_chain::format_chain;
+use crate::limits::reconcile::LimitReconciler;
 use crate::loss::guard::StoreGuard;
 use crate::loss::reporter::ConditionReporter;
 use crate::loss::status::{ServedStore, StoreStatus};
@@ -76,6 +77,7 @@ async fn run_loops(
     let (sweeps, sweep_requests) = unbounded_channel();
     let volumes_changed = Arc::new(watch::Sender::new(()));
     let missing = Arc::new(watch::Sender::default());
+    let unlimited = Arc::new(watch::Sender::default());
     // Volumes are served even if these watches fail.
     let optional_watches = provisioner.watch_errors.of_optional_apis();
 
@@ -175,8 +177,17 @@ async fn run_loops(
         served: served.clone(),
         volumes_changed: Arc::clone(&volumes_changed),
         missing,
+        unlimited: Arc::clone(&unlimited),
         failures: failures.clone(),
         backoff: config.backoff,
+    };
+    let limits = LimitReconciler {
+        api: api.clone(),
+        store: Arc::clone(&provisioner.store),
+        caches: caches.clone(),
+        locks: Arc::clone(&provisioner.locks),
+        unlimited,
+        failures: failures.clone(),
     };
 
     let prober = StoreProber {
@@ -265,7 +276,7 @@ async fn run_loops(
                 claims.requeue_unselected();
             }
         });
-    let auditing = served.while_served(|| run_auditor(&*provisioner.store, failures, config));
+    let auditing = served.while_served(|| run_auditor(&*provisioner.store, &limits, config));
     // The first loop that ends ends the run. The others are dropped where they wait, which is like a crash: the next
     // run resumes their work.
     tokio::select! {

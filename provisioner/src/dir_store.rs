@@ -19,7 +19,7 @@ use crate::capacity::policy::StoreCapacity;
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, ImageSpec};
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
-use crate::store::{OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
+use crate::store::{FoundLimits, OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
 use crate::store_id::{StoreId, StoreIdentity};
 
 mod capacity;
@@ -337,6 +337,29 @@ impl VolumeStore for DirStore {
         let usage =
             usage.map_err(|source| VolumeStoreError::Usage { id: id.clone(), source: Box::new(source) })?;
         usage.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
+    }
+
+    async fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, VolumeStoreError> {
+        let keeps_limits = self.slot.store().is_ok_and(|store| store.parts.limits.quota.keeps_limits());
+        if !keeps_limits {
+            return Ok(None);
+        }
+        let found = self.run_locked(id, |store, id| store.find_limits(id)).await;
+        let found =
+            found.map_err(|source| VolumeStoreError::Usage { id: id.clone(), source: Box::new(source) })?;
+        found.map(Some).ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
+    }
+
+    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+        let restored = self.run_locked(id, move |store, id| store.restore_limits(id, limits)).await;
+        let failed = |source| VolumeStoreError::Resize { id: id.clone(), source: Box::new(source) };
+        restored.map_err(failed)?.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
+    }
+
+    fn count_promised(&self, volumes: &[(VolumeId, Bytes)]) {
+        if let Ok(store) = self.slot.store() {
+            store.ledger.count_promised(volumes);
+        }
     }
 
     async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {

@@ -130,6 +130,7 @@ mod id;
 mod identity;
 mod image;
 mod import;
+mod limits;
 mod loss;
 mod metrics;
 mod name;
@@ -198,5 +199,7 @@ pub use snapshot::{
     VolumeSnapshotStatus,
 };
 pub use step::{StepHook, StepMoment, VolumeStep};
-pub use store::{ErrorSource, OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
+pub use store::{
+    ErrorSource, FoundLimits, OpenVolume, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage,
+};
 pub use store_id::{StoreId, StoreIdError, StoreIdentity};

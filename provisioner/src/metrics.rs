@@ -46,6 +46,15 @@ pub trait VolumeMetrics: Send + Sync + fmt::Debug {
         let _ = summary;
     }
 
+    /// The limits of a volume were lost, and are set again.
+    fn record_restored_limits(&self) {}
+
+    /// The number of volumes whose limits are not those of their PersistentVolume, and can't be set. Set after each
+    /// comparison: at the start of serving, and with each audit.
+    fn set_wrong_limits(&self, volumes: usize) {
+        let _ = volumes;
+    }
+
     /// The CSIStorageCapacity objects of this node: how many it should have, how many of them are up to date, and how
     /// many others are still to be deleted. Set before each publication.
     fn set_capacity_objects(&self, desired: usize, current: usize, obsolete: usize) {

@@ -25,6 +25,18 @@ pub struct VolumeUsage {
     pub usage: QuotaUsage,
 }
 
+/// The limits of a volume as the kernel has them now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "complete by nature, and made by implementations of stores")]
+pub struct FoundLimits {
+    /// The limits in force; those of a block or strict volume are its size.
+    pub limits: QuotaLimits,
+    /// The usage that counts against them.
+    pub usage: QuotaUsage,
+    /// False if not all files of the volume count against them, or those of another one do: it was copied or restored.
+    pub is_own: bool,
+}
+
 /// Creates, resizes and removes the volumes of one node.
 ///
 /// # Contract
@@ -91,6 +103,32 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Usage`].
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError>;
+
+    /// Looks whether the limits of a volume are still those that were set: other programs can change them, and a volume
+    /// that was restored from a backup may have none. `None`, the default: they can't be lost.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Usage`].
+    async fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, VolumeStoreError> {
+        let _ = id;
+        Ok(None)
+    }
+
+    /// Sets the limits of a volume whose limits were lost, so that each of its files counts against them. They were
+    /// promised, so they are set above the capacity, too. Takes as long as reading the volume's directories. Those of
+    /// a block or strict volume are set for its size. Default: [`resize`](Self::resize).
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Resize`].
+    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+        self.resize(id, limits).await
+    }
+
+    /// Counts these volumes with these bytes in the [`capacity`](Self::capacity), if they have no limit: it was promised
+    /// to them, and not nothing. Default: nothing happens.
+    fn count_promised(&self, volumes: &[(VolumeId, Bytes)]) {
+        let _ = volumes;
+    }
 
     /// Removes a volume and all its data.
     ///

@@ -18,8 +18,8 @@ use crate::id::VolumeId;
 use crate::image::{VolumeKind, promised_bytes};
 use crate::store::larger_limit;
 
-/// The promises of a store. A volume without a byte limit counts as nothing; a removed one counts with the bytes that
-/// it used when it was removed, until it is erased.
+/// The promises of a store. A volume without a byte limit counts as nothing until it is known what was promised to it; a
+/// removed one counts with the bytes that it used when it was removed, until it is erased.
 pub(super) struct CapacityLedger {
     policy: CapacityPolicy,
     parts: StoreParts,
@@ -117,6 +117,11 @@ impl CapacityLedger {
         self.update(|all| all.limits.replace(name.to_owned(), limit))
     }
 
+    /// The bytes that are promised to a volume.
+    pub(super) fn promise_of(&self, name: &str) -> Option<Bytes> {
+        self.lock().limits.by_name.get(name).copied()
+    }
+
     /// Records that a volume is a trash entry now: its promise ends, and the bytes that it still uses count until
     /// [`mark_erased`](Self::mark_erased).
     pub(super) fn move_to_trash(&self, name: &str, entry: &TrashEntry, used: Bytes) {
@@ -190,6 +195,17 @@ impl CapacityLedger {
             }
         }
         Ok(space)
+    }
+
+    /// Counts volumes without a limit with the bytes that were promised to them.
+    pub(super) fn count_promised(&self, volumes: &[(VolumeId, Bytes)]) {
+        self.update(|all| {
+            for (id, bytes) in volumes {
+                if !all.limits.by_name.contains_key(id.as_str()) {
+                    all.limits.replace(id.to_string(), Some(*bytes));
+                }
+            }
+        });
     }
 
     /// Lists the volumes, and counts the promises of those that another process has imported since the last count.

@@ -13,7 +13,7 @@ use crate::dir_store::capacity::CapacityLedger;
 use crate::dir_store::copies::CopyStore;
 use crate::dir_store::eraser::{EraseQueue, Eraser};
 use crate::dir_store::error::DirStoreError;
-use crate::dir_store::image_file::{open_image, read_image, visible_limits};
+use crate::dir_store::image_file::{image_size, open_image, read_image, visible_limits};
 use crate::dir_store::images::ImageVolumes;
 use crate::dir_store::import::journal::check_import_complete;
 use crate::dir_store::kinds::KindMarks;
@@ -27,11 +27,12 @@ use crate::dir_store::staging::StagingArea;
 use crate::dir_store::stored_dirs::{StoredDirs, VOLUMES_DIR};
 use crate::dir_store::trash::{Trash, TrashEntry};
 use crate::dir_store::unpublished::UnpublishedMarks;
+use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::image::{Formatter, VolumeKind};
+use crate::image::{Formatter, VolumeKind, directory_limits, promised_bytes};
 use crate::snapshot::{SnapshotId, StoredId};
 use crate::step::{StepRunner, VolumeStep};
-use crate::store::{OpenVolume, VolumeUsage};
+use crate::store::{FoundLimits, OpenVolume, VolumeUsage};
 
 /// Directory in which volumes are created.
 const STAGING_DIR: &str = ".new";
@@ -244,6 +245,45 @@ impl OpenStore {
         Ok(Some(VolumeUsage { limits: visible_limits(kind, &dir, status.limits)?, usage: status.usage }))
     }
 
+    /// The limits of a volume as the kernel has them; `None` if it does not exist. The caller holds its lock.
+    pub(super) fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, DirStoreError> {
+        let Some(dir) = self.parts.dirs.find_volume(id)? else { return Ok(None) };
+        let (status, kind) =
+            (self.parts.limits.find_status(&dir)?, self.parts.kinds.read(&id.clone().into(), &dir)?);
+        let Some(status) = status else {
+            let (limits, usage) = Default::default();
+            return Ok(Some(FoundLimits { limits, usage, is_own: false }));
+        };
+        // The directory of an image needs a limit, too, which its size does not tell.
+        let is_limited = status.limits.bytes.is_some();
+        let limits =
+            if is_limited { visible_limits(kind, &dir, status.limits)? } else { QuotaLimits::default() };
+        Ok(Some(FoundLimits { limits, usage: status.usage, is_own: self.parts.limits.is_own(&dir)? }))
+    }
+
+    /// Sets the limits of a volume that has lost them; `None` if it does not exist. The caller holds its lock.
+    pub(super) fn restore_limits(
+        &self,
+        id: &VolumeId,
+        limits: QuotaLimits,
+    ) -> Result<Option<()>, DirStoreError> {
+        self.location.require_identity()?;
+        let Some(dir) = self.parts.dirs.find_volume(id)? else { return Ok(None) };
+        let (of_directory, promised) = match self.parts.kinds.read(&id.clone().into(), &dir)? {
+            VolumeKind::Directory => (limits, limits.bytes),
+            VolumeKind::Image(_) => {
+                let size = image_size(&dir)?;
+                (directory_limits(size), Some(promised_bytes(size)))
+            }
+        };
+        // Before they are set: what can't be limited is promised all the same.
+        self.ledger.set_limit(id.as_str(), promised);
+        self.parts
+            .steps
+            .run_step(VolumeStep::ResizeLimits, || self.parts.limits.restore(&dir, of_directory))?;
+        Ok(Some(()))
+    }
+
     /// Removes a volume or a snapshot, if it exists; its data are erased later. The caller holds its lock.
     pub(super) fn remove(&self, id: &StoredId) -> Result<(), DirStoreError> {
         self.location.require_identity()?;
@@ -320,6 +360,26 @@ impl OpenStore {
         self.parts.dirs.sync(id)
     }
 
+    /// Sets the limit of a volume again that has none, or that of another one, before a pod writes into it: what was
+    /// promised to it is known since the start. A failure is logged, and the next audit reports it: the data must stay
+    /// readable.
+    fn restore_lost_limit(&self, id: &VolumeId, dir: &Dir) {
+        let _held = self.parts.locks.lock(id.as_str());
+        let restore = || {
+            let status = self.parts.limits.find_status(dir)?;
+            if status.is_some_and(|status| status.limits.bytes.is_some()) && self.parts.limits.is_own(dir)? {
+                return Ok(());
+            }
+            let Some(bytes) = self.ledger.promise_of(id.as_str()) else { return Ok(()) };
+            tracing::warn!(volume = %id, bytes = bytes.0, "the volume has lost its limit: setting it again");
+            let inodes = status.and_then(|status| status.limits.inodes);
+            self.parts.limits.restore(dir, QuotaLimits { bytes: Some(bytes), inodes })
+        };
+        if let Err(error) = restore() {
+            tracing::warn!(volume = %id, "set the limit of the volume again: {}", format_chain(&error));
+        }
+    }
+
     /// Opens a volume, if it exists. For a pod, it counts as published before it is open.
     pub(super) fn open_volume(
         &self,
@@ -335,6 +395,9 @@ impl OpenStore {
         let Some(dir) = self.parts.dirs.find_volume(id)? else { return Ok(None) };
         let format = match self.parts.kinds.read(&id.clone().into(), &dir)? {
             VolumeKind::Directory => {
+                if reason == OpenReason::Publish {
+                    self.restore_lost_limit(id, &dir);
+                }
                 let failed =
                     |source| DirStoreError::Directory(DirError::new(FileOperation::Open, dir.path(), source));
                 let duplicated = dir.as_fd().try_clone_to_owned().map_err(failed)?;

@@ -25,6 +25,8 @@ enum ConditionCause {
     Missing,
     InOtherStore,
     DeclaredLost,
+    /// Its limits are not those of its PersistentVolume, and can't be set.
+    Limits,
     /// A former process has reported it, and why is not known.
     FormerRun,
 }
@@ -50,11 +52,12 @@ impl PartialEq for VolumeCondition {
 }
 
 /// The conditions of those volumes of this node that no pod can use, by PersistentVolume. `missing` are those that the
-/// served store does not have. `None`: it is not known yet.
+/// served store does not have, and `unlimited` those whose limits are wrong, with the reason. `None`: it is not known yet.
 pub(crate) fn plan_conditions<'a>(
     identity: &ProvisionerIdentity,
     status: &StoreStatus,
     missing: &BTreeSet<VolumeId>,
+    unlimited: &BTreeMap<VolumeId, String>,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
 ) -> Option<BTreeMap<VolumeId, VolumeCondition>> {
     let ours = objects.into_iter().filter_map(|object| Some((volume_on_node(identity, object)?, object)));
@@ -65,8 +68,15 @@ pub(crate) fn plan_conditions<'a>(
             Some(ours.map(|(id, _)| (id, condition.clone())).collect())
         }
         StoreStatus::Served(store) => {
-            let missing = ours.filter(|(id, _)| missing.contains(id));
-            Some(missing.map(|(id, object)| (id, missing_condition(identity, store, object))).collect())
+            let condition = |(id, object): (VolumeId, &PersistentVolume)| {
+                if missing.contains(&id) {
+                    let condition = missing_condition(identity, store, object);
+                    return Some((id, condition));
+                }
+                let text = unlimited.get(&id)?.clone();
+                Some((id, VolumeCondition { cause: ConditionCause::Limits, text }))
+            };
+            Some(ours.filter_map(condition).collect())
         }
     }
 }
@@ -174,7 +184,7 @@ mod tests {
         objects: &[PersistentVolume],
     ) -> Option<Vec<(VolumeId, String)>> {
         let missing = missing.iter().map(|number| id(*number)).collect();
-        let planned = plan_conditions(&sample_identity(NODE), status, &missing, objects)?;
+        let planned = plan_conditions(&sample_identity(NODE), status, &missing, &BTreeMap::new(), objects)?;
         Some(planned.into_iter().map(|(id, condition)| (id, condition.text)).collect())
     }
 
@@ -202,6 +212,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_volume_whose_limits_are_wrong_is_abnormal_unless_it_is_missing() {
+        let objects = [volume(1, 1, None), volume(2, 1, None), volume(3, 1, None)];
+        let unlimited = BTreeMap::from([(id(1), "no limit".to_owned()), (id(2), "no limit".to_owned())]);
+        let missing = BTreeSet::from([id(1)]);
+        let found = plan_conditions(&sample_identity(NODE), &served(), &missing, &unlimited, &objects);
+        let found = found.expect("known");
+        let texts: Vec<_> = found.into_iter().map(|(id, condition)| (id, condition.text)).collect();
+        assert_eq!((texts.len(), &texts[1]), (2, &(id(2), "no limit".to_owned())));
+        assert!(texts[0].1.contains("missing"), "{texts:?}");
+    }
+
     /// Volumes of store 1, some of which were reported as abnormal.
     fn marked_volumes(marked: &[u32], others: impl Iterator<Item = u32>) -> Vec<PersistentVolume> {
         let mark = json!({ sample_identity(NODE).driver.condition_annotation(): "abnormal" });
@@ -220,7 +242,7 @@ mod tests {
         objects: &[PersistentVolume],
     ) -> BTreeMap<VolumeId, ConditionChange> {
         let missing = missing.iter().map(|number| id(*number)).collect();
-        let wanted = plan_conditions(identity, status, &missing, objects).expect("known");
+        let wanted = plan_conditions(identity, status, &missing, &BTreeMap::new(), objects).expect("known");
         plan_condition_changes(&reported_conditions(identity, objects), &wanted)
     }
 
@@ -251,7 +273,8 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!([1, 2, 3].map(marked), [true, false, false]);
-        let wanted = plan_conditions(&identity, &lost, &BTreeSet::new(), &objects).expect("known");
+        let wanted =
+            plan_conditions(&identity, &lost, &BTreeSet::new(), &BTreeMap::new(), &objects).expect("known");
         assert_eq!(plan_condition_changes(&wanted, &wanted), BTreeMap::new());
     }
 

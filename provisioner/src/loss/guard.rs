@@ -22,8 +22,9 @@ use crate::id::VolumeId;
 use crate::loss::condition::required_volume;
 use crate::loss::status::{ServedStore, StoreFault, StoreStatus};
 use crate::loss::store::{StoreAction, StoreRejection, plan_new_store, plan_store};
-use crate::objects::{is_of_driver, named_store};
+use crate::objects::{is_of_driver, named_store, volume_on_node};
 use crate::provisioner::RunError;
+use crate::resize::bound_claim::volume_capacity;
 use crate::snapshot::{SnapshotStore, list_ready_snapshots};
 use crate::store::{VolumeStore, VolumeStoreError};
 use crate::store_id::{StoreId, StoreIdentity};
@@ -126,6 +127,12 @@ impl StoreGuard {
         // The store may be restored from a backup, which lacks some.
         let objects = self.caches.volumes.state();
         let required = objects.iter().filter_map(|object| required_volume(&self.api.identity, object));
+        // Before any claim is served: a volume that has lost its limit still has what was promised to it.
+        let promised = objects.iter().filter_map(|object| {
+            let id = volume_on_node(&self.api.identity, object).filter(|id| present.contains(id))?;
+            Some((id, volume_capacity(object)))
+        });
+        self.store.count_promised(&promised.collect::<Vec<_>>());
         // Set before the status: the reporter reads both as soon as the status changes.
         self.missing.send_replace(required.filter(|id| !present.contains(id)).collect());
         self.served.set(StoreStatus::Served(identity));

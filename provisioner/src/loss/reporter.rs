@@ -40,6 +40,8 @@ pub(crate) struct ConditionReporter {
     pub(crate) served: ServedStore,
     pub(crate) volumes_changed: Arc<watch::Sender<()>>,
     pub(crate) missing: Arc<watch::Sender<BTreeSet<VolumeId>>>,
+    /// The volumes whose limits are wrong, and why.
+    pub(crate) unlimited: Arc<watch::Sender<BTreeMap<VolumeId, String>>>,
     pub(crate) failures: FailureReporter,
     pub(crate) backoff: Backoff,
 }
@@ -49,12 +51,14 @@ impl ConditionReporter {
     pub(crate) async fn run(&self) {
         let mut status = self.served.subscribe();
         let (mut missing, mut volumes) = (self.missing.subscribe(), self.volumes_changed.subscribe());
+        let mut unlimited = self.unlimited.subscribe();
         let (mut reported, mut failures) = (None, 0);
         loop {
             // Marked as seen before the report, so that no change during it is missed.
             volumes.borrow_and_update();
             let (now, absent) = (status.borrow_and_update().clone(), missing.borrow_and_update().clone());
-            let is_complete = self.report_conditions(&mut reported, &now, &absent).await;
+            let wrong = unlimited.borrow_and_update().clone();
+            let is_complete = self.report_conditions(&mut reported, &now, (&absent, &wrong)).await;
             failures = if is_complete { 0 } else { failures + 1 };
             let delay = self.backoff.jittered_delay(failures, random_fraction());
             // A change of a volume matters only while some are reported: most changes are claims being served.
@@ -62,6 +66,7 @@ impl ConditionReporter {
             tokio::select! {
                 _ = status.changed() => {}
                 _ = missing.changed() => {}
+                _ = unlimited.changed() => {}
                 _ = volumes.changed(), if !is_served => {}
                 () = sleep(delay), if !is_complete => {}
             }
@@ -73,11 +78,13 @@ impl ConditionReporter {
         &self,
         reported: &mut Option<BTreeMap<VolumeId, VolumeCondition>>,
         now: &StoreStatus,
-        missing: &BTreeSet<VolumeId>,
+        (missing, unlimited): (&BTreeSet<VolumeId>, &BTreeMap<VolumeId, String>),
     ) -> bool {
         let (identity, objects) = (&self.api.identity, self.volumes.state());
         // Once the conditions are known, the cache is complete.
-        let Some(wanted) = plan_conditions(identity, now, missing, objects.iter().map(AsRef::as_ref)) else {
+        let Some(wanted) =
+            plan_conditions(identity, now, missing, unlimited, objects.iter().map(AsRef::as_ref))
+        else {
             return true;
         };
         // The marks are read once: later, the cache may still have one that this process has removed.

@@ -30,6 +30,8 @@ type MetricLabels = Vec<(&'static str, String)>;
 ///   `unowned` has limits of an unknown owner;
 /// - `controller_persistentvolume_audit_unread`: files and directories that the last audit could not inspect.
 /// - `controller_persistentvolume_over_limit`: volumes that use more than their limits, as of the last audit.
+/// - `controller_persistentvolume_wrong_limits`: volumes whose limits are not those of their PersistentVolume and can't be
+///   set, as of the last comparison; `controller_persistentvolume_restored_limits_total`: limits that were set again;
 /// - `csistoragecapacities_desired_goal`, `csistoragecapacities_desired_current` and `csistoragecapacities_obsolete`: the
 ///   CSIStorageCapacity objects that this node should have, those that are up to date, and those to delete;
 /// - `controller_api_errors_total`, with `call`: failed calls of the API server.
@@ -48,6 +50,8 @@ pub struct PrometheusMetrics {
     /// PersistentVolumes without a volume.
     orphaned_objects: Gauge,
     audit: AuditMetrics,
+    wrong_limits: Gauge,
+    restored_limits: Counter,
     capacity_objects: [Gauge; 3],
     api_errors: Family<MetricLabels, Counter>,
 }
@@ -98,6 +102,17 @@ impl PrometheusMetrics {
         let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
         let (orphaned_volumes, orphaned_objects) = (missing("persistentvolume"), missing("volume"));
         let audit = AuditMetrics::register_in(registry);
+        let (wrong_limits, restored_limits) = (Gauge::default(), Counter::default());
+        registry.register(
+            "controller_persistentvolume_wrong_limits",
+            "Volumes whose limits are not those of their PersistentVolume, and can't be set",
+            wrong_limits.clone(),
+        );
+        registry.register(
+            "controller_persistentvolume_restored_limits",
+            "Limits of volumes that were lost, and set again",
+            restored_limits.clone(),
+        );
         let capacity_objects = register_capacity_objects(registry);
         let api_errors = Family::default();
         registry.register(
@@ -113,6 +128,8 @@ impl PrometheusMetrics {
             orphaned_volumes,
             orphaned_objects,
             audit,
+            wrong_limits,
+            restored_limits,
             capacity_objects,
             api_errors,
         }
@@ -224,6 +241,14 @@ impl VolumeMetrics for PrometheusMetrics {
 
     fn set_audit(&self, summary: &AuditSummary) {
         self.audit.set(summary);
+    }
+
+    fn record_restored_limits(&self) {
+        self.restored_limits.inc();
+    }
+
+    fn set_wrong_limits(&self, volumes: usize) {
+        self.wrong_limits.set(i64::try_from(volumes).unwrap_or(i64::MAX));
     }
 
     fn record_api_error(&self, call: &str) {

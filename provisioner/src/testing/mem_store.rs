@@ -14,7 +14,7 @@ use crate::capacity::policy::{CapacityPolicy, DiskSpace, StoreCapacity};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind, file_size};
 use crate::snapshot::{SnapshotId, SnapshotInfo, SnapshotStore, SnapshotStoreError, StoredId};
-use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+use crate::store::{ErrorSource, FoundLimits, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 
 /// Creation time of all snapshots, since 1970.
 const CREATED: Duration = Duration::from_secs(1_700_000_000);
@@ -77,6 +77,13 @@ impl MemStore {
     pub fn set_usage(&self, id: &VolumeId, usage: QuotaUsage) {
         if let Some(volume) = self.lock_state().volumes.get_mut(id) {
             volume.usage = usage;
+        }
+    }
+
+    /// Replaces the limits of a volume behind the store's back, as another program can.
+    pub fn set_limits(&self, id: &VolumeId, limits: QuotaLimits) {
+        if let Some(volume) = self.lock_state().volumes.get_mut(id) {
+            volume.limits = limits;
         }
     }
 
@@ -241,6 +248,22 @@ impl VolumeStore for MemStore {
         let volume =
             state.volumes.get_mut(id).ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })?;
         volume.limits = limits;
+        state.changed.notify_waiters();
+        Ok(())
+    }
+
+    async fn find_limits(&self, id: &VolumeId) -> Result<Option<FoundLimits>, VolumeStoreError> {
+        let VolumeUsage { limits, usage } = self.usage(id).await?;
+        Ok(Some(FoundLimits { limits, usage, is_own: true }))
+    }
+
+    async fn restore_limits(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
+        let mut state = self.lock_state();
+        if let Some(source) = state.next_failure() {
+            return Err(VolumeStoreError::Resize { id: id.clone(), source });
+        }
+        let missing = || VolumeStoreError::NotFound { id: id.clone() };
+        state.volumes.get_mut(id).ok_or_else(missing)?.limits = limits;
         state.changed.notify_waiters();
         Ok(())
     }

@@ -1,3 +1,4 @@
 //! Stores on real disks, to which something happens from outside.
 
+mod restored;
 mod unable;

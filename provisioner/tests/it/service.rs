@@ -11,6 +11,7 @@ mod foreign_store;
 pub(crate) mod harness;
 mod images;
 mod lifecycle;
+mod limits;
 mod model;
 mod node_label;
 mod orphans;

@@ -53,6 +53,10 @@ impl QuotaSetter for NoQuota {
         Ok(Some(NO_LIMITS))
     }
 
+    fn keeps_limits(&self) -> bool {
+        false
+    }
+
     fn clear_limits(&self, _: BorrowedFd<'_>) -> Result<(), Error> {
         Ok(())
     }
