@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
+use anyhow::ensure;
 use serde_json::{Value, json};
-use testbed::command_output;
+use testbed::{command_output, wait_until};
 
-use crate::cluster::{TestDaemon, start_control_plane, wait_bound, wait_phase};
+use crate::cluster::{TIMEOUT, TestDaemon, start_control_plane, wait_bound, wait_phase};
 
 /// The error of a command that fails.
 fn refusal(command: &mut Command) -> String {
@@ -119,6 +120,12 @@ fn a_new_disk_is_served_after_the_old_one_was_declared_lost_also_after_a_kill() 
     let text = command_output(&mut daemon.command(&declare_lost)).unwrap();
     assert!(text.contains(&format!("{volume} is declared lost")), "{text}");
 
+    // Until then, the node gives claims up for others.
+    wait_until(TIMEOUT, "the new store to be served", || {
+        ensure!(store_id.exists(), "it has no identity");
+        Ok(())
+    })
+    .unwrap();
     daemon.create_claim(&kube, "new", json!({}));
     wait_bound(&kube, "new");
     wait_phase(&kube, &volume, "Bound");
