@@ -132,11 +132,9 @@ async fn check_probe(store: &dyn VolumeStore, id: &VolumeId) {
     a.and(b).and(store.probe().await).expect("a store that creates volumes is able");
     let promised = |capacity: Option<StoreCapacity>| capacity.map(|capacity| capacity.promised);
     assert_eq!(list_ids(store).await, before, "a probe is no volume");
-    assert_eq!(
-        promised(store.capacity().await.expect("capacity")),
-        promised(capacity),
-        "a probe is promised nothing"
-    );
+    // Less, where the data of a removed volume are being erased.
+    let now = promised(store.capacity().await.expect("capacity"));
+    assert!(now <= promised(capacity), "a probe is promised nothing: {now:?} after {capacity:?}");
     assert_eq!(read_limits(store, id).await, test_limits(4, 2048), "a probe changes no volume");
     remove_volume(store, id).await;
 }

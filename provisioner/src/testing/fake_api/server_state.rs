@@ -121,7 +121,6 @@ pub(super) struct PlannedFault {
 
 struct ObjectChange {
     version: u64,
-    kind: ObjectKind,
     event: Value,
 }
 
@@ -142,7 +141,8 @@ pub(super) struct ServerState {
     pub(super) is_unreachable: bool,
     version: u64,
     compacted: u64,
-    log: Vec<ObjectChange>,
+    /// The changes by kind: of one kind there may be many, which the watches of another need not skip.
+    log: BTreeMap<ObjectKind, Vec<ObjectChange>>,
 }
 
 type ObjectResult = Result<Value, StatusCode>;
@@ -280,19 +280,18 @@ impl ServerState {
         if self.paused.contains(&kind) {
             return NextEvent::Nothing;
         }
-        let new = &self.log[self.log.partition_point(|change| change.version <= after)..];
-        let next = new.iter().find(|change| change.kind == kind);
+        let log = self.log.get(&kind).map(Vec::as_slice).unwrap_or_default();
+        let next = log.get(log.partition_point(|change| change.version <= after));
         next.map_or(NextEvent::Nothing, |change| NextEvent::Event(change.version, change.event.clone()))
     }
 
     fn store_object(&mut self, key: ObjectKey, mut object: Value, event: &str) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        self.log.push(ObjectChange {
-            version: self.version,
-            kind: key.kind,
-            event: json!({ "type": event, "object": object }),
-        });
+        self.log
+            .entry(key.kind)
+            .or_default()
+            .push(ObjectChange { version: self.version, event: json!({ "type": event, "object": object }) });
         self.objects.insert(key, object.clone());
         object
     }

@@ -57,7 +57,7 @@ async fn the_free_capacity_follows_claims_and_classes() {
     wait_published(&api, &[("local", "100Mi")]).await;
     let writes = |verb| api.request_count(verb, ObjectKind::StorageCapacity);
     let before = [RequestVerb::Create, RequestVerb::Patch, RequestVerb::Delete].map(writes);
-    advance_time(24 * 3600).await;
+    advance_time(2 * 3600).await;
     assert_eq!([RequestVerb::Create, RequestVerb::Patch, RequestVerb::Delete].map(writes), before, "idle");
     node.stop().await;
 }
@@ -211,7 +211,7 @@ async fn a_waiting_claim_is_bound_once_a_volume_is_removed() {
     api.create_claim(1, unselected());
     wait_bound(&api, "claim-1").await;
     api.create_claim(2, unselected());
-    advance_time(24 * 3600).await;
+    advance_time(2 * 3600).await;
     assert!(is_deselected(&api, "claim-2"));
     let start = tokio::time::Instant::now();
     api.delete_claim(1);
