@@ -39,6 +39,7 @@ use crate::loss::guard::StoreGuard;
 use crate::loss::reporter::ConditionReporter;
 use crate::loss::status::{ServedStore, StoreStatus};
 use crate::node::watch_node;
+use crate::node_lease::LeaseRenewer;
 use crate::objects::{bound_volume_name, has_data_source};
 use crate::provisioner::{Provisioner, RunError};
 use crate::resize::apply::ClaimResizer;
@@ -198,6 +199,13 @@ async fn run_loops(
         claims: claims.clone(),
     };
 
+    let lease = LeaseRenewer {
+        api: api.clone(),
+        node: provisioner.node.clone(),
+        failures: failures.clone(),
+        status: provisioner.lease.clone(),
+    };
+
     // The watches. Each event passes the filter, then the cache, and then has its object reconciled.
     let filter = Arc::new(EventFilter {
         identity: api.identity.clone(),
@@ -290,6 +298,7 @@ async fn run_loops(
         () = snapshot_loop => {}
         () = conditions.run() => {}
         () = prober.run() => {}
+        () = lease.run() => {}
         error = guard.run() => return Err(error),
         () = canceled_before_serving(served, token) => {}
     }

@@ -135,6 +135,7 @@ mod loss;
 mod metrics;
 mod name;
 mod node;
+mod node_lease;
 mod objects;
 mod provisioner;
 mod quantity;

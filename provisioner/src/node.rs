@@ -99,6 +99,18 @@ impl NodeObserver {
         self.0.borrow().facts.as_ref().map(|facts| facts.uid.clone())
     }
 
+    /// Waits until the Node exists, and gives its UID.
+    pub(crate) async fn wait_until_known(&self) -> String {
+        let mut observed = self.0.subscribe();
+        // The sender lives as long as `self`, so the wait doesn't fail.
+        let known =
+            observed.wait_for(|observed| observed.facts.is_some()).await.map(|known| known.facts.clone());
+        match known.ok().flatten() {
+            Some(facts) => facts.uid,
+            None => std::future::pending().await,
+        }
+    }
+
     /// The mismatch because of which pods can't be scheduled to the volumes of the node.
     pub(crate) fn mismatch(&self) -> Option<NodeLabelMismatch> {
         self.0.borrow().mismatch.clone()

@@ -24,6 +24,7 @@ use crate::loss::status::{ServedStore, StoreStatus};
 use crate::loss::store::StoreRejection;
 use crate::metrics::VolumeMetrics;
 use crate::node::NodeObserver;
+use crate::node_lease::LeaseStatus;
 use crate::snapshot::SnapshotStore;
 use crate::step::{StepHook, StepRunner};
 use crate::store::{VolumeStore, VolumeStoreError};
@@ -133,6 +134,7 @@ pub struct Provisioner {
     pub(crate) watch_errors: WatchErrors,
     pub(crate) node: NodeObserver,
     pub(crate) served: ServedStore,
+    pub(crate) lease: LeaseStatus,
     api_probe: ApiProbe,
 }
 
@@ -158,6 +160,7 @@ impl Provisioner {
             watch_errors: WatchErrors::new(deps.metrics, deps.client),
             node: NodeObserver::default(),
             served: ServedStore::new(),
+            lease: LeaseStatus::default(),
             api_probe: ApiProbe::default(),
         }
     }
@@ -182,6 +185,11 @@ impl Provisioner {
     /// their affinity refers to is not its name. `None` while it is, or the object is not known.
     pub fn check_node(&self) -> Option<String> {
         self.node.mismatch().map(|mismatch| mismatch.to_string())
+    }
+
+    /// The reason why the Lease of this node has expired: pods are placed elsewhere until it is renewed.
+    pub fn check_lease(&self) -> Option<String> {
+        self.lease.expiry()
     }
 
     /// Returns whether the volumes of the store are served.

@@ -75,6 +75,7 @@ fn build_router(state: HttpState) -> Router {
             waiting.push(format!("the disk of the volumes ({why})"));
         }
         waiting.extend(provisioner.check_node().map(|error| format!("the label of the node ({error})")));
+        waiting.extend(provisioner.check_lease().map(|error| format!("the Lease of the node ({error})")));
         if waiting.is_empty() {
             (StatusCode::OK, "ready\n".to_owned())
         } else {

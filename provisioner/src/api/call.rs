@@ -33,6 +33,9 @@ pub(crate) enum ApiCall {
     ReadSnapshotContent,
     ListSnapshotContents,
     PatchSnapshotContent,
+    ReadLease,
+    CreateLease,
+    PatchLease,
 }
 
 impl ApiCall {
@@ -59,6 +62,9 @@ impl ApiCall {
             Self::ReadCapacity => ("read a CSIStorageCapacity of this node", "get_csistoragecapacity"),
             Self::CreateCapacity => ("create a CSIStorageCapacity of this node", "create_csistoragecapacity"),
             Self::PatchCapacity => ("patch a CSIStorageCapacity of this node", "patch_csistoragecapacity"),
+            Self::ReadLease => ("read the Lease of this node", "get_lease"),
+            Self::CreateLease => ("create the Lease of this node", "create_lease"),
+            Self::PatchLease => ("renew the Lease of this node", "patch_lease"),
             Self::DeleteCapacity => ("delete a CSIStorageCapacity of this node", "delete_csistoragecapacity"),
         }
     }

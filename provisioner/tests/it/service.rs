@@ -10,6 +10,7 @@ mod expansion;
 mod foreign_store;
 pub(crate) mod harness;
 mod images;
+mod lease;
 mod lifecycle;
 mod limits;
 mod model;

@@ -15,6 +15,7 @@ use crate::cluster::{self, DRIVER, claim_manifest};
 const POLICY: &str = "provisionerd-own-node";
 const SELECTION_POLICY: &str = "provisionerd-own-selection";
 const CAPACITY_POLICY: &str = "provisionerd-own-capacity";
+const LEASE_POLICY: &str = "provisionerd-own-lease";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
 /// kubectl reads what it patches; provisionerd does not.
@@ -36,6 +37,7 @@ fn start_with_policies() -> Kube {
     for manifests in [
         include_str!("../../../../deploy/policy/own-node.yaml"),
         include_str!("../../../../deploy/policy/own-capacity.yaml"),
+        include_str!("../../../../deploy/policy/own-lease.yaml"),
         STATUS_READER,
     ] {
         kube.apply_manifests(manifests).expect("the policies and a role");
@@ -52,6 +54,8 @@ impl PolicyFixture {
         wait_until_rejected(|| site.create_with("node-a", &foreign, "--dry-run=server"), POLICY);
         let foreign = capacity_manifest("probe", "node-b");
         wait_until_rejected(|| site.create_with("node-a", &foreign, "--dry-run=server"), CAPACITY_POLICY);
+        let foreign = lease_manifest("node-b", "node-b");
+        wait_until_rejected(|| site.create_with("node-a", &foreign, "--dry-run=server"), LEASE_POLICY);
         let probe = claim_manifest("probe", None, json!({ "spec": { "storageClassName": "none" } }));
         site.kube.apply_manifests(&probe.to_string()).expect("a claim");
         let labels = json!({ "metadata": { "labels": { "app": "other" } } });
@@ -140,6 +144,15 @@ fn capacity_manifest(name: &str, node: &str) -> Value {
             DriverName::try_new(DRIVER).expect("a driver name").topology_key(): node,
         } },
         "capacity": "1Gi",
+    })
+}
+
+/// The Lease of a node with this holder.
+fn lease_manifest(node: &str, holder: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": { "name": format!("{DRIVER}-{node}"), "namespace": "nodekeel" },
+        "spec": { "holderIdentity": holder, "leaseDurationSeconds": 10 },
     })
 }
 
@@ -295,6 +308,33 @@ fn an_account_publishes_only_the_capacity_of_its_own_node() {
     delete("node-a", "of-node-a").expect("of its node");
 }
 
+#[test]
+#[ignore = "needs kube"]
+fn an_account_renews_only_the_lease_of_its_own_node() {
+    const FOREIGN: &str = "the Lease is not that of this driver on this node";
+    let site = PolicyFixture::start();
+    let patch = |by: &str, name: &str, patch: &Value| {
+        let patch = format!("--patch={patch}");
+        let mut kubectl = site.kubectl_as_node(by);
+        command_output(kubectl.args(["--namespace=nodekeel", "patch", "lease", name, "--type=merge", &patch]))
+    };
+    let renewed = json!({ "spec": { "renewTime": "2026-01-01T00:00:00.000000Z" } });
+    for node in ["node-a", "node-b"] {
+        site.create_as(node, &lease_manifest(node, node)).expect("of its node");
+        patch(node, &format!("{DRIVER}-{node}"), &renewed).expect("of its node");
+    }
+    let (own, other) = (format!("{DRIVER}-node-a"), format!("{DRIVER}-node-b"));
+    let later = json!({ "spec": { "renewTime": "2026-01-01T00:00:09.000000Z" } });
+    assert_rejected(patch("node-a", &other, &later), FOREIGN);
+    assert_rejected(patch("", &own, &later), "names no node");
+    assert_rejected(patch("node-a", &own, &json!({ "spec": { "holderIdentity": "node-b" } })), FOREIGN);
+    let held = json!({ "metadata": { "finalizers": ["example.com/held"] } });
+    assert_rejected(patch("node-a", &own, &held), "finalizers and other owners");
+    let mut of_agents = lease_manifest("node-a", "node-a");
+    of_agents["metadata"]["name"] = "provisionerd-agent".into();
+    assert_rejected(site.create_as("node-a", &of_agents), FOREIGN);
+}
+
 const ONLY_BOUND: &str = "only what resizes a bound volume";
 
 /// A patch of a claim's status that resizes it.
@@ -364,5 +404,5 @@ fn an_account_resizes_a_claim_that_was_bound_to_an_existing_volume_once_somebody
 #[ignore = "needs kube"]
 fn the_policys_expressions_pass_type_checking() {
     let site = PolicyFixture::start();
-    accounts::assert_type_checked(&site.kube, &[POLICY, SELECTION_POLICY, CAPACITY_POLICY]);
+    accounts::assert_type_checked(&site.kube, &[POLICY, SELECTION_POLICY, CAPACITY_POLICY, LEASE_POLICY]);
 }

@@ -1,0 +1,170 @@
+//! The Lease of a node: shows that its provisioner runs, for as long as it is renewed.
+//!
+//! What a process leaves behind says nothing about it: a killed one leaves its sockets, and so the CSINode, and its
+//! CSIStorageCapacity objects. Only what it does again and again shows that it runs. The agent of the cluster takes a node
+//! whose Lease is not renewed as one without the driver. As the Lease of a kubelet, it belongs to the Node, is held by it,
+//! and is deleted with it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::api::call::{ApiCall, ApiError, none_if_not_found, status_code};
+use crate::api::retry_tracker::random_fraction;
+use crate::api::writer::ApiWriter;
+use crate::capacity::objects::DRIVER_LABEL;
+use crate::error_chain::format_chain;
+use crate::failure::{FailureReporter, ReconcileError};
+use crate::identity::ProvisionerIdentity;
+use crate::node::NodeObserver;
+use crate::{DriverName, NodeName};
+
+/// A Lease that was not renewed for this time is expired. The pods of a killed provisioner are to be elsewhere within 15 s,
+/// of which the scheduler needs some.
+pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(10);
+
+/// The time between two renewals: two may fail before the Lease expires. A kubelet renews its Lease every 10 s.
+const RENEW_INTERVAL: Duration = Duration::from_secs(3);
+
+/// The delay after a failed renewal.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Timeout of a renewal.
+const RENEW_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The name of the Lease of a driver on a node. Both names together have at most 127 characters.
+pub(crate) fn lease_name(driver: &DriverName, node: &NodeName) -> String {
+    format!("{driver}-{node}")
+}
+
+/// The Lease of a node, to be renewed now.
+fn renewed_lease(identity: &ProvisionerIdentity, node_uid: &str) -> Lease {
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: identity.node.to_string(),
+        uid: node_uid.to_owned(),
+        ..OwnerReference::default()
+    };
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(lease_name(&identity.driver, &identity.node)),
+            labels: Some(BTreeMap::from([(DRIVER_LABEL.to_owned(), identity.driver.to_string())])),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(identity.node.to_string()),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            // Informational: who reads it has another clock.
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+/// Why the Lease of this node is not renewed, as others can see it. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LeaseStatus(Arc<Mutex<Option<String>>>);
+
+impl LeaseStatus {
+    /// The reason why the Lease has expired; `None` while it has not.
+    pub(crate) fn expiry(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, why: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+}
+
+/// Renews the Lease of this node.
+pub(crate) struct LeaseRenewer {
+    pub(crate) api: ApiWriter,
+    pub(crate) node: NodeObserver,
+    pub(crate) failures: FailureReporter,
+    pub(crate) status: LeaseStatus,
+}
+
+impl LeaseRenewer {
+    /// Renews the Lease for as long as the Node exists. Never returns.
+    pub(crate) async fn run(&self) {
+        // The version that is replaced: if it is another one, that is looked at first.
+        let (mut held, mut renewed_at): (Option<Lease>, _) = (None, Instant::now());
+        loop {
+            let node_uid = self.node.wait_until_known().await;
+            let renewal = timeout(RENEW_TIMEOUT, self.renew(held.as_ref(), &node_uid));
+            let delay = match renewal.await {
+                Ok(Ok(lease)) => {
+                    (held, renewed_at) = (Some(lease), Instant::now());
+                    self.status.set(None);
+                    // Not all nodes at once.
+                    RENEW_INTERVAL.mul_f64(1.0 - random_fraction() / 10.0)
+                }
+                failed => {
+                    let why = match failed {
+                        Ok(Err(error)) => {
+                            let text = format_chain(&error);
+                            self.failures.count(&ReconcileError::Api(error));
+                            text
+                        }
+                        _ => format!("the API server did not answer within {RENEW_TIMEOUT:?}"),
+                    };
+                    held = None;
+                    if renewed_at.elapsed() > LEASE_DURATION && self.status.expiry().is_none() {
+                        tracing::error!(
+                            "the Lease of this node has expired, so pods are placed elsewhere: {why}"
+                        );
+                        self.status.set(Some(why));
+                    }
+                    RETRY_DELAY
+                }
+            };
+            sleep(delay).await;
+        }
+    }
+
+    /// Renews the Lease: the version `held`, or the one that exists, or a new one.
+    async fn renew(&self, held: Option<&Lease>, node_uid: &str) -> Result<Lease, ApiError> {
+        // In the namespace of the credentials, as the CSIStorageCapacity objects: for a pod, its own.
+        let leases: Api<Lease> = Api::default_namespaced(self.api.client().clone());
+        let wanted = renewed_lease(&self.api.identity, node_uid);
+        let name = wanted.metadata.name.as_deref().unwrap_or_default();
+        let found = match held {
+            Some(held) => Some(held.clone()),
+            None => {
+                let found = none_if_not_found(leases.get(name).await);
+                found.map_err(|error| ApiCall::ReadLease.wrap_error(error))?
+            }
+        };
+        let Some(found) = found else {
+            let created = leases.create(&PostParams::default(), &wanted).await;
+            return created.map_err(|error| ApiCall::CreateLease.wrap_error(error));
+        };
+        let patch = Patch::Merge(json!({
+            "metadata": {
+                "uid": found.metadata.uid,
+                "resourceVersion": found.metadata.resource_version,
+                "labels": wanted.metadata.labels,
+                "ownerReferences": wanted.metadata.owner_references,
+            },
+            "spec": wanted.spec,
+        }));
+        match leases.patch(name, &PatchParams::default(), &patch).await {
+            Ok(lease) => Ok(lease),
+            // Another client has changed or deleted it since: once more, on what there is now.
+            Err(error) if held.is_some() && matches!(status_code(&error), Some(404 | 409)) => {
+                Box::pin(self.renew(None, node_uid)).await
+            }
+            Err(error) => Err(ApiCall::PatchLease.wrap_error(error)),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The Lease by which a node shows that its provisioner runs.
+
+use std::time::Duration;
+
+use nodekeel_provisioner::testing::objects::{DRIVER, NODE, sample_identity, sample_node};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
+use nodekeel_provisioner::{Provisioner, ProvisionerConfig};
+use serde_json::{Value, json};
+
+use super::harness::{RunningProvisioner, advance_time, test_api, test_deps, wait_until};
+
+fn lease(api: &FakeApi) -> Option<Value> {
+    api.get_object(ObjectKind::Lease, &format!("{DRIVER}-{NODE}"))
+}
+
+fn renew_time(api: &FakeApi) -> Option<String> {
+    Some(lease(api)?["spec"]["renewTime"].as_str()?.to_owned())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_renews_its_lease_while_its_provisioner_runs_and_no_longer() {
+    let (api, store) = (test_api(), MemStore::default());
+    api.delete_object(ObjectKind::Node, NODE);
+    let provisioner =
+        Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), test_deps(&api, &store));
+    let running = RunningProvisioner::spawn(provisioner.clone(), || {});
+    advance_time(60).await;
+    assert_eq!(lease(&api), None, "the Lease of no Node would stay for ever");
+    api.create_object(ObjectKind::Node, sample_node(NODE, json!({ "metadata": { "uid": "uid-1" } })));
+    wait_until(&api, |api| lease(api).is_some()).await;
+    let found = lease(&api).expect("a Lease");
+    assert_eq!(
+        (&found["spec"]["holderIdentity"], &found["spec"]["leaseDurationSeconds"]),
+        (&json!(NODE), &json!(10))
+    );
+    let owner = &found["metadata"]["ownerReferences"][0];
+    assert_eq!(
+        [&owner["kind"], &owner["name"], &owner["uid"]],
+        ["Node", NODE, "uid-1"].map(|it| json!(it)).each_ref()
+    );
+    for _ in 0..5 {
+        let last = renew_time(&api);
+        advance_time(4).await;
+        assert_ne!(renew_time(&api), last);
+    }
+    // Deleted or changed by others, it is there again; a failed renewal is repeated before it expires.
+    api.delete_object(ObjectKind::Lease, &format!("{DRIVER}-{NODE}"));
+    advance_time(4).await;
+    assert!(lease(&api).is_some());
+    api.patch_object(
+        ObjectKind::Lease,
+        &format!("{DRIVER}-{NODE}"),
+        json!({ "spec": { "holderIdentity": "x" } }),
+    );
+    advance_time(4).await;
+    assert_eq!(lease(&api).expect("a Lease")["spec"]["holderIdentity"], NODE);
+    api.fail_next(RequestVerb::Patch, ObjectKind::Lease, RequestFault::NoResponse);
+    advance_time(9).await;
+    assert_eq!(provisioner.check_lease(), None);
+
+    // For a long time, it is known here, too.
+    for _ in 0..20 {
+        api.fail_next(RequestVerb::Patch, ObjectKind::Lease, RequestFault::Status(403));
+    }
+    advance_time(15).await;
+    assert!(provisioner.check_lease().is_some_and(|why| why.contains("renew the Lease")));
+    advance_time(Duration::from_secs(30).as_secs()).await;
+    assert_eq!(provisioner.check_lease(), None);
+
+    running.crash().await;
+    let last = renew_time(&api);
+    advance_time(60).await;
+    assert_eq!(renew_time(&api), last);
+}
