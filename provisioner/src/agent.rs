@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!  claims, classes ─┐                     ┌─ claim: deselect a node that is deleted, cordoned, not ready
-//!  nodes, CSINodes  ├─▶ plan (pure) ─▶ agenda ─ or without the driver; report that no node can serve it
-//!  volumes         ─┘      (delays)       └─ volume of a deleted node: report; remove its object, if asked
+//!  nodes, CSINodes, ├─▶ plan (pure) ─▶ agenda ─ or without the driver; report that no node can serve it
+//!  Leases, volumes ─┘      (delays)       └─ volume of a deleted node: report; remove its object, if asked
 //! ```
 //!
 //! The agent holds no state: everything follows from what the API server has, and a new leader starts its delays
@@ -13,7 +13,8 @@
 //! leader that has lost its Lease changes nothing that has changed since. It never deletes data: those of a
 //! deleted node stay on its disk, and if the node comes back, its provisioner reports them as orphans.
 //!
-//! A node is known to be able to serve by its CSINode, so the nodes need the CSI node plugin.
+//! A node is known to be able to serve by its CSINode, so the nodes need the CSI node plugin; and by the Lease that its
+//! provisioner renews, since a CSINode outlives a killed one.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -38,6 +39,7 @@ mod leader;
 mod lease;
 mod metrics;
 mod mirror;
+mod node_leases;
 mod plan;
 #[cfg(test)]
 mod plan_test;
@@ -68,7 +70,7 @@ pub struct AgentConfig {
     pub driver: DriverName,
     /// The holder in the Lease, and the reporter in events; no other running agent may have it.
     pub identity: String,
-    /// The namespace of the Lease. Default `nodekeel`.
+    /// The namespace of the Lease, and of the Leases and CSIStorageCapacity objects of the nodes. Default `nodekeel`.
     pub lease_namespace: String,
     /// The name of the Lease. Default `provisionerd-agent`.
     pub lease_name: String,
@@ -146,6 +148,7 @@ impl Agent {
             EventRecorder::new(deps.client.clone(), &config.driver, &config.identity, steps.clone());
         let applier = AgentApplier {
             driver: config.driver.clone(),
+            namespace: config.lease_namespace.clone(),
             client: ClientHandle(deps.client),
             recorder,
             metrics: deps.metrics,
@@ -217,6 +220,7 @@ impl Agent {
         metrics.set_leading(is_leading);
         metrics.set_gone_volumes(&BTreeMap::new());
         metrics.set_unserved_claims(0);
+        metrics.set_unresponsive_nodes(0);
         metrics.set_watches_failing(false);
     }
 }

@@ -7,7 +7,8 @@ use nodekeel_supervisor::Backoff;
 use tokio::time::Instant;
 
 use super::AgentConfig;
-use super::plan::ClusterCondition;
+use super::plan::{ClusterCondition, NodeProblem};
+use crate::node_lease::LEASE_DURATION;
 
 /// Maximum delay of a retry, and before a claim's node is deselected again.
 const MAX_DELAY: Duration = Duration::from_secs(300);
@@ -83,7 +84,13 @@ impl Agenda {
     fn delay(&self, condition: &ClusterCondition) -> Option<Duration> {
         let AgentConfig { grace_period, node_gone_after, remove_after, .. } = &self.delays;
         match condition {
-            ClusterCondition::UnusableNode { claim, .. } => {
+            // It has lasted for the duration of the Lease already.
+            ClusterCondition::Unresponsive { .. } => Some(grace_period.saturating_sub(LEASE_DURATION)),
+            ClusterCondition::UnusableNode { claim, problem, .. } => {
+                let grace_period = match problem {
+                    NodeProblem::LeaseExpired => &grace_period.saturating_sub(LEASE_DURATION),
+                    _ => grace_period,
+                };
                 let count = self.deselections.get(&claim.uid).copied().unwrap_or_default();
                 // The scheduler may select the same node at once: without a delay, both would write in a loop.
                 let first = if count == 0 { *grace_period } else { (*grace_period).max(MIN_REPEAT_DELAY) };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::CSINode;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use k8s_openapi::api::storage::v1::{CSINode, CSIStorageCapacity};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -19,9 +19,11 @@ use crate::api::call::{error_hint, status_code};
 use crate::api::event::{EventReason, EventRecorder};
 use crate::api::timeout::with_timeout;
 use crate::api::writer::ClientHandle;
+use crate::capacity::objects::{DRIVER_LABEL, MANAGER_LABEL};
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::error_chain::format_chain;
 use crate::identity::{FINALIZER, SELECTED_NODE};
+use crate::node_lease::lease_name;
 use crate::objects::is_bound_elsewhere;
 use crate::step::{StepRunner, VolumeStep};
 use crate::{DriverName, NodeName};
@@ -45,6 +47,8 @@ struct CallError {
 #[derive(Debug)]
 pub(super) struct AgentApplier {
     pub(super) driver: DriverName,
+    /// The namespace of the Leases and of the capacity of the nodes.
+    pub(super) namespace: String,
     pub(super) client: ClientHandle,
     pub(super) recorder: EventRecorder,
     pub(super) metrics: Arc<dyn AgentMetrics>,
@@ -55,9 +59,10 @@ impl AgentApplier {
     /// Acts on a condition that is due. Failures are logged.
     pub(super) async fn act(&self, objects: &ClusterObjects, condition: &ClusterCondition) -> ActionOutcome {
         let result = match condition {
+            ClusterCondition::Unresponsive { node } => self.withdraw_capacity(objects, node).await,
             ClusterCondition::UnusableNode { claim, node, problem } => {
                 match objects.claims.get(&claim_name(claim)) {
-                    Some(claim) => self.deselect_node(claim, node, *problem).await,
+                    Some(claim) => self.deselect_node(objects, claim, (node, *problem)).await,
                     None => Ok(ActionOutcome::Done),
                 }
             }
@@ -79,13 +84,68 @@ impl AgentApplier {
         })
     }
 
+    /// Returns whether the Lease of a node is what was seen last, by a read of the server: a watch may be late.
+    async fn is_unrenewed(&self, objects: &ClusterObjects, node: &str) -> Result<bool, CallError> {
+        let Ok(name) = NodeName::try_new(node) else { return Ok(false) };
+        let leases = Api::<Lease>::namespaced(self.client.0.clone(), &self.namespace);
+        let live = self.read_object(&leases, &lease_name(&self.driver, &name)).await?;
+        Ok(live.and_then(|lease| lease.spec).as_ref() == objects.leases.last_seen(node))
+    }
+
+    /// Deletes what a node that does not answer has published of its capacity. Back again, it publishes anew.
+    async fn withdraw_capacity(
+        &self,
+        objects: &ClusterObjects,
+        node: &str,
+    ) -> Result<ActionOutcome, CallError> {
+        if !self.is_unrenewed(objects, node).await? {
+            return Ok(ActionOutcome::Retry);
+        }
+        let problem = NodeProblem::LeaseExpired;
+        tracing::warn!(node, "the node {problem}; its pods with new claims are placed elsewhere");
+        let error = |verb, label| {
+            let object = format!("the CSIStorageCapacity objects of node {node}");
+            move |source| CallError { verb, object, label, source }
+        };
+        let capacities = Api::<CSIStorageCapacity>::namespaced(self.client.0.clone(), &self.namespace);
+        let labels = [(DRIVER_LABEL, self.driver.as_str()), (MANAGER_LABEL, node)];
+        let is_of_node = |object: &CSIStorageCapacity| {
+            let found = object.metadata.labels.as_ref();
+            labels
+                .iter()
+                .all(|(key, value)| found.and_then(|all| all.get(*key)).is_some_and(|it| it == value))
+        };
+        let labels = labels.map(|(key, value)| format!("{key}={value}")).join(",");
+        let listed = with_timeout(capacities.list(&ListParams::default().labels(&labels))).await;
+        let listed = listed.map_err(error("list", "list_csistoragecapacity"))?;
+        for object in listed.items.into_iter().filter(is_of_node) {
+            let name = object.metadata.name.as_deref().unwrap_or_default();
+            let preconditions = Some(Preconditions {
+                uid: object.metadata.uid.clone(),
+                resource_version: object.metadata.resource_version.clone(),
+            });
+            let params = DeleteParams { preconditions, ..DeleteParams::default() };
+            let call = with_timeout(capacities.delete(name, &params));
+            match self.steps.run_async(VolumeStep::RemoveCapacity, call).await {
+                Ok(_) => {}
+                // Its node has just written it, so it answers; or somebody else has deleted it.
+                Err(error) if matches!(status_code(&error), Some(404 | 409)) => {}
+                Err(source) => return Err(error("delete", "delete_csistoragecapacity")(source)),
+            }
+        }
+        Ok(ActionOutcome::Done)
+    }
+
     /// Removes the selected node from exactly this version of a claim, so that the scheduler selects another.
     async fn deselect_node(
         &self,
+        objects: &ClusterObjects,
         claim: &PendingClaim,
-        node: &str,
-        problem: NodeProblem,
+        (node, problem): (&str, NodeProblem),
     ) -> Result<ActionOutcome, CallError> {
+        if problem == NodeProblem::LeaseExpired && !self.is_unrenewed(objects, node).await? {
+            return Ok(ActionOutcome::Retry);
+        }
         // The watch of claims may be ahead of that of volumes.
         let name = claim.volume_name();
         if self.read_object::<PersistentVolume>(&Api::all(self.client.0.clone()), &name).await?.is_some() {

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, Persi
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 
 use super::mirror::ObjectMirror;
+use super::node_leases::NodeLeases;
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::identity::{
     BETA_STORAGE_PROVISIONER, FINALIZER, HOSTNAME, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER,
@@ -25,6 +26,8 @@ pub(super) struct ClusterObjects {
     /// For each node, if it has the driver.
     pub(super) csi_nodes: ObjectMirror<bool>,
     pub(super) volumes: ObjectMirror<VolumeFacts>,
+    /// By which nodes show that their provisioners run.
+    pub(super) leases: NodeLeases,
 }
 
 impl ClusterObjects {
@@ -36,6 +39,7 @@ impl ClusterObjects {
             self.nodes.is_complete(),
             self.csi_nodes.is_complete(),
             self.volumes.is_complete(),
+            self.leases.is_complete(),
         ];
         lists.into_iter().all(|is_complete| is_complete)
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use futures_util::{FutureExt as _, future};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event, watcher};
@@ -36,6 +37,7 @@ enum ObjectEvent {
     Node(Event<Node>),
     CsiNode(Event<CSINode>),
     Volume(Event<PersistentVolume>),
+    Lease(Event<Lease>),
     /// A watch has failed. It is logged, and the watch retries.
     Failure,
 }
@@ -52,6 +54,11 @@ impl ClusterObjects {
             }
             ObjectEvent::Volume(event) => {
                 self.volumes.observe(event, |volume| VolumeFacts::extract(driver, volume))
+            }
+            ObjectEvent::Lease(event) => {
+                // A renewal changes nothing; an expiry does, and the time that it has not come.
+                self.leases.observe(driver, event, Instant::now());
+                false
             }
             ObjectEvent::Failure => false,
         }
@@ -75,7 +82,10 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
     let (mut objects, mut agenda) = (ClusterObjects::default(), Agenda::new(config));
     let (mut has_changed, mut is_failing) = (false, false);
     loop {
-        let due = if is_failing { Some(Instant::now() + FAILURE_INTERVAL) } else { agenda.next_due() };
+        let due = match is_failing {
+            true => Some(Instant::now() + FAILURE_INTERVAL),
+            false => agenda.next_due().into_iter().chain(objects.leases.next_expiry()).min(),
+        };
         tokio::select! {
             event = events.next() => {
                 let Some(event) = event else { return };
@@ -92,11 +102,13 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
         if was_failing && !is_failing {
             // The objects were outdated until now, so the time until now does not count.
             agenda.restart_delays(Instant::now());
+            objects.leases.restart(Instant::now());
         }
         // Incomplete or outdated objects would make existing nodes look deleted.
         if is_failing || !objects.is_complete() {
             continue;
         }
+        has_changed |= objects.leases.expire(Instant::now());
         if std::mem::take(&mut has_changed) {
             let pending: BTreeSet<&str> =
                 objects.claims.iter().map(|(_, claim)| claim.key.uid.as_str()).collect();
@@ -121,29 +133,40 @@ async fn act_on_due(
         let outcome = applier.act(objects, &condition).await;
         (condition, outcome)
     };
-    stream::iter(agenda.due_conditions(Instant::now())).map(act).buffer_unordered(CONCURRENCY).collect().await
+    let is_of_node =
+        |condition: &ClusterCondition| matches!(condition, ClusterCondition::Unresponsive { .. });
+    let (of_nodes, others): (Vec<_>, Vec<_>) =
+        agenda.due_conditions(Instant::now()).into_iter().partition(is_of_node);
+    // First the capacity, then the claims: otherwise the scheduler might select such a node again.
+    let mut outcomes: Vec<_> = stream::iter(of_nodes).map(act).buffer_unordered(CONCURRENCY).collect().await;
+    outcomes.extend(stream::iter(others).map(act).buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
+    outcomes
 }
 
 fn record_totals(agenda: &Agenda, applier: &AgentApplier) {
-    let (mut gone, mut unserved) = (BTreeMap::<String, usize>::new(), 0);
+    let (mut gone, mut unserved, mut unresponsive) = (BTreeMap::<String, usize>::new(), 0, 0);
     for condition in agenda.reached_conditions(Instant::now()) {
         match condition {
             ClusterCondition::NodeGone { node, .. } => *gone.entry(node.to_string()).or_default() += 1,
             ClusterCondition::UnservedClaim { .. } => unserved += 1,
+            ClusterCondition::Unresponsive { .. } => unresponsive += 1,
             ClusterCondition::UnusableNode { .. } | ClusterCondition::Removable { .. } => {}
         }
     }
     applier.metrics.set_gone_volumes(&gone);
     applier.metrics.set_unserved_claims(unserved);
+    applier.metrics.set_unresponsive_nodes(unresponsive);
 }
 
 fn watch_objects(applier: &AgentApplier, errors: &WatchErrors) -> BoxStream<'static, ObjectEvent> {
+    let client = || applier.client.0.clone();
     let watches = [
-        watch_kind(applier, errors, ObjectEvent::Claim),
-        watch_kind(applier, errors, ObjectEvent::Class),
-        watch_kind(applier, errors, ObjectEvent::Node),
-        watch_kind(applier, errors, ObjectEvent::CsiNode),
-        watch_kind(applier, errors, ObjectEvent::Volume),
+        watch_kind(Api::all(client()), errors, ObjectEvent::Claim),
+        watch_kind(Api::all(client()), errors, ObjectEvent::Class),
+        watch_kind(Api::all(client()), errors, ObjectEvent::Node),
+        watch_kind(Api::all(client()), errors, ObjectEvent::CsiNode),
+        watch_kind(Api::all(client()), errors, ObjectEvent::Volume),
+        watch_kind(Api::namespaced(client(), &applier.namespace), errors, ObjectEvent::Lease),
     ];
     // The end of one watch ends all: without it, planning would go on with outdated objects.
     let ended = |event: &Option<ObjectEvent>| future::ready(event.is_some());
@@ -152,7 +175,7 @@ fn watch_objects(applier: &AgentApplier, errors: &WatchErrors) -> BoxStream<'sta
 }
 
 fn watch_kind<K>(
-    applier: &AgentApplier,
+    objects: Api<K>,
     errors: &WatchErrors,
     wrap: impl Fn(Event<K>) -> ObjectEvent + Send + 'static,
 ) -> BoxStream<'static, ObjectEvent>
@@ -160,6 +183,6 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let config = watcher::Config::default().page_size(PAGE_SIZE);
-    let events = with_backoff(watcher(Api::<K>::all(applier.client.0.clone()), config), errors.clone());
+    let events = with_backoff(watcher(objects, config), errors.clone());
     events.map(move |event| event.map_or(ObjectEvent::Failure, &wrap)).boxed()
 }

@@ -30,12 +30,18 @@ pub trait AgentMetrics: Send + Sync + fmt::Debug {
         let _ = count;
     }
 
+    /// The number of nodes whose provisioner no longer renews its Lease.
+    fn set_unresponsive_nodes(&self, count: usize) {
+        let _ = count;
+    }
+
     /// A watch of the API server fails, or none does any more: while one does, the agent that leads acts on nothing.
     fn set_watches_failing(&self, are_failing: bool) {
         let _ = are_failing;
     }
 
-    /// A node was deselected from a claim. `reason` is `deleted`, `no_driver`, `cordoned` or `not_ready`.
+    /// A node was deselected from a claim. `reason` is `deleted`, `no_driver`, `lease_expired`, `cordoned` or
+    /// `not_ready`.
     fn record_deselection(&self, reason: &str) {
         let _ = reason;
     }
@@ -81,6 +87,7 @@ mod prometheus {
     /// - `provisionerd_agent_leading`: 1 in the agent that holds the Lease, 0 in the others;
     /// - `provisionerd_agent_gone_node_volumes`, with `node`: reported volumes of deleted nodes;
     /// - `provisionerd_agent_unserved_claims`: pending claims that no node can serve;
+    /// - `provisionerd_agent_unresponsive_nodes`: nodes whose provisioner no longer renews its Lease;
     /// - `provisionerd_agent_watches_failing`: 1 in the leading agent while it acts on nothing, since a watch fails;
     /// - `provisionerd_agent_deselections_total`, with `reason`: nodes that were deselected from claims;
     /// - `provisionerd_agent_removals_total`: removed PersistentVolumes of deleted nodes;
@@ -90,6 +97,7 @@ mod prometheus {
         leading: Gauge,
         gone_volumes: Family<MetricLabels, Gauge>,
         unserved_claims: Gauge,
+        unresponsive_nodes: Gauge,
         watches_failing: Gauge,
         deselections: Family<MetricLabels, Counter>,
         removals: Counter,
@@ -106,6 +114,8 @@ mod prometheus {
             registry.register("provisionerd_agent_gone_node_volumes", help, this.gone_volumes.clone());
             let help = "Pending claims that no node can serve";
             registry.register("provisionerd_agent_unserved_claims", help, this.unserved_claims.clone());
+            let help = "Nodes whose provisioner no longer renews its Lease";
+            registry.register("provisionerd_agent_unresponsive_nodes", help, this.unresponsive_nodes.clone());
             let help = "Whether this agent acts on nothing, since a watch of the API server fails";
             registry.register("provisionerd_agent_watches_failing", help, this.watches_failing.clone());
             let help = "Nodes deselected from claims that they could not serve";
@@ -134,6 +144,10 @@ mod prometheus {
 
         fn set_unserved_claims(&self, count: usize) {
             self.unserved_claims.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+
+        fn set_unresponsive_nodes(&self, count: usize) {
+            self.unresponsive_nodes.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
 
         fn set_watches_failing(&self, are_failing: bool) {

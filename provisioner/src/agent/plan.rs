@@ -11,6 +11,8 @@ use crate::{DriverName, NodeName};
 /// Something that no node can do anything about. The agent acts once it has lasted for its delay.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ClusterCondition {
+    /// The provisioner of a node no longer renews its Lease. Before the others: the scheduler must know before it selects.
+    Unresponsive { node: String },
     /// A pending claim's selected node cannot serve it.
     UnusableNode { claim: ClaimKey, node: String, problem: NodeProblem },
     /// No node can serve a pending claim.
@@ -35,6 +37,10 @@ pub(super) enum NodeProblem {
     Deleted,
     #[error("does not have the driver: the pod of its provisionerd is missing or not ready")]
     DriverMissing,
+    #[error(
+        "no longer renews its Lease: its provisionerd was killed, hangs or can't reach the API server; see the log of its pod"
+    )]
+    LeaseExpired,
     #[error("is cordoned, and has not provisioned the claim")]
     Cordoned,
     #[error("is not ready, and has not provisioned the claim")]
@@ -46,6 +52,7 @@ impl NodeProblem {
         match self {
             Self::Deleted => "deleted",
             Self::DriverMissing => "no_driver",
+            Self::LeaseExpired => "lease_expired",
             Self::Cordoned => "cordoned",
             Self::NotReady => "not_ready",
         }
@@ -72,7 +79,10 @@ pub(super) enum UnservedReason {
 pub(super) fn find_conditions(driver: &DriverName, objects: &ClusterObjects) -> BTreeSet<ClusterCondition> {
     let claims = objects.claims.iter().map(|(_, claim)| claim);
     let claims = claims.filter_map(|claim| claim_condition(driver, objects, claim));
-    claims.chain(volume_conditions(objects)).collect()
+    // A deleted node has neither pods nor capacity.
+    let unresponsive = objects.leases.expired().filter(|node| objects.nodes.get(node).is_some());
+    let unresponsive = unresponsive.map(|node| ClusterCondition::Unresponsive { node: node.to_owned() });
+    unresponsive.chain(claims).chain(volume_conditions(objects)).collect()
 }
 
 fn claim_condition(
@@ -104,6 +114,8 @@ fn node_problem(objects: &ClusterObjects, node: &str) -> Option<NodeProblem> {
         None => Some(NodeProblem::Deleted),
         // A CSINode lists the drivers that have registered with the kubelet of the node.
         Some(_) if objects.csi_nodes.get(node) != Some(&true) => Some(NodeProblem::DriverMissing),
+        // The kubelet keeps the driver of a process that was killed: its sockets are left.
+        Some(_) if objects.leases.is_expired(node) => Some(NodeProblem::LeaseExpired),
         Some(facts) if !facts.is_ready => Some(NodeProblem::NotReady),
         Some(facts) => facts.is_cordoned.then_some(NodeProblem::Cordoned),
     }
@@ -115,8 +127,10 @@ fn unserved_reason(
     objects: &ClusterObjects,
     class: &StorageClass,
 ) -> Option<UnservedReason> {
-    let with_driver =
-        |(name, has_driver): (_, &bool)| Some((name, objects.nodes.get(name).filter(|_| *has_driver)?));
+    let with_driver = |(name, has_driver): (_, &bool)| {
+        let is_served = *has_driver && !objects.leases.is_expired(name);
+        Some((name, objects.nodes.get(name).filter(|_| is_served)?))
+    };
     let nodes: Vec<(&str, &NodeFacts)> = objects.csi_nodes.iter().filter_map(with_driver).collect();
     let is_allowed = |name: &str| {
         NodeName::try_new(name).is_ok_and(|node| allows_node(&node_identity(driver, &node), class))

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::AgentConfig;
 use super::agenda::{ActionOutcome, Agenda};
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, VolumeFacts};
+use super::node_leases::NodeLeases;
 use super::plan::{ClusterCondition, NodeProblem, UnservedReason, VolumeKey, find_conditions};
 use crate::testing::objects::{CLASS, DRIVER, sample_claim, sample_class, sample_node, sample_volume};
 use crate::{DriverName, NodeName};
@@ -105,6 +106,7 @@ impl TestCluster {
                 .collect(),
             csi_nodes: nodes.filter_map(|(at, it)| Some((named(at), it.has_driver?))).collect(),
             volumes: own.chain(of_claims).collect(),
+            leases: NodeLeases::default(),
         }
     }
 }

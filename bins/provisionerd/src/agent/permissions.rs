@@ -20,8 +20,11 @@ const REMOVAL: [(&str, &str, &[&str]); 4] = [
     ("storage.k8s.io", "csinodes", &["get"]),
 ];
 
-/// On the Lease of the agents. No name restricts the creation of an object.
-const LEASE: [&str; 4] = ["get", "list", "watch", "patch"];
+/// On all Leases of the namespace: those of the agents and of the nodes.
+const LEASES: [&str; 4] = ["get", "list", "watch", "create"];
+
+/// On what nodes have published of their capacity.
+const CAPACITIES: [&str; 2] = ["list", "delete"];
 
 /// The namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
@@ -39,9 +42,13 @@ pub(super) fn agent_permissions(namespace: &str, lease: &str, may_remove: bool) 
     let everywhere = CLUSTER.iter().chain(removal).flat_map(|(group, resource, verbs)| {
         verbs.iter().map(move |verb| scoped(group, resource, verb, None, None))
     });
-    let own_lease = LEASE.iter().map(|verb| on_leases(verb, namespace, Some(lease)));
-    let mut all: Vec<_> = everywhere.chain(own_lease).collect();
-    all.push(on_leases("create", namespace, None));
+    let leases = LEASES.iter().map(|verb| on_leases(verb, namespace, None));
+    let capacities = CAPACITIES
+        .iter()
+        .map(|verb| scoped("storage.k8s.io", "csistoragecapacities", verb, Some(namespace), None));
+    let mut all: Vec<_> = everywhere.chain(leases).chain(capacities).collect();
+    // The one of the agents alone.
+    all.push(on_leases("patch", namespace, Some(lease)));
     if may_remove {
         // A Lease of the kubelet shows before a removal that the node still exists.
         all.push(on_leases("get", NODE_LEASES, None));

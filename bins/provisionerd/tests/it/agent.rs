@@ -23,7 +23,7 @@ fn agent_command(kube: &Kube, flags: &[&str]) -> Command {
 }
 
 /// Starts an agent; dropping it is a kill.
-fn start_agent(kube: &Kube, identity: &str, flags: &[&str]) -> Daemon {
+pub(crate) fn start_agent(kube: &Kube, identity: &str, flags: &[&str]) -> Daemon {
     let mut command = agent_command(kube, flags);
     command.args(["--listen=127.0.0.1:0", "--identity", identity]);
     Daemon::start(command, ScratchDir::new().expect("a directory"), || Ok(())).expect("the agent starts")
@@ -34,7 +34,7 @@ fn kubectl(kube: &Kube, arguments: &[&str]) {
 }
 
 /// Waits until the lease is of this agent, or of none.
-fn wait_leading(kube: &Kube, identity: Option<&str>) {
+pub(crate) fn wait_leading(kube: &Kube, identity: Option<&str>) {
     let leading = wait_until(TIMEOUT, "the lease", || {
         let lease = kube.find_object("lease", "nodekeel/provisionerd-agent")?.unwrap_or_default();
         let holder = lease["spec"]["holderIdentity"].as_str().filter(|holder| !holder.is_empty());

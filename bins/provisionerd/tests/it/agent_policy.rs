@@ -5,15 +5,19 @@ use std::sync::Arc;
 use anyhow::Result;
 use nodekeel_provisioner::{DriverName, FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER};
 use serde_json::{Value, json};
-use testbed::{FakeNode, Kube, KubeUser, SharedKube, merge_patch};
+use testbed::{FakeNode, Kube, KubeUser, SharedKube, command_output, merge_patch};
 
 use crate::accounts::{self, kubectl_as, wait_until_rejected};
 use crate::cluster::{DRIVER, claim_manifest};
 
 const ACCOUNT: &str = "provisionerd-agent";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
-const POLICIES: [&str; 3] =
-    ["provisionerd-agent-claims", "provisionerd-agent-volumes", "provisionerd-agent-nodes"];
+const POLICIES: [&str; 4] = [
+    "provisionerd-agent-claims",
+    "provisionerd-agent-volumes",
+    "provisionerd-agent-nodes",
+    "provisionerd-agent-capacity",
+];
 
 /// The control plane that these tests share.
 fn control_plane() -> Arc<Kube> {
@@ -31,6 +35,7 @@ fn start_control_plane() -> Kube {
         include_str!("../../../../deploy/agent/remove-volumes.yaml"),
         include_str!("../../../../deploy/policy/agent-claims.yaml"),
         include_str!("../../../../deploy/policy/agent-volumes.yaml"),
+        include_str!("../../../../deploy/policy/agent-capacity.yaml"),
     ] {
         kube.apply_manifests(manifests).expect("the manifests");
     }
@@ -155,6 +160,30 @@ fn the_agents_account_removes_only_released_volumes_of_nodes_that_do_not_exist()
     }
     patch(&kube, "pv", "gone", &finalizers).expect("what the agent is for");
     kube.wait_until_gone("pv", "gone").expect("it is removed");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn the_agents_account_withdraws_only_capacity_of_the_driver() {
+    let (kube, policy) = (control_plane(), POLICIES[3]);
+    let key = DriverName::try_new(DRIVER).expect("a driver name").topology_key();
+    for (name, key) in [("ours", key.as_str()), ("foreign", "topology.other.example/node")] {
+        let capacity = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
+            "metadata": { "name": name, "namespace": "nodekeel" },
+            "storageClassName": "nodekeel", "nodeTopology": { "matchLabels": { key: "node-a" } }, "capacity": "1Gi",
+        });
+        kube.create_objects(&capacity.to_string()).expect("a capacity");
+    }
+    let delete = |name: &str| {
+        let mut kubectl = kubectl_as(&kube, ACCOUNT, "");
+        // It may not watch them, so kubectl can't wait.
+        kubectl.args(["--namespace=nodekeel", "delete", "--wait=false", "csistoragecapacity", name]);
+        command_output(&mut kubectl)
+    };
+    wait_until_rejected(|| delete("foreign"), policy);
+    delete("ours").expect("what the agent is for");
+    assert_rejected(delete("foreign"), policy, "of another driver");
 }
 
 #[test]

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use testbed::{Kube, command_output};
+use rustix::process::{Pid, Signal, kill_process};
+use testbed::{Daemon, Kube, command_output};
 
+use crate::agent::{start_agent, wait_leading};
 use crate::capacity::{
     BUSY, CLASSES, PREFERRED, create_pod, occupy_busy_node, start_with_nodes, wait_placed, wait_published,
 };
@@ -90,4 +92,52 @@ fn pods_leave_a_node_whose_disk_became_read_only_and_come_back_at_its_repair() {
     assert!(repaired.elapsed() < MOVED_WITHIN, "{:?}", repaired.elapsed());
     // What existed was served all the time.
     assert!(event_notes(&kube, "before", "VolumeConditionAbnormal").is_empty());
+}
+
+fn send_signal(daemon: &Daemon, signal: Signal) {
+    let id = i32::try_from(daemon.process_id()).ok().and_then(Pid::from_raw).expect("a process");
+    kill_process(id, signal).expect("it runs");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn pods_leave_a_node_whose_daemon_is_killed_or_stands_still_and_come_back_with_it() {
+    let kube = start_with_nodes();
+    occupy_busy_node(&kube);
+    let _agent = start_agent(&kube, "agent-1", &[]);
+    wait_leading(&kube, Some("agent-1"));
+    let [preferred, busy] = [PREFERRED, BUSY].map(|node| TestDaemon::new(&kube, node));
+    let promised = [&preferred, &busy].map(|daemon| daemon.reserve_all_but(64 * MIB));
+    let _busy = busy.start(&[&promised[1]], &[]);
+    wait_published(&kube, BUSY, &CLASSES, |bytes| bytes > 32 * MIB);
+    let assert_serves = |name: &str| {
+        wait_published(&kube, PREFERRED, &CLASSES, |bytes| bytes > 32 * MIB);
+        create_pod(&kube, name, "1Mi");
+        assert_eq!(wait_placed(&kube, name), PREFERRED, "the scheduler prefers it");
+    };
+    let killed = preferred.start(&[&promised[0]], &[]);
+    assert_serves("before");
+
+    // Its Node, its CSINode and its capacity stay, as after SIGKILL on a node with a kubelet.
+    drop(killed);
+    assert_placed_elsewhere(&kube, "killed");
+    wait_published(&kube, PREFERRED, &[], |_| true);
+    let notes: Vec<_> = PODS
+        .iter()
+        .flat_map(|pod| event_notes(&kube, &format!("killed-{pod}"), "ProvisioningFailed"))
+        .collect();
+    assert!(notes.iter().any(|note| note.contains("no longer renews its Lease")), "{notes:?}");
+    let running = preferred.start(&[&promised[0]], &[]);
+    assert_serves("again");
+
+    send_signal(&running, Signal::STOP);
+    assert_placed_elsewhere(&kube, "stopped");
+    wait_published(&kube, PREFERRED, &[], |_| true);
+    send_signal(&running, Signal::CONT);
+    assert_serves("continued");
+    // No claim was provisioned twice.
+    assert_eq!(
+        (preferred.list_names("volumes").len(), busy.list_names("volumes").len()),
+        (3, 2 * PODS.len())
+    );
 }

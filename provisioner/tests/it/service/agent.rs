@@ -2,6 +2,7 @@
 
 mod claims;
 mod election;
+mod leases;
 mod volumes;
 
 use std::sync::Arc;

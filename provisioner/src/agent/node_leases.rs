@@ -1,0 +1,189 @@
+//! The Leases of the nodes, by which their provisioners show that they run.
+//!
+//! As in leader election, no clocks are compared: a Lease is expired once this agent has seen no change of it for its
+//! duration, by its own monotonic clock, which starts when it first sees the Lease. The time in the Lease is only compared
+//! with the last one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use kube::runtime::watcher::Event;
+use tokio::time::Instant;
+
+use crate::node_lease::{LEASE_DURATION, lease_name};
+use crate::{DriverName, NodeName};
+
+/// The Leases of the driver's nodes, by node. A node without one is judged by its CSINode alone: its provisioner is of an
+/// older release, or has not started yet.
+#[derive(Debug, Default)]
+pub(super) struct NodeLeases {
+    seen: BTreeMap<String, SeenLease>,
+    /// Those of a list in progress.
+    listed: BTreeMap<String, LeaseSpec>,
+    expired: BTreeSet<String>,
+    is_complete: bool,
+}
+
+/// A Lease as it was seen last.
+#[derive(Debug)]
+struct SeenLease {
+    spec: LeaseSpec,
+    /// When this agent has seen it change.
+    changed_at: Instant,
+}
+
+impl SeenLease {
+    fn expires_at(&self) -> Instant {
+        let seconds = self.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        // One year at most: a moment that is much later can't be represented.
+        let duration = seconds.filter(|seconds| (1..=31_536_000).contains(seconds));
+        self.changed_at + duration.map_or(LEASE_DURATION, Duration::from_secs)
+    }
+}
+
+/// The node of a Lease, which is its holder; `None` if it is not the one of that node and this driver.
+fn node_of(driver: &DriverName, lease: &Lease) -> Option<String> {
+    let holder = lease.spec.as_ref()?.holder_identity.as_deref()?;
+    let node = NodeName::try_new(holder).ok()?;
+    (lease.metadata.name.as_deref() == Some(lease_name(driver, &node).as_str())).then(|| node.to_string())
+}
+
+impl NodeLeases {
+    /// Records a watch event.
+    pub(super) fn observe(&mut self, driver: &DriverName, event: Event<Lease>, now: Instant) {
+        let parse = |lease: Lease| Some((node_of(driver, &lease)?, lease.spec?));
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(lease) => self.listed.extend(parse(lease)),
+            Event::InitDone => {
+                let listed = std::mem::take(&mut self.listed);
+                self.seen.retain(|node, _| listed.contains_key(node));
+                listed.into_iter().for_each(|(node, spec)| self.record(node, spec, now));
+                self.is_complete = true;
+            }
+            Event::Apply(lease) => {
+                if let Some((node, spec)) = parse(lease) {
+                    self.record(node, spec, now);
+                }
+            }
+            Event::Delete(lease) => {
+                if let Some((node, _)) = parse(lease) {
+                    self.seen.remove(&node);
+                }
+            }
+        }
+    }
+
+    /// A change of anything but the specification is no renewal, and neither is a list that repeats it.
+    fn record(&mut self, node: String, spec: LeaseSpec, now: Instant) {
+        match self.seen.get_mut(&node) {
+            Some(seen) if seen.spec == spec => {}
+            _ => drop(self.seen.insert(node, SeenLease { spec, changed_at: now })),
+        }
+    }
+
+    /// Starts the time of all Leases again, after a time in which no renewal could be seen.
+    pub(super) fn restart(&mut self, now: Instant) {
+        self.seen.values_mut().for_each(|seen| seen.changed_at = now);
+    }
+
+    /// Finds the Leases that are expired now, and returns whether they are others than before.
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
+        let expired = self.seen.iter().filter(|(_, seen)| seen.expires_at() <= now);
+        let expired: BTreeSet<String> = expired.map(|(node, _)| node.clone()).collect();
+        let has_changed = expired != self.expired;
+        self.expired = expired;
+        has_changed
+    }
+
+    /// When the next Lease expires, unless it is renewed.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        let current = self.seen.iter().filter(|(node, _)| !self.expired.contains(*node));
+        current.map(|(_, seen)| seen.expires_at()).min()
+    }
+
+    /// Returns whether the first list is complete.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    pub(super) fn is_expired(&self, node: &str) -> bool {
+        self.expired.contains(node)
+    }
+
+    /// The nodes whose Lease is expired.
+    pub(super) fn expired(&self) -> impl Iterator<Item = &str> {
+        self.expired.iter().map(String::as_str)
+    }
+
+    /// What was seen last of the Lease of a node.
+    pub(super) fn last_seen(&self, node: &str) -> Option<&LeaseSpec> {
+        self.seen.get(node).map(|seen| &seen.spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::objects::DRIVER;
+
+    fn lease(node: &str, holder: &str, second: u32) -> Lease {
+        let manifest = json!({
+            "metadata": { "name": format!("{DRIVER}-{node}"), "resourceVersion": second.to_string() },
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": 10,
+                // Years away from the clock of the agent.
+                "renewTime": format!("2001-01-01T00:00:{second:02}.000000Z"),
+            },
+        });
+        serde_json::from_value(manifest).expect("a Lease")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_expires_when_it_was_not_seen_to_change_for_its_duration_whatever_its_time_says() {
+        let driver = DriverName::try_new(DRIVER).expect("a driver name");
+        let (mut leases, start) = (NodeLeases::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let renewed = |second| Event::Apply(lease("node-a", "node-a", second));
+        let foreign = Event::Apply(lease("node-b", "node-c", 1));
+        for (event, seconds, expected) in [
+            (Event::Init, 0, false),
+            (Event::InitApply(lease("node-a", "node-a", 1)), 0, false),
+            (Event::InitDone, 0, false),
+            (foreign, 1, false),
+            (renewed(2), 9, false),
+            // The same record again is no renewal, in a list, neither.
+            (renewed(2), 18, false),
+            (Event::Init, 18, false),
+            (Event::InitApply(lease("node-a", "node-a", 2)), 18, false),
+            (Event::InitDone, 18, false),
+            (renewed(2), 19, true),
+            (renewed(3), 20, false),
+            (renewed(3), 30, true),
+            // Its node is deleted, or its record: judged as one that never had a Lease.
+            (Event::Delete(lease("node-a", "node-a", 3)), 31, false),
+        ] {
+            let text = format!("{event:?} after {seconds} s");
+            leases.observe(&driver, event, at(seconds));
+            leases.expire(at(seconds));
+            assert_eq!(leases.is_expired("node-a"), expected, "{text}");
+            assert_eq!(leases.expired().count(), usize::from(expected), "{text}");
+        }
+        assert_eq!(leases.next_expiry(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_time_in_which_no_renewal_could_be_seen_does_not_count() {
+        let driver = DriverName::try_new(DRIVER).expect("a driver name");
+        let (mut leases, start) = (NodeLeases::default(), Instant::now());
+        leases.observe(&driver, Event::Apply(lease("node-a", "node-a", 1)), start);
+        let later = start + Duration::from_secs(60);
+        leases.restart(later);
+        assert!(!leases.expire(later) && leases.next_expiry() == Some(later + LEASE_DURATION));
+        assert!(leases.expire(later + LEASE_DURATION) && leases.next_expiry().is_none());
+    }
+}

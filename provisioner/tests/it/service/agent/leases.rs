@@ -1,0 +1,110 @@
+//! Nodes whose provisioner no longer renews its Lease.
+
+use std::time::Duration;
+
+use nodekeel_provisioner::SELECTED_NODE;
+use nodekeel_provisioner::testing::objects::DRIVER;
+use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestVerb};
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+
+use super::super::harness::{ApiFixture as _, advance_time, wait_for_event, wait_until};
+use super::{TestAgent, cluster_api, select, selected_node};
+
+/// Where the agent looks.
+const NAMESPACE: &str = "nodekeel";
+
+/// The capacity that the node has published.
+const CAPACITY: &str = "csisc-of-node-a";
+
+fn lease_name() -> String {
+    format!("{DRIVER}-node-a")
+}
+
+/// Gives node-a its Lease, and its capacity.
+fn publish_node(api: &FakeApi) {
+    let lease = json!({
+        "metadata": { "name": lease_name(), "namespace": NAMESPACE },
+        "spec": { "holderIdentity": "node-a", "leaseDurationSeconds": 10, "renewTime": "2001-01-01T00:00:00.000000Z" },
+    });
+    api.create_object(ObjectKind::Lease, lease);
+    for (name, node) in [(CAPACITY, "node-a"), ("csisc-of-node-b", "node-b")] {
+        let labels =
+            json!({ "csi.storage.k8s.io/drivername": DRIVER, "csi.storage.k8s.io/managed-by": node });
+        let capacity = json!({
+            "metadata": { "name": name, "namespace": NAMESPACE, "labels": labels },
+            "storageClassName": "sample", "capacity": "1Gi",
+        });
+        api.create_object(ObjectKind::StorageCapacity, capacity);
+    }
+}
+
+/// Renews the Lease for so long, by a clock that is a quarter of a century late.
+async fn renew_for(api: &FakeApi, seconds: u64, minute: u32) {
+    for second in (0..seconds).step_by(3) {
+        let time = format!("2001-01-01T00:{minute:02}:{second:02}.000000Z");
+        api.patch_object(ObjectKind::Lease, &lease_name(), json!({ "spec": { "renewTime": time } }));
+        advance_time(3).await;
+    }
+}
+
+fn has_capacity(api: &FakeApi) -> bool {
+    api.get_object(ObjectKind::StorageCapacity, CAPACITY).is_some()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_no_longer_renews_its_lease_loses_its_capacity_and_then_its_claims() {
+    let api = cluster_api();
+    publish_node(&api);
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    api.create_claim(1, json!({}));
+    renew_for(&api, 48, 1).await;
+    assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-a"), "it is renewed");
+    assert!(has_capacity(&api));
+
+    let stopped = Instant::now();
+    wait_until(&api, |api| {
+        let is_deselected = selected_node(api, "claim-1").is_none();
+        assert!(!is_deselected || !has_capacity(api), "deselected before its capacity is gone");
+        is_deselected
+    })
+    .await;
+    assert!(stopped.elapsed() < Duration::from_secs(12), "{:?}", stopped.elapsed());
+    assert!(api.get_object(ObjectKind::StorageCapacity, "csisc-of-node-b").is_some());
+    wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
+    let notes = api.event_notes("claim-1");
+    assert!(notes.iter().any(|note| note.contains("node-a no longer renews its Lease")), "{notes:?}");
+
+    // Back again, it keeps the claims that select it.
+    renew_for(&api, 3, 2).await;
+    select(&api, "claim-1", "node-a");
+    renew_for(&api, 48, 3).await;
+    assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-a"));
+    // Its Lease is deleted: as before it had one.
+    api.delete_object(ObjectKind::Lease, &lease_name());
+    advance_time(600).await;
+    assert_eq!(selected_node(&api, "claim-1").as_deref(), Some("node-a"));
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_late_is_no_expiry() {
+    let api = cluster_api();
+    publish_node(&api);
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    api.create_claim(1, json!({}));
+    advance_time(1).await;
+    api.pause_watches(ObjectKind::Lease);
+    renew_for(&api, 57, 1).await;
+    assert!(api.request_count(RequestVerb::Get, ObjectKind::Lease) > 0, "it was read");
+    assert!(selected_node(&api, "claim-1").is_some() && has_capacity(&api));
+    api.resume_watches(ObjectKind::Lease);
+    timeout(Duration::from_secs(60), wait_until(&api, |api| selected_node(api, "claim-1").is_none()))
+        .await
+        .expect("expired by now");
+    let claim = api.get_object(ObjectKind::Claim, "claim-1").expect("a claim");
+    assert!(claim["metadata"]["annotations"][SELECTED_NODE].is_null());
+    agent.stop().await;
+}
