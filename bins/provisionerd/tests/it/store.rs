@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use nodekeel_provisioner::DriverName;
-use serde_json::json;
+use nodekeel_provisioner::{DriverName, SELECTED_NODE};
+use serde_json::{Value, json};
 use testbed::{
     Daemon, KubeDaemon, ScratchDir, UNREACHABLE_KUBECONFIG, command_output, reserve_port, wait_until,
 };
@@ -60,7 +60,10 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
     assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("the disk of the volumes"), "{ready}");
     assert!(get("/metrics").contains("provisionerd_store_served{} 0"));
     kube.delete_object("pvc", "deleted").expect("deleted");
+    // A new claim is given up for another node.
     daemon.create_claim(&kube, "waiting", json!({}));
+    let selected = |claim: &Value| claim["metadata"]["annotations"][SELECTED_NODE].clone();
+    wait_for(&kube, "pvc", "waiting", |claim| selected(claim).is_null());
     wait_phase(&kube, &deleted, "Released");
 
     // Not mounted at the start: the same.
@@ -71,9 +74,11 @@ fn an_unmounted_disk_is_reported_within_five_seconds_and_served_again_when_it_is
     assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
     assert!(!below.join("store-id").exists());
 
-    // Mounted again: the same process serves, the deletion ends, and the claim gets its volume.
+    // Mounted again: the same process serves, the deletion ends, and the claim that selects it again gets its volume.
     mount();
     kube.wait_until_gone("pv", &deleted).unwrap();
+    let select = json!({ "metadata": { "annotations": { SELECTED_NODE: daemon.node } } });
+    kube.patch_object("pvc", "waiting", &select).expect("a patch");
     wait_bound(&kube, "waiting");
     for about in ["kept", &kept] {
         kube.wait_for_event(about, "VolumeConditionNormal").expect("reported");
