@@ -34,7 +34,7 @@ pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(10);
 /// The time between two renewals: two may fail before the Lease expires. A kubelet renews its Lease every 10 s.
 const RENEW_INTERVAL: Duration = Duration::from_secs(3);
 
-/// The delay after a failed renewal.
+/// The delay after a failed renewal; a server that rejects it is not asked more often than one that accepts it.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Timeout of a renewal.
@@ -110,22 +110,23 @@ impl LeaseRenewer {
                     RENEW_INTERVAL.mul_f64(1.0 - random_fraction() / 10.0)
                 }
                 failed => {
-                    let why = match failed {
+                    let (why, delay) = match failed {
                         Ok(Err(error)) => {
                             let text = format_chain(&error);
+                            let is_rejected = status_code(&error.source) == Some(403);
                             self.failures.count(&ReconcileError::Api(error));
-                            text
+                            (text, if is_rejected { RENEW_INTERVAL } else { RETRY_DELAY })
                         }
-                        _ => format!("the API server did not answer within {RENEW_TIMEOUT:?}"),
+                        _ => (format!("the API server did not answer within {RENEW_TIMEOUT:?}"), RETRY_DELAY),
                     };
                     held = None;
                     if renewed_at.elapsed() > LEASE_DURATION && self.status.expiry().is_none() {
                         tracing::error!(
-                            "the Lease of this node has expired, so pods are placed elsewhere: {why}"
+                            "the Lease of this node is not renewed, so that new claims go to other nodes: {why}"
                         );
                         self.status.set(Some(why));
                     }
-                    RETRY_DELAY
+                    delay
                 }
             };
             sleep(delay).await;

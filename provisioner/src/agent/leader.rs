@@ -120,7 +120,7 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
         for (condition, outcome) in outcomes {
             agenda.record_outcome(&condition, outcome, Instant::now());
         }
-        record_totals(&agenda, applier);
+        record_totals(&agenda, &objects, applier);
     }
 }
 
@@ -143,13 +143,16 @@ async fn act_on_due(
     outcomes
 }
 
-fn record_totals(agenda: &Agenda, applier: &AgentApplier) {
+fn record_totals(agenda: &Agenda, objects: &ClusterObjects, applier: &AgentApplier) {
     let (mut gone, mut unserved, mut unresponsive) = (BTreeMap::<String, usize>::new(), 0, 0);
     for condition in agenda.reached_conditions(Instant::now()) {
         match condition {
             ClusterCondition::NodeGone { node, .. } => *gone.entry(node.to_string()).or_default() += 1,
             ClusterCondition::UnservedClaim { .. } => unserved += 1,
-            ClusterCondition::Unresponsive { .. } => unresponsive += 1,
+            // One that was stopped has told the kubelet, so that its driver is no longer registered.
+            ClusterCondition::Unresponsive { node } => {
+                unresponsive += usize::from(objects.csi_nodes.get(node) == Some(&true));
+            }
             ClusterCondition::UnusableNode { .. } | ClusterCondition::Removable { .. } => {}
         }
     }

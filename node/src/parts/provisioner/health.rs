@@ -49,14 +49,18 @@ impl HealthSource for ApiHealth {
             // Neither the lock nor the provisioner is held over an await: its next incarnation opens the store again.
             let asked = {
                 let current = self.current.lock();
-                current.as_ref().map(|provisioner| (provisioner.ability(), provisioner.check_api()))
+                let ask = |it: &Provisioner| (it.ability(), it.check_lease(), it.check_api());
+                current.as_ref().map(ask)
             };
             // Without a provisioner, the tree has the reason: root.provisioner waits for its kubelet, or for its
             // store.
-            let Some((store, api)) = asked else { return Vec::new() };
+            let Some((store, lease, api)) = asked else { return Vec::new() };
             let since = node.condition_of(DN).and_then(|found| found.since);
             let mut conditions: Vec<_> = store_condition(&store).into_iter().collect();
-            let Some(error) = api.await else { return conditions };
+            let Some(error) = api.await else {
+                conditions.extend(lease.as_deref().map(lease_condition));
+                return conditions;
+            };
             let hint = format!(
                 "start the API server, or correct {}; `nodectl logs --children {DN}`",
                 self.kubeconfig.display()
@@ -82,6 +86,14 @@ fn store_condition(ability: &Ability) -> Option<HealthCondition> {
     };
     let found = HealthCondition::problem(DN, format!("{what}: {why}"));
     Some(found.waiting_for("the disk of the volumes").hint(hint))
+}
+
+/// The condition of a node whose Lease is not renewed although the API server answers.
+fn lease_condition(why: &str) -> HealthCondition {
+    let found = HealthCondition::problem(DN, format!("new claims go to other nodes: {why}"));
+    found
+        .waiting_for("the Lease of the node")
+        .hint("grant the rules of deploy/rbac.yaml of this release in its namespace")
 }
 
 /// Reads the client certificate of a kubeconfig, and compares it with the time.

@@ -59,7 +59,7 @@ async fn a_node_renews_its_lease_while_its_provisioner_runs_and_no_longer() {
     assert_eq!(provisioner.check_lease(), None);
 
     // For a long time, it is known here, too.
-    for _ in 0..20 {
+    for _ in 0..8 {
         api.fail_next(RequestVerb::Patch, ObjectKind::Lease, RequestFault::Status(403));
     }
     advance_time(15).await;
