@@ -134,21 +134,22 @@ fn complete_name(text: &str) -> Option<String> {
     }
     let (registry, repository) = match path.split_once('/') {
         // A registry has a dot or a port in its name, unless it is localhost: so Docker tells it from a path.
-        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest.to_owned()),
-        Some(_) => (DEFAULT_REGISTRY, path.to_owned()),
-        None => (DEFAULT_REGISTRY, format!("library/{path}")),
+        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest),
+        _ => (DEFAULT_REGISTRY, path),
     };
+    // The former name of Docker's registry, which old references have.
+    let registry = if registry == "index.docker.io" { DEFAULT_REGISTRY } else { registry };
     if !is_registry(registry) || !repository.split('/').all(is_component) {
         return None;
     }
-    // The former name of Docker's registry, which old references have.
-    let registry = if registry == "index.docker.io" { DEFAULT_REGISTRY } else { registry };
+    // Also where the registry is given: skopeo writes such names, and the CRI lists the completed one alone.
+    let library = if registry == DEFAULT_REGISTRY && !repository.contains('/') { "library/" } else { "" };
     let end = match (digest, tag) {
         // A digest replaces the tag, as in the names that containerd lists.
         (Some(digest), _) => format!("@{digest}"),
         (None, tag) => format!(":{}", tag.unwrap_or("latest")),
     };
-    Some(format!("{registry}/{repository}{end}"))
+    Some(format!("{registry}/{library}{repository}{end}"))
 }
 
 const DEFAULT_REGISTRY: &str = "docker.io";
@@ -218,6 +219,9 @@ mod tests {
             ("localhost/pause:1", "localhost/pause:1"),
             ("localhost:5000/a/b", "localhost:5000/a/b:latest"),
             ("index.docker.io/library/a:1", "docker.io/library/a:1"),
+            ("docker.io/busybox:1", "docker.io/library/busybox:1"),
+            ("index.docker.io/busybox", "docker.io/library/busybox:latest"),
+            ("registry.example/busybox:1", "registry.example/busybox:1"),
             ("registry.k8s.io/pause:3.10", "registry.k8s.io/pause:3.10"),
             (
                 "preseed.metropolis.internal/node/kubernetes/pause:latest",
