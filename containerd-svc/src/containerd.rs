@@ -209,7 +209,9 @@ impl ImageStore for ContainerdImages {
 
     async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError> {
         let request = namespaced_request(ListImagesRequest::default(), namespace, None);
-        let answer = ImagesClient::new(self.channel.clone()).list(request).await;
+        // tonic's limit of 4 MiB is too small for a namespace with many images.
+        let mut client = ImagesClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        let answer = client.list(request).await;
         let to_error = |status: Status| ImageStoreError::ListImages {
             namespace: namespace.clone(),
             source: status.into(),
