@@ -46,6 +46,9 @@ pub struct WantedBundles {
     /// Files that exist but could not be read; `None` stands for a whole namespace. What they brought earlier
     /// stays as it is.
     pub unreadable: BTreeSet<(Namespace, Option<String>)>,
+    /// The namespaces whose directories were listed. Nothing is known of the others, and what they brought earlier stays:
+    /// a directory that is gone, renamed or not mounted is no deleted bundle.
+    pub listed: BTreeSet<Namespace>,
 }
 
 /// The plan of a pass.
@@ -280,7 +283,8 @@ impl<'a> BundleFiles<'a> {
         for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
             files.insert(&bundle.file, BundleFileState::of_bundle(bundle, images, unpack));
         }
-        Self { files, is_unreadable: unreadable.clone().any(|(_, file)| file.is_none()) }
+        let is_listed = wanted.listed.contains(namespace);
+        Self { files, is_unreadable: !is_listed || unreadable.clone().any(|(_, file)| file.is_none()) }
     }
 
     /// The marks of an image that count, in the order of their files; the target is that of an imported file.

@@ -31,7 +31,7 @@ fn plan(bundles: &[&Bundle], images: &[Image]) -> PreseedPlan {
 
 fn plan_with(bundles: &[&Bundle], images: &[Image], unpack: bool) -> PreseedPlan {
     let bundles = bundles.iter().map(|bundle| (*bundle).clone()).collect();
-    let wanted = WantedBundles { bundles, ..WantedBundles::default() };
+    let wanted = WantedBundles { bundles, listed: [namespace()].into(), ..WantedBundles::default() };
     plan_preseed(&wanted, &BTreeMap::from([(namespace(), images.to_vec())]), unpack)
 }
 
@@ -210,6 +210,16 @@ fn the_name_of_a_deleted_bundle_goes_to_the_one_that_remains() {
 }
 
 #[test]
+fn a_namespace_whose_directory_was_not_listed_keeps_its_images_as_they_are() {
+    let images = [marked_image("x", "1", &[(&test_bundle("a.tar", "1"), 1, "1")])];
+    let listed = BTreeMap::from([(namespace(), images.to_vec())]);
+    let mut wanted = WantedBundles::default();
+    assert_eq!(plan_preseed(&wanted, &listed, false), PreseedPlan::default(), "absent is not deleted");
+    wanted.listed.insert(namespace());
+    assert_eq!(changes(&plan_preseed(&wanted, &listed, false)), [("x", ImageUpdateKind::Unpin)]);
+}
+
+#[test]
 fn an_earlier_bundle_that_has_to_be_imported_keeps_its_names_until_then() {
     let (old, new, b) = (test_bundle("a.tar", "1"), test_bundle("a.tar", "2"), test_bundle("b.tar", "2"));
     let images = [marked_image("x", "of a", &[(&old, 1, "of a"), (&b, 1, "of b")])];
@@ -251,8 +261,9 @@ fn reconcile_in_model(bundles: &BTreeMap<u8, ModelBundle>, images: &mut Vec<Imag
     let of_model = |(file, (content, _)): (&u8, &ModelBundle)| {
         test_bundle(&format!("{file}.tar"), &format!("{file} {content}"))
     };
+    let bundle_list = bundles.iter().map(of_model).collect();
     let wanted =
-        WantedBundles { bundles: bundles.iter().map(of_model).collect(), ..WantedBundles::default() };
+        WantedBundles { bundles: bundle_list, listed: [namespace()].into(), ..WantedBundles::default() };
     let mut imports = 0;
     loop {
         let listed = BTreeMap::from([(namespace(), images.clone())]);

@@ -22,7 +22,8 @@ use pass::PreseedPass;
 /// A bundle is a tar of an OCI layout or a docker-archive, with one or more images. Other files are reported
 /// and skipped. If two bundles give one name to different images, it belongs to the first bundle in the order
 /// of names. An image that no bundle brings any more loses its marks and its pin, and stays listed; where the
-/// whole directory is missing or empty, nothing changes: its disk may not be mounted. A copy
+/// whole directory is missing or empty, or the directory of a namespace is missing, nothing changes: its disk may not be
+/// mounted. An empty directory of a namespace has no bundles. A copy
 /// of an image with all of its labels, as `ctr images tag` makes it, is none of its bundle's images.
 #[derive(Debug, Clone)]
 pub struct Preseed {

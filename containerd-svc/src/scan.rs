@@ -91,7 +91,9 @@ fn parse_namespace(entry: &DirEntry) -> Result<Option<Namespace>, &'static str> 
 }
 
 fn scan_namespace(directory: &Dir, namespace: &Namespace, found: &mut ScanResult) -> Result<(), Error> {
-    for entry in directory.list()? {
+    let entries = directory.list()?;
+    found.wanted.listed.insert(namespace.clone());
+    for entry in entries {
         let path = directory.path().join(entry.name.as_os_str());
         let Some(file) = entry.name.as_os_str().to_str() else {
             found.skipped.push(SkippedEntry { path, reason: "its name is not UTF-8" });

@@ -87,7 +87,8 @@ fn an_image_preseeded_by_the_first_release_is_not_imported_again() {
                 file: "a.tar.gz".to_owned(),
                 fingerprint: BundleFingerprint(fingerprint),
             };
-            let wanted = WantedBundles { bundles: vec![bundle], ..WantedBundles::default() };
+            let listed = [k8s_namespace()].into();
+            let wanted = WantedBundles { bundles: vec![bundle], listed, ..WantedBundles::default() };
             let planned = plan_preseed(&wanted, &[(k8s_namespace(), images.clone())].into(), unpack);
             assert_eq!(planned.images, [], "its images stay as they are");
             planned.bundles.into_iter().map(|(_, action)| action).next().unwrap()

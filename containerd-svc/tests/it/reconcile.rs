@@ -24,9 +24,9 @@ async fn target_of(bundles: &BundleFixture, name: &str) -> Digest {
     images.iter().find(|image| image.name == name).unwrap().target.digest
 }
 
-/// Review D1: the namespace's directory is gone with its last bundle.
+/// A directory that is gone, or replaced by a link, was not listed; an empty one has no bundles.
 #[tokio::test]
-async fn images_of_a_deleted_namespace_directory_are_unpinned_and_those_of_a_missing_directory_are_not() {
+async fn images_of_an_absent_directory_keep_their_pins_and_those_of_an_empty_namespace_are_unpinned() {
     let bundles = BundleFixture::new();
     bundles.put_image("a.tar", "localhost/a:1", b"a").run_preseed().await;
     let directory = bundles.directory.path();
@@ -40,7 +40,16 @@ async fn images_of_a_deleted_namespace_directory_are_unpinned_and_those_of_a_mis
     );
     fs::rename(&aside, directory).unwrap();
     fs::create_dir(directory.join("other")).unwrap();
-    fs::remove_dir_all(directory.join("k8s.io")).unwrap();
+    let namespace = directory.join("k8s.io");
+    fs::rename(&namespace, directory.join(".aside")).unwrap();
+    let pinned = [("localhost/a:1".to_owned(), true, true)];
+    bundles.run_preseed().await;
+    assert_eq!(list_pins(&bundles).await, pinned, "a namespace that is gone");
+    symlink(".aside", &namespace).unwrap();
+    bundles.run_preseed().await;
+    assert_eq!(list_pins(&bundles).await, pinned, "a namespace that is a link");
+    fs::remove_file(&namespace).unwrap();
+    fs::create_dir(&namespace).unwrap();
     bundles.run_preseed().await;
     assert_eq!(list_pins(&bundles).await, [("localhost/a:1".to_owned(), false, false)]);
 }
