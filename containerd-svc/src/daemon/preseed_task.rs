@@ -18,8 +18,9 @@ use crate::{DiskReserve, ImageStore as _, ImageStoreError, ImportError, Namespac
 /// running.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum time until the CRI lists what was imported; 1.6 lists images of other clients with a delay.
-const CRI_LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time without another image in the list of the CRI, until those that it does not list count as rejected by it.
+/// 1.6 lists images of other clients with a delay.
+const CRI_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between two lists of the CRI.
 const CRI_LIST_PAUSE: Duration = Duration::from_millis(50);
@@ -90,10 +91,10 @@ impl PreseedTask {
         // The space of killed imports is freed before this task begins an import of its own.
         store.discard_abandoned_imports().await?;
         loop {
-            let report = self.import_bundles(&store).await?;
+            let (report, unlisted) = self.import_bundles(&store).await?;
             // Ready first: other runnables start with the images that there are. The failure then names the rest.
             ctx.signal_ready()?;
-            describe_failures(&report)?;
+            describe_failures(&report, &unlisted)?;
             self.check_not_empty(&report)?;
             let missing = wait_missing(&store, &mut events, &report).await?;
             let now = Instant::now();
@@ -122,25 +123,30 @@ impl PreseedTask {
         )))
     }
 
-    /// Runs one pass, and waits until the CRI lists the images; an error if the store failed.
-    async fn import_bundles(&self, store: &ContainerdImages) -> Result<PreseedReport, Failure> {
+    /// Runs one pass, and waits until the CRI lists the images, or has rejected them; an error if the store failed.
+    async fn import_bundles(&self, store: &ContainerdImages) -> Result<(PreseedReport, Unlisted), Failure> {
         let report = self.preseed.run(store).await?;
         // A full disk is a failure of the bundles that do not fit, and not of the store: others may fit.
         if report.outcomes.iter().any(is_out_of_space) {
             tracing::error!("{}", describe_free_space(&self.root));
         }
-        // Before the signal of readiness: while the store itself fails, no image can be relied on.
-        if report.outcomes.iter().any(|outcome| is_store_failure(outcome) && !is_out_of_space(outcome)) {
-            describe_failures(&report)?;
+        // containerd also fails for the sake of a bundle, of a layer that is no tar for one: only its silence is a failure
+        // of the store, and while it lasts, no image can be relied on.
+        if report.outcomes.iter().any(is_store_failure) && daemon_version(&self.socket).await.is_err() {
+            describe_failures(&report, &Unlisted::default())?;
         }
+        let mut unlisted = Unlisted::default();
         if self.has_cri {
             let of_cri = |(namespace, _): &(&Namespace, &String)| namespace.as_str() == CRI_NAMESPACE;
             let names = imported_images(&report).filter(of_cri).map(|(_, name)| name.clone()).collect();
-            wait_listed(&self.socket, store, &names).await?;
+            unlisted = wait_listed(&self.socket, store, &names).await?;
         }
-        Ok(report)
+        Ok((report, unlisted))
     }
 }
+
+/// The images that the store lists and the CRI does not.
+type Unlisted = BTreeSet<String>;
 
 fn is_store_failure(outcome: &BundleOutcome) -> bool {
     matches!(outcome, BundleOutcome::Failed(ImportError::Store { .. }))
@@ -248,49 +254,61 @@ fn describe_missing(missing: &[String], waits: bool) -> String {
     text
 }
 
-/// Waits until the CRI lists all of these names. Names that the store no longer lists don't count: they were deleted
-/// during the wait, which is an event.
+/// Waits until the CRI lists all of these names; returns those that it does not list. Names that the store no longer
+/// lists don't count: they were deleted during the wait, which is an event.
 async fn wait_listed(
     socket: &Path,
     store: &ContainerdImages,
     names: &BTreeSet<String>,
-) -> Result<(), Failure> {
-    let deadline = Instant::now() + CRI_LIST_TIMEOUT;
+) -> Result<Unlisted, Failure> {
     let namespace = CRI_NAMESPACE.parse()?;
+    let (mut deadline, mut fewest) = (Instant::now() + CRI_LIST_TIMEOUT, usize::MAX);
     loop {
         let listed = list_cri_images(socket).await?;
         if names.is_subset(&listed) {
-            return Ok(());
+            return Ok(Unlisted::default());
         }
         // The CRI may lag behind the store, so that only names that the store has are waited for.
         let stored: BTreeSet<_> =
             store.list_images(&namespace).await?.into_iter().map(|image| image.name).collect();
-        let missing: Vec<_> = names.difference(&listed).filter(|name| stored.contains(*name)).collect();
-        let Some(first) = missing.first() else { return Ok(()) };
-        if Instant::now() >= deadline {
-            let (missing, all) = (missing.len(), names.len());
-            return Err(Failure::new(format!(
-                "the CRI does not list {missing} of {all} preseeded images after {CRI_LIST_TIMEOUT:?}, among \
-                 them {first}: see containerd's log for why"
-            )));
+        let missing: Unlisted =
+            names.difference(&listed).filter(|name| stored.contains(*name)).cloned().collect();
+        // It lists them one by one, on a slow machine with many images for longer than the deadline.
+        if missing.len() < fewest {
+            (deadline, fewest) = (Instant::now() + CRI_LIST_TIMEOUT, missing.len());
+        }
+        if missing.is_empty() || Instant::now() >= deadline {
+            return Ok(missing);
         }
         sleep(CRI_LIST_PAUSE).await;
     }
 }
 
-/// An error that names the bundles that are not imported, if there are any.
-fn describe_failures(report: &PreseedReport) -> Result<(), Failure> {
-    let failures = report.failures();
-    if failures.is_empty() {
-        return Ok(());
+/// An error that names the bundles that are not imported, and the images that the CRI does not list, if there are any.
+fn describe_failures(report: &PreseedReport, unlisted: &Unlisted) -> Result<(), Failure> {
+    let (failures, unlisted) = (report.failures(), unlisted.iter().cloned().collect::<Vec<_>>());
+    let mut parts = Vec::new();
+    if !failures.is_empty() {
+        let count = format!("{} of {} bundles are not imported", failures.len(), report.outcomes.len());
+        parts.push(format!("{count}: {}", name_first(&failures)));
     }
-    let (failed, all) = (failures.len(), report.outcomes.len());
-    let mut text = format!("{failed} of {all} bundles are not imported: ");
-    text += &failures[..failed.min(MAX_NAMED_FAILURES)].join("; ");
-    if failed > MAX_NAMED_FAILURES {
-        text += &format!("; and {} more, which the log names", failed - MAX_NAMED_FAILURES);
+    if !unlisted.is_empty() {
+        let (missing, all) = (unlisted.len(), imported_images(report).count());
+        parts.push(format!(
+            "the CRI does not list {missing} of {all} preseeded images, see containerd's log for why: {}",
+            name_first(&unlisted)
+        ));
     }
-    Err(Failure::new(text))
+    if parts.is_empty() { Ok(()) } else { Err(Failure::new(parts.join("; "))) }
+}
+
+/// The first of these texts, and how many more there are.
+fn name_first(texts: &[String]) -> String {
+    let mut text = texts[..texts.len().min(MAX_NAMED_FAILURES)].join("; ");
+    if texts.len() > MAX_NAMED_FAILURES {
+        text += &format!("; and {} more, which the log names", texts.len() - MAX_NAMED_FAILURES);
+    }
+    text
 }
 
 /// Describes the free space of a file system.
@@ -335,6 +353,16 @@ mod tests {
         );
         let text = describe_missing(&missing[..1], true);
         assert!(text.starts_with("image a:1 was deleted: importing it again 10 minutes after"), "{text}");
+    }
+
+    #[test]
+    fn images_that_the_cri_rejects_are_named_with_their_number() {
+        let report = PreseedReport::default();
+        assert!(describe_failures(&report, &Unlisted::default()).is_ok());
+        let unlisted = (0..7).map(|number| format!("localhost/{number}:1")).collect();
+        let error = describe_failures(&report, &unlisted).expect_err("some are missing").to_string();
+        assert!(error.contains("does not list 7") && error.contains("localhost/4:1"), "{error}");
+        assert!(error.ends_with("and 2 more, which the log names"), "{error}");
     }
 
     #[test]

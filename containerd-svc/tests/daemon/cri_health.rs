@@ -10,7 +10,7 @@ use rstest::rstest;
 use testbed::wait_until;
 
 use crate::harness::Release::{self, Debian, Newest};
-use crate::harness::{PRESEED, Setup};
+use crate::harness::{PRESEED, Setup, busybox_layer};
 use crate::late_cri::{ListCount, start_proxy};
 
 /// The lists of the CRI that lack the image.
@@ -44,6 +44,32 @@ async fn preseed_is_ready_only_when_the_cri_lists_its_images(#[values(Debian, Ne
     daemon.wait_ready(PRESEED, 1).await;
     let lists = lists.load(Ordering::Relaxed);
     assert!(lists > LATE_LISTS, "ready after {lists} lists, of which the first {LATE_LISTS} lack the image");
+    daemon.stop().await;
+}
+
+/// The first is a name as `skopeo copy` writes it, the second has a layer that containerd does not unpack.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
+async fn a_bundle_that_containerd_refuses_is_named_and_holds_no_dependent(
+    #[values(Debian, Newest)] release: Release,
+) {
+    let mut setup = Setup::new(release);
+    setup.put_image("a.tar", "docker.io/busybox:1", &busybox_layer());
+    setup.put_image("b.tar", "localhost/b:1", &b"this is no tar ".repeat(100));
+    setup.put_image("c.tar", "localhost/c:1", &busybox_layer());
+    setup.containerd.config = ContainerdConfig::Settings(cri_settings(&setup));
+    let preseed = setup.enable_preseed();
+    setup.containerd.preseed = Some(preseed.with_unpacking(true));
+    let daemon = setup.launch();
+    daemon.wait_ready("root.dependent", 1).await;
+    let node = daemon.wait_for(PRESEED, |node| !node.exits.is_empty()).await;
+    let exit = node.exits[0].exit.to_string();
+    assert!(exit.contains("1 of 3 bundles are not imported") && exit.contains("b.tar"), "{exit}");
+    // The CRI also lists each image by its id.
+    let mut names = daemon.image_names().await;
+    names.retain(|name| !name.starts_with("sha256:"));
+    assert_eq!(names, ["docker.io/library/busybox:1", "localhost/c:1"]);
     daemon.stop().await;
 }
 
