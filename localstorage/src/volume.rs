@@ -41,9 +41,9 @@ pub use inspection::{DiskFinding, DiskReport, inspect_disk};
 pub use lifecycle::MountState;
 #[cfg(feature = "luks")]
 pub use luks::{
-    ActiveMapping, ColdStart, CopyProgress, CopySource, Cryptsetup, CryptsetupCall, CryptsetupError,
-    CryptsetupProgram, EncryptedVolume, EncryptionStatus, FileSeal, HeaderBackup, HeaderError,
-    HeaderGenerations, HeaderRollback, InvalidPcr, InvalidPublicKey, InvalidRecoveryPassphrase,
+    ActiveMapping, ColdStart, CopyCommit, CopyProgress, CopySource, Cryptsetup, CryptsetupCall,
+    CryptsetupError, CryptsetupProgram, EncryptedVolume, EncryptionStatus, FileSeal, HeaderBackup,
+    HeaderError, HeaderGenerations, HeaderRollback, InvalidPcr, InvalidPublicKey, InvalidRecoveryPassphrase,
     InvalidUnlockKey, KeyPolicy, KeySeal, KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig,
     PcrPublicKey, PcrSelection, PcrSignatureError, PcrSignatures, PolicyViolation, RecoveryPassphrase,
     ReencryptionEnd, ReencryptionProgress, SealError, SealId, SignedPcrs, SlotKind, TpmConnection, TpmError,

@@ -76,7 +76,7 @@ use settings::LuksSettings;
 pub(super) use device::read_volume_of;
 pub(super) use token::{VolumeProgress, VolumeToken};
 
-pub use copy::{CopyProgress, CopySource, UnreadableBlocks};
+pub use copy::{CopyCommit, CopyProgress, CopySource, UnreadableBlocks};
 pub use cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram};
 pub use error::LuksError;
 pub use header::HeaderError;

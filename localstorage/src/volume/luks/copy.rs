@@ -25,10 +25,12 @@ pub struct CopySource<'a> {
     /// Receives the progress many times a second, and cancels the copy by `Break`: a later call compares what is copied,
     /// and goes on.
     pub progress: &'a dyn Fn(CopyProgress) -> ControlFlow<()>,
-    /// Records durably that the volume with this UUID takes the place of the one that was copied, and that its disk has this
-    /// size in bytes. All of it is copied. From here on, [`LuksVolume::mount_copied`] completes it.
-    pub commit: &'a dyn Fn(&str, u64) -> Result<(), Box<dyn Error + Send + Sync>>,
+    /// Records durably that the copy takes the place of the volume that was copied. All of it is copied. From here on, [`LuksVolume::mount_copied`] completes it.
+    pub commit: &'a CopyCommit<'a>,
 }
+
+/// Is given the UUID of the volume that takes the place of another one, and the size of its disk in bytes.
+pub type CopyCommit<'a> = dyn Fn(&str, u64) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
 
 impl fmt::Debug for CopySource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
