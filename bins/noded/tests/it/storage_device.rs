@@ -51,12 +51,31 @@ impl DeviceFixture {
     }
 
     /// Gives the node another part of this many MiB, at the end of the disk, for the next configuration; returns the former one.
+    /// A write behind its first 200 MiB takes a second.
     pub(crate) fn replace_part(&mut self, mebibytes: u64) -> PathBuf {
-        let (other, start) = (format!("{}-other", self.name), 512 * 2048);
-        let table = format!("0 {} linear {} {start}", mebibytes * 2048, self.disk.device_path().display());
-        run_dmsetup(&["create", &other, "--noudevsync", "--table", &table]);
-        let minor = run_dmsetup(&["info", "--columns", "--noheadings", "--options", "minor", &other]);
+        let (disk, start, slow) = (self.disk.device_path().display(), 512 * 2048, 200 * 2048);
+        let (behind, rest) = (start + slow, mebibytes * 2048 - slow);
+        let table = self.scratch.path().join("table");
+        let lines = format!(
+            "0 {slow} linear {disk} {start}\n{slow} {rest} delay {disk} {behind} 0 {disk} {behind} 1000\n"
+        );
+        std::fs::write(&table, lines).unwrap();
+        let name = self.other_name();
+        run_dmsetup(&["create", &name, "--noudevsync", table.to_str().unwrap()]);
+        let minor = run_dmsetup(&["info", "--columns", "--noheadings", "--options", "minor", &name]);
         std::mem::replace(&mut self.part, format!("/dev/dm-{}", minor.trim()).into())
+    }
+
+    /// Makes the other part of this many MiB as fast as its disk.
+    pub(crate) fn hasten_part(&self, mebibytes: u64) {
+        let disk = self.disk.device_path().display();
+        let table = format!("0 {} linear {disk} {}", mebibytes * 2048, 512 * 2048);
+        run_dmsetup(&["reload", &self.other_name(), "--table", &table]);
+        run_dmsetup(&["resume", &self.other_name(), "--noudevsync"]);
+    }
+
+    fn other_name(&self) -> String {
+        format!("{}-other", self.name)
     }
 
     pub(crate) fn grow(&self, mebibytes: u64) {
@@ -132,7 +151,7 @@ impl DeviceFixture {
     }
 
     pub(crate) fn has_mapping(&self, name: &str) -> bool {
-        run_dmsetup(&["ls"]).contains(name)
+        run_dmsetup(&["ls"]).lines().any(|line| line.split_whitespace().next() == Some(name))
     }
 
     /// Maps the first sectors of the disk under another name.
@@ -150,7 +169,7 @@ impl DeviceFixture {
 impl Drop for DeviceFixture {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(self.data().join("data")).output();
-        let other = format!("{}-other", self.name);
+        let other = self.other_name();
         for (program, arguments) in [
             ("cryptsetup", ["close", "nodekeel-data"]),
             ("cryptsetup", ["close", "nodekeel-data-former"]),
@@ -226,17 +245,20 @@ impl DeviceNode {
     /// The status of the volume once it satisfies the predicate.
     pub(crate) async fn wait_status(&mut self, is: impl Fn(&StorageResponse) -> bool) -> StorageResponse {
         let mut changes = self.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
+        let mut last = StorageResponse::default();
         let found = async {
             loop {
-                let status = self.client.storage(StorageRequest {}).await.unwrap().into_inner();
-                if is(&status) {
-                    return status;
+                last = self.client.storage(StorageRequest {}).await.unwrap().into_inner();
+                if is(&last) {
+                    return;
                 }
                 // Its status changes with the tree, or a moment later.
                 let _ = timeout(std::time::Duration::from_millis(200), changes.message()).await;
             }
         };
-        timeout(5 * TEST_TIMEOUT, found).await.expect("the status changes")
+        let is_found = timeout(5 * TEST_TIMEOUT, found).await.is_ok();
+        assert!(is_found, "the status stays {last:?}");
+        last
     }
 
     /// Problem and hint of root.storage.
