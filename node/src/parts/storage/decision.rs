@@ -122,17 +122,17 @@ pub(super) fn decide_step(
             let configured = describe_mode(expected.encryption);
             Err(StorageError::OtherEncryption { device, report, configured })
         }
-        Some(record) if record.disk_bytes > Some(report.size_bytes) => Err(StorageError::Shrunk {
-            device: expected.device.to_owned(),
-            found: report.size_bytes,
-            recorded: record.disk_bytes.unwrap_or_default(),
-        }),
         // Compared before any key is tried.
         Some(record) if record.other_volume(report).is_some() => {
             let recorded = record.other_volume(report).unwrap_or_default().to_owned();
             let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
             Err(StorageError::OtherVolume { device, report, recorded })
         }
+        Some(record) if record.disk_bytes > Some(report.size_bytes) => Err(StorageError::Shrunk {
+            device: expected.device.to_owned(),
+            found: report.size_bytes,
+            recorded: record.disk_bytes.unwrap_or_default(),
+        }),
         // The mark distinguishes the node's own disk from that of another node.
         Some(record) if !record.is_of(report) => lost(),
         _ => Ok(DiskStep::Open),
@@ -294,6 +294,7 @@ mod tests {
         for (finding, size, says) in [
             (volume("1"), size - 512, "has 4193792 bytes, 512 fewer than the 4194304 that esp/ records"),
             (volume("2"), size, "of node node-2, and is volume 2, but esp/ records volume 1"),
+            (volume("2"), size - 512, "is volume 2, but esp/ records volume 1"),
             (DiskFinding::Foreign, size, "type: nodectl storage header restore FILE"),
             (DiskFinding::Unread, size, "type: nodectl storage header restore FILE"),
             // Rather another disk.
