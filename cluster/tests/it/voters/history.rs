@@ -179,6 +179,11 @@ impl Nemesis {
             }
             _ => self.lose_disk(host).await,
         }
+        self.wait_all_running().await;
+    }
+
+    /// Each fault strikes a whole cluster: with a member that has not joined again, another one's loss is that of a majority.
+    async fn wait_all_running(&self) {
         for voter in &self.voters {
             voter.wait_running().await;
         }
@@ -277,14 +282,12 @@ async fn no_acknowledged_write_is_lost_whatever_happens_to_three_voters(
     // The worst one happens in every history.
     nemesis.lose_disk(2).await;
     nemesis.faults[3] += 1;
+    nemesis.wait_all_running().await;
     while clients.answered.load(Ordering::SeqCst) < wanted || nemesis.fault_count() < wanted / OPS_PER_FAULT {
         sleep(Duration::from_millis(300)).await;
         nemesis.strike().await;
     }
-    // Everything heals, and every key is read once more.
-    for voter in &nemesis.voters {
-        voter.wait_running().await;
-    }
+    // Everything has healed, and every key is read once more.
     sleep(Duration::from_secs(1)).await;
     clients.is_over.store(true, Ordering::SeqCst);
     while running.join_next().await.is_some() {}
