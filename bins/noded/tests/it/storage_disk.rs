@@ -10,8 +10,8 @@ use nix::sys::signal::Signal;
 use nodekeel_localstorage::mount::mount_table;
 use nodekeel_node::v1::{
     AcknowledgeStorageRequest, AddRecoveryPassphraseRequest, CancelStorageScrubRequest, EraseStorageRequest,
-    EventsRequest, HealthRequest, RestartRequest, RotateStorageKeysRequest, ScrubStorageRequest,
-    StorageRequest, StorageResponse, StorageScrub, UnlockStorageRequest,
+    EventsRequest, HealthRequest, ReencryptStorageRequest, RestartRequest, RotateStorageKeysRequest,
+    ScrubStorageRequest, StorageRequest, StorageResponse, StorageScrub, UnlockStorageRequest,
 };
 use testbed::guest::disk::FileSystem;
 use testbed::{ScratchDir, command_output};
@@ -324,6 +324,9 @@ async fn a_wipe_goes_on_where_a_stop_or_a_kill_has_ended_it() {
     assert!(resumed >= stopped, "it resumes at {resumed:?}, and was stopped at {stopped:?}");
     node.wait_open().await;
     assert!(!fixture.has_mapping(left));
+    // Its volume key can't be changed in place.
+    let refused = node.client.reencrypt_storage(ReencryptStorageRequest::default()).await.unwrap_err();
+    assert!(refused.message().contains("docs/noded.md, \"Move to another disk\""), "{refused:?}");
     node.stop().await;
     assert!(!fixture.is_open());
 }

@@ -15,7 +15,6 @@ use crate::storage_device::DeviceFixture;
 use crate::storage_disk::run_nodectl;
 
 const LOCAL: &str = "encryption = \"encrypted\"\nkeys = \"local\"\n";
-const AUTHENTICATED: &str = "encryption = \"encrypted-and-authenticated\"\nkeys = \"local\"\nwipe = false\n";
 
 fn done_bytes(status: &StorageResponse) -> u64 {
     status.reencryption.as_ref().map_or(0, |report| report.done_bytes)
@@ -148,16 +147,5 @@ async fn a_reencryption_goes_on_after_kills_and_no_header_of_before_is_restored(
         code != Some(0) && refused.contains("from before the volume was re-encrypted"),
         "{text} {refused}"
     );
-    node.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel with a disk of 1 GiB"]
-async fn an_authenticated_volume_is_not_reencrypted_and_says_what_to_do() {
-    let fixture = DeviceFixture::new(384).await;
-    let mut node = fixture.start(AUTHENTICATED).await;
-    node.wait_open().await;
-    let refused = node.client.reencrypt_storage(ReencryptStorageRequest::default()).await.unwrap_err();
-    assert!(refused.message().contains("docs/noded.md, \"Move to another disk\""), "{refused:?}");
     node.stop().await;
 }
