@@ -375,6 +375,7 @@ impl DevicePlan {
             last: Mutex::default(),
             size_problem: Mutex::default(),
             read: Mutex::default(),
+            former: Mutex::default(),
         }))))
     }
 }

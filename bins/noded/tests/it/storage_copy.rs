@@ -66,7 +66,7 @@ async fn a_volume_moves_to_another_disk_whatever_stops_or_changes_in_between() {
     assert!(after >= before + 50, "{before} MiB became {after}");
     let health = node.client.health(HealthRequest::default()).await.unwrap().into_inner();
     let copied = health.conditions.iter().find(|condition| condition.object == "copy of the data volume");
-    assert!(copied.unwrap().hint.contains(&format!("`cryptsetup erase {}`", former.display())), "{copied:?}");
+    assert!(copied.unwrap().hint.contains(&format!("`blkdiscard -z {}`", former.display())), "{copied:?}");
     node.stop().await;
     let node = fixture.start(LOCAL).await;
     node.wait_open().await;

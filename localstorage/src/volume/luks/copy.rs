@@ -30,7 +30,9 @@ pub struct CopySource<'a> {
 }
 
 /// Is given the UUID of the volume that takes the place of another one, and the size of its disk in bytes.
-pub type CopyCommit<'a> = dyn Fn(&str, u64) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
+/// And what was left out.
+pub type CopyCommit<'a> =
+    dyn Fn(&str, u64, UnreadableBlocks) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
 
 impl fmt::Debug for CopySource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,7 +49,8 @@ pub struct CopyProgress {
     pub total_bytes: u64,
 }
 
-/// Blocks of an authenticated volume that could not be read, as their copies can't.
+/// Blocks that somebody has changed below an authenticated volume: they can't be read, as their copies can't. Those of a volume
+/// that was not wiped are not counted, since they can't be told from blocks that were never written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnreadableBlocks {
     /// Their bytes.
@@ -61,6 +64,8 @@ pub struct UnreadableBlocks {
 pub(super) enum CopyFault {
     Read(io::Error),
     Write(io::Error),
+    /// A block at this offset can't be read any more, and the target has it from an earlier run: as it was then.
+    Outdated(u64),
 }
 
 /// How blocks are copied.
@@ -68,8 +73,8 @@ pub(super) enum CopyFault {
 pub(super) struct CopyOptions {
     /// The bytes to copy, from the start of both devices.
     pub(super) bytes: u64,
-    /// Both are authenticated: a block that can't be read is left out, and can't be read on the target, which has never
-    /// written it.
+    /// Both are authenticated: a block without a right tag is left out, and can't be read on the target either, which has
+    /// never written it.
     pub(super) is_authenticated: bool,
     /// The target may have a part of the copy.
     pub(super) is_repeated: bool,
@@ -98,7 +103,7 @@ pub(super) fn copy_device(
             (Some(error), _) => return Err(CopyFault::Write(error)),
             (None, Ok(ControlFlow::Break(()))) => return Ok(None),
             (None, Ok(ControlFlow::Continue(()))) => break,
-            (None, Err(error)) if options.is_authenticated && is_unreadable(&error) => {
+            (None, Err(error)) if options.is_authenticated && is_unauthentic(&error) => {
                 let end = options.bytes.min(offset + writer.found.len() as u64);
                 copy_blocks(source, &mut writer, offset..end, &mut unreadable)?;
                 offset = end;
@@ -122,7 +127,10 @@ fn copy_blocks(
         let block = &mut buffer[..BLOCK_BYTES.min(part.end - offset) as usize];
         match source.read_exact_at(block, offset) {
             Ok(()) => writer.write(block, offset).map_err(CopyFault::Write)?,
-            Err(error) if is_unreadable(&error) => {
+            Err(error) if is_unauthentic(&error) => {
+                if writer.has(offset, block.len()) {
+                    return Err(CopyFault::Outdated(offset));
+                }
                 if unreadable.bytes == 0 {
                     unreadable.first_offset = offset;
                 }
@@ -134,11 +142,12 @@ fn copy_blocks(
     Ok(())
 }
 
-/// Returns whether a block was changed below its authentication, was never written, or lies on a damaged place.
+/// Returns whether a block was changed below its authentication, or was never written. A disk that fails, or that is gone, has
+/// other errors: what it can't read now may be there later, and is never left out.
 ///
-/// *Source:* Linux `blk_errors`: EIO, and EILSEQ for `BLK_STS_PROTECTION` of dm-crypt.
-pub(super) fn is_unreadable(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(5 | 84))
+/// *Source:* Linux `blk_errors`: EILSEQ for `BLK_STS_PROTECTION` of dm-crypt.
+fn is_unauthentic(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(84)
 }
 
 struct Writer<'a> {
@@ -148,6 +157,11 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    /// Returns whether an earlier run has written a block.
+    fn has(&mut self, offset: u64, length: usize) -> bool {
+        self.is_repeated && self.target.read_exact_at(&mut self.found[..length], offset).is_ok()
+    }
+
     fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let found = &mut self.found[..bytes.len()];
         // What can't be read is not there yet.

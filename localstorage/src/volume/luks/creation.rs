@@ -97,6 +97,8 @@ struct OpenSource<'a> {
     bytes: u64,
     /// It has blocks that were never written, and so has the copy.
     is_unwiped: bool,
+    /// The bytes of a sector of the mapping: the file system can't be used with larger ones.
+    sector_bytes: u32,
     unreadable: Cell<UnreadableBlocks>,
 }
 
@@ -201,12 +203,17 @@ impl LuksCreation<'_> {
             let needed_bytes = disk.size();
             return Err(self.settings.error(LuksError::CopyTooSmall { needed_bytes, found_bytes }));
         }
+        let sector_bytes = header.summary.sector_bytes;
+        if !found_bytes.is_multiple_of(sector_bytes.into()) {
+            return Err(self.settings.error(LuksError::CopySectors { found_bytes }));
+        }
         // A killed process has left it open by the name of the copy, or even mounted.
         self.close_interrupted(header.uuid)?;
         let header = opening.repair(&slots, header, source.secret).map_err(|error| settings.error(error))?;
         let (_, mapping) = opening.open_mapping(&slots, &header, source.secret)?;
         let is_unwiped = header.summary.volume.as_ref().is_some_and(|token| token.unwiped);
-        let mut open = OpenSource { source, mapping, bytes: 0, is_unwiped, unreadable: Cell::default() };
+        let unreadable = Cell::default();
+        let mut open = OpenSource { source, mapping, bytes: 0, is_unwiped, sector_bytes, unreadable };
         let size = open.open_device().and_then(|mut device| {
             device.seek(SeekFrom::End(0)).map_err(|error| open.error("measure", error))
         });
@@ -446,8 +453,7 @@ impl LuksCreation<'_> {
             match run.current_step() {
                 Some(SEAL) => slots.seal_new_key(id).map(drop).map_err(|error| self.settings.error(error))?,
                 Some(FORMAT) => {
-                    let is_unwiped = matches!(origin, Origin::Copy(open) if open.is_unwiped);
-                    self.format(slots, id, erased, is_unwiped)?;
+                    self.format(slots, id, erased, origin)?;
                     is_repeated = false;
                     let is_authenticated = record.encryption == VolumeEncryption::EncryptedAndAuthenticated;
                     record.wiped_bytes = is_authenticated.then_some(0);
@@ -477,7 +483,7 @@ impl LuksCreation<'_> {
         slots: &KeySlots<'_>,
         id: SealId,
         erased: &VolumeContents,
-        is_unwiped: bool,
+        origin: Origin<'_>,
     ) -> Result<(), VolumeError> {
         let device = &slots.device;
         // A resumed creation has not claimed the disk again: another program may use it by now.
@@ -485,7 +491,13 @@ impl LuksCreation<'_> {
         let to_error = |error| self.settings.error(error);
         let node_key = slots.node_key(id).map_err(to_error)?;
         let passphrase = derive_passphrase(id.volume, SlotKind::Local, &node_key, None);
-        if let Err(error) = device.format(id.volume, &passphrase) {
+        let (is_unwiped, sector_bytes) = match origin {
+            Origin::Copy(open) => (open.is_unwiped, open.sector_bytes),
+            // dm-crypt can't address the rest of a disk that has no whole number of sectors.
+            _ if device.disk.size().is_multiple_of(4096) => (false, 4096),
+            _ => (false, 512),
+        };
+        if let Err(error) = device.format(id.volume, &passphrase, sector_bytes) {
             // A format that wrote nothing leaves no claim, which would cover data that another program writes later.
             device.disk.release_unused_claim(erased);
             return Err(self.settings.error(error));
@@ -581,10 +593,14 @@ impl LuksCreation<'_> {
         let options = CopyOptions { bytes: open.bytes, is_authenticated, is_repeated };
         let behind = total_bytes - open.bytes;
         match copy_device(&source, &target, options, |copied| report(behind + copied)) {
+            Ok(Some(_)) if open.is_unwiped => {}
             Ok(Some(unreadable)) => open.unreadable.set(unreadable),
             Ok(None) => return Err(VolumeError::CopyCanceled { path: path() }),
             Err(CopyFault::Read(error)) => return Err(open.error("read the volume on", error)),
             Err(CopyFault::Write(error)) => return Err(to_error(error)),
+            Err(CopyFault::Outdated(offset)) => {
+                return Err(self.settings.error(LuksError::CopyOutdated { offset }));
+            }
         }
         drop((source, target));
         open.close()?;
@@ -626,7 +642,8 @@ impl LuksCreation<'_> {
         if let Origin::Copy(open) = origin {
             // Before it counts: once the volume is complete, nothing grows an authenticated one.
             self.settings.mount.grow_file_system(&self.settings.mkfs)?;
-            let committed = (open.source.commit)(&id.volume.to_string(), slots.device.disk.size());
+            let (volume, disk_bytes) = (id.volume.to_string(), slots.device.disk.size());
+            let committed = (open.source.commit)(&volume, disk_bytes, open.unreadable.get());
             committed.map_err(|error| self.settings.error(LuksError::Commit(error)))?;
         }
         let cluster_key =

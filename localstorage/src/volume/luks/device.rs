@@ -102,9 +102,12 @@ impl LuksDevice<'_> {
     }
 
     /// Formats the disk with one key slot. Of an authenticated one, no block can be read before it was written.
-    pub(super) fn format(&self, uuid: Uuid, passphrase: &Passphrase) -> Result<(), LuksError> {
-        // dm-crypt can't address the rest of a disk that has no whole number of sectors.
-        let sector_bytes = if self.disk.size().is_multiple_of(4096) { 4096 } else { 512 };
+    pub(super) fn format(
+        &self,
+        uuid: Uuid,
+        passphrase: &Passphrase,
+        sector_bytes: u32,
+    ) -> Result<(), LuksError> {
         // Everything that the policy checks is set here: the defaults of cryptsetup differ between its builds.
         let mut arguments = words(&["--type", "luks2", "--cipher", CIPHER, "--key-size", "512"]);
         arguments.extend(words(&["--offset", &(HEADER_AREA_BYTES / 512).to_string()]));

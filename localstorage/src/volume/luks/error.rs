@@ -238,6 +238,25 @@ pub enum LuksError {
         /// Those of the new one.
         found_bytes: u64,
     },
+    /// A block of the volume can't be read any more, and an earlier run has copied it, as it was then. Clear the new disk, and
+    /// copy again.
+    #[error(
+        "the block at byte {offset} can't be read any more, and the copy has it as it was earlier: clear the disk of the copy, \
+         which starts over then: `blkdiscard -z DISK`"
+    )]
+    CopyOutdated {
+        /// Its offset in the mapping.
+        offset: u64,
+    },
+    /// The sectors of the volume do not divide the disk. Use another one, or a partition of it.
+    #[error(
+        "can't copy a volume with sectors of 4096 bytes to a disk of {found_bytes} bytes: use one whose size is a multiple, or a \
+         partition of it"
+    )]
+    CopySectors {
+        /// The bytes of the disk.
+        found_bytes: u64,
+    },
     /// The caller could not record that the copy takes the place of the volume. A retry compares both, and tries it again.
     #[error("can't record that the copy takes the place of the volume")]
     Commit(#[source] Box<dyn std::error::Error + Send + Sync>),

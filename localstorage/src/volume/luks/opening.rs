@@ -9,7 +9,6 @@ use super::super::filesystem::MountSource;
 use super::super::identity::device_numbers;
 use super::super::marker::VolumeMarker;
 use super::super::{VolumeContents, VolumeError};
-use super::copy::is_unreadable;
 use super::cryptsetup::ActiveMapping;
 use super::device::{CheckedHeader, close_mapping};
 use super::error::LuksError;
@@ -225,12 +224,14 @@ impl LuksOpening<'_> {
 
 /// Returns whether the kernel reported a block whose HMAC is wrong, in the mount or the first reads.
 fn is_wrong_block(error: &VolumeError) -> bool {
+    /// EIO, and EILSEQ: `BLK_STS_PROTECTION` of dm-crypt. *Source:* Linux `blk_errors`.
+    const WRONG_BLOCK: [i32; 2] = [5, 84];
     let source = match error {
         VolumeError::Mount(MountError::Mount { source, .. }) => Some(source),
         VolumeError::Finish(error) => error.source().and_then(|source| source.downcast_ref::<io::Error>()),
         _ => None,
     };
-    source.is_some_and(is_unreadable)
+    source.and_then(io::Error::raw_os_error).is_some_and(|number| WRONG_BLOCK.contains(&number))
 }
 
 /// Returns whether a key has decrypted something else than a file system.

@@ -132,6 +132,8 @@ pub(super) struct HeaderSummary {
     /// Names the volume key, and tells nothing of it: the same for all headers with this key. That of the new key during a
     /// re-encryption, as are the slots.
     pub(super) volume_key: String,
+    /// The bytes of a sector of the mapping: 512 or 4096.
+    pub(super) sector_bytes: u32,
     /// A re-encryption that is not complete.
     pub(super) reencryption: Option<Reencryption>,
 }
@@ -301,6 +303,7 @@ impl Metadata {
         }
         let name: Vec<_> = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let mut summary = HeaderSummary {
+            sector_bytes: self.segments.get(&0).map_or(512, |segment| segment.sector_size),
             volume: None,
             slots,
             unused_slots: Vec::new(),

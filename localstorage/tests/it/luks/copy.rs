@@ -76,7 +76,7 @@ fn copy_with(
             assert!(progress.done_bytes <= progress.total_bytes, "{progress:?}");
             flow
         },
-        commit: &|volume, _| Ok(fs::write(&committed, volume)?),
+        commit: &|volume, _, _| Ok(fs::write(&committed, volume)?),
     };
     let (_, key, unreadable) = volume.mount_copy(&source)?;
     assert_eq!(unreadable.bytes, 0);

@@ -90,7 +90,7 @@ impl StorageControl {
         }
         let mut opened = None;
         self.unlock.set_status(match self.opener.open(&UnlockSecret::Node, Attempt::Open) {
-            Ok(OpenedVolume { dir, slot, volume }) => {
+            Ok(OpenedVolume { dir, slot, volume, .. }) => {
                 self.volume.open(dir);
                 opened = Some(volume);
                 UnlockStatus::Open { slot }

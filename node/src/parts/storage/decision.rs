@@ -102,6 +102,10 @@ pub(super) fn decide_step(
             let (device, report) = (expected.device.to_owned(), Box::new(report.clone()));
             return Err(StorageError::HeaderLost { device, report });
         }
+        // All of a copy is there, which its creation knows by the journal.
+        DiskFinding::Unfinished if record.is_some_and(|record| record.volume.is_some()) => {
+            return Ok(DiskStep::CompleteCopy);
+        }
         _ if record.is_some() => return lost(),
         // Another node's operator gave up what this disk had, or may still have.
         DiskFinding::Erasing if !was_given_up => {
@@ -153,23 +157,35 @@ fn decide_copy(
             _ => Err(StorageError::NothingToCopy { from }),
         };
     };
-    let is_source = matches!(
-        &copy.report,
-        Ok(source) if matches!(source.volume, DiskFinding::Encrypted { .. }) && record.is_of(source)
-    );
-    match &report.volume {
-        // Its creation knows its own copy by the journal.
-        DiskFinding::Unfinished if !is_source => Ok(Some(DiskStep::CompleteCopy)),
-        DiskFinding::Unfinished => Ok(Some(DiskStep::Copy)),
-        DiskFinding::Unread if is_source => match report.users.clone() {
-            Some(users) => Err(StorageError::Open(VolumeError::InUse { path: device, users })),
-            None => Ok(Some(DiskStep::Copy)),
+    let source = match &copy.report {
+        Ok(source) => match &source.volume {
+            DiskFinding::Encrypted { encryption, .. } if record.is_of(source) => Some(*encryption),
+            _ => None,
         },
-        DiskFinding::Unread => Err(match copy.report {
-            Ok(source) => StorageError::NoCopySource { device, from, report: Box::new(source) },
-            Err(error) => StorageError::Open(error),
-        }),
-        _ if is_source => Err(StorageError::CopyTarget { device, report: Box::new(report.clone()) }),
+        Err(_) => None,
+    };
+    match (&report.volume, copy.report) {
+        // It is committed: without the disk that it was made from, its creation knows it by the journal.
+        (DiskFinding::Unfinished, _) if source.is_none() => Ok(Some(DiskStep::CompleteCopy)),
+        (_, Ok(report)) if source.is_some() && source != expected.encryption => {
+            let (report, configured) = (Box::new(report), describe_mode(expected.encryption));
+            Err(StorageError::OtherEncryption { device: from, report, configured })
+        }
+        (DiskFinding::Unread, _) if source.is_some() && report.users.is_some() => {
+            let users = report.users.clone().unwrap_or_default();
+            Err(StorageError::Open(VolumeError::InUse { path: device, users }))
+        }
+        // A format that was cut off has no name yet: its creation knows it by the journal, and writes to no other data.
+        (DiskFinding::Unread | DiskFinding::Unfinished | DiskFinding::Foreign, _) if source.is_some() => {
+            Ok(Some(DiskStep::Copy))
+        }
+        // It may be the newest volume of the node, whose record is an older one.
+        (DiskFinding::Encrypted { .. }, _) => Ok(None),
+        (_, Ok(_)) if source.is_some() => Err(StorageError::CopyTarget { device, found: report.to_string() }),
+        (DiskFinding::Unread, Ok(source)) => {
+            Err(StorageError::NoCopySource { device, from, report: Box::new(source) })
+        }
+        (DiskFinding::Unread | DiskFinding::Foreign, Err(error)) => Err(StorageError::Open(error)),
         _ => Ok(None),
     }
 }
@@ -197,6 +213,7 @@ mod tests {
     use nodekeel_localstorage::volume::{KeyPolicy, inspect_disk};
 
     use super::*;
+    use crate::error_chain::error_chain;
 
     const MODES: [Option<VolumeEncryption>; 3] =
         [None, Some(VolumeEncryption::Encrypted), Some(VolumeEncryption::EncryptedAndAuthenticated)];
@@ -401,28 +418,46 @@ mod tests {
                 };
                 let copy = Some(ExpectedCopy { from: Path::new("/dev/sda"), report });
                 let expected = Expectation { record: known.map(record), copy, ..expect(MODES[1]) };
-                decide_step(&target, expected).map_err(|error| error.to_string())
+                decide_step(&target, expected).map_err(|error| error_chain(&error))
             };
         let step = |finding, source, known| decide(blank(), finding, source, known);
         assert_eq!(step(DiskFinding::Unread, Some("1"), Some("1")), Ok(DiskStep::Copy));
         assert_eq!(step(DiskFinding::Unfinished, Some("1"), Some("1")), Ok(DiskStep::Copy), "it goes on");
+        assert_eq!(
+            step(DiskFinding::Foreign, Some("1"), Some("1")),
+            Ok(DiskStep::Copy),
+            "its format was cut off"
+        );
         // The record names the copy, and the disk that it was made from may be gone.
         assert_eq!(step(DiskFinding::Unfinished, Some("1"), Some("2")), Ok(DiskStep::CompleteCopy));
         assert_eq!(step(DiskFinding::Unfinished, None, Some("2")), Ok(DiskStep::CompleteCopy));
         for (finding, source, known, says) in [
             (DiskFinding::Unread, Some("3"), Some("1"), "name the disk that has it"),
             (DiskFinding::Unread, None, Some("1"), "no data volume on /dev/sda"),
-            (DiskFinding::Unread, Some("1"), None, "this node has had no volume"),
-            (DiskFinding::Unfinished, Some("1"), None, "this node has had no volume"),
-            (DiskFinding::Foreign, Some("1"), Some("1"), "name a blank disk"),
+            (DiskFinding::Unread, Some("1"), None, "has no record of a volume"),
+            (DiskFinding::Unfinished, Some("1"), None, "has no record of a volume"),
             (DiskFinding::Plain, Some("1"), Some("1"), "name a blank disk"),
             (DiskFinding::Erasing, Some("1"), Some("1"), "name a blank disk"),
-            (volume("4"), Some("1"), Some("1"), "name a blank disk"),
+            (DiskFinding::Foreign, None, Some("1"), "no data volume on /dev/sda"),
+            // Never a reason to clear it: it may be a copy that is newer than the record.
+            (volume("4"), Some("1"), Some("1"), "is volume 4, but esp/ records volume 1"),
             (volume("4"), Some("3"), Some("1"), "is volume 4, but esp/ records volume 1"),
         ] {
             let error = step(finding.clone(), source, known).expect_err(says);
             assert!(error.contains(says), "{finding:?}: {error}");
         }
+        // Also once the configuration does not name the former disk any more.
+        let mut half = blank();
+        half.volume = DiskFinding::Unfinished;
+        let expected = Expectation { record: Some(record("2")), ..expect(MODES[1]) };
+        assert!(matches!(decide_step(&half, expected), Ok(DiskStep::CompleteCopy)));
+        let other = Expectation {
+            copy: Some(ExpectedCopy { from: Path::new("/dev/sda"), report: Ok(with_volume(volume("1"))) }),
+            record: Some(record("1")),
+            ..expect(MODES[2])
+        };
+        let refused = decide_step(&blank(), other);
+        assert!(matches!(refused, Err(StorageError::OtherEncryption { .. })), "{refused:?}");
         // Without a record, a volume that is there is opened as without a copy.
         assert_eq!(step(volume("4"), Some("1"), None), Ok(DiskStep::Open));
         let mut used = blank();

@@ -10,16 +10,17 @@ use std::time::Instant;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::volume::{
-    CopySource, CryptsetupProgram, DataVolume, DiskFinding, DiskReport, DiskVolume, EncryptedVolume as _,
-    ErasePolicy, FileSeal, HeaderBackup, KeySeal, LuksVolume, LuksVolumeConfig, MountState, ReadingProgress,
-    RecoveryPassphrase, SlotKind, UnlockSecret, UnreadableBlocks, VolumeContents, VolumeEncryption,
-    VolumeError, inspect_disk,
+    CopySource, CryptsetupProgram, DataVolume, DiskFinding, DiskIdentity, DiskReport, DiskVolume,
+    EncryptedVolume as _, ErasePolicy, FileSeal, HeaderBackup, KeySeal, LuksVolume, LuksVolumeConfig,
+    MountState, ReadingProgress, RecoveryPassphrase, SlotKind, UnlockSecret, UnreadableBlocks,
+    VolumeContents, VolumeEncryption, VolumeError, inspect_disk,
 };
 
 use super::adoption::{has_opened, record_opening};
 use super::config::device::{DeviceConfig, EncryptionConfig, SealConfig};
 use super::decision::{Attempt, DiskStep, Expectation, ExpectedCopy, decide_step, may_complete};
 use super::error::StorageError;
+use super::faults::VolumeFaults;
 use super::gap::clear_mount_point;
 use super::identity::{RecordedVolume, forget_volume, settle_identity};
 use super::location::{FoundDevice, find_device, resume_growth};
@@ -27,6 +28,7 @@ use super::reading::{ReadingSpeed, ReadingStatus};
 use super::record::VolumeRecord;
 use super::tpm_seal::new_tpm_seal;
 use super::unlock::{CreationWork, VolumeUnlock};
+use crate::device_faults::{DeviceFault, FaultKind};
 use crate::error_chain::error_chain;
 use crate::layout::{ESP_DIR, VOLUME_DIR};
 use crate::program_name::program_name;
@@ -71,6 +73,8 @@ pub(super) struct OpenedVolume {
     pub(super) dir: Dir,
     /// The kind of key slot that opened it; `None` if it is not encrypted, or was open.
     pub(super) slot: Option<SlotKind>,
+    /// The blocks that its copy, in this attempt, has left out.
+    pub(super) left_out: UnreadableBlocks,
 }
 
 /// Why a volume is smaller than its disk.
@@ -114,6 +118,8 @@ pub(super) struct DeviceOpener {
     pub(super) size_problem: Mutex<Option<SizeProblem>>,
     /// The data that a reading of the whole disk has found last.
     pub(super) read: Mutex<Option<VolumeContents>>,
+    /// The disk from which the open volume was copied, if it still has one.
+    pub(super) former: Mutex<Option<PathBuf>>,
 }
 
 impl DeviceOpener {
@@ -152,7 +158,7 @@ impl DeviceOpener {
         let source = expected.copy.as_ref().and_then(|copy| copy.report.as_ref().ok()).cloned();
         let step = decide_step(&report, Expectation { erase_permit, ..expected })?;
         if attempt == Attempt::Open && step != DiskStep::Open {
-            return Err(match (step, self.copied_from()) {
+            return Err(match (step, self.configured_source()) {
                 (DiskStep::Copy | DiskStep::CompleteCopy, Some(from)) => {
                     StorageError::Uncopied { device: found.path, from: from.to_owned() }
                 }
@@ -196,10 +202,11 @@ impl DeviceOpener {
             DiskStep::Copy | DiskStep::CompleteCopy => {
                 let recorded = record.as_ref().and_then(|record| record.volume.clone()).unwrap_or_default();
                 let source = source.filter(|_| step == DiskStep::Copy);
-                self.copy(&volume, source.as_ref(), &recorded, secret)
+                self.copy(&volume, &report, source.as_ref(), &recorded, secret)
             }
         }?;
         *lock(&self.last) = Some((volume.clone(), opened.slot));
+        *lock(&self.former) = self.find_former(&report.identity);
         // Before anything more is written to it, or of it.
         if let Err(error) = settle_identity(&self.esp, &opened.dir, attempt) {
             let OpenedVolume { volume, dir, .. } = opened;
@@ -301,7 +308,8 @@ impl DeviceOpener {
             (_, MountState::Unmounted) => Ok(None),
             (Err(_), MountState::Mounted) => {
                 let dir = Dir::open(self.target()).map_err(StorageError::Directory)?;
-                Ok(Some((last, OpenedVolume { volume, dir, slot })))
+                let left_out = UnreadableBlocks::default();
+                Ok(Some((last, OpenedVolume { volume, dir, slot, left_out })))
             }
             (Err(error), _) => Err(StorageError::Open(error)),
             (Ok(()), _) => Ok(None),
@@ -383,7 +391,8 @@ impl DeviceOpener {
                 }
             }
         };
-        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
+        let left_out = UnreadableBlocks::default();
+        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot, left_out })
     }
 
     /// A noded that replaces this one, if it is killed, uses the volume without a secret.
@@ -435,13 +444,15 @@ impl DeviceOpener {
         };
         let (dir, slot) = created.map_err(|error| self.creation_error(error, sampled))?;
         tracing::info!("created the data volume");
-        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot })
+        let left_out = UnreadableBlocks::default();
+        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot, left_out })
     }
 
     /// Copies the volume that the secret opens, from the disk of this report; without one, completes the copy that is recorded.
     fn copy(
         &self,
         volume: &DeviceVolume,
+        report: &DiskReport,
         source: Option<&DiskReport>,
         recorded: &str,
         secret: &UnlockSecret,
@@ -449,50 +460,80 @@ impl DeviceOpener {
         let (DeviceVolume::Encrypted(luks), Some(config)) = (volume, &self.config.encryption) else {
             return Err(StorageError::NotEncrypted);
         };
-        let from = self.copied_from().unwrap_or(Path::new(""));
+        let (device, from) =
+            (luks.device_path(), self.configured_source().unwrap_or(Path::new("another disk")));
+        let mut left_out = None;
         let copied = match source {
-            None => luks.mount_copied(recorded),
-            Some(report) => {
+            None => luks.mount_copied(recorded).map_err(|error| match error {
+                VolumeError::Absent { .. } | VolumeError::Occupied { .. } => {
+                    StorageError::Lost { device: device.to_owned(), report: Box::new(report.clone()) }
+                }
+                error => StorageError::of_opening(error),
+            }),
+            Some(source) => {
                 let former = self.new_luks_volume(from, config)?;
-                let former = former.with_mapping_name(FORMER_MAPPING).expecting(report.identity.clone());
+                let former =
+                    Arc::new(former.with_mapping_name(FORMER_MAPPING).expecting(source.identity.clone()));
+                // Until all is copied, it is the node's: its keys are asked for.
+                self.unlock.set_encrypted_volume(Some(Arc::clone(&former)));
                 let copy = CopySource {
                     volume: &former,
                     secret,
                     progress: &|copy| {
                         self.unlock.report_work(CreationWork::Copying { from: from.to_owned(), copy })
                     },
-                    commit: &|volume, disk_bytes| {
+                    commit: &|volume, disk_bytes, unreadable| {
+                        if let Some(fault) = left_out_fault(unreadable) {
+                            // Durable before the copy counts.
+                            let faults = VolumeFaults::read_from(&self.esp);
+                            faults.add_at_least(fault, unreadable.bytes / BLOCK_BYTES);
+                            faults.record(&self.esp)?;
+                        }
                         let (disk_bytes, volume) = (Some(disk_bytes), Some(volume.to_owned()));
                         let record = VolumeRecord { disk_bytes, volume, ..VolumeRecord::default() };
                         Ok(record.write_to(&self.esp)?)
                     },
                 };
-                luks.mount_copy(&copy).map(|(dir, key, unreadable)| {
-                    if unreadable.bytes > 0 {
-                        let UnreadableBlocks { bytes, first_offset, .. } = unreadable;
-                        tracing::warn!(
-                            "{bytes} bytes of the data volume on {} could not be read, from byte {first_offset} on, and can't be \
-                             read on its copy either: nodectl storage scrub",
-                            from.display()
-                        );
-                    }
+                let copied = luks.mount_copy(&copy).map(|(dir, key, unreadable)| {
+                    left_out = Some(unreadable);
                     (dir, key)
+                });
+                copied.map_err(|error| match error {
+                    VolumeError::Occupied { found, .. } => {
+                        let found = format!("has {found}");
+                        StorageError::CopyTarget { device: device.to_owned(), found }
+                    }
+                    error => StorageError::of_opening(error),
                 })
             }
         };
-        let (dir, cluster_key) = copied.map_err(|error| match error {
-            VolumeError::Absent { .. } => StorageError::Open(error),
-            error => StorageError::of_opening(error),
-        })?;
+        let (dir, cluster_key) = copied?;
+        self.unlock.set_encrypted_volume(Some(Arc::clone(luks)));
         cluster_key.into_iter().for_each(|key| self.unlock.keep_cluster_key(key));
         self.record_opening(luks);
         tracing::info!("copied the data volume from {}", from.display());
-        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot: Some(SlotKind::Local) })
+        let left_out = left_out.unwrap_or_default();
+        Ok(OpenedVolume { volume: volume.as_volume(), dir, slot: Some(SlotKind::Local), left_out })
     }
 
-    /// The disk or partition whose volume is copied to this one.
-    pub(super) fn copied_from(&self) -> Option<&Path> {
+    /// `storage.copy_from`
+    fn configured_source(&self) -> Option<&Path> {
         self.config.encryption.as_ref()?.copy_from.as_deref()
+    }
+
+    /// The disk from which the open volume was copied, if it still has a volume: another one, on another disk.
+    fn find_former(&self, device: &DiskIdentity) -> Option<PathBuf> {
+        let from = self.configured_source()?;
+        let report = inspect_disk(from).ok().filter(|report| report.identity != *device)?;
+        let recorded = read_record(&self.esp).ok().flatten()?.volume?;
+        let is_former =
+            matches!(&report.volume, DiskFinding::Encrypted { volume, .. } if *volume != recorded);
+        is_former.then(|| from.to_owned())
+    }
+
+    /// That disk, as it was when the volume was opened.
+    pub(super) fn former_disk(&self) -> Option<PathBuf> {
+        lock(&self.former).clone()
     }
 
     /// The error of a creation on a disk that shows no data where it was sampled, or on another one.
@@ -559,8 +600,11 @@ impl DeviceOpener {
         device: &Path,
         report: &DiskReport,
     ) -> impl Fn(ReadingProgress) -> ControlFlow<()> + Send + Sync + 'static {
-        let (device, erase_token) = (device.to_owned(), report.contents.erase_token());
-        let read_token = lock(&self.read).as_ref().and_then(VolumeContents::erase_token);
+        // Nothing is erased for a copy.
+        let is_copy = self.configured_source().is_some();
+        let (device, erase_token) = (device.to_owned(), report.contents.erase_token().filter(|_| !is_copy));
+        let read = lock(&self.read).as_ref().and_then(VolumeContents::erase_token);
+        let read_token = read.filter(|_| !is_copy);
         let (speed, unlock) = (Mutex::new(ReadingSpeed::new()), Arc::downgrade(&self.unlock));
         move |progress| {
             let Some(unlock) = unlock.upgrade() else { return ControlFlow::Break(()) };
@@ -606,6 +650,17 @@ impl DeviceOpener {
         Ok(if config.wipe { volume } else { volume.without_wipe() })
     }
 }
+
+/// The fault that the blocks are which a copy has left out; none if there are none. The device has the name of its mapping, as
+/// those that the kernel names.
+pub(super) fn left_out_fault(left_out: UnreadableBlocks) -> Option<DeviceFault> {
+    let sector = Some(left_out.first_offset / 512);
+    let device = "nodekeel-data".to_owned();
+    (left_out.bytes > 0).then_some(DeviceFault { device, kind: FaultKind::Unauthentic, sector })
+}
+
+/// The blocks in which a copy leaves data out, in bytes.
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// Describes a disk as the configuration and the node's record know it.
 fn expect_device<'a>(
@@ -691,6 +746,7 @@ mod tests {
             last: Mutex::default(),
             size_problem: Mutex::default(),
             read: Mutex::default(),
+            former: Mutex::default(),
         }
     }
 

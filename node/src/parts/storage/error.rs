@@ -131,7 +131,8 @@ pub(super) enum StorageError {
     )]
     Hidden { path: PathBuf },
     #[error(
-        "can't copy the data volume from {}: this node has had no volume; remove storage.copy_from, or attach the node's own ESP",
+        "can't copy the data volume from {}: esp/ has no record of a volume; attach the node's own ESP (storage.esp_device), or, if \
+         the node is to start without data, remove storage.copy_from",
         from.display()
     )]
     NothingToCopy { from: PathBuf },
@@ -142,11 +143,11 @@ pub(super) enum StorageError {
     )]
     NoCopySource { device: PathBuf, from: PathBuf, report: Box<DiskReport> },
     #[error(
-        "can't copy the data volume to {}: the disk {report}, and nothing was written to it; name a blank disk as storage.device, \
+        "can't copy the data volume to {}: the disk {found}, and nothing was written to it; name a blank disk as storage.device, \
          or, if nobody needs what this one has, type: blkdiscard -z {}",
         device.display(), device.display()
     )]
-    CopyTarget { device: PathBuf, report: Box<DiskReport> },
+    CopyTarget { device: PathBuf, found: String },
     #[error("the data volume is still on {}, and its copy to {} is not complete", from.display(), device.display())]
     Uncopied { device: PathBuf, from: PathBuf },
     #[error("can't find the data volume")]

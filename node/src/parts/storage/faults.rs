@@ -129,7 +129,7 @@ impl VolumeFaults {
         entry.count.checked_ilog2() != before.checked_ilog2()
     }
 
-    fn record(&self, esp: &Dir) -> Result<(), StorageError> {
+    pub(super) fn record(&self, esp: &Dir) -> Result<(), StorageError> {
         let mut text = format!("{HEADER}\n");
         for ((kind, device), FaultCount { count, sectors }) in &*self.lock() {
             let sectors = sectors.as_ref().map(|range| format!(" {} {}", range.start(), range.end()));

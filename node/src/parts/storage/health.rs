@@ -29,11 +29,14 @@ pub(super) fn health_source(
         let status = unlock.status();
         // A volume that does not open is a greater problem than its size.
         let state = volume_condition(&status, node).or(size);
-        let copied = opener.device().and_then(|device| device.copied_from()).map(Path::display);
-        let copied = copied.filter(|_| matches!(status, UnlockStatus::Open { .. })).map(|from| {
-            let problem = format!("is complete, and its keys of before still open the former one on {from}");
+        let former = opener.device().and_then(|device| device.former_disk());
+        // With blocks that were left out, the former disk may be needed.
+        let is_whole = matches!(status, UnlockStatus::Open { .. }) && faults.describe().is_none();
+        let copied = former.filter(|_| is_whole).map(|from| {
+            let from = from.display();
+            let problem = format!("is complete; {from}, which it was made from, still has the former volume");
             HealthCondition::warning("copy of the data volume", problem).hint(format!(
-                "`cryptsetup erase {from}`, then remove storage.copy_from, and restart {}",
+                "`blkdiscard -z {from}` erases it; then remove storage.copy_from, and restart {}",
                 program_name()
             ))
         });

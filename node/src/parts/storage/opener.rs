@@ -7,7 +7,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::tree::LayoutFile;
 use nodekeel_localstorage::volume::{
     DataVolume, DirectoryVolume, HeaderBackup, MountState, RecoveryPassphrase, UnlockSecret,
-    VOLUME_MARK_FILE, VolumeError,
+    UnreadableBlocks, VOLUME_MARK_FILE, VolumeError,
 };
 
 use super::decision::Attempt;
@@ -68,10 +68,15 @@ impl VolumeOpener {
                 let mut mounted_at = mounted_at.lock().unwrap_or_else(PoisonError::into_inner);
                 let dir = open_provided(&**volume, mounted_at.as_deref(), esp, attempt)?;
                 *mounted_at = Some(dir.path().to_owned());
-                OpenedVolume { volume: Arc::clone(volume), dir, slot: None }
+                OpenedVolume {
+                    volume: Arc::clone(volume),
+                    dir,
+                    slot: None,
+                    left_out: UnreadableBlocks::default(),
+                }
             }
         };
-        let OpenedVolume { volume, dir, slot } = opened;
+        let OpenedVolume { volume, dir, slot, left_out } = opened;
         if let Err(error) = settle_identity(esp, &dir, attempt) {
             drop(dir);
             // One that can't be unmounted is found mounted by the next attempt, and refused again.
@@ -84,7 +89,7 @@ impl VolumeOpener {
         {
             record_mount(path, mounted)?;
         }
-        Ok(OpenedVolume { volume, dir, slot })
+        Ok(OpenedVolume { volume, dir, slot, left_out })
     }
 
     /// Returns whether there is a volume to open: nothing is created for that.
@@ -187,7 +192,8 @@ fn open_directory(
         StorageError::Open(VolumeError::ForeignData { path, .. }) => StorageError::Unmarked { path },
         error => error,
     })?;
-    Ok(OpenedVolume { volume: Arc::new(volume), dir, slot: None })
+    let left_out = UnreadableBlocks::default();
+    Ok(OpenedVolume { volume: Arc::new(volume), dir, slot: None, left_out })
 }
 
 /// Describes what noded would do with the directory of a node that has had no volume, for people.

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::DN;
 use super::decision::Attempt;
-use super::device::{DeviceOpener, OpenedVolume};
+use super::device::{BLOCK_BYTES, DeviceOpener, OpenedVolume, left_out_fault};
 use super::error::StorageError;
 use super::faults::VolumeFaults;
 use super::keys::{TangKeyService, VolumeKeys};
@@ -88,7 +88,7 @@ impl StorageService {
             let watched = opened.dir.try_clone().map_err(StorageError::Directory)?;
             Ok((opened, watched))
         });
-        let (OpenedVolume { volume, dir, slot }, watched) = match opened {
+        let (OpenedVolume { volume, dir, slot, left_out }, watched) = match opened {
             Ok(opened) => opened,
             Err(error) => return Err(closed.with(error)),
         };
@@ -98,6 +98,12 @@ impl StorageService {
         self.volume.open(dir);
         let open = CloseOnDrop(self.volume.clone());
         unlock.set_status(UnlockStatus::Open { slot });
+        if let Some(fault) = left_out_fault(left_out)
+            && self.faults.add_at_least(fault, left_out.bytes / BLOCK_BYTES)
+        {
+            let (faults, opener, health) = (self.faults.clone(), self.opener.clone(), self.health.clone());
+            spawn_blocking(move || faults.announce(&opener, &health)).await?;
+        }
         if self.keys.are_with_tang() {
             ctx.run_child("keys", TangKeyService::new(Arc::clone(&self.keys), self.health.clone()))?;
         }

@@ -220,6 +220,11 @@ impl StorageConfig {
                 .check_absent(&["esp_device"], "is for esp = \"partition\" only")
                 .map(|()| EspLocation::Directory),
             (EspKind::Partition, Some(device)) => Ok(EspLocation::Device(device.clone())),
+            // The new disk has no records of the node.
+            (EspKind::Partition, None) if self.copy_from.is_some() => Err(violation(
+                "esp_device",
+                "is required by esp = \"partition\" with copy_from; name the partition that the node has used until now",
+            )),
             (EspKind::Partition, None) if self.kind == VolumeKind::Partition => Ok(EspLocation::SameDisk),
             (EspKind::Partition, None) => Err(violation(
                 "esp_device",
