@@ -51,7 +51,9 @@ pub(crate) fn plan_limits(promised: &PromisedLimits, found: &FoundLimits) -> Lim
     }
     let limit = found.limits.bytes.unwrap_or_default();
     let (is_small, is_large) = (limit < promised.bytes, limit.0 > promised.most.0.saturating_add(ROUNDING));
-    let inodes = promised.inodes.or(found.limits.inodes).or(promised.default_inodes);
+    // That of another volume's project says nothing of this one.
+    let own_inodes = found.limits.inodes.filter(|_| found.is_own);
+    let inodes = promised.inodes.or(own_inodes).or(promised.default_inodes);
     if !is_lost && !is_small && !is_large && inodes == found.limits.inodes {
         return LimitAction::Keep;
     }
@@ -94,7 +96,7 @@ mod tests {
         let classed = PromisedLimits { inodes: Some(Inodes(7)), ..eight };
         let image = PromisedLimits { is_image: true, ..eight };
         let size = QuotaLimits { bytes: Some(Bytes(8 * MIB)), inodes: None };
-        let other = FoundLimits { is_own: false, ..found(limits(8, 1024), 1) };
+        let other = FoundLimits { is_own: false, ..found(limits(8, 99), 1) };
         let too_large = LimitAction::ReportTooLarge { limit: Bytes(99 * MIB), used: Bytes(9 * MIB) };
         for (name, promised, found, expected) in [
             ("right", eight, found(limits(8, 1024), 1), Keep),
