@@ -165,7 +165,9 @@ impl<K: QuotaKernel> QuotaEngine<K> {
                 ChangeDecision::Allocate { carried } => {
                     // Recorded until the tree is complete: a set that is killed is not complete.
                     let has_entries = contents == NonEmptyPolicy::Accept && !self.is_empty(dir)?;
-                    let previous = has_entries.then(|| carried.map_or(0, ProjectId::get));
+                    // The mark still names the project that the directory alone has lost: its entries have it.
+                    let marked = self.owner_mark(dir)?.map_or(0, |mark| mark.project);
+                    let previous = has_entries.then(|| carried.map_or(marked, ProjectId::get));
                     self.allocate_project(&mut allocation, dir, change, previous)?
                 }
             };

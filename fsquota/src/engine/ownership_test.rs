@@ -50,6 +50,24 @@ fn entries_with_the_project_of_another_directory_are_never_left_uncounted() {
 }
 
 #[test]
+fn entries_with_the_project_that_their_directory_has_lost_are_counted_again() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = create_dir(scratch.path(), "dir");
+    let engine = engine_over(MemoryKernel::default());
+    let lost = set_limits(&engine, dir.as_fd()).unwrap().project;
+    File::create(scratch.path().join("dir/file")).unwrap();
+    // As `chattr -p 0` by a pod's root: the file keeps the project.
+    engine.kernel.set_project_tag(dir.as_fd(), ProjectTag::default()).unwrap();
+    let status = engine.set_limits(dir.as_fd(), CHANGE, NonEmptyPolicy::Accept).unwrap();
+    assert_ne!(status.project, lost);
+    assert_eq!(
+        engine.previous_project(dir.as_fd()).unwrap(),
+        Some(lost.get()),
+        "whose entries are changed next"
+    );
+}
+
+#[test]
 fn a_recursive_set_that_was_killed_is_not_complete_until_it_is_repeated() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = create_dir(scratch.path(), "dir");
