@@ -31,9 +31,10 @@ const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 /// The time that the next start waits for a thread before it gets a new one.
 const SPAWN_QUEUE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The number of starts that are prepared, or wait for a thread, at the same time: enough to keep a thread busy.
-/// If a thousand did at once, every other task of the runtime, such as an answer to a client, would wait for all of them at each of its
-/// awaits.
+/// The number of starts that are prepared and performed at the same time: enough to keep a thread busy.
+/// If a thousand were prepared at once, every other task of the runtime, such as an answer to a client, would wait for all of them at each
+/// of its awaits. A turn therefore comes back by a task of the runtime. If the thread gave it back, a thread as fast as the preparation would
+/// let each of the thousand go on in its first step.
 const MAX_QUEUED_STARTS: usize = 4;
 
 /// The threads that start all processes of a host.
@@ -44,7 +45,7 @@ const MAX_QUEUED_STARTS: usize = 4;
 /// other starts do not wait.
 #[derive(Debug)]
 pub(super) struct ProcessSpawner {
-    /// A start has one of these until a thread works on it.
+    /// A start has one of these until its task hears that it is done, or that it is slow.
     turns: Arc<Semaphore>,
     jobs: mpsc::Sender<SpawnJob>,
     waiting: Arc<Mutex<mpsc::Receiver<SpawnJob>>>,
@@ -64,8 +65,6 @@ pub(super) struct PreparedStart {
 struct SpawnJob {
     start: PreparedStart,
     shared: Arc<HostState>,
-    /// Given back when a thread works on it.
-    turn: StartTurn,
     is_started: Arc<AtomicBool>,
     reply: oneshot::Sender<Result<MainProcess, StartError>>,
 }
@@ -100,7 +99,7 @@ impl ProcessSpawner {
         let (reply, mut result) = oneshot::channel();
         let is_started = Arc::<AtomicBool>::default();
         let shared = Arc::clone(shared);
-        let job = SpawnJob { start, shared, turn, is_started: Arc::clone(&is_started), reply };
+        let job = SpawnJob { start, shared, is_started: Arc::clone(&is_started), reply };
         let gone = || {
             let source = io::Error::other("the thread that starts processes has exited");
             StartError { step: StartStep::Fork, source }
@@ -109,6 +108,8 @@ impl ProcessSpawner {
         if let Ok(result) = timeout(SPAWN_QUEUE_TIMEOUT, &mut result).await {
             return result.unwrap_or_else(|_| Err(gone()));
         }
+        // A slow start holds no other.
+        drop(turn);
         // The threads are all blocked in slow starts.
         if !is_started.load(Ordering::Relaxed)
             && let Err(error) = add_spawner_thread(&self.waiting, &self.children)
@@ -148,16 +149,9 @@ fn add_spawner_thread(
 
 impl SpawnJob {
     fn run_job(self, slots: &mut Option<StdioSlots>) {
-        let Self {
-            start: PreparedStart { mut image, mark, mut kill_scope },
-            shared,
-            turn,
-            is_started,
-            reply,
-        } = self;
+        let Self { start: PreparedStart { mut image, mark, mut kill_scope }, shared, is_started, reply } =
+            self;
         is_started.store(true, Ordering::Relaxed);
-        // The next start may be prepared while the kernel performs this one.
-        drop(turn);
         // Before the child exists: until its pid is registered, the reaper leaves processes with this mark alone.
         shared.begin_start(mark);
         let mut result = sys::spawn_image(&image, slots);

@@ -209,7 +209,7 @@ async fn a_burst_of_starts_delays_no_other_task() {
     let prepared = reported.recv().await.expect("the root reports");
     let report = supervisor.shutdown().await;
     assert!(report.stragglers.is_empty(), "{report:?}");
-    assert!((1..STARTS / 3).contains(&prepared), "{prepared} of {STARTS} starts were prepared before it");
+    assert!((1..STARTS / 10).contains(&prepared), "{prepared} of {STARTS} starts were prepared before it");
 }
 
 const IS_KILLED: &str = "NODEKEEL_TEST_IS_KILLED";
