@@ -50,19 +50,46 @@ impl AptClient {
         command_output(&mut command)
     }
 
+    /// What the downloaded packages have: a line `NAME VERSION PATH` for each file and link, with its path below the root.
+    ///
+    /// # Errors
+    /// A package can't be read.
+    pub fn list_contents(&self) -> Result<String> {
+        let dpkg = tools::find_tool(tools::Tool { name: "dpkg-deb", package: "dpkg" })?;
+        let mut contents = String::new();
+        for package in self.downloads()? {
+            let mut show = Command::new(&dpkg);
+            show.args(["--show", "--showformat", "${Package} ${Version}"]).arg(&package);
+            let package_words = command_output(&mut show)?;
+            // Such as `-rwxr-xr-x root/root 1 2023-01-01 00:00 ./sbin/mkfs`; ` -> TARGET` follows a link.
+            let listed = command_output(Command::new(&dpkg).arg("--contents").arg(&package))?;
+            for (_, path) in listed.lines().filter_map(|line| line.split_once(" ./")) {
+                let path = path.split(" -> ").next().unwrap_or(path);
+                contents += &format!("{package_words} {path}\n");
+            }
+        }
+        Ok(contents)
+    }
+
     /// Unpacks all that was downloaded, and removes the directory of its files.
     ///
     /// # Errors
     /// A package can't be unpacked.
     pub fn unpack_into(self, directory: &Path) -> Result<()> {
         let dpkg = tools::find_tool(tools::Tool { name: "dpkg", package: "dpkg" })?;
-        for entry in fs::read_dir(self.archives()).context("list the downloads")? {
-            let package = entry.context("list the downloads")?.path();
-            if package.extension().is_some_and(|extension| extension == "deb") {
-                command_output(Command::new(&dpkg).arg("-x").arg(&package).arg(directory))?;
-            }
+        for package in self.downloads()? {
+            command_output(Command::new(&dpkg).arg("-x").arg(&package).arg(directory))?;
         }
         fs::remove_dir_all(&self.work).with_context(|| format!("remove {}", self.work.display()))
+    }
+
+    fn downloads(&self) -> Result<Vec<PathBuf>> {
+        let mut packages = Vec::new();
+        for entry in fs::read_dir(self.archives()).context("list the downloads")? {
+            packages.push(entry.context("list the downloads")?.path());
+        }
+        packages.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
+        Ok(packages)
     }
 
     fn archives(&self) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -11,9 +11,12 @@ use testbed::{ContainerImage, tools};
 
 use crate::run::{self, Log};
 use crate::test::binaries;
-use crate::workspace::{cargo, target_directory};
+use crate::workspace::{cargo, root, target_directory};
+
+use formatters::{ElfNeeds, Formatters};
 
 mod formatters;
+mod sbom;
 
 /// The one program that is made for containers, and its package.
 pub(crate) const PACKAGE: &str = "provisionerd";
@@ -25,6 +28,8 @@ pub(crate) const IMAGE_FILE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 
 /// Files that the program may look up: it runs as root, and the image has no others.
 const FILES: [(&str, &str); 2] = [("etc/group", "root:x:0:\n"), ("etc/passwd", "root:x:0:0:root:/:/\n")];
+/// Where scanners look for the bill of materials.
+const SBOM_DIR: &str = "usr/share/sbom";
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 
 /// Cargo's profiles for an image: of a release, and the one that cargo builds in seconds after a change.
@@ -129,27 +134,32 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Builds the program as one static file for each platform, and an OCI layout around them, with the programs that make file
-/// systems.
+/// systems, and its bill of materials, which stands beside the output, too.
 fn build_image(arguments: &Arguments, profile: &str, log: &Log) -> Result<PathBuf> {
     let program = &arguments.program;
     let tag = arguments.tag.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
     let name = format!("docker.io/nodekeel/{program}:{tag}");
+    let default = || target_directory().join("oci").join(format!("{program}.tar"));
+    let output = arguments.output.clone().unwrap_or_else(default);
+    if let Some(parent) = output.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    }
     let mut images = Vec::new();
     for platform in &arguments.platform {
         let executable = build(program, *platform, profile, log)?;
-        let needs = formatters::ElfNeeds::read(&executable)?;
+        let needs = ElfNeeds::read(&executable)?;
         ensure!(needs.loader.is_none(), "{} is not static", executable.display());
         let image = ContainerImage::new(&name)
             .for_architecture(platform.architecture())
             .add_file(program, executable)
             .with_entrypoint([format!("/{program}")]);
-        let image = formatters::add_formatters(image, *platform, log)?;
+        let formatters = Formatters::find(*platform, log)?;
+        let sbom = output.with_extension(format!("{}.cdx.json", platform.architecture()));
+        fs::write(&sbom, sbom::describe_image(program, *platform, &formatters.packages)?)
+            .with_context(|| format!("write {}", sbom.display()))?;
+        let image =
+            formatters.add_to(image).add_file(Path::new(SBOM_DIR).join(format!("{program}.cdx.json")), sbom);
         images.push(FILES.into_iter().fold(image, |image, (at, text)| image.add_text(at, text)));
-    }
-    let default = || target_directory().join("oci").join(format!("{program}.tar"));
-    let output = arguments.output.clone().unwrap_or_else(default);
-    if let Some(parent) = output.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
     let digest = match &images[..] {
         [image] => image.write_archive(&output)?,
@@ -164,7 +174,13 @@ fn build(program: &str, platform: Platform, profile: &str, log: &Log) -> Result<
     let mut command = cargo(&["build", "--package", program, "--profile", profile]);
     // With an explicit target, proc macros are not built as static, which they can't be.
     command.args(["--target", &target, "--message-format", "json-render-diagnostics"]);
-    command.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
+    // Messages of panics name files: with the names of directories left out, each machine builds the same program.
+    let cargo_home = env::var_os("CARGO_HOME")
+        .map_or_else(|| env::home_dir().unwrap_or_default().join(".cargo"), PathBuf::from);
+    let flags = ["-Ctarget-feature=+crt-static".to_owned(), "-Cstrip=symbols".to_owned()];
+    let remapped = [(cargo_home.as_path(), "cargo"), (&root(), "nodekeel")]
+        .map(|(directory, name)| format!("--remap-path-prefix={}={name}", directory.display()));
+    command.env("CARGO_ENCODED_RUSTFLAGS", [flags, remapped].concat().join("\x1f"));
     if Platform::native()? != platform {
         let variable = target.replace('-', "_");
         command.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), &compiler);
