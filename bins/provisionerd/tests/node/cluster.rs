@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 use testbed::guest::GuestBuilder;
 use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, KubeBuilder, command_output, wait_until};
 
+use crate::quickstart::readme_command;
+
 pub(crate) const DRIVER: &str = "volumes.nodekeel";
 /// Timeout of a single step: the guest's processors are emulated, on a machine that may be busy.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(480);
@@ -19,7 +21,9 @@ pub(crate) const VOLUMES: &str = "/var/lib/nodekeel";
 const IMAGE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 /// The image's file in the guest.
 const IMAGE_AT: &str = "/usr/lib/provisionerd.tar";
-const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
+/// The second disk of the guest; the first one holds the rest of `/var/lib`.
+const DEVICE: &str = "${NODEKEEL_GUEST_DISKS##*:}";
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Two nodes at a time would be more than twice as slow.
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
@@ -48,8 +52,9 @@ pub(crate) fn with_cluster(
 ) {
     let furnish = |_: &Kube, guest: GuestBuilder| Ok(furnish(guest).add_file(IMAGE_AT, image_file()?));
     with_node(file_system, Kube::builder().with_service_accounts(), furnish, |cluster| {
-        cluster.run_ctr(&["import", IMAGE_AT])?;
-        cluster.kubectl(&["apply", "--kustomize", DEPLOY])?;
+        let import = readme_command("Image", "ctr ")?.replace("provisionerd.tar", IMAGE_AT);
+        cluster.node.run_shell(&import)?;
+        cluster.readme_kubectl("Objects", "kubectl apply", &[])?;
         // It has separate tests, and an emulated processor is slow.
         cluster.kubectl(&[
             "scale",
@@ -134,21 +139,22 @@ impl TestCluster {
             .configure_guest(|guest| furnish(&kube, guest.with_disk(8 << 30)))?
             .join(&kube)
             .context("join a node")?;
-        let make = match file_system {
-            VolumeFileSystem::Xfs => "mkfs.xfs -q",
-            VolumeFileSystem::Ext4 => "mkfs.ext4 -q -O project,quota -E quotatype=prjquota",
+        let program = match file_system {
+            VolumeFileSystem::Xfs => "mkfs.xfs",
+            VolumeFileSystem::Ext4 => "mkfs.ext4",
         };
-        // The first disk holds the rest of /var/lib.
-        let make = format!("set -e; modprobe loop; {make} ${{NODEKEEL_GUEST_DISKS##*:}}; mkdir {VOLUMES}");
-        node.run_shell(&make).with_context(|| format!("make {file_system:?}"))?;
+        let make = readme_command("File system", program)?.replace("DEVICE", DEVICE);
+        node.run_shell(&format!("set -e; modprobe loop; {make}; mkdir {VOLUMES}"))
+            .with_context(|| format!("make {file_system:?}"))?;
         let cluster = Self { node, kube, file_system, _turn };
         cluster.mount_volumes()?;
+        cluster.node.run_shell(&readme_command("File system", "chmod")?)?;
         Ok(cluster)
     }
 
     /// Mounts the disk for volumes.
     pub(crate) fn mount_volumes(&self) -> Result<()> {
-        let mount = format!("mount -o prjquota ${{NODEKEEL_GUEST_DISKS##*:}} {VOLUMES}");
+        let mount = readme_command("File system", "mount ")?.replace("DEVICE", DEVICE);
         self.node.run_shell(&mount).map(drop)
     }
 
@@ -160,7 +166,7 @@ impl TestCluster {
     }
 
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        command_output(self.kube.kubectl_command().args(arguments))
+        command_output(self.kube.kubectl_command().args(arguments).current_dir(ROOT))
     }
 
     pub(crate) fn apply(&self, manifests: &[Value]) -> Result<()> {

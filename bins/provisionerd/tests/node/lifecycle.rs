@@ -95,6 +95,9 @@ fn a_volume_on_xfs_survives_restarts_and_leaves_nothing() {
         let profile = cluster.node.run_shell("cat /var/lib/kubelet/seccomp/nodekeel-limits.json")?;
         ensure!(profile.trim() == PROFILE.trim(), "the node has another seccomp profile");
 
+        cluster.check_and_use()?;
+        cluster.wait_nothing_left()?;
+
         cluster.kube.apply_manifests(WRITER)?;
         let volumes = [cluster.wait_bound("data")?, cluster.wait_bound("few")?];
         cluster.wait_running("writer")?;

@@ -12,3 +12,4 @@ mod images;
 mod kills;
 mod lifecycle;
 mod outages;
+mod quickstart;
