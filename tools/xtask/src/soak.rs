@@ -144,6 +144,12 @@ const SOAKS: &[Soak] = &[
     ),
     // Kubernetes' end-to-end tests of CSI drivers: hours, and an interrupted run goes on where it ended.
     ("external-storage", ImageTests("provisionerd node external_storage::"), "NODEKEEL_EXTERNAL_STORAGE=all"),
+    // Some of each kind, in 45 minutes.
+    (
+        "external-storage-slice",
+        ImageTests("provisionerd node external_storage::"),
+        "NODEKEEL_EXTERNAL_STORAGE=slice",
+    ),
     // A pod's volume on a node whose disk, and whose object, are lost for a while.
     ("node-outages", ImageTests("provisionerd node outages::"), ""),
     // Each way out of a quota, in pods on XFS and ext4.

@@ -4,7 +4,7 @@
 //! The node boots once. Several processes run the specs, a few each: pods mostly wait, so more than one spec fits
 //! on an emulated node. The results are in `tmp/external-storage/` of the target directory, a file for each image, so that an
 //! interrupted run resumes where it ended. A failed spec runs again. `NODEKEEL_EXTERNAL_STORAGE` limits a run to the specs
-//! whose names contain it; `all` does not.
+//! whose names contain it, or to a `slice` of each kind; `all` does not.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,6 +23,11 @@ use testbed::{BUSYBOX_IMAGE, ContainerImage, Daemon, ScratchDir, command_output}
 use crate::cluster::{DRIVER, VolumeFileSystem, image_file, with_cluster};
 
 const FILTER: &str = "NODEKEEL_EXTERNAL_STORAGE";
+const SLICE: &str = "slice";
+/// The suites of a slice, as the names of their specs have them, and the number of specs of each.
+const KINDS: [&str; 7] =
+    ["provisioning", "volume-expand", "snapshottable", "topology", "capacity", "ephemeral", "multiVolume"];
+const SLICE_OF_KIND: usize = 6;
 const AGNHOST_AT: &str = "/usr/lib/agnhost.tar";
 const AGNHOST_IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 /// Further names of busybox: those of the suite's pods.
@@ -159,6 +164,26 @@ fn run_suite(program: &mut Command, report: &Path, arguments: &[&str]) -> Result
     Ok(results)
 }
 
+/// The specs that a filter chooses.
+fn choose_specs(listed: impl Iterator<Item = String>, filter: &str) -> Vec<String> {
+    let mut specs: Vec<_> =
+        listed.filter(|spec| ["all", SLICE].contains(&filter) || spec.contains(filter)).collect();
+    if filter == SLICE {
+        // Neighbours by name are much alike.
+        specs.sort_by_key(|spec| {
+            let mut hasher = DefaultHasher::new();
+            spec.hash(&mut hasher);
+            hasher.finish()
+        });
+        let mut left = KINDS.map(|kind| (format!("] {kind} "), SLICE_OF_KIND));
+        specs.retain(|spec| {
+            let kind = left.iter_mut().find(|(kind, count)| *count > 0 && spec.contains(kind.as_str()));
+            kind.map(|(_, count)| *count -= 1).is_some()
+        });
+    }
+    specs
+}
+
 #[test]
 #[ignore = "soak"]
 fn the_end_to_end_suite_of_csi_drivers_passes() {
@@ -207,7 +232,7 @@ fn the_end_to_end_suite_of_csi_drivers_passes() {
         };
         let filter = std::env::var(FILTER).unwrap_or_else(|_| "all".into());
         let listed = run(&["--ginkgo.dry-run", "--ginkgo.focus=External.Storage"])?.into_keys();
-        let specs: Vec<_> = listed.filter(|spec| filter == "all" || spec.contains(&filter)).collect();
+        let specs = choose_specs(listed, &filter);
         ensure!(!specs.is_empty(), "no spec contains {filter:?}, the value of {FILTER}");
 
         let mut hasher = DefaultHasher::new();
@@ -256,6 +281,8 @@ fn the_end_to_end_suite_of_csi_drivers_passes() {
             })?;
         }
         let results = results.into_inner().expect("no panic");
+        let passed = specs.iter().filter(|spec| results.get(*spec).is_some_and(|result| result == "passed"));
+        println!("    {} of {} specs passed", passed.count(), specs.len());
         let is_well = |spec: &&String| results.get(*spec).is_some_and(|result| !result.starts_with("failed"));
         let failed: Vec<_> = specs.iter().filter(|spec| !is_well(spec)).collect();
         ensure!(failed.is_empty(), "{} specs failed, see {}: {failed:#?}", failed.len(), stored.display());
