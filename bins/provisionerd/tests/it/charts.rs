@@ -1,6 +1,6 @@
 //! The chart of `deploy/helm` gives the objects of `kubectl apply -k deploy/`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,11 +26,16 @@ fn run_helm(home: &ScratchDir, arguments: &[&str]) -> anyhow::Result<String> {
 }
 
 fn try_render(values: &str) -> anyhow::Result<String> {
+    render_release("nodekeel", values)
+}
+
+/// The objects of a release in the namespace of its name.
+fn render_release(name: &str, values: &str) -> anyhow::Result<String> {
     let home = ScratchDir::new().expect("a directory");
     let file = home.path().join("values.yaml");
     fs::write(&file, values).expect("write the values");
     let file = file.display().to_string();
-    run_helm(&home, &["template", "nodekeel", "--namespace=nodekeel", "--values", &file])
+    run_helm(&home, &["template", name, "--namespace", name, "--values", &file])
 }
 
 fn render_chart(values: &str) -> Objects {
@@ -168,11 +173,63 @@ monitoring: { enabled: true, listen: "$(POD_IP):9999" }
 
 #[test]
 #[ignore = "needs helm"]
+fn two_releases_have_no_object_and_no_port_in_common() {
+    const SECOND: &str = r#"
+driver: fast.example.org
+directory: /srv/fast
+listen: 127.0.0.1:9811
+classes: [{ name: fast }]
+snapshots: { enabled: true }
+agent: { removeVolumesOfGoneNodes: 24h }
+"#;
+    let parse = |name: &str, values: &str| -> Vec<Value> {
+        let documents: Vec<Value> =
+            serde_saphyr::from_multiple(&render_release(name, values).expect("helm accepts the chart"))
+                .expect("YAML");
+        documents.into_iter().filter(|object| !object.is_null()).collect()
+    };
+    let first = parse("nodekeel", "snapshots: { enabled: true }");
+    let second = parse("fast", SECOND);
+    let name = |object: &Value| {
+        let metadata = &object["metadata"];
+        (object["kind"].to_string(), metadata["namespace"].to_string(), metadata["name"].to_string())
+    };
+    let names: BTreeSet<_> = first.iter().map(name).collect();
+    let common: Vec<_> = second.iter().map(name).filter(|name| names.contains(name)).collect();
+    assert!(common.is_empty(), "{common:?}");
+    // What an object refers to is in its own release.
+    let of_kind = |kind: &str| second.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
+    for (binding, target, path) in [
+        ("ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy", "/spec/policyName"),
+        ("ClusterRoleBinding", "ClusterRole", "/roleRef/name"),
+        ("RoleBinding", "Role", "/roleRef/name"),
+    ] {
+        let there: Vec<_> = of_kind(target).into_iter().map(|object| &object["metadata"]["name"]).collect();
+        let bindings = of_kind(binding);
+        assert!(!bindings.is_empty());
+        for binding in bindings {
+            assert!(there.contains(&binding.pointer(path).expect(path)), "{binding}");
+            for account in binding["subjects"].as_array().into_iter().flatten() {
+                let is_there = |object: &&Value| object["metadata"]["name"] == account["name"];
+                assert!(
+                    account["namespace"] == "fast" && of_kind("ServiceAccount").iter().any(is_there),
+                    "{binding}"
+                );
+            }
+        }
+    }
+    let set = of_kind("DaemonSet")[0].to_string();
+    assert!(set.contains("127.0.0.1:9811") && !set.contains("9810"), "{set}");
+}
+
+#[test]
+#[ignore = "needs helm"]
 fn values_that_no_probe_would_reach_are_refused() {
     for (values, text) in [
         (r#"config: 'listen = "127.0.0.1:1234"'"#, "monitoring.listen"),
         (r#"config: 'driver = "volumes.example.org"'"#, "set the values driver"),
         (r#"monitoring: { enabled: true, listen: "10.0.0.1:9810" }"#, "127.0.0.1"),
+        (r#"listen: "10.0.0.1:9810""#, "127.0.0.1"),
     ] {
         let error = try_render(values).expect_err(values);
         assert!(format!("{error:#}").contains(text), "{error:#}");
