@@ -83,6 +83,17 @@ pub const KUBERNETES_E2E: GoTools = GoTools {
     ldflags: KUBERNETES.ldflags,
 };
 
+/// The provisioner of k3s, which a bench compares; not one of [`ALL`], since no test runs it.
+pub const LOCAL_PATH_PROVISIONER: GoTools = GoTools {
+    name: "local-path-provisioner",
+    version: "0.0.30",
+    programs: &[go_program("local-path-provisioner", "github.com/rancher/local-path-provisioner")],
+    go_mod: include_str!("../tools/local-path-provisioner/go.mod"),
+    go_sum: include_str!("../tools/local-path-provisioner/go.sum"),
+    tags: "",
+    ldflags: "",
+};
+
 /// An etcd that has what an API server of that age requests: with Debian's 3.4 a streamed list (WatchList)
 /// ends in an error event, because it lacks `RequestWatchProgress`.
 pub const ETCD: GoTools = GoTools {
@@ -236,7 +247,7 @@ mod tests {
 
     #[test]
     fn every_module_pins_the_version_that_it_says_and_lists_its_programs_as_tools() {
-        for tools in ALL.into_iter().chain([KUBERNETES_E2E]) {
+        for tools in ALL.into_iter().chain([KUBERNETES_E2E, LOCAL_PATH_PROVISIONER]) {
             let pin = format!(" v{}", tools.version);
             assert!(tools.go_mod.contains(&pin), "{} does not pin {pin}", tools.name);
             for program in tools.programs {
@@ -250,7 +261,7 @@ mod tests {
     fn the_fetched_go_is_new_enough_for_every_module() {
         let patch = |go: &str| go.strip_prefix("1.26.").unwrap().parse::<u32>().unwrap();
         let fetched = go::TOOLCHAIN.strip_prefix("go").unwrap();
-        for tools in ALL.into_iter().chain([KUBERNETES_E2E]) {
+        for tools in ALL.into_iter().chain([KUBERNETES_E2E, LOCAL_PATH_PROVISIONER]) {
             let needed = tools.go_mod.lines().find_map(|line| line.strip_prefix("go ")).unwrap();
             assert!(patch(needed) <= patch(fetched), "{} needs Go {needed}", tools.name);
         }

@@ -79,6 +79,10 @@ impl BenchCluster {
         self.kube.kubeconfig_file("system:serviceaccount:nodekeel:provisionerd")
     }
 
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
     fn claims(&self) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.clone(), "default")
     }

@@ -20,10 +20,12 @@ pub(crate) enum Contender {
     Null,
     /// The provisionerd binary.
     Program,
+    /// The local-path-provisioner of k3s.
+    LocalPath,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 3] = [Self::Ours, Self::Null, Self::Program];
+    pub(crate) const ALL: [Self; 4] = [Self::Ours, Self::Null, Self::Program, Self::LocalPath];
 
     /// Its name, also that of its StorageClass.
     pub(crate) fn name(self) -> &'static str {
@@ -31,6 +33,7 @@ impl Contender {
             Self::Ours => "ours",
             Self::Null => "null",
             Self::Program => "program",
+            Self::LocalPath => "local-path",
         }
     }
 

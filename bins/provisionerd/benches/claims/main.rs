@@ -8,6 +8,9 @@
 //! would dominate the results. etcd does not sync: it usually has another disk than volumes, and on a shared
 //! disk each would wait for the other.
 //!
+//! local-path-provisioner runs as it is released. It makes a directory by a pod; a kubelet that needs no time for it stands in for
+//! the node's.
+//!
 //! The local kernel may lack quotas: ours keeps limits in a map, so the cost of the kernel's calls (`cargo
 //! xtask bench quota`) has to be added. The memory is that of the provisionerd binary, with limits in files.
 
@@ -16,6 +19,7 @@ mod bursts;
 mod contender;
 mod erasing;
 mod footprint;
+mod local_path;
 mod null_provisioner;
 mod ours;
 mod program;
@@ -54,6 +58,7 @@ async fn measure_all() -> Result<()> {
         let _contenders = [Contender::Ours.start(&cluster)?, Contender::Null.start(&cluster)?];
         rows.add_rows(singles::measure(&mut cluster).await?)?;
         rows.add_rows(bursts::measure(&mut cluster).await?)?;
+        rows.add_rows(local_path::measure(&mut cluster).await?)?;
     }
     rows.add_rows(footprint::measure(&mut cluster).await?)?;
     rows.add_rows(erasing::measure(&mut cluster).await?)?;
