@@ -111,6 +111,7 @@ async fn run_loops(
             locks: Arc::clone(&provisioner.locks),
             metrics: Arc::clone(&failures.metrics),
             recorder: Arc::clone(&failures.recorder),
+            node: provisioner.node.clone(),
         },
         caches: caches.clone(),
         capacity: Arc::clone(&capacity),
@@ -281,7 +282,8 @@ async fn run_loops(
             // The kubelet writes at least every five minutes: a time to look at the disk, whose use nothing reports.
             capacity.notify_change();
             if has_changed {
-                claims.requeue_unselected();
+                // Also those that select this node: its labels decide whether their classes allow it.
+                claims.requeue_unbound();
             }
         });
     let auditing = served.while_served(|| run_auditor(&*provisioner.store, &limits, config));

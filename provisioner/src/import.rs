@@ -155,7 +155,12 @@ impl Import<'_> {
             self.rejected(ImportRejection::Claim(ClaimRejection::InvalidUid { uid: uid.to_owned() }))
         })?;
         let volume = self.read_volume(&id).await?;
-        let observed = ObservedClaim { claim: &claim, class: class.as_ref(), volume: volume.as_ref() };
+        let observed = ObservedClaim {
+            claim: &claim,
+            class: class.as_ref(),
+            volume: volume.as_ref(),
+            node_labels: None,
+        };
         let source = source.to_string_lossy();
         plan_import(self.identity, observed, &source).map_err(|rejection| self.rejected(rejection))
     }

@@ -1,6 +1,7 @@
 //! The Node of this provisioner: whether it takes claims that no scheduler has placed, and whether pods can be scheduled to
 //! its volumes.
 
+use std::collections::BTreeMap;
 use std::future::ready;
 use std::sync::Arc;
 
@@ -19,18 +20,16 @@ use crate::name::NodeName;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
     pub(crate) uid: String,
-    /// The value of the driver's topology label.
-    topology: Option<String>,
+    pub(crate) labels: Arc<BTreeMap<String, String>>,
     /// The taint, or the cordon, that keeps ordinary pods from it.
     taint: Option<String>,
 }
 
 impl NodeFacts {
-    pub(crate) fn of(identity: &ProvisionerIdentity, node: &Node) -> Self {
-        let labels = node.metadata.labels.as_ref();
+    pub(crate) fn of(node: &Node) -> Self {
         Self {
             uid: node.metadata.uid.clone().unwrap_or_default(),
-            topology: labels.and_then(|labels| labels.get(&identity.driver.topology_key())).cloned(),
+            labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
             taint: taint_against_volumes(node).map(str::to_owned),
         }
     }
@@ -57,14 +56,15 @@ pub(crate) fn topology_mismatch(
     facts: &NodeFacts,
     is_registered: bool,
 ) -> Option<NodeLabelMismatch> {
-    let is_right = match &facts.topology {
+    let found = facts.labels.get(&identity.driver.topology_key());
+    let is_right = match found {
         Some(found) => found == identity.node.as_str(),
         None => !is_registered,
     };
     let mismatch = || NodeLabelMismatch {
         node: identity.node.clone(),
         key: identity.driver.topology_key(),
-        found: facts.topology.clone(),
+        found: found.cloned(),
     };
     (!is_right).then(mismatch)
 }
@@ -94,9 +94,9 @@ struct ObservedNode {
 }
 
 impl NodeObserver {
-    /// The UID of the Node, if it exists.
-    pub(crate) fn uid(&self) -> Option<String> {
-        self.0.borrow().facts.as_ref().map(|facts| facts.uid.clone())
+    /// The Node, if it exists and is known.
+    pub(crate) fn facts(&self) -> Option<NodeFacts> {
+        self.0.borrow().facts.clone()
     }
 
     /// Waits until the Node exists, and gives its UID.
@@ -143,7 +143,7 @@ pub(crate) async fn watch_node(
     let config = watcher::Config::default().fields(&format!("metadata.name={}", identity.node));
     let events = with_backoff(watcher::watcher(api.all(), config), watch_errors);
     let observe_node = |node: Option<&Node>| {
-        let facts = node.map(|node| NodeFacts::of(identity, node));
+        let facts = node.map(NodeFacts::of);
         let is_registered = registered.as_ref().is_some_and(|registered| *registered.borrow());
         let mismatch = facts.as_ref().and_then(|facts| topology_mismatch(identity, facts, is_registered));
         on_event(observer.record(facts, mismatch));
@@ -179,7 +179,7 @@ mod tests {
         let key = identity.driver.topology_key();
         let find = |value: Value, is_registered| {
             let labels = json!({ "metadata": { "uid": "1", "labels": { &key: value } } });
-            let facts = NodeFacts::of(&identity, &sample_node("node-a", labels));
+            let facts = NodeFacts::of(&sample_node("node-a", labels));
             topology_mismatch(&identity, &facts, is_registered).map(|mismatch| mismatch.to_string())
         };
         for is_registered in [false, true] {

@@ -1,5 +1,7 @@
 //! The fields of claims, classes and PersistentVolumes, as this driver reads them.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference, PersistentVolume,
     PersistentVolumeClaim, TopologySelectorTerm,
@@ -38,15 +40,24 @@ pub(crate) fn waits_for_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// Returns whether the class allows volumes on this node. Terms with keys other than the driver's topology key and
-/// the hostname label never match.
-pub(crate) fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) -> bool {
+/// Returns whether the class allows volumes on this node, by the labels of the Node, as the scheduler decides. `None`: they
+/// are not known.
+pub(crate) fn allows_node(
+    identity: &ProvisionerIdentity,
+    labels: Option<&BTreeMap<String, String>>,
+    class: &StorageClass,
+) -> bool {
     let topology_key = identity.driver.topology_key();
+    let value_of = |key: &str| {
+        let found = labels.and_then(|labels| labels.get(key)).map(String::as_str);
+        // The kubelet sets these two to the node's name, unless its hostname is another.
+        let is_name = key == HOSTNAME || key == topology_key;
+        found.or(is_name.then_some(identity.node.as_str()))
+    };
     let names_node = |term: &TopologySelectorTerm| {
         let mut expressions = term.match_label_expressions.iter().flatten();
         expressions.all(|label| {
-            (label.key == HOSTNAME || label.key == topology_key)
-                && label.values.iter().any(|value| value == identity.node.as_str())
+            value_of(&label.key).is_some_and(|value| label.values.iter().any(|allowed| allowed == value))
         })
     };
     // The terms are alternatives, while all expressions of a term must match. No terms allow every node.

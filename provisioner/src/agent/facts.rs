@@ -1,5 +1,7 @@
 //! The facts that the agent keeps of each object: enough to plan, and little memory.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 
@@ -96,8 +98,8 @@ impl PendingClaim {
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeFacts {
-    /// The label that the node affinity of volumes of release 0.1.0 refers to.
-    pub(super) hostname: Option<String>,
+    /// The labels, to which the node affinity of volumes of release 0.1.0 and the allowedTopologies of classes refer.
+    pub(super) labels: BTreeMap<String, String>,
     pub(super) is_cordoned: bool,
     pub(super) is_ready: bool,
     /// True if only pods that tolerate a taint are scheduled to it.
@@ -109,7 +111,7 @@ impl NodeFacts {
         let spec = node.spec.as_ref();
         let mut taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default().iter();
         Self {
-            hostname: node.metadata.labels.as_ref().and_then(|labels| labels.get(HOSTNAME)).cloned(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
             is_cordoned: spec.is_some_and(|spec| spec.unschedulable == Some(true)),
             is_ready: !taints.any(|taint| NOT_READY_TAINTS.contains(&taint.key.as_str())),
             is_tainted: taint_against_volumes(node).is_some(),

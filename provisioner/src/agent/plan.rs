@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, node_identity};
+use crate::identity::HOSTNAME;
 use crate::objects::{allows_node, waits_for_consumer};
 use crate::{DriverName, NodeName};
 
@@ -132,10 +133,11 @@ fn unserved_reason(
         Some((name, objects.nodes.get(name).filter(|_| is_served)?))
     };
     let nodes: Vec<(&str, &NodeFacts)> = objects.csi_nodes.iter().filter_map(with_driver).collect();
-    let is_allowed = |name: &str| {
-        NodeName::try_new(name).is_ok_and(|node| allows_node(&node_identity(driver, &node), class))
+    let is_allowed = |name: &str, node: &NodeFacts| {
+        let name = NodeName::try_new(name);
+        name.is_ok_and(|name| allows_node(&node_identity(driver, &name), Some(&node.labels), class))
     };
-    let mut allowed = nodes.iter().filter(|(name, _)| is_allowed(name)).peekable();
+    let mut allowed = nodes.iter().filter(|(name, node)| is_allowed(name, node)).peekable();
     if nodes.is_empty() {
         return Some(UnservedReason::DriverMissing);
     }
@@ -148,7 +150,8 @@ fn unserved_reason(
 }
 
 fn volume_conditions(objects: &ClusterObjects) -> impl Iterator<Item = ClusterCondition> {
-    let hostnames = objects.nodes.iter().filter_map(|(_, node)| node.hostname.as_deref());
+    let hostnames =
+        objects.nodes.iter().filter_map(|(_, node)| node.labels.get(HOSTNAME)).map(String::as_str);
     // A CSINode without its Node is about to be collected, or its kubelet is about to register the node again.
     let names =
         objects.nodes.iter().map(|(name, _)| name).chain(objects.csi_nodes.iter().map(|(name, _)| name));

@@ -39,6 +39,11 @@ impl ClaimQueue {
         self.requeue_where(|claim| nonempty_annotation(claim, SELECTED_NODE).is_none());
     }
 
+    /// Requeues the claims without a volume.
+    pub(crate) fn requeue_unbound(&self) {
+        self.requeue_where(|claim| bound_volume_name(claim).is_none());
+    }
+
     /// Requeues the claims whose volumes are being resized: their volume may have changed, or there may be room for them.
     pub(crate) fn requeue_bound(&self) {
         self.requeue_where(|claim| bound_volume_name(claim).is_some());

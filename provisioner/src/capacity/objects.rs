@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use nodekeel_fsquota::Bytes;
 
 use crate::identity::ProvisionerIdentity;
+use crate::node::NodeFacts;
 use crate::objects::{allows_node, waits_for_consumer};
 use crate::quantity::{MAX_AMOUNT, format_quantity, parse_quantity};
 
@@ -55,17 +56,17 @@ pub(crate) fn capacity_labels(identity: &ProvisionerIdentity) -> BTreeMap<String
 /// place here. They belong to the Node, and are deleted with it.
 pub(crate) fn wanted_capacities<'a>(
     identity: &ProvisionerIdentity,
-    node_uid: &str,
+    node: &NodeFacts,
     classes: impl IntoIterator<Item = &'a StorageClass>,
     available: Bytes,
 ) -> Vec<CSIStorageCapacity> {
     let is_served = |class: &&StorageClass| {
         class.provisioner == identity.driver.as_str()
             && waits_for_consumer(class)
-            && allows_node(identity, class)
+            && allows_node(identity, Some(&node.labels), class)
     };
     let names = classes.into_iter().filter(is_served).filter_map(|class| class.metadata.name.as_deref());
-    names.map(|class| wanted_capacity(identity, node_uid, class, available)).collect()
+    names.map(|class| wanted_capacity(identity, &node.uid, class, available)).collect()
 }
 
 fn wanted_capacity(

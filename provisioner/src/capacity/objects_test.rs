@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::capacity::objects::{CapacityAction, plan_capacities, wanted_capacities};
-use crate::testing::objects::{sample_class, sample_identity};
+use crate::node::NodeFacts;
+use crate::testing::objects::{sample_class, sample_identity, sample_node};
 
 const UID: &str = "00000000-0000-4000-8000-000000000001";
 
@@ -18,7 +19,12 @@ fn class(name: &str, patch: Value) -> StorageClass {
 }
 
 fn wanted(classes: &[StorageClass], available: u64) -> Vec<CSIStorageCapacity> {
-    wanted_capacities(&sample_identity("node-a"), UID, classes, Bytes(available))
+    wanted_capacities(&sample_identity("node-a"), &node(), classes, Bytes(available))
+}
+
+fn node() -> NodeFacts {
+    let labels = json!({ "topology.kubernetes.io/zone": "east" });
+    NodeFacts::of(&sample_node("node-a", json!({ "metadata": { "uid": UID, "labels": labels } })))
 }
 
 /// Applies actions as the API server does.
@@ -45,15 +51,16 @@ fn apply(found: &mut Vec<CSIStorageCapacity>, actions: Vec<CapacityAction>) {
 
 #[test]
 fn each_class_that_waits_for_a_consumer_and_may_use_the_node_has_an_object() {
-    let elsewhere = json!({ "allowedTopologies": [{ "matchLabelExpressions": [
-        { "key": "topology.volumes.nodekeel.example/node", "values": ["node-b"] },
-    ] }] });
+    let only_on = |key: &str, value: &str| json!({ "allowedTopologies": [{ "matchLabelExpressions": [{ "key": key, "values": [value] }] }] });
+    let zone = "topology.kubernetes.io/zone";
     let classes = [
         class("local", json!({})),
         class("immediate", json!({ "volumeBindingMode": "Immediate" })),
         class("foreign", json!({ "provisioner": "foreign.example" })),
-        class("elsewhere", elsewhere),
+        class("elsewhere", only_on("topology.volumes.nodekeel.example/node", "node-b")),
+        class("west", only_on(zone, "west")),
     ];
+    assert_eq!(wanted(&[class("east", only_on(zone, "east"))], 3 << 30).len(), 1);
     let objects = wanted(&classes, 3 << 30);
     let object = serde_json::to_value(&objects).expect("JSON");
     let [object] = object.as_array().expect("a list").as_slice() else { panic!("{object}") };
@@ -94,7 +101,7 @@ proptest! {
         let wanted = wanted(&wanted_classes.iter().map(named).collect::<Vec<_>>(), available);
         let mut found = Vec::new();
         for (number, damage) in &found_classes {
-            let [mut object] = wanted_capacities(&sample_identity("node-a"), UID, &[named(number)], Bytes(7))
+            let [mut object] = wanted_capacities(&sample_identity("node-a"), &node(), &[named(number)], Bytes(7))
                 .try_into().expect("one");
             match damage {
                 0 => object.node_topology = None,

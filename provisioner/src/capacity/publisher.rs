@@ -293,10 +293,10 @@ impl CapacityPublisher {
             self.claims.requeue_bound();
         }
         let again = offer.shortage.map(|shortage| shortage.until);
-        if let Some(node_uid) = self.node.uid() {
+        if let Some(node) = self.node.facts() {
             let classes = self.classes.state();
             let classes = classes.iter().map(std::convert::AsRef::as_ref);
-            let wanted = wanted_capacities(&self.api.identity, &node_uid, classes, available);
+            let wanted = wanted_capacities(&self.api.identity, &node, classes, available);
             self.write_objects(&wanted).await?;
         }
         Ok((capacity, again))

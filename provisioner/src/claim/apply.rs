@@ -23,7 +23,7 @@ use crate::failure::ReconcileError;
 use crate::identity::SELECTED_NODE;
 use crate::image::VolumeKind;
 use crate::metrics::VolumeMetrics;
-use crate::node::taint_against_volumes;
+use crate::node::{NodeObserver, taint_against_volumes};
 use crate::objects::{bound_volume_name, is_on_node};
 use crate::snapshot::{SnapshotStore, StoredId, VolumeSnapshot, VolumeSnapshotContent};
 use crate::step::VolumeStep;
@@ -74,6 +74,7 @@ pub(crate) struct ClaimProvisioner {
     pub(crate) locks: Arc<VolumeLocks>,
     pub(crate) metrics: Arc<dyn VolumeMetrics>,
     pub(crate) recorder: Arc<EventRecorder>,
+    pub(crate) node: NodeObserver,
 }
 
 impl ClaimProvisioner {
@@ -96,7 +97,9 @@ impl ClaimProvisioner {
             return Ok(ProvisionOutcome::Done);
         };
         // The PersistentVolume is not read: if there is one, its creation fails, and `create_volume` compares the two.
-        let live = ObservedClaim { claim: &claim, class: Some(class), volume: None };
+        let labels = self.node.facts().map(|node| node.labels);
+        let live =
+            ObservedClaim { claim: &claim, class: Some(class), volume: None, node_labels: labels.as_deref() };
         let mut spec = match plan_claim(&self.api.identity, live) {
             ClaimAction::Provision(spec) => spec,
             ClaimAction::Reject(rejection) => return Ok(ProvisionOutcome::Rejected(rejection)),

@@ -1,5 +1,7 @@
 //! Plans the action for a claim.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
@@ -17,6 +19,8 @@ pub struct ObservedClaim<'a> {
     /// The PersistentVolume with the name of the claim's volume, of this component or another; in the cache,
     /// only one of this node.
     pub volume: Option<&'a PersistentVolume>,
+    /// The labels of this node, which the class's allowedTopologies refer to; `None` if they are not known.
+    pub node_labels: Option<&'a BTreeMap<String, String>>,
 }
 
 /// The action for a claim.
@@ -71,13 +75,23 @@ pub fn plan_claim(identity: &ProvisionerIdentity, observed: ObservedClaim<'_>) -
     if !is_selected && waits_for_consumer(class) {
         return ClaimAction::Ignore(ClaimIgnoreReason::WaitsForConsumer);
     }
-    if !is_selected && !allows_node(identity, class) {
+    let is_allowed = allows_node(identity, observed.node_labels, class);
+    if !is_selected && !is_allowed {
         return ClaimAction::Ignore(ClaimIgnoreReason::OtherNode);
     }
     match build_spec(observed.claim, class) {
         Ok(spec) => match observed.volume {
             // The name follows from the claim's UID, so an object of this name is the claim's, or in its way.
             Some(volume) => plan_existing_volume(&spec, volume),
+            // The author of a claim can write its selected node, too: only the class says which nodes it may have.
+            None if !is_allowed => {
+                let (node, class) = (identity.node.clone(), name.to_owned());
+                let rejection = ClaimRejection::NodeNotAllowed { node, class };
+                match observed.node_labels {
+                    Some(_) => ClaimAction::Reject(rejection),
+                    None => ClaimAction::Wait(rejection),
+                }
+            }
             None if is_selected => ClaimAction::Provision(Box::new(spec)),
             None => ClaimAction::SelectNode,
         },

@@ -1,5 +1,7 @@
 //! The decision table for claims.
 
+use std::collections::BTreeMap;
+
 use nodekeel_fsquota::Bytes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -13,7 +15,10 @@ use crate::testing::objects::{
 
 fn plan(claim_patch: Value, class_patch: Value) -> ClaimAction {
     let (claim, class) = (sample_claim(1, claim_patch), sample_class(class_patch));
-    plan_claim(&sample_identity(NODE), ObservedClaim { claim: &claim, class: Some(&class), volume: None })
+    plan_claim(
+        &sample_identity(NODE),
+        ObservedClaim { claim: &claim, class: Some(&class), volume: None, node_labels: None },
+    )
 }
 
 fn expect_provision(action: ClaimAction) -> VolumeSpec {
@@ -120,10 +125,51 @@ fn an_immediate_claim_selects_a_node_that_its_class_allows() {
 }
 
 #[test]
+fn the_classs_topologies_bind_whoever_has_selected_the_node() {
+    let (topology, zone) = ("topology.volumes.nodekeel.example/node", "topology.kubernetes.io/zone");
+    let labels = |zone_of: &str| BTreeMap::from([(zone.to_owned(), zone_of.to_owned())]);
+    let (east, renamed) =
+        (labels("east"), BTreeMap::from([("kubernetes.io/hostname".to_owned(), "ip-1".to_owned())]));
+    let delayed = |key: &str, values: &[&str]| {
+        let mut class = on_nodes(key, values);
+        class["volumeBindingMode"] = json!("WaitForFirstConsumer");
+        class
+    };
+    for (class, labels, is_allowed) in [
+        (delayed(topology, &[NODE, "zz"]), Some(&east), true),
+        (delayed(topology, &["zz"]), Some(&east), false),
+        (on_nodes(topology, &["zz"]), Some(&east), false),
+        // As the scheduler, which compares any label of the Node.
+        (delayed(zone, &["east"]), Some(&east), true),
+        (delayed(zone, &["west"]), Some(&east), false),
+        (delayed("kubernetes.io/hostname", &["ip-1"]), Some(&renamed), true),
+        (delayed("kubernetes.io/hostname", &[NODE]), Some(&renamed), false),
+        (json!({ "allowedTopologies": [] }), None, true),
+        (delayed(topology, &[NODE]), None, true),
+    ] {
+        let (claim, class) = (sample_claim(1, json!({})), sample_class(class));
+        let observed =
+            ObservedClaim { claim: &claim, class: Some(&class), volume: None, node_labels: labels };
+        match plan_claim(&sample_identity(NODE), observed) {
+            ClaimAction::Provision(_) => assert!(is_allowed, "{class:?}"),
+            ClaimAction::Reject(rejection @ ClaimRejection::NodeNotAllowed { .. }) => {
+                assert!(!is_allowed && rejection.to_string().contains("volume.kubernetes.io/selected-node"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // The Node may be seen soon.
+    let action = plan(json!({}), delayed(zone, &["east"]));
+    assert!(matches!(action, ClaimAction::Wait(ClaimRejection::NodeNotAllowed { .. })), "{action:?}");
+}
+
+#[test]
 fn a_claim_with_an_unknown_class_waits() {
     let claim = sample_claim(1, json!({}));
-    let action =
-        plan_claim(&sample_identity(NODE), ObservedClaim { claim: &claim, class: None, volume: None });
+    let action = plan_claim(
+        &sample_identity(NODE),
+        ObservedClaim { claim: &claim, class: None, volume: None, node_labels: None },
+    );
     assert_eq!(action, ClaimAction::Wait(ClaimRejection::UnknownClass { class: CLASS.to_owned() }));
 }
 
@@ -297,7 +343,8 @@ fn a_claim_whose_volume_name_exists_is_done_or_rejected() {
     let (claim, class) = (sample_claim(1, json!({})), sample_class(json!({})));
     let plan_with = |patch: Value| {
         let volume = sample_volume(1, patch);
-        let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: Some(&volume) };
+        let observed =
+            ObservedClaim { claim: &claim, class: Some(&class), volume: Some(&volume), node_labels: None };
         plan_claim(&sample_identity(NODE), observed)
     };
     assert_eq!(plan_with(json!({})), ClaimAction::Ignore(ClaimIgnoreReason::HasVolume));
@@ -321,7 +368,7 @@ proptest! {
         }));
         let parameters = json!({ "strict": strict, "csi.storage.k8s.io/fstype": fs_type });
         let class = sample_class(json!({ "parameters": parameters }));
-        let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: None };
+        let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: None, node_labels: None };
         let action = plan_claim(&sample_identity(NODE), observed);
         prop_assert!(node != "node-b" || matches!(action, ClaimAction::Ignore(ClaimIgnoreReason::OtherNode)));
         if let ClaimAction::Provision(spec) = action {

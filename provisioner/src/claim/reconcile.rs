@@ -55,7 +55,13 @@ impl ClaimReconciler {
         let class = class_name(claim).and_then(|name| self.caches.classes.get(&ObjectRef::new(name)));
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
         let volume = self.caches.volumes.get(&ObjectRef::new(&format!("pvc-{uid}")));
-        let seen = ObservedClaim { claim, class: class.as_deref(), volume: volume.as_deref() };
+        let labels = self.provisioner.node.facts().map(|node| node.labels);
+        let seen = ObservedClaim {
+            claim,
+            class: class.as_deref(),
+            volume: volume.as_deref(),
+            node_labels: labels.as_deref(),
+        };
         let outcome = match plan_claim(&self.provisioner.api.identity, seen) {
             ClaimAction::Provision(spec) => {
                 // This node was selected before and gave the claim up: retry with a growing delay.

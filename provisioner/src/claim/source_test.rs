@@ -12,7 +12,10 @@ use crate::testing::objects::{
 fn plan(spec: Value) -> ClaimAction {
     let claim = sample_claim(2, json!({ "spec": spec }));
     let class = sample_class(json!({}));
-    plan_claim(&sample_identity(NODE), ObservedClaim { claim: &claim, class: Some(&class), volume: None })
+    plan_claim(
+        &sample_identity(NODE),
+        ObservedClaim { claim: &claim, class: Some(&class), volume: None, node_labels: None },
+    )
 }
 
 fn spec_of(source: &Value) -> VolumeSpec {

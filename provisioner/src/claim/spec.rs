@@ -10,6 +10,7 @@ use crate::claim::size;
 use crate::claim::source::{DataSource, requested_source};
 use crate::id::VolumeId;
 use crate::image::{ImageFormat, VolumeKind};
+use crate::name::NodeName;
 use crate::objects::{class_name, object_reference};
 use crate::quantity::QuantityError;
 
@@ -76,6 +77,17 @@ pub enum ClaimRejection {
     /// The class does not exist.
     #[error("the claim's storage class {class:?} does not exist: create it")]
     UnknownClass {
+        /// The class's name.
+        class: String,
+    },
+    /// The selected node is not one that the class allows. The scheduler selects none such.
+    #[error(
+        "selected node {node} does not meet the allowedTopologies of the claim's storage class {class:?}: remove the claim's \
+         annotation volume.kubernetes.io/selected-node, so that the scheduler selects another node, or use another class"
+    )]
+    NodeNotAllowed {
+        /// The selected node.
+        node: NodeName,
         /// The class's name.
         class: String,
     },

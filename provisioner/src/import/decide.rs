@@ -144,7 +144,7 @@ mod tests {
 
     fn plan(claim: Value, class: Value) -> Result<ImportAction, ImportRejection> {
         let (claim, class) = (sample_claim(1, claim), sample_class(class));
-        let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: None };
+        let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: None, node_labels: None };
         plan_import(&sample_identity(NODE), observed, SOURCE)
     }
 
@@ -190,7 +190,12 @@ mod tests {
         let plan = |node: &str, from: Value| {
             let key = sample_identity(NODE).driver.import_annotation();
             let volume = sample_volume(1, json!({ "metadata": { "annotations": { key: from } } }));
-            let observed = ObservedClaim { claim: &claim, class: Some(&class), volume: Some(&volume) };
+            let observed = ObservedClaim {
+                claim: &claim,
+                class: Some(&class),
+                volume: Some(&volume),
+                node_labels: None,
+            };
             plan_import(&sample_identity(node), observed, SOURCE)
         };
         let id = VolumeId::from_uid(&sample_uid(1)).expect("a UUID");

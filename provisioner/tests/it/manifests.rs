@@ -62,7 +62,7 @@ fn build_manifest(variant: &ClaimVariant) -> String {
         ..identity
     };
     let (claim, class) = (sample_claim(1, variant.claim.clone()), sample_class(variant.class.clone()));
-    let seen = ObservedClaim { claim: &claim, class: Some(&class), volume: None };
+    let seen = ObservedClaim { claim: &claim, class: Some(&class), volume: None, node_labels: None };
     let ClaimAction::Provision(spec) = plan_claim(&identity, seen) else {
         panic!("{} is not provisioned", variant.name)
     };

@@ -91,7 +91,10 @@ struct NullProvisioner {
 
 impl NullProvisioner {
     fn plan(&self, claim: &PersistentVolumeClaim) -> Option<Box<VolumeSpec>> {
-        match plan_claim(&self.me, ObservedClaim { claim, class: Some(&self.class), volume: None }) {
+        match plan_claim(
+            &self.me,
+            ObservedClaim { claim, class: Some(&self.class), volume: None, node_labels: None },
+        ) {
             ClaimAction::Provision(spec) => Some(spec),
             _ => None,
         }

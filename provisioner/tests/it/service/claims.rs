@@ -51,6 +51,27 @@ async fn a_store_failure_gets_an_event_and_is_retried() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_that_the_author_of_a_claim_has_selected_is_refused_where_the_class_does_not_allow_it() {
+    let (api, zone) = (test_api(), "topology.kubernetes.io/zone");
+    let node = TestNode::start(&api, NODE).await;
+    let label = json!({ "key": zone, "values": ["east"] });
+    let topologies = json!([{ "matchLabelExpressions": [label] }]);
+    api.create_object(
+        ObjectKind::Class,
+        sample_class(json!({ "metadata": { "name": "east" }, "allowedTopologies": topologies })),
+    );
+    api.create_claim(1, json!({ "spec": { "storageClassName": "east" } }));
+    advance_time(3600).await;
+    assert_eq!(phase(&api, ObjectKind::Claim, "claim-1"), "Pending");
+    assert_eq!(api.event_counts("claim-1"), [("ProvisioningFailed".to_owned(), 1)]);
+    assert!(api.event_notes("claim-1")[0].contains("allowedTopologies"), "{:?}", api.event_notes("claim-1"));
+    // It is in that zone now.
+    api.patch_object(ObjectKind::Node, NODE, json!({ "metadata": { "labels": { zone: "east" } } }));
+    wait_bound(&api, "claim-1").await;
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_rejected_claim_gets_one_event_and_no_retry() {
     let api = test_api();
     let node = TestNode::start(&api, NODE).await;
