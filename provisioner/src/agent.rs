@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::DriverName;
@@ -186,12 +186,13 @@ impl Agent {
             };
             self.set_leading(true);
             tracing::info!(identity = self.config.identity, "leading");
+            let stalled = Notify::new();
             let ended = tokio::select! {
                 // First: an agent that has lost its Lease must not write.
                 biased;
-                reason = self.election.keep_lease(&mut held) => LeadershipEnd::Lost(reason),
+                reason = self.election.keep_lease(&mut held, &stalled) => LeadershipEnd::Lost(reason),
                 () = token.cancelled() => LeadershipEnd::Canceled,
-                () = leader::run_leader(&self.config, &self.applier, &self.watch_errors) => {
+                () = leader::run_leader(&self.config, &self.applier, &self.watch_errors, &stalled) => {
                     LeadershipEnd::WatchEnded
                 }
             };

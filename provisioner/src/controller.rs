@@ -304,6 +304,9 @@ async fn run_loops(
         error = guard.run() => return Err(error),
         () = canceled_before_serving(served, token) => {}
     }
+    if token.is_cancelled() {
+        lease.release(provisioner.registered.clone()).await;
+    }
     Ok(())
 }
 

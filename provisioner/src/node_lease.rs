@@ -4,6 +4,9 @@
 //! CSIStorageCapacity objects. Only what it does again and again shows that it runs. The agent of the cluster takes a node
 //! whose Lease is not renewed as one without the driver. As the Lease of a kubelet, it belongs to the Node, is held by it,
 //! and is deleted with it.
+//!
+//! An ordered stop deletes it once the kubelet has lost the driver, and the CSINode tells as much: a provisioner that is
+//! removed for good, or replaced by a release without Leases, leaves no node that looks hung.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,8 +16,9 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::call::{ApiCall, ApiError, none_if_not_found, status_code};
@@ -32,7 +36,7 @@ use crate::{DriverName, NodeName};
 pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(10);
 
 /// The time between two renewals: two may fail before the Lease expires. A kubelet renews its Lease every 10 s.
-const RENEW_INTERVAL: Duration = Duration::from_secs(3);
+pub(crate) const RENEW_INTERVAL: Duration = Duration::from_secs(3);
 
 /// The delay after a failed renewal; a server that rejects it is not asked more often than one that accepts it.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -130,6 +134,44 @@ impl LeaseRenewer {
                 }
             };
             sleep(delay).await;
+        }
+    }
+
+    /// Deletes the Lease after an ordered stop, unless the kubelet still has the driver, which `registered` tells: a node
+    /// without a Lease is judged by its CSINode alone.
+    pub(crate) async fn release(&self, registered: Option<watch::Receiver<bool>>) {
+        let release = async {
+            if let Some(mut registered) = registered {
+                // An error: the plugin is gone.
+                let _ = registered.wait_for(|registered| !registered).await;
+            }
+            self.delete().await
+        };
+        // Left behind, it only expires.
+        match timeout(RENEW_TIMEOUT, release).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("{}; it expires", format_chain(&error)),
+            Err(_) => {
+                tracing::warn!("the Lease of this node was not deleted within {RENEW_TIMEOUT:?}; it expires")
+            }
+        }
+    }
+
+    async fn delete(&self) -> Result<(), ApiError> {
+        let leases: Api<Lease> = Api::default_namespaced(self.api.client().clone());
+        let name = lease_name(&self.api.identity.driver, &self.api.identity.node);
+        let found = none_if_not_found(leases.get(&name).await);
+        let Some(found) = found.map_err(|error| ApiCall::ReadLease.wrap_error(error))? else { return Ok(()) };
+        // Another process may renew it by now.
+        let preconditions = Some(Preconditions {
+            uid: found.metadata.uid,
+            resource_version: found.metadata.resource_version,
+        });
+        let params = DeleteParams { preconditions, ..DeleteParams::default() };
+        match leases.delete(&name, &params).await {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(status_code(&error), Some(404 | 409)) => Ok(()),
+            Err(error) => Err(ApiCall::DeleteLease.wrap_error(error)),
         }
     }
 

@@ -207,8 +207,8 @@ impl Provisioner {
     /// this node's volumes, and the kubelet has registered the driver.
     ///
     /// # Errors
-    /// Always returns one: [`RunError::Canceled`] after the token is canceled and actions in progress have
-    /// ended; [`RunError::StoreRejected`] or [`RunError::StoreLost`], as soon as a store reports it that
+    /// Always returns one: [`RunError::Canceled`] after the token is canceled, actions in progress have
+    /// ended, and the Lease of the node is deleted; [`RunError::StoreRejected`] or [`RunError::StoreLost`], as soon as a store reports it that
     /// [can't be opened again](VolumeStore::watch_changes): any other is looked for, and served again when it is
     /// back; else [`RunError::WatchEnded`].
     ///

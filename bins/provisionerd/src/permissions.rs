@@ -42,7 +42,7 @@ const REQUIRED: [(&str, &str, &[&str]); 11] = [
 /// In the namespace of the credentials only.
 const REQUIRED_IN_NAMESPACE: [(&str, &str, &[&str]); 2] = [
     ("storage.k8s.io", "csistoragecapacities", &["get", "list", "watch", "create", "patch", "delete"]),
-    ("coordination.k8s.io", "leases", &["get", "create", "patch"]),
+    ("coordination.k8s.io", "leases", &["get", "create", "patch", "delete"]),
 ];
 
 /// The cluster-wide permissions of the provisioner and `check`; the ClusterRole of deploy/rbac.yaml grants exactly

@@ -12,6 +12,7 @@ use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::AgentConfig;
@@ -76,8 +77,13 @@ fn extract_class(class: &StorageClass) -> Option<StorageClass> {
 const FAILURE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs until a watch ends, which is not expected. While a watch fails, it acts on nothing: a node that is not known may
-/// be new.
-pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, watch_errors: &WatchErrors) {
+/// be new. `stalled` is notified after a time in which the API server has not answered.
+pub(super) async fn run_leader(
+    config: &AgentConfig,
+    applier: &AgentApplier,
+    watch_errors: &WatchErrors,
+    stalled: &Notify,
+) {
     let mut events = watch_objects(applier, watch_errors);
     let (mut objects, mut agenda) = (ClusterObjects::default(), Agenda::new(config));
     let (mut has_changed, mut is_failing) = (false, false);
@@ -92,14 +98,23 @@ pub(super) async fn run_leader(config: &AgentConfig, applier: &AgentApplier, wat
                 has_changed |= objects.observe(&config.driver, event);
             }
             () = sleep_until_due(due) => {}
+            () = stalled.notified() => objects.leases.restart(Instant::now()),
         }
         // A burst of changes is planned once.
         while let Some(Some(event)) = events.next().now_or_never() {
             has_changed |= objects.observe(&config.driver, event);
         }
-        let was_failing = std::mem::replace(&mut is_failing, watch_errors.failure().is_some());
+        let failure = watch_errors.failure();
+        let was_failing = std::mem::replace(&mut is_failing, failure.is_some());
+        if let Some(failure) = failure.filter(|_| !was_failing) {
+            tracing::warn!(
+                "the agent acts on nothing while it can't watch the cluster: {failure}; `provisionerd agent --check` names \
+                 missing permissions"
+            );
+        }
         applier.metrics.set_watches_failing(is_failing);
         if was_failing && !is_failing {
+            tracing::info!("the agent acts again");
             // The objects were outdated until now, so the time until now does not count.
             agenda.restart_delays(Instant::now());
             objects.leases.restart(Instant::now());

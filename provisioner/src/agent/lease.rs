@@ -15,7 +15,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{AgentConfig, AgentState};
@@ -33,6 +33,9 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The time between the starts of two renewals.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
+
+/// An answer that took longer tells nothing of renewals by nodes that the server has not taken until then.
+pub(super) const SLOW_ANSWER: Duration = Duration::from_secs(2);
 
 /// The delay after a failed write of the Lease.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -168,8 +171,10 @@ impl LeaderElection {
     }
 
     /// Renews the Lease for as long as it is held, and returns why it no longer is.
-    pub(super) async fn keep_lease(&self, held: &mut HeldLease) -> String {
+    /// Notifies `stalled` after a time in which the server was slow or did not answer.
+    pub(super) async fn keep_lease(&self, held: &mut HeldLease, stalled: &Notify) -> String {
         let mut next = Instant::now() + RENEW_INTERVAL;
+        let mut expected = next;
         loop {
             // The deadline also holds while renewals fail.
             sleep_until(next.min(held.valid_until)).await;
@@ -181,6 +186,10 @@ impl LeaderElection {
             let renewed = timeout_at(held.valid_until, renewal).await.unwrap_or_else(|_| Err(no_answer()));
             next = match renewed {
                 Ok(lease) => {
+                    if expected.elapsed() > SLOW_ANSWER {
+                        stalled.notify_one();
+                    }
+                    expected = started + RENEW_INTERVAL;
                     *held = HeldLease { lease, valid_until: started + RENEW_DEADLINE };
                     started + RENEW_INTERVAL
                 }

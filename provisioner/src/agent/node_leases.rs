@@ -2,7 +2,8 @@
 //!
 //! As in leader election, no clocks are compared: a Lease is expired once this agent has seen no change of it for its
 //! duration, by its own monotonic clock, which starts when it first sees the Lease. The time in the Lease is only compared
-//! with the last one.
+//! with the last one. Only time in which the API server has answered counts: where no node at all renews its Lease, the
+//! server stands still.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,8 +12,12 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::runtime::watcher::Event;
 use tokio::time::Instant;
 
-use crate::node_lease::{LEASE_DURATION, lease_name};
+use crate::node_lease::{LEASE_DURATION, RENEW_INTERVAL, lease_name};
 use crate::{DriverName, NodeName};
+
+/// Without a renewal by any of several nodes for this time, the API server is silent, and not they: of the renewals of one
+/// node, one in this time may fail.
+const SILENCE: Duration = RENEW_INTERVAL.saturating_mul(2);
 
 /// The Leases of the driver's nodes, by node. A node without one is judged by its CSINode alone: its provisioner is of an
 /// older release, or has not started yet.
@@ -22,6 +27,10 @@ pub(super) struct NodeLeases {
     /// Those of a list in progress.
     listed: BTreeMap<String, LeaseSpec>,
     expired: BTreeSet<String>,
+    /// When any of them was seen to change.
+    changed_at: Option<Instant>,
+    /// No node has renewed its Lease for a while, and the time of all was started again for that.
+    is_silent: bool,
     is_complete: bool,
 }
 
@@ -79,17 +88,28 @@ impl NodeLeases {
     fn record(&mut self, node: String, spec: LeaseSpec, now: Instant) {
         match self.seen.get_mut(&node) {
             Some(seen) if seen.spec == spec => {}
-            _ => drop(self.seen.insert(node, SeenLease { spec, changed_at: now })),
+            _ => {
+                self.seen.insert(node, SeenLease { spec, changed_at: now });
+                (self.changed_at, self.is_silent) = (Some(now), false);
+            }
         }
     }
 
-    /// Starts the time of all Leases again, after a time in which no renewal could be seen.
+    /// Starts the time of all Leases that are not expired again, after a time in which no renewal could be seen.
     pub(super) fn restart(&mut self, now: Instant) {
-        self.seen.values_mut().for_each(|seen| seen.changed_at = now);
+        let current = self.seen.iter_mut().filter(|(node, _)| !self.expired.contains(*node));
+        current.for_each(|(_, seen)| seen.changed_at = now);
     }
 
     /// Finds the Leases that are expired now, and returns whether they are others than before.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
+        let current = self.seen.keys().filter(|node| !self.expired.contains(*node)).count();
+        let has_silence = self.changed_at.is_some_and(|changed_at| now >= changed_at + SILENCE);
+        // Once: the agent itself leads only while the server takes its renewals, so a silence that lasts is the nodes'.
+        if current > 1 && has_silence && !self.is_silent {
+            self.is_silent = true;
+            self.restart(now);
+        }
         let expired = self.seen.iter().filter(|(_, seen)| seen.expires_at() <= now);
         let expired: BTreeSet<String> = expired.map(|(node, _)| node.clone()).collect();
         let has_changed = expired != self.expired;
@@ -174,6 +194,33 @@ mod tests {
             assert_eq!(leases.expired().count(), usize::from(expected), "{text}");
         }
         assert_eq!(leases.next_expiry(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_no_node_renews_its_lease_the_server_is_silent_once() {
+        let driver = DriverName::try_new(DRIVER).expect("a driver name");
+        let (mut leases, start) = (NodeLeases::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let renew = |leases: &mut NodeLeases, node: &str, second: u32| {
+            leases.observe(&driver, Event::Apply(lease(node, node, second)), at(second.into()));
+        };
+        for node in ["node-a", "node-b", "node-c"] {
+            renew(&mut leases, node, 1);
+        }
+        // All are late at once, and then only one of them.
+        assert!(!leases.expire(at(11)) && leases.next_expiry() == Some(at(21)));
+        for second in [12, 15, 18, 21] {
+            renew(&mut leases, "node-a", second);
+            renew(&mut leases, "node-b", second);
+        }
+        assert!(leases.expire(at(21)) && leases.is_expired("node-c"));
+        // The others end for good: later, but they do. The one that has expired stays so until it renews.
+        assert!(!leases.expire(at(31)) && leases.is_expired("node-c"));
+        assert!(leases.expire(at(41)) && leases.expired().count() == 3);
+        renew(&mut leases, "node-c", 42);
+        assert!(leases.expire(at(42)) && !leases.is_expired("node-c"));
+        // A single one may be silent by itself.
+        assert!(leases.expire(at(52)) && leases.is_expired("node-c"));
     }
 
     #[tokio::test(start_paused = true)]

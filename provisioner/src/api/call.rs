@@ -36,6 +36,7 @@ pub(crate) enum ApiCall {
     ReadLease,
     CreateLease,
     PatchLease,
+    DeleteLease,
 }
 
 impl ApiCall {
@@ -65,6 +66,7 @@ impl ApiCall {
             Self::ReadLease => ("read the Lease of this node", "get_lease"),
             Self::CreateLease => ("create the Lease of this node", "create_lease"),
             Self::PatchLease => ("renew the Lease of this node", "patch_lease"),
+            Self::DeleteLease => ("delete the Lease of this node", "delete_lease"),
             Self::DeleteCapacity => ("delete a CSIStorageCapacity of this node", "delete_csistoragecapacity"),
         }
     }

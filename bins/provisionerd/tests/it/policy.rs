@@ -333,6 +333,11 @@ fn an_account_renews_only_the_lease_of_its_own_node() {
     let mut of_agents = lease_manifest("node-a", "node-a");
     of_agents["metadata"]["name"] = "provisionerd-agent".into();
     assert_rejected(site.create_as("node-a", &of_agents), FOREIGN);
+    let delete = |by: &str, name: &str| {
+        command_output(site.kubectl_as_node(by).args(["--namespace=nodekeel", "delete", "lease", name]))
+    };
+    assert_rejected(delete("node-a", &other), FOREIGN);
+    delete("node-a", &own).expect("of its node");
 }
 
 const ONLY_BOUND: &str = "only what resizes a bound volume";
