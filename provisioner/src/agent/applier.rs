@@ -2,7 +2,6 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
@@ -15,8 +14,9 @@ use tokio::time::Instant;
 
 use super::agenda::ActionOutcome;
 use super::facts::{ClaimKey, ClusterObjects, PendingClaim, VolumeFacts, node_identity};
+use super::lease::SLOW_ANSWER;
 use super::metrics::AgentMetrics;
-use super::plan::{ClusterCondition, NodeProblem, VolumeKey};
+use super::plan::{ClusterCondition, NodeProblem, UnservedReason, VolumeKey};
 use crate::api::call::{error_hint, status_code};
 use crate::api::event::{EventReason, EventRecorder};
 use crate::api::timeout::with_timeout;
@@ -29,9 +29,6 @@ use crate::node_lease::lease_name;
 use crate::objects::is_bound_elsewhere;
 use crate::step::{StepRunner, VolumeStep};
 use crate::{DriverName, NodeName};
-
-/// An answer that took longer tells nothing of renewals that the server has not taken meanwhile.
-const SLOW_ANSWER: Duration = Duration::from_secs(2);
 
 /// The namespace in which each kubelet renews the Lease of its node. *Source:* Kubernetes, "Leases".
 const NODE_LEASES: &str = "kube-node-lease";
@@ -64,7 +61,7 @@ impl AgentApplier {
     /// Acts on a condition that is due. Failures are logged.
     pub(super) async fn act(&self, objects: &ClusterObjects, condition: &ClusterCondition) -> ActionOutcome {
         let result = match condition {
-            ClusterCondition::Unresponsive { node } => self.withdraw_capacity(objects, node).await,
+            ClusterCondition::Unresponsive { node } => self.withdraw_from_scheduler(objects, node).await,
             ClusterCondition::UnusableNode { claim, node, problem } => {
                 match objects.claims.get(&claim_name(claim)) {
                     Some(claim) => self.deselect_node(objects, claim, (node, *problem)).await,
@@ -72,9 +69,7 @@ impl AgentApplier {
                 }
             }
             ClusterCondition::UnservedClaim { claim, reason } => {
-                tracing::warn!(namespace = claim.namespace, claim = claim.name, "claim not served: {reason}");
-                let about = claim_reference(claim);
-                self.report(&about, EventReason::ProvisioningFailed, &reason.to_string()).await
+                self.report_unserved(objects, claim, reason).await
             }
             ClusterCondition::NodeGone { volume, node } => match objects.volumes.get(&volume.name) {
                 Some(facts) => self.report_gone_volume(volume, facts, node).await,
@@ -102,8 +97,8 @@ impl AgentApplier {
         Ok(live.and_then(|lease| lease.spec).as_ref() == objects.leases.last_seen(node))
     }
 
-    /// Deletes what a node that does not answer has published of its capacity. Back again, it publishes anew.
-    async fn withdraw_capacity(
+    /// Keeps pods with new claims from a node that does not answer. Back again, it publishes its capacity anew.
+    async fn withdraw_from_scheduler(
         &self,
         objects: &ClusterObjects,
         node: &str,
@@ -113,6 +108,28 @@ impl AgentApplier {
         }
         let problem = NodeProblem::LeaseExpired;
         tracing::warn!(node, "the node {problem}; its pods with new claims are placed elsewhere");
+        self.withdraw_capacity(node).await?;
+        Ok(ActionOutcome::Done)
+    }
+
+    /// Reports a claim that no node can serve.
+    async fn report_unserved(
+        &self,
+        objects: &ClusterObjects,
+        claim: &ClaimKey,
+        reason: &UnservedReason,
+    ) -> Result<ActionOutcome, CallError> {
+        if let UnservedReason::SourceUnavailable { node, problem: NodeProblem::LeaseExpired } = reason
+            && !self.is_unrenewed(objects, node).await?
+        {
+            return Ok(ActionOutcome::Retry);
+        }
+        tracing::warn!(namespace = claim.namespace, claim = claim.name, "claim not served: {reason}");
+        self.report(&claim_reference(claim), EventReason::ProvisioningFailed, &reason.to_string()).await
+    }
+
+    /// Deletes what a node has published of its capacity.
+    async fn withdraw_capacity(&self, node: &str) -> Result<(), CallError> {
         let error = |verb, label| {
             let object = format!("the CSIStorageCapacity objects of node {node}");
             move |source| CallError { verb, object, label, source }
@@ -143,7 +160,7 @@ impl AgentApplier {
                 Err(source) => return Err(error("delete", "delete_csistoragecapacity")(source)),
             }
         }
-        Ok(ActionOutcome::Done)
+        Ok(())
     }
 
     /// Removes the selected node from exactly this version of a claim, so that the scheduler selects another.
@@ -160,6 +177,11 @@ impl AgentApplier {
         let name = claim.volume_name();
         if self.read_object::<PersistentVolume>(&Api::all(self.client.0.clone()), &name).await?.is_some() {
             return Ok(ActionOutcome::Retry);
+        }
+        // First the capacity, then the claim: a provisioner that has stopped in order leaves it behind, and the scheduler
+        // would select the node again and again.
+        if problem == NodeProblem::DriverMissing {
+            self.withdraw_capacity(node).await?;
         }
         let patch = Patch::Merge(json!({ "metadata": {
             "uid": claim.key.uid,

@@ -7,6 +7,7 @@ use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 
 use super::mirror::ObjectMirror;
 use super::node_leases::NodeLeases;
+use crate::claim::source::{DataSource, requested_source};
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::identity::{
     BETA_STORAGE_PROVISIONER, FINALIZER, HOSTNAME, ProvisionerIdentity, SELECTED_NODE, STORAGE_PROVISIONER,
@@ -64,6 +65,8 @@ pub(super) struct PendingClaim {
     pub(super) driver: Option<String>,
     pub(super) class: Option<String>,
     pub(super) selected_node: Option<String>,
+    /// What its volume is copied from.
+    pub(super) source: Option<DataSource>,
 }
 
 impl PendingClaim {
@@ -86,6 +89,8 @@ impl PendingClaim {
             driver: annotation(STORAGE_PROVISIONER).or(annotation(BETA_STORAGE_PROVISIONER)),
             class: class_name(claim).map(str::to_owned),
             selected_node: annotation(SELECTED_NODE),
+            // A node rejects a source that can't be copied.
+            source: claim.spec.as_ref().and_then(|spec| requested_source(spec).ok().flatten()),
         })
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, node_identity};
+use crate::claim::source::DataSource;
 use crate::identity::HOSTNAME;
 use crate::objects::{allows_node, waits_for_consumer};
 use crate::{DriverName, NodeName};
@@ -61,7 +62,7 @@ impl NodeProblem {
 }
 
 /// The reason why no node can serve a claim. The message is the event's note.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub(super) enum UnservedReason {
     #[error("no node has the driver: check the DaemonSet of provisionerd")]
     DriverMissing,
@@ -74,6 +75,11 @@ pub(super) enum UnservedReason {
          volumeBindingMode WaitForFirstConsumer"
     )]
     NodesUnschedulable,
+    #[error(
+        "node {node}, on which the claim's data source is or may be, {problem}: repair it; or, if the source is on another \
+         node, remove the claim's annotation volume.kubernetes.io/selected-node"
+    )]
+    SourceUnavailable { node: String, problem: NodeProblem },
 }
 
 /// All conditions of the driver's claims and volumes.
@@ -92,20 +98,41 @@ fn claim_condition(
     claim: &PendingClaim,
 ) -> Option<ClusterCondition> {
     let class = claim.class.as_deref().and_then(|name| objects.classes.get(name));
-    let named = claim.driver.as_deref().or(class.map(|class| class.provisioner.as_str()));
+    let named = [claim.driver.as_deref(), class.map(|class| class.provisioner.as_str())];
+    // The author of a claim can write the annotation that names its driver, too.
+    let is_ours = named.iter().flatten().all(|name| *name == driver.as_str()) && named != [None, None];
     // With a PersistentVolume, the claim is about to be bound to it, wherever it is.
-    if named != Some(driver.as_str()) || objects.volumes.get(&claim.volume_name()).is_some() {
+    if !is_ours || objects.volumes.get(&claim.volume_name()).is_some() {
         return None;
     }
     let claim_key = claim.key.clone();
     match &claim.selected_node {
         Some(node) => {
-            let problem = node_problem(objects, node)?;
-            Some(ClusterCondition::UnusableNode { claim: claim_key, node: node.clone(), problem })
+            let (node, problem) = (node.clone(), node_problem(objects, node)?);
+            // Another node would select this one again: only it has the data.
+            if problem != NodeProblem::Deleted && may_have_source(objects, claim, &node) {
+                let reason = UnservedReason::SourceUnavailable { node, problem };
+                return Some(ClusterCondition::UnservedClaim { claim: claim_key, reason });
+            }
+            Some(ClusterCondition::UnusableNode { claim: claim_key, node, problem })
         }
         None => {
             let reason = unserved_reason(driver, objects, class?)?;
             Some(ClusterCondition::UnservedClaim { claim: claim_key, reason })
+        }
+    }
+}
+
+/// Returns whether the data source of a claim is on this node, or may be: the node of a snapshot is not known here.
+fn may_have_source(objects: &ClusterObjects, claim: &PendingClaim, node: &str) -> bool {
+    match &claim.source {
+        None => false,
+        Some(DataSource::Snapshot(_)) => true,
+        Some(DataSource::Claim(name)) => {
+            let is_source = |bound: &ClaimKey| bound.namespace == claim.key.namespace && bound.name == *name;
+            let mut volumes = objects.volumes.iter().map(|(_, volume)| volume);
+            let source = volumes.find(|volume| volume.bound_claim.as_ref().is_some_and(is_source));
+            source.is_none_or(|source| source.node.as_str() == node)
         }
     }
 }

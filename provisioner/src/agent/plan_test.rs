@@ -111,6 +111,59 @@ impl TestCluster {
     }
 }
 
+#[test]
+fn a_claim_whose_source_only_its_node_has_keeps_the_node_while_that_exists() {
+    let healthy = TestNode { exists: true, has_driver: Some(true), is_cordoned: false, is_ready: true };
+    let driverless = TestNode { has_driver: Some(false), ..healthy };
+    let claim = |at| TestClaim { driver: Some(true), selected: Some(at), has_volume: false };
+    let cluster = |node| TestCluster {
+        nodes: [node, healthy, healthy],
+        claims: vec![claim(0)],
+        volumes: vec![(0, false)],
+        waits_for_consumer: true,
+        allowed: None,
+    };
+    let source = |kind: &str, name: &str| {
+        let group = (kind == "VolumeSnapshot").then_some("snapshot.storage.k8s.io");
+        let source = json!({ "apiGroup": group, "kind": kind, "name": name });
+        let claim = sample_claim(0, json!({ "spec": { "dataSourceRef": source } }));
+        PendingClaim::extract(&claim).expect("pending")
+    };
+    for (node, claim, is_kept) in [
+        (driverless, source("PersistentVolumeClaim", "bound-here"), true),
+        // Its source may be on the node: a volume of a claim that is not bound yet, a snapshot.
+        (driverless, source("PersistentVolumeClaim", "unknown"), true),
+        (driverless, source("VolumeSnapshot", "any"), true),
+        // The node that the scheduler selects next hands it over.
+        (driverless, source("PersistentVolumeClaim", "bound-elsewhere"), false),
+        (driverless, cluster(healthy).claim(0), false),
+        (TestNode { exists: false, ..healthy }, source("PersistentVolumeClaim", "bound-here"), false),
+        (TestNode { exists: false, ..healthy }, source("VolumeSnapshot", "any"), false),
+    ] {
+        let (text, mut objects) = (format!("{node:?}, {:?}", claim.source), cluster(node).objects());
+        let bound = |name: &str, node: &str| {
+            let key = ClaimKey { namespace: "default".into(), name: name.into(), uid: name.into() };
+            (name.to_owned(), VolumeFacts { bound_claim: Some(key), ..volume_facts(node, false) })
+        };
+        objects.volumes =
+            [bound("bound-here", "node-a"), bound("bound-elsewhere", "node-b")].into_iter().collect();
+        objects.claims = [("default/claim-0".to_owned(), claim)].into_iter().collect();
+        let found = find_conditions(&driver(), &objects);
+        let of_claim = found.iter().find(|condition| !matches!(condition, ClusterCondition::NodeGone { .. }));
+        match of_claim.expect("a condition") {
+            ClusterCondition::UnservedClaim { reason, .. } => {
+                assert!(is_kept, "{text}");
+                let note = reason.to_string();
+                assert!(note.contains("node node-a") && note.contains("does not have the driver"), "{note}");
+            }
+            other => assert!(
+                !is_kept && matches!(other, ClusterCondition::UnusableNode { .. }),
+                "{text}: {other:?}"
+            ),
+        }
+    }
+}
+
 fn volume_facts(node: &str, is_removable: bool) -> VolumeFacts {
     let node = NodeName::try_new(node).expect("a node name");
     VolumeFacts { uid: "uid".to_owned(), node, bound_claim: None, is_removable }

@@ -89,6 +89,28 @@ async fn a_node_that_no_longer_renews_its_lease_loses_its_capacity_and_then_its_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_that_has_lost_the_driver_in_order_loses_its_capacity_with_its_first_claim() {
+    let api = cluster_api();
+    publish_node(&api);
+    // As an ordered stop leaves it.
+    api.delete_object(ObjectKind::Lease, &lease_name());
+    api.patch_object(ObjectKind::CsiNode, "node-a", json!({ "spec": { "drivers": [] } }));
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    advance_time(60).await;
+    assert!(has_capacity(&api), "no claim needs it");
+    api.create_claim(1, json!({}));
+    wait_until(&api, |api| {
+        let is_deselected = selected_node(api, "claim-1").is_none();
+        assert!(!is_deselected || !has_capacity(api), "deselected before its capacity is gone");
+        is_deselected
+    })
+    .await;
+    assert!(api.get_object(ObjectKind::StorageCapacity, "csisc-of-node-b").is_some());
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_that_is_late_is_no_expiry() {
     let api = cluster_api();
     publish_node(&api);
