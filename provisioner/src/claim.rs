@@ -4,7 +4,8 @@
 //! 1. `EventFilter` (`controller/event_filter.rs`) passes it on its selected node, or on all nodes while it has
 //!    none, and `reconcile_changes` (`api/work_queue.rs`) calls `ClaimReconciler`, which waits until `StoreGuard`
 //!    (`loss/guard.rs`) serves the store, and `StoreProber` (`ability/prober.rs`) has found that it can be used.
-//! 2. `plan_claim` decides on the cached claim. With immediate binding, the node selects itself first. While the store
+//! 2. `plan_claim` decides on the cached claim. With immediate binding, the node selects itself
+//!    first, when it is its turn (`claim/peers.rs`). While the store
 //!    can't be used, `plan_selected_claim` (`ability.rs`) gives the claim to another node.
 //! 3. `provision_claim` reads the claim, and decides again.
 //! 4. `VolumeStore::create` (`dir_store/open_store.rs`): a directory in staging, its limits, the rename. A copy or an
@@ -30,6 +31,7 @@ pub(crate) mod decide;
 mod decide_test;
 pub(crate) mod manifest;
 pub(crate) mod mount_option;
+pub(crate) mod peers;
 pub(crate) mod reconcile;
 pub(crate) mod size;
 pub(crate) mod source;

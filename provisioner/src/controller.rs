@@ -28,6 +28,7 @@ use crate::api::work_queue::{NextRun, reconcile_changes};
 use crate::audit::run_auditor;
 use crate::capacity::publisher::{CapacityPublisher, PublisherState};
 use crate::claim::apply::ClaimProvisioner;
+use crate::claim::peers::PeerObserver;
 use crate::claim::reconcile::ClaimReconciler;
 use crate::controller::event_filter::EventFilter;
 use crate::deletion::apply::VolumeRemover;
@@ -75,6 +76,7 @@ async fn run_loops(
     let retries = Arc::new(RetryTracker::new(config.backoff));
     let live_claims = Arc::new(LiveClaims::default());
     let (claims, requeued_claims) = ClaimQueue::new(caches.claims.clone());
+    let peers = PeerObserver::default();
     let (sweeps, sweep_requests) = unbounded_channel();
     let volumes_changed = Arc::new(watch::Sender::new(()));
     let missing = Arc::new(watch::Sender::default());
@@ -117,6 +119,7 @@ async fn run_loops(
         capacity: Arc::clone(&capacity),
         retries: Arc::clone(&retries),
         served: served.clone(),
+        peers: peers.clone(),
         failures: failures.clone(),
         node_selection_delay: config.node_selection_delay,
         reschedule_after: config.reschedule_after,
@@ -236,7 +239,11 @@ async fn run_loops(
         .filter_map(|event| future::ready(filter.filter_class(event)))
         .reflect(writers.classes)
         // No reconciler handles classes: the filter has requeued the claims of a changed one.
-        .for_each(|_| future::ready(()));
+        .for_each(|_| {
+            let classes = caches.classes.state();
+            peers.observe_classes(&api.identity.driver, classes.iter().map(|class| &**class));
+            future::ready(())
+        });
 
     let all_claims = &AllClaims { pending: pending_claims, bound: bound_claims, retries };
     // Volumes with a data source are created separately: a copy may take long, and no other claim waits for it.
@@ -277,21 +284,27 @@ async fn run_loops(
         report_ready(provisioner, on_ready).await;
         pending().await
     };
-    let node =
-        watch_node(api, optional_watches, &provisioner.node, provisioner.registered.clone(), |has_changed| {
+    let node = watch_node(
+        api,
+        optional_watches.clone(),
+        &provisioner.node,
+        provisioner.registered.clone(),
+        |has_changed| {
             // The kubelet writes at least every five minutes: a time to look at the disk, whose use nothing reports.
             capacity.notify_change();
             if has_changed {
                 // Also those that select this node: its labels decide whether their classes allow it.
                 claims.requeue_unbound();
             }
-        });
+        },
+    );
     let auditing = served.while_served(|| run_auditor(&*provisioner.store, &limits, config));
     // The first loop that ends ends the run. The others are dropped where they wait, which is like a crash: the next
     // run resumes their work.
     tokio::select! {
         ((), (), ()) = future::join3(claim_loop, copy_loop, volume_loop) => {}
         () = classes => {}
+        () = peers.run(api, &optional_watches) => {}
         () = readiness => {}
         () = sweeper.run(sweep_requests) => {}
         () = auditing => {}

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Resource;
 
+use crate::DriverName;
 use crate::id::VolumeId;
 use crate::identity::{HOSTNAME, ProvisionerIdentity};
 use crate::image::{InvalidKind, VolumeKind};
@@ -47,21 +48,32 @@ pub(crate) fn allows_node(
     labels: Option<&BTreeMap<String, String>>,
     class: &StorageClass,
 ) -> bool {
-    let topology_key = identity.driver.topology_key();
-    let value_of = |key: &str| {
+    meets_topologies(class, |key, values| {
         let found = labels.and_then(|labels| labels.get(key)).map(String::as_str);
         // The kubelet sets these two to the node's name, unless its hostname is another.
-        let is_name = key == HOSTNAME || key == topology_key;
-        found.or(is_name.then_some(identity.node.as_str()))
-    };
-    let names_node = |term: &TopologySelectorTerm| {
+        let name = is_name_label(&identity.driver, key).then_some(identity.node.as_str());
+        found.or(name).is_some_and(|value| values.iter().any(|allowed| allowed == value))
+    })
+}
+
+/// Returns whether the class may allow volumes on a node of which only the name is known.
+pub(crate) fn may_allow_node(driver: &DriverName, node: &str, class: &StorageClass) -> bool {
+    meets_topologies(class, |key, values| {
+        !is_name_label(driver, key) || values.iter().any(|allowed| allowed == node)
+    })
+}
+
+fn is_name_label(driver: &DriverName, key: &str) -> bool {
+    key == HOSTNAME || key == driver.topology_key()
+}
+
+fn meets_topologies(class: &StorageClass, is_met: impl Fn(&str, &[String]) -> bool) -> bool {
+    let meets_term = |term: &TopologySelectorTerm| {
         let mut expressions = term.match_label_expressions.iter().flatten();
-        expressions.all(|label| {
-            value_of(&label.key).is_some_and(|value| label.values.iter().any(|allowed| allowed == value))
-        })
+        expressions.all(|label| is_met(&label.key, &label.values))
     };
     // The terms are alternatives, while all expressions of a term must match. No terms allow every node.
-    class.allowed_topologies.as_ref().is_none_or(|terms| terms.is_empty() || terms.iter().any(names_node))
+    class.allowed_topologies.as_ref().is_none_or(|terms| terms.is_empty() || terms.iter().any(meets_term))
 }
 
 /// The name of the PersistentVolume that a claim is bound to.

@@ -66,9 +66,9 @@ pub struct ProvisionerConfig {
     /// The backoff of retries, for each claim and volume separately. Default 1 s, doubled up to 5 min, with a
     /// jitter of one tenth.
     pub backoff: Backoff,
-    /// For a claim with immediate binding, each node waits for a random part of this before it selects
-    /// itself, so that the nodes do not all patch the claim at once. Default 2 s; use zero in a cluster of
-    /// one node.
+    /// For a claim with immediate binding, the time for which the second node in the claim's order leaves it to the first
+    /// one; later ones wait longer, by the logarithm of their place. A node that does not know the others waits for a
+    /// random part of this. Default 2 s.
     pub node_selection_delay: Duration,
     /// After how many consecutive attempts without free space for a volume this node is deselected, so that
     /// the scheduler selects another. Default 1.

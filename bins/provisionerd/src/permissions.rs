@@ -25,12 +25,13 @@ impl From<ApiPermission> for ScopedPermission {
     }
 }
 
-const REQUIRED: [(&str, &str, &[&str]); 11] = [
+const REQUIRED: [(&str, &str, &[&str]); 12] = [
     ("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
     ("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
     ("", "persistentvolumeclaims/status", &["patch"]),
     ("", "nodes", &["get", "list", "watch"]),
     ("storage.k8s.io", "storageclasses", &["list", "watch"]),
+    ("storage.k8s.io", "csinodes", &["list", "watch"]),
     ("storage.k8s.io", "volumeattributesclasses", &["get"]),
     ("storage.k8s.io", "csidrivers", &["get"]),
     ("snapshot.storage.k8s.io", "volumesnapshotcontents", &["get", "list", "watch", "patch"]),

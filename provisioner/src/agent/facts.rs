@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::mirror::ObjectMirror;
 use super::node_leases::NodeLeases;
@@ -122,11 +122,6 @@ impl NodeFacts {
             is_tainted: taint_against_volumes(node).is_some(),
         }
     }
-}
-
-/// Returns whether a node's kubelet has registered the driver.
-pub(super) fn has_driver(node: &CSINode, driver: &DriverName) -> bool {
-    node.spec.drivers.iter().any(|registered| registered.name == driver.as_str())
 }
 
 /// A volume of the driver on one node.

@@ -18,12 +18,13 @@ use tokio::time::Instant;
 use super::AgentConfig;
 use super::agenda::{ActionOutcome, Agenda};
 use super::applier::AgentApplier;
-use super::facts::{ClusterObjects, NodeFacts, PendingClaim, VolumeFacts, has_driver};
+use super::facts::{ClusterObjects, NodeFacts, PendingClaim, VolumeFacts};
 use super::lease::sleep_until_due;
 use super::plan::{ClusterCondition, find_conditions};
 use crate::DriverName;
 use crate::api::watch_backoff::with_backoff;
 use crate::api::watch_errors::WatchErrors;
+use crate::claim::peers::has_driver;
 
 /// The objects of a page of a list: few, because objects of other drivers are dropped after each page.
 const PAGE_SIZE: u32 = 100;

@@ -8,12 +8,13 @@ use kube::runtime::reflector::ObjectRef;
 
 use crate::ability::{SelectedClaimAction, plan_selected_claim};
 use crate::api::event::EventReason;
-use crate::api::retry_tracker::{RetryTracker, random_fraction};
+use crate::api::retry_tracker::RetryTracker;
 use crate::api::watches::ObjectCaches;
 use crate::api::work_queue::NextRun;
 use crate::capacity::publisher::CapacityPublisher;
 use crate::claim::apply::{ClaimProvisioner, ProvisionOutcome};
 use crate::claim::decide::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
+use crate::claim::peers::PeerObserver;
 use crate::claim::size::requested_capacity;
 use crate::claim::spec::ClaimRejection;
 use crate::failure::{FailureReporter, ReconcileError, catch_panic};
@@ -29,6 +30,7 @@ pub(crate) struct ClaimReconciler {
     pub(crate) capacity: Arc<CapacityPublisher>,
     pub(crate) retries: Arc<RetryTracker>,
     pub(crate) served: ServedStore,
+    pub(crate) peers: PeerObserver,
     pub(crate) failures: FailureReporter,
     /// As in the configuration of the provisioner.
     pub(crate) node_selection_delay: Duration,
@@ -83,9 +85,10 @@ impl ClaimReconciler {
             // The end of its inability brings the claim back.
             ClaimAction::SelectNode if !ability.is_able() => return Ok(NextRun::OnChange),
             ClaimAction::SelectNode => {
-                // The nodes wait for random times, so that they do not all patch the claim at once.
+                let Some(class) = &class else { return Ok(NextRun::OnChange) };
                 let hold = self.retries.remaining_hold(uid).unwrap_or_default();
-                let delay = || hold.max(self.node_selection_delay.mul_f64(random_fraction()));
+                let identity = &self.provisioner.api.identity;
+                let delay = || hold.max(self.peers.delay(identity, class, uid, self.node_selection_delay));
                 if let Some(time) = self.retries.remaining_wait(uid, delay) {
                     return Ok(NextRun::After(time));
                 }

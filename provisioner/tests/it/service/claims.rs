@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_provisioner::testing::objects::{
-    NODE, sample_class, sample_identity, sample_uid, sample_volume,
+    DRIVER, NODE, sample_class, sample_identity, sample_uid, sample_volume,
 };
 use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{ProvisionerConfig, RunError, SELECTED_NODE, VolumeStore as _};
@@ -227,6 +227,37 @@ async fn an_immediate_claim_is_provisioned_once_among_several_nodes() {
         let used = nodes.iter().filter(has_any).count();
         assert!(used > 1 || delay.is_some(), "random delays spread them");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_nodes_that_know_each_other_one_asks_for_an_immediate_claim() {
+    let api = test_api();
+    api.patch_object(ObjectKind::Class, "local", json!({ "volumeBindingMode": "Immediate" }));
+    let mut nodes = Vec::new();
+    for name in ["node-a", "node-b", "node-c", "node-d", "node-e"] {
+        let drivers = json!([{ "name": DRIVER, "nodeID": name, "topologyKeys": [] }]);
+        let csi_node = json!({ "metadata": { "name": name }, "spec": { "drivers": drivers } });
+        api.create_object(ObjectKind::CsiNode, csi_node);
+        nodes.push(TestNode::start(&api, name).await);
+    }
+    // One of them is dead.
+    nodes.pop().expect("a node").crash().await;
+    for number in 0..50 {
+        api.create_claim(number, json!({ "metadata": { "annotations": { SELECTED_NODE: null } } }));
+    }
+    wait_until(&api, |api| api.list_objects(ObjectKind::Volume).len() == 50).await;
+    advance_time(60).await;
+    assert_eq!(api.request_count(RequestVerb::Patch, ObjectKind::Claim), 50);
+    let has_any = |node: &&TestNode| (0..50).any(|number| node.store.create_count(&id(number)) == 1);
+    assert_eq!(nodes.iter().filter(has_any).count(), 4, "they share the claims");
+    // No class needs it any more.
+    let lists = || api.request_count(RequestVerb::List, ObjectKind::CsiNode);
+    let before = lists();
+    api.delete_object(ObjectKind::Class, "local");
+    advance_time(1).await;
+    api.reset_watches();
+    advance_time(60).await;
+    assert_eq!(lists(), before);
 }
 
 #[tokio::test(start_paused = true)]
