@@ -5,7 +5,8 @@
 //! ```text
 //!  claims, classes ─┐                     ┌─ claim: deselect a node that is deleted, cordoned, not ready
 //!  nodes, CSINodes, ├─▶ plan (pure) ─▶ agenda ─ or without the driver; report that no node can serve it
-//!  Leases, volumes ─┘      (delays)       └─ volume of a deleted node: report; remove its object, if asked
+//!  Leases, volumes, ┤      (delays)       ├─ pod whose claims are not on its one node: report
+//!  pods ────────────┘                     └─ volume of a deleted node: report; remove its object, if asked
 //! ```
 //!
 //! The agent holds no state: everything follows from what the API server has, and a new leader starts its delays

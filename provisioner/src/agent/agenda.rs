@@ -98,7 +98,7 @@ impl Agenda {
                 // A grace period holds even if it is longer than the longest delay.
                 Some(doubled.min(MAX_DELAY).max(*grace_period))
             }
-            ClusterCondition::UnservedClaim { .. } => Some(*grace_period),
+            ClusterCondition::UnservedClaim { .. } | ClusterCondition::StuckPod { .. } => Some(*grace_period),
             ClusterCondition::NodeGone { .. } => Some(*node_gone_after),
             ClusterCondition::Removable { .. } => remove_after.map(|delay| delay.max(*node_gone_after)),
         }

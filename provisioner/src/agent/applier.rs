@@ -13,10 +13,10 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::agenda::ActionOutcome;
-use super::facts::{ClaimKey, ClusterObjects, PendingClaim, VolumeFacts, node_identity};
+use super::facts::{ClaimKey, ClusterObjects, PendingClaim, PodKey, VolumeFacts, node_identity};
 use super::lease::SLOW_ANSWER;
 use super::metrics::AgentMetrics;
-use super::plan::{ClusterCondition, NodeProblem, UnservedReason, VolumeKey};
+use super::plan::{ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, has_room};
 use crate::api::call::{error_hint, status_code};
 use crate::api::event::{EventReason, EventRecorder};
 use crate::api::timeout::with_timeout;
@@ -71,6 +71,7 @@ impl AgentApplier {
             ClusterCondition::UnservedClaim { claim, reason } => {
                 self.report_unserved(objects, claim, reason).await
             }
+            ClusterCondition::StuckPod { pod, problem } => self.report_pod(objects, pod, problem).await,
             ClusterCondition::NodeGone { volume, node } => match objects.volumes.get(&volume.name) {
                 Some(facts) => self.report_gone_volume(volume, facts, node).await,
                 None => Ok(ActionOutcome::Done),
@@ -128,13 +129,35 @@ impl AgentApplier {
         self.report(&claim_reference(claim), EventReason::ProvisioningFailed, &reason.to_string()).await
     }
 
-    /// Deletes what a node has published of its capacity.
-    async fn withdraw_capacity(&self, node: &str) -> Result<(), CallError> {
-        let error = |verb, label| {
-            let object = format!("the CSIStorageCapacity objects of node {node}");
-            move |source| CallError { verb, object, label, source }
+    /// Reports a pod that can't start.
+    async fn report_pod(
+        &self,
+        objects: &ClusterObjects,
+        pod: &PodKey,
+        problem: &PodProblem,
+    ) -> Result<ActionOutcome, CallError> {
+        if let PodProblem::NoRoom { node, other, .. } = problem {
+            let other = objects.claims.get(&format!("{}/{other}", pod.namespace));
+            let capacities = self.list_capacities(node).await?;
+            // Something else keeps the scheduler from that node; later it may be this.
+            if other.is_none_or(|other| has_room(&capacities, other)) {
+                return Ok(ActionOutcome::Retry);
+            }
+        }
+        tracing::warn!(namespace = pod.namespace, pod = pod.name, "the pod can't start: {problem}");
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(pod.name.clone()),
+            uid: Some(pod.uid.clone()),
+            ..ObjectReference::default()
         };
-        let capacities = Api::<CSIStorageCapacity>::namespaced(self.client.0.clone(), &self.namespace);
+        self.report(&about, EventReason::ProvisioningFailed, &problem.to_string()).await
+    }
+
+    /// The capacity that a node has published.
+    async fn list_capacities(&self, node: &str) -> Result<Vec<CSIStorageCapacity>, CallError> {
         let labels = [(DRIVER_LABEL, self.driver.as_str()), (MANAGER_LABEL, node)];
         let is_of_node = |object: &CSIStorageCapacity| {
             let found = object.metadata.labels.as_ref();
@@ -142,10 +165,17 @@ impl AgentApplier {
                 .iter()
                 .all(|(key, value)| found.and_then(|all| all.get(*key)).is_some_and(|it| it == value))
         };
-        let labels = labels.map(|(key, value)| format!("{key}={value}")).join(",");
-        let listed = with_timeout(capacities.list(&ListParams::default().labels(&labels))).await;
-        let listed = listed.map_err(error("list", "list_csistoragecapacity"))?;
-        for object in listed.items.into_iter().filter(is_of_node) {
+        let selector = labels.map(|(key, value)| format!("{key}={value}")).join(",");
+        let capacities = Api::<CSIStorageCapacity>::namespaced(self.client.0.clone(), &self.namespace);
+        let listed = with_timeout(capacities.list(&ListParams::default().labels(&selector))).await;
+        let listed = listed.map_err(capacity_error(node, "list", "list_csistoragecapacity"))?;
+        Ok(listed.items.into_iter().filter(is_of_node).collect())
+    }
+
+    /// Deletes what a node has published of its capacity.
+    async fn withdraw_capacity(&self, node: &str) -> Result<(), CallError> {
+        let capacities = Api::<CSIStorageCapacity>::namespaced(self.client.0.clone(), &self.namespace);
+        for object in self.list_capacities(node).await? {
             let name = object.metadata.name.as_deref().unwrap_or_default();
             let preconditions = Some(Preconditions {
                 uid: object.metadata.uid.clone(),
@@ -157,7 +187,9 @@ impl AgentApplier {
                 Ok(_) => {}
                 // Its node has just written it, so it answers; or somebody else has deleted it.
                 Err(error) if matches!(status_code(&error), Some(404 | 409)) => {}
-                Err(source) => return Err(error("delete", "delete_csistoragecapacity")(source)),
+                Err(source) => {
+                    return Err(capacity_error(node, "delete", "delete_csistoragecapacity")(source));
+                }
             }
         }
         Ok(())
@@ -370,6 +402,15 @@ fn unless_changed<T>(
             Err(CallError { verb, object: format!("PersistentVolume {name}"), label, source })
         }
     }
+}
+
+fn capacity_error(
+    node: &str,
+    verb: &'static str,
+    label: &'static str,
+) -> impl FnOnce(kube::Error) -> CallError {
+    let object = format!("the CSIStorageCapacity objects of node {node}");
+    move |source| CallError { verb, object, label, source }
 }
 
 fn claim_name(claim: &ClaimKey) -> String {

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
+
+use nodekeel_fsquota::Bytes;
 
 use super::mirror::ObjectMirror;
 use super::node_leases::NodeLeases;
+use crate::claim::size::requested_capacity;
 use crate::claim::source::{DataSource, requested_source};
 use crate::deletion::decide::{VolumeAction, plan_volume};
 use crate::identity::{
@@ -29,6 +32,8 @@ pub(super) struct ClusterObjects {
     /// For each node, if it has the driver.
     pub(super) csi_nodes: ObjectMirror<bool>,
     pub(super) volumes: ObjectMirror<VolumeFacts>,
+    /// Empty without the permission to watch them: then only the events about them are missing.
+    pub(super) pods: ObjectMirror<PendingPod>,
     /// By which nodes show that their provisioners run.
     pub(super) leases: NodeLeases,
 }
@@ -65,6 +70,8 @@ pub(super) struct PendingClaim {
     pub(super) driver: Option<String>,
     pub(super) class: Option<String>,
     pub(super) selected_node: Option<String>,
+    /// The requested size in bytes; `None` if it is invalid, which its node reports.
+    pub(super) size: Option<Bytes>,
     /// What its volume is copied from.
     pub(super) source: Option<DataSource>,
 }
@@ -89,6 +96,7 @@ impl PendingClaim {
             driver: annotation(STORAGE_PROVISIONER).or(annotation(BETA_STORAGE_PROVISIONER)),
             class: class_name(claim).map(str::to_owned),
             selected_node: annotation(SELECTED_NODE),
+            size: claim.spec.as_ref().and_then(|spec| requested_capacity(spec).ok()),
             // A node rejects a source that can't be copied.
             source: claim.spec.as_ref().and_then(|spec| requested_source(spec).ok().flatten()),
         })
@@ -97,6 +105,51 @@ impl PendingClaim {
     /// The name of the PersistentVolume that a node creates for it.
     pub(super) fn volume_name(&self) -> String {
         format!("pvc-{}", self.key.uid)
+    }
+}
+
+/// A pod, by its name and its UID.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PodKey {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: String,
+}
+
+/// A pod with claims that does not run yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PendingPod {
+    pub(super) key: PodKey,
+    /// The node that it is placed on, by the scheduler or by its author.
+    pub(super) node: Option<String>,
+    /// The names of its claims.
+    pub(super) claims: Vec<String>,
+}
+
+impl PendingPod {
+    /// The facts of a pod; `None` if it is not pending, or has no claims.
+    pub(super) fn extract(pod: &Pod) -> Option<Self> {
+        let (meta, spec) = (&pod.metadata, pod.spec.as_ref()?);
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        let claims = spec.volumes.iter().flatten().filter_map(|volume| {
+            let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
+            // *Source:* Kubernetes, "Ephemeral volumes", naming of their claims.
+            claim.or_else(|| volume.ephemeral.as_ref().map(|_| format!("{name}-{}", volume.name)))
+        });
+        let claims: Vec<String> = claims.collect();
+        if claims.is_empty() || meta.deletion_timestamp.is_some() || !matches!(phase, "" | "Pending") {
+            return None;
+        }
+        Some(Self {
+            key: PodKey {
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name,
+                uid: meta.uid.clone().unwrap_or_default(),
+            },
+            node: spec.node_name.clone().filter(|node| !node.is_empty()),
+            claims,
+        })
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use futures_util::{FutureExt as _, future};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::AgentConfig;
 use super::agenda::{ActionOutcome, Agenda};
 use super::applier::AgentApplier;
-use super::facts::{ClusterObjects, NodeFacts, PendingClaim, VolumeFacts};
+use super::facts::{ClusterObjects, NodeFacts, PendingClaim, PendingPod, VolumeFacts};
 use super::lease::sleep_until_due;
 use super::plan::{ClusterCondition, find_conditions};
 use crate::DriverName;
@@ -40,6 +40,7 @@ enum ObjectEvent {
     CsiNode(Event<CSINode>),
     Volume(Event<PersistentVolume>),
     Lease(Event<Lease>),
+    Pod(Event<Pod>),
     /// A watch has failed. It is logged, and the watch retries.
     Failure,
 }
@@ -62,6 +63,7 @@ impl ClusterObjects {
                 self.leases.observe(driver, event, Instant::now());
                 false
             }
+            ObjectEvent::Pod(event) => self.pods.observe(event, PendingPod::extract),
             ObjectEvent::Failure => false,
         }
     }
@@ -169,7 +171,9 @@ fn record_totals(agenda: &Agenda, objects: &ClusterObjects, applier: &AgentAppli
             ClusterCondition::Unresponsive { node } => {
                 unresponsive += usize::from(objects.csi_nodes.get(node) == Some(&true));
             }
-            ClusterCondition::UnusableNode { .. } | ClusterCondition::Removable { .. } => {}
+            ClusterCondition::UnusableNode { .. }
+            | ClusterCondition::StuckPod { .. }
+            | ClusterCondition::Removable { .. } => {}
         }
     }
     applier.metrics.set_gone_volumes(&gone);
@@ -186,6 +190,7 @@ fn watch_objects(applier: &AgentApplier, errors: &WatchErrors) -> BoxStream<'sta
         watch_kind(Api::all(client()), errors, ObjectEvent::CsiNode),
         watch_kind(Api::all(client()), errors, ObjectEvent::Volume),
         watch_kind(Api::namespaced(client(), &applier.namespace), errors, ObjectEvent::Lease),
+        watch_pods(client(), errors),
     ];
     // The end of one watch ends all: without it, planning would go on with outdated objects.
     let ended = |event: &Option<ObjectEvent>| future::ready(event.is_some());
@@ -201,7 +206,25 @@ fn watch_kind<K>(
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let config = watcher::Config::default().page_size(PAGE_SIZE);
+    watch_selected(objects, watcher::Config::default(), errors, wrap)
+}
+
+/// Watches the pods that don't run yet. Without the permission, the agent does everything else.
+fn watch_pods(client: Client, errors: &WatchErrors) -> BoxStream<'static, ObjectEvent> {
+    let pending = watcher::Config::default().fields("status.phase=Pending");
+    watch_selected(Api::all(client), pending, &errors.of_optional_apis(), ObjectEvent::Pod)
+}
+
+fn watch_selected<K>(
+    objects: Api<K>,
+    config: watcher::Config,
+    errors: &WatchErrors,
+    wrap: impl Fn(Event<K>) -> ObjectEvent + Send + 'static,
+) -> BoxStream<'static, ObjectEvent>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let config = config.page_size(PAGE_SIZE);
     let events = with_backoff(watcher(objects, config), errors.clone());
     events.map(move |event| event.map_or(ObjectEvent::Failure, &wrap)).boxed()
 }

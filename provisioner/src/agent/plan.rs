@@ -1,13 +1,15 @@
 //! Decides what needs the agent: a pure function of the observed objects.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, node_identity};
+use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, PodKey, node_identity};
 use crate::claim::source::DataSource;
 use crate::identity::HOSTNAME;
 use crate::objects::{allows_node, waits_for_consumer};
+use crate::quantity::parse_quantity;
 use crate::{DriverName, NodeName};
 
 /// Something that no node can do anything about. The agent acts once it has lasted for its delay.
@@ -19,6 +21,8 @@ pub(super) enum ClusterCondition {
     UnusableNode { claim: ClaimKey, node: String, problem: NodeProblem },
     /// No node can serve a pending claim.
     UnservedClaim { claim: ClaimKey, reason: UnservedReason },
+    /// A pod can't start, because of where its claims are.
+    StuckPod { pod: PodKey, problem: PodProblem },
     /// The node of a volume is deleted.
     NodeGone { volume: VolumeKey, node: NodeName },
     /// The node of a volume is deleted, and would delete the volume if it existed.
@@ -82,6 +86,30 @@ pub(super) enum UnservedReason {
     SourceUnavailable { node: String, problem: NodeProblem },
 }
 
+/// A reason why a pod can't start. The message is the event's note.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub(super) enum PodProblem {
+    /// If the node has room for the other claim, the scheduler reports what keeps the pod from it.
+    #[error(
+        "claim {claim} is on node {node}, which has no room for claim {other}: the pod needs both on one node. Free space there. \
+         Or, if {claim} has no data that are needed, and a controller creates it and the pod anew, \
+         `kubectl cordon {node} && kubectl -n {} delete pvc/{claim} pod/{}`, and `kubectl uncordon {node}` once the pod runs",
+        pod.namespace, pod.name
+    )]
+    NoRoom { pod: PodKey, claim: String, node: String, other: String },
+    #[error(
+        "claim {claim} is on node {node}, and claim {other} on node {other_node}: the pod needs both on one node. Create the claims \
+         anew with a storage class with volumeBindingMode WaitForFirstConsumer"
+    )]
+    Apart { claim: String, node: String, other: String, other_node: String },
+    #[error(
+        "spec.nodeName bypasses the scheduler, which would select the node of claim {claim}: so it gets no volume. Use a \
+         nodeSelector instead, or select the node: `kubectl -n {} annotate pvc {claim} volume.kubernetes.io/selected-node={node}`",
+        pod.namespace
+    )]
+    Unscheduled { pod: PodKey, claim: String, node: String },
+}
+
 /// All conditions of the driver's claims and volumes.
 pub(super) fn find_conditions(driver: &DriverName, objects: &ClusterObjects) -> BTreeSet<ClusterCondition> {
     let claims = objects.claims.iter().map(|(_, claim)| claim);
@@ -89,7 +117,11 @@ pub(super) fn find_conditions(driver: &DriverName, objects: &ClusterObjects) -> 
     // A deleted node has neither pods nor capacity.
     let unresponsive = objects.leases.expired().filter(|node| objects.nodes.get(node).is_some());
     let unresponsive = unresponsive.map(|node| ClusterCondition::Unresponsive { node: node.to_owned() });
-    unresponsive.chain(claims).chain(volume_conditions(objects)).collect()
+    unresponsive
+        .chain(claims)
+        .chain(pod_conditions(driver, objects))
+        .chain(volume_conditions(objects))
+        .collect()
 }
 
 fn claim_condition(
@@ -97,14 +129,10 @@ fn claim_condition(
     objects: &ClusterObjects,
     claim: &PendingClaim,
 ) -> Option<ClusterCondition> {
-    let class = claim.class.as_deref().and_then(|name| objects.classes.get(name));
-    let named = [claim.driver.as_deref(), class.map(|class| class.provisioner.as_str())];
-    // The author of a claim can write the annotation that names its driver, too.
-    let is_ours = named.iter().flatten().all(|name| *name == driver.as_str()) && named != [None, None];
-    // With a PersistentVolume, the claim is about to be bound to it, wherever it is.
-    if !is_ours || objects.volumes.get(&claim.volume_name()).is_some() {
+    if !is_unserved(driver, objects, claim) {
         return None;
     }
+    let class = class_of(objects, claim);
     let claim_key = claim.key.clone();
     match &claim.selected_node {
         Some(node) => {
@@ -121,6 +149,80 @@ fn claim_condition(
             Some(ClusterCondition::UnservedClaim { claim: claim_key, reason })
         }
     }
+}
+
+fn class_of<'a>(objects: &'a ClusterObjects, claim: &PendingClaim) -> Option<&'a StorageClass> {
+    claim.class.as_deref().and_then(|name| objects.classes.get(name))
+}
+
+/// Returns whether a claim is the driver's and has no volume.
+fn is_unserved(driver: &DriverName, objects: &ClusterObjects, claim: &PendingClaim) -> bool {
+    let class = class_of(objects, claim);
+    let named = [claim.driver.as_deref(), class.map(|class| class.provisioner.as_str())];
+    // The author of a claim can write the annotation that names its driver, too.
+    let is_ours = named.iter().flatten().all(|name| *name == driver.as_str()) && named != [None, None];
+    // With a PersistentVolume, the claim is about to be bound to it, wherever it is.
+    is_ours && objects.volumes.get(&claim.volume_name()).is_none()
+}
+
+fn pod_conditions(driver: &DriverName, objects: &ClusterObjects) -> Vec<ClusterCondition> {
+    let bound = objects.volumes.iter().filter_map(|(_, volume)| {
+        let claim = volume.bound_claim.as_ref()?;
+        Some(((claim.namespace.as_str(), claim.name.as_str()), volume.node.as_str()))
+    });
+    let bound: BTreeMap<_, _> = bound.collect();
+    let pods = objects.pods.iter().map(|(_, pod)| pod);
+    let stuck = pods.flat_map(|pod| {
+        let problems = pod_problems(driver, objects, &bound, pod).into_iter();
+        problems.map(|problem| ClusterCondition::StuckPod { pod: pod.key.clone(), problem })
+    });
+    stuck.collect()
+}
+
+/// `bound` has the node of each bound claim, by its namespace and name.
+fn pod_problems(
+    driver: &DriverName,
+    objects: &ClusterObjects,
+    bound: &BTreeMap<(&str, &str), &str>,
+    pod: &PendingPod,
+) -> Vec<PodProblem> {
+    let namespace = pod.key.namespace.as_str();
+    // With immediate binding, the nodes select themselves; and one that is selected is at work.
+    let waits = |claim: &&PendingClaim| {
+        claim.selected_node.is_none()
+            && is_unserved(driver, objects, claim)
+            && class_of(objects, claim).is_some_and(waits_for_consumer)
+    };
+    let pending = pod.claims.iter().filter_map(|name| objects.claims.get(&format!("{namespace}/{name}")));
+    let waiting = pending.filter(waits).map(|claim| claim.key.name.clone());
+    let key = || pod.key.clone();
+    if let Some(node) = &pod.node {
+        let problem = |claim| PodProblem::Unscheduled { pod: key(), claim, node: node.clone() };
+        return waiting.map(problem).collect();
+    }
+    let mut placed =
+        pod.claims.iter().filter_map(|name| Some((name, *bound.get(&(namespace, name.as_str()))?)));
+    let Some((claim, node)) = placed.next().map(|(name, node)| (name.clone(), node.to_owned())) else {
+        return Vec::new();
+    };
+    if let Some((other, other_node)) = placed.find(|(_, other)| *other != node) {
+        let (other, other_node) = (other.clone(), other_node.to_owned());
+        return vec![PodProblem::Apart { claim, node, other, other_node }];
+    }
+    let problem = |other| PodProblem::NoRoom { pod: key(), claim: claim.clone(), node: node.clone(), other };
+    waiting.map(problem).collect()
+}
+
+/// Returns whether the scheduler finds room for a claim on the node that has published these capacities.
+pub(super) fn has_room(capacities: &[CSIStorageCapacity], claim: &PendingClaim) -> bool {
+    let bytes = |quantity: &Quantity| parse_quantity(&quantity.0).ok();
+    let of_class = |found: &&CSIStorageCapacity| Some(&found.storage_class_name) == claim.class.as_ref();
+    // *Source:* Kubernetes' plugin VolumeBinding: the largest volume, or else all that is free.
+    let fits = |found: &CSIStorageCapacity| {
+        let limit = found.maximum_volume_size.as_ref().or(found.capacity.as_ref()).and_then(bytes);
+        limit.zip(claim.size).is_some_and(|(limit, size)| size.0 <= limit)
+    };
+    capacities.iter().filter(of_class).any(fits)
 }
 
 /// Returns whether the data source of a claim is on this node, or may be: the node of a snapshot is not known here.

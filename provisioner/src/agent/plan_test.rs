@@ -1,15 +1,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::AgentConfig;
 use super::agenda::{ActionOutcome, Agenda};
-use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, VolumeFacts};
+use super::facts::{ClaimKey, ClusterObjects, NodeFacts, PendingClaim, PendingPod, VolumeFacts};
+use super::mirror::ObjectMirror;
 use super::node_leases::NodeLeases;
-use super::plan::{ClusterCondition, NodeProblem, UnservedReason, VolumeKey, find_conditions};
+use super::plan::{
+    ClusterCondition, NodeProblem, PodProblem, UnservedReason, VolumeKey, find_conditions, has_room,
+};
 use crate::testing::objects::{CLASS, DRIVER, sample_claim, sample_class, sample_node, sample_volume};
 use crate::{DriverName, NodeName};
 
@@ -107,6 +111,7 @@ impl TestCluster {
             csi_nodes: nodes.filter_map(|(at, it)| Some((named(at), it.has_driver?))).collect(),
             volumes: own.chain(of_claims).collect(),
             leases: NodeLeases::default(),
+            pods: ObjectMirror::default(),
         }
     }
 }
@@ -162,6 +167,157 @@ fn a_claim_whose_source_only_its_node_has_keeps_the_node_while_that_exists() {
             ),
         }
     }
+}
+
+/// A pod with these volumes, and a class whose claims wait for it, in a cluster of three nodes.
+fn objects_of_pod(volumes: serde_json::Value, node: Option<&str>) -> ClusterObjects {
+    let pod = json!({
+        "metadata": { "namespace": "default", "name": "web", "uid": "pod" },
+        "spec": { "nodeName": node, "containers": [], "volumes": volumes },
+        "status": { "phase": "Pending" },
+    });
+    let pod = serde_json::from_value(pod).expect("a pod");
+    let node = TestNode { exists: true, has_driver: Some(true), is_cordoned: false, is_ready: true };
+    let cluster = TestCluster {
+        nodes: [node; 3],
+        claims: Vec::new(),
+        volumes: Vec::new(),
+        waits_for_consumer: true,
+        allowed: None,
+    };
+    let pods = PendingPod::extract(&pod).map(|pod| ("default/web".to_owned(), pod)).into_iter().collect();
+    ClusterObjects { pods, ..cluster.objects() }
+}
+
+/// The volumes of a pod that uses the sample claims with these numbers.
+fn using(claims: &[u32]) -> serde_json::Value {
+    let volume = |number: &u32| json!({ "name": "data", "persistentVolumeClaim": { "claimName": format!("claim-{number}") } });
+    claims.iter().map(volume).collect()
+}
+
+/// The claim of so many GiB, on no node.
+fn waiting_claim(number: u32, size: u64) -> (String, PendingClaim) {
+    let patch = json!({
+        "metadata": { "annotations": { "volume.kubernetes.io/selected-node": null } },
+        "spec": { "resources": { "requests": { "storage": format!("{size}Gi") } } },
+    });
+    (format!("default/claim-{number}"), PendingClaim::extract(&sample_claim(number, patch)).expect("pending"))
+}
+
+/// The volume of a claim, on a node.
+fn bound_volume(number: u32, node: &str) -> (String, VolumeFacts) {
+    let claim = waiting_claim(number, 1).1;
+    (claim.volume_name(), VolumeFacts { bound_claim: Some(claim.key), ..volume_facts(node, false) })
+}
+
+fn pod_problems(objects: &ClusterObjects) -> Vec<PodProblem> {
+    let problem = |condition| match condition {
+        ClusterCondition::StuckPod { problem, .. } => Some(problem),
+        _ => None,
+    };
+    find_conditions(&driver(), objects).into_iter().filter_map(problem).collect()
+}
+
+fn capacity(size: u64) -> CSIStorageCapacity {
+    let size = format!("{size}Gi");
+    let object = json!({ "storageClassName": CLASS, "capacity": "9Ti", "maximumVolumeSize": size });
+    serde_json::from_value(object).expect("a capacity")
+}
+
+#[test]
+fn no_pod_with_two_claims_is_stuck_without_an_event_however_the_space_is_split_over_three_nodes() {
+    let (mut stuck, mut placed, mut unplaced) = (0, 0, 0);
+    for case in 0..5 * 5 * 5 * 3 * 3 {
+        let free = [case % 5, case / 5 % 5, case / 25 % 5];
+        let sizes = [1 + case / 125 % 3, 1 + case / 375];
+        // The scheduler takes any node that has room for each claim alone, and the node either of them first.
+        let fits = |at: &usize| sizes.iter().all(|size| *size <= free[*at]);
+        let candidates: Vec<usize> = (0..3).filter(fits).collect();
+        // It reports that itself.
+        unplaced += usize::from(candidates.is_empty());
+        for (at, first) in candidates.into_iter().flat_map(|at| [(at, 0), (at, 1)]) {
+            let second = 1 - first;
+            let left = free[at] - sizes[first];
+            let mut objects = objects_of_pod(using(&[0, 1]), None);
+            let number = |claim: usize| u32::try_from(claim).expect("small");
+            let mut volumes = vec![bound_volume(number(first), NODES[at])];
+            if sizes[second] <= left {
+                volumes.push(bound_volume(number(second), NODES[at]));
+            } else {
+                let claim = waiting_claim(number(second), sizes[second]);
+                objects.claims = [claim].into_iter().collect();
+            }
+            objects.volumes = volumes.into_iter().collect();
+            let text = format!("{sizes:?} on {} of {free:?}, {first} first", NODES[at]);
+            if sizes[second] <= left {
+                placed += 1;
+                assert_eq!(pod_problems(&objects), [], "{text}");
+                continue;
+            }
+            stuck += 1;
+            let problems = pod_problems(&objects);
+            let [problem @ PodProblem::NoRoom { node, claim, other, .. }] = &problems[..] else {
+                panic!("{text}: {problems:?}")
+            };
+            let named = [claim, other].map(|name| name.trim_start_matches("claim-").to_owned());
+            assert_eq!((&**node, named), (NODES[at], [first, second].map(|it| it.to_string())), "{text}");
+            let (_, claim) = objects.claims.iter().next().expect("a claim");
+            assert!(
+                !has_room(&[capacity(left)], claim) && has_room(&[capacity(sizes[second])], claim),
+                "{text}"
+            );
+            let typed = format!("kubectl -n default delete pvc/claim-{first} pod/web`");
+            assert!(problem.to_string().contains(&typed), "{problem}");
+        }
+    }
+    assert!(stuck > 100 && placed > 100 && unplaced > 100, "{stuck} {placed} {unplaced}");
+}
+
+#[test]
+fn a_pod_that_bypasses_the_scheduler_or_whose_claims_are_apart_is_reported() {
+    let volumes =
+        |volumes: &[(u32, &str)]| volumes.iter().map(|(it, node)| bound_volume(*it, node)).collect();
+    // Any of several may be the one without room.
+    let mut objects = objects_of_pod(using(&[1, 2, 3]), None);
+    (objects.volumes, objects.claims) =
+        (volumes(&[(1, "node-a")]), [waiting_claim(2, 1), waiting_claim(3, 9)].into_iter().collect());
+    assert_eq!(pod_problems(&objects).len(), 2);
+    // On one node, and not the driver's.
+    let mut objects = objects_of_pod(using(&[1, 2, 9]), None);
+    objects.volumes = volumes(&[(1, "node-a"), (2, "node-a")]);
+    assert_eq!(pod_problems(&objects), []);
+    objects.volumes = volumes(&[(1, "node-a"), (2, "node-b")]);
+    let problems = pod_problems(&objects);
+    assert!(matches!(&problems[..], [PodProblem::Apart { .. }]), "{problems:?}");
+    assert!(
+        problems[0]
+            .to_string()
+            .starts_with("claim claim-1 is on node node-a, and claim claim-2 on node node-b")
+    );
+
+    for (pod_volumes, node, is_reported) in [
+        (using(&[1]), Some("node-b"), true),
+        // The scheduler is at work.
+        (using(&[1]), None, false),
+        (json!([{ "name": "scratch", "emptyDir": {} }]), Some("node-b"), false),
+    ] {
+        let mut objects = objects_of_pod(pod_volumes, node);
+        objects.claims = [waiting_claim(1, 1)].into_iter().collect();
+        let problems = pod_problems(&objects);
+        assert_eq!(problems.len(), usize::from(is_reported), "{problems:?}");
+        let typed = "`kubectl -n default annotate pvc claim-1 volume.kubernetes.io/selected-node=node-b`";
+        assert!(problems.iter().all(|problem| problem.to_string().contains(typed)), "{problems:?}");
+    }
+    // The claim of an ephemeral volume; its node is at work.
+    let ephemeral = json!([{ "name": "data", "ephemeral": {} }]);
+    let mut objects = objects_of_pod(ephemeral, Some("node-b"));
+    let (_, mut claim) = waiting_claim(1, 1);
+    claim.key.name = "web-data".to_owned();
+    objects.claims = [("default/web-data".to_owned(), claim.clone())].into_iter().collect();
+    assert_eq!(pod_problems(&objects).len(), 1);
+    claim.selected_node = Some("node-b".to_owned());
+    objects.claims = [("default/web-data".to_owned(), claim)].into_iter().collect();
+    assert_eq!(pod_problems(&objects), []);
 }
 
 fn volume_facts(node: &str, is_removable: bool) -> VolumeFacts {

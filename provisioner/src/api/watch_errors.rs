@@ -73,12 +73,13 @@ impl WatchErrors {
         self.lock_failing().clear();
     }
 
-    /// The error of a watch that currently fails.
+    /// The error of a watch that currently fails, unless it is optional.
     #[cfg(feature = "agent")]
     pub(crate) fn failure(&self) -> Option<String> {
         let now = Instant::now();
         let failing = self.lock_failing();
-        failing.values().find(|failure| now < failure.until).map(|failure| failure.text.clone())
+        let mut required = failing.values().filter(|failure| !failure.is_optional);
+        required.find(|failure| now < failure.until).map(|failure| failure.text.clone())
     }
 
     /// Records a failure that is retried after this time, and returns whether to log it.

@@ -3,10 +3,11 @@
 use crate::permissions::{ApiPermission, ScopedPermission};
 
 /// On all objects of the cluster.
-const CLUSTER: [(&str, &str, &[&str]); 6] = [
+const CLUSTER: [(&str, &str, &[&str]); 7] = [
     ("", "persistentvolumeclaims", &["list", "watch", "patch"]),
     ("", "persistentvolumes", &["get", "list", "watch"]),
     ("", "nodes", &["list", "watch"]),
+    ("", "pods", &["list", "watch"]),
     ("storage.k8s.io", "csinodes", &["list", "watch"]),
     ("storage.k8s.io", "storageclasses", &["list", "watch"]),
     ("events.k8s.io", "events", &["create"]),

@@ -10,8 +10,8 @@ use serde_json::json;
 use testbed::{Daemon, FakeNode, Kube, ScratchDir, command_output, wait_until};
 
 use crate::cluster::{
-    DRIVER, TIMEOUT, TestDaemon, claim_manifest, create, event_notes, pod_manifest, start_control_plane,
-    wait_bound, wait_for, wait_logged, wait_phase,
+    DRIVER, TIMEOUT, TestDaemon, claim_manifest, create, event_notes, pod_manifest, sized,
+    start_control_plane, wait_bound, wait_for, wait_logged, wait_phase,
 };
 
 fn agent_command(kube: &Kube, flags: &[&str]) -> Command {
@@ -83,6 +83,31 @@ fn a_claim_whose_selected_node_is_without_the_driver_cordoned_or_deleted_is_serv
         assert!(notes.iter().any(|note| note.contains(why) && note.contains(name)), "{notes:?}");
     }
     assert_eq!(daemon.list_names("volumes").len(), 3);
+
+    // A pod that its author places is told what to type.
+    create(&kube, &claim_manifest("bypass", None, json!({})));
+    let mut pod = pod_manifest("bypass");
+    pod["spec"]["nodeName"] = "good".into();
+    create(&kube, &pod);
+    kube.wait_for_event("bypass", "ProvisioningFailed").expect("an event");
+    let notes = event_notes(&kube, "bypass", "ProvisioningFailed");
+    let select = format!("{SELECTED_NODE}=good");
+    assert!(notes.len() == 1 && notes[0].contains(&select), "{notes:?}");
+    kubectl(&kube, &["annotate", "pvc", "bypass", &select]);
+    wait_bound(&kube, "bypass");
+    // The scheduler finds no node for a second claim where the first one is.
+    create(&kube, &claim_manifest("huge", None, sized("100Ti")));
+    let mut pod = pod_manifest("torn");
+    let claims = ["cordoned", "huge"];
+    let volume = |name: &str| json!({ "name": name, "persistentVolumeClaim": { "claimName": name } });
+    pod["spec"]["volumes"] = claims.map(volume).into_iter().collect();
+    pod["spec"]["containers"][0]["volumeMounts"] =
+        claims.map(|name| json!({ "name": name, "mountPath": format!("/{name}") })).into_iter().collect();
+    create(&kube, &pod);
+    kube.wait_for_event("torn", "ProvisioningFailed").expect("an event");
+    let notes = event_notes(&kube, "torn", "ProvisioningFailed");
+    let why = "claim cordoned is on node good, which has no room for claim huge";
+    assert!(notes.len() == 1 && notes[0].contains(why), "{notes:?}");
 }
 
 #[test]

@@ -598,7 +598,7 @@ async fn assert_own_events_only(principal: &Principal, reporter: &str) {
     for (change, why) in [
         (json!({ "reportingController": "kubelet" }), NAME),
         (json!({ "reportingInstance": "node-b" }), NAME),
-        (json!({ "regarding": { "kind": "Pod" } }), ABOUT),
+        (json!({ "regarding": { "kind": "Secret" } }), ABOUT),
         (json!({ "related": { "kind": "Pod", "name": "p" } }), ABOUT),
         (json!({ "metadata": { "labels": { "a": "b" } } }), ABOUT),
         (
@@ -628,6 +628,8 @@ fn a_nodes_token_writes_events_in_its_own_name_about_claims_volumes_and_snapshot
     test_runtime().block_on(async {
         let node = Principal::of_node(&kube, "liar").await;
         assert_own_events_only(&node, "node-a").await;
+        let of_pod = event("node-a", json!({ "regarding": { "kind": "Pod" } }));
+        assert_denied(node.try_create(&of_pod).await, "about a claim", &of_pod);
         let series = json!({ "series": { "count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z" } });
         let own = event("node-a", json!({}));
         assert_allowed(node.try_patch(&own, series.clone()).await, &own);
@@ -709,6 +711,9 @@ fn an_agents_token_deselects_claims_of_its_driver_and_holds_its_lease_and_no_mor
         let liar = event("agent-1", json!({ "reportingInstance": "agent-2" }));
         wait_until_denied(async || agent.try_create(&liar).await, "not in the name of this driver").await;
         assert_own_events_only(&agent, "agent-1").await;
+        let of_pod = json!({ "reportingInstance": "agent-1", "regarding": { "kind": "Pod" } });
+        let of_pod = event("agent-pod", of_pod);
+        assert_allowed(agent.try_create(&of_pod).await, &of_pod);
         for object in [volume("0006", json!({})), capacity(json!({}))] {
             assert_denied(agent.try_create(&object).await, "cannot create resource", &object);
         }

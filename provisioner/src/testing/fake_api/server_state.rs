@@ -33,6 +33,8 @@ pub enum ObjectKind {
     CsiNode,
     /// A Lease.
     Lease,
+    /// A Pod.
+    Pod,
     /// A VolumeSnapshot.
     Snapshot,
     /// A VolumeSnapshotContent.
@@ -83,6 +85,7 @@ impl ObjectKind {
             "csistoragecapacities" => Self::StorageCapacity,
             "csinodes" => Self::CsiNode,
             "leases" => Self::Lease,
+            "pods" => Self::Pod,
             "volumesnapshots" => Self::Snapshot,
             "volumesnapshotcontents" => Self::SnapshotContent,
             _ => return None,
@@ -97,6 +100,7 @@ impl ObjectKind {
             Self::Event => ("events.k8s.io/v1", "Event"),
             Self::AttributesClass => ("storage.k8s.io/v1", "VolumeAttributesClass"),
             Self::Node => ("v1", "Node"),
+            Self::Pod => ("v1", "Pod"),
             Self::StorageCapacity => ("storage.k8s.io/v1", "CSIStorageCapacity"),
             Self::CsiNode => ("storage.k8s.io/v1", "CSINode"),
             Self::Snapshot => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot"),

@@ -3,6 +3,7 @@
 mod claims;
 mod election;
 mod leases;
+mod pods;
 mod volumes;
 
 use std::sync::Arc;
