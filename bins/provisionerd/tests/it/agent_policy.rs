@@ -175,13 +175,15 @@ fn the_agents_account_withdraws_only_capacity_of_the_driver() {
         });
         kube.create_objects(&capacity.to_string()).expect("a capacity");
     }
-    let delete = |name: &str| {
+    let try_delete = |name: &str, dry_run: &str| {
         let mut kubectl = kubectl_as(&kube, ACCOUNT, "");
         // It may not watch them, so kubectl can't wait.
-        kubectl.args(["--namespace=nodekeel", "delete", "--wait=false", "csistoragecapacity", name]);
+        kubectl.args(["--namespace=nodekeel", "delete", "--wait=false", dry_run, "csistoragecapacity", name]);
         command_output(&mut kubectl)
     };
-    wait_until_rejected(|| delete("foreign"), policy);
+    // Before the policy is in force, a deletion would succeed.
+    wait_until_rejected(|| try_delete("foreign", "--dry-run=server"), policy);
+    let delete = |name| try_delete(name, "--dry-run=none");
     delete("ours").expect("what the agent is for");
     assert_rejected(delete("foreign"), policy, "of another driver");
 }
