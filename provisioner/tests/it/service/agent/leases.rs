@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nodekeel_provisioner::SELECTED_NODE;
 use nodekeel_provisioner::testing::objects::DRIVER;
-use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestVerb};
+use nodekeel_provisioner::testing::{FakeApi, ObjectKind, RequestFault, RequestVerb};
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
@@ -107,6 +107,24 @@ async fn a_node_that_has_lost_the_driver_in_order_loses_its_capacity_with_its_fi
     })
     .await;
     assert!(api.get_object(ObjectKind::StorageCapacity, "csisc-of-node-b").is_some());
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_in_which_the_server_takes_no_renewal_of_the_agents_own_is_no_expiry() {
+    let api = cluster_api();
+    publish_node(&api);
+    let mut agent = TestAgent::start(&api, "agent-1");
+    agent.wait_leading().await;
+    renew_for(&api, 9, 1).await;
+    // Its own one fails for more than two seconds within the next nine.
+    for _ in 0..4 {
+        api.fail_next(RequestVerb::Patch, ObjectKind::Lease, RequestFault::Status(500));
+    }
+    advance_time(10).await;
+    assert!(has_capacity(&api), "13 s after the last renewal");
+    renew_for(&api, 48, 2).await;
+    assert!(has_capacity(&api));
     agent.stop().await;
 }
 
