@@ -8,8 +8,8 @@ use crate::file_system::{self, EnforcementGap, FileSystem, OpenError, OpenMode, 
 use crate::linux::LinuxKernel;
 use crate::tree::{self, TreeSummary};
 use crate::{
-    AuditOptions, AuditReport, AuditSummary, Error, ProjectDirectories, ProjectId, ProjectRange, QuotaChange,
-    QuotaSetter, QuotaStatus, audit, verify,
+    AuditOptions, AuditReport, Error, ProjectDirectories, ProjectId, ProjectRange, QuotaChange, QuotaSetter,
+    QuotaStatus, audit, verify,
 };
 
 /// The project quotas of one mounted XFS or ext4 file system.
@@ -235,9 +235,9 @@ impl QuotaSetter for ProjectQuota {
         dir: BorrowedFd<'_>,
         options: AuditOptions,
         is_canceled: &dyn Fn() -> bool,
-    ) -> Result<Option<AuditSummary>, Error> {
+    ) -> Result<Option<AuditReport>, Error> {
         self.engine.inspect_directory(dir)?;
         let options = AuditOptions { repair: false, ..options };
-        Ok(Some(audit::audit_tree(&self.engine, dir, options, is_canceled)?.summary))
+        audit::audit_tree(&self.engine, dir, options, is_canceled).map(Some)
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
-use crate::{AuditOptions, AuditSummary, Error, ProjectId, QuotaChange, QuotaStatus, TreeSummary};
+use crate::{AuditOptions, AuditReport, Error, ProjectId, QuotaChange, QuotaStatus, TreeSummary};
 
 /// Sets, reads and clears the limits of directories.
 ///
@@ -141,7 +141,7 @@ pub trait QuotaSetter: Send + Sync + Debug {
         dir: BorrowedFd<'_>,
         options: AuditOptions,
         is_canceled: &dyn Fn() -> bool,
-    ) -> Result<Option<AuditSummary>, Error> {
+    ) -> Result<Option<AuditReport>, Error> {
         let _ = (dir, options, is_canceled);
         Ok(None)
     }

@@ -428,7 +428,8 @@ impl VolumeStore for DirStore {
             audited
         };
         let audited = tokio::task::spawn_blocking(audit).await.unwrap_or(Err(DirStoreError::RuntimeStopped));
-        audited.map_err(|source| VolumeStoreError::Audit { source: Box::new(source) })
+        let audited = audited.map_err(|source| VolumeStoreError::Audit { source: Box::new(source) })?;
+        Ok(audited.map(|report| report.summary))
     }
 
     async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {

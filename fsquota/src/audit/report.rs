@@ -1,5 +1,6 @@
 //! Options of an audit, and the report of it.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -91,6 +92,10 @@ pub struct AuditSummary {
 pub struct AuditReport {
     /// The totals.
     pub summary: AuditSummary,
+    /// The directories that own a project and have entries that don't count against it, and how many: of
+    /// [`FindingKind::Escaped`], in other projects, and directories that own another one. Paths are relative to the
+    /// audited directory; entries that were repaired are counted, too.
+    pub uncounted: BTreeMap<PathBuf, u64>,
     /// The first hundred findings.
     pub findings: Vec<AuditFinding>,
     /// The first hundred entries that could not be inspected, or not be repaired, relative to the audited directory.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use rustix::fs::{AtFlags, FileType, Stat};
 use rustix::io::Errno;
@@ -27,6 +28,8 @@ pub(super) struct AuditVisitor<'a> {
     pace: WalkPace,
     /// Of the directories on the way down.
     scopes: Vec<Scope>,
+    /// The nearest owners of a project of these directories: their own paths, if they are owners.
+    owners: Vec<Option<Rc<PathBuf>>>,
     /// Of inodes with several names: at how many of them they were found; the largest number once they are reported.
     linked: HashMap<u64, u128>,
     report: AuditReport,
@@ -77,6 +80,7 @@ impl<'a> AuditVisitor<'a> {
             repairs: options.repair,
             pace: WalkPace::new(options.entries_per_second),
             scopes: vec![top],
+            owners: vec![None],
             linked: HashMap::new(),
             report,
             unread: UnreadEntries::default(),
@@ -104,6 +108,7 @@ impl<'a> AuditVisitor<'a> {
         &mut self,
         judged: Judgement,
         tag: ProjectTag,
+        owner: Option<&PathBuf>,
         stat: impl FnOnce() -> io::Result<Stat>,
         path: &dyn Fn() -> PathBuf,
     ) -> io::Result<Option<ProjectTag>> {
@@ -118,6 +123,7 @@ impl<'a> AuditVisitor<'a> {
         {
             return Ok(None);
         }
+        self.count_uncounted(owner);
         let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * STAT_BLOCK;
         match finding {
             Some(kind) => self.report.add(kind, bytes, || AuditFinding {
@@ -128,6 +134,15 @@ impl<'a> AuditVisitor<'a> {
             None => self.report.summary.add(FindingKind::Unowned, bytes),
         }
         Ok(repair.filter(|_| self.repairs))
+    }
+
+    /// Counts an entry that does not count against the project of the owner that it is in, if it is in one.
+    fn count_uncounted(&mut self, owner: Option<&PathBuf>) {
+        let Some(owner) = owner else { return };
+        match self.report.uncounted.get_mut(owner) {
+            Some(count) => *count += 1,
+            None => drop(self.report.uncounted.insert(owner.clone(), 1)),
+        }
     }
 
     /// Returns whether an inode with several names is reported at this one: at the first. One that would be repaired,
@@ -184,8 +199,9 @@ impl<'a> AuditVisitor<'a> {
         self.start_entry()?;
         let Some(tag) = linux::read_special_tag(dir, name)? else { return Ok(false) };
         let judged = self.judge(EntryFacts { tag, ..EntryFacts::default() });
+        let owner = self.owners.last().cloned().flatten();
         let stat = || Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
-        if let Some(wanted) = self.record(judged, tag, stat, path)? {
+        if let Some(wanted) = self.record(judged, tag, owner.as_deref(), stat, path)? {
             let written = linux::write_special_tag(dir, name, wanted).map(|()| true);
             let is_immutable = || linux::is_special_immutable(dir, name).unwrap_or(false);
             self.count_repair(RepairOutcome::new(written, is_immutable)?);
@@ -200,10 +216,18 @@ impl TreeVisitor for AuditVisitor<'_> {
         self.start_entry()?;
         let facts = read_facts(file, is_directory)?;
         let judged = self.judge(facts);
+        let mut owner = self.owners.last().cloned().flatten();
+        if matches!(facts.mark, MarkHolder::Itself(_)) {
+            // What is in it counts against its own limits, and not against those of the owner above.
+            self.count_uncounted(owner.as_deref());
+            owner = Some(Rc::new(path()));
+        }
         // Before the repair, which may fail: entries below are judged by the scope of this one all the same.
-        let wanted = self.record(judged, facts.tag, || Ok(rustix::fs::fstat(file)?), path)?;
+        let stat = || Ok(rustix::fs::fstat(file)?);
+        let wanted = self.record(judged, facts.tag, owner.as_deref(), stat, path)?;
         if is_directory {
             self.scopes.push(judged.below);
+            self.owners.push(owner);
         }
         let Some(wanted) = wanted else { return Ok(true) };
         let repaired = if is_directory {
@@ -242,6 +266,7 @@ impl TreeVisitor for AuditVisitor<'_> {
 
     fn leave_directory(&mut self) {
         self.scopes.pop();
+        self.owners.pop();
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
+use nodekeel_fsquota::{AuditOptions, AuditReport, Bytes, ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
 use nodekeel_localstorage::Dir;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
 
@@ -121,7 +121,7 @@ impl VolumeLimits {
         &self,
         options: AuditOptions,
         is_canceled: &AtomicBool,
-    ) -> Result<Option<AuditSummary>, DirStoreError> {
+    ) -> Result<Option<AuditReport>, DirStoreError> {
         let (base, is_canceled) = (&self.dirs.base, || is_canceled.load(Ordering::Relaxed));
         let audited = self.quota.audit_usage(base.as_fd(), options, &is_canceled);
         audited.map_err(|error| quota_error(base, error))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_fsquota::{
-    AuditOptions, AuditSummary, Bytes, Error, Inodes, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
+    AuditOptions, AuditReport, Bytes, Error, Inodes, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
     QuotaStatus,
 };
 use nodekeel_localstorage::Dir;
@@ -315,7 +315,7 @@ impl QuotaSetter for EndlessAudit {
         _: BorrowedFd<'_>,
         _: AuditOptions,
         is_canceled: &dyn Fn() -> bool,
-    ) -> Result<Option<AuditSummary>, Error> {
+    ) -> Result<Option<AuditReport>, Error> {
         while !is_canceled() {
             std::thread::yield_now();
         }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodekeel_fsquota::testing::RawQuotaCalls;
@@ -315,8 +315,10 @@ fn an_audit_in_the_background_changes_nothing_and_ends_when_it_is_canceled() {
         let dir = fixture.open_dir("dir");
         let usage =
             |is_canceled: &dyn Fn() -> bool| fixture.quota.audit_usage(dir.as_fd(), options, is_canceled);
-        let summary = usage(&|| false).unwrap().unwrap();
-        assert_eq!((summary.escaped.inodes.0, summary.repaired), (1, 0), "{summary:?}");
+        let report = usage(&|| false).unwrap().unwrap();
+        assert_eq!((report.summary.escaped.inodes.0, report.summary.repaired), (1, 0), "{report:?}");
+        // The audited directory owns the project.
+        assert_eq!(report.uncounted, [(PathBuf::new(), 1)].into(), "{report:?}");
         let canceled = usage(&|| true).unwrap_err();
         assert!(matches!(canceled, nodekeel_fsquota::Error::Canceled), "{canceled}");
     });
